@@ -1,0 +1,23 @@
+"""The contracts between exporter and runtime: stage inputs and outputs, names, the bundle manifest, the errors."""
+
+from mirrorsd.graphs.contract import (
+    DraftShape,
+    StageContract,
+    TargetShape,
+    TensorSpec,
+    draft_contract,
+    exit_contract,
+    segment_contract,
+)
+from mirrorsd.graphs.manifest import Manifest
+
+__all__ = [
+    "DraftShape",
+    "Manifest",
+    "StageContract",
+    "TargetShape",
+    "TensorSpec",
+    "draft_contract",
+    "exit_contract",
+    "segment_contract",
+]

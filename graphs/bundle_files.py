@@ -1,0 +1,91 @@
+"""The files of a bundle on disk: sizes, SHA-256, and the check that they are what the manifest says.
+
+Hashing a large bundle takes time, so a passed check is remembered in a small file beside the bundle, keyed by the
+files' sizes and modification times.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+from mirrorsd.graphs import names
+from mirrorsd.graphs.errors import BundleError
+from mirrorsd.graphs.manifest import FileEntry, Manifest
+
+_CHUNK_BYTES = 1 << 22
+
+
+def describe_file(path: Path) -> FileEntry:
+    """Size and SHA-256 of one file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return FileEntry(bytes=path.stat().st_size, sha256=digest.hexdigest())
+
+
+def read_bundle(folder: Path) -> Manifest:
+    """Read the manifest of a bundle and check every file it lists.
+
+    Raises:
+        BundleError: no such folder, no manifest, or a file that is missing, truncated or changed.
+    """
+    manifest_path = folder / names.MANIFEST_FILE
+    if not folder.is_dir():
+        raise BundleError(f"{folder} is not a folder. A bundle is made by `mirrorsd export ... -o NAME.mirror`.")
+    if not manifest_path.is_file():
+        raise BundleError(
+            f"{folder} has no {names.MANIFEST_FILE}, so it is not a bundle (or its export was cut short)."
+        )
+    try:
+        text = manifest_path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise BundleError(f"{manifest_path} is not UTF-8 text. Export the bundle again.") from error
+    manifest = Manifest.from_json(text, origin=str(manifest_path))
+    _check_files(folder, manifest, text)
+    return manifest
+
+
+def _check_files(folder: Path, manifest: Manifest, manifest_text: str) -> None:
+    root = folder.resolve()
+    stamps: dict[str, list[int]] = {}
+    for name, entry in manifest.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise BundleError(f"{path} is missing. Copy the whole bundle, or export it again.")
+        if not path.resolve().is_relative_to(root):
+            raise BundleError(f"{path} is a link that leaves the bundle's folder: do not use this bundle.")
+        stat = path.stat()
+        if stat.st_size != entry.bytes:
+            raise BundleError(
+                f"{path} has {stat.st_size} bytes, the manifest says {entry.bytes}: truncated or replaced. "
+                "Copy the bundle again, or export it again."
+            )
+        stamps[name] = [stat.st_size, stat.st_mtime_ns]
+    seal = {"manifest": hashlib.sha256(manifest_text.encode()).hexdigest(), "stamps": stamps}
+    seal_path = folder.parent / f".{folder.name}.checked"
+    if _read_seal(seal_path) == seal:
+        return
+    for name, entry in manifest.files.items():
+        found = describe_file(folder / name).sha256
+        if found != entry.sha256:
+            raise BundleError(
+                f"{folder / name} is damaged: SHA-256 {found[:12]}..., the manifest says {entry.sha256[:12]}.... "
+                "Copy the bundle again, or export it again."
+            )
+    _write_seal(seal_path, seal)
+
+
+def _read_seal(path: Path) -> object:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _write_seal(path: Path, seal: object) -> None:
+    """Remember a passed check; a read-only place only costs the hashing at the next load."""
+    try:
+        path.write_text(json.dumps(seal), encoding="utf-8")
+    except OSError:
+        return

@@ -1,0 +1,141 @@
+"""What every stage takes and gives. The exporter proves it, the runtime relies on it.
+
+Rows `S`, capacity `C`, hidden `H`, vocabulary `V`, logit rows `R`, exit candidates `K` for the target;
+rows `N`, tip rows `R`, capacity `C`, streams `s`, candidates `m` for the draft (see docs, "Stages").
+"""
+
+from dataclasses import dataclass
+
+from mirrorsd.graphs import names
+
+Dim = int | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """One input or output: numpy dtype name and shape; a string is a symbolic dimension."""
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageContract:
+    """Inputs and outputs of one stage, in order."""
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetShape:
+    """The sizes of a target that its contracts depend on.
+
+    `dtype` is the numpy name of hidden states, caches and logits (`float32`, `float16`).
+    """
+
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftShape:
+    """The sizes of a draft that its contract depends on; `num_streams = 0` is an ordinary causal LM."""
+
+    num_layers: int
+    vocab_size: int
+    num_kv_heads: int
+    head_dim: int
+    num_streams: int
+    num_candidates: int
+    dtype: str = "float32"
+
+
+def segment_contract(shape: TargetShape, name: str, *, first_layer: int, end_layer: int) -> StageContract:
+    """Contract of the segment that runs layers `first_layer .. end_layer - 1`.
+
+    The first segment takes `input_ids`, later ones `hidden`; the last one gives logits, earlier ones `hidden`.
+    `seqlens_k[1]` is the number of cached rows after this pass, minus one; `total_length` is that number.
+    Caches are share-buffer: `past_*` and `present_*` are one buffer of capacity `C`.
+    """
+    is_first, is_last = first_layer == 0, end_layer == shape.num_layers
+    hidden = TensorSpec(name=names.HIDDEN, dtype=shape.dtype, shape=(1, "S", shape.hidden_size))
+    inputs = [TensorSpec(name=names.INPUT_IDS, dtype="int64", shape=(1, "S")) if is_first else hidden]
+    if is_last:
+        inputs.append(TensorSpec(name=names.LOGIT_ROWS, dtype="int64", shape=("R",)))
+    inputs.append(TensorSpec(name=names.SEQLENS_K, dtype="int32", shape=(1,)))
+    inputs.append(TensorSpec(name=names.TOTAL_LENGTH, dtype="int32", shape=()))
+    layers = range(first_layer, end_layer)
+    cache = (1, shape.num_kv_heads, "C", shape.head_dim)
+    inputs += _per_layer(layers, names.past_key, names.past_value, shape.dtype, cache)
+    outputs = list(_logit_outputs(shape)) if is_last else [hidden]
+    outputs += _per_layer(layers, names.present_key, names.present_value, shape.dtype, cache)
+    return StageContract(name=name, inputs=tuple(inputs), outputs=tuple(outputs))
+
+
+def _logit_outputs(shape: TargetShape) -> tuple[TensorSpec, ...]:
+    """`argmax_gap` is the distance between the best and the second logit: small means a near tie."""
+    return (
+        TensorSpec(name=names.LOGITS, dtype=shape.dtype, shape=(1, "R", shape.vocab_size)),
+        TensorSpec(name=names.ARGMAX_IDS, dtype="int64", shape=(1, "R")),
+        TensorSpec(name=names.ARGMAX_GAP, dtype="float32", shape=(1, "R")),
+    )
+
+
+def _per_layer(layers, key_name, value_name, dtype, shape) -> list[TensorSpec]:  # type: ignore[no-untyped-def]
+    specs = []
+    for layer in layers:
+        specs.append(TensorSpec(name=key_name(layer), dtype=dtype, shape=shape))
+        specs.append(TensorSpec(name=value_name(layer), dtype=dtype, shape=shape))
+    return specs
+
+
+def exit_contract(shape: TargetShape, name: str, *, num_candidates: int) -> StageContract:
+    """Contract of an exit: the top-`K` ids and log-probabilities at every row, best first."""
+    top_k = (1, "S", num_candidates)
+    return StageContract(
+        name=name,
+        inputs=(TensorSpec(name=names.HIDDEN, dtype=shape.dtype, shape=(1, "S", shape.hidden_size)),),
+        outputs=(
+            TensorSpec(name=names.EXIT_IDS, dtype="int64", shape=top_k),
+            TensorSpec(name=names.EXIT_LOGPROBS, dtype="float32", shape=top_k),
+        ),
+    )
+
+
+def draft_contract(shape: DraftShape) -> StageContract:
+    """Contract of one draft pass over `N` rows with `R` tip rows (Speculative Streaming, arXiv 2402.11131).
+
+    `mask` is added to the attention scores: column `k < C` is cache slot `k`, column `C + r` is row `r` of this pass;
+    0 lets a row see it, `MASKED` hides it. `tip_rows` index the rows of this pass. Output `[r, 0]` is the
+    main prediction of tip `r` (the next token), `[r, j]` that of stream `j` (the token `j` further on), each the
+    best `m` ids with their log-probabilities, best first. `new_*` are the rows' own keys and values: the
+    host writes those it wants to keep into the cache. Streams leave nothing behind.
+    """
+    layers = range(shape.num_layers)
+    cache = (1, shape.num_kv_heads, "C", shape.head_dim)
+    new = (1, shape.num_kv_heads, "N", shape.head_dim)
+    tips = ("R", 1 + shape.num_streams, shape.num_candidates)
+    inputs = (
+        TensorSpec(name=names.DRAFT_IDS, dtype="int64", shape=(1, "N")),
+        TensorSpec(name=names.DRAFT_POSITIONS, dtype="int64", shape=(1, "N")),
+        TensorSpec(name=names.DRAFT_MASK, dtype="float32", shape=(1, 1, "N", "C+N")),
+        TensorSpec(name=names.DRAFT_TIP_ROWS, dtype="int64", shape=("R",)),
+        *_per_layer(layers, names.past_key, names.past_value, shape.dtype, cache),
+    )
+    outputs = (
+        TensorSpec(name=names.DRAFT_TIP_IDS, dtype="int64", shape=tips),
+        TensorSpec(name=names.DRAFT_TIP_LOGPROBS, dtype="float32", shape=tips),
+        *_per_layer(layers, names.new_key, names.new_value, shape.dtype, new),
+    )
+    return StageContract(name="draft", inputs=inputs, outputs=outputs)
+
+
+MASKED = -30000.0
+"""Score added where a draft row may not look: far below any real score, still finite in fp16."""

@@ -1,0 +1,220 @@
+"""`manifest.json`: what a bundle contains, typed, with the checks that need nothing but the manifest itself.
+
+Reading files and hashing them is `bundle_files`; this module only knows the document.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import PurePosixPath
+from types import UnionType
+from typing import Any, Self, Union, get_args, get_origin, get_type_hints
+
+from mirrorsd.graphs.contract import DraftShape, TargetShape
+from mirrorsd.graphs.errors import BundleError
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceModel:
+    """Where a model came from: folder or hub name, Hugging Face `model_type`, licence (SPDX id or "unknown")."""
+
+    name: str
+    family: str
+    licence: str
+    num_parameters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """One piece of the target: layers `first_layer .. end_layer - 1`, as an ONNX file."""
+
+    name: str
+    file: str
+    first_layer: int
+    end_layer: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """An exit after `layer` layers. `adapter_rank` is 0 where the plain final norm and LM head are used."""
+
+    name: str
+    file: str
+    layer: int
+    num_candidates: int
+    adapter_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetEntry:
+    """The target: sizes, the chain of segments and the exits at its borders."""
+
+    source: SourceModel
+    shape: TargetShape
+    precision: str
+    context: int
+    segments: tuple[Segment, ...]
+    exits: tuple[Exit, ...]
+    weights_file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftBucket:
+    """A static shape to compile: at most `rows` rows and `tips` tip rows in one pass."""
+
+    rows: int
+    tips: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftEntry:
+    """The draft: one OpenVINO IR with symbolic `N`, `R`, `C`, made static per bucket and capacity at load."""
+
+    source: SourceModel
+    shape: DraftShape
+    precision: str
+    num_stream_layers: int
+    file: str
+    buckets: tuple[DraftBucket, ...]
+    capacities: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenEntry:
+    """Special tokens. `eos_ids` end a text; `bos_id` is None where the tokenizer has none."""
+
+    eos_ids: tuple[int, ...]
+    bos_id: int | None
+    pad_id: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyResult:
+    """How one exported part compares with PyTorch over `positions` rows of `text`."""
+
+    stage: str
+    max_abs_error: float
+    top1_agreement: float
+    positions: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """Size in bytes and SHA-256 of one file."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The whole document. `generation` holds the checkpoint's own defaults (temperature, top_k, ...)."""
+
+    schema: int
+    target: TargetEntry
+    draft: DraftEntry
+    tokens: TokenEntry
+    verify: tuple[VerifyResult, ...]
+    versions: dict[str, str]
+    files: dict[str, FileEntry]
+    exit_coverage: dict[str, Any] = field(default_factory=dict)
+    generation: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """The document as indented JSON with a newline at the end."""
+        return json.dumps(asdict(self), indent=2, sort_keys=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, *, origin: str) -> Self:
+        """Read the document; `origin` names the file in messages.
+
+        Raises:
+            BundleError: not JSON, another schema, a missing or wrongly typed field, a path that leaves the bundle.
+        """
+        try:
+            document = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise BundleError(f"{origin} is not valid JSON ({error}). Export the bundle again.") from error
+        _check_schema(document, origin)
+        manifest = _build(cls, document, origin, "")
+        for path in manifest.files:
+            check_inside(path, origin)
+        for path in manifest.used_files():
+            if check_inside(path, origin) not in manifest.files:
+                raise BundleError(f"{origin} uses {path!r} but lists no such file. Export the bundle again.")
+        return manifest
+
+    def used_files(self) -> tuple[str, ...]:
+        """Bundle paths that the stages name."""
+        target = self.target
+        stages = [segment.file for segment in target.segments] + [point.file for point in target.exits]
+        return (*stages, target.weights_file, self.draft.file)
+
+
+def check_inside(path: str, origin: str) -> str:
+    """Return `path` unchanged if it is a plain relative path inside the bundle.
+
+    Raises:
+        BundleError: absolute, with a drive or a backslash, or with a `..` part.
+    """
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or "\\" in path or ":" in path or ".." in parts:
+        raise BundleError(
+            f"{origin} names the path {path!r}, which leaves the bundle's folder. "
+            "Only relative paths inside the bundle are allowed: do not use this bundle."
+        )
+    return path
+
+
+def _check_schema(document: object, origin: str) -> None:
+    if not isinstance(document, dict) or not isinstance(document.get("schema"), int):
+        raise BundleError(f"{origin} has no schema number, so it is not a mirrorsd manifest.")
+    schema = document["schema"]
+    if schema > SCHEMA_VERSION:
+        raise BundleError(
+            f"{origin} has schema {schema}; this mirrorsd reads up to {SCHEMA_VERSION}. Upgrade mirrorsd."
+        )
+    if schema < SCHEMA_VERSION:
+        raise BundleError(
+            f"{origin} has schema {schema}; this mirrorsd reads {SCHEMA_VERSION}. Export the bundle again."
+        )
+
+
+def _build(kind: Any, value: Any, origin: str, where: str) -> Any:
+    """Turn parsed JSON into `kind` (dataclasses, tuples, dicts, plain values), with exact field checks."""
+    if is_dataclass(kind):
+        return _build_dataclass(kind, value, origin, where)
+    generic, arguments = get_origin(kind), get_args(kind)
+    if generic in (Union, UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        return _build(next(a for a in arguments if a is not type(None)), value, origin, where)
+    if generic is tuple and isinstance(value, list):
+        return tuple(_build(arguments[0], item, origin, f"{where}[{i}]") for i, item in enumerate(value))
+    if generic is dict and isinstance(value, dict):
+        return {key: _build(arguments[1], item, origin, f"{where}.{key}") for key, item in value.items()}
+    if kind is Any:
+        return value
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(kind, type) and isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    raise BundleError(f"{origin}: field {where.lstrip('.')!r} has the wrong type ({type(value).__name__}).")
+
+
+def _build_dataclass(kind: Any, value: Any, origin: str, where: str) -> Any:
+    if not isinstance(value, Mapping):
+        raise BundleError(f"{origin}: field {where.lstrip('.')!r} must be an object.")
+    hints = get_type_hints(kind)
+    known = {f.name for f in fields(kind)}
+    unknown = sorted(set(value) - known)
+    if unknown:
+        raise BundleError(f"{origin}: unknown field {unknown[0]!r} in {where.lstrip('.') or 'the manifest'}.")
+    built = {name: _build(hints[name], value[name], origin, f"{where}.{name}") for name in value}
+    try:
+        return kind(**built)
+    except TypeError as error:
+        raise BundleError(f"{origin}: {where.lstrip('.') or 'the manifest'} is incomplete ({error}).") from error

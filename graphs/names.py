@@ -1,0 +1,93 @@
+"""The name grammar of stages, tensors and files. Nobody else spells these strings."""
+
+INPUT_IDS = "input_ids"
+HIDDEN = "hidden"
+SEQLENS_K = "seqlens_k"
+TOTAL_LENGTH = "total_length"
+LOGIT_ROWS = "logit_rows"
+LOGITS = "logits"
+ARGMAX_IDS = "argmax_ids"
+ARGMAX_GAP = "argmax_gap"
+EXIT_IDS = "exit_ids"
+EXIT_LOGPROBS = "exit_logprobs"
+
+DRAFT_IDS = "ids"
+DRAFT_POSITIONS = "positions"
+DRAFT_MASK = "mask"
+DRAFT_TIP_ROWS = "tip_rows"
+DRAFT_TIP_IDS = "tip_ids"
+DRAFT_TIP_LOGPROBS = "tip_logprobs"
+
+MANIFEST_FILE = "manifest.json"
+TARGET_FOLDER = "target"
+WEIGHTS_FILE = "target/weights.bin"
+DRAFT_FILE = "draft/draft.xml"
+TOKENIZER_FOLDER = "tokenizer"
+
+STREAMS_FILE = "streams.safetensors"
+STREAMS_FORMAT = "mirrorsd-streams-1"
+STREAM_EMBEDDINGS = "stream_embeddings"
+EXIT_ADAPTERS_FILE = "exit_adapters.safetensors"
+EXIT_ADAPTERS_FORMAT = "mirrorsd-exit-1"
+EXIT_COVERAGE_FILE = "exit_coverage.json"
+
+
+def past_key(layer: int) -> str:
+    """Name of the key cache that goes into `layer` (absolute layer number)."""
+    return f"past_key.{layer}"
+
+
+def past_value(layer: int) -> str:
+    """Name of the value cache that goes into `layer`."""
+    return f"past_value.{layer}"
+
+
+def present_key(layer: int) -> str:
+    """Name of the key cache that comes out of `layer`; the same buffer as `past_key`."""
+    return f"present_key.{layer}"
+
+
+def present_value(layer: int) -> str:
+    """Name of the value cache that comes out of `layer`."""
+    return f"present_value.{layer}"
+
+
+def new_key(layer: int) -> str:
+    """Name of the key rows that one draft pass adds in `layer`."""
+    return f"new_key.{layer}"
+
+
+def new_value(layer: int) -> str:
+    """Name of the value rows that one draft pass adds in `layer`."""
+    return f"new_value.{layer}"
+
+
+def adapter_down(layer: int) -> str:
+    """Tensor name of the exit adapter's down projection `[rank, H]` after `layer` layers."""
+    return f"layers.{layer}.down.weight"
+
+
+def adapter_up(layer: int) -> str:
+    """Tensor name of the exit adapter's up projection `[H, rank]` after `layer` layers."""
+    return f"layers.{layer}.up.weight"
+
+
+def segment_names(num_segments: int) -> tuple[str, ...]:
+    """Names of the target's segments in order: `prefix`, (`middle`, ...), `suffix`.
+
+    >>> segment_names(2), segment_names(3)
+    (('prefix', 'suffix'), ('prefix', 'middle', 'suffix'))
+    """
+    if num_segments == 3:
+        return ("prefix", "middle", "suffix")
+    return ("prefix", *(f"middle{i}" for i in range(1, num_segments - 1)), "suffix")
+
+
+def stage_file(stage: str) -> str:
+    """Path of a target stage inside the bundle."""
+    return f"{TARGET_FOLDER}/{stage}.onnx"
+
+
+def exit_name(layer: int) -> str:
+    """Name of the exit stage after `layer` layers."""
+    return f"exit{layer}"
