@@ -1,0 +1,115 @@
+"""A device card as typed values, with the checks that need no machine. Reading TOML is `loading`.
+
+Whether the devices are present on this machine is for the runtime to say.
+"""
+
+from dataclasses import dataclass, field
+
+from mirrorsd.device_maps.checks import require_between, require_cores, require_one_of
+from mirrorsd.graphs.errors import ConfigError
+
+TARGET_PROVIDERS = ("CPUExecutionProvider", "CUDAExecutionProvider")
+DRAFT_DEVICES = ("CPU", "NPU")
+DRAFT_PRECISIONS = ("f32", "bf16", "f16", "auto")
+ALLOCATIONS = ("global", "per_row")
+MAX_THREADS = 256
+MAX_GAMMA = 64
+MAX_ROOTS = 256
+MAX_KAPPA = 64
+MAX_PASSES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetPlacement:
+    """Where prefix, exit and suffix run. `cores = ()` pins nothing; `device_id` counts devices of one provider."""
+
+    runtime: str = "onnxruntime"
+    provider: str = "CPUExecutionProvider"
+    device_id: int = 0
+    cores: tuple[int, ...] = ()
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        """Check every field on its own."""
+        require_one_of("target.runtime", self.runtime, ("onnxruntime",))
+        require_one_of("target.provider", self.provider, TARGET_PROVIDERS)
+        require_between("target.device_id", self.device_id, 0, 255)
+        require_between("target.threads", self.threads, 1, MAX_THREADS)
+        require_cores("target.cores", self.cores, self.threads)
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether the target computes on the processor's own cores."""
+        return self.provider == "CPUExecutionProvider"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftPlacement:
+    """Where the draft runs. `emulated` sends it through the NPU plugin's wrapper, computed on the CPU.
+
+    `precision` is what the device computes in; `auto` leaves it to the device.
+    """
+
+    runtime: str = "openvino"
+    device: str = "CPU"
+    emulated: bool = False
+    cores: tuple[int, ...] = ()
+    threads: int = 1
+    precision: str = "f32"
+
+    def __post_init__(self) -> None:
+        """Check every field on its own, and that only an NPU is emulated."""
+        require_one_of("draft.runtime", self.runtime, ("openvino",))
+        require_one_of("draft.device", self.device, DRAFT_DEVICES)
+        require_one_of("draft.precision", self.precision, DRAFT_PRECISIONS)
+        require_between("draft.threads", self.threads, 1, MAX_THREADS)
+        require_cores("draft.cores", self.cores, self.threads)
+        if self.emulated and self.device != "NPU":
+            raise ConfigError(f"draft.emulated is true with draft.device {self.device!r}; only 'NPU' can be emulated.")
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether the draft computes on the processor's own cores (an emulated NPU does)."""
+        return self.device == "CPU" or self.emulated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationDefaults:
+    """How widely to speculate when the caller does not say.
+
+    `gamma` window tokens, `roots` branches per step under `global` allocation, `kappa` candidates per row under
+    `per_row`, `passes` draft passes per window (see docs/how-it-works.md).
+    """
+
+    gamma: int = 6
+    roots: int = 8
+    allocation: str = "global"
+    kappa: int = 8
+    passes: int = 2
+
+    def __post_init__(self) -> None:
+        """Check every field on its own."""
+        require_between("speculation.gamma", self.gamma, 1, MAX_GAMMA)
+        require_between("speculation.roots", self.roots, 1, MAX_ROOTS)
+        require_one_of("speculation.allocation", self.allocation, ALLOCATIONS)
+        require_between("speculation.kappa", self.kappa, 1, MAX_KAPPA)
+        require_between("speculation.passes", self.passes, 1, MAX_PASSES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMap:
+    """One card. `fallbacks` names the cards that may stand in where this one's devices are absent, best first."""
+
+    name: str
+    description: str = ""
+    target: TargetPlacement = field(default_factory=TargetPlacement)
+    draft: DraftPlacement = field(default_factory=DraftPlacement)
+    speculation: SpeculationDefaults = field(default_factory=SpeculationDefaults)
+    fallbacks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """A card has a name, and never falls back to itself."""
+        if not self.name:
+            raise ConfigError("name is empty; give the card a name.")
+        if self.name in self.fallbacks:
+            raise ConfigError(f"fallbacks of {self.name!r} name the card itself; remove it.")
