@@ -1,0 +1,108 @@
+"""The virtual environment that the scripts share: made once, installed into when the project's needs change.
+
+Standard library only, and readable by older Pythons, so that those get a message instead of a traceback.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ENVIRONMENT = ROOT / ".venv"
+STAMP = ENVIRONMENT / "mirrorsd-installed.json"
+MINIMUM_PYTHON = (3, 11)
+IMPLIED_EXTRAS = {"dev": {"dev", "cpu", "export"}}
+
+
+class SetupError(Exception):
+    """The environment cannot be made; the message says what to do."""
+
+
+def ensure_environment(extras: set[str]) -> Path:
+    """Make `.venv` hold the project (editable) with these extras; return its Python.
+
+    Raises:
+        SetupError: this Python is too old, or venv or pip failed.
+    """
+    check_python(sys.version_info[:2])
+    if not _is_usable(environment_python()):
+        print(f"Making a virtual environment in {ENVIRONMENT.name}", flush=True)
+        _call([sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT)], _VENV_ADVICE)
+    digest = needs_digest(ROOT)
+    installed = installed_extras(STAMP, digest)
+    if not extras <= installed:
+        wanted = sorted(extras | installed)
+        print(f"Installing mirrorsd[{','.join(wanted)}] (a few minutes the first time)", flush=True)
+        _install(wanted)
+        STAMP.write_text(json.dumps({"digest": digest, "extras": wanted}), encoding="utf-8")
+    return environment_python()
+
+
+def environment_python() -> Path:
+    """Where the environment's Python is on this system."""
+    return ENVIRONMENT / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def environment_command(name: str) -> Path:
+    """Where a console command of the environment is on this system."""
+    return ENVIRONMENT / (f"Scripts/{name}.exe" if os.name == "nt" else f"bin/{name}")
+
+
+def check_python(version: tuple[int, ...]) -> None:
+    """Refuse a Python that is too old."""
+    if version < MINIMUM_PYTHON:
+        found, needed = (".".join(map(str, v)) for v in (version, MINIMUM_PYTHON))
+        raise SetupError(f"This is Python {found}; mirrorsd needs {needed} or newer. Start the script with that one.")
+
+
+def needs_digest(root: Path) -> str:
+    """A digest of what decides the installed packages: `pyproject.toml`, the constraints, and this Python."""
+    digest = hashlib.sha256(repr(sys.version_info[:2]).encode())
+    for name in ("pyproject.toml", "constraints.txt"):
+        digest.update((root / name).read_bytes())
+    return digest.hexdigest()
+
+
+def installed_extras(stamp: Path, digest: str) -> set[str]:
+    """Extras that an earlier run installed for the same needs; empty where there was none or the needs changed."""
+    try:
+        document = json.loads(stamp.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return set()
+    if document.get("digest") != digest:
+        return set()
+    extras = set(document.get("extras", ()))
+    return extras.union(*(IMPLIED_EXTRAS.get(extra, set()) for extra in extras))
+
+
+def run_here(command: list[str], extra_variables: dict[str, str] | None = None) -> int:
+    """Run a command in the project's folder and return its exit status."""
+    variables = {**os.environ, **(extra_variables or {})}
+    return subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
+
+
+_VENV_ADVICE = "python -m venv failed. On Debian and Ubuntu install the package python3-venv, then try again."
+_PIP_ADVICE = "pip could not install the packages (see above). Check the network connection and try again."
+
+
+def _is_usable(python: Path) -> bool:
+    if not python.is_file():
+        return False
+    probe = [str(python), "-c", "import sys, pip; sys.exit(sys.version_info < (3, 11))"]
+    return subprocess.run(probe, capture_output=True, check=False).returncode == 0
+
+
+def _install(extras: list[str]) -> None:
+    requirement = f".[{','.join(extras)}]"
+    pip = [str(environment_python()), "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
+    _call([*pip, "-c", "constraints.txt", "-e", requirement], _PIP_ADVICE)
+
+
+def _call(command: list[str], advice: str) -> None:
+    if run_here(command) != 0:
+        raise SetupError(advice)

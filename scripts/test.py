@@ -1,0 +1,85 @@
+"""Lint, types and tests in the project's own environment: what CI and the pre-commit hooks run.
+
+python3 scripts/test.py                  everything
+python3 scripts/test.py --quick          without the slow tests
+python3 scripts/test.py --only types     one part: lint, types or tests
+python3 scripts/test.py -k manifest      anything else goes to pytest
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from environment import ROOT, SetupError, ensure_environment, run_here
+
+PARTS = ("lint", "types", "tests")
+
+
+def main() -> int:
+    """Run the parts in order; every part runs even where an earlier one failed."""
+    options, pytest_arguments = parse_arguments(sys.argv[1:])
+    try:
+        python = str(ensure_environment({"dev"}))
+    except SetupError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    parts = (options.only,) if options.only else PARTS
+    failed = [part for part in ("lint", "types") if part in parts and not run_checks(python, part)]
+    if failed:
+        print(f"FAILED: {', '.join(failed)}", flush=True)
+    if "tests" in parts:
+        quick = ["-m", "not slow"] if options.quick else []
+        tests_passed = run_here([python, "-m", "pytest", *quick, *pytest_arguments]) == 0
+        return 0 if tests_passed and not failed else 1
+    return 1 if failed else 0
+
+
+def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Split the script's own options from those that go to pytest."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="leave the slow tests out")
+    parser.add_argument("--only", choices=PARTS, help="run one part")
+    return parser.parse_known_args(arguments)
+
+
+def run_checks(python: str, part: str) -> bool:
+    """Run the commands of one part; True if all passed."""
+    if part == "types":
+        link_package(ROOT)
+    passed = True
+    for command in check_commands(part):
+        print(f"== {' '.join(command)}", flush=True)
+        passed &= run_here([python, "-m", *command], {"MYPYPATH": str(ROOT / "scripts")}) == 0
+    return passed
+
+
+def check_commands(part: str) -> list[list[str]]:
+    """The tools behind `lint` and `types`; the scripts are not in the package, so mypy takes them on their own."""
+    if part == "lint":
+        return [["ruff", "format", "--check", "."], ["ruff", "check", "."]]
+    scripts = ["mypy", "--config-file=", "--strict", "--explicit-package-bases", "scripts"]
+    return [["mypy"], scripts]
+
+
+def link_package(root: Path) -> None:
+    """Make `.typing/mirrorsd` point at the root, so that mypy sees the folders under their import name."""
+    link = root / ".typing" / "mirrorsd"
+    if link.exists():
+        return
+    link.parent.mkdir(exist_ok=True)
+    if os.name == "nt":
+        # A junction, because symbolic links need a privilege on Windows.
+        subprocess.run(["cmd", "/c", "mklink", "/J", str(link), str(root)], check=True, stdout=subprocess.DEVNULL)
+    else:
+        link.symlink_to("..", target_is_directory=True)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
