@@ -13,10 +13,10 @@ DRAFT_DEVICES = ("CPU", "NPU")
 DRAFT_PRECISIONS = ("f32", "bf16", "f16", "auto")
 ALLOCATIONS = ("global", "per_row")
 MAX_THREADS = 256
-MAX_GAMMA = 64
-MAX_ROOTS = 256
-MAX_KAPPA = 64
-MAX_PASSES = 64
+MAX_GAMMA = 31
+MAX_ROOTS = 128
+MAX_KAPPA = 16
+MAX_PASSES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class SpeculationDefaults:
     def __post_init__(self) -> None:
         """Check every field on its own."""
         require_between("speculation.gamma", self.gamma, 1, MAX_GAMMA)
-        require_between("speculation.roots", self.roots, 1, MAX_ROOTS)
+        require_between("speculation.roots", self.roots, 0, MAX_ROOTS)
         require_one_of("speculation.allocation", self.allocation, ALLOCATIONS)
         require_between("speculation.kappa", self.kappa, 1, MAX_KAPPA)
         require_between("speculation.passes", self.passes, 1, MAX_PASSES)
