@@ -1,0 +1,54 @@
+"""The typer application: names of the sub-commands, the version, and what happens to errors."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from mirrorsd import __version__
+from mirrorsd.cli.compare import compare
+from mirrorsd.cli.devices import devices
+from mirrorsd.cli.export import export
+from mirrorsd.cli.failures import EXIT_CANCELLED, EXIT_DONE, exit_code
+from mirrorsd.cli.generate import generate
+from mirrorsd.cli.inspect import inspect
+from mirrorsd.graphs.errors import MirrorError
+
+app = typer.Typer(
+    name="mirrorsd",
+    help="Export a pair of language models to a mirror bundle and run it on two devices at once.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+for command in (export, generate, compare, inspect, devices):
+    app.command()(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mirrorsd {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line and return its exit status; errors become one message on stderr, without a traceback."""
+    try:
+        app(arguments, prog_name="mirrorsd")
+    except SystemExit as finished:
+        return finished.code if isinstance(finished.code, int) else EXIT_DONE
+    except KeyboardInterrupt:
+        return EXIT_CANCELLED
+    except MirrorError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return exit_code(error)
+    return EXIT_DONE

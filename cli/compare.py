@@ -1,0 +1,170 @@
+"""`mirrorsd compare`: the same questions by several methods: speeds, and whether the texts are the same."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from mirrorsd.cli import options
+from mirrorsd.cli.comparison import ALL_CATEGORIES, Answer, Difference, find_differences, measure, summarise
+from mirrorsd.cli.console import note, print_json, print_table, progress
+from mirrorsd.cli.failures import EXIT_FAILED
+from mirrorsd.cli.loading import open_pipeline
+from mirrorsd.cli.machine import describe_machine, installed_versions
+from mirrorsd.cli.prompt_file import BUILT_IN_QUESTIONS, Question, read_questions
+from mirrorsd.graphs import names
+from mirrorsd.graphs.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mirrorsd import GenerationConfig, GenerationResult, MirrorPipeline
+
+_COLUMNS = (
+    ("tokens_per_second", "tokens/s", 1),
+    ("tokens_per_step", "tokens per step", 2),
+    ("mean_accepted", "accepted", 2),
+    ("reuse_rate", "reuse rate", 2),
+    ("draft_exposed_ms", "draft exposed ms", 2),
+    ("overlap", "overlap", 2),
+)
+
+
+def compare(
+    bundle: options.Bundle,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Spec-Bench JSONL file; without it, a few built-in ones.")
+    ] = None,
+    methods: Annotated[str, typer.Option(help="Which methods, separated by commas.")] = "plain,serial,mirror",
+    category: Annotated[list[str] | None, typer.Option(help="Only this category; may be repeated.")] = None,
+    by_category: Annotated[
+        bool, typer.Option("--by-category", help="Rows for every category in the JSON too.")
+    ] = False,
+    is_raw: Annotated[bool, typer.Option("--raw", help="Go on with the prompts as text; no chat template.")] = False,
+    repeats: Annotated[int, typer.Option(help="Measure every question this often.", min=1)] = 1,
+    device_map: options.DeviceMapName = "auto",
+    max_new_tokens: options.MaxNewTokens = 128,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    seed: options.Seed = None,
+    ignore_eos: options.IgnoreEos = False,
+    gamma: options.Gamma = None,
+    roots: options.Roots = None,
+    allocation: options.Allocation = None,
+    passes: options.Passes = None,
+    pad_rows_to: options.PadRowsTo = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Measure several methods on the same questions. Exit status 1 if their texts differ."""
+    from mirrorsd import GenerationConfig
+
+    chosen_methods = read_methods(methods)
+    questions = choose_questions(read_questions(prompts) if prompts else BUILT_IN_QUESTIONS, category or [])
+    config = GenerationConfig(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        ignore_eos=ignore_eos,
+    )
+    speed = {"gamma": gamma, "roots": roots, "allocation": allocation, "passes": passes, "pad_rows_to": pad_rows_to}
+    with open_pipeline(bundle, device_map, speed) as pipe:
+        answer = answer_with(pipe, config, is_raw=is_raw or not has_chat_template(bundle))
+        with progress("comparing", len(questions) * repeats) as advance:
+            measurements = measure(questions, chosen_methods, repeats, answer, advance)
+        map_name, placement = pipe.device_map.name, pipe.placement
+    rows, differences = summarise(measurements, chosen_methods), find_differences(measurements)
+    note_differences(differences)
+    if as_json:
+        wants_categories = by_category or bool(category)
+        print_json(report_document(bundle, map_name, rows, is_identical=not differences, by_category=wants_categories))
+    else:
+        print_rows(rows)
+        for line in placement:
+            note(line)
+        print(f"identical: {'no' if differences else 'yes'}")
+    if differences:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def note_differences(differences: Iterable[Difference]) -> None:
+    """Say where texts differ."""
+    for difference in differences:
+        note(
+            f"question {difference.question_id}, turn {difference.turn}: {difference.method} differs from "
+            f"{difference.reference} at token {difference.position}"
+        )
+
+
+def has_chat_template(bundle: Path) -> bool:
+    """Whether the bundle's tokenizer brings a chat template."""
+    return (bundle / names.TOKENIZER_FOLDER / "chat_template.jinja").is_file()
+
+
+def answer_with(pipe: "MirrorPipeline", config: "GenerationConfig", *, is_raw: bool) -> Answer:
+    """How one turn is answered: by the chat template, or as raw text that goes on after all that was said."""
+
+    def answer(method: str, messages: list[dict[str, str]]) -> "GenerationResult":
+        name = options.checked_method(method)
+        if is_raw:
+            text = "\n\n".join(message["content"] for message in messages)
+            return pipe.generate(text, config, method=name)
+        return pipe.generate(None, config, messages=messages, method=name)
+
+    return answer
+
+
+def read_methods(text: str) -> tuple[str, ...]:
+    """Split the list of methods.
+
+    Raises:
+        ConfigError: an unknown method, one named twice, or none.
+    """
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names or len(set(names)) != len(names):
+        raise ConfigError(f"--methods is {text!r}; allowed: different ones of {', '.join(options.METHODS)}.")
+    return tuple(options.checked_method(name) for name in names)
+
+
+def choose_questions(questions: tuple[Question, ...], categories: list[str]) -> tuple[Question, ...]:
+    """Keep the questions of the named categories; all where none is named.
+
+    Raises:
+        ConfigError: a category that no question has.
+    """
+    known = list(dict.fromkeys(question.category for question in questions))
+    for category in categories:
+        if category not in known:
+            raise ConfigError(f"No question has the category {category!r}; there are {', '.join(known)}.")
+    return tuple(question for question in questions if not categories or question.category in categories)
+
+
+def report_document(
+    bundle: Path, device_map: str, rows: list[dict[str, Any]], *, is_identical: bool, by_category: bool
+) -> dict[str, Any]:
+    """The object of `compare --json`."""
+    return {
+        "bundle": str(bundle),
+        "device_map": device_map,
+        "machine": describe_machine(),
+        "versions": installed_versions(),
+        "identical": is_identical,
+        "rows": [row for row in rows if by_category or row["category"] == ALL_CATEGORIES],
+    }
+
+
+def print_rows(rows: list[dict[str, Any]]) -> None:
+    """Print one table per category; a single category needs no table of means."""
+    categories = list(dict.fromkeys(row["category"] for row in rows))
+    shown = categories[:1] if len(categories) == 2 else categories
+    for category in shown:
+        table = Table("method", title=category, title_justify="left")
+        for _, title, _ in _COLUMNS:
+            table.add_column(title, justify="right")
+        for row in rows:
+            if row["category"] == category:
+                cells = ("-" if row[key] is None else f"{row[key]:.{digits}f}" for key, _, digits in _COLUMNS)
+                table.add_row(row["method"], *cells)
+        print_table(table)

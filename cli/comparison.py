@@ -1,0 +1,138 @@
+"""Measure several methods on the same questions, and sum the measurements up. Printing is `compare`."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
+
+from mirrorsd.cli.prompt_file import Question
+
+if TYPE_CHECKING:
+    from mirrorsd import GenerationResult
+
+ALL_CATEGORIES = "all"
+AVERAGED = ("tokens_per_step", "mean_accepted", "reuse_rate", "draft_exposed_ms", "overlap")
+Answer = Callable[[str, list[dict[str, str]]], "GenerationResult"]
+"""Called with the method and the conversation so far (its last message is the user's); decodes the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One decoded answer."""
+
+    question: Question
+    turn: int
+    method: str
+    token_ids: tuple[int, ...]
+    stats: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Where a method's answer first left the first method's."""
+
+    question_id: str
+    turn: int
+    method: str
+    reference: str
+    position: int
+
+
+def measure(
+    questions: tuple[Question, ...],
+    methods: tuple[str, ...],
+    repeats: int,
+    answer: Answer,
+    advance: Callable[[str], None],
+) -> list[Measurement]:
+    """Answer every question with every method, interleaved; which method goes first rotates with the question."""
+    warm_up(questions[0], methods, answer)
+    measurements: list[Measurement] = []
+    for number, question in enumerate(questions * repeats):
+        first = number % len(methods)
+        for method in (*methods[first:], *methods[:first]):
+            measurements += converse(question, method, answer)
+        advance(f"{question.category} {question.question_id}")
+    return measurements
+
+
+def warm_up(question: Question, methods: Sequence[str], answer: Answer) -> None:
+    """Let every method run once, untimed: first runs allocate and compile."""
+    for method in methods:
+        converse(question, method, answer)
+
+
+def converse(question: Question, method: str, answer: Answer) -> list[Measurement]:
+    """Ask the turns of one question in order; each answer becomes part of the next turn's conversation."""
+    messages: list[dict[str, str]] = []
+    measurements = []
+    for turn, text in enumerate(question.turns, start=1):
+        messages = [*messages, {"role": "user", "content": text}]
+        result = answer(method, messages)
+        messages = [*messages, {"role": "assistant", "content": result.text}]
+        token_ids, stats = tuple(result.token_ids), result.stats.to_dict()
+        measurements.append(Measurement(question=question, turn=turn, method=method, token_ids=token_ids, stats=stats))
+    return measurements
+
+
+def find_differences(measurements: Iterable[Measurement]) -> list[Difference]:
+    """The first difference of every (question, method), against the first answer to the same question and turn."""
+    references: dict[tuple[str, int], Measurement] = {}
+    found: dict[tuple[str, str], Difference] = {}
+    for measurement in measurements:
+        question_id = measurement.question.question_id
+        reference = references.setdefault((question_id, measurement.turn), measurement)
+        key = (question_id, measurement.method)
+        if measurement.token_ids != reference.token_ids and key not in found:
+            found[key] = Difference(
+                question_id=question_id,
+                turn=measurement.turn,
+                method=measurement.method,
+                reference=reference.method,
+                position=first_difference(measurement.token_ids, reference.token_ids),
+            )
+    return list(found.values())
+
+
+def first_difference(ids: Sequence[int], other_ids: Sequence[int]) -> int:
+    """Index of the first token that differs.
+
+    >>> first_difference((5, 6, 7), (5, 6, 8)), first_difference((5, 6), (5, 6, 8))
+    (2, 2)
+    """
+    pairs = zip_longest(ids, other_ids)
+    return next(index for index, (token, other) in enumerate(pairs) if token != other)
+
+
+def summarise(measurements: Sequence[Measurement], methods: Sequence[str]) -> list[dict[str, Any]]:
+    """One row per method and category, then one per method for `all`, the mean of the categories."""
+    categories = list(dict.fromkeys(measurement.question.category for measurement in measurements))
+    by_category = [
+        _category_row(
+            method, category, [m for m in measurements if (m.method, m.question.category) == (method, category)]
+        )
+        for category in categories
+        for method in methods
+    ]
+    overall = [_mean_row(method, [row for row in by_category if row["method"] == method]) for method in methods]
+    return by_category + overall
+
+
+def _category_row(method: str, category: str, measurements: Sequence[Measurement]) -> dict[str, Any]:
+    """Speed is the median over answers; what is counted per step is averaged with the steps as weights."""
+    row: dict[str, Any] = {"method": method, "category": category}
+    row["tokens_per_second"] = median(m.stats["tokens_per_second"] for m in measurements)
+    for name in AVERAGED:
+        pairs = [(m.stats[name], m.stats["steps"]) for m in measurements if m.stats.get(name) is not None]
+        num_steps = sum(steps for _, steps in pairs)
+        row[name] = sum(value * steps for value, steps in pairs) / num_steps if num_steps else None
+    return row
+
+
+def _mean_row(method: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    mean: dict[str, Any] = {"method": method, "category": ALL_CATEGORIES}
+    for name in ("tokens_per_second", *AVERAGED):
+        values = [row[name] for row in rows if row[name] is not None]
+        mean[name] = fmean(values) if values else None
+    return mean

@@ -1,0 +1,79 @@
+"""What goes to stdout (results) and to stderr (progress and notes), on a terminal and in a pipe."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+_PIPE_COLUMNS = 140
+Advance = Callable[[str], None]
+ReportShare = Callable[[str, float], None]
+
+
+def print_json(document: Mapping[str, object]) -> None:
+    """Print the one JSON object of a `--json` run."""
+    print(json.dumps(document, ensure_ascii=False))
+
+
+def print_table(table: Table) -> None:
+    """Print a table; a pipe has no width of its own, so it gets a generous one."""
+    Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS).print(table)
+
+
+def note(text: str) -> None:
+    """Say something that is not a result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress(title: str, total: int) -> Iterator[Advance]:
+    """Show progress through `total` items: a bar on a terminal, a line per item in a pipe.
+
+    The value given to the `with` block is called once per finished item, with words for what comes next.
+    """
+    if not sys.stderr.isatty():
+        yield _plain_lines(title, total)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda text: bar.update(task, advance=1, description=f"{title}: {text}")
+
+
+@contextmanager
+def show_share(title: str) -> Iterator[ReportShare]:
+    """Show work that reports a stage and the share done, 0..1: a bar on a terminal, a line per stage in a pipe."""
+    if not sys.stderr.isatty():
+        yield _plain_stages(title)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=1.0)
+        yield lambda stage, share: bar.update(task, completed=share, description=f"{title}: {stage}")
+
+
+def _plain_stages(title: str) -> ReportShare:
+    last_stage = ""
+
+    def report(stage: str, share: float) -> None:
+        nonlocal last_stage
+        if stage != last_stage:
+            note(f"{title} ({share:.0%}): {stage}")
+        last_stage = stage
+
+    return report
+
+
+def _plain_lines(title: str, total: int) -> Advance:
+    done = 0
+
+    def advance(text: str) -> None:
+        nonlocal done
+        done += 1
+        note(f"{title} {done}/{total}: {text}")
+
+    return advance

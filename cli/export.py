@@ -1,0 +1,88 @@
+"""`mirrorsd export`: a target and a draft to a mirror bundle."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from mirrorsd.cli import options
+from mirrorsd.cli.console import note, print_json, show_share
+from mirrorsd.graphs.errors import ConfigError, ExportError
+
+if TYPE_CHECKING:
+    from mirrorsd.graphs import Manifest
+
+_INSTALL = 'Exporting needs PyTorch and its friends: pip install "mirrorsd[export]"'
+
+
+def export(
+    target: Annotated[Path, typer.Argument(help="Folder of the target's checkpoint.", show_default=False)],
+    draft: Annotated[Path, typer.Option(help="Folder of the draft's checkpoint.", show_default=False)],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the bundle goes.", show_default=False)],
+    exit_layer: Annotated[str, typer.Option(help="auto, a layer, or several: 4,6.")] = "auto",
+    precision: Annotated[str, typer.Option(help="The target's weights: fp32 or fp16.")] = "fp32",
+    draft_precision: Annotated[str, typer.Option(help="The draft's weights: fp32, fp16 or int8.")] = "fp32",
+    context: Annotated[int | None, typer.Option(help="Longest text in tokens; at most 2048 without it.")] = None,
+    device_map: Annotated[str | None, typer.Option(help="A card that the bundle is meant for, checked first.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a bundle that is there.")] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Export a target and its draft, check them against PyTorch, and write a bundle."""
+    layers = read_exit_layers(exit_layer)
+    if device_map is not None:
+        check_device_map(device_map)
+    try:
+        from mirrorsd.export import ExportOptions, export_pair
+    except ModuleNotFoundError as error:
+        raise ExportError(f"{error.name} is not installed. {_INSTALL}") from error
+    chosen = ExportOptions(
+        exit_layers=layers,
+        precision=precision,
+        draft_precision=draft_precision,
+        context=context,
+        overwrite=overwrite,
+    )
+    with show_share("exporting") as report:
+        manifest = export_pair(target, draft, output, chosen, report)
+    if as_json:
+        print_json({"bundle": str(output), "verify": [asdict(result) for result in manifest.verify]})
+        return
+    for line in summary_lines(output, manifest):
+        print(line)
+
+
+def read_exit_layers(text: str) -> Literal["auto"] | tuple[int, ...]:
+    """Read `auto`, `4` or `4,6`.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    if text == "auto":
+        return "auto"
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"--exit-layer is {text!r}; allowed: auto, a layer such as 4, or several: 4,6.") from error
+
+
+def check_device_map(name: str) -> None:
+    """Refuse a card that does not exist before any work is done; say that the bundle itself is not bound to it.
+
+    Raises:
+        ConfigError: no such card, or a card with mistakes.
+    """
+    from mirrorsd.device_maps import load_device_map
+
+    card = load_device_map(name)
+    note(f"device map {card.name}: the bundle runs on it, and on the others as well")
+
+
+def summary_lines(output: Path, manifest: "Manifest") -> list[str]:
+    """What was written, and how exactly it agrees with PyTorch."""
+    lines = [
+        f"{result.stage}: largest error {result.max_abs_error:.1e}, same top-1 at {result.top1_agreement:.1%} "
+        f"of {result.positions} positions"
+        for result in manifest.verify
+    ]
+    return [*lines, f"wrote {output}"]

@@ -1,0 +1,105 @@
+"""`mirrorsd generate`: one text, streamed to the terminal or as JSON."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mirrorsd.cli import options
+from mirrorsd.cli.console import note, print_json
+from mirrorsd.cli.loading import open_pipeline
+from mirrorsd.cli.requests import Request, read_request
+
+if TYPE_CHECKING:
+    from mirrorsd import GenerationConfig, GenerationResult, MirrorPipeline
+
+
+def generate(
+    bundle: options.Bundle,
+    prompt: Annotated[str | None, typer.Argument(help="Text to go on with; without it, stdin is read.")] = None,
+    messages: Annotated[Path | None, typer.Option(help="JSON file with a conversation to answer.")] = None,
+    is_chat: Annotated[
+        bool, typer.Option("--chat", help="PROMPT is a message to answer, not text to go on with.")
+    ] = False,
+    method: options.Method = "auto",
+    device_map: options.DeviceMapName = "auto",
+    max_new_tokens: options.MaxNewTokens = 256,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = 0,
+    top_p: options.TopP = 1.0,
+    min_p: options.MinP = 0.0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    ignore_eos: options.IgnoreEos = False,
+    gamma: options.Gamma = None,
+    roots: options.Roots = None,
+    allocation: options.Allocation = None,
+    passes: options.Passes = None,
+    pad_rows_to: options.PadRowsTo = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Generate one text. The method and the speed options never change it."""
+    from mirrorsd import GenerationConfig
+
+    request = read_request(prompt, messages, is_chat=is_chat)
+    config = GenerationConfig(
+        method=options.checked_method(method),
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop_strings=tuple(stop or ()),
+        ignore_eos=ignore_eos,
+    )
+    speed = {"gamma": gamma, "roots": roots, "allocation": allocation, "passes": passes, "pad_rows_to": pad_rows_to}
+    with open_pipeline(bundle, device_map, speed) as pipe:
+        if as_json:
+            result = pipe.generate(request.prompt, config, messages=request.messages)
+            print_json(result_document(result, pipe.device_map.name))
+            return
+        for line in pipe.placement:
+            note(line)
+        result = stream_to_terminal(pipe, request, config)
+        note(summary(result))
+
+
+def stream_to_terminal(pipe: "MirrorPipeline", request: Request, config: "GenerationConfig") -> "GenerationResult":
+    """Print the text as it is decided and return the result that the last chunk carries."""
+    for chunk in pipe.stream(request.prompt, config, messages=request.messages):
+        print(chunk.text, end="", flush=True)
+        if chunk.result is not None:
+            result = chunk.result
+    print()
+    sys.stdout.flush()
+    return result
+
+
+def result_document(result: "GenerationResult", device_map: str) -> dict[str, Any]:
+    """The object of `generate --json`."""
+    stats = result.stats.to_dict()
+    fields = ("steps", "tokens_per_step", "mean_accepted", "reuse_rate", "reuse_by_source")
+    more_fields = ("draft_exposed_ms", "overlap", "step_ms", "near_ties")
+    return {
+        "text": result.text,
+        "token_ids": list(result.token_ids),
+        "num_tokens": len(result.token_ids),
+        "method": result.method,
+        "device_map": device_map,
+        "seconds": stats["seconds"],
+        "tokens_per_second": stats["tokens_per_second"],
+        "stats": {name: stats[name] for name in (*fields, *more_fields)},
+    }
+
+
+def summary(result: "GenerationResult") -> str:
+    """One line about the speed."""
+    stats = result.stats
+    return (
+        f"{len(result.token_ids)} tokens by {result.method} decoding in {stats.seconds:.2f} s: "
+        f"{stats.tokens_per_second:.1f} tokens/s, {stats.tokens_per_step:.2f} tokens per step"
+    )

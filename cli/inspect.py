@@ -1,0 +1,95 @@
+"""`mirrorsd inspect`: what a bundle contains, from its manifest alone."""
+
+from dataclasses import asdict
+
+from rich.table import Table
+
+from mirrorsd.cli import options
+from mirrorsd.cli.console import print_json, print_table
+from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.graphs.manifest import Manifest
+
+
+def inspect(bundle: options.Bundle, as_json: options.AsJson = False) -> None:
+    """Show what a bundle contains, after checking its files."""
+    manifest = read_bundle(bundle)
+    if as_json:
+        print_json(asdict(manifest))
+        return
+    for table in (_model_table(manifest), _stage_table(manifest), _verify_table(manifest), _file_table(manifest)):
+        print_table(table)
+    if manifest.exit_coverage:
+        print_table(_coverage_table(manifest))
+
+
+def _model_table(manifest: Manifest) -> Table:
+    table = Table("", "target", "draft", title="Models", title_justify="left")
+    target, draft = manifest.target, manifest.draft
+    streams = f"{draft.shape.num_streams} in the top {draft.num_stream_layers} layers"
+    rows = (
+        ("source", target.source.name, draft.source.name),
+        ("family", target.source.family, draft.source.family),
+        ("licence", target.source.licence, draft.source.licence),
+        ("parameters", f"{target.source.num_parameters:,}", f"{draft.source.num_parameters:,}"),
+        ("precision", target.precision, draft.precision),
+        ("layers", str(target.shape.num_layers), str(draft.shape.num_layers)),
+        ("vocabulary", f"{target.shape.vocab_size:,}", f"{draft.shape.vocab_size:,}"),
+        ("context", str(target.context), ", ".join(map(str, draft.capacities))),
+        ("streams", "", streams if draft.shape.num_streams else "none"),
+        ("buckets (rows x tips)", "", ", ".join(f"{bucket.rows}x{bucket.tips}" for bucket in draft.buckets)),
+    )
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _stage_table(manifest: Manifest) -> Table:
+    table = Table("stage", "layers", "file", title="Stages", title_justify="left")
+    for segment in manifest.target.segments:
+        table.add_row(segment.name, f"{segment.first_layer}-{segment.end_layer - 1}", segment.file)
+    for point in manifest.target.exits:
+        adapter = f"adapter of rank {point.adapter_rank}" if point.adapter_rank else "no adapter"
+        table.add_row(point.name, f"after {point.layer} ({adapter}, top {point.num_candidates})", point.file)
+    table.add_row("draft", f"0-{manifest.draft.shape.num_layers - 1}", manifest.draft.file)
+    return table
+
+
+def _verify_table(manifest: Manifest) -> Table:
+    table = Table("stage", "largest error", "same top-1", "positions", "text", title="Verify", title_justify="left")
+    for result in manifest.verify:
+        agreement = f"{result.top1_agreement:.1%}"
+        table.add_row(result.stage, f"{result.max_abs_error:.1e}", agreement, str(result.positions), result.text)
+    return table
+
+
+def _file_table(manifest: Manifest) -> Table:
+    table = Table("file", "size", "SHA-256", title="Files", title_justify="left")
+    for name, entry in manifest.files.items():
+        table.add_row(name, readable_size(entry.bytes), entry.sha256[:12])
+    table.add_row("all", readable_size(sum(entry.bytes for entry in manifest.files.values())), "")
+    return table
+
+
+def _coverage_table(manifest: Manifest) -> Table:
+    table = Table(
+        "exit coverage", "", title="Share of the target's own choices among an exit's best", title_justify="left"
+    )
+    for key, value in manifest.exit_coverage.items():
+        table.add_row(str(key), str(value))
+    return table
+
+
+def readable_size(num_bytes: int) -> str:
+    """A size with a binary unit.
+
+    >>> readable_size(512), readable_size(3 << 20)
+    ('512 B', '3.0 MiB')
+    """
+    if num_bytes < 1024:
+        return f"{num_bytes} B"
+    size = float(num_bytes)
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if size < 1024 or unit == "GiB":
+            break
+    return f"{size:.1f} {unit}"

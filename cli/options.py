@@ -1,0 +1,53 @@
+"""Options that several sub-commands share, declared once."""
+
+from pathlib import Path
+from typing import Annotated, Literal, cast
+
+import typer
+
+from mirrorsd.graphs.errors import ConfigError
+
+MethodName = Literal["mirror", "serial", "plain", "auto"]
+
+TEXT, SPEED = "Text", "Speed"
+
+Bundle = Annotated[Path, typer.Argument(help="Folder made by `mirrorsd export`.", show_default=False)]
+DeviceMapName = Annotated[str, typer.Option("--device-map", help="Built-in card, a .toml file, or auto.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")]
+
+MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to produce.", rich_help_panel=TEXT)]
+Temperature = Annotated[
+    float | None, typer.Option(help="Sample at this temperature; without it, greedy.", rich_help_panel=TEXT)
+]
+TopK = Annotated[int, typer.Option(help="Keep the k best tokens; 0 keeps all.", rich_help_panel=TEXT)]
+TopP = Annotated[float, typer.Option(help="Keep the best tokens of this much mass.", rich_help_panel=TEXT)]
+MinP = Annotated[
+    float, typer.Option(help="Keep tokens of at least this share of the best one's.", rich_help_panel=TEXT)
+]
+RepetitionPenalty = Annotated[float, typer.Option(help="Above 1 weakens repetition.", rich_help_panel=TEXT)]
+Seed = Annotated[int | None, typer.Option(help="Same seed, same text, by every method.", rich_help_panel=TEXT)]
+Stop = Annotated[list[str] | None, typer.Option(help="End before this string; may be repeated.", rich_help_panel=TEXT)]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of text.", rich_help_panel=TEXT)]
+
+Gamma = Annotated[int | None, typer.Option(help="Most draft tokens in a window.", rich_help_panel=SPEED)]
+Roots = Annotated[int | None, typer.Option(help="Branches prepared per step.", rich_help_panel=SPEED)]
+Allocation = Annotated[str | None, typer.Option(help="global or per_row.", rich_help_panel=SPEED)]
+Passes = Annotated[int | None, typer.Option(help="Draft passes per window.", rich_help_panel=SPEED)]
+PadRowsTo = Annotated[
+    int | None,
+    typer.Option(help="Run every target pass with this many rows: equal to the last bit.", rich_help_panel=SPEED),
+]
+
+METHODS = ("plain", "serial", "mirror", "auto")
+Method = Annotated[str, typer.Option(help=f"{', '.join(METHODS)}.")]
+
+
+def checked_method(name: str) -> MethodName:
+    """The method of that name.
+
+    Raises:
+        ConfigError: there is no such method.
+    """
+    if name not in METHODS:
+        raise ConfigError(f"Unknown method {name!r}; allowed: {', '.join(METHODS)}.")
+    return cast("MethodName", name)

@@ -1,0 +1,72 @@
+"""What the user asks for: a prompt from the command line or stdin, or a conversation from a file."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from mirrorsd.graphs.errors import ConfigError
+
+_FORM = 'expected a list like [{"role": "user", "content": "..."}]'
+Messages = list[dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Either a prompt to go on with, or a conversation to answer."""
+
+    prompt: str | None = None
+    messages: Messages | None = None
+
+
+def read_request(prompt: str | None, messages_file: Path | None, *, is_chat: bool) -> Request:
+    """Find out what to generate from; without a prompt, read stdin.
+
+    Raises:
+        ConfigError: both a prompt and a file, neither of them on a terminal, or a file of another form.
+    """
+    if messages_file is not None:
+        if prompt is not None:
+            raise ConfigError("Both PROMPT and --messages are given; give one of them.")
+        return Request(messages=read_messages(messages_file))
+    text = _read_stdin() if prompt is None else prompt
+    if is_chat:
+        return Request(messages=[{"role": "user", "content": text}])
+    return Request(prompt=text)
+
+
+def read_messages(path: Path) -> Messages:
+    """Read a conversation: a JSON list of objects with `role` and `content`.
+
+    Raises:
+        ConfigError: no such file, not UTF-8, not JSON, or another form.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}).") from error
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path} is not JSON ({error}); {_FORM}.") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+    if not isinstance(document, list) or not document:
+        raise ConfigError(f"{path} holds no messages; {_FORM}.")
+    return [_read_message(entry, f"{path}, message {number}") for number, entry in enumerate(document, start=1)]
+
+
+def _read_message(entry: object, where: str) -> dict[str, str]:
+    if not isinstance(entry, dict) or set(entry) != {"role", "content"}:
+        raise ConfigError(f"{where} must have exactly 'role' and 'content'; {_FORM}.")
+    role, content = entry["role"], entry["content"]
+    if role not in ("system", "user", "assistant") or not isinstance(content, str):
+        raise ConfigError(f"{where}: the role must be system, user or assistant, and the content text; {_FORM}.")
+    return {"role": role, "content": content}
+
+
+def _read_stdin() -> str:
+    if sys.stdin.isatty():
+        raise ConfigError("No prompt. Give PROMPT, --messages FILE, or pipe the prompt in.")
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"The prompt on stdin is not text ({error.reason} at byte {error.start}).") from error
