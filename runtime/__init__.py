@@ -1,1 +1,21 @@
-"""."""
+"""Running bundles: sessions, caches, draft expansion, verification, the scheduler, sampling, the public pipeline."""
+
+from mirrorsd.runtime.devices import DeviceInventory, choose_device_map, device_inventory, missing_devices
+from mirrorsd.runtime.generation import Chunk, GeneratedToken, GenerationResult
+from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
+from mirrorsd.runtime.generation_stats import GenerationStats
+from mirrorsd.runtime.pipeline import MirrorPipeline
+
+__all__ = [
+    "Chunk",
+    "DeviceInventory",
+    "GeneratedToken",
+    "GenerationConfig",
+    "GenerationResult",
+    "GenerationStats",
+    "MirrorPipeline",
+    "SpeculationConfig",
+    "choose_device_map",
+    "device_inventory",
+    "missing_devices",
+]

@@ -1,0 +1,88 @@
+"""Branches: continuations of roots, grown pass by pass, and the table through which the scheduler reads them."""
+
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirrorsd.runtime.roots import Root
+
+
+class BranchWindow(NamedTuple):
+    """A finished or unfinished branch as the scheduler sees it: the tokens after the root, and where it came from."""
+
+    tokens: NDArray[np.int64]
+    source: str
+
+
+class Branch:
+    """One root and its continuation on the draft device.
+
+    `start` is the root token's absolute position: the branch sees every chain token before it. `fed` are the tokens
+    (root first) whose keys and values are in `slots`; `guesses` are the tokens predicted after them.
+    """
+
+    __slots__ = ("fed", "guesses", "root", "slots", "start")
+
+    def __init__(self, root: Root, start: int) -> None:
+        self.root = root
+        self.start = start
+        self.fed: list[int] = []
+        self.slots: list[int] = []
+        self.guesses: list[int] = [root.token]
+
+    @property
+    def window(self) -> list[int]:
+        """The tokens after the root: confirmed ones, then guesses."""
+        return (self.fed + self.guesses)[1:]
+
+    def absorb(self, main_guesses: Sequence[int], stream_guesses: Sequence[Sequence[int]]) -> int:
+        """Take in a pass that was fed all current guesses; return how many of its rows to keep.
+
+        `main_guesses[r]` is the draft's next token after fed row `r`, `stream_guesses[r]` the ones further on. A row is
+        kept while the main guess before it agrees with it (Speculative Streaming, section 3.2).
+
+        Guesses `[5, 6, 7]` were fed; the draft says 6 after 5, then 9 after 6: rows 5 and 6 stay, 9 replaces 7 and the
+        streams of row 1 follow it:
+
+        >>> branch = Branch(Root(0, 5, 1.0, "exit"), 10); branch.guesses = [5, 6, 7]
+        >>> branch.absorb([6, 9, 1], [[0, 0], [8, 4], [0, 0]]), branch.fed, branch.guesses
+        (2, [5, 6], [9, 8, 4])
+        """
+        kept = 1
+        while kept < len(self.guesses) and main_guesses[kept - 1] == self.guesses[kept]:
+            kept += 1
+        self.fed += self.guesses[:kept]
+        self.guesses = [main_guesses[kept - 1], *stream_guesses[kept - 1]]
+        return kept
+
+
+class BranchTable:
+    """Windows by root, written by the draft worker and read by the scheduler while the draft still works."""
+
+    def __init__(self) -> None:
+        self._windows: dict[tuple[int, int], BranchWindow] = {}
+        self._closed = threading.Event()
+
+    def publish(self, branch: Branch, gamma: int) -> None:
+        """Make a branch's current window visible; a later call replaces it."""
+        window = np.asarray(branch.window[:gamma], dtype=np.int64)
+        self._windows[branch.root.row, branch.root.token] = BranchWindow(window, branch.root.source)
+
+    def get(self, row: int, token: int) -> BranchWindow | None:
+        """The window prepared for the root, or None."""
+        return self._windows.get((row, token))
+
+    def close(self) -> None:
+        """Tell the draft worker that verification is over: start no further round."""
+        self._closed.set()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the scheduler has stopped reading."""
+        return self._closed.is_set()
+
+    def __len__(self) -> int:
+        return len(self._windows)

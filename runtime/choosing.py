@@ -1,0 +1,155 @@
+"""The target's choice at a position, and how draft and exit candidates are ranked for the same position.
+
+Greedy takes the best logit. Sampling takes `argmax(logits / T + G(seed, position, token))` over the tokens that top-k,
+top-p and min-p keep (ALGORITHM.md, "Exactness"): exactly the target's law, and the same text for the same seed whatever
+the method. Filters run in the order of transformers: repetition penalty, temperature, top-k, top-p, min-p.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirrorsd.runtime.generation_config import GenerationConfig
+from mirrorsd.runtime.noise import gumbel
+
+_HEAD_TOKENS = 512
+
+
+class Choice(NamedTuple):
+    """A chosen token and how far (in logits, or noisy scores) the runner-up is behind."""
+
+    token: int
+    gap: float
+
+
+class TokenChooser:
+    """Chooses tokens for one request. Not thread-safe for `choose`; `rank` may be called from any thread."""
+
+    def __init__(self, config: GenerationConfig) -> None:
+        self.is_sampling = config.is_sampling
+        self.needs_logits = config.is_sampling or config.repetition_penalty != 1.0
+        self.needs_history = config.repetition_penalty != 1.0
+        self._penalty = config.repetition_penalty
+        self._temperature = config.temperature or 1.0
+        self._seed = config.seed or 0
+        self._top_k, self._top_p, self._min_p = config.top_k, config.top_p, config.min_p
+        self._is_filtered = config.top_k > 0 or config.top_p < 1 or config.min_p > 0
+        self._noise_by_position: dict[int, NDArray[np.float64]] = {}
+
+    def draw_ahead(self, first_position: int, count: int, vocab_size: int) -> None:
+        """Draw the noise of coming positions (while the devices work); forgets the positions before them."""
+        if not self.is_sampling or self._is_filtered:
+            return
+        wanted = range(first_position, first_position + count)
+        kept = {p: self._noise_by_position[p] for p in wanted if p in self._noise_by_position}
+        missing = [p for p in wanted if p not in kept]
+        tokens = np.arange(vocab_size, dtype=np.int64)
+        for position in missing:
+            kept[position] = gumbel(self._seed, np.asarray(position), tokens)
+        self._noise_by_position = kept
+
+    def choose(self, logits: NDArray[np.floating], position: int, history: NDArray[np.int64] | None) -> Choice:
+        """The target's token at `position`.
+
+        Args:
+            logits: `[V]`, the target's logits for this position.
+            position: absolute position of the token to choose.
+            history: ids of the text before `position`; needed only where `needs_history`.
+        """
+        scores = logits.astype(np.float64)
+        if self.needs_history and history is not None:
+            scores = penalise_repetition(scores, history, self._penalty)
+        if not self.is_sampling:
+            return _best(None, scores)
+        scores /= self._temperature
+        if not self._is_filtered:
+            noise = self._noise_by_position.get(position)
+            if noise is None:
+                noise = gumbel(self._seed, np.asarray(position), np.arange(len(scores), dtype=np.int64))
+            return _best(None, scores + noise)
+        tokens, kept_scores = keep_likeliest(scores, self._top_k, self._top_p, self._min_p)
+        return _best(tokens, kept_scores + gumbel(self._seed, np.asarray(position), tokens))
+
+    def rank(
+        self, ids: NDArray[np.int64], logprobs: NDArray[np.floating], positions: NDArray[np.int64]
+    ) -> NDArray[np.floating]:
+        """Scores by which draft or exit candidates compete, with the noise that the target will use.
+
+        Args:
+            ids: `[..., m]` candidate ids.
+            logprobs: `[..., m]` their log-probabilities.
+            positions: `[...]` absolute position that each candidate list predicts.
+
+        Returns:
+            `[..., m]`; greedy gives `logprobs` unchanged, so the first candidate wins.
+        """
+        if not self.is_sampling:
+            return logprobs
+        return logprobs / self._temperature + gumbel(self._seed, positions[..., None], ids)
+
+    def guess(
+        self, ids: NDArray[np.int64], logprobs: NDArray[np.floating], positions: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """The likeliest candidate of each list: `[..., m]` -> `[...]`."""
+        if not self.is_sampling:
+            return ids[..., 0]
+        best = np.argmax(self.rank(ids, logprobs, positions), axis=-1)
+        return np.take_along_axis(ids, best[..., None], axis=-1)[..., 0]
+
+
+def penalise_repetition(scores: NDArray[np.float64], history: NDArray[np.int64], penalty: float) -> NDArray[np.float64]:
+    """Weaken tokens that are already in the text (CTRL, arXiv 1909.05858): divide positive scores, multiply others.
+
+    >>> penalise_repetition(np.array([2.0, -1.0, 3.0]), np.array([0, 1]), 2.0).tolist()
+    [1.0, -2.0, 3.0]
+    """
+    seen = np.unique(history)
+    seen_scores = scores[seen]
+    scores[seen] = np.where(seen_scores > 0, seen_scores / penalty, seen_scores * penalty)
+    return scores
+
+
+def keep_likeliest(
+    scores: NDArray[np.float64], top_k: int, top_p: float, min_p: float
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Ids and scores that top-k, then top-p, then min-p keep, best first (ties: lower id first).
+
+    >>> keep_likeliest(np.log(np.array([0.1, 0.6, 0.3])), 0, 0.8, 0.0)[0].tolist()
+    [1, 2]
+    """
+    exponentials = np.exp(scores - scores.max())
+    mass = exponentials.sum()
+    head = min(top_k or _HEAD_TOKENS, len(scores))
+    tokens = _best_tokens(exponentials, head)
+    if top_k:
+        mass = exponentials[tokens].sum()
+    elif top_p < 1 and exponentials[tokens].sum() < top_p * mass:
+        tokens = _best_tokens(exponentials, len(scores))
+    elif top_p >= 1:
+        tokens = _best_tokens(exponentials, int((exponentials >= min_p).sum()))
+    if top_p < 1:
+        before = np.cumsum(exponentials[tokens]) - exponentials[tokens]
+        tokens = tokens[before < top_p * mass]
+    if min_p > 0:
+        tokens = tokens[exponentials[tokens] >= min_p * exponentials[tokens[0]]]
+    return tokens, scores[tokens]
+
+
+def _best_tokens(weights: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """The `count` heaviest ids, heaviest first, lower id first among equals."""
+    if count < len(weights):
+        threshold = np.partition(weights, len(weights) - count)[len(weights) - count]
+        tokens = np.flatnonzero(weights >= threshold)
+    else:
+        tokens = np.arange(len(weights))
+    order = np.argsort(-weights[tokens], kind="stable")
+    return tokens[order][:count].astype(np.int64)
+
+
+def _best(tokens: NDArray[np.int64] | None, scores: NDArray[np.float64]) -> Choice:
+    best = int(np.argmax(scores))
+    best_score = scores[best]
+    scores[best] = -np.inf
+    gap = float(best_score - scores.max()) if len(scores) > 1 else float("inf")
+    return Choice(best if tokens is None else int(tokens[best]), gap)

@@ -1,0 +1,115 @@
+"""What this machine has, whether a device map fits it, which one `auto` picks. Nothing is substituted silently."""
+
+import os
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mirrorsd.device_maps import DeviceMap, builtin_names, load_device_map
+from mirrorsd.graphs.errors import DeviceError
+
+AUTO_ORDER = ("cuda-npu", "cuda-cpu", "cpu")
+_PROVIDER_PACKAGES = {
+    "CPUExecutionProvider": "pip install mirrorsd[cpu]",
+    "CUDAExecutionProvider": "pip uninstall onnxruntime && pip install mirrorsd[cuda]",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceInventory:
+    """Devices that could be used: ONNX Runtime providers, OpenVINO devices, and the processor's cores."""
+
+    providers: tuple[str, ...]
+    openvino_devices: tuple[str, ...]
+    num_cores: int
+    has_npu_plugin: bool
+
+
+class DeviceChoice(NamedTuple):
+    """A device map that fits, and one line per map that was looked at on the way."""
+
+    device_map: DeviceMap
+    reasons: list[str]
+
+
+def device_inventory() -> DeviceInventory:
+    """Look at the machine.
+
+    Raises:
+        DeviceError: ONNX Runtime is not installed.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise DeviceError("ONNX Runtime is not installed: pip install mirrorsd[cpu] (or [cuda]).") from error
+    import openvino
+
+    core = openvino.Core()
+    return DeviceInventory(
+        providers=tuple(onnxruntime.get_available_providers()),
+        openvino_devices=tuple(core.available_devices),
+        num_cores=os.cpu_count() or 1,
+        has_npu_plugin=_has_npu_plugin(core),
+    )
+
+
+def _has_npu_plugin(core: object) -> bool:
+    try:
+        core.get_versions("NPU")  # type: ignore[attr-defined]
+    except RuntimeError:
+        return False
+    return True
+
+
+def missing_devices(device_map: DeviceMap, inventory: DeviceInventory) -> list[str]:
+    """Why a device map does not fit this machine, one sentence each; empty if it fits."""
+    problems = []
+    target, draft = device_map.target, device_map.draft
+    if target.provider not in inventory.providers:
+        fix = _PROVIDER_PACKAGES.get(target.provider, "install an onnxruntime that has it")
+        problems.append(
+            f"the target needs ONNX Runtime's {target.provider}; this installation has "
+            f"{', '.join(inventory.providers)} ({fix})"
+        )
+    elif target.provider == "CUDAExecutionProvider" and not _has_cuda_device():
+        problems.append("the target needs an NVIDIA GPU; no usable one was found (check `nvidia-smi` and the driver)")
+    if draft.emulated:
+        if not inventory.has_npu_plugin:
+            problems.append("the draft needs OpenVINO's NPU plugin; this installation has none")
+    elif not any(device.split(".")[0] == draft.device for device in inventory.openvino_devices):
+        problems.append(
+            f"the draft needs OpenVINO's {draft.device}; it sees {', '.join(inventory.openvino_devices) or 'none'}"
+            + (" (install the Intel NPU driver)" if draft.device == "NPU" else "")
+        )
+    return problems
+
+
+def _has_cuda_device() -> bool:
+    import onnxruntime
+
+    return any("CUDA" in device.ep_name for device in onnxruntime.get_ep_devices())
+
+
+def choose_device_map(name: str, inventory: DeviceInventory | None = None) -> DeviceChoice:
+    """Resolve a device map's name or path; `auto` takes the first of `AUTO_ORDER` that fits.
+
+    Raises:
+        ConfigError: no such device map, or a faulty card.
+        DeviceError: the map's devices are absent and none of its own fall-backs fits.
+    """
+    inventory = inventory or device_inventory()
+    reasons: list[str] = []
+    if name == "auto":
+        candidates = [candidate for candidate in AUTO_ORDER if candidate in builtin_names()]
+    else:
+        candidates = [name, *load_device_map(name).fallbacks]
+    for candidate in candidates:
+        device_map = load_device_map(candidate)
+        problems = missing_devices(device_map, inventory)
+        if not problems:
+            reasons.append(f"{device_map.name}: fits; {device_map.description}")
+            return DeviceChoice(device_map, reasons)
+        reasons.append(f"{device_map.name}: {'; '.join(problems)}")
+    raise DeviceError(
+        f"Device map {name!r} does not fit this machine: {'; '.join(reasons)}. "
+        "`mirrorsd devices` lists what is present; `--device-map auto` picks what fits."
+    )

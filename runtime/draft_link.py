@@ -1,0 +1,78 @@
+"""The scheduler's line to the draft worker. A draft that fails here costs speed, never a token.
+
+Whatever the draft does wrong - raises, hangs past the deadline, returns what no draft returns - ends up as `failure`:
+one sentence, warned about once, after which every window is empty and decoding goes on plainly.
+"""
+
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
+
+from mirrorsd.runtime.drafter import Drafter
+from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.workers import DeviceWorker
+
+Result = TypeVar("Result")
+
+
+class DraftLink:
+    """Posts jobs to the draft worker for one request and watches over their outcome.
+
+    Attributes:
+        drafter: only ever touched by jobs on the draft worker.
+        failure: why the draft was given up, or None while it works.
+    """
+
+    def __init__(self, drafter: Drafter, worker: DeviceWorker, deadline_s: float, ledger: Ledger) -> None:
+        self.drafter = drafter
+        self.failure: str | None = None
+        self._worker = worker
+        self._deadline_s = deadline_s
+        self._ledger = ledger
+        self._posted: list[Future[Any]] = []
+
+    def post(self, job: Callable[[], object]) -> None:
+        """Queue a job without waiting for it."""
+        if self.is_working():
+            self._posted.append(self._worker.submit(job))
+
+    def ask(self, job: Callable[[], Result], default: Result) -> Result:
+        """Run a job after those posted before, and wait; `default` if the draft fails or is already given up.
+
+        The waiting time is booked as exposed draft time.
+        """
+        if not self.is_working():
+            return default
+        future = self._worker.submit(job)
+        with self._ledger.time("host", "exposed"):
+            is_done = wait_for(future, self._deadline_s)
+        if not is_done:
+            self._give_up(f"it did not answer within {self._deadline_s:g} s")
+            return default
+        if not self.is_working() or self._has_failed(future):
+            return default
+        return future.result()
+
+    def is_working(self) -> bool:
+        """Whether the draft can still be used; looks at the jobs that have ended since the last call."""
+        while self._posted and self._posted[0].done():
+            self._has_failed(self._posted.pop(0))
+        return self.failure is None
+
+    def _has_failed(self, future: "Future[Any]") -> bool:
+        error = future.exception()
+        if error is not None:
+            self._give_up(f"{type(error).__name__}: {error}")
+        return error is not None
+
+    def _give_up(self, reason: str) -> None:
+        if self.failure is None:
+            self.failure = reason
+            message = f"The draft failed ({reason}); the rest of this text is decoded plainly. The text is unaffected."
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+def wait_for(future: "Future[Any]", timeout_s: float) -> bool:
+    """Wait until a future is done; False if it is not within `timeout_s`."""
+    return bool(wait([future], timeout=timeout_s).done)

@@ -1,0 +1,78 @@
+"""The draft as the runtime sees it: a pass over rows, and a cache that the host owns.
+
+`DraftSession` is the seam: OpenVINO implements it (`openvino_draft`), tests implement it with a handler (`fake`).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirrorsd.graphs.contract import DraftShape
+from mirrorsd.graphs.errors import DeviceError
+
+
+class RowBlock(NamedTuple):
+    """Consecutive rows of one pass that form a causal chain.
+
+    A row of the block sees cache slots `0 .. chain_visible - 1`, the cache slots in `extra_slots`, the first
+    `lead_rows` rows of the pass (`lead_rows` is 0 for the block that starts the pass), and its block up to itself.
+    """
+
+    tokens: Sequence[int]
+    first_position: int
+    chain_visible: int
+    extra_slots: Sequence[int] = ()
+    lead_rows: int = 0
+
+
+class TipGuesses(NamedTuple):
+    """What a pass predicts at its tip rows: `ids` and `logprobs` `[R, 1 + s, m]`, best first.
+
+    `[r, 0]` is the token after tip `r`, `[r, j]` the token `j` further on.
+    """
+
+    ids: NDArray[np.int64]
+    logprobs: NDArray[np.float32]
+
+
+class DraftSession(Protocol):
+    """One draft on one device, with one cache."""
+
+    shape: DraftShape
+    max_rows: int
+    max_tips: int
+    prefill_rows: int
+    capacity: int
+
+    def run(self, blocks: Sequence[RowBlock], tip_rows: Sequence[int]) -> TipGuesses:
+        """Run one pass. The rows' keys and values stay available to `keep_rows` until the next pass."""
+
+    def keep_rows(self, rows: Sequence[int], slots: Sequence[int]) -> None:
+        """Write keys and values of rows of the last pass into cache slots."""
+
+    def move_slots(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """Copy cache slots (all read before any is written, so ranges may overlap)."""
+
+    def describe(self) -> str:
+        """One line: what runs where."""
+
+    def close(self) -> None:
+        """Release the device."""
+
+
+def check_guesses(guesses: TipGuesses, num_tips: int, shape: DraftShape) -> TipGuesses:
+    """Refuse what no working draft returns, before it can reach the target.
+
+    Raises:
+        DeviceError: wrong shape, an id outside the vocabulary, or a log-probability that is not a number.
+    """
+    expected = (num_tips, 1 + shape.num_streams)
+    if guesses.ids.shape[:2] != expected or guesses.logprobs.shape != guesses.ids.shape:
+        raise DeviceError(f"The draft returned guesses of shape {guesses.ids.shape}, expected {(*expected, 'm')}.")
+    if guesses.ids.size and (guesses.ids.min() < 0 or guesses.ids.max() >= shape.vocab_size):
+        raise DeviceError(f"The draft returned token ids outside 0 .. {shape.vocab_size - 1}.")
+    if np.isnan(guesses.logprobs[..., 0]).any():
+        raise DeviceError("The draft returned log-probabilities that are not numbers.")
+    return guesses

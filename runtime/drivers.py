@@ -1,0 +1,197 @@
+"""The three decoding methods, as siblings that share every helper: plain, serial, mirror.
+
+`step(inflight) -> outcome` verifies one window and finds the next one; the window in flight is the loop's only state
+besides the caches and the text. Which tokens come out never depends on the driver.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirrorsd.runtime.acceptance import Acceptance, accept_window
+from mirrorsd.runtime.branches import BranchTable
+from mirrorsd.runtime.choosing import Choice
+from mirrorsd.runtime.draft_link import DraftLink
+from mirrorsd.runtime.drafter import NO_TOKENS
+from mirrorsd.runtime.planner import RootPlanner
+from mirrorsd.runtime.request import Request, StepRecord
+from mirrorsd.runtime.target_link import TargetLink
+from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
+from mirrorsd.runtime.workers import Mailbox
+
+
+class InFlight(NamedTuple):
+    """The next thing to verify: the head token stands at position `head`, `window` follows it."""
+
+    head: int
+    window: NDArray[np.int64]
+
+
+class Outcome(NamedTuple):
+    """One step's committed tokens (accepted window tokens, then the target's own) and what to verify next."""
+
+    tokens: list[int]
+    num_accepted: int
+    inflight: InFlight
+
+
+class PlainDriver:
+    """One token per target pass: the reference that the other methods must reproduce."""
+
+    name = "plain"
+
+    def __init__(self, request: Request, target: TargetLink) -> None:
+        self.request = request
+        self.target = target
+
+    def start(self) -> InFlight:
+        """Prefill everything but the last prompt token, which is the first head token."""
+        self.target.prefill(self.request)
+        return InFlight(self.request.num_tokens - 1, NO_TOKENS)
+
+    def step(self, inflight: InFlight) -> Outcome:
+        """Verify the window in flight, commit what the target says, find the next window."""
+        started = perf_counter()
+        output = self._run_target(inflight).result()
+        acceptance = self._accept(inflight, output)
+        tokens = self._commit(inflight, acceptance)
+        window, source = self._next_window(inflight, acceptance)
+        self.request.record(StepRecord(started, perf_counter(), len(inflight.window), acceptance.num_accepted, source))
+        return Outcome(tokens, acceptance.num_accepted, InFlight(inflight.head + len(tokens), window))
+
+    def close(self) -> None:
+        """Leave nothing running that belongs to this request."""
+
+    def _run_target(
+        self, inflight: InFlight, on_exit: Callable[[ExitGuesses], None] | None = None
+    ) -> "Future[TargetOutput]":
+        future = self.target.submit(self.request, inflight.head, inflight.window, on_exit)
+        self.request.chooser.draw_ahead(inflight.head + 1, len(inflight.window) + 1, self.target.vocab_size)
+        return future
+
+    def _accept(self, inflight: InFlight, output: TargetOutput) -> Acceptance:
+        """Compare the window with the target's choices, row by row."""
+        request, head = self.request, inflight.head
+        if not request.chooser.needs_logits:
+            argmax_ids, argmax_gap = output.argmax_ids, output.argmax_gap
+            return accept_window(inflight.window, lambda row: Choice(int(argmax_ids[row]), float(argmax_gap[row])))
+        text = request.text_with(inflight.window)
+        logits = output.logits
+        assert logits is not None
+        return accept_window(
+            inflight.window,
+            lambda row: request.chooser.choose(logits[row], head + 1 + row, text[: head + 1 + row]),
+        )
+
+    def _commit(self, inflight: InFlight, acceptance: Acceptance) -> list[int]:
+        tokens = [*inflight.window[: acceptance.num_accepted].tolist(), acceptance.next_token]
+        self.request.commit(tokens, acceptance.gaps, self.target.near_tie_gap)
+        self.target.keep(self.request, inflight.head + acceptance.num_accepted + 1)
+        return tokens
+
+    def _next_window(self, inflight: InFlight, acceptance: Acceptance) -> tuple[NDArray[np.int64], str]:
+        return NO_TOKENS, "none"
+
+
+class SerialDriver(PlainDriver):
+    """Draft, then verify: both devices take turns. The ablation of what overlapping brings."""
+
+    name = "serial"
+
+    def __init__(self, request: Request, target: TargetLink, draft: DraftLink, passes: int) -> None:
+        super().__init__(request, target)
+        self.draft = draft
+        self.passes = passes
+
+    def start(self) -> InFlight:
+        """Prefill target and draft at the same time; the first window is drafted meanwhile."""
+        request, drafter = self.request, self.draft.drafter
+        tokens = request.tokens.copy()
+        self.draft.post(partial(drafter.prefill, tokens, request.chooser, request.ledger))
+        self.target.prefill(request)
+        limit = request.window_limit()
+        window = self.draft.ask(partial(drafter.fresh, limit, self.passes), NO_TOKENS) if limit else NO_TOKENS
+        return InFlight(request.num_tokens - 1, window)
+
+    def _next_window(self, inflight: InFlight, acceptance: Acceptance) -> tuple[NDArray[np.int64], str]:
+        """Ask the draft and wait for its answer."""
+        limit = self.request.window_limit()
+        if not limit:
+            return NO_TOKENS, "none"
+        job = partial(
+            self.draft.drafter.resolve,
+            inflight.head,
+            acceptance.num_accepted,
+            acceptance.next_token,
+            limit,
+            self.passes,
+        )
+        return self.draft.ask(job, (NO_TOKENS, "none"))
+
+
+class MirrorDriver(SerialDriver):
+    """Mirror speculative decoding: while the target's suffix runs, the draft prepares for each likely correction.
+
+    The two devices meet once per step, at verification (Mirror-SD, arXiv 2510.13161, section 3).
+    """
+
+    name = "mirror"
+
+    def __init__(
+        self, request: Request, target: TargetLink, draft: DraftLink, passes: int, planner: RootPlanner
+    ) -> None:
+        super().__init__(request, target, draft, passes)
+        self.planner = planner
+        self._table = BranchTable()
+        self._mailbox = Mailbox()
+
+    def _run_target(
+        self, inflight: InFlight, on_exit: Callable[[ExitGuesses], None] | None = None
+    ) -> "Future[TargetOutput]":
+        self._table, self._mailbox = BranchTable(), Mailbox()
+        if self.draft.is_working() and self.request.window_limit():
+            self.draft.post(partial(self._prepare, inflight, self._table, self._mailbox))
+            on_exit = self._mailbox.put
+        return super()._run_target(inflight, on_exit)
+
+    def _prepare(self, inflight: InFlight, table: BranchTable, mailbox: Mailbox) -> None:
+        """Runs on the draft worker: grow branches from the exit's proxies until verification ends.
+
+        Early roots, known before any proxy, would be grown here before the mailbox is read.
+        """
+        guesses = mailbox.take()
+        if guesses is None or table.is_closed:
+            return
+        roots = self.planner.plan(inflight.head, inflight.window, guesses)
+        self.draft.drafter.expand(roots, inflight.head, self.request.gamma, table)
+
+    def _accept(self, inflight: InFlight, output: TargetOutput) -> Acceptance:
+        acceptance = super()._accept(inflight, output)
+        self._end_overlap()
+        self.planner.observe(len(inflight.window), acceptance.num_accepted)
+        return acceptance
+
+    def _next_window(self, inflight: InFlight, acceptance: Acceptance) -> tuple[NDArray[np.int64], str]:
+        """The branch of the root that came true, if there is one; otherwise ask the draft and wait."""
+        limit = self.request.window_limit()
+        branch = self._table.get(acceptance.num_accepted, acceptance.next_token)
+        if not limit or branch is None or not self.draft.is_working():
+            return super()._next_window(inflight, acceptance)
+        window = branch.tokens[:limit]
+        self.draft.post(
+            partial(self.draft.drafter.adopt, inflight.head, acceptance.num_accepted, acceptance.next_token, window)
+        )
+        return window, branch.source
+
+    def close(self) -> None:
+        """Stop branches that nobody will read."""
+        self._end_overlap()
+
+    def _end_overlap(self) -> None:
+        self._table.close()
+        self._mailbox.put(None)

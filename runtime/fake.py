@@ -1,0 +1,165 @@
+"""Fake sessions behind the real protocols: a handler decides, everything else is the real runtime.
+
+For scheduler tests here, and for programs that embed mirrorsd and want to test against a scripted model.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirrorsd.graphs.contract import DraftShape
+from mirrorsd.runtime.draft_session import RowBlock, TipGuesses
+from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
+
+TargetHandler = Callable[[list[int]], NDArray[np.floating]]
+"""Text so far -> logits `[V]` of the next token."""
+DraftHandler = Callable[[list[int]], Sequence[int]]
+"""Text so far -> the next `1 + s` tokens."""
+
+
+class FakeTarget:
+    """A `TargetSession` that asks a handler for each row; the exit asks `exit_handler` (default: the same)."""
+
+    near_tie_gap = 1e-6
+
+    def __init__(
+        self,
+        handler: TargetHandler,
+        *,
+        vocab_size: int,
+        context: int = 256,
+        num_candidates: int = 4,
+        exit_handler: TargetHandler | None = None,
+    ) -> None:
+        self.context, self.vocab_size = context, vocab_size
+        self._handler, self._exit_handler = handler, exit_handler or handler
+        self._num_candidates = num_candidates
+        self._text: list[int] = []
+        self.num_passes = 0
+
+    def run(
+        self,
+        tokens: NDArray[np.int64],
+        start: int,
+        *,
+        with_logits: bool,
+        ledger: Ledger,
+        on_exit: Callable[[ExitGuesses], None] | None = None,
+    ) -> TargetOutput:
+        """See `TargetSession.run`."""
+        self.num_passes += 1
+        self._extend(tokens, start)
+        texts = [self._text[: start + row + 1] for row in range(len(tokens))]
+        with ledger.time("target", "prefix"):
+            exit_logits = np.stack([self._exit_handler(text) for text in texts])
+        if on_exit is not None:
+            on_exit(_top(exit_logits, self._num_candidates))
+        with ledger.time("target", "suffix"):
+            logits = np.stack([self._handler(text) for text in texts])
+        best = np.sort(logits, axis=-1)
+        gap = (best[:, -1] - best[:, -2]).astype(np.float32)
+        return TargetOutput(logits.argmax(axis=-1), gap, logits if with_logits else None)
+
+    def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
+        """See `TargetSession.prefill`."""
+        self._extend(tokens, start)
+
+    def describe(self) -> str:
+        """Say that this is a fake."""
+        return "fake"
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def _extend(self, tokens: NDArray[np.int64], start: int) -> None:
+        if start > len(self._text):
+            raise AssertionError(f"rows start at {start}, but only {len(self._text)} positions are cached")
+        self._text = self._text[:start] + [int(token) for token in tokens]
+
+
+class FakeDraft:
+    """A `DraftSession` that rebuilds each row's text from cache slots, exactly as the mask would show it.
+
+    A slot that was never written, or written for another position, fails loudly: cache bookkeeping is tested for real.
+    """
+
+    max_rows = 32
+    max_tips = 32
+    prefill_rows = 16
+
+    def __init__(
+        self,
+        handler: DraftHandler,
+        *,
+        vocab_size: int,
+        num_streams: int = 0,
+        capacity: int = 256,
+    ) -> None:
+        self.capacity = capacity
+        self.shape = DraftShape(
+            num_layers=1,
+            vocab_size=vocab_size,
+            num_kv_heads=1,
+            head_dim=8,
+            num_streams=num_streams,
+            num_candidates=1,
+        )
+        self._handler = handler
+        self._slots: dict[int, tuple[int, int]] = {}
+        self._rows: list[tuple[int, int]] = []
+        self.num_passes = 0
+        self.rows_fed: list[tuple[int, int]] = []
+
+    def run(self, blocks: Sequence[RowBlock], tip_rows: Sequence[int]) -> TipGuesses:
+        """See `DraftSession.run`."""
+        self.num_passes += 1
+        self._rows = []
+        texts: list[list[int]] = []
+        for block in blocks:
+            start = len(self._rows)
+            rows = [(block.first_position + i, int(token)) for i, token in enumerate(block.tokens)]
+            self._rows += rows
+            seen = [self._slots[slot] for slot in (*range(block.chain_visible), *block.extra_slots)]
+            seen += self._rows[: block.lead_rows]
+            texts += [_as_text(seen + rows[: i + 1]) for i in range(len(rows))]
+            assert block.lead_rows <= start
+        self.rows_fed += self._rows
+        ahead = 1 + self.shape.num_streams
+        ids = np.array([list(self._handler(texts[row]))[:ahead] for row in tip_rows], dtype=np.int64)
+        ids = ids.reshape(len(tip_rows), ahead, 1)
+        return TipGuesses(ids, np.zeros(ids.shape, dtype=np.float32))
+
+    def keep_rows(self, rows: Sequence[int], slots: Sequence[int]) -> None:
+        """See `DraftSession.keep_rows`."""
+        for row, slot in zip(rows, slots, strict=True):
+            if slot >= self.capacity:
+                raise AssertionError(f"slot {slot} is past the capacity {self.capacity}")
+            self._slots[slot] = self._rows[row]
+
+    def move_slots(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """See `DraftSession.move_slots`."""
+        moved = [self._slots[slot] for slot in sources]
+        self._slots.update(zip(destinations, moved, strict=True))
+
+    def describe(self) -> str:
+        """Say that this is a fake."""
+        return "fake"
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def _as_text(rows: list[tuple[int, int]]) -> list[int]:
+    positions = [position for position, _ in sorted(rows)]
+    if positions != list(range(len(rows))):
+        raise AssertionError(f"a row sees positions {positions}: its text has holes or doubles")
+    return [token for _, token in sorted(rows)]
+
+
+def _top(logits: NDArray[np.floating], count: int) -> ExitGuesses:
+    ids = np.argsort(-logits, axis=-1, kind="stable")[:, :count]
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    logprobs = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return ExitGuesses(1, ids, np.take_along_axis(logprobs, ids, axis=-1).astype(np.float32))

@@ -1,0 +1,143 @@
+"""What a finished request reports: computed once, from the ledger and the step records."""
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mirrorsd.runtime.ledger import Ledger, Span
+from mirrorsd.runtime.request import Request, StepRecord
+
+REUSE_SOURCES = ("exit", "late")
+_PASS_PARTS = ("prefix", "middle", "exit", "suffix")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationStats:
+    """Figures of one generation. Times in milliseconds are medians over steps unless said otherwise.
+
+    Attributes:
+        seconds: from the call to the last token.
+        prefill_ms: from the call to the first step (both devices).
+        tokens_per_second: new tokens over the time of the steps (prefill left out).
+        steps: verification passes.
+        tokens_per_step: new tokens per step, corrections and bonuses included.
+        mean_accepted: window tokens accepted per step, corrections and bonuses not included.
+        reuse_rate: of the steps that wanted a next window, the share whose window was among the branches.
+        reuse_by_source: the same, split: `exit` was ready, `late` was being finished when it was needed.
+        draft_exposed_ms: mean time per step in which the target waited for the draft.
+        overlap: share of the draft's branch rounds (fallbacks apart) that lies inside the target's passes; 0 without.
+        step_ms: `prefix`, `exit`, `suffix`, `draft` (all rounds of a step), `verify` (reading and accepting), `host`
+            (everything in a step that is neither a device call nor waiting for the draft).
+        near_ties: committed tokens whose runner-up was so close that another row count might have chosen it.
+        near_tie_positions: their absolute positions.
+        num_prompt_tokens: tokens of the prompt.
+        num_reused_tokens: prompt tokens found in the cache of the request before.
+        warnings: what went wrong without changing the text.
+    """
+
+    seconds: float
+    prefill_ms: float
+    tokens_per_second: float
+    steps: int
+    tokens_per_step: float
+    mean_accepted: float
+    reuse_rate: float
+    reuse_by_source: dict[str, float]
+    draft_exposed_ms: float
+    overlap: float
+    step_ms: dict[str, float]
+    near_ties: int
+    near_tie_positions: list[int]
+    num_prompt_tokens: int
+    num_reused_tokens: int
+    warnings: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+
+def summarise(request: Request, started: float, ended: float, warnings: Sequence[str] = ()) -> GenerationStats:
+    """Compute the figures of a request that took from `started` to `ended` (seconds of `perf_counter`)."""
+    steps = request.steps
+    num_steps = max(len(steps), 1)
+    first = steps[0].started if steps else ended
+    decode_seconds = max((steps[-1].ended if steps else ended) - first, 1e-9)
+    wanted = Counter(step.next_source for step in steps if step.next_source != "none")
+    num_wanted = max(sum(wanted.values()), 1)
+    by_source = {source: wanted[source] / num_wanted for source in REUSE_SOURCES if wanted[source]}
+    exposed = sum(span.seconds for span in request.ledger.spans if span.name == "exposed" and span.start >= first)
+    return GenerationStats(
+        seconds=ended - started,
+        prefill_ms=1e3 * (first - started),
+        tokens_per_second=request.num_new / decode_seconds,
+        steps=len(steps),
+        tokens_per_step=request.num_new / num_steps,
+        mean_accepted=sum(step.num_accepted for step in steps) / num_steps,
+        reuse_rate=sum(by_source.values()),
+        reuse_by_source=by_source,
+        draft_exposed_ms=1e3 * exposed / num_steps,
+        overlap=measure_overlap(request.ledger.spans),
+        step_ms=_step_times(steps, request.ledger),
+        near_ties=len(request.near_ties),
+        near_tie_positions=list(request.near_ties),
+        num_prompt_tokens=request.num_prompt,
+        num_reused_tokens=request.num_reused,
+        warnings=list(warnings),
+    )
+
+
+def measure_overlap(spans: Sequence[Span]) -> float:
+    """Share of the draft's `expand` time that lies inside target passes.
+
+    A round from 0 to 4 s beside passes from 1 to 3 s and from 3 to 4 s overlaps for 3 of 4 seconds:
+
+    >>> spans = [Span("draft", "expand", 0, 4), Span("target", "prefix", 1, 3), Span("target", "suffix", 3, 4)]
+    >>> measure_overlap(spans)
+    0.75
+    """
+    passes = sorted((s.start, s.end) for s in spans if s.device == "target" and s.name.startswith(_PASS_PARTS))
+    starts = [start for start, _ in passes]
+    total = inside = 0.0
+    for span in spans:
+        if span.device != "draft" or span.name != "expand":
+            continue
+        total += span.seconds
+        first = max(bisect_left(starts, span.start) - 1, 0)
+        for start, end in passes[first:]:
+            if start >= span.end:
+                break
+            inside += max(0.0, min(end, span.end) - max(start, span.start))
+    return inside / total if total else 0.0
+
+
+def _step_times(steps: Sequence[StepRecord], ledger: Ledger) -> dict[str, float]:
+    """Median milliseconds per step of each part."""
+    if not steps:
+        return {}
+    starts = [step.started for step in steps]
+    parts: list[dict[str, float]] = [defaultdict(float) for _ in steps]
+    for span in ledger.spans:
+        index = bisect_left(starts, span.start) - 1
+        if index >= 0 and span.name != "prefill" and span.start < steps[-1].ended:
+            parts[index][f"{span.device}.{span.name}"] += span.seconds
+    rows = [_split_step(step, part) for step, part in zip(steps, parts, strict=True)]
+    return {name: round(1e3 * float(np.median([row[name] for row in rows])), 4) for name in rows[0]}
+
+
+def _split_step(step: StepRecord, part: dict[str, float]) -> dict[str, float]:
+    target = {name.removeprefix("target."): s for name, s in part.items() if name.startswith("target.")}
+    busy = sum(target.values())
+    exposed = part["host.exposed"]
+    return {
+        "prefix": target.get("prefix", 0.0) + sum(s for name, s in target.items() if name.startswith("middle")),
+        "exit": target.get("exit", 0.0),
+        "suffix": target.get("suffix", 0.0),
+        "draft": part["draft.expand"] + part["draft.fresh"],
+        "verify": target.get("read", 0.0) + part["host.accept"],
+        "host": max(0.0, step.ended - step.started - busy - exposed),
+    }

@@ -1,0 +1,111 @@
+"""One request: its text, its limits, its randomness, and the record of its steps."""
+
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirrorsd.graphs.errors import Cancelled, ContextLengthError, GenerationError
+from mirrorsd.runtime.choosing import TokenChooser
+from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
+from mirrorsd.runtime.ledger import Ledger
+
+
+class StepRecord(NamedTuple):
+    """One step: when (seconds of `perf_counter`), how long its window was, how much of it was right.
+
+    `next_source` says where the next window came from: `exit` (a branch was ready), `late` (a branch was being
+    finished), `fresh` (drafted while the target waited), `none` (no window was wanted).
+    """
+
+    started: float
+    ended: float
+    num_window: int
+    num_accepted: int
+    next_source: str
+
+
+class Request:
+    """State of one generation. The scheduler's thread owns it.
+
+    Attributes:
+        gamma: most window tokens.
+        num_reused: prompt tokens that were cached from an earlier request.
+        near_ties: absolute positions of committed tokens whose runner-up was closer than the near-tie gap.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        config: GenerationConfig,
+        speculation: SpeculationConfig,
+        context: int,
+        cancel: threading.Event,
+    ) -> None:
+        check_prompt_fits(len(prompt), context)
+        self.config, self.speculation = config, speculation
+        self.chooser = TokenChooser(config)
+        self.ledger = Ledger()
+        self.gamma = speculation.gamma
+        self.num_prompt = self.num_tokens = len(prompt)
+        self.num_reused = 0
+        self.max_tokens = min(context, len(prompt) + config.max_new_tokens)
+        self.steps: list[StepRecord] = []
+        self.near_ties: list[int] = []
+        self._cancel = cancel
+        self._text = np.zeros(context + speculation.gamma + 1, dtype=np.int64)
+        self._text[: len(prompt)] = prompt
+
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        """Prompt and committed tokens."""
+        return self._text[: self.num_tokens]
+
+    @property
+    def num_new(self) -> int:
+        """Committed tokens after the prompt."""
+        return self.num_tokens - self.num_prompt
+
+    def text_with(self, window: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Committed tokens followed by the window."""
+        stop = self.num_tokens + len(window)
+        self._text[self.num_tokens : stop] = window
+        return self._text[:stop]
+
+    def commit(self, tokens: Sequence[int], gaps: Sequence[float], near_tie_gap: float) -> None:
+        """Append what a step decided; `gaps` are the distances to the runners-up."""
+        start = self.num_tokens
+        self._text[start : start + len(tokens)] = tokens
+        self.num_tokens = start + len(tokens)
+        self.near_ties += [start + i for i, gap in enumerate(gaps) if gap < near_tie_gap]
+
+    def window_limit(self) -> int:
+        """Window tokens that can still be useful: a step commits one more than it accepts."""
+        return max(0, min(self.gamma, self.max_tokens - self.num_tokens - 1))
+
+    def record(self, step: StepRecord) -> None:
+        """Note a finished step."""
+        self.steps.append(step)
+
+    def raise_if_cancelled(self) -> None:
+        """Raise `Cancelled` if the caller asked to stop."""
+        if self._cancel.is_set():
+            raise Cancelled(f"Cancelled after {self.num_new} new tokens.")
+
+
+def check_prompt_fits(num_prompt: int, context: int) -> None:
+    """Refuse an empty prompt, and one that leaves no room for a single new token.
+
+    Raises:
+        GenerationError: the prompt has no token.
+        ContextLengthError: the prompt is as long as the context or longer.
+    """
+    if num_prompt == 0:
+        raise GenerationError("The prompt is empty: give at least one token of text, or a message.")
+    if num_prompt >= context:
+        raise ContextLengthError(
+            f"The prompt has {num_prompt} tokens and the bundle's context is {context}, new tokens included. "
+            "Shorten the prompt, or export the bundle again with a larger --context."
+        )

@@ -1,0 +1,73 @@
+"""The scheduler's line to the target worker: chunked prefill, passes over windows, the record of what is cached."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirrorsd.runtime.drafter import longest_common_prefix
+from mirrorsd.runtime.request import Request
+from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput, TargetSession
+from mirrorsd.runtime.workers import DeviceWorker
+
+
+class TargetLink:
+    """Runs the target for one request at a time; its cache survives from request to request."""
+
+    def __init__(self, session: TargetSession, worker: DeviceWorker) -> None:
+        self.context = session.context
+        self.vocab_size = session.vocab_size
+        self.near_tie_gap = session.near_tie_gap
+        self._session, self._worker = session, worker
+        self._cached = np.zeros(session.context, dtype=np.int64)
+        self._num_cached = 0
+
+    def prefill(self, request: Request) -> None:
+        """Feed all tokens but the last, in chunks, after the longest common prefix with what is cached already."""
+        tokens = request.tokens[:-1]
+        start = longest_common_prefix(self._cached[: self._num_cached], tokens)
+        request.num_reused = start
+        while start < len(tokens):
+            request.raise_if_cancelled()
+            stop = min(start + request.speculation.prefill_rows, len(tokens))
+            chunk = tokens[start:stop]
+            self._worker.run(partial(self._session.prefill, chunk, start, ledger=request.ledger))
+            self._remember(start, chunk)
+            start = stop
+        self._num_cached = len(tokens)
+
+    def submit(
+        self,
+        request: Request,
+        head: int,
+        window: NDArray[np.int64],
+        on_exit: Callable[[ExitGuesses], None] | None,
+    ) -> "Future[TargetOutput]":
+        """Start a pass over the head token and the window; rows are padded where equal row counts are asked for."""
+        rows = np.empty(1 + len(window), dtype=np.int64)
+        rows[0] = request.tokens[head]
+        rows[1:] = window
+        self._num_cached = min(self._num_cached, head)
+        padded = request.speculation.pad_rows_to
+        if len(rows) < padded <= self.context - head:
+            rows = np.concatenate([rows, np.zeros(padded - len(rows), dtype=np.int64)])
+        job = partial(
+            self._session.run,
+            rows,
+            head,
+            with_logits=request.chooser.needs_logits,
+            ledger=request.ledger,
+            on_exit=on_exit,
+        )
+        return self._worker.submit(job)
+
+    def keep(self, request: Request, num_cached: int) -> None:
+        """Note that the first `num_cached` positions of the committed text are cached."""
+        start = self._num_cached
+        self._remember(start, request.tokens[start:num_cached])
+
+    def _remember(self, start: int, tokens: NDArray[np.int64]) -> None:
+        self._cached[start : start + len(tokens)] = tokens
+        self._num_cached = start + len(tokens)

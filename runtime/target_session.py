@@ -1,0 +1,56 @@
+"""The target as the runtime sees it: one pass over rows, with the exits' proxies delivered on the way.
+
+`TargetSession` is the seam: ONNX Runtime implements it (`onnx_target`), tests implement it with a handler (`fake`).
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirrorsd.runtime.ledger import Ledger
+
+
+class ExitGuesses(NamedTuple):
+    """What an exit says at every row: `ids` and `logprobs` `[S, K]`, best first; `layer` is its depth."""
+
+    layer: int
+    ids: NDArray[np.int64]
+    logprobs: NDArray[np.float32]
+
+
+class TargetOutput(NamedTuple):
+    """The target's answer at the asked rows: `argmax_ids [R]`, `argmax_gap [R]`, and `logits [R, V]` if asked for."""
+
+    argmax_ids: NDArray[np.int64]
+    argmax_gap: NDArray[np.float32]
+    logits: NDArray[np.floating] | None
+
+
+class TargetSession(Protocol):
+    """The target on one device, with one cache of `context` rows; rolled back by number."""
+
+    context: int
+    vocab_size: int
+    near_tie_gap: float
+
+    def run(
+        self,
+        tokens: NDArray[np.int64],
+        start: int,
+        *,
+        with_logits: bool,
+        ledger: Ledger,
+        on_exit: Callable[[ExitGuesses], None] | None = None,
+    ) -> TargetOutput:
+        """Run rows `tokens [S]` at positions `start ..`; the cache before `start` is kept, anything after replaced."""
+
+    def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
+        """Like `run`, but only the cache is wanted: no exit, at most one row of logits."""
+
+    def describe(self) -> str:
+        """One line: what runs where."""
+
+    def close(self) -> None:
+        """Release the device."""

@@ -1,0 +1,111 @@
+"""Text to tokens and back, with `tokenizers` and jinja2 only: no transformers at run time."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from mirrorsd.graphs import names
+from mirrorsd.graphs.errors import BundleError, GenerationError
+
+Message = Mapping[str, Any]
+
+
+class BundleTokenizer:
+    """The tokenizer and chat template of a bundle."""
+
+    def __init__(self, bundle: Path) -> None:
+        folder = bundle / names.TOKENIZER_FOLDER
+        try:
+            self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:  # tokenizers raises nothing narrower
+            raise BundleError(f"{folder / 'tokenizer.json'} cannot be read ({error}). Export again.") from error
+        self._settings = _read_settings(folder / "tokenizer_config.json")
+        template = folder / "chat_template.jinja"
+        self._template = _compile(template.read_text(encoding="utf-8")) if template.is_file() else None
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a plain text, with the special tokens that the tokenizer adds by itself."""
+        return list(self._tokenizer.encode(text, add_special_tokens=True).ids)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of a conversation through the model's chat template, ending where the assistant speaks.
+
+        Raises:
+            GenerationError: no template, no message, or the template refuses the messages.
+        """
+        if self._template is None:
+            raise GenerationError("This bundle has no chat template: give a plain prompt instead of messages.")
+        if not messages:
+            raise GenerationError("The list of messages is empty: give at least one {'role': ..., 'content': ...}.")
+        try:
+            text = self._template.render(
+                messages=[dict(message) for message in messages], add_generation_prompt=True, **self._settings
+            )
+        except jinja2.TemplateError as error:
+            raise GenerationError(f"The chat template refused the messages: {error}") from error
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of the ids, special tokens left out."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def decoder(self) -> "IncrementalDecoder":
+        """A decoder for a stream of tokens."""
+        return IncrementalDecoder(self._tokenizer)
+
+
+class IncrementalDecoder:
+    """Turns tokens into text as they come; characters split over tokens wait until they are whole."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._ids: list[int] = []
+        self._given = ""
+
+    def push(self, token: int) -> str:
+        """The text that this token completes (often empty for a part of a character)."""
+        self._ids.append(token)
+        piece = self._stream.step(self._tokenizer, token) or ""
+        self._given += piece
+        return piece
+
+    def finish(self) -> str:
+        """What is left at the end: the remains of an incomplete character, as the tokenizer shows them."""
+        whole = str(self._tokenizer.decode(self._ids, skip_special_tokens=True))
+        return whole[len(self._given) :] if whole.startswith(self._given) else ""
+
+
+def _read_settings(path: Path) -> dict[str, Any]:
+    """Variables that chat templates may use: special tokens by name."""
+    document = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    settings: dict[str, Any] = {}
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        value = document.get(name)
+        settings[name] = value.get("content") if isinstance(value, dict) else value
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _compile(source: str) -> jinja2.Template:
+    """A template in the sandbox and with the helpers that transformers gives it."""
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_template_error
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    return environment.from_string(source)
+
+
+def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_template_error(message: str) -> None:
+    raise jinja2.TemplateError(message)
