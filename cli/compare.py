@@ -9,7 +9,7 @@ from rich.table import Table
 
 from mirrorsd.cli import options
 from mirrorsd.cli.comparison import ALL_CATEGORIES, Answer, Difference, find_differences, measure, summarise
-from mirrorsd.cli.console import note, print_json, print_table, progress
+from mirrorsd.cli.console import add_row, note, print_json, print_table, progress
 from mirrorsd.cli.failures import EXIT_FAILED
 from mirrorsd.cli.loading import open_pipeline
 from mirrorsd.cli.machine import describe_machine, installed_versions
@@ -166,5 +166,5 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
         for row in rows:
             if row["category"] == category:
                 cells = ("-" if row[key] is None else f"{row[key]:.{digits}f}" for key, _, digits in _COLUMNS)
-                table.add_row(row["method"], *cells)
+                add_row(table, row["method"], *cells)
         print_table(table)

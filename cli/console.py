@@ -4,14 +4,22 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 _PIPE_COLUMNS = 140
 Advance = Callable[[str], None]
-ReportShare = Callable[[str, float], None]
+
+
+class ReportShare(Protocol):
+    """Takes what is being done, and the share done, 0..1."""
+
+    def __call__(self, stage: str, fraction: float) -> None:
+        """Show it."""
 
 
 def print_json(document: Mapping[str, object]) -> None:
@@ -22,6 +30,11 @@ def print_json(document: Mapping[str, object]) -> None:
 def print_table(table: Table) -> None:
     """Print a table; a pipe has no width of its own, so it gets a generous one."""
     Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS).print(table)
+
+
+def add_row(table: Table, *cells: str) -> None:
+    """Add a row as it stands: rich would take `[cuda]` for a style."""
+    table.add_row(*(Text(cell) for cell in cells))
 
 
 def note(text: str) -> None:
@@ -53,16 +66,16 @@ def show_share(title: str) -> Iterator[ReportShare]:
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=1.0)
-        yield lambda stage, share: bar.update(task, completed=share, description=f"{title}: {stage}")
+        yield lambda stage, fraction: bar.update(task, completed=fraction, description=f"{title}: {stage}")
 
 
 def _plain_stages(title: str) -> ReportShare:
     last_stage = ""
 
-    def report(stage: str, share: float) -> None:
+    def report(stage: str, fraction: float) -> None:
         nonlocal last_stage
         if stage != last_stage:
-            note(f"{title} ({share:.0%}): {stage}")
+            note(f"{title} ({fraction:.0%}): {stage}")
         last_stage = stage
 
     return report

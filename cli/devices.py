@@ -1,24 +1,25 @@
 """`mirrorsd devices`: what this machine has, which device maps fit, and what `auto` picks."""
 
-from dataclasses import dataclass
+from dataclasses import asdict
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.table import Table
 
 from mirrorsd.cli import options
-from mirrorsd.cli.console import print_json, print_table
+from mirrorsd.cli.console import add_row, print_json, print_table
 from mirrorsd.cli.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import builtin_names, load_device_map
-from mirrorsd.graphs.errors import DeviceError
+
+if TYPE_CHECKING:
+    from mirrorsd.runtime import DeviceInventory
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CardFit:
-    """Whether a card can be used here; `reason` says why not."""
+class CardFit(NamedTuple):
+    """Whether a card can be used here; `missing` says why not, one sentence each."""
 
     name: str
     description: str
-    fits: bool
-    reason: str
+    missing: list[str]
 
 
 def devices(as_json: options.AsJson = False) -> None:
@@ -26,43 +27,38 @@ def devices(as_json: options.AsJson = False) -> None:
     from mirrorsd.runtime import choose_device_map, device_inventory
 
     inventory = device_inventory()
-    fits = [fit_of(name) for name in builtin_names()]
-    chosen, reasons = choose_device_map("auto")
+    fits = card_fits(inventory)
+    chosen = choose_device_map("auto", inventory).device_map
     if as_json:
-        print_json(
-            {
-                "machine": describe_machine(),
-                "versions": installed_versions(),
-                "inventory": inventory,
-                "device_maps": [{"name": fit.name, "fits": fit.fits, "reason": fit.reason} for fit in fits],
-                "auto": chosen.name,
-            }
-        )
+        cards = [{"name": fit.name, "fits": not fit.missing, "missing": fit.missing} for fit in fits]
+        place = {"machine": describe_machine(), "versions": installed_versions()}
+        print_json(place | {"devices": asdict(inventory), "device_maps": cards, "auto": chosen.name})
         return
-    machine = Table("this machine", "", title_justify="left")
-    for key, value in (describe_machine() | installed_versions() | inventory).items():
-        machine.add_row(key, ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
-    print_table(machine)
+    print_table(_machine_table(inventory))
     print_table(_fit_table(fits))
     print(f"auto picks {chosen.name}")
-    for reason in reasons:
-        print(f"  {reason}")
 
 
-def fit_of(name: str) -> CardFit:
-    """Ask the runtime whether a card can be used here."""
-    from mirrorsd.runtime import choose_device_map
+def card_fits(inventory: "DeviceInventory") -> list[CardFit]:
+    """Hold every built-in card against the machine."""
+    from mirrorsd.runtime import missing_devices
 
-    description = load_device_map(name).description
-    try:
-        choose_device_map(name)
-    except DeviceError as error:
-        return CardFit(name=name, description=description, fits=False, reason=str(error))
-    return CardFit(name=name, description=description, fits=True, reason="")
+    cards = [load_device_map(name) for name in builtin_names()]
+    return [CardFit(card.name, card.description, missing_devices(card, inventory)) for card in cards]
+
+
+def _machine_table(inventory: "DeviceInventory") -> Table:
+    table = Table("this machine", "")
+    for key, value in (describe_machine() | installed_versions()).items():
+        add_row(table, key, str(value))
+    add_row(table, "ONNX Runtime providers", ", ".join(inventory.providers))
+    add_row(table, "OpenVINO devices", ", ".join(inventory.openvino_devices))
+    add_row(table, "NPU plugin", "present" if inventory.has_npu_plugin else "absent")
+    return table
 
 
 def _fit_table(fits: list[CardFit]) -> Table:
-    table = Table("device map", "fits", "what it is, or why not")
+    table = Table("device map", "fits", "what it is, or what is missing")
     for fit in fits:
-        table.add_row(fit.name, "yes" if fit.fits else "no", fit.description if fit.fits else fit.reason)
+        add_row(table, fit.name, "no" if fit.missing else "yes", "\n".join(fit.missing) or fit.description)
     return table

@@ -8,12 +8,10 @@ import typer
 
 from mirrorsd.cli import options
 from mirrorsd.cli.console import note, print_json, show_share
-from mirrorsd.graphs.errors import ConfigError, ExportError
+from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:
     from mirrorsd.graphs import Manifest
-
-_INSTALL = 'Exporting needs PyTorch and its friends: pip install "mirrorsd[export]"'
 
 
 def export(
@@ -32,10 +30,8 @@ def export(
     layers = read_exit_layers(exit_layer)
     if device_map is not None:
         check_device_map(device_map)
-    try:
-        from mirrorsd.export import ExportOptions, export_pair
-    except ModuleNotFoundError as error:
-        raise ExportError(f"{error.name} is not installed. {_INSTALL}") from error
+    from mirrorsd.export import ExportOptions, export_pair
+
     chosen = ExportOptions(
         exit_layers=layers,
         precision=precision,

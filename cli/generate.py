@@ -66,6 +66,8 @@ def generate(
             note(line)
         result = stream_to_terminal(pipe, request, config)
         note(summary(result))
+        for warning in result.stats.warnings:
+            note(f"warning: {warning}")
 
 
 def stream_to_terminal(pipe: "MirrorPipeline", request: Request, config: "GenerationConfig") -> "GenerationResult":

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from rich.table import Table
 
 from mirrorsd.cli import options
-from mirrorsd.cli.console import print_json, print_table
+from mirrorsd.cli.console import add_row, print_json, print_table
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import Manifest
 
@@ -39,18 +39,18 @@ def _model_table(manifest: Manifest) -> Table:
         ("buckets (rows x tips)", "", ", ".join(f"{bucket.rows}x{bucket.tips}" for bucket in draft.buckets)),
     )
     for row in rows:
-        table.add_row(*row)
+        add_row(table, *row)
     return table
 
 
 def _stage_table(manifest: Manifest) -> Table:
     table = Table("stage", "layers", "file", title="Stages", title_justify="left")
     for segment in manifest.target.segments:
-        table.add_row(segment.name, f"{segment.first_layer}-{segment.end_layer - 1}", segment.file)
+        add_row(table, segment.name, f"{segment.first_layer}-{segment.end_layer - 1}", segment.file)
     for point in manifest.target.exits:
         adapter = f"adapter of rank {point.adapter_rank}" if point.adapter_rank else "no adapter"
-        table.add_row(point.name, f"after {point.layer} ({adapter}, top {point.num_candidates})", point.file)
-    table.add_row("draft", f"0-{manifest.draft.shape.num_layers - 1}", manifest.draft.file)
+        add_row(table, point.name, f"after {point.layer} ({adapter}, top {point.num_candidates})", point.file)
+    add_row(table, "draft", f"0-{manifest.draft.shape.num_layers - 1}", manifest.draft.file)
     return table
 
 
@@ -58,15 +58,15 @@ def _verify_table(manifest: Manifest) -> Table:
     table = Table("stage", "largest error", "same top-1", "positions", "text", title="Verify", title_justify="left")
     for result in manifest.verify:
         agreement = f"{result.top1_agreement:.1%}"
-        table.add_row(result.stage, f"{result.max_abs_error:.1e}", agreement, str(result.positions), result.text)
+        add_row(table, result.stage, f"{result.max_abs_error:.1e}", agreement, str(result.positions), result.text)
     return table
 
 
 def _file_table(manifest: Manifest) -> Table:
     table = Table("file", "size", "SHA-256", title="Files", title_justify="left")
     for name, entry in manifest.files.items():
-        table.add_row(name, readable_size(entry.bytes), entry.sha256[:12])
-    table.add_row("all", readable_size(sum(entry.bytes for entry in manifest.files.values())), "")
+        add_row(table, name, readable_size(entry.bytes), entry.sha256[:12])
+    add_row(table, "all", readable_size(sum(entry.bytes for entry in manifest.files.values())), "")
     return table
 
 
@@ -75,7 +75,7 @@ def _coverage_table(manifest: Manifest) -> Table:
         "exit coverage", "", title="Share of the target's own choices among an exit's best", title_justify="left"
     )
     for key, value in manifest.exit_coverage.items():
-        table.add_row(str(key), str(value))
+        add_row(table, str(key), str(value))
     return table
 
 
