@@ -1,0 +1,78 @@
+"""The target writes the same text alone, in a batch, and after a restart."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.training.self_prompts import PromptRules, cut_prompts
+from mirrorsd.training.self_text import SelfTextConfig, generate_batch, read_self_text, write_self_text
+
+END = 2
+
+
+@pytest.fixture(scope="module")
+def target() -> LlamaForCausalLM:
+    torch.manual_seed(5)
+    config = LlamaConfig(
+        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        intermediate_size=48, tie_word_embeddings=True, max_position_embeddings=64, initializer_range=0.3,
+        bos_token_id=1, eos_token_id=END, pad_token_id=0,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+PROMPTS = [[1, 9, 8], [1, 7], [1, 30, 31, 32, 33, 34], [1, 4, 5, 6]]
+
+
+def test_greedy_text_is_that_of_transformers(target: LlamaForCausalLM) -> None:
+    config = SelfTextConfig(end=END, max_new_tokens=12)
+    texts = generate_batch(target, PROMPTS, torch.zeros(len(PROMPTS)), config)
+    for prompt, text in zip(PROMPTS, texts, strict=True):
+        ids = torch.tensor([prompt])
+        alone = target.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)
+        assert text == alone[0].tolist()
+
+
+def test_a_text_ends_at_its_end_token_or_its_limit(target: LlamaForCausalLM) -> None:
+    config = SelfTextConfig(end=END, max_new_tokens=9)
+    texts = generate_batch(target, PROMPTS * 8, torch.full((32,), 3.0), config)
+    for prompt, text in zip(PROMPTS * 8, texts, strict=True):
+        written = text[len(prompt) :]
+        assert text[: len(prompt)] == prompt
+        assert END not in written[:-1]
+        assert len(written) == 9 or written[-1] == END
+
+
+def test_the_context_is_never_exceeded(target: LlamaForCausalLM) -> None:
+    config = SelfTextConfig(end=END, max_new_tokens=500)
+    (text,) = generate_batch(target, [[1, 9, 8]], torch.zeros(1), config)
+    assert len(text) <= target.config.max_position_embeddings
+
+
+def test_parts_and_restarts_write_the_same_batches(target: LlamaForCausalLM, tmp_path: Path) -> None:
+    config = SelfTextConfig(end=END, max_new_tokens=6, batch=2)
+    write_self_text(target, PROMPTS, tmp_path / "whole", config)
+    for part in (0, 1):
+        write_self_text(target, PROMPTS, tmp_path / "parts", config, (part, 2))
+    (tmp_path / "parts" / "batch_00001.npz").unlink()
+    write_self_text(target, PROMPTS, tmp_path / "parts", config)
+    np.testing.assert_array_equal(read_self_text(tmp_path / "whole"), read_self_text(tmp_path / "parts"))
+
+
+def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no text"):
+        read_self_text(tmp_path)
+
+
+def test_prompts_end_after_an_assistant_mark_or_early_in_a_text() -> None:
+    rules = PromptRules(bos=1, assistant=4, shortest=2, longest=9)
+    stream = np.array([1, 3, 20, 2, 4, 21, 2, 1, 22, 23, 24, 25, 26, 2], np.uint16)
+    prompts = cut_prompts(stream, rules, count=10, seed=0)
+    assert [1, 3, 20, 2, 4] in prompts
+    assert len(prompts) == 2
+    plain = next(prompt for prompt in prompts if prompt[1] == 22)
+    assert 2 <= len(plain) <= 3

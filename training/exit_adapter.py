@@ -1,0 +1,145 @@
+"""Exit adapters: a low-rank correction of a prefix's hidden state before the target's own norm and head.
+
+Owns: the adapter, its file, and its training against the target's final distribution.
+Does not own: measuring exits (`exit_coverage.py`), the exported exit graph (`mirrorsd.export`).
+
+`h' = h + up(down(h))`, then the target's final norm and LM head. Only the proxies change, never the text, so an adapter
+is lossless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from mirrorsd.graphs.errors import ConfigError, ExportError
+
+from .divergence import divergence
+from .optimizers import descend, set_rate
+from .timed_run import RunConfig, TimedRun
+from .token_stream import TokenStream
+
+__all__ = ["ADAPTERS_FILE", "ExitAdapter", "load_adapters", "make_adapters", "save_adapters", "train_adapters"]
+
+ADAPTERS_FILE = "exit_adapters.safetensors"
+ADAPTERS_FORMAT = "mirrorsd-exit-1"
+
+
+class ExitAdapter(nn.Module):
+    """A linear low-rank residual; it starts as the identity."""
+
+    def __init__(self, hidden: int, rank: int) -> None:
+        """Make an adapter for hidden states of width `hidden`.
+
+        Raises:
+            ConfigError: The rank is not within 1..hidden.
+        """
+        super().__init__()
+        if not 1 <= rank <= hidden:
+            raise ConfigError(f"rank is {rank}; allowed are 1..{hidden} (the hidden size)")
+        self.down = nn.Linear(hidden, rank, bias=False)
+        self.up = nn.Linear(rank, hidden, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the corrected hidden states, same shape."""
+        corrected: Tensor = hidden + self.up(self.down(hidden))
+        return corrected
+
+
+def make_adapters(hidden: int, layers: Iterable[int], rank: int) -> dict[int, ExitAdapter]:
+    """Return one untrained adapter per exit layer."""
+    return {layer: ExitAdapter(hidden, rank) for layer in layers}
+
+
+def save_adapters(folder: Path, adapters: dict[int, ExitAdapter], *, dtype: torch.dtype = torch.float16) -> None:
+    """Write all adapters into one file beside the target's weights."""
+    tensors = {}
+    for layer, adapter in sorted(adapters.items()):
+        for part in ("down", "up"):
+            weight = getattr(adapter, part).weight
+            tensors[f"layers.{layer}.{part}.weight"] = weight.detach().to(dtype).contiguous()
+    save_file(tensors, folder / ADAPTERS_FILE, metadata={"format": ADAPTERS_FORMAT})
+
+
+def load_adapters(folder: Path) -> dict[int, ExitAdapter]:
+    """Read the adapters beside a target's weights, in single precision.
+
+    Raises:
+        ExportError: No such file, or not of this format.
+    """
+    path = folder / ADAPTERS_FILE
+    if not path.is_file():
+        raise ExportError(f"{path} does not exist; train adapters first, or export with an untrained exit")
+    with safe_open(path, framework="pt") as file:
+        found = (file.metadata() or {}).get("format")
+        if found != ADAPTERS_FORMAT:
+            raise ExportError(f"{path} has format {found!r}; expected {ADAPTERS_FORMAT!r}")
+        tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118 - not a dict
+    adapters = {}
+    for layer in sorted({int(name.split(".")[1]) for name in tensors}):
+        down, up = (tensors[f"layers.{layer}.{part}.weight"] for part in ("down", "up"))
+        adapters[layer] = ExitAdapter(up.shape[0], down.shape[0])
+        adapters[layer].load_state_dict({"down.weight": down, "up.weight": up})
+    return adapters
+
+
+def exit_losses(target: PreTrainedModel, adapters: nn.ModuleDict, ids: Tensor) -> dict[str, Tensor]:
+    """Return, per exit layer, KL(target || exit) on `ids [B,S]`."""
+    with torch.no_grad():
+        outputs = target(ids, use_cache=False, output_hidden_states=True)
+    logits_by_target = outputs.logits.float()
+    losses = {}
+    for layer, adapter in adapters.items():
+        logits_by_exit = exit_logits(target, outputs.hidden_states[int(layer)], adapter)
+        losses[layer] = divergence(logits_by_target, logits_by_exit.float())[0].mean()
+    return losses
+
+
+def exit_logits(target: PreTrainedModel, hidden: Tensor, adapter: nn.Module | None) -> Tensor:
+    """Apply adapter (None: an untrained exit), final norm and LM head to a prefix's hidden state `[..., H]`."""
+    logits: Tensor = target.lm_head(target.model.norm(hidden if adapter is None else adapter(hidden)))
+    return logits
+
+
+def train_adapters(
+    target: PreTrainedModel,
+    adapters: dict[int, ExitAdapter],
+    text: TokenStream,
+    run: RunConfig,
+    *,
+    rate: float = 3e-3,
+    batch: tuple[int, int] = (6, 512),
+) -> None:
+    """Train adapters in place, all exit layers in the same passes of the frozen target.
+
+    Args:
+        target: The model.
+        adapters: By exit layer.
+        text: What the target wrote.
+        run: Where, and for how many seconds; a killed run goes on where it was.
+        rate: Peak learning rate of AdamW.
+        batch: Sequences and tokens per sequence.
+    """
+    target.requires_grad_(False)
+    modules = nn.ModuleDict({str(layer): adapter for layer, adapter in adapters.items()})
+    optimizer = torch.optim.AdamW(modules.parameters(), lr=rate, weight_decay=0.0)
+    for group in optimizer.param_groups:
+        group["peak_lr"] = rate
+    timed = TimedRun(run, {"adapters": modules, "optimizer": optimizer, "text": text})
+
+    def step(share: float) -> tuple[int, dict[str, float]]:
+        set_rate([optimizer], share)
+        ids = text.take(*batch)[:, :-1]
+        with torch.autocast("cpu", torch.bfloat16):
+            losses = exit_losses(target, modules, ids)
+        descend(torch.stack(list(losses.values())).sum(), modules.parameters(), [optimizer])
+        return ids.numel(), {f"exit_{layer}": loss.item() for layer, loss in losses.items()}
+
+    timed.run(step, lambda: None)

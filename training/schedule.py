@@ -1,0 +1,80 @@
+"""Learning rates over a budget of training seconds: warm-up, stable, decay.
+
+Owns: the shape of the schedule and the clock that counts training seconds.
+Does not own: optimisers, saving (`checkpoints.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from mirrorsd.graphs.errors import ConfigError
+
+__all__ = ["TrainingClock", "WarmStableDecay"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStableDecay:
+    """The learning rate as a share of its peak, over a budget of training seconds.
+
+    Attributes:
+        budget_s: Length of the whole training in seconds of training.
+        warm_s: Seconds of linear warm-up.
+        decay_s: Seconds of linear decay to zero at the end.
+    """
+
+    budget_s: float
+    warm_s: float = 30.0
+    decay_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if min(self.budget_s, self.warm_s, self.decay_s) < 0 or self.warm_s + self.decay_s > self.budget_s:
+            raise ConfigError(
+                f"budget_s={self.budget_s} must hold warm_s={self.warm_s} and decay_s={self.decay_s}; "
+                "give a longer budget"
+            )
+
+    def share(self, trained_s: float) -> float:
+        """Return the share of the peak rate after `trained_s` seconds.
+
+        >>> schedule = WarmStableDecay(budget_s=100, warm_s=10, decay_s=40)
+        >>> [schedule.share(second) for second in (5, 30, 80, 100)]
+        [0.5, 1.0, 0.5, 0.0]
+        """
+        warm = trained_s / self.warm_s if self.warm_s else 1.0
+        decay = (self.budget_s - trained_s) / self.decay_s if self.decay_s else float(trained_s < self.budget_s)
+        return max(0.0, min(1.0, warm, decay))
+
+    def is_decaying(self, trained_s: float) -> bool:
+        """Say whether the decay has begun."""
+        return trained_s >= self.budget_s - self.decay_s
+
+
+class TrainingClock:
+    """Count seconds of training so that a pause of the process does not count.
+
+    A step that takes far longer than usual (the process was stopped) counts as a usual step.
+    """
+
+    def __init__(self, trained_s: float = 0.0, *, outlier: float = 4.0) -> None:
+        """Start at `trained_s`; a step longer than `outlier` usual steps is taken for a pause."""
+        self.trained_s = trained_s
+        self._outlier = outlier
+        self._usual_s: float | None = None
+        self._last = time.monotonic()
+
+    def tick(self) -> float:
+        """Count one step, and return the seconds it took by the wall clock."""
+        now = time.monotonic()
+        step_s, self._last = now - self._last, now
+        return self.count(step_s)
+
+    def count(self, step_s: float) -> float:
+        """Count a step that took `step_s` seconds by the wall clock."""
+        if self._usual_s is None:
+            self._usual_s = step_s
+        counted = step_s if step_s < self._outlier * self._usual_s else self._usual_s
+        self._usual_s = 0.9 * self._usual_s + 0.1 * counted
+        self.trained_s += counted
+        return step_s

@@ -1,0 +1,130 @@
+"""A training loop for a given number of seconds, which can be killed and resumed at any time.
+
+Owns: the loop, the checkpoints, the table of losses.
+Does not own: what a step does (a function), the shape of the schedule (`schedule.py`).
+"""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from .checkpoints import load_checkpoint, save_checkpoint
+from .schedule import TrainingClock, WarmStableDecay
+
+__all__ = ["RunConfig", "Stateful", "TimedRun"]
+
+LOSSES_FILE = "losses.csv"
+
+
+class Stateful(Protocol):
+    """What a checkpoint can hold: a model, an optimiser, a token stream."""
+
+    def state_dict(self) -> Any: ...  # noqa: D102 - torch's own protocol
+
+    def load_state_dict(self, state: Any, /) -> Any: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """Where and how long to train.
+
+    Attributes:
+        out: Folder for checkpoints and the table of losses.
+        schedule: Learning rate over the budget of seconds.
+        deadline: Seconds since 1970 at which the run must be over; pauses then shorten it. None: no deadline.
+        save_every_s: Training seconds between checkpoints.
+        check_every_s: Training seconds between measurements on held-back text.
+        report_every: Steps between lines of progress.
+    """
+
+    out: Path
+    schedule: WarmStableDecay
+    deadline: float | None = None
+    save_every_s: float = 100.0
+    check_every_s: float = 300.0
+    report_every: int = 20
+
+
+class TimedRun:
+    """Repeat a step until the budget is spent; `last.pt` and `pre_decay.pt` hold everything needed to go on."""
+
+    def __init__(self, config: RunConfig, parts: Mapping[str, Stateful]) -> None:
+        """Start a run of `parts`, or go on with the one saved in `config.out`."""
+        self._config, self._parts = config, parts
+        self.step, self.tokens = 0, 0
+        trained_s = 0.0
+        config.out.mkdir(parents=True, exist_ok=True)
+        state = load_checkpoint(config.out / "last.pt")
+        if state is not None:
+            for name, part in parts.items():
+                part.load_state_dict(state[name])
+            self.step, self.tokens, trained_s = state["step"], state["tokens"], state["trained_s"]
+            print(f"going on from step {self.step}, {trained_s:.0f} s", flush=True)
+        self.clock = TrainingClock(trained_s)
+        self._saved_at = self._checked_at = trained_s
+
+    def elapsed_s(self) -> float:
+        """Return how far the schedule is: the seconds trained, or more where the deadline is nearer than that."""
+        if self._config.deadline is None:
+            return self.clock.trained_s
+        left_s = self._config.deadline - time.time()
+        return max(self.clock.trained_s, self._config.schedule.budget_s - left_s)
+
+    def is_decaying(self) -> bool:
+        """Say whether the learning rate is falling."""
+        return self._config.schedule.is_decaying(self.elapsed_s())
+
+    def run(self, train_step: Callable[[float], tuple[int, dict[str, float]]], check: Callable[[], None]) -> None:
+        """Train until the budget is spent.
+
+        Args:
+            train_step: Takes the share of the peak learning rate; returns the tokens seen and the losses by name.
+            check: Measures on held-back text and prints.
+        """
+        while self.elapsed_s() < self._config.schedule.budget_s:
+            if self.is_decaying() and not (self._config.out / "pre_decay.pt").exists():
+                self.save("pre_decay.pt")
+            tokens, losses = train_step(self._config.schedule.share(self.elapsed_s()))
+            step_s = self.clock.tick()
+            self.step += 1
+            self.tokens += tokens
+            if self.step % self._config.report_every == 0:
+                self._report(losses, step_s)
+            self._save_and_check(check)
+        self.save("last.pt")
+        check()
+
+    def _save_and_check(self, check: Callable[[], None]) -> None:
+        if self.clock.trained_s - self._saved_at > self._config.save_every_s:
+            self._saved_at = self.clock.trained_s
+            self.save("last.pt")
+        if self.clock.trained_s - self._checked_at > self._config.check_every_s:
+            self._checked_at = self.clock.trained_s
+            check()
+
+    def _report(self, losses: dict[str, float], step_s: float) -> None:
+        shown = " ".join(f"{name} {loss:.3f}" for name, loss in losses.items())
+        print(
+            f"step {self.step}, {self.tokens / 1e6:.2f} M tokens, {self.elapsed_s():.0f} s: {shown} ({step_s:.2f} s)",
+            flush=True,
+        )
+        path = self._config.out / LOSSES_FILE
+        is_new = not path.exists()
+        with path.open("a", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            if is_new:
+                writer.writerow(["step", "tokens", "seconds", *losses])
+            writer.writerow(
+                [self.step, self.tokens, round(self.elapsed_s(), 1), *(round(x, 4) for x in losses.values())]
+            )
+
+    def save(self, name: str) -> None:
+        """Save everything that is needed to go on."""
+        state: dict[str, Any] = {key: part.state_dict() for key, part in self._parts.items()}
+        state |= {"step": self.step, "tokens": self.tokens, "trained_s": self.clock.trained_s}
+        save_checkpoint(self._config.out / name, state)

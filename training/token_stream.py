@@ -1,0 +1,63 @@
+"""A long row of tokens, read in rectangles from front to back, again and again.
+
+Owns: the place in the row, so that a resumed training goes on at the next token.
+Does not own: what the tokens mean.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mirrorsd.graphs.errors import ConfigError
+
+__all__ = ["TokenStream"]
+
+
+class TokenStream:
+    """Read `[sequences, length + 1]` rectangles; neighbours share their border token.
+
+    >>> stream = TokenStream(np.arange(7, dtype=np.uint16))
+    >>> stream.take(2, 3).tolist(), stream.place
+    ([[0, 1, 2, 3], [3, 4, 5, 6]], 6)
+    """
+
+    def __init__(self, tokens: NDArray[np.uint16]) -> None:
+        """Start at the front of `tokens`."""
+        self._tokens = tokens
+        self.place = 0
+
+    @classmethod
+    def open(cls, path: Path) -> TokenStream:
+        """Open a `.npy` file of token ids without reading it into memory."""
+        return cls(np.load(path, mmap_mode="r"))
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def take(self, sequences: int, length: int) -> torch.Tensor:
+        """Return the next `[sequences, length + 1]` token ids (int64).
+
+        Raises:
+            ConfigError: The stream is shorter than one such rectangle.
+        """
+        needed = sequences * length + 1
+        if needed > len(self._tokens):
+            raise ConfigError(f"a batch of {sequences} x {length} needs {needed} tokens; there are {len(self._tokens)}")
+        if self.place + needed > len(self._tokens):
+            self.place = 0
+        starts = self.place + length * np.arange(sequences)
+        self.place += sequences * length
+        rows = np.stack([self._tokens[start : start + length + 1] for start in starts])
+        return torch.from_numpy(rows.astype(np.int64))
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the place."""
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on at a saved place."""
+        self.place = state["place"]
