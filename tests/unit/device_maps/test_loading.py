@@ -111,5 +111,5 @@ def test_card_that_is_not_text(tmp_path: Path) -> None:
 
 
 def test_checks_hold_without_a_file_too() -> None:
-    with pytest.raises(ConfigError, match="speculation[.]roots is 200"):
+    with pytest.raises(ConfigError, match=r"speculation[.]roots is 200; allowed: 0 to 128"):
         SpeculationDefaults(roots=200)

@@ -36,7 +36,7 @@ def test_describe_file_of_known_content(tmp_path: Path) -> None:
 
 
 def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="is not a folder.*mirrorsd export"):
+    with pytest.raises(BundleError, match=r"is not a folder.*mirrorsd export"):
         read_bundle(tmp_path / "nothing.mirror")
 
 
@@ -116,7 +116,7 @@ def test_wrong_type_is_named(bundle: Path, path: tuple[str | int, ...], value: o
 def test_path_that_leaves_the_folder(bundle: Path, path: str) -> None:
     entry = {"bytes": 1, "sha256": "0"}
     edit_manifest(bundle, lambda document: document["files"].update({path: entry}))
-    with pytest.raises(BundleError, match="leaves the bundle's folder.*do not use this bundle"):
+    with pytest.raises(BundleError, match=r"leaves the bundle's folder.*do not use this bundle"):
         read_bundle(bundle)
 
 

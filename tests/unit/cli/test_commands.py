@@ -1,0 +1,204 @@
+"""The sub-commands through the real entry point, with a scripted pipeline behind them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mirrorsd.cli.application import run
+from mirrorsd.graphs.errors import (
+    BundleError,
+    Cancelled,
+    ConfigError,
+    ContextLengthError,
+    DeviceError,
+    ExportError,
+    GenerationError,
+    MirrorError,
+    ParityError,
+)
+
+STATS_FIELDS = {
+    *("steps", "tokens_per_step", "mean_accepted", "reuse_rate", "reuse_by_source"),
+    *("draft_exposed_ms", "overlap", "step_ms", "near_ties"),
+}
+ROW_FIELDS = {
+    *("method", "category", "tokens_per_second", "tokens_per_step"),
+    *("mean_accepted", "reuse_rate", "draft_exposed_ms", "overlap"),
+}
+
+
+def same_answer(method: str, text: str) -> list[int]:
+    return [1, 2, 3]
+
+
+def test_generate_streams_text_and_notes_the_speed(use_pipeline: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    use_pipeline(same_answer)
+    assert run(["generate", "b.mirror", "Once"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "<1><2><3>\n"
+    assert "draft: there" in err
+    assert "3 tokens by auto decoding" in err
+
+
+def test_generate_json_has_exactly_the_documented_fields(use_pipeline: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    use_pipeline(same_answer)
+    assert run(["generate", "b.mirror", "Once", "--method", "mirror", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    fields = {"text", "token_ids", "num_tokens", "method", "device_map", "seconds", "tokens_per_second", "stats"}
+    assert set(document) == fields
+    assert set(document["stats"]) == STATS_FIELDS
+    assert (document["text"], document["num_tokens"], document["method"]) == ("<1><2><3>", 3, "mirror")
+
+
+def test_generate_hands_every_option_on(use_pipeline: Any) -> None:
+    pipeline = use_pipeline(same_answer)
+    text_options = "--temperature 0.8 --top-k 5 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.2 --seed 7 --stop END"
+    speed_options = "--gamma 4 --roots 16 --allocation per_row --passes 3 --device-map cpu"
+    more = "--stop FIN --max-new-tokens 9 --ignore-eos --chat"
+    assert run(["generate", "b.mirror", "Hi", *f"{text_options} {speed_options} {more}".split()]) == 0
+    assert pipeline.loaded == (
+        Path("b.mirror"),
+        "cpu",
+        {"gamma": 4, "roots": 16, "allocation": "per_row", "passes": 3},
+    )
+    prompt, messages, config = pipeline.requests[0]
+    assert (prompt, messages) == (None, [{"role": "user", "content": "Hi"}])
+    assert (config.temperature, config.top_k, config.top_p, config.min_p) == (0.8, 5, 0.9, 0.1)
+    assert (config.repetition_penalty, config.seed, config.stop_strings) == (1.2, 7, ("END", "FIN"))
+    assert (config.max_new_tokens, config.ignore_eos) == (9, True)
+
+
+def test_compare_json(use_pipeline: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    use_pipeline(same_answer)
+    assert run(["compare", "b.mirror", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert set(document) == {"bundle", "device_map", "machine", "versions", "identical", "rows"}
+    assert document["identical"] is True
+    assert [row["method"] for row in document["rows"]] == ["plain", "serial", "mirror"]
+    assert {row["category"] for row in document["rows"]} == {"all"}
+    assert all(set(row) == ROW_FIELDS for row in document["rows"])
+
+
+def test_compare_rows_of_one_category(use_pipeline: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    pipeline = use_pipeline(same_answer)
+    command = ["compare", "b.mirror", "--json", "--category", "dialogue", "--methods", "plain", "--raw"]
+    assert run(command) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["category"] for row in rows] == ["dialogue", "all"]
+    prompts = [prompt for prompt, messages, _ in pipeline.requests if messages is None]
+    assert prompts[1].startswith(f"{prompts[0]}\n\n<1><2><3>\n\n")
+
+
+def test_compare_prints_tables_and_the_verdict(use_pipeline: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    use_pipeline(same_answer)
+    assert run(["compare", "b.mirror", "--methods", "plain,mirror"]) == 0
+    out = capsys.readouterr().out
+    assert "story" in out
+    assert "tokens per step" in out
+    assert out.endswith("identical: yes\n")
+
+
+def test_compare_says_where_texts_differ(use_pipeline: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    use_pipeline(lambda method, text: [1, 2, 9] if method == "mirror" else [1, 2, 3])
+    assert run(["compare", "b.mirror", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["identical"] is False
+    assert "mirror differs from plain at token 2" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError, 2),
+        (ContextLengthError, 2),
+        (BundleError, 3),
+        (ExportError, 3),
+        (ParityError, 3),
+        (DeviceError, 4),
+        (Cancelled, 130),
+        (KeyboardInterrupt, 130),
+        (GenerationError, 1),
+        (MirrorError, 1),
+    ],
+)
+def test_errors_are_one_message_and_a_status(
+    use_pipeline: Any, capsys: pytest.CaptureFixture[str], error: type[BaseException], code: int
+) -> None:
+    def fail(method: str, text: str) -> list[int]:
+        raise error("found this; do [that].")
+
+    use_pipeline(fail)
+    assert run(["generate", "b.mirror", "Once", "--json"]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+    if issubclass(error, MirrorError):
+        assert err == "error: found this; do [that].\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["generate"], "Missing argument"),
+        (["generate", "b", "p", "--nonsense"], "No such option"),
+        (["generate", "b", "p", "--method", "magic"], "Unknown method 'magic'"),
+        (["generate", "b", "p", "--temperature", "hot"], "not a valid float"),
+        (["generate", "b", "p", "--max-new-tokens", "0"], "max_new_tokens is 0"),
+        (["compare", "b", "--methods", "plain,plain"], "--methods is 'plain,plain'"),
+        (["compare", "b", "--methods", ""], "--methods is ''"),
+        (["compare", "b", "--category", "magic"], "No question has the category 'magic'"),
+        (["compare", "b", "--repeats", "0"], "greater than or equal to 1"),
+        (["export", "t", "--draft", "d", "-o", "o", "--exit-layer", "half"], "--exit-layer is 'half'"),
+        (["export", "t", "--draft", "d", "-o", "o", "--device-map", "cpuu"], "did you mean 'cpu'"),
+        (["export", "t", "--draft", "d", "-o", "o", "--precision", "fp3"], "precision is 'fp3'"),
+        (["unknown"], "No such command"),
+    ],
+)
+def test_usage_errors(capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
+    assert run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert words in err
+    assert out == ""
+
+
+@pytest.mark.parametrize(
+    "command", [["inspect", "{}"], ["generate", "{}", "hi"], ["compare", "{}"]], ids=lambda command: command[0]
+)
+def test_a_folder_that_is_no_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    assert run([part.format(tmp_path) for part in command]) == 3
+    assert "so it is not a bundle" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_device_map_is_a_usage_error(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", str(bundle), "hi", "--device-map", "gpu"]) == 2
+    assert "Unknown device map 'gpu'" in capsys.readouterr().err
+
+
+def test_absent_device_is_named(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", str(bundle), "hi", "--device-map", "cuda-npu"]) == 4
+    assert "CUDAExecutionProvider" in capsys.readouterr().err
+
+
+def test_inspect(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", str(bundle)]) == 0
+    out = capsys.readouterr().out
+    assert "tiny-target" in out
+    assert "target/suffix.onnx" in out
+    assert run(["inspect", str(bundle), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["target"]["segments"][0]["name"] == "prefix"
+
+
+def test_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["devices", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert {card["name"] for card in document["device_maps"] if card["fits"]} >= {"cpu"}
+    assert run(["devices"]) == 0
+    assert f"auto picks {document['auto']}" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("mirrorsd ")

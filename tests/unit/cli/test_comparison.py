@@ -1,0 +1,88 @@
+"""Measuring and summing up: order, conversations, medians, differences."""
+
+import doctest
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mirrorsd.cli import comparison, inspect
+from mirrorsd.cli.comparison import Measurement, find_differences, measure, summarise
+from mirrorsd.cli.prompt_file import Question
+
+QUESTIONS = (
+    Question(question_id="1", category="story", turns=("a", "b")),
+    Question(question_id="2", category="sum", turns=("c",)),
+)
+
+
+def make_result(ids: list[int], tokens_per_second: float = 10.0, **stats: Any) -> Any:
+    values = dict.fromkeys(comparison.AVERAGED, 0.0) | {"tokens_per_second": tokens_per_second, "steps": 1} | stats
+    return SimpleNamespace(text=str(ids), token_ids=ids, stats=SimpleNamespace(to_dict=lambda: values))
+
+
+def make_measurement(method: str, question: Question, **stats: Any) -> Measurement:
+    values = make_result([], **stats).stats.to_dict()
+    return Measurement(question=question, turn=1, method=method, token_ids=(), stats=values)
+
+
+def test_methods_are_interleaved_and_the_first_one_rotates() -> None:
+    calls: list[tuple[str, str]] = []
+
+    def answer(method: str, messages: list[dict[str, str]]) -> Any:
+        calls.append((method, messages[-1]["content"]))
+        return make_result([1])
+
+    advanced: list[str] = []
+    measure(QUESTIONS, ("plain", "mirror"), 1, answer, advanced.append)
+    warm_up = [("plain", "a"), ("plain", "b"), ("mirror", "a"), ("mirror", "b")]
+    assert calls == [*warm_up, *warm_up, ("mirror", "c"), ("plain", "c")]
+    assert advanced == ["story 1", "sum 2"]
+
+
+def test_answers_become_history() -> None:
+    histories: list[list[str]] = []
+
+    def answer(method: str, messages: list[dict[str, str]]) -> Any:
+        histories.append([message["content"] for message in messages])
+        return make_result([len(histories)])
+
+    comparison.converse(QUESTIONS[0], "plain", answer)
+    assert histories == [["a"], ["a", "[1]", "b"]]
+
+
+def test_speed_is_the_median_and_counts_are_weighted_by_steps() -> None:
+    measurements = [
+        make_measurement("plain", QUESTIONS[0], tokens_per_second=speed, steps=steps, mean_accepted=accepted)
+        for speed, steps, accepted in ((10.0, 1, 1.0), (20.0, 3, 3.0), (90.0, 0, 7.0))
+    ]
+    row = summarise(measurements, ["plain"])[0]
+    assert (row["method"], row["category"]) == ("plain", "story")
+    assert row["tokens_per_second"] == 20.0
+    assert row["mean_accepted"] == pytest.approx((1 * 1.0 + 3 * 3.0) / 4)
+
+
+def test_all_is_the_mean_of_the_categories() -> None:
+    measurements = [
+        make_measurement("plain", QUESTIONS[0], tokens_per_second=10.0),
+        make_measurement("plain", QUESTIONS[0], tokens_per_second=20.0),
+        make_measurement("plain", QUESTIONS[1], tokens_per_second=45.0),
+    ]
+    rows = summarise(measurements, ["plain"])
+    assert [row["category"] for row in rows] == ["story", "sum", "all"]
+    assert rows[-1]["tokens_per_second"] == pytest.approx((15.0 + 45.0) / 2)
+
+
+def test_differences_name_method_and_place() -> None:
+    ids = {"plain": (1, 2, 3), "serial": (1, 2, 3), "mirror": (1, 2, 4)}
+    measurements = [
+        Measurement(question=QUESTIONS[1], turn=1, method=method, token_ids=tokens, stats={})
+        for method, tokens in ids.items()
+    ]
+    assert [(d.method, d.reference, d.position) for d in find_differences(measurements)] == [("mirror", "plain", 2)]
+    assert find_differences(measurements[:2]) == []
+
+
+def test_worked_examples() -> None:
+    assert doctest.testmod(comparison).failed == 0
+    assert doctest.testmod(inspect).failed == 0

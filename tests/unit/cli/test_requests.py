@@ -1,0 +1,70 @@
+"""Prompts from the command line and from stdin, conversations from files."""
+
+import io
+from pathlib import Path
+
+import pytest
+
+from mirrorsd.cli.requests import read_messages, read_request
+from mirrorsd.graphs.errors import ConfigError
+
+
+def test_prompt_stays_as_it_is() -> None:
+    request = read_request("Once", None, is_chat=False)
+    assert (request.prompt, request.messages) == ("Once", None)
+
+
+def test_chat_makes_a_message() -> None:
+    request = read_request("Hello", None, is_chat=True)
+    assert (request.prompt, request.messages) == (None, [{"role": "user", "content": "Hello"}])
+
+
+def test_stdin_is_read_where_there_is_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe"))
+    assert read_request(None, None, is_chat=False).prompt == "from a pipe"
+
+
+def test_a_terminal_without_prompt_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", terminal)
+    with pytest.raises(ConfigError, match=r"No prompt[.] Give PROMPT, --messages FILE, or pipe"):
+        read_request(None, None, is_chat=False)
+
+
+def test_prompt_and_messages_exclude_each_other(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give one of them"):
+        read_request("a", tmp_path / "m.json", is_chat=False)
+
+
+def test_reads_a_conversation(tmp_path: Path) -> None:
+    path = tmp_path / "messages.json"
+    path.write_text('[{"role": "user", "content": "Hi"}]', encoding="utf-8")
+    assert read_request(None, path, is_chat=False).messages == [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ("{}", "holds no messages"),
+        ("[]", "holds no messages"),
+        ('[{"role": "user"}]', "message 1 must have exactly 'role' and 'content'"),
+        ('[{"role": "robot", "content": "a"}]', "message 1: the role must be system, user or assistant"),
+        ('[{"role": "user", "content": 1}]', "and the content text"),
+    ],
+)
+def test_bad_conversation(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "messages.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        read_messages(path)
+
+
+def test_missing_and_binary_conversation(tmp_path: Path) -> None:
+    path = tmp_path / "messages.json"
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read_messages(path)
+    path.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        read_messages(path)

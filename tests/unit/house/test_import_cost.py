@@ -1,0 +1,27 @@
+"""`import mirrorsd` is fast, and `mirrorsd --help` loads nothing heavy."""
+
+import subprocess
+import sys
+
+TIMED_IMPORT = "import time; start = time.perf_counter(); import mirrorsd; print(time.perf_counter() - start)"
+HELP = """
+import sys
+from mirrorsd.cli.application import run
+assert run(["--help"]) == 0
+heavy = {"numpy", "torch", "transformers", "onnx", "onnxruntime", "openvino", "tokenizers"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+def run_python(code: str) -> str:
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+def test_import_takes_less_than_300_ms() -> None:
+    assert min(float(run_python(TIMED_IMPORT)) for _ in range(5)) < 0.3
+
+
+def test_help_loads_nothing_heavy() -> None:
+    assert "compare" in run_python(HELP)

@@ -1,0 +1,69 @@
+"""Who may import whom: the table of the architecture, checked on the source."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+TRAINERS = {"numpy", "torch", "transformers", "safetensors", "tokenizers"}
+COMPILERS = {"onnx", "onnx_ir", "onnxscript", "optimum", "onnxruntime", "openvino", "nncf"}
+ALLOWED = {
+    "graphs": {"numpy"},
+    "device_maps": {"mirrorsd.graphs"},
+    "export": {"mirrorsd.graphs", "mirrorsd.device_maps", *TRAINERS, *COMPILERS},
+    "runtime": {"mirrorsd.graphs", "mirrorsd.device_maps", "numpy", "onnxruntime", "openvino", "tokenizers", "jinja2"},
+    "training": {"mirrorsd.graphs", "matplotlib", *TRAINERS},
+    "cli": {
+        *("mirrorsd", "mirrorsd.graphs", "mirrorsd.device_maps", "mirrorsd.export"),
+        *("mirrorsd.runtime", "mirrorsd.training", "typer", "rich"),
+    },
+}
+"""What each folder may import besides the standard library and itself."""
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module == "mirrorsd":
+            submodules = {alias.name for alias in node.names} & set(ALLOWED)
+            yield from (f"mirrorsd.{name}" for name in submodules) if submodules else ("mirrorsd",)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module or ""
+
+
+def owner(module: str) -> str:
+    """`mirrorsd.graphs.names` belongs to `mirrorsd.graphs`, `torch.nn` to `torch`."""
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] == "mirrorsd" else parts[0]
+
+
+@pytest.mark.parametrize("folder", ALLOWED)
+def test_folder_imports_only_what_it_may(folder: str) -> None:
+    allowed = ALLOWED[folder] | {f"mirrorsd.{folder}"} | sys.stdlib_module_names
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for module in imported_modules(path)
+        if owner(module) not in allowed
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("folder", ALLOWED)
+def test_relative_imports_stay_in_their_folder(folder: str) -> None:
+    wrong = [
+        str(path.relative_to(ROOT))
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.level > 1
+    ]
+    assert not wrong
+
+
+def test_every_packaged_folder_is_in_the_table() -> None:
+    folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert folders - {"bench"} == set(ALLOWED)

@@ -1,0 +1,52 @@
+"""The package list, what ships, and the pins."""
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def requirement_name(requirement: str) -> str:
+    return re.split(r"[\[<>=!~; ]", requirement, maxsplit=1)[0].lower().replace("_", "-")
+
+
+def test_packages_are_the_folders_with_an_init() -> None:
+    found = {"mirrorsd"}
+    for path in ROOT.glob("*/**/__init__.py"):
+        parts = path.parent.relative_to(ROOT).parts
+        if not any(part.startswith(".") or part in ("build", "dist") for part in parts):
+            found.add(".".join(("mirrorsd", *parts)))
+    assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == found
+
+
+def test_nothing_else_ships_from_the_root() -> None:
+    assert [path.name for path in ROOT.glob("*.py")] == ["__init__.py"]
+
+
+def test_root_module_is_short() -> None:
+    assert len((ROOT / "__init__.py").read_text(encoding="utf-8").splitlines()) <= 25
+
+
+def test_every_requirement_is_pinned() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = {requirement_name(line) for line in lines if "==" in line}
+    project = PYPROJECT["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["cpu"], *extras["export"], *extras["dev"]]
+    missing = {requirement_name(requirement) for requirement in wanted} - pinned - {"mirrorsd"}
+    assert not missing
+
+
+def test_pins_hold_on_every_system() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][0-9A-Za-z.]*", line) for line in pins)
+    assert "torch==2.13.0" in pins
+
+
+def test_version_is_one() -> None:
+    import mirrorsd
+
+    assert PYPROJECT["project"]["version"] == mirrorsd.__version__

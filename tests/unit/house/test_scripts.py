@@ -1,0 +1,91 @@
+"""The scripts' own logic, without making an environment."""
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(params=["environment", "demo", "test"])
+def any_script(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return load_script(request.param, monkeypatch)
+
+
+def load_script(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Import a script as it runs: with its own folder first on the path, and `test` not the standard library's."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    module = importlib.import_module(name)
+    monkeypatch.delitem(sys.modules, name)
+    return module
+
+
+def test_scripts_need_only_the_standard_library(any_script: ModuleType) -> None:
+    assert Path(any_script.__file__ or "").parent == ROOT / "scripts"
+    foreign = [
+        line for line in Path(any_script.__file__ or "").read_text(encoding="utf-8").splitlines() if "mirrorsd." in line
+    ]
+    assert not [line for line in foreign if line.startswith(("import ", "from "))]
+
+
+def test_old_python_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = load_script("environment", monkeypatch)
+    environment.check_python((3, 11))
+    environment.check_python((4, 0))
+    with pytest.raises(environment.SetupError, match=r"This is Python 3.9; mirrorsd needs 3.11 or newer"):
+        environment.check_python((3, 9))
+
+
+def test_stamp_remembers_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = load_script("environment", monkeypatch)
+    stamp = tmp_path / "stamp.json"
+    assert environment.installed_extras(stamp, "a") == set()
+    stamp.write_text(json.dumps({"digest": "a", "extras": ["dev"]}), encoding="utf-8")
+    assert environment.installed_extras(stamp, "a") == {"dev", "cpu", "export"}
+    assert environment.installed_extras(stamp, "b") == set()
+    stamp.write_text("half a fi", encoding="utf-8")
+    assert environment.installed_extras(stamp, "a") == set()
+
+
+def test_digest_follows_pyproject_and_constraints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = load_script("environment", monkeypatch)
+    for name in ("pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_text("1", encoding="utf-8")
+    first = environment.needs_digest(tmp_path)
+    assert environment.needs_digest(tmp_path) == first
+    (tmp_path / "constraints.txt").write_text("2", encoding="utf-8")
+    assert environment.needs_digest(tmp_path) != first
+
+
+def test_unknown_options_go_to_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load_script("test", monkeypatch)
+    options, rest = script.parse_arguments(["--quick", "-k", "manifest", "--only", "tests", "-x"])
+    assert options.quick
+    assert options.only == "tests"
+    assert rest == ["-k", "manifest", "-x"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="makes a junction there, through cmd")
+def test_typing_link_points_at_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load_script("test", monkeypatch)
+    script.link_package(tmp_path)
+    script.link_package(tmp_path)
+    assert (tmp_path / ".typing" / "mirrorsd").resolve() == tmp_path.resolve()
+
+
+def test_demo_report_is_a_table_with_a_verdict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = load_script("demo", monkeypatch)
+    row = dict.fromkeys(script.COLUMNS, 1.5) | {"method": "plain", "reuse_rate": None}
+    script.print_report({"rows": [row], "device_map": "cpu", "identical": True})
+    printed = capsys.readouterr().out
+    assert "tokens_per_second" in printed
+    assert "identical: yes" in printed

@@ -1,0 +1,30 @@
+"""Long files and long functions are where a name is missing."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+FOLDERS = ("graphs", "device_maps", "export", "runtime", "cli", "training", "bench", "scripts")
+MOST_LINES_OF_A_FILE = 400
+MOST_LINES_OF_A_FUNCTION = 60
+VAGUE_NAMES = {"utils", "helpers", "common", "manager", "misc"}
+
+
+def source_files() -> list[Path]:
+    return [ROOT / "__init__.py", *(path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")))]
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_shape(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert path.stem not in VAGUE_NAMES
+    assert len(text.splitlines()) <= MOST_LINES_OF_A_FILE
+    long_ones = [
+        f"{node.name}: {node.end_lineno - node.lineno + 1} lines"
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None
+        if node.end_lineno - node.lineno >= MOST_LINES_OF_A_FUNCTION
+    ]
+    assert not long_ones
