@@ -3,6 +3,7 @@
 For scheduler tests here, and for programs that embed mirrorsd and want to test against a scripted model.
 """
 
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -32,10 +33,12 @@ class FakeTarget:
         context: int = 256,
         num_candidates: int = 4,
         exit_handler: TargetHandler | None = None,
+        suffix_seconds: float = 0.0,
     ) -> None:
         self.context, self.vocab_size = context, vocab_size
         self._handler, self._exit_handler = handler, exit_handler or handler
         self._num_candidates = num_candidates
+        self._suffix_seconds = suffix_seconds
         self._text: list[int] = []
         self.num_passes = 0
 
@@ -57,6 +60,7 @@ class FakeTarget:
         if on_exit is not None:
             on_exit(_top(exit_logits, self._num_candidates))
         with ledger.time("target", "suffix"):
+            time.sleep(self._suffix_seconds)
             logits = np.stack([self._handler(text) for text in texts])
         best = np.sort(logits, axis=-1)
         gap = (best[:, -1] - best[:, -2]).astype(np.float32)
@@ -110,7 +114,7 @@ class FakeDraft:
         self._slots: dict[int, tuple[int, int]] = {}
         self._rows: list[tuple[int, int]] = []
         self.num_passes = 0
-        self.rows_fed: list[tuple[int, int]] = []
+        self.texts_fed: list[list[int]] = []
 
     def run(self, blocks: Sequence[RowBlock], tip_rows: Sequence[int]) -> TipGuesses:
         """See `DraftSession.run`."""
@@ -125,7 +129,7 @@ class FakeDraft:
             seen += self._rows[: block.lead_rows]
             texts += [_as_text(seen + rows[: i + 1]) for i in range(len(rows))]
             assert block.lead_rows <= start
-        self.rows_fed += self._rows
+        self.texts_fed += texts
         ahead = 1 + self.shape.num_streams
         ids = np.array([list(self._handler(texts[row]))[:ahead] for row in tip_rows], dtype=np.int64)
         ids = ids.reshape(len(tip_rows), ahead, 1)

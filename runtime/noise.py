@@ -28,7 +28,8 @@ def _mix_array(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def position_keys(seed: int, positions: NDArray[np.int64]) -> NDArray[np.uint64]:
     """One 64-bit key per absolute position."""
     start = np.uint64(_mix((seed + _GOLDEN) & _MASK))
-    return _mix_array(start + positions.astype(np.uint64) * np.uint64(_GOLDEN))
+    with np.errstate(over="ignore"):
+        return _mix_array(start + positions.astype(np.uint64) * np.uint64(_GOLDEN))
 
 
 def gumbel(seed: int, positions: NDArray[np.int64], tokens: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -37,7 +38,8 @@ def gumbel(seed: int, positions: NDArray[np.int64], tokens: NDArray[np.int64]) -
     The same (seed, position, token) gives the same variate on every machine, in every call.
     """
     keys = position_keys(seed, np.asarray(positions, dtype=np.int64))
-    counters = (np.asarray(tokens).astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
-    bits = _mix_array(_mix_array(keys + counters))
+    with np.errstate(over="ignore"):
+        counters = (np.asarray(tokens).astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+        bits = _mix_array(_mix_array(keys + counters))
     uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     return -np.log(-np.log(uniform))

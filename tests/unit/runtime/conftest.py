@@ -1,0 +1,107 @@
+"""Scripted models behind the real protocols, and one way to decode with them."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mirrorsd.runtime.drivers import MirrorDriver, PlainDriver
+from mirrorsd.runtime.engine import Engine
+from mirrorsd.runtime.fake import FakeDraft, FakeTarget
+from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
+from mirrorsd.runtime.request import Request
+
+VOCAB = 16
+
+
+def scripted_logits(text: list[int]) -> np.ndarray:
+    """A fixed pseudo-random model: logits depend on the last three tokens and the parity of the position."""
+    seed = sum(token * 31**i for i, token in enumerate(text[-3:])) * 2 + len(text) % 2
+    return np.random.default_rng(seed).normal(scale=2.0, size=VOCAB)
+
+
+def greedy_continuation(text: list[int], count: int) -> list[int]:
+    text = list(text)
+    for _ in range(count):
+        text.append(int(scripted_logits(text).argmax()))
+    return text[-count:]
+
+
+def make_draft_handler(hit_rate: float, streams: int) -> Callable[[list[int]], list[int]]:
+    """A draft that continues like the target, each token with this probability (fixed by the text)."""
+
+    def handler(text: list[int]) -> list[int]:
+        text, guesses = list(text), []
+        for _ in range(1 + streams):
+            token = int(scripted_logits(text).argmax())
+            if np.random.default_rng([7, *text[-5:], len(text)]).random() >= hit_rate:
+                token = (token + 1) % VOCAB
+            text.append(token)
+            guesses.append(token)
+        return guesses
+
+    return handler
+
+
+class Bench:
+    """An engine over fakes, and the texts it decodes."""
+
+    def __init__(self, target: FakeTarget, draft: FakeDraft, speculation: SpeculationConfig) -> None:
+        self.target, self.draft, self.speculation = target, draft, speculation
+        self.engine = Engine(lambda: target, lambda: draft, round_rows=speculation.round_rows)
+        self.cancel = threading.Event()
+        self.last_request: Request | None = None
+        self.last_driver: PlainDriver | MirrorDriver | None = None
+
+    def decode(self, prompt: list[int], method: str, **settings: Any) -> list[int]:
+        config = GenerationConfig(method=method, **{"max_new_tokens": 40, **settings})
+        request = Request(prompt, config, self.speculation, self.engine.context, self.cancel)
+        driver = self.engine.driver(request, method)
+        self.last_request, self.last_driver = request, driver
+        inflight = driver.start()
+        try:
+            while request.num_tokens < request.max_tokens:
+                request.raise_if_cancelled()
+                inflight = driver.step(inflight).inflight
+        finally:
+            driver.close()
+        return request.tokens[request.num_prompt :].tolist()
+
+
+@pytest.fixture
+def confident_exit() -> Callable[[list[int]], np.ndarray]:
+    """An exit that is sure of the target's own choice."""
+    return lambda text: 20.0 * scripted_logits(text)
+
+
+@pytest.fixture
+def make_bench() -> Iterator[Callable[..., Bench]]:
+    benches: list[Bench] = []
+
+    def make(
+        *,
+        hit_rate: float = 0.7,
+        streams: int = 3,
+        context: int = 256,
+        draft: FakeDraft | None = None,
+        exit_handler: Callable[[list[int]], np.ndarray] | None = None,
+        target_handler: Callable[[list[int]], np.ndarray] = scripted_logits,
+        vocab: int = VOCAB,
+        suffix_seconds: float = 0.0,
+        **speculation: Any,
+    ) -> Bench:
+        target = FakeTarget(
+            target_handler, vocab_size=vocab, context=context, exit_handler=exit_handler, suffix_seconds=suffix_seconds
+        )
+        draft = draft or FakeDraft(
+            make_draft_handler(hit_rate, streams), vocab_size=vocab, num_streams=streams, capacity=context
+        )
+        bench = Bench(target, draft, SpeculationConfig(**speculation))
+        benches.append(bench)
+        return bench
+
+    yield make
+    for bench in benches:
+        bench.engine.close()
