@@ -144,7 +144,7 @@ def test_errors_are_one_message_and_a_status(
         (["generate"], "Missing argument"),
         (["generate", "b", "p", "--nonsense"], "No such option"),
         (["generate", "b", "p", "--method", "magic"], "Unknown method 'magic'"),
-        (["generate", "b", "p", "--temperature", "hot"], "float"),
+        (["generate", "b", "p", "--temperature", "hot"], "Invalid value for '--temperature'"),
         (["generate", "b", "p", "--max-new-tokens", "0"], "max_new_tokens is 0"),
         (["compare", "b", "--methods", "plain,plain"], "--methods is 'plain,plain'"),
         (["compare", "b", "--methods", ""], "--methods is ''"),
