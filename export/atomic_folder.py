@@ -1,0 +1,75 @@
+"""A folder that appears complete or not at all.
+
+Owns: building beside the final place, flushing to disk, renaming, and removing what was left half-done.
+Does not own: what is written into it.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mirrorsd.graphs import names
+from mirrorsd.graphs.errors import ExportError
+
+
+@contextmanager
+def atomic_folder(final: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Give an empty folder to fill; rename it to `final` once the block ends without an error.
+
+    On any error or Ctrl-C the folder is removed. One that an earlier, killed export left is replaced.
+
+    Raises:
+        ExportError: `final` exists and may not be replaced, or its parent cannot be written.
+    """
+    _check_place(final, overwrite=overwrite)
+    partial = final.with_name(f".{final.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise ExportError(f"cannot write into {final.parent}: {error}") from error
+    try:
+        yield partial
+        _flush(partial)
+        _put_in_place(partial, final)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _check_place(final: Path, *, overwrite: bool) -> None:
+    if not final.exists():
+        return
+    if not overwrite:
+        raise ExportError(f"{final} exists already; choose another name, or allow overwriting")
+    if not (final / names.MANIFEST_FILE).is_file():
+        raise ExportError(f"{final} exists and is not a bundle, so it is not overwritten; choose another name")
+
+
+def _put_in_place(partial: Path, final: Path) -> None:
+    """Rename; an old bundle steps aside first and is removed last."""
+    old = final.with_name(f".{final.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if final.exists():
+        final.rename(old)
+    partial.rename(final)
+    _flush_entry(final.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _flush(folder: Path) -> None:
+    for path in sorted(folder.rglob("*")):
+        _flush_entry(path)
+    _flush_entry(folder)
+
+
+def _flush_entry(path: Path) -> None:
+    """Force `path` to disk; Windows cannot flush folders and does not need to."""
+    if path.is_dir() and os.name == "nt":
+        return
+    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

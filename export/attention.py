@@ -1,0 +1,128 @@
+"""The two attention functions that Hugging Face's layers call while a stage is exported.
+
+Owns: how attention is written in the graphs, and the objects that carry caches through HF's layers.
+Does not own: the layers, rotary positions, or which layers a stage has.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+GQA_ATTENTION = "mirrorsd_gqa"
+TREE_ATTENTION = "mirrorsd_tree"
+
+KeyValue = tuple[Tensor, Tensor]
+
+
+@dataclass(slots=True)
+class SegmentCaches:
+    """Share-buffer caches of one segment, by absolute layer number; each tensor is `[1, kvh, C, hd]`."""
+
+    past: dict[int, KeyValue]
+    seqlens_k: Tensor
+    total_length: Tensor
+    present: dict[int, KeyValue] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class TreeCaches:
+    """What one draft pass attends to: `past` `[1, kvh, C, hd]` by layer, and the score bias for the rows at hand.
+
+    `bias` is `[1, 1, T, C+T]` for `T` rows in flight, already repeated for the query heads of a group;
+    the first `num_rows` of them are main rows, whose keys and values are kept in `new`.
+    """
+
+    past: dict[int, KeyValue]
+    num_rows: int
+    bias: Tensor
+    new: dict[int, KeyValue] = field(default_factory=dict)
+
+
+def gqa_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    caches: SegmentCaches,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Emit one `com.microsoft::GroupQueryAttention` over share-buffer caches.
+
+    Args:
+        module: HF's attention module; its `layer_idx` picks the cache.
+        query: `[1, heads, S, hd]`, already rotated.
+        key: `[1, kvh, S, hd]`, already rotated.
+        value: `[1, kvh, S, hd]`.
+        attention_mask: Unused, attention is causal behind `seqlens_k`.
+        scaling: Factor on the scores.
+        caches: Where past keys and values come from and present ones go.
+
+    Returns:
+        `[1, S, heads * hd]` and None (HF's place for attention weights).
+    """
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    num_heads, num_rows, head_dim = query.shape[1:]
+    past_key, past_value = caches.past[layer]
+    rows = [_merge_heads(heads) for heads in (query, key, value)]
+    attended, present_key, present_value = torch.onnx.ops.symbolic_multi_out(
+        "com.microsoft::GroupQueryAttention",
+        (*rows, past_key, past_value, caches.seqlens_k, caches.total_length),
+        {"num_heads": num_heads, "kv_num_heads": key.shape[1], "scale": float(scaling), "do_rotary": 0},
+        dtypes=(query.dtype,) * 3,
+        shapes=((1, num_rows, num_heads * head_dim), past_key.shape, past_value.shape),
+        version=1,
+    )
+    caches.present[layer] = (present_key, present_value)
+    return attended, None
+
+
+def _merge_heads(heads: Tensor) -> Tensor:
+    return heads.transpose(1, 2).reshape(1, heads.shape[2], heads.shape[1] * heads.shape[3])
+
+
+def tree_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    caches: TreeCaches,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attend to the cache and to the rows in flight, in standard operators with an explicit bias.
+
+    Scores of both are joined, the caches themselves are never copied.
+
+    Args:
+        module: HF's attention module; its `layer_idx` picks the cache.
+        query: `[1, heads, T, hd]`, already rotated.
+        key: `[1, kvh, T, hd]`, already rotated.
+        value: `[1, kvh, T, hd]`.
+        attention_mask: Unused, `caches.bias` says who sees whom.
+        scaling: Factor on the scores.
+        caches: Past keys and values, and where this pass's own ones go.
+
+    Returns:
+        `[1, T, heads, hd]` and None.
+    """
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    past_key, past_value = caches.past[layer]
+    caches.new[layer] = (key[:, :, : caches.num_rows], value[:, :, : caches.num_rows])
+    kv_heads, num_rows, head_dim = key.shape[1:]
+    num_heads, capacity = query.shape[1], past_key.shape[2]
+    grouped = (query * scaling).reshape(1, kv_heads, num_heads // kv_heads * num_rows, head_dim)
+    over_cache = grouped @ past_key.transpose(2, 3)
+    over_rows = grouped @ key.transpose(2, 3)
+    weights = torch.softmax(torch.cat((over_cache, over_rows), dim=-1) + caches.bias, dim=-1)
+    attended = weights[..., :capacity] @ past_value + weights[..., capacity:] @ value
+    return attended.reshape(1, num_heads, num_rows, head_dim).transpose(1, 2), None
+
+
+AttentionInterface.register(GQA_ATTENTION, gqa_attention)
+AttentionInterface.register(TREE_ATTENTION, tree_attention)

@@ -1,0 +1,169 @@
+"""A Hugging Face checkpoint on disk, looked at before anything is loaded.
+
+Owns: is it complete and of a kind that can be exported, its sizes, licence, and the files beside the weights.
+Does not own: comparing two checkpoints (`compatibility.py`), loading weights into PyTorch (`loading.py`).
+"""
+
+import json
+import math
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mirrorsd.graphs.errors import ExportError
+from mirrorsd.graphs.manifest import SourceModel
+
+Role = Literal["target", "draft"]
+
+SUPPORTED_FAMILIES = ("llama", "qwen3")
+_FIXED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+_LICENCE_MARKS = {"Apache License": "Apache-2.0", "MIT License": "MIT", "BSD 3-Clause": "BSD-3-Clause"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A checked checkpoint folder: `config` is config.json, `generation` is generation_config.json or empty."""
+
+    folder: Path
+    role: Role
+    config: dict[str, Any]
+    generation: dict[str, Any]
+    source: SourceModel
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Every id that ends a text, generation_config.json first."""
+        ids: list[int] = []
+        for document in (self.generation, self.config):
+            given = document.get("eos_token_id")
+            ids += given if isinstance(given, list) else [] if given is None else [given]
+        return tuple(dict.fromkeys(ids))
+
+    def token_id(self, name: str) -> int | None:
+        """The single id of `name` (`bos_token_id`, `pad_token_id`), None where there is none."""
+        given = self.generation.get(name, self.config.get(name))
+        return given if isinstance(given, int) else None
+
+
+def open_checkpoint(folder: Path, role: Role) -> Checkpoint:
+    """Check the checkpoint in `folder` and read its small files.
+
+    Raises:
+        ExportError: no such folder, no model in it, damaged weights, or a family or feature that is not supported.
+    """
+    if not folder.is_dir():
+        raise ExportError(
+            f"the {role} {folder} is not a folder; give a local folder with config.json and *.safetensors"
+        )
+    config = read_json(folder / "config.json", role)
+    _check_family(config, folder, role)
+    num_parameters = sum(_count_parameters(path) for path in _weight_files(folder, role))
+    generation = folder / "generation_config.json"
+    return Checkpoint(
+        folder=folder,
+        role=role,
+        config=config,
+        generation=read_json(generation, role) if generation.is_file() else {},
+        source=SourceModel(
+            name=folder.resolve().name,
+            family=str(config["model_type"]),
+            licence=_find_licence(folder),
+            num_parameters=num_parameters,
+        ),
+    )
+
+
+def read_json(path: Path, role: Role) -> dict[str, Any]:
+    """Read one of a checkpoint's JSON files.
+
+    Raises:
+        ExportError: missing, or not a JSON object.
+    """
+    if not path.is_file():
+        raise ExportError(
+            f"the {role}'s folder {path.parent} has no {path.name}: not a complete Hugging Face checkpoint"
+        )
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ExportError(f"{path} is not valid JSON ({error}); download the {role} again") from error
+    if not isinstance(document, dict):
+        raise ExportError(f"{path} holds no JSON object; download the {role} again")
+    return document
+
+
+def _check_family(config: dict[str, Any], folder: Path, role: Role) -> None:
+    family = config.get("model_type")
+    if family not in SUPPORTED_FAMILIES:
+        raise ExportError(
+            f"the {role} {folder} has model_type {family!r}; supported are {', '.join(SUPPORTED_FAMILIES)}"
+        )
+    if "quantization_config" in config:
+        raise ExportError(f"the {role} {folder} is already quantised; export the unquantised checkpoint instead")
+    if config.get("use_sliding_window"):
+        raise ExportError(f"the {role} {folder} uses sliding-window attention, which is not supported yet")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    if rope_type not in _FIXED_ROPE_TYPES:
+        raise ExportError(
+            f"the {role} {folder} has rope type {rope_type!r}; supported are {', '.join(_FIXED_ROPE_TYPES)}"
+        )
+
+
+def _weight_files(folder: Path, role: Role) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(read_json(index, role).get("weight_map", {}).values()))
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing:
+            raise ExportError(f"the {role} {folder} lacks {missing[0]}, which its index names; download it again")
+        return [folder / name for name in names]
+    single = folder / "model.safetensors"
+    if not single.is_file():
+        raise ExportError(
+            f"the {role} {folder} has config.json but no model.safetensors; other weight formats are not read: "
+            "save the model with save_pretrained(..., safe_serialization=True)"
+        )
+    return [single]
+
+
+def _count_parameters(path: Path) -> int:
+    """Count the numbers in one safetensors file from its header, checking that the file is whole.
+
+    Raises:
+        ExportError: the header is unreadable or the file is shorter or longer than it says.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        prefix = stream.read(8)
+        header_bytes = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
+        if header_bytes + 8 > size:
+            raise ExportError(f"{path} is truncated: {size} bytes cannot hold its header. Download it again")
+        try:
+            header = json.loads(stream.read(header_bytes))
+        except ValueError as error:
+            raise ExportError(f"{path} is damaged: its header is not JSON. Download it again") from error
+    header.pop("__metadata__", None)
+    expected = 8 + header_bytes + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    if size != expected:
+        state = "truncated" if size < expected else "damaged"
+        raise ExportError(f"{path} is {state}: {size} bytes, its header says {expected}. Download it again")
+    return sum(math.prod(entry["shape"]) for entry in header.values())
+
+
+def _find_licence(folder: Path) -> str:
+    """SPDX id from the model card's front matter or the LICENSE file, else "unknown"."""
+    card = folder / "README.md"
+    if card.is_file():
+        front = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
+        named = re.search(r"^license:\s*(\S+)", front[1], re.MULTILINE) if front else None
+        if named:
+            return named[1].strip("\"'")
+    for path in sorted(folder.glob("LICENSE*")):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        for mark, licence in _LICENCE_MARKS.items():
+            if mark in text:
+                return licence
+    return "unknown"

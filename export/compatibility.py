@@ -1,0 +1,82 @@
+"""Can this draft speak for this target? Checked on the small files alone, before any weights are read.
+
+Owns: comparing tokenizers, vocabulary sizes and special tokens. Does not own: masking the ids that one side lacks.
+"""
+
+from typing import Any
+
+from mirrorsd.graphs.errors import ExportError
+
+from .checkpoint import Checkpoint, read_json
+
+VOCABULARY_TOLERANCE = 128
+
+
+def check_compatible(target: Checkpoint, draft: Checkpoint) -> None:
+    """Check that both checkpoints mean the same by the same token ids.
+
+    Raises:
+        ExportError: they do not; the message says what differs.
+    """
+    _check_tokenizers(target, draft)
+    sizes = [int(checkpoint.config["vocab_size"]) for checkpoint in (target, draft)]
+    if abs(sizes[0] - sizes[1]) > VOCABULARY_TOLERANCE:
+        raise _refusal(
+            f"the target has {sizes[0]} token ids, the draft {sizes[1]}; "
+            f"up to {VOCABULARY_TOLERANCE} ids of padding may differ"
+        )
+    if set(target.eos_ids) != set(draft.eos_ids):
+        raise _refusal(f"the target ends a text with ids {list(target.eos_ids)}, the draft with {list(draft.eos_ids)}")
+    begins = [checkpoint.token_id("bos_token_id") for checkpoint in (target, draft)]
+    if begins[0] != begins[1]:
+        raise _refusal(f"the target begins a text with id {begins[0]}, the draft with {begins[1]}")
+
+
+def _refusal(difference: str) -> ExportError:
+    return ExportError(f"draft and target do not fit together: {difference}. Choose a draft made for this target")
+
+
+def _check_tokenizers(target: Checkpoint, draft: Checkpoint) -> None:
+    of_target, of_draft = (
+        read_json(checkpoint.folder / "tokenizer.json", checkpoint.role) for checkpoint in (target, draft)
+    )
+    if of_target == of_draft:
+        return
+    kinds = [document["model"].get("type") for document in (of_target, of_draft)]
+    if kinds[0] != kinds[1]:
+        raise _refusal(f"the target's tokenizer is of type {kinds[0]}, the draft's of type {kinds[1]}")
+    _check_entries("vocabulary", _vocabulary(of_target), _vocabulary(of_draft))
+    _check_entries("added tokens", _added(of_target), _added(of_draft))
+    if _merges(of_target) != _merges(of_draft):
+        raise _refusal("their tokenizers have the same vocabulary but different merges")
+    for part in ("normalizer", "pre_tokenizer"):
+        if of_target.get(part) != of_draft.get(part):
+            raise _refusal(f"their tokenizers have a different {part} ({of_target.get(part)} and {of_draft.get(part)})")
+
+
+def _check_entries(what: str, of_target: dict[str, Any], of_draft: dict[str, Any]) -> None:
+    differing = [word for word in of_target | of_draft if of_target.get(word) != of_draft.get(word)]
+    if differing:
+        first = min(differing, key=lambda word: (str(of_target.get(word)), word))
+        raise _refusal(
+            f"the {what} of their tokenizers differ in {len(differing)} entries, for example {first!r}: "
+            f"target {of_target.get(first, 'none')}, draft {of_draft.get(first, 'none')}"
+        )
+
+
+def _vocabulary(document: dict[str, Any]) -> dict[str, Any]:
+    """Piece -> id; Unigram tokenizers list [piece, score] in the order of ids."""
+    vocabulary = document["model"].get("vocab", {})
+    if isinstance(vocabulary, list):
+        return {piece: (number, score) for number, (piece, score) in enumerate(vocabulary)}
+    return dict(vocabulary)
+
+
+def _added(document: dict[str, Any]) -> dict[str, Any]:
+    return {token["content"]: token["id"] for token in document.get("added_tokens") or []}
+
+
+def _merges(document: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Merges as pairs; older files write "a b", newer ones ["a", "b"]."""
+    merges = document["model"].get("merges") or []
+    return [tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge) for merge in merges]

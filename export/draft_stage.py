@@ -1,0 +1,128 @@
+"""The draft's pass as a PyTorch module around Hugging Face's own layers: rows, tips and streams.
+
+Owns: how streams enter, what they see, and what the pass returns (Speculative Streaming, arXiv 2402.11131).
+Does not own: attention (`attention.py`), conversion to OpenVINO (`draft_ir.py`).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from mirrorsd.graphs import names
+from mirrorsd.graphs.contract import MASKED, DraftShape, StageContract
+
+from .attention import TreeCaches
+from .loading import Streams
+from .rotary_tables import RotaryTables
+from .target_stages import flatten
+
+
+class DraftStage(nn.Module):
+    """One pass over `N` rows that predicts at `R` tip rows, `1 + s` tokens each.
+
+    Main rows run through all layers as the checkpoint does. Stream `j` of a tip enters at layer
+    `num_layers - num_stream_layers` as the tip's hidden state plus `P_j`, at the tip's position plus `j`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        contract: StageContract,
+        shape: DraftShape,
+        *,
+        streams: Streams | None,
+        context: int,
+    ) -> None:
+        """Build around HF's causal LM `model`; `streams` is None for an ordinary draft."""
+        super().__init__()
+        self.input_names = [spec.name for spec in contract.inputs]
+        self.shape = shape
+        self.first_stream_layer = shape.num_layers
+        self.embed_tokens = model.model.embed_tokens
+        self.layers = model.model.layers
+        self.norm = model.model.norm
+        self.lm_head = model.lm_head
+        self.rotary = RotaryTables(model.model.rotary_emb, context + shape.num_streams, model.dtype)
+        self.num_groups = model.config.num_attention_heads // shape.num_kv_heads
+        if streams is not None:
+            self.first_stream_layer -= streams.num_stream_layers
+            self.streams = nn.Parameter(streams.embeddings.to(model.dtype), requires_grad=False)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Run the pass; inputs and outputs are those of `draft_contract`, in its order."""
+        by_name = dict(zip(self.input_names, inputs, strict=True))
+        positions, tip_rows = by_name[names.DRAFT_POSITIONS], by_name[names.DRAFT_TIP_ROWS]
+        mask = by_name[names.DRAFT_MASK]
+        ids = by_name[names.DRAFT_IDS]
+        if self.embed_tokens.num_embeddings < self.shape.vocab_size:
+            ids = ids.clamp(max=self.embed_tokens.num_embeddings - 1)
+        numbers = range(self.shape.num_layers)
+        past = {i: (by_name[names.past_key(i)], by_name[names.past_value(i)]) for i in numbers}
+        caches = TreeCaches(past, ids.shape[1], self._for_groups(mask))
+        hidden, angles = self.embed_tokens(ids), self.rotary(positions)
+        for number, layer in enumerate(self.layers):
+            if number == self.first_stream_layer:
+                hidden, positions = self.add_streams(hidden, positions, tip_rows)
+                angles = self.rotary(positions)
+                caches.bias = self._for_groups(stream_bias(mask, tip_rows, self.shape.num_streams))
+            hidden = layer(hidden, position_embeddings=angles, position_ids=positions, caches=caches)
+        return (*self.predict(hidden, tip_rows, ids.shape[1]), *flatten(caches.new, numbers))
+
+    def _for_groups(self, bias: Tensor) -> Tensor:
+        return bias if self.num_groups == 1 else torch.cat([bias] * self.num_groups, dim=2)
+
+    def add_streams(self, hidden: Tensor, positions: Tensor, tip_rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Append the `R * s` stream rows (tip by tip) to hidden `[1, N, Hd]` and positions `[1, N]`.
+
+        With s = 2 and tips 4, 7 the rows appended are 4+P1, 4+P2, 7+P1, 7+P2.
+        """
+        num_streams, hidden_size = self.streams.shape
+        entering = hidden.index_select(1, tip_rows).unsqueeze(2) + self.streams
+        ahead = positions.index_select(1, tip_rows).unsqueeze(2) + torch.arange(1, num_streams + 1)
+        num_tips = tip_rows.shape[0]
+        entering = entering.reshape(1, num_tips * num_streams, hidden_size)
+        ahead = ahead.reshape(1, num_tips * num_streams)
+        return torch.cat((hidden, entering), dim=1), torch.cat((positions, ahead), dim=1)
+
+    def predict(self, hidden: Tensor, tip_rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+        """Return the best `m` ids and log-probabilities `[R, 1+s, m]` of main and streams at every tip."""
+        tips = hidden.index_select(1, tip_rows).squeeze(0).unsqueeze(1)
+        if self.shape.num_streams:
+            streams = hidden[0, num_rows:].reshape(tip_rows.shape[0], self.shape.num_streams, hidden.shape[2])
+            tips = torch.cat((tips, streams), dim=1)
+        # Rows past the shared vocabulary are never computed: the same as masking them with -inf.
+        weight = self.lm_head.weight[: self.shape.vocab_size]
+        bias = None if self.lm_head.bias is None else self.lm_head.bias[: self.shape.vocab_size]
+        logprobs = torch.log_softmax(linear(self.norm(tips), weight, bias), dim=-1)
+        best, ids = torch.topk(logprobs, self.shape.num_candidates)
+        return ids, best
+
+
+def stream_bias(mask: Tensor, tip_rows: Tensor, num_streams: int) -> Tensor:
+    """Widen `mask` `[1, 1, N, C+N]` to `[1, 1, N+R*s, C+N+R*s]`: who sees what once streams are in.
+
+    Main rows never see streams. Stream `j` of tip `r` sees what row `r` sees, row `r` itself, and streams `1..j` of it.
+    With s = 2 and two tips the lower right corner is (rows and columns r1s1 r1s2 r2s1 r2s2)::
+
+        1 . . .
+        1 1 . .
+        . . 1 .
+        . . 1 1
+    """
+    num_rows, num_columns = mask.shape[2], mask.shape[3]
+    num_tips = tip_rows.shape[0]
+    num_added = num_tips * num_streams
+    index = torch.arange(num_added)
+    tip = index // num_streams
+    is_visible = (tip[:, None] == tip[None, :]) & (index[:, None] >= index[None, :])
+    among_streams = torch.where(is_visible, 0.0, MASKED)
+    of_tips = mask.index_select(2, tip_rows).unsqueeze(3).expand(1, 1, num_tips, num_streams, num_columns)
+    own = torch.arange(num_rows)[None, :] == tip_rows[:, None]
+    own_column = torch.cat((torch.zeros(num_tips, num_columns - num_rows, dtype=torch.bool), own), dim=1)
+    of_tips = torch.where(own_column[:, None, :], 0.0, of_tips)
+    lower = torch.cat((of_tips.reshape(num_added, num_columns), among_streams), dim=1)
+    hidden_streams = torch.full((num_rows, num_added), MASKED)
+    upper = torch.cat((mask[0, 0], hidden_streams), dim=1)
+    return torch.cat((upper, lower), dim=0)[None, None]

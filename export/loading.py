@@ -1,0 +1,168 @@
+"""Checkpoints in PyTorch: loading models, the tensors beside them, and the sizes that the contracts need.
+
+Owns: every call of `from_pretrained`. Does not own: checks on the folders (`checkpoint.py`).
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from optimum.utils import NormalizedConfigManager
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from mirrorsd.graphs import names
+from mirrorsd.graphs.contract import DraftShape, TargetShape
+from mirrorsd.graphs.errors import ExportError
+
+from .checkpoint import Checkpoint
+
+DTYPE_BY_PRECISION = {"fp32": torch.float32, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streams:
+    """A streaming draft's extra tensor `[s, Hd]` and how many top layers the streams pass."""
+
+    embeddings: Tensor
+    num_stream_layers: int
+
+
+def load_model(checkpoint: Checkpoint) -> Any:
+    """Load the checkpoint as HF's causal LM in float32, ready for inference.
+
+    Raises:
+        ExportError: weights are missing, superfluous, or of the wrong shape.
+    """
+    with _quiet_transformers():
+        try:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                checkpoint.folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
+            )
+        except (SafetensorError, RuntimeError, ValueError, OSError) as error:
+            raise ExportError(f"the {checkpoint.role} {checkpoint.folder} cannot be loaded: {error}") from error
+    model, report = loaded
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ExportError(
+            f"the {checkpoint.role} {checkpoint.folder} lacks {len(missing)} weights, for example {missing[0]!r}: "
+            "its config.json and its weights do not belong together"
+        )
+    return model.eval().requires_grad_(False)
+
+
+def target_shape(model: Any, precision: str) -> TargetShape:
+    """Sizes of the target for its contracts."""
+    config = _normalised(model)
+    return TargetShape(
+        num_layers=config.num_layers,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        num_kv_heads=_num_kv_heads(config),
+        head_dim=_head_dim(config),
+        dtype=str(DTYPE_BY_PRECISION[precision]).removeprefix("torch."),
+    )
+
+
+def draft_shape(model: Any, streams: Streams | None, *, target_vocab_size: int, num_candidates: int) -> DraftShape:
+    """Sizes of the draft for its contract; ids beyond the target's vocabulary are cut off."""
+    config = _normalised(model)
+    return DraftShape(
+        num_layers=config.num_layers,
+        vocab_size=min(config.vocab_size, target_vocab_size),
+        num_kv_heads=_num_kv_heads(config),
+        head_dim=_head_dim(config),
+        num_streams=0 if streams is None else streams.embeddings.shape[0],
+        num_candidates=num_candidates,
+    )
+
+
+def _normalised(model: Any) -> Any:
+    return NormalizedConfigManager.get_normalized_config_class(model.config.model_type)(model.config)
+
+
+def _num_kv_heads(config: Any) -> int:
+    grouped = getattr(config.config, "num_key_value_heads", None)
+    return int(grouped or config.num_attention_heads)
+
+
+def _head_dim(config: Any) -> int:
+    explicit = getattr(config.config, "head_dim", None)
+    return int(explicit or config.hidden_size // config.num_attention_heads)
+
+
+def load_streams(folder: Path, hidden_size: int, num_layers: int) -> Streams | None:
+    """Read `streams.safetensors` beside a draft's weights; None where the draft has none.
+
+    Raises:
+        ExportError: unreadable, of another format, or not made for this draft.
+    """
+    path = folder / names.STREAMS_FILE
+    if not path.is_file():
+        return None
+    metadata, tensors = _read_tensors(path, names.STREAMS_FORMAT)
+    embeddings = tensors.get(names.STREAM_EMBEDDINGS)
+    num_stream_layers = int(metadata.get("num_stream_layers", 0))
+    if embeddings is None or embeddings.ndim != 2 or embeddings.shape[1] != hidden_size:
+        raise ExportError(
+            f"{path} needs {names.STREAM_EMBEDDINGS!r} of shape [s, {hidden_size}]; train the draft again"
+        )
+    if not 1 <= num_stream_layers <= num_layers:
+        raise ExportError(f"{path} says num_stream_layers = {num_stream_layers}; this draft allows 1..{num_layers}")
+    return Streams(embeddings=embeddings, num_stream_layers=num_stream_layers)
+
+
+def load_adapter(folder: Path, layer: int, hidden_size: int) -> tuple[Tensor, Tensor] | None:
+    """Read the exit adapter after `layer` layers: (down `[rank, H]`, up `[H, rank]`), None where there is none.
+
+    Raises:
+        ExportError: unreadable, of another format, or not made for this target.
+    """
+    path = folder / names.EXIT_ADAPTERS_FILE
+    if not path.is_file():
+        return None
+    tensors = _read_tensors(path, names.EXIT_ADAPTERS_FORMAT)[1]
+    down, up = tensors.get(names.adapter_down(layer)), tensors.get(names.adapter_up(layer))
+    if down is None or up is None:
+        return None
+    if down.ndim != 2 or down.shape[1] != hidden_size or up.shape != (hidden_size, down.shape[0]):
+        raise ExportError(
+            f"{path}: the adapter after layer {layer} has shapes {tuple(down.shape)} and {tuple(up.shape)}; "
+            f"expected (rank, {hidden_size}) and ({hidden_size}, rank)"
+        )
+    return down, up
+
+
+def _read_tensors(path: Path, expected_format: str) -> tuple[dict[str, str], dict[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118 - not a dict
+    except SafetensorError as error:
+        raise ExportError(f"{path} cannot be read: {error}") from error
+    if metadata.get("format") != expected_format:
+        raise ExportError(f"{path} has format {metadata.get('format')!r}; this mirrorsd reads {expected_format!r}")
+    return metadata, tensors
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Keep transformers' loading bars and reports away; what matters is raised."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    bars: Any = transformers_logging
+    had_bars = bars.is_progress_bar_enabled()
+    logger.setLevel(logging.ERROR)
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if had_bars:
+            bars.enable_progress_bar()

@@ -1,0 +1,124 @@
+"""What an export is asked for, checked before any work. Needs neither torch nor a model.
+
+Owns: the options and how "auto" is resolved against a pair's sizes. Does not own: reading checkpoints.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.manifest import DraftBucket
+
+TARGET_PRECISIONS = ("fp32", "fp16")
+DRAFT_PRECISIONS = ("fp32", "fp16", "int8")
+DEFAULT_BUCKETS = ((8, 8), (16, 16), (32, 32), (128, 1))
+DEFAULT_CAPACITIES = (256, 512, 1024, 2048)
+DEFAULT_CONTEXT = 2048
+MIN_CONTEXT = 64
+
+
+class ExportProgress(Protocol):
+    """Receives what the export is doing: a stage name such as "export suffix", and the share done, 0..1."""
+
+    def __call__(self, stage: str, fraction: float) -> None:
+        """Draw or note it; must return quickly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """How to export a pair.
+
+    Attributes:
+        exit_layers: Borders between segments (layers before each exit), or "auto" for one at half depth.
+        precision: Target weights, one of `TARGET_PRECISIONS`.
+        draft_precision: Draft weights, one of `DRAFT_PRECISIONS`.
+        context: Longest text in tokens; None means the smaller of 2048 and what both models were made for.
+        num_exit_candidates: Tokens that an exit names per row (K).
+        num_draft_candidates: Tokens that the draft names per tip and stream (m).
+        buckets: Static (rows, tips) shapes of the draft.
+        capacities: Static cache capacities of the draft; those at or above `context` are replaced by it.
+        verify_text: Text for the parity check; None means the one in the package.
+        overwrite: Replace an existing bundle once the new one is complete.
+    """
+
+    exit_layers: Literal["auto"] | tuple[int, ...] = "auto"
+    precision: str = "fp32"
+    draft_precision: str = "fp32"
+    context: int | None = None
+    num_exit_candidates: int = 16
+    num_draft_candidates: int = 32
+    buckets: tuple[tuple[int, int], ...] = DEFAULT_BUCKETS
+    capacities: tuple[int, ...] = DEFAULT_CAPACITIES
+    verify_text: str | None = None
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        _check_choice("precision", self.precision, TARGET_PRECISIONS)
+        _check_choice("draft_precision", self.draft_precision, DRAFT_PRECISIONS)
+        if self.context is not None and self.context < MIN_CONTEXT:
+            raise ConfigError(f"context is {self.context}; at least {MIN_CONTEXT} tokens are needed")
+        for name in ("num_exit_candidates", "num_draft_candidates"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; at least 1 is needed")
+        if self.exit_layers != "auto":
+            _check_ascending("exit_layers", self.exit_layers)
+        _check_ascending("capacities", self.capacities)
+        if not self.buckets or any(not 1 <= tips <= rows for rows, tips in self.buckets):
+            raise ConfigError(f"buckets is {self.buckets}; every (rows, tips) needs 1 <= tips <= rows")
+
+    @property
+    def draft_buckets(self) -> tuple[DraftBucket, ...]:
+        """The buckets as the manifest writes them."""
+        return tuple(DraftBucket(rows=rows, tips=tips) for rows, tips in self.buckets)
+
+
+def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} is {value!r}; supported are {', '.join(allowed)}")
+
+
+def _check_ascending(name: str, numbers: tuple[int, ...]) -> None:
+    if not numbers or numbers[0] < 1 or list(numbers) != sorted(set(numbers)):
+        raise ConfigError(f"{name} is {numbers}; give one or more different numbers above 0 in rising order")
+
+
+def resolve_exit_layers(asked: Literal["auto"] | tuple[int, ...], num_layers: int) -> tuple[int, ...]:
+    """Return the borders for a target of `num_layers` layers: "auto" is one border at half depth.
+
+    >>> resolve_exit_layers("auto", 6), resolve_exit_layers((3, 5), 6)
+    ((3,), (3, 5))
+
+    Raises:
+        ConfigError: a border outside `1 .. num_layers - 1`, or a target with a single layer.
+    """
+    if num_layers < 2:
+        raise ConfigError(f"the target has {num_layers} layer; an exit needs a target with at least 2")
+    if asked == "auto":
+        return (num_layers // 2,)
+    if asked[-1] >= num_layers:
+        raise ConfigError(f"exit layer is {asked[-1]}; this target allows 1..{num_layers - 1}")
+    return asked
+
+
+def resolve_context(asked: int | None, *, by_target: int, by_draft: int) -> int:
+    """Return the context for a pair made for `by_target` and `by_draft` positions.
+
+    Raises:
+        ConfigError: more was asked for than either model was made for.
+    """
+    limit = min(by_target, by_draft)
+    if asked is None:
+        return min(DEFAULT_CONTEXT, limit)
+    if asked > limit:
+        whose = "target" if by_target <= by_draft else "draft"
+        raise ConfigError(f"context is {asked}; the {whose} was made for {limit} positions: ask for at most {limit}")
+    return asked
+
+
+def resolve_capacities(capacities: tuple[int, ...], context: int) -> tuple[int, ...]:
+    """Return the draft's cache capacities up to and including `context`.
+
+    >>> resolve_capacities((256, 512, 1024, 2048), 1000)
+    (256, 512, 1000)
+    """
+    return (*(capacity for capacity in capacities if capacity < context), context)

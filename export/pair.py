@@ -1,0 +1,211 @@
+"""From two checkpoints to a bundle: the order of the whole export.
+
+Owns: the sequence check -> load -> export -> verify -> carry over -> manifest, and progress.
+Does not own: any of those steps.
+"""
+
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from mirrorsd.graphs import names
+from mirrorsd.graphs.bundle_files import describe_file
+from mirrorsd.graphs.contract import draft_contract
+from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.manifest import SCHEMA_VERSION, DraftEntry, Manifest, TargetEntry, VerifyResult
+
+from .atomic_folder import atomic_folder
+from .attention import TREE_ATTENTION
+from .carried_files import copy_licences, copy_tokenizer, exit_coverage, generation_defaults, token_entry
+from .checkpoint import Checkpoint, open_checkpoint
+from .compatibility import check_compatible
+from .draft_ir import write_draft
+from .draft_stage import DraftStage
+from .loading import (
+    DTYPE_BY_PRECISION,
+    draft_shape,
+    load_adapter,
+    load_model,
+    load_streams,
+    target_shape,
+)
+from .options import ExportOptions, ExportProgress, resolve_capacities, resolve_context, resolve_exit_layers
+from .target_graphs import TargetPlan, write_target
+from .tolerances import DRAFT_TOLERANCES, TARGET_TOLERANCES, check_parity
+from .torch_to_onnx import export_stage
+from .verify_draft import VERIFY_TREE_PARENTS, DraftRun, compare_draft
+from .verify_target import TargetRun, compare_target, target_reference
+from .verify_text import parity_ids
+
+PARITY_POSITIONS = 320
+
+_PACKAGES = (
+    "mirrorsd",
+    "torch",
+    "transformers",
+    "optimum",
+    "onnx",
+    "onnx_ir",
+    "onnxscript",
+    "onnxruntime",
+    "openvino",
+    "nncf",
+)
+
+
+def export_pair(
+    target: Path, draft: Path, output: Path, options: ExportOptions, progress: ExportProgress | None = None
+) -> Manifest:
+    """Export `target` and `draft` into the bundle `output`, verified against PyTorch.
+
+    The folder `output` appears only when it is complete; after an error nothing is left.
+
+    Args:
+        target: Local folder of a Hugging Face causal LM.
+        draft: Local folder of a streaming draft or of any causal LM with the same tokenizer.
+        output: The bundle's folder, by custom `NAME.mirror`.
+        options: What is asked for.
+        progress: Told about each stage; None for silence.
+
+    Returns:
+        The manifest that was written.
+
+    Raises:
+        ExportError: a checkpoint is missing, damaged, unsupported, or the two do not fit together.
+        ParityError: what was exported does not compute what the checkpoint computes.
+        ConfigError: the options do not fit this pair.
+    """
+    report = progress or _silent
+    report("check", 0.0)
+    job = _plan_job(open_checkpoint(target, "target"), open_checkpoint(draft, "draft"), options)
+    with atomic_folder(output, overwrite=options.overwrite) as bundle:
+        target_entry, target_results = _build_target(job, bundle, report)
+        draft_entry, draft_results = _build_draft(job, bundle, report)
+        report("carry over", 0.95)
+        manifest = _finish(job, bundle, target_entry, draft_entry, (*target_results, *draft_results))
+    report("done", 1.0)
+    return manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """Two checkpoints that fit together, and what "auto" means for them."""
+
+    target: Checkpoint
+    draft: Checkpoint
+    options: ExportOptions
+    exit_layers: tuple[int, ...]
+    context: int
+
+
+def _silent(stage: str, fraction: float) -> None:
+    """Draw nothing."""
+
+
+def _plan_job(target: Checkpoint, draft: Checkpoint, options: ExportOptions) -> _Job:
+    check_compatible(target, draft)
+    vocab_size = min(int(checkpoint.config["vocab_size"]) for checkpoint in (target, draft))
+    most_candidates = max(options.num_exit_candidates, options.num_draft_candidates)
+    if most_candidates > vocab_size:
+        raise ConfigError(f"{most_candidates} candidates were asked for; this vocabulary has {vocab_size} tokens")
+    return _Job(
+        target=target,
+        draft=draft,
+        options=options,
+        exit_layers=resolve_exit_layers(options.exit_layers, int(target.config["num_hidden_layers"])),
+        context=resolve_context(
+            options.context,
+            by_target=int(target.config["max_position_embeddings"]),
+            by_draft=int(draft.config["max_position_embeddings"]),
+        ),
+    )
+
+
+def _build_target(job: _Job, bundle: Path, report: ExportProgress) -> tuple[TargetEntry, tuple[VerifyResult, ...]]:
+    report("load target", 0.02)
+    model = load_model(job.target)
+    options, shape = job.options, target_shape(model, job.options.precision)
+    adapters = {layer: load_adapter(job.target.folder, layer, shape.hidden_size) for layer in job.exit_layers}
+    plan = TargetPlan(shape=shape, context=job.context, num_candidates=options.num_exit_candidates, adapters=adapters)
+    ids, text = _parity_ids(job)
+    reference = target_reference(model, plan, ids)
+    stages = list(plan.files)
+    model.to(DTYPE_BY_PRECISION[options.precision])
+    write_target(
+        model, plan, bundle, lambda name: report(f"export {name}", 0.1 + 0.4 * stages.index(name) / len(stages))
+    )
+    entry = TargetEntry(
+        source=job.target.source,
+        shape=shape,
+        precision=options.precision,
+        context=job.context,
+        segments=plan.segments,
+        exits=plan.exits,
+        weights_file=names.WEIGHTS_FILE,
+    )
+    report("verify target", 0.5)
+    results = compare_target(TargetRun(bundle, plan), reference, text)
+    check_parity(results, TARGET_TOLERANCES[options.precision])
+    return entry, results
+
+
+def _parity_ids(job: _Job) -> tuple[list[int], str]:
+    num_ids = min(PARITY_POSITIONS, job.context - len(VERIFY_TREE_PARENTS))
+    return parity_ids(job.target.folder / "tokenizer.json", job.options.verify_text, num_ids)
+
+
+def _build_draft(job: _Job, bundle: Path, report: ExportProgress) -> tuple[DraftEntry, tuple[VerifyResult, ...]]:
+    report("load draft", 0.65)
+    model = load_model(job.draft)
+    options = job.options
+    streams = load_streams(job.draft.folder, model.config.hidden_size, model.config.num_hidden_layers)
+    shape = draft_shape(
+        model,
+        streams,
+        target_vocab_size=int(job.target.config["vocab_size"]),
+        num_candidates=options.num_draft_candidates,
+    )
+    report("export draft", 0.7)
+    (bundle / names.DRAFT_FILE).parent.mkdir()
+    contract = draft_contract(shape)
+    model.set_attn_implementation(TREE_ATTENTION)
+    stage = DraftStage(model, contract, shape, streams=streams, context=job.context)
+    write_draft(export_stage(stage, contract), contract, bundle / names.DRAFT_FILE, options.draft_precision)
+    entry = DraftEntry(
+        source=job.draft.source,
+        shape=shape,
+        precision=options.draft_precision,
+        num_stream_layers=0 if streams is None else streams.num_stream_layers,
+        file=names.DRAFT_FILE,
+        buckets=options.draft_buckets,
+        capacities=resolve_capacities(options.capacities, job.context),
+    )
+    report("verify draft", 0.85)
+    ids, text = _parity_ids(job)
+    run = DraftRun(bundle / names.DRAFT_FILE, shape, job.context)
+    results = (compare_draft(run, model, streams, ids, text),)
+    check_parity(results, DRAFT_TOLERANCES[options.draft_precision])
+    return entry, results
+
+
+def _finish(
+    job: _Job, bundle: Path, target: TargetEntry, draft: DraftEntry, results: tuple[VerifyResult, ...]
+) -> Manifest:
+    """Carry over the small files, hash everything, write the manifest."""
+    copy_tokenizer(job.target, bundle)
+    for checkpoint in (job.target, job.draft):
+        copy_licences(checkpoint, bundle)
+    paths = sorted(path for path in bundle.rglob("*") if path.is_file())
+    manifest = Manifest(
+        schema=SCHEMA_VERSION,
+        target=target,
+        draft=draft,
+        tokens=token_entry(job.target),
+        verify=results,
+        versions={name: metadata.version(name) for name in _PACKAGES},
+        files={path.relative_to(bundle).as_posix(): describe_file(path) for path in paths},
+        exit_coverage=exit_coverage(job.target),
+        generation=generation_defaults(job.target),
+    )
+    (bundle / names.MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
+    return manifest

@@ -1,0 +1,153 @@
+"""Fold Hugging Face's rotary arithmetic into `GroupQueryAttention` (`do_rotary = 1`).
+
+Owns: recognising `x * cos[positions] + rotate_half(x) * sin[positions]` in front of an attention node.
+Does not own: the tables' values (`rotary_tables.py`).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from mirrorsd.graphs.errors import ExportError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rotated:
+    """One rotated projection: what was rotated (`[1, heads, S, hd]`) and the tables `[positions, hd]`."""
+
+    source: ir.Value
+    cos_table: ir.Value
+    sin_table: ir.Value
+
+
+class FoldRotary(ir.passes.InPlacePass):
+    """Let attention rotate queries and keys itself.
+
+    Requires: rotation in HF's form, with tables gathered by position. Where an attention node has none of it
+    (layers without rotary positions) it is left alone. Ensures: no arithmetic of positions is left.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Fold every attention node of `model`."""
+        num_folded = 0
+        for node in list(model.graph):
+            if node.op_type != "GroupQueryAttention":
+                continue
+            query, key = (_match_rotated(node.inputs[i]) for i in (0, 1))
+            if query is None or key is None:
+                continue
+            self._fold(model.graph, node, query, key)
+            num_folded += 1
+        return ir.passes.PassResult(model, modified=num_folded > 0)
+
+    def ensures(self, model: ir.Model) -> None:
+        """Check that no rotated projection is left in front of an attention node."""
+        for node in model.graph:
+            if node.op_type == "GroupQueryAttention" and _match_rotated(node.inputs[0]) is not None:
+                raise ir.passes.PostconditionError(f"attention node {node.name} still has rotary arithmetic before it")
+
+    def _fold(self, graph: ir.Graph, node: ir.Node, query: _Rotated, key: _Rotated) -> None:
+        cos, sin = (_half_table(graph, table) for table in (query.cos_table, query.sin_table))
+        merged = [_merge_heads(graph, node, rotated.source) for rotated in (query, key)]
+        attributes = [a for name, a in node.attributes.items() if name != "do_rotary"]
+        attributes += [ir.AttrInt64("do_rotary", 1), ir.AttrInt64("rotary_interleaved", 0)]
+        outputs = list(node.outputs)
+        folded = ir.Node(
+            node.domain,
+            node.op_type,
+            [*merged, *node.inputs[2:7], cos, sin],
+            attributes,
+            num_outputs=len(outputs),
+            name=node.name,
+        )
+        graph.insert_before(node, folded)
+        for old, new in zip(outputs, folded.outputs, strict=True):
+            new.type, new.shape, name = old.type, old.shape, old.name
+            old.replace_all_uses_with(new, replace_graph_outputs=True)
+            old.name, new.name = None, name
+        graph.remove(node, safe=True)
+
+
+def _match_rotated(value: ir.Value | None) -> _Rotated | None:
+    """Match Reshape(Transpose(x * U(cos) + Concat(-x[half:], x[:half]) * U(sin)))."""
+    rotated = _input_of(_input_of(value, "Reshape"), "Transpose")
+    add = _producer(rotated, "Add")
+    if add is None:
+        return None
+    straight, turned = (_producer(operand, "Mul") for operand in add.inputs)
+    if straight is None or turned is None:
+        return None
+    if _producer(straight.inputs[0], "Concat") is not None:
+        straight, turned = turned, straight
+    source = straight.inputs[0]
+    concat = _producer(turned.inputs[0], "Concat")
+    cos_table, sin_table = (_gathered_table(operand.inputs[1]) for operand in (straight, turned))
+    if concat is None or source is None or cos_table is None or sin_table is None:
+        return None
+    upper_half = _input_of(_input_of(concat.inputs[0], "Neg"), "Slice")
+    if upper_half is not source or _input_of(concat.inputs[1], "Slice") is not source:
+        return None
+    return _Rotated(source=source, cos_table=cos_table, sin_table=sin_table)
+
+
+def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    node = None if value is None else value.producer()
+    return node if node is not None and node.op_type == op_type else None
+
+
+def _input_of(value: ir.Value | None, op_type: str) -> ir.Value | None:
+    node = _producer(value, op_type)
+    return None if node is None else node.inputs[0]
+
+
+def _gathered_table(value: ir.Value | None) -> ir.Value | None:
+    """The initializer in Unsqueeze(Gather(table, positions))."""
+    table = _input_of(_input_of(value, "Unsqueeze"), "Gather")
+    return table if table is not None and table.const_value is not None else None
+
+
+def _half_table(graph: ir.Graph, table: ir.Value) -> ir.Value:
+    """Register the first half of `table` `[positions, hd]`, once per graph.
+
+    Raises:
+        ExportError: the halves differ, so the rotation is not of HF's usual form.
+    """
+    name = f"{table.name}.half"
+    if name in graph.initializers:
+        return graph.initializers[name]
+    assert table.const_value is not None  # `_gathered_table` has seen it
+    array = table.const_value.numpy()
+    half = array.shape[1] // 2
+    if not np.array_equal(array[:, :half], array[:, half:]):
+        raise ExportError(
+            f"rotary table {table.name!r} has two different halves: this kind of rotary position is not supported."
+        )
+    return _register(graph, name, np.ascontiguousarray(array[:, :half]))
+
+
+def _register(graph: ir.Graph, name: str, array: npt.NDArray[Any]) -> ir.Value:
+    """Add `array` to the graph's initializers, or return the one of that name."""
+    if name not in graph.initializers:
+        tensor = ir.tensor(array, name=name)
+        element = ir.TensorType(tensor.dtype)
+        graph.register_initializer(ir.Value(name=name, shape=ir.Shape(array.shape), type=element, const_value=tensor))
+    return graph.initializers[name]
+
+
+def _merge_heads(graph: ir.Graph, before: ir.Node, source: ir.Value) -> ir.Value:
+    """Give `[1, S, heads * hd]` for `source` = Transpose(`[1, S, heads, hd]`), through a Reshape only where needed."""
+    by_row = _input_of(source, "Transpose")
+    if by_row is None or by_row.shape is None:
+        raise ExportError(f"{source.name!r} is rotated but is not a transposed projection: not supported.")
+    projection = _input_of(by_row, "Reshape")
+    if projection is not None:
+        return projection
+    width = int(by_row.shape[2]) * int(by_row.shape[3])  # type: ignore[arg-type]
+    merged_shape = _register(graph, f"merge_heads.{width}", np.array([0, 0, width], dtype=np.int64))
+    reshape = ir.Node("", "Reshape", [by_row, merged_shape])
+    reshape.outputs[0].type = by_row.type
+    graph.insert_before(before, reshape)
+    return reshape.outputs[0]

@@ -1,0 +1,79 @@
+"""From a stage as PyTorch module to an `onnx_ir` model with the contract's names and shapes.
+
+Owns: the one call of `torch.onnx.export`. Does not own: the stages, the graph passes, files.
+"""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+
+from mirrorsd.graphs.contract import StageContract, TensorSpec
+
+OPSET = 23
+_EXAMPLE_SIZES = {"S": 3, "C": 24, "R": 2, "N": 7, "C+N": 31}
+_EXPORTER_LOGGER = "torch.onnx._internal.exporter._registration"
+
+
+def export_stage(module: nn.Module, contract: StageContract) -> ir.Model:
+    """Export `module`, whose inputs and outputs are those of `contract`, in its order.
+
+    Symbolic dimensions of the contract stay symbolic; weights stay in memory.
+    """
+    examples = tuple(_example(spec) for spec in contract.inputs)
+    with _silenced(), torch.no_grad():
+        program = torch.onnx.export(
+            module.eval(),
+            examples,
+            dynamic_shapes=(_dynamic_axes(contract),),
+            input_names=[spec.name for spec in contract.inputs],
+            output_names=[spec.name for spec in contract.outputs],
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None  # None only where a file is written
+    model = program.model
+    model.graph.name = contract.name
+    values, specs = (*model.graph.inputs, *model.graph.outputs), (*contract.inputs, *contract.outputs)
+    for value, spec in zip(values, specs, strict=True):
+        value.name = spec.name
+        value.shape = ir.Shape(spec.shape)
+    return model
+
+
+def _example(spec: TensorSpec) -> Tensor:
+    shape = tuple(_EXAMPLE_SIZES[d] if isinstance(d, str) else d for d in spec.shape)
+    return torch.zeros(shape, dtype=getattr(torch, spec.dtype))
+
+
+def _dynamic_axes(contract: StageContract) -> tuple[dict[int, object], ...]:
+    """Each symbolic dimension is named where it first appears; the exporter finds the others out (`C+N` too)."""
+    named: set[str] = set()
+    axes: list[dict[int, object]] = []
+    for spec in contract.inputs:
+        axes.append({})
+        for axis, dim in enumerate(spec.shape):
+            if isinstance(dim, str):
+                is_new_name = dim not in named and dim.isidentifier()
+                axes[-1][axis] = dim if is_new_name else torch.export.Dim.DYNAMIC
+                named.add(dim)
+    return tuple(axes)
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Drop the exporter's own notes: torch's use of a name that torch has renamed, and operators of torchvision."""
+    logger = logging.getLogger(_EXPORTER_LOGGER)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)", category=FutureWarning)
+            yield
+    finally:
+        logger.setLevel(level)
