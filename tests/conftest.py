@@ -1,0 +1,70 @@
+"""A tiny pair of random models that every end-to-end test shares: real checkpoints, exported once per run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+TEXT = (
+    "Once upon a time there was a little fox who lived at the edge of a dark forest. "
+    "Every morning the fox went to the river and asked the old heron for news of the world."
+)
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Folders of a target and of a streaming draft that is made of the target's first layers."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from mirrorsd.training.streaming_draft import StreamingDraft
+
+    folder = tmp_path_factory.mktemp("pair")
+    torch.manual_seed(5)
+    sizes = {
+        "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512, "tie_word_embeddings": True, "initializer_range": 0.2,
+        "bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0,
+    }  # fmt: skip
+    target = LlamaForCausalLM(LlamaConfig(num_hidden_layers=4, **sizes)).eval()
+    draft = LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **sizes)).eval()
+    draft.load_state_dict(target.state_dict(), strict=False)
+    target.save_pretrained(folder / "target")
+    StreamingDraft(draft, num_streams=2, num_stream_layers=1).save(folder / "draft")
+    for name in ("target", "draft"):
+        _write_tokenizer(folder / name)
+    return folder / "target", folder / "draft"
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny pair as a bundle."""
+    from mirrorsd.export import ExportOptions, export_pair
+
+    output = tmp_path_factory.mktemp("bundle") / "tiny.mirror"
+    options = ExportOptions(context=512, buckets=((8, 8), (16, 16), (64, 1)), capacities=(256, 512))
+    export_pair(*tiny_pair, output, options)
+    return output
+
+
+def _write_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<|end|>", "<|user|>", "<|assistant|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TEXT], trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": "<|end|>", "pad_token": "<|end|>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
