@@ -25,11 +25,10 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
     folder = tmp_path_factory.mktemp("pair")
     torch.manual_seed(5)
-    sizes = {
-        "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512, "tie_word_embeddings": True, "initializer_range": 0.2,
-        "bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0,
-    }  # fmt: skip
+    shape = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 512}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    tokens = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}
+    sizes = {**shape, **heads, **tokens, "tie_word_embeddings": True, "initializer_range": 0.2}
     target = LlamaForCausalLM(LlamaConfig(num_hidden_layers=4, **sizes)).eval()
     draft = LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **sizes)).eval()
     draft.load_state_dict(target.state_dict(), strict=False)

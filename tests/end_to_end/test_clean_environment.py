@@ -1,0 +1,87 @@
+"""Generating needs neither PyTorch nor anything else that only the exporter uses."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXPORT_ONLY = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "optimum", "nncf", "safetensors", "matplotlib")
+BLOCKED_RUN = f"""
+import sys
+
+class WithoutExporter:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def find_spec(self, name, path=None, target=None):
+        is_blocked = name.split(".")[0] in {EXPORT_ONLY!r}
+        return None if is_blocked else self.finder.find_spec(name, path, target)
+
+sys.meta_path[:] = [WithoutExporter(finder) for finder in sys.meta_path]
+from mirrorsd.cli.application import run
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+def arguments_for(bundle: Path, method: str) -> list[str]:
+    settings = ["--method", method, "--max-new-tokens", "16", "--device-map", "cpu", "--json"]
+    return ["generate", str(bundle), "Once upon a time", *settings]
+
+
+def token_ids(command: list[str]) -> list[int]:
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    ids = json.loads(finished.stdout)["token_ids"]
+    assert ids
+    return list(ids)
+
+
+def test_generate_with_the_exporter_s_packages_blocked(tiny_bundle: Path) -> None:
+    blocked, usual = ([sys.executable, "-c", BLOCKED_RUN], [sys.executable, "-m", "mirrorsd.cli"])
+    ids = token_ids([*blocked, *arguments_for(tiny_bundle, "mirror")])
+    assert ids == token_ids([*usual, *arguments_for(tiny_bundle, "plain")])
+
+
+def test_export_says_what_to_install(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    target, draft = map(str, tiny_pair)
+    command = ["export", target, "--draft", draft, "-o", str(tmp_path / "out.mirror")]
+    finished = subprocess.run(
+        [sys.executable, "-c", BLOCKED_RUN, *command], capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 2
+    assert "pip install 'mirrorsd[cpu,export]'" in finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_generate_from_the_wheel_in_a_fresh_environment(tiny_bundle: Path, tmp_path: Path) -> None:
+    wheel = build_wheel(tmp_path)
+    environment = tmp_path / "environment"
+    run_quietly([sys.executable, "-m", "venv", str(environment)])
+    scripts = environment / ("Scripts" if os.name == "nt" else "bin")
+    pins = ["-c", str(ROOT / "constraints.txt")]
+    run_quietly([str(scripts / "python"), "-m", "pip", "install", "--quiet", *pins, f"{wheel}[cpu]"])
+    for package in EXPORT_ONLY:
+        probe = subprocess.run([str(scripts / "python"), "-c", f"import {package}"], capture_output=True, check=False)
+        assert probe.returncode != 0, f"{package} is installed"
+    assert len(token_ids([str(scripts / "mirrorsd"), *arguments_for(tiny_bundle, "mirror")])) <= 16
+
+
+def build_wheel(folder: Path) -> Path:
+    """Build from a copy, so that neither an old `build` folder nor stray files get in."""
+    source = folder / "source"
+    ignore = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "tests", "samples")
+    shutil.copytree(ROOT, source, ignore=ignore)
+    run_quietly([sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", str(folder), str(source)])
+    return next(folder.glob("*.whl"))
+
+
+def run_quietly(command: list[str]) -> None:
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
