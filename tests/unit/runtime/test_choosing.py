@@ -1,0 +1,88 @@
+"""The target's choice: filters against transformers, noise against its law, ranking against choosing."""
+
+import numpy as np
+import pytest
+
+from mirrorsd.runtime.choosing import TokenChooser, keep_likeliest, penalise_repetition
+from mirrorsd.runtime.generation_config import GenerationConfig
+from mirrorsd.runtime.noise import gumbel
+
+RNG = np.random.default_rng(11)
+
+
+@pytest.mark.parametrize("vocab", [30, 3000])
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"),
+    [(5, 1.0, 0.0), (0, 0.9, 0.0), (0, 0.999, 0.0), (0, 1.0, 0.05), (20, 0.8, 0.02), (0, 0.95, 0.1), (1, 1.0, 0.0)],
+)
+def test_filters_keep_what_transformers_keeps(vocab: int, top_k: int, top_p: float, min_p: float) -> None:
+    torch = pytest.importorskip("torch")
+    from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    scores = RNG.normal(scale=2.0, size=vocab)
+    filtered = torch.tensor(scores)[None]
+    if top_k:
+        filtered = TopKLogitsWarper(top_k)(None, filtered)
+    if top_p < 1:
+        filtered = TopPLogitsWarper(top_p)(None, filtered)
+    if min_p:
+        filtered = MinPLogitsWarper(min_p)(None, filtered)
+    expected = set(np.flatnonzero(np.isfinite(filtered.numpy()[0])).tolist())
+    tokens, kept = keep_likeliest(scores.copy(), top_k, top_p, min_p)
+    assert set(tokens.tolist()) == expected
+    assert (kept == scores[tokens]).all()
+
+
+def test_repetition_penalty_matches_transformers() -> None:
+    torch = pytest.importorskip("torch")
+    from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
+
+    scores, history = RNG.normal(size=50), np.array([3, 7, 7, 20])
+    expected = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor(history)[None], torch.tensor(scores)[None])[0].numpy()
+    np.testing.assert_allclose(penalise_repetition(scores.copy(), history, 1.3), expected)
+
+
+def test_noise_depends_on_seed_position_and_token_only() -> None:
+    tokens = np.arange(1000)
+    whole = gumbel(5, np.asarray(17), tokens)
+    assert (gumbel(5, np.asarray(17), tokens[300:310]) == whole[300:310]).all()
+    grid = gumbel(5, np.array([[16], [17]]), tokens[None, :])
+    assert (grid[1] == whole).all()
+    assert not np.isclose(gumbel(6, np.asarray(17), tokens), whole).any()
+    assert not np.isclose(grid[0], whole).any()
+
+
+def test_noise_is_standard_gumbel() -> None:
+    """Kolmogorov-Smirnov over 200,000 variates, and no correlation between neighbours in position or token."""
+    noise = gumbel(3, np.arange(200)[:, None], np.arange(1000)[None, :])
+    values = np.sort(noise.ravel())
+    distance = np.abs(np.exp(-np.exp(-values)) - np.arange(1, values.size + 1) / values.size).max()
+    assert distance < 1.63 / np.sqrt(values.size)
+    assert abs(np.corrcoef(noise[:-1].ravel(), noise[1:].ravel())[0, 1]) < 0.01
+    assert abs(np.corrcoef(noise[:, :-1].ravel(), noise[:, 1:].ravel())[0, 1]) < 0.01
+
+
+def test_noise_drawn_ahead_is_the_noise_drawn_on_demand() -> None:
+    logits = RNG.normal(size=200).astype(np.float32)
+    config = GenerationConfig(temperature=0.9, seed=4)
+    ahead, on_demand = TokenChooser(config), TokenChooser(config)
+    ahead.draw_ahead(10, 5, 200)
+    for position in range(8, 18):
+        assert ahead.choose(logits, position, None) == on_demand.choose(logits, position, None)
+
+
+def test_a_candidate_list_with_the_whole_vocabulary_guesses_the_choice() -> None:
+    """Draft and exit rank with the target's own noise: with the target's own distribution they cannot miss."""
+    config = GenerationConfig(temperature=0.7, seed=9)
+    chooser = TokenChooser(config)
+    for position in range(50):
+        logits = RNG.normal(scale=1.5, size=40)
+        order = np.argsort(-logits)
+        logprobs = (logits - np.log(np.exp(logits).sum()))[order]
+        guess = chooser.guess(order[None], logprobs[None].astype(np.float32), np.array([position]))
+        assert int(guess[0]) == chooser.choose(logits, position, None).token
+
+
+def test_greedy_reports_the_gap_to_the_runner_up() -> None:
+    choice = TokenChooser(GenerationConfig(repetition_penalty=1.1)).choose(np.array([1.0, 3.5, 3.0]), 0, np.array([0]))
+    assert (choice.token, round(choice.gap, 6)) == (1, 0.5)
