@@ -11,7 +11,7 @@ from mirrorsd.cli import options
 from mirrorsd.cli.comparison import ALL_CATEGORIES, Answer, Difference, find_differences, measure, summarise
 from mirrorsd.cli.console import add_row, note, print_json, print_table, progress
 from mirrorsd.cli.failures import EXIT_FAILED
-from mirrorsd.cli.loading import open_pipeline
+from mirrorsd.cli.loading import note_placement, open_pipeline
 from mirrorsd.cli.machine import describe_machine, installed_versions
 from mirrorsd.cli.prompt_file import BUILT_IN_QUESTIONS, Question, read_questions
 from mirrorsd.graphs import names
@@ -71,10 +71,11 @@ def compare(
     )
     speed = {"gamma": gamma, "roots": roots, "allocation": allocation, "passes": passes, "pad_rows_to": pad_rows_to}
     with open_pipeline(bundle, device_map, speed) as pipe:
+        note_placement(pipe)
         answer = answer_with(pipe, config, is_raw=is_raw or not has_chat_template(bundle))
         with progress("comparing", len(questions) * repeats) as advance:
             measurements = measure(questions, chosen_methods, repeats, answer, advance)
-        map_name, placement = pipe.device_map.name, pipe.placement
+        map_name = pipe.device_map.name
     rows, differences = summarise(measurements, chosen_methods), find_differences(measurements)
     note_differences(differences)
     if as_json:
@@ -82,8 +83,6 @@ def compare(
         print_json(report_document(bundle, map_name, rows, is_identical=not differences, by_category=wants_categories))
     else:
         print_rows(rows)
-        for line in placement:
-            note(line)
         print(f"identical: {'no' if differences else 'yes'}")
     if differences:
         raise typer.Exit(EXIT_FAILED)

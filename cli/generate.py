@@ -8,7 +8,7 @@ import typer
 
 from mirrorsd.cli import options
 from mirrorsd.cli.console import note, print_json
-from mirrorsd.cli.loading import open_pipeline
+from mirrorsd.cli.loading import note_placement, open_pipeline
 from mirrorsd.cli.requests import Request, read_request
 
 if TYPE_CHECKING:
@@ -62,8 +62,7 @@ def generate(
             result = pipe.generate(request.prompt, config, messages=request.messages)
             print_json(result_document(result, pipe.device_map.name))
             return
-        for line in pipe.placement:
-            note(line)
+        note_placement(pipe)
         result = stream_to_terminal(pipe, request, config)
         note(summary(result))
         for warning in result.stats.warnings:

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mirrorsd.cli.console import note
+from mirrorsd.device_maps import builtin_names
+
 if TYPE_CHECKING:
     from mirrorsd import MirrorPipeline
 
@@ -16,3 +19,11 @@ def open_pipeline(bundle: Path, device_map: str, speed: SpeedOptions) -> "Mirror
 
     given = {name: value for name, value in speed.items() if value is not None}
     return MirrorPipeline.load(bundle, device_map=device_map, speculation=given)
+
+
+def note_placement(pipe: "MirrorPipeline") -> None:
+    """Say which device map is in use and what runs where; `mirrorsd devices` says why the other maps do not fit."""
+    others = set(builtin_names()) - {pipe.device_map.name}
+    for line in pipe.placement:
+        if line.split(":", 1)[0] not in others:
+            note(line)

@@ -1,10 +1,12 @@
 """One bundle, three methods, one text: through export, ONNX Runtime and OpenVINO, on two cores."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from mirrorsd import GenerationConfig, MirrorPipeline
+from mirrorsd.cli.application import run
 
 METHODS = ("plain", "serial", "mirror")
 PROMPTS = ("Once upon a time", "The old heron", "Every morning the fox went to the river and", "x")
@@ -21,3 +23,11 @@ def test_all_methods_give_the_same_ids(tiny_bundle: Path, settings: dict[str, fl
             assert len({tuple(result.token_ids) for result in texts.values()}) == 1
             assert {result.method for result in texts.values()} == set(METHODS)
             assert all(result.num_tokens == 48 for result in texts.values())
+
+
+def test_compare_on_real_sessions(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["compare", str(tiny_bundle), "--device-map", "cpu", "--max-new-tokens", "24", "--pad-rows-to", "8"]
+    assert run([*command, "--ignore-eos", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["identical"] is True
+    assert [row["method"] for row in report["rows"]] == list(METHODS)
