@@ -14,7 +14,7 @@ import torch
 
 from mirrorsd.graphs.errors import ConfigError
 
-from .exit_coverage import SelfText
+from .self_text import SelfText
 from .streaming_draft import StreamingDraft
 
 __all__ = ["WindowStatistics", "fill_window", "measure_agreement", "measure_windows"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .exit_adapter import ExitAdapter, exit_logits
+from .self_text import SelfText
 
-__all__ = ["COVERAGE_FILE", "TOP_K", "SelfText", "measure_coverage", "write_coverage"]
+__all__ = ["COVERAGE_FILE", "TOP_K", "measure_coverage", "write_coverage"]
 
 COVERAGE_FILE = "exit_coverage.json"
 TOP_K = (1, 4, 8, 16)
-
-
-@dataclass(frozen=True, slots=True)
-class SelfText:
-    """One text of the target: its tokens, and how many of them were the prompt."""
-
-    tokens: list[int]
-    prompt_length: int
 
 
 @torch.inference_mode()

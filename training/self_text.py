@@ -9,6 +9,7 @@ target's choices, so nothing is padded and every position is the true one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,16 @@ from mirrorsd.graphs.errors import ConfigError
 
 from .decoder_rows import finish_layer, project_rows
 
-__all__ = ["SelfTextConfig", "generate_batch", "read_self_text", "write_self_text"]
+__all__ = ["SelfText", "SelfTextConfig", "generate_batch", "join_texts", "load_texts", "write_self_text"]
+
+
+@dataclass(frozen=True, slots=True)
+class SelfText:
+    """One text of the target: its tokens, how many of them were the prompt, and the temperature of the rest."""
+
+    tokens: list[int]
+    prompt_length: int
+    temperature: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,17 +194,24 @@ def _save_batch(
     beside.replace(path)
 
 
-def read_self_text(folder: Path, seed: int = 0) -> NDArray[np.uint16]:
-    """Return all texts written so far as one stream, shuffled text by text.
+def load_texts(folder: Path) -> list[SelfText]:
+    """Read all texts written so far.
 
     Raises:
         ConfigError: There are none.
     """
-    texts: list[NDArray[np.uint16]] = []
+    texts: list[SelfText] = []
     for path in sorted(folder.glob("batch_?????.npz")):
         with np.load(path) as batch:
-            texts += np.split(batch["tokens"], np.cumsum(batch["lengths"])[:-1])
+            parts = np.split(batch["tokens"], np.cumsum(batch["lengths"])[:-1])
+            columns = zip(parts, batch["prompt_lengths"].tolist(), batch["temperatures"].tolist(), strict=True)
+            texts += [SelfText(part.tolist(), length, temperature) for part, length, temperature in columns]
     if not texts:
         raise ConfigError(f"{folder} holds no text; let the target write some first")
-    np.random.default_rng(seed).shuffle(texts)
-    return np.concatenate(texts)
+    return texts
+
+
+def join_texts(texts: Sequence[SelfText], seed: int = 0) -> NDArray[np.uint16]:
+    """Return the texts as one stream of tokens, in random order."""
+    order = np.random.default_rng(seed).permutation(len(texts))
+    return np.concatenate([np.array(texts[number].tokens, np.uint16) for number in order])

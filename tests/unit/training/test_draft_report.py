@@ -7,7 +7,7 @@ import torch
 
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.draft_report import fill_window, measure_agreement, measure_windows
-from mirrorsd.training.exit_coverage import SelfText
+from mirrorsd.training.self_text import SelfText
 from mirrorsd.training.streaming_draft import DraftHidden
 
 

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.self_prompts import PromptRules, cut_prompts
-from mirrorsd.training.self_text import SelfTextConfig, generate_batch, read_self_text, write_self_text
+from mirrorsd.training.self_text import SelfTextConfig, generate_batch, join_texts, load_texts, write_self_text
 
 END = 2
 
@@ -60,12 +60,16 @@ def test_parts_and_restarts_write_the_same_batches(target: LlamaForCausalLM, tmp
         write_self_text(target, PROMPTS, tmp_path / "parts", config, (part, 2))
     (tmp_path / "parts" / "batch_00001.npz").unlink()
     write_self_text(target, PROMPTS, tmp_path / "parts", config)
-    np.testing.assert_array_equal(read_self_text(tmp_path / "whole"), read_self_text(tmp_path / "parts"))
+    whole, parts = load_texts(tmp_path / "whole"), load_texts(tmp_path / "parts")
+    assert whole == parts
+    assert sorted(tuple(text.tokens[: text.prompt_length]) for text in whole) == sorted(map(tuple, PROMPTS))
+    np.testing.assert_array_equal(join_texts(whole, seed=1), join_texts(parts, seed=1))
+    assert len(join_texts(whole)) == sum(len(text.tokens) for text in whole)
 
 
 def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no text"):
-        read_self_text(tmp_path)
+        load_texts(tmp_path)
 
 
 def test_prompts_end_after_an_assistant_mark_or_early_in_a_text() -> None:

@@ -9,8 +9,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.training.checkpoints import load_checkpoint, save_checkpoint
 from mirrorsd.training.exit_adapter import ADAPTERS_FILE, load_adapters, make_adapters, save_adapters
-from mirrorsd.training.exit_coverage import SelfText, measure_coverage
+from mirrorsd.training.exit_coverage import measure_coverage
 from mirrorsd.training.schedule import TrainingClock, WarmStableDecay
+from mirrorsd.training.self_text import SelfText
 
 
 def tiny_target() -> LlamaForCausalLM:
