@@ -42,7 +42,7 @@ class WeightsFile:
 
     def _store(self, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
         array = np.ascontiguousarray(tensor.numpy())
-        content = memoryview(array.reshape(-1).view(np.uint8))
+        content = array.reshape(-1).view(np.uint8).data
         key = (str(tensor.dtype), hashlib.sha256(content).hexdigest())
         if key not in self._offsets:
             self._stream.write(b"\0" * (-self._stream.tell() % _ALIGNMENT))

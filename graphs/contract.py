@@ -4,7 +4,7 @@ Rows `S`, capacity `C`, hidden `H`, vocabulary `V`, logit rows `R`, exit candida
 rows `N`, tip rows `R`, capacity `C`, streams `s`, candidates `m` for the draft (see docs, "Stages").
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mirrorsd.graphs import names
 
@@ -60,12 +60,14 @@ class DraftShape:
 def segment_contract(shape: TargetShape, name: str, *, first_layer: int, end_layer: int) -> StageContract:
     """Contract of the segment that runs layers `first_layer .. end_layer - 1`.
 
-    The first segment takes `input_ids`, later ones `hidden`; the last one gives logits, earlier ones `hidden`.
+    The first segment takes `input_ids`, later ones `hidden`. The last one gives logits, the first `hidden`, and one
+    between them `next_hidden` (ONNX forbids an output named like an input).
     `seqlens_k[1]` is the number of cached rows after this pass, minus one; `total_length` is that number.
     Caches are share-buffer: `past_*` and `present_*` are one buffer of capacity `C`.
     """
     is_first, is_last = first_layer == 0, end_layer == shape.num_layers
     hidden = TensorSpec(name=names.HIDDEN, dtype=shape.dtype, shape=(1, "S", shape.hidden_size))
+    hidden_after = hidden if is_first else replace(hidden, name=names.NEXT_HIDDEN)
     inputs = [TensorSpec(name=names.INPUT_IDS, dtype="int64", shape=(1, "S")) if is_first else hidden]
     if is_last:
         inputs.append(TensorSpec(name=names.LOGIT_ROWS, dtype="int64", shape=("R",)))
@@ -74,7 +76,7 @@ def segment_contract(shape: TargetShape, name: str, *, first_layer: int, end_lay
     layers = range(first_layer, end_layer)
     cache = (1, shape.num_kv_heads, "C", shape.head_dim)
     inputs += _per_layer(layers, names.past_key, names.past_value, shape.dtype, cache)
-    outputs = list(_logit_outputs(shape)) if is_last else [hidden]
+    outputs = list(_logit_outputs(shape)) if is_last else [hidden_after]
     outputs += _per_layer(layers, names.present_key, names.present_value, shape.dtype, cache)
     return StageContract(name=name, inputs=tuple(inputs), outputs=tuple(outputs))
 

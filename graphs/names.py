@@ -2,6 +2,7 @@
 
 INPUT_IDS = "input_ids"
 HIDDEN = "hidden"
+NEXT_HIDDEN = "next_hidden"
 SEQLENS_K = "seqlens_k"
 TOTAL_LENGTH = "total_length"
 LOGIT_ROWS = "logit_rows"

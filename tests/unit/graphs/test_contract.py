@@ -17,7 +17,7 @@ def test_prefix_takes_ids_and_gives_hidden() -> None:
 
 def test_middle_takes_hidden_and_gives_hidden() -> None:
     contract = segment_contract(TARGET, "middle", first_layer=1, end_layer=3)
-    assert contract.inputs[0].name == contract.outputs[0].name == "hidden"
+    assert (contract.inputs[0].name, contract.outputs[0].name) == ("hidden", "next_hidden")
     assert [spec.name for spec in contract.inputs if spec.name.startswith("past_key")] == ["past_key.1", "past_key.2"]
     assert "logit_rows" not in {spec.name for spec in contract.inputs}
 
