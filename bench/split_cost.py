@@ -1,0 +1,109 @@
+"""What cutting the target in two costs: prefix + suffix against the whole target as one graph.
+
+    python bench/split_cost.py samples/storyteller/target --output split_cost.json
+
+Both are exported by the same code and run by the same session class, on one thread, in turn within one run; the exit is
+left out, since it is not part of the cut. Times in milliseconds per pass.
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+
+from mirrorsd.cli.machine import describe_machine, installed_versions
+from mirrorsd.device_maps import TargetPlacement
+from mirrorsd.export.checkpoint import open_checkpoint
+from mirrorsd.export.loading import load_model, target_shape
+from mirrorsd.export.target_graphs import TargetPlan, write_target
+from mirrorsd.graphs import names
+from mirrorsd.graphs.manifest import TargetEntry
+from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.onnx_target import OnnxTarget
+from mirrorsd.runtime.pinning import pin_current_thread
+
+
+def main() -> None:
+    """Export both forms to a scratch folder, measure, print and write the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--rows", default="1,8", help="rows per pass, separated by commas")
+    parser.add_argument("--cached", type=int, default=256, help="rows in the cache before the pass")
+    parser.add_argument("--repeats", type=int, default=400)
+    parser.add_argument("--core", type=int, default=0)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    pin_current_thread([options.core])
+    with tempfile.TemporaryDirectory() as folder:
+        whole, split = export_both(options.target, Path(folder), context=options.cached + 64)
+        rows = [measure(whole, split, int(n), options.cached, options.repeats) for n in options.rows.split(",")]
+    report = {
+        "target": str(options.target),
+        "cached_rows": options.cached,
+        "repeats": options.repeats,
+        "threads": 1,
+        "precision": "fp32",
+        "machine": describe_machine(),
+        "versions": installed_versions(),
+        "rows": rows,
+    }
+    print(json.dumps(report, indent=2))
+    if options.output:
+        options.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def export_both(checkpoint: Path, folder: Path, *, context: int) -> tuple[OnnxTarget, OnnxTarget]:
+    """Export the target whole and cut at half depth; return a session of each."""
+    opened = open_checkpoint(checkpoint, "target")
+    half = int(opened.config["num_hidden_layers"]) // 2
+    sessions = []
+    for name, adapters in (("whole", {}), ("split", {half: None})):
+        model = load_model(opened).float()
+        shape = target_shape(model, "fp32")
+        plan = TargetPlan(shape=shape, context=context, num_candidates=16, adapters=adapters)
+        bundle = folder / name
+        bundle.mkdir()
+        write_target(model, plan, bundle, lambda stage: None)
+        entry = TargetEntry(
+            source=opened.source,
+            shape=shape,
+            precision="fp32",
+            context=context,
+            segments=plan.segments,
+            exits=plan.exits,
+            weights_file=names.WEIGHTS_FILE,
+        )
+        sessions.append(OnnxTarget(bundle, entry, TargetPlacement(threads=1)))
+    return sessions[0], sessions[1]
+
+
+def measure(whole: OnnxTarget, split: OnnxTarget, num_rows: int, cached: int, repeats: int) -> dict[str, float]:
+    """Time both in turn, the order swapped every time."""
+    tokens = np.random.default_rng(0).integers(0, whole.vocab_size, cached + num_rows)
+    times: dict[str, list[float]] = {"whole": [], "split": []}
+    sessions = {"whole": whole, "split": split}
+    for session in sessions.values():
+        session.prefill(tokens[:cached], 0, ledger=Ledger())
+    for repeat in range(-20, repeats):
+        for name in ("whole", "split") if repeat % 2 else ("split", "whole"):
+            ledger = Ledger()
+            started = perf_counter()
+            sessions[name].run(tokens[cached:], cached, with_logits=False, ledger=ledger)
+            if repeat >= 0:
+                times[name].append(1e3 * (perf_counter() - started))
+    ratios = [split_ms / whole_ms for whole_ms, split_ms in zip(times["whole"], times["split"], strict=True)]
+    return {
+        "num_rows": num_rows,
+        "whole_ms": round(median(times["whole"]), 4),
+        "split_ms": round(median(times["split"]), 4),
+        "cost": round(median(times["split"]) / median(times["whole"]) - 1, 4),
+        "cost_of_pairs": round(median(ratios) - 1, 4),
+    }
+
+
+if __name__ == "__main__":
+    main()
