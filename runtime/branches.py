@@ -1,12 +1,12 @@
 """Branches: continuations of roots, grown pass by pass, and the table through which the scheduler reads them."""
 
 import threading
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.runtime.draft_session import TipGuesses
 from mirrorsd.runtime.roots import Root
 
 
@@ -21,10 +21,11 @@ class Branch:
     """One root and its continuation on the draft device.
 
     `start` is the root token's absolute position: the branch sees every chain token before it. `fed` are the tokens
-    (root first) whose keys and values are in `slots`; `guesses` are the tokens predicted after them.
+    (root first) whose keys and values are in `slots`; `guesses` are the tokens predicted after them. Entry `t` of
+    `candidate_ids` and `candidate_logprobs` (`[m]` each) is what the draft thinks comes after token `t` of the branch.
     """
 
-    __slots__ = ("fed", "guesses", "root", "slots", "start")
+    __slots__ = ("candidate_ids", "candidate_logprobs", "fed", "guesses", "root", "slots", "start")
 
     def __init__(self, root: Root, start: int) -> None:
         self.root = root
@@ -32,30 +33,37 @@ class Branch:
         self.fed: list[int] = []
         self.slots: list[int] = []
         self.guesses: list[int] = [root.token]
+        self.candidate_ids: list[NDArray[np.int64]] = []
+        self.candidate_logprobs: list[NDArray[np.float32]] = []
 
     @property
     def window(self) -> list[int]:
         """The tokens after the root: confirmed ones, then guesses."""
         return (self.fed + self.guesses)[1:]
 
-    def absorb(self, main_guesses: Sequence[int], stream_guesses: Sequence[Sequence[int]]) -> int:
+    def absorb(self, predicted: NDArray[np.int64], tips: TipGuesses) -> int:
         """Take in a pass that was fed all current guesses; return how many of its rows to keep.
 
-        `main_guesses[r]` is the draft's next token after fed row `r`, `stream_guesses[r]` the ones further on. A row is
-        kept while the main guess before it agrees with it (Speculative Streaming, section 3.2).
+        `predicted[r, 0]` is the draft's next token after fed row `r`, `predicted[r, j]` the token `j` further on;
+        `tips` are the candidate lists they were chosen from. A row is kept while the main guess before it agrees with
+        it (Speculative Streaming, section 3.2).
 
         Guesses `[5, 6, 7]` were fed; the draft says 6 after 5, then 9 after 6: rows 5 and 6 stay, 9 replaces 7 and the
         streams of row 1 follow it:
 
         >>> branch = Branch(Root(0, 5, 1.0, "exit"), 10); branch.guesses = [5, 6, 7]
-        >>> branch.absorb([6, 9, 1], [[0, 0], [8, 4], [0, 0]]), branch.fed, branch.guesses
+        >>> predicted = np.array([[6, 0, 0], [9, 8, 4], [1, 0, 0]])
+        >>> branch.absorb(predicted, TipGuesses(predicted[..., None], np.zeros((3, 3, 1)))), branch.fed, branch.guesses
         (2, [5, 6], [9, 8, 4])
         """
         kept = 1
-        while kept < len(self.guesses) and main_guesses[kept - 1] == self.guesses[kept]:
+        while kept < len(self.guesses) and predicted[kept - 1, 0] == self.guesses[kept]:
             kept += 1
+        first, last = len(self.fed), kept - 1
         self.fed += self.guesses[:kept]
-        self.guesses = [main_guesses[kept - 1], *stream_guesses[kept - 1]]
+        self.guesses = predicted[last].tolist()
+        self.candidate_ids[first:] = [*tips.ids[:kept, 0], *tips.ids[last, 1:]]
+        self.candidate_logprobs[first:] = [*tips.logprobs[:kept, 0], *tips.logprobs[last, 1:]]
         return kept
 
 
@@ -83,6 +91,3 @@ class BranchTable:
     def is_closed(self) -> bool:
         """Whether the scheduler has stopped reading."""
         return self._closed.is_set()
-
-    def __len__(self) -> int:
-        return len(self._windows)

@@ -41,7 +41,8 @@ class DraftSession(Protocol):
     """One draft on one device, with one cache."""
 
     shape: DraftShape
-    max_rows: int
+    round_sizes: tuple[int, ...]
+    """Row counts that are worth filling: a round costs as much as the next larger of these."""
     max_tips: int
     prefill_rows: int
     capacity: int

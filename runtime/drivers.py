@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from mirrorsd.runtime.acceptance import Acceptance, accept_window
 from mirrorsd.runtime.branches import BranchTable
 from mirrorsd.runtime.choosing import Choice
+from mirrorsd.runtime.draft_chain import NO_TOKENS
 from mirrorsd.runtime.draft_link import DraftLink
-from mirrorsd.runtime.drafter import NO_TOKENS
+from mirrorsd.runtime.expansion import Expansion, Occasion
 from mirrorsd.runtime.planner import RootPlanner
 from mirrorsd.runtime.request import Request, StepRecord
+from mirrorsd.runtime.round_clock import Estimate
 from mirrorsd.runtime.target_link import TargetLink
 from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
 from mirrorsd.runtime.workers import Mailbox
@@ -149,30 +151,26 @@ class MirrorDriver(SerialDriver):
         self.planner = planner
         self._table = BranchTable()
         self._mailbox = Mailbox()
+        self._pass_time = Estimate()
+        self._pass_started = 0.0
 
     def _run_target(
         self, inflight: InFlight, on_exit: Callable[[ExitGuesses], None] | None = None
     ) -> "Future[TargetOutput]":
         self._table, self._mailbox = BranchTable(), Mailbox()
+        self._pass_started = perf_counter()
         if self.draft.is_working() and self.request.window_limit():
-            self.draft.post(partial(self._prepare, inflight, self._table, self._mailbox))
+            ready_by = self._pass_started + (self._pass_time.seconds or 0.0)
+            occasion = Occasion(inflight.head, inflight.window, self.request.gamma, ready_by)
+            expansion = Expansion(self.draft.drafter, self.planner, occasion, self._table, self._mailbox)
+            self.draft.post(expansion.run)
             on_exit = self._mailbox.put
         return super()._run_target(inflight, on_exit)
-
-    def _prepare(self, inflight: InFlight, table: BranchTable, mailbox: Mailbox) -> None:
-        """Runs on the draft worker: grow branches from the exit's proxies until verification ends.
-
-        Early roots, known before any proxy, would be grown here before the mailbox is read.
-        """
-        guesses = mailbox.take()
-        if guesses is None or table.is_closed:
-            return
-        roots = self.planner.plan(inflight.head, inflight.window, guesses)
-        self.draft.drafter.expand(roots, inflight.head, self.request.gamma, table)
 
     def _accept(self, inflight: InFlight, output: TargetOutput) -> Acceptance:
         acceptance = super()._accept(inflight, output)
         self._end_overlap()
+        self._pass_time.observe(perf_counter() - self._pass_started)
         self.planner.observe(len(inflight.window), acceptance.num_accepted)
         return acceptance
 

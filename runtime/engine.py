@@ -31,7 +31,6 @@ class Engine:
         *,
         target_cores: tuple[int, ...] = (),
         draft_cores: tuple[int, ...] = (),
-        round_rows: int = 32,
     ) -> None:
         self.lock = threading.Lock()
         self._target_worker = DeviceWorker("target", target_cores)
@@ -45,7 +44,7 @@ class Engine:
             self._draft_worker.close()
             raise
         self._target = TargetLink(self.target_session, self._target_worker)
-        self._drafter = Drafter(self.draft_session, round_rows)
+        self._drafter = Drafter(self.draft_session)
         self._link: DraftLink | None = None
 
     @property

@@ -89,7 +89,7 @@ class FakeDraft:
     A slot that was never written, or written for another position, fails loudly: cache bookkeeping is tested for real.
     """
 
-    max_rows = 32
+    round_sizes = (8, 16, 32)
     max_tips = 32
     prefill_rows = 16
 

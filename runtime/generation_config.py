@@ -8,6 +8,7 @@ from mirrorsd.graphs.errors import ConfigError
 Method = Literal["mirror", "serial", "plain", "auto"]
 METHODS: tuple[Method, ...] = ("mirror", "serial", "plain", "auto")
 ALLOCATIONS = ("global", "per_row")
+ROOT_SOURCES = ("proxy", "early", "progressive")
 
 
 def require(is_fine: bool, owner: str, field: str, value: object, allowed: str) -> None:
@@ -94,9 +95,10 @@ class SpeculationConfig:
         gamma: most draft tokens in a window.
         roots: branches to prepare while the target works (`global` allocation).
         kappa: branches per row (`per_row` allocation; the paper uses 8).
+        root_source: `proxy` waits for the exit's guesses (the paper), `early` starts from the draft's own runners-up,
+            `progressive` starts early and is corrected by the exit.
         allocation: `global` spends `roots` where they are likeliest, `per_row` spends `kappa` at every row.
         passes: draft passes for a fresh window (`J`); a draft without streams always takes `gamma`.
-        round_rows: most rows of one draft round while it works beside the target.
         pad_rows_to: run every target pass with exactly this many rows; 0 runs what is needed. With equal row counts
             the arithmetic of all methods is the same to the last bit (ALGORITHM.md, "Exactness", 3).
         prefill_rows: rows per prefill chunk.
@@ -106,9 +108,9 @@ class SpeculationConfig:
     gamma: int = 6
     roots: int = 8
     kappa: int = 8
+    root_source: str = "progressive"
     allocation: str = "global"
     passes: int = 2
-    round_rows: int = 32
     pad_rows_to: int = 0
     prefill_rows: int = 128
     draft_deadline_s: float = 10.0
@@ -120,7 +122,7 @@ class SpeculationConfig:
         require(1 <= self.kappa <= 16, owner, "kappa", self.kappa, "1 to 16")
         require(self.allocation in ALLOCATIONS, owner, "allocation", self.allocation, ", ".join(ALLOCATIONS))
         require(1 <= self.passes <= 32, owner, "passes", self.passes, "1 to 32")
-        require(1 <= self.round_rows <= 1024, owner, "round_rows", self.round_rows, "1 to 1024")
+        require(self.root_source in ROOT_SOURCES, owner, "root_source", self.root_source, ", ".join(ROOT_SOURCES))
         is_padding = self.pad_rows_to == 0 or self.pad_rows_to > self.gamma
         require(is_padding, owner, "pad_rows_to", self.pad_rows_to, "0, or more than gamma")
         require(1 <= self.prefill_rows <= 4096, owner, "prefill_rows", self.prefill_rows, "1 to 4096")

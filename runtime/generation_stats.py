@@ -11,7 +11,7 @@ import numpy as np
 from mirrorsd.runtime.ledger import Ledger, Span
 from mirrorsd.runtime.request import Request, StepRecord
 
-REUSE_SOURCES = ("exit", "late")
+REUSE_SOURCES = ("early", "exit", "late")
 _PASS_PARTS = ("prefix", "middle", "exit", "suffix")
 
 
@@ -27,7 +27,8 @@ class GenerationStats:
         tokens_per_step: new tokens per step, corrections and bonuses included.
         mean_accepted: window tokens accepted per step, corrections and bonuses not included.
         reuse_rate: of the steps that wanted a next window, the share whose window was among the branches.
-        reuse_by_source: the same, split: `exit` was ready, `late` was being finished when it was needed.
+        reuse_by_source: the same, split: `early` (from the draft's own runners-up) and `exit` were ready, `late` was
+            being finished when it was needed.
         draft_exposed_ms: mean time per step in which the target waited for the draft.
         overlap: share of the draft's branch rounds (fallbacks apart) that lies inside the target's passes; 0 without.
         step_ms: `prefix`, `exit`, `suffix`, `draft` (all rounds of a step), `verify` (reading and accepting), `host`

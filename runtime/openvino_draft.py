@@ -27,7 +27,7 @@ class OpenVinoDraft:
     def __init__(self, bundle: Path, entry: DraftEntry, placement: DraftPlacement) -> None:
         self.shape = entry.shape
         decode = [bucket for bucket in entry.buckets if bucket.tips > 1] or list(entry.buckets)
-        self.max_rows = max(bucket.rows for bucket in decode)
+        self.round_sizes = tuple(sorted({bucket.rows for bucket in decode}))
         self.max_tips = max(bucket.tips for bucket in decode)
         self.prefill_rows = max(bucket.rows for bucket in entry.buckets)
         self.capacity = max(entry.capacities)

@@ -91,7 +91,6 @@ class MirrorPipeline:
             make_draft,
             target_cores=card.target.cores,
             draft_cores=card.draft.cores,
-            round_rows=resolved.round_rows,
         )
         placement = [*choice.reasons, engine.target_session.describe(), engine.draft_session.describe()]
         return cls(engine, tokenizer, manifest, card, resolved, placement)

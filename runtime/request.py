@@ -16,7 +16,7 @@ from mirrorsd.runtime.ledger import Ledger
 class StepRecord(NamedTuple):
     """One step: when (seconds of `perf_counter`), how long its window was, how much of it was right.
 
-    `next_source` says where the next window came from: `exit` (a branch was ready), `late` (a branch was being
+    `next_source` says where the next window came from: `early`, `exit` (a branch was ready), `late` (a branch was being
     finished), `fresh` (drafted while the target waited), `none` (no window was wanted).
     """
 

@@ -25,27 +25,54 @@ class Proxies(NamedTuple):
 
 
 def candidate_probabilities(proxies: Proxies) -> NDArray[np.float64]:
-    """The share of each candidate among the exit's `K`: softmax of the competing scores, `[g+1, K]`."""
-    shifted = proxies.scores - proxies.scores.max(axis=-1, keepdims=True)
+    """The share of each candidate in its row, `[g+1, K]`: softmax of the competing scores; 0 where nothing is known."""
+    best = proxies.scores.max(axis=-1, keepdims=True)
+    shifted = proxies.scores - np.where(np.isfinite(best), best, 0.0)
     weights = np.exp(shifted.astype(np.float64))
-    probabilities: NDArray[np.float64] = weights / weights.sum(axis=-1, keepdims=True)
+    probabilities: NDArray[np.float64] = weights / np.maximum(weights.sum(axis=-1, keepdims=True), 1e-300)
     return probabilities
 
 
-def per_row_roots(window: NDArray[np.int64], proxies: Proxies, kappa: int) -> list[Root]:
+def combine_proxies(draft: Proxies, exit_: Proxies) -> Proxies:
+    """Both candidate lists as one: each candidate scores the mean of what draft and exit give it.
+
+    A candidate that only one of them names gets the other's lowest score at that row, less one. Rows of which the draft
+    knows nothing (score `-inf`) count with the exit's scores alone.
+
+    >>> draft = Proxies(np.array([[1, 2]]), np.array([[-1.0, -2.0]]))
+    >>> both = combine_proxies(draft, Proxies(np.array([[2, 3]]), np.array([[-1.0, -4.0]])))
+    >>> both.ids.tolist(), both.scores.tolist()
+    ([[1, 2, 2, 3]], [[-3.0, -1.5, -inf, -3.5]])
+    """
+    same = draft.ids[:, :, None] == exit_.ids[:, None, :]
+    known = np.isfinite(draft.scores[:, :1])
+    draft_scores = np.where(known, draft.scores, 0.0).astype(np.float64)
+    draft_floor = draft_scores.min(axis=1, keepdims=True) - 1.0
+    exit_floor = exit_.scores.min(axis=1, keepdims=True) - 1.0
+    exit_of_draft = np.where(same, exit_.scores[:, None, :], -np.inf).max(axis=2)
+    exit_of_draft = np.maximum(exit_of_draft, exit_floor)
+    first = np.where(known, (draft_scores + exit_of_draft) / 2, -np.inf)
+    second = np.where(known, (draft_floor + exit_.scores) / 2, exit_.scores)
+    second = np.where(same.any(axis=1) & known, -np.inf, second)
+    return Proxies(np.concatenate([draft.ids, exit_.ids], axis=1), np.concatenate([first, second], axis=1))
+
+
+def per_row_roots(window: NDArray[np.int64], proxies: Proxies, kappa: int, source: str = "exit") -> list[Root]:
     """The best `kappa` candidates of every row, the window's own next token left out (Mirror-SD, section 3)."""
     roots: list[Root] = []
     probabilities = candidate_probabilities(proxies)
     order = np.argsort(-probabilities, axis=-1, kind="stable")
     for row in range(len(window) + 1):
         banned = int(window[row]) if row < len(window) else -1
-        ranked = [k for k in order[row] if proxies.ids[row, k] != banned][:kappa]
-        roots += [Root(row, int(proxies.ids[row, k]), float(probabilities[row, k]), "exit") for k in ranked]
+        ranked = [k for k in order[row] if proxies.ids[row, k] != banned and probabilities[row, k] > 0][:kappa]
+        roots += [Root(row, int(proxies.ids[row, k]), float(probabilities[row, k]), source) for k in ranked]
     roots.sort(key=lambda root: -root.score)
     return roots
 
 
-def global_roots(window: NDArray[np.int64], proxies: Proxies, budget: int, acceptance_rate: float) -> list[Root]:
+def global_roots(
+    window: NDArray[np.int64], proxies: Proxies, budget: int, acceptance_rate: float, source: str = "exit"
+) -> list[Root]:
     """The best `budget` roots over all rows (ALGORITHM.md, "Which roots").
 
     With `e_i` the exit's probabilities at row `i`: `alpha_i = 0.75 e_{i-1}(w_i) + 0.25 acceptance_rate`,
@@ -73,7 +100,7 @@ def global_roots(window: NDArray[np.int64], proxies: Proxies, budget: int, accep
     best = np.argsort(-scores, axis=None, kind="stable")[:budget]
     rows, columns = np.unravel_index(best, scores.shape)
     return [
-        Root(int(row), int(proxies.ids[row, k]), float(scores[row, k]), "exit")
+        Root(int(row), int(proxies.ids[row, k]), float(scores[row, k]), source)
         for row, k in zip(rows, columns, strict=True)
         if scores[row, k] > 0
     ]

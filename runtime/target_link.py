@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.drafter import longest_common_prefix
+from mirrorsd.runtime.draft_chain import longest_common_prefix
 from mirrorsd.runtime.request import Request
 from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput, TargetSession
 from mirrorsd.runtime.workers import DeviceWorker

@@ -92,3 +92,10 @@ class Mailbox:
     def take(self) -> Any:
         """Wait for the next message."""
         return self._messages.get()
+
+    def newest(self) -> Any:
+        """The newest message that has arrived, without waiting; None if there is none."""
+        message = None
+        while not self._messages.empty():
+            message = self._messages.get()
+        return message

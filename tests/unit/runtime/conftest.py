@@ -50,7 +50,7 @@ class Bench:
 
     def __init__(self, target: FakeTarget, draft: FakeDraft, speculation: SpeculationConfig) -> None:
         self.target, self.draft, self.speculation = target, draft, speculation
-        self.engine = Engine(lambda: target, lambda: draft, round_rows=speculation.round_rows)
+        self.engine = Engine(lambda: target, lambda: draft)
         self.cancel = threading.Event()
         self.last_request: Request | None = None
         self.last_driver: PlainDriver | MirrorDriver | None = None

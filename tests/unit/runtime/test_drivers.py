@@ -29,11 +29,13 @@ def test_greedy_text_is_plain_text(make_bench: Make, method: str, streams: int, 
 @pytest.mark.parametrize("allocation", ["global", "per_row"])
 @pytest.mark.parametrize("gamma", [1, 2, 5, 9])
 @pytest.mark.parametrize("roots", [0, 1, 4, 20])
+@pytest.mark.parametrize("root_source", ["proxy", "early", "progressive"])
 def test_every_shape_of_speculation_gives_the_same_text(
-    make_bench: Make, allocation: str, gamma: int, roots: int
+    make_bench: Make, root_source: str, allocation: str, gamma: int, roots: int
 ) -> None:
     expected = make_bench().decode(PROMPT, "plain")
-    bench = make_bench(hit_rate=0.7, allocation=allocation, gamma=gamma, roots=roots, kappa=3, passes=3)
+    settings = {"allocation": allocation, "gamma": gamma, "roots": roots, "root_source": root_source}
+    bench = make_bench(hit_rate=0.7, kappa=3, passes=3, suffix_seconds=0.0005, **settings)
     assert bench.decode(PROMPT, "mirror") == expected
 
 
@@ -50,12 +52,18 @@ def test_a_hopeless_draft_still_gives_one_token_per_step(make_bench: Make) -> No
     assert {step.num_accepted for step in bench.last_request.steps} == {0}
 
 
-def test_exact_exit_makes_every_window_a_reuse(make_bench: Make, confident_exit: Make) -> None:
+@pytest.mark.parametrize(
+    ("root_source", "allowed"),
+    [("proxy", {"exit", "late", "none"}), ("progressive", {"early", "exit", "late", "none"})],
+)
+def test_exact_exit_makes_every_window_a_reuse(
+    make_bench: Make, confident_exit: Make, root_source: str, allowed: set[str]
+) -> None:
     """An exit that tells the truth puts the correction among the roots, so no step ever falls back."""
-    bench = make_bench(hit_rate=0.6, roots=8, suffix_seconds=0.02, exit_handler=confident_exit)
+    bench = make_bench(hit_rate=0.6, roots=8, suffix_seconds=0.02, exit_handler=confident_exit, root_source=root_source)
     bench.decode(PROMPT, "mirror", max_new_tokens=60)
     sources = [step.next_source for step in bench.last_request.steps]
-    assert set(sources) <= {"exit", "late", "none"}
+    assert set(sources) <= allowed
     assert len(sources) > 10
 
 

@@ -1,0 +1,50 @@
+"""How long a draft round takes, learned while running, and how many rows fit into the time that is left."""
+
+from collections.abc import Sequence
+from time import perf_counter
+
+_MEMORY = 0.8
+
+
+class Estimate:
+    """A running mean of seconds that follows the machine; None until something was measured."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self) -> None:
+        self.seconds: float | None = None
+
+    def observe(self, seconds: float) -> None:
+        """Learn from one measurement."""
+        self.seconds = seconds if self.seconds is None else _MEMORY * self.seconds + (1 - _MEMORY) * seconds
+
+
+class RoundClock:
+    """Round times by size. A round costs what the smallest compiled size that holds its rows costs."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._estimates = {size: Estimate() for size in sorted(sizes)}
+
+    def observe(self, num_rows: int, seconds: float) -> None:
+        """Learn that a round of `num_rows` rows took `seconds`."""
+        for size, estimate in self._estimates.items():
+            if size >= num_rows:
+                estimate.observe(seconds)
+                return
+
+    def rows_until(self, deadline: float) -> int:
+        """Most rows of a round that should end before `deadline` (`perf_counter` seconds); 0 if none does.
+
+        Sizes that were never measured count as affordable: that is how they get measured.
+
+        >>> clock = RoundClock([4, 8, 16])
+        >>> clock.observe(4, 0.001); clock.observe(8, 0.002); clock.observe(16, 10.0)
+        >>> clock.rows_until(perf_counter() + 1.0), clock.rows_until(perf_counter())
+        (8, 0)
+        """
+        left = deadline - perf_counter()
+        affordable = 0
+        for size, estimate in self._estimates.items():
+            if estimate.seconds is None or estimate.seconds <= left:
+                affordable = size
+        return affordable
