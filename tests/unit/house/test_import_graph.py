@@ -67,3 +67,10 @@ def test_relative_imports_stay_in_their_folder(folder: str) -> None:
 def test_every_packaged_folder_is_in_the_table() -> None:
     folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     assert folders - {"bench"} == set(ALLOWED)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "samples").glob("*.py")), ids=lambda path: path.stem)
+def test_samples_are_short_and_use_only_the_public_names(path: Path) -> None:
+    public = {"mirrorsd", "mirrorsd.graphs.errors"} | sys.stdlib_module_names
+    assert not [module for module in imported_modules(path) if module not in public]
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 60
