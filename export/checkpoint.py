@@ -19,6 +19,7 @@ Role = Literal["target", "draft"]
 
 SUPPORTED_FAMILIES = ("llama", "qwen3")
 _FIXED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+_HEAD_SIZE_STEP = 16
 _LICENCE_MARKS = {"Apache License": "Apache-2.0", "MIT License": "MIT", "BSD 3-Clause": "BSD-3-Clause"}
 
 
@@ -102,6 +103,11 @@ def _check_family(config: dict[str, Any], folder: Path, role: Role) -> None:
         )
     if "quantization_config" in config:
         raise ExportError(f"the {role} {folder} is already quantised; export the unquantised checkpoint instead")
+    head_size = config.get("head_dim") or config.get("hidden_size", 0) // config.get("num_attention_heads", 1)
+    if role == "target" and head_size % _HEAD_SIZE_STEP:
+        raise ExportError(
+            f"the target {folder} has head size {head_size}; GroupQueryAttention needs a multiple of {_HEAD_SIZE_STEP}"
+        )
     if config.get("use_sliding_window"):
         raise ExportError(f"the {role} {folder} uses sliding-window attention, which is not supported yet")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}

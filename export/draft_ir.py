@@ -3,12 +3,18 @@
 Owns: ONNX -> IR, weight precision, and the names of the IR's ports. Does not own: compiling for a device.
 """
 
+import contextlib
+import importlib
+import importlib.util
+import io
+import logging
 from pathlib import Path
 
 import onnx_ir as ir
 import openvino as ov
 
 from mirrorsd.graphs.contract import StageContract
+from mirrorsd.graphs.errors import ConfigError
 
 
 def write_draft(model: ir.Model, contract: StageContract, xml_path: Path, precision: str) -> None:
@@ -19,6 +25,9 @@ def write_draft(model: ir.Model, contract: StageContract, xml_path: Path, precis
         contract: Its contract; the ports get exactly its names.
         xml_path: Where to write; the folder exists.
         precision: "fp32", "fp16" or "int8" (weights, one scale per output row).
+
+    Raises:
+        ConfigError: "int8" without nncf.
     """
     onnx_path = xml_path.with_suffix(".onnx")
     ir.save(model, onnx_path, external_data=f"{onnx_path.name}.data")
@@ -37,6 +46,19 @@ def write_draft(model: ir.Model, contract: StageContract, xml_path: Path, precis
 
 
 def _compress_weights(model: ov.Model) -> ov.Model:
-    import nncf
+    """Write weights as int8 with one scale per output row; nncf's table and bar are kept off the terminal.
 
-    return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
+    Raises:
+        ConfigError: nncf is not installed.
+    """
+    if importlib.util.find_spec("nncf") is None:
+        raise ConfigError("an int8 draft needs nncf: pip install nncf, or choose fp16")
+    nncf = importlib.import_module("nncf")
+    logger = logging.getLogger("nncf")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
+    finally:
+        logger.setLevel(level)

@@ -120,7 +120,7 @@ def optimise_stage(model: ir.Model) -> ir.Model:
     Raises:
         ExportError: the graph has a form that a pass does not support.
     """
-    chain = ir.passes.Sequential(
+    chain: tuple[ir.passes.PassBase, ...] = (
         FoldRotary(),
         DropIdleReshapes(),
         common.RemoveUnusedNodesPass(),
@@ -130,4 +130,6 @@ def optimise_stage(model: ir.Model) -> ir.Model:
         common.CommonSubexpressionEliminationPass(),
         common.RemoveUnusedNodesPass(),
     )
-    return chain(model).model
+    for graph_pass in chain:
+        graph_pass(model)
+    return model

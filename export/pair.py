@@ -5,7 +5,7 @@ Does not own: any of those steps.
 """
 
 from dataclasses import dataclass
-from importlib import metadata
+from importlib import metadata, util
 from pathlib import Path
 
 from mirrorsd.graphs import names
@@ -202,7 +202,7 @@ def _finish(
         draft=draft,
         tokens=token_entry(job.target),
         verify=results,
-        versions={name: metadata.version(name) for name in _PACKAGES},
+        versions={name: metadata.version(name) for name in _PACKAGES if util.find_spec(name) is not None},
         files={path.relative_to(bundle).as_posix(): describe_file(path) for path in paths},
         exit_coverage=exit_coverage(job.target),
         generation=generation_defaults(job.target),

@@ -140,11 +140,11 @@ def _register(graph: ir.Graph, name: str, array: npt.NDArray[Any]) -> ir.Value:
 def _merge_heads(graph: ir.Graph, before: ir.Node, source: ir.Value) -> ir.Value:
     """Give `[1, S, heads * hd]` for `source` = Transpose(`[1, S, heads, hd]`), through a Reshape only where needed."""
     by_row = _input_of(source, "Transpose")
-    if by_row is None or by_row.shape is None:
-        raise ExportError(f"{source.name!r} is rotated but is not a transposed projection: not supported.")
     projection = _input_of(by_row, "Reshape")
     if projection is not None:
         return projection
+    if by_row is None or by_row.shape is None:
+        raise ExportError(f"{source.name!r} is rotated but is not a transposed projection: not supported.")
     width = int(by_row.shape[2]) * int(by_row.shape[3])  # type: ignore[arg-type]
     merged_shape = _register(graph, f"merge_heads.{width}", np.array([0, 0, width], dtype=np.int64))
     reshape = ir.Node("", "Reshape", [by_row, merged_shape])

@@ -1,0 +1,111 @@
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from mirrorsd.export.checkpoint import open_checkpoint
+from mirrorsd.graphs.errors import ExportError
+
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 8,
+    "eos_token_id": [2, 3],
+    "bos_token_id": 1,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    save_file({"a": np.ones((2, 3), np.float32), "b": np.ones(4, np.float16)}, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def test_sizes_licence_and_ids_are_read(checkpoint: Path) -> None:
+    (checkpoint / "README.md").write_text("---\nlicense: apache-2.0\nlanguage: en\n---\n# Model\n")
+    (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": 3, "temperature": 0.6}))
+    found = open_checkpoint(checkpoint, "target")
+    assert found.source.num_parameters == 10
+    assert found.source.licence == "apache-2.0"
+    assert found.source.family == "llama"
+    assert found.eos_ids == (3, 2)
+    assert found.token_id("bos_token_id") == 1
+    assert found.token_id("pad_token_id") is None
+
+
+def test_licence_file_is_recognised_and_else_unknown(checkpoint: Path) -> None:
+    assert open_checkpoint(checkpoint, "target").source.licence == "unknown"
+    (checkpoint / "LICENSE").write_text("MIT License\n\nCopyright")
+    assert open_checkpoint(checkpoint, "target").source.licence == "MIT"
+
+
+def _truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def _lengthen(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes() + b"123")
+
+
+def _break_header(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", 20) + b"x" * 40)
+
+
+def _write_index(folder: Path) -> None:
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+
+
+def _configure(**changes: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / "config.json").write_text(json.dumps(CONFIG | changes))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            lambda folder: (folder / "config.json").unlink(),
+            "has no config.json: not a complete Hugging Face checkpoint",
+        ),
+        (lambda folder: (folder / "config.json").write_text("{oops"), "config.json is not valid JSON"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "holds no JSON object"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "has config.json but no model.safetensors"),
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes(b"abc"),
+            "truncated: 3 bytes cannot hold its header",
+        ),
+        (_truncate, r"is truncated: \d+ bytes, its header says \d+"),
+        (_lengthen, "is damaged"),
+        (_break_header, "its header is not JSON"),
+        (_write_index, "lacks model-2.safetensors, which its index names"),
+        (_configure(model_type="mamba"), "has model_type 'mamba'; supported are llama, qwen3"),
+        (_configure(quantization_config={}), "is already quantised"),
+        (_configure(head_dim=24), "head size 24; GroupQueryAttention needs a multiple of 16"),
+        (_configure(hidden_size=80, num_attention_heads=2), "head size 40"),
+        (_configure(use_sliding_window=True), "sliding-window attention"),
+        (_configure(rope_parameters={"rope_type": "longrope"}), "rope type 'longrope'; supported are default"),
+    ],
+)
+def test_a_bad_checkpoint_is_refused_with_what_is_wrong(
+    checkpoint: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    damage(checkpoint)
+    with pytest.raises(ExportError, match=message):
+        open_checkpoint(checkpoint, "target")
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"the draft .*nowhere is not a folder"):
+        open_checkpoint(tmp_path / "nowhere", "draft")

@@ -1,0 +1,79 @@
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mirrorsd.export.checkpoint import Checkpoint
+from mirrorsd.export.compatibility import check_compatible
+from mirrorsd.graphs.errors import ExportError
+from mirrorsd.graphs.manifest import SourceModel
+
+TOKENIZER: dict[str, Any] = {
+    "added_tokens": [{"id": 3, "content": "<|end|>"}],
+    "normalizer": {"type": "NFC"},
+    "pre_tokenizer": {"type": "ByteLevel"},
+    "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]},
+}
+
+
+def _checkpoint(folder: Path, role: Any, tokenizer: dict[str, Any], **config: Any) -> Checkpoint:
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    source = SourceModel(name=role, family="llama", licence="unknown", num_parameters=1)
+    merged = {"vocab_size": 4, "eos_token_id": 3, "bos_token_id": 0} | config
+    return Checkpoint(folder=folder, role=role, config=merged, generation={}, source=source)
+
+
+def _pair(tmp_path: Path, tokenizer: dict[str, Any], **config: Any) -> tuple[Checkpoint, Checkpoint]:
+    target = _checkpoint(tmp_path / "target", "target", TOKENIZER)
+    return target, _checkpoint(tmp_path / "draft", "draft", tokenizer, **config)
+
+
+def test_equal_meaning_in_another_form_is_accepted(tmp_path: Path) -> None:
+    """Merges may be written as "a b"; padding and truncation settings and up to 128 ids of padding do not matter."""
+    tokenizer = copy.deepcopy(TOKENIZER) | {"padding": {"length": 3}}
+    tokenizer["model"]["merges"] = ["a b"]
+    check_compatible(*_pair(tmp_path, tokenizer, vocab_size=132, eos_token_id=[3]))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("model", "type"), "Unigram", "target's tokenizer is of type BPE, the draft's of type Unigram"),
+        (("model", "vocab"), {"a": 0, "b": 1, "ba": 2}, "differ in 2 entries, for example 'ab': target 2, draft none"),
+        (("model", "merges"), [["b", "a"]], "the same vocabulary but different merges"),
+        (("added_tokens",), [{"id": 5, "content": "<|end|>"}], r"added tokens .* '<\|end\|>': target 3, draft 5"),
+        (("normalizer",), None, "a different normalizer"),
+        (("pre_tokenizer",), {"type": "Whitespace"}, "a different pre_tokenizer"),
+    ],
+)
+def test_a_different_tokenizer_is_refused(tmp_path: Path, path: tuple[str, ...], value: Any, message: str) -> None:
+    tokenizer = copy.deepcopy(TOKENIZER)
+    owner = tokenizer
+    for part in path[:-1]:
+        owner = owner[part]
+    owner[path[-1]] = value
+    with pytest.raises(ExportError, match=message):
+        check_compatible(*_pair(tmp_path, tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"vocab_size": 133}, "the target has 4 token ids, the draft 133"),
+        ({"eos_token_id": 2}, r"ends a text with ids \[3\], the draft with \[2\]"),
+        ({"bos_token_id": None}, "begins a text with id 0, the draft with None"),
+    ],
+)
+def test_other_sizes_or_special_tokens_are_refused(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ExportError, match=message):
+        check_compatible(*_pair(tmp_path, TOKENIZER, **config))
+
+
+def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
+    target, draft = _pair(tmp_path, TOKENIZER)
+    (tmp_path / "draft" / "tokenizer.json").unlink()
+    with pytest.raises(ExportError, match=r"the draft's folder .* has no tokenizer.json"):
+        check_compatible(target, draft)

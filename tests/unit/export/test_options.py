@@ -1,0 +1,56 @@
+import subprocess
+import sys
+
+import pytest
+
+from mirrorsd.export import ExportOptions
+from mirrorsd.export.options import resolve_capacities, resolve_context, resolve_exit_layers
+from mirrorsd.graphs.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"precision": "int2"}, r"precision is 'int2'; supported are fp32, fp16"),
+        ({"draft_precision": "int4"}, r"draft_precision is 'int4'; supported are fp32, fp16, int8"),
+        ({"context": 10}, r"context is 10; at least 64"),
+        (
+            {"exit_layers": (4, 2)},
+            r"exit_layers is \(4, 2\); give one or more different numbers above 0 in rising order",
+        ),
+        ({"exit_layers": ()}, r"exit_layers is \(\)"),
+        ({"capacities": (512, 256)}, r"capacities is \(512, 256\)"),
+        ({"buckets": ((8, 9),)}, r"every \(rows, tips\) needs 1 <= tips <= rows"),
+        ({"num_exit_candidates": 0}, r"num_exit_candidates is 0"),
+    ],
+)
+def test_a_bad_setting_is_named_with_what_is_allowed(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ExportOptions(**settings)  # type: ignore[arg-type]
+
+
+def test_auto_is_half_depth_and_explicit_layers_are_checked() -> None:
+    assert resolve_exit_layers("auto", 7) == (3,)
+    assert resolve_exit_layers((2, 5), 6) == (2, 5)
+    with pytest.raises(ConfigError, match=r"exit layer is 6; this target allows 1\.\.5"):
+        resolve_exit_layers((3, 6), 6)
+    with pytest.raises(ConfigError, match="the target has 1 layer"):
+        resolve_exit_layers("auto", 1)
+
+
+def test_context_is_what_both_models_were_made_for() -> None:
+    assert resolve_context(None, by_target=40960, by_draft=32768) == 2048
+    assert resolve_context(None, by_target=1024, by_draft=512) == 512
+    assert resolve_context(4096, by_target=40960, by_draft=32768) == 4096
+    with pytest.raises(ConfigError, match="context is 4096; the draft was made for 2048 positions"):
+        resolve_context(4096, by_target=8192, by_draft=2048)
+
+
+def test_last_capacity_is_the_context() -> None:
+    assert resolve_capacities((256, 512, 1024, 2048), 2048) == (256, 512, 1024, 2048)
+    assert resolve_capacities((256, 512, 1024, 2048), 200) == (200,)
+
+
+def test_options_need_no_torch() -> None:
+    code = "import sys; from mirrorsd.export import ExportOptions; ExportOptions(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
