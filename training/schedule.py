@@ -54,7 +54,8 @@ class WarmStableDecay:
 class TrainingClock:
     """Count seconds of training so that a pause of the process does not count.
 
-    A step that takes far longer than usual (the process was stopped) counts as a usual step.
+    A step that takes far longer than usual (the process was stopped) counts as a usual step. The first step after a start
+    counts nothing: it is mostly compilation.
     """
 
     def __init__(self, trained_s: float = 0.0, *, outlier: float = 4.0) -> None:
@@ -62,6 +63,7 @@ class TrainingClock:
         self.trained_s = trained_s
         self._outlier = outlier
         self._usual_s: float | None = None
+        self._is_first = True
         self._last = time.monotonic()
 
     def tick(self) -> float:
@@ -72,6 +74,9 @@ class TrainingClock:
 
     def count(self, step_s: float) -> float:
         """Count a step that took `step_s` seconds by the wall clock."""
+        if self._is_first:
+            self._is_first = False
+            return step_s
         if self._usual_s is None:
             self._usual_s = step_s
         counted = step_s if step_s < self._outlier * self._usual_s else self._usual_s

@@ -88,6 +88,6 @@ def test_schedule_longer_than_the_budget_is_refused() -> None:
 
 def test_a_pause_counts_as_one_usual_step() -> None:
     clock = TrainingClock()
-    for step_s in (1.0, 1.0, 600.0, 1.0):
+    for step_s in (60.0, 1.0, 1.0, 600.0, 1.0):  # compilation, two steps, a pause, a step
         clock.count(step_s)
     assert clock.trained_s == pytest.approx(4.0)
