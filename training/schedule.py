@@ -54,8 +54,8 @@ class WarmStableDecay:
 class TrainingClock:
     """Count seconds of training so that a pause of the process does not count.
 
-    A step that takes far longer than usual (the process was stopped) counts as a usual step. The first step after a start
-    counts nothing: it is mostly compilation.
+    A step that takes far longer than usual (the process was stopped) counts as a usual step. The first step after a
+    start counts nothing: it is mostly compilation.
     """
 
     def __init__(self, trained_s: float = 0.0, *, outlier: float = 4.0) -> None:

@@ -1,0 +1,123 @@
+"""Forty steps of training bring a tiny draft and tiny adapters nearer to a tiny target."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.training.distill_draft import (
+    DistillConfig,
+    distill_draft,
+    distill_losses,
+    draw_tip_rows,
+    embed_like_target,
+)
+from mirrorsd.training.exit_adapter import exit_losses, make_adapters, train_adapters
+from mirrorsd.training.loss_curve import plot_losses
+from mirrorsd.training.schedule import TrainingClock, WarmStableDecay
+from mirrorsd.training.streaming_draft import StreamingDraft
+from mirrorsd.training.timed_run import LOSSES_FILE, RunConfig
+from mirrorsd.training.token_stream import TokenStream
+
+
+def tiny_model(layers: int, hidden: int, seed: int) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=40, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=8, intermediate_size=32, tie_word_embeddings=True, max_position_embeddings=64, initializer_range=0.4,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+@pytest.fixture
+def target() -> LlamaForCausalLM:
+    return tiny_model(4, 32, seed=1)
+
+
+@pytest.fixture
+def text() -> TokenStream:
+    return TokenStream(np.random.default_rng(0).integers(0, 40, 4000).astype(np.uint16))
+
+
+@pytest.fixture(autouse=True)
+def one_second_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tick(clock: TrainingClock) -> float:
+        clock.trained_s += 1.0
+        return 1.0
+
+    monkeypatch.setattr(TrainingClock, "tick", tick)
+
+
+def short_run(out: Path) -> RunConfig:
+    return RunConfig(out=out, schedule=WarmStableDecay(budget_s=40, warm_s=2, decay_s=10), report_every=5)
+
+
+CONFIG = DistillConfig(sequences=4, length=24, is_compiled=False)
+
+
+def test_distillation_brings_draft_and_streams_nearer(
+    target: LlamaForCausalLM, text: TokenStream, tmp_path: Path
+) -> None:
+    draft = StreamingDraft(tiny_model(2, 16, seed=2), num_streams=2, num_stream_layers=1)
+    ids = text.take(4, 24)[:, :-1]
+    tips = draw_tip_rows(CONFIG, 2, seed=5)
+    before = distill_losses(target, draft, ids, tips, CONFIG)
+    distill_draft(target, draft, (text, text), short_run(tmp_path), CONFIG)
+    after = distill_losses(target, draft, ids, tips, CONFIG)
+    assert after.main < before.main
+    assert (after.streams < before.streams).all()
+    plot_losses(tmp_path / LOSSES_FILE, tmp_path / "losses.png")
+    assert (tmp_path / "losses.png").stat().st_size > 1000
+
+
+def test_streams_learn_from_the_row_that_far_ahead(target: LlamaForCausalLM, text: TokenStream) -> None:
+    # A draft that is the target has no loss at its main rows; stream j is compared with the target at row r + j.
+    draft = StreamingDraft(target, num_streams=2, num_stream_layers=1)
+    ids, tips = text.take(1, 12)[:, :-1], torch.tensor([3])
+    losses = distill_losses(target, draft, ids, tips, CONFIG)
+    assert losses.main.item() == pytest.approx(0, abs=1e-5)
+    assert losses.agreement.item() == 1.0
+    by_target = target(ids).logits.log_softmax(-1)
+    by_streams = draft.logits(draft(ids, tips).streams).log_softmax(-1)
+    expected = (by_target[0, 5].exp() * (by_target[0, 5] - by_streams[0, 0, 1])).sum()
+    assert losses.streams[1].item() == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_tip_rows_leave_room_for_the_streams() -> None:
+    tips = draw_tip_rows(CONFIG, 3, seed=0)
+    assert len(tips) == 4
+    assert tips.tolist() == sorted(set(tips.tolist()))
+    assert int(tips.max()) + 3 < CONFIG.length
+
+
+def test_embeddings_keep_the_targets_neighbourhoods(target: LlamaForCausalLM) -> None:
+    # As many directions as the target has: inner products of the centred rows survive up to one factor.
+    draft = StreamingDraft(tiny_model(2, 32, seed=2), num_streams=2, num_stream_layers=1)
+    embed_like_target(draft, target)
+    theirs = target.get_input_embeddings().weight.detach()
+    ours = draft.base.get_input_embeddings().weight.detach()
+    theirs = theirs - theirs.mean(0)
+    torch.testing.assert_close(
+        torch.nn.functional.normalize(ours @ ours.T),
+        torch.nn.functional.normalize(theirs @ theirs.T),
+        atol=1e-3,
+        rtol=0,
+    )
+
+
+def test_adapters_bring_exits_nearer(target: LlamaForCausalLM, text: TokenStream, tmp_path: Path) -> None:
+    adapters = make_adapters(32, [1, 2], rank=8)
+    ids = text.take(4, 24)[:, :-1]
+    modules = torch.nn.ModuleDict({str(layer): adapter for layer, adapter in adapters.items()})
+    before = exit_losses(target, modules, ids)
+    train_adapters(target, adapters, text, short_run(tmp_path), batch=(4, 24))
+    after = exit_losses(target, modules, ids)
+    assert all(after[layer] < before[layer] for layer in ("1", "2"))
+
+
+def test_shares_have_a_range() -> None:
+    with pytest.raises(ConfigError, match=r"tip_share is 1.5; allowed is 0\.\.1"):
+        DistillConfig(tip_share=1.5)
