@@ -61,10 +61,10 @@ def export_both(checkpoint: Path, folder: Path, *, context: int) -> tuple[OnnxTa
     opened = open_checkpoint(checkpoint, "target")
     half = int(opened.config["num_hidden_layers"]) // 2
     sessions = []
-    for name, adapters in (("whole", {}), ("split", {half: None})):
+    for name, exit_layers in (("whole", ()), ("split", (half,))):
         model = load_model(opened).float()
         shape = target_shape(model, "fp32")
-        plan = TargetPlan(shape=shape, context=context, num_candidates=16, adapters=adapters)
+        plan = TargetPlan(shape=shape, context=context, num_candidates=16, adapters=dict.fromkeys(exit_layers))
         bundle = folder / name
         bundle.mkdir()
         write_target(model, plan, bundle, lambda stage: None)

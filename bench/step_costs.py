@@ -10,6 +10,7 @@ import argparse
 import json
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -81,7 +82,7 @@ def draft_costs(bundle: Path, manifest: Manifest, card: DeviceMap, cached: int, 
         blocks = [RowBlock([1] * bucket.rows, cached, cached)]
         tips = list(range(bucket.rows - bucket.tips, bucket.rows))
         name = f"{bucket.rows} rows, {bucket.tips} tips"
-        costs[name] = round(median_ms(lambda b=blocks, t=tips: draft.run(b, t), repeats), 4)
+        costs[name] = round(median_ms(partial(draft.run, blocks, tips), repeats), 4)
     draft.close()
     return costs
 

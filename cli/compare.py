@@ -51,6 +51,7 @@ def compare(
     ignore_eos: options.IgnoreEos = False,
     gamma: options.Gamma = None,
     roots: options.Roots = None,
+    root_source: options.RootSource = None,
     allocation: options.Allocation = None,
     passes: options.Passes = None,
     pad_rows_to: options.PadRowsTo = None,
@@ -69,7 +70,8 @@ def compare(
         seed=seed,
         ignore_eos=ignore_eos,
     )
-    speed = {"gamma": gamma, "roots": roots, "allocation": allocation, "passes": passes, "pad_rows_to": pad_rows_to}
+    roots_settings = {"roots": roots, "root_source": root_source, "allocation": allocation}
+    speed = {"gamma": gamma, "passes": passes, "pad_rows_to": pad_rows_to, **roots_settings}
     with open_pipeline(bundle, device_map, speed) as pipe:
         note_placement(pipe)
         answer = answer_with(pipe, config, is_raw=is_raw or not has_chat_template(bundle))

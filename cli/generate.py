@@ -35,6 +35,7 @@ def generate(
     ignore_eos: options.IgnoreEos = False,
     gamma: options.Gamma = None,
     roots: options.Roots = None,
+    root_source: options.RootSource = None,
     allocation: options.Allocation = None,
     passes: options.Passes = None,
     pad_rows_to: options.PadRowsTo = None,
@@ -56,7 +57,8 @@ def generate(
         stop_strings=tuple(stop or ()),
         ignore_eos=ignore_eos,
     )
-    speed = {"gamma": gamma, "roots": roots, "allocation": allocation, "passes": passes, "pad_rows_to": pad_rows_to}
+    roots_settings = {"roots": roots, "root_source": root_source, "allocation": allocation}
+    speed = {"gamma": gamma, "passes": passes, "pad_rows_to": pad_rows_to, **roots_settings}
     with open_pipeline(bundle, device_map, speed) as pipe:
         if as_json:
             result = pipe.generate(request.prompt, config, messages=request.messages)

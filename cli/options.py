@@ -31,6 +31,9 @@ IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the en
 
 Gamma = Annotated[int | None, typer.Option(help="Most draft tokens in a window.", rich_help_panel=SPEED)]
 Roots = Annotated[int | None, typer.Option(help="Branches prepared per step.", rich_help_panel=SPEED)]
+RootSource = Annotated[
+    str | None, typer.Option(help="Where branches come from: proxy, early or progressive.", rich_help_panel=SPEED)
+]
 Allocation = Annotated[str | None, typer.Option(help="global or per_row.", rich_help_panel=SPEED)]
 Passes = Annotated[int | None, typer.Option(help="Draft passes per window.", rich_help_panel=SPEED)]
 PadRowsTo = Annotated[

@@ -139,7 +139,7 @@ class Manifest:
         except json.JSONDecodeError as error:
             raise BundleError(f"{origin} is not valid JSON ({error}). Export the bundle again.") from error
         _check_schema(document, origin)
-        manifest = _build(cls, document, origin, "")
+        manifest: Self = _build(cls, document, origin, "")
         for path in manifest.files:
             check_inside(path, origin)
         for path in manifest.used_files():

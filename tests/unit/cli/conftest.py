@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mirrorsd.device_maps import load_device_map
-from mirrorsd.runtime import Chunk, GeneratedToken, GenerationConfig, GenerationResult, GenerationStats
+from mirrorsd.runtime import Chunk, GeneratedToken, GenerationConfig, GenerationStats
 
 STATS = GenerationStats(
     seconds=0.5,
@@ -38,20 +39,12 @@ class ScriptedPipeline:
         self.requests: list[tuple[str | None, Any, GenerationConfig]] = []
         self._answer = answer
 
-    def generate(
-        self, prompt: str | None, config: GenerationConfig, *, messages: Any = None, **overrides: Any
-    ) -> GenerationResult:
+    def generate(self, prompt: str | None, config: GenerationConfig, *, messages: Any = None, **overrides: Any) -> Any:
         config = replace(config, **overrides)
         self.requests.append((prompt, messages, config))
         ids = self._answer(config.method, prompt or messages[-1]["content"])
-        return GenerationResult(
-            text="".join(f"<{token}>" for token in ids),
-            token_ids=ids,
-            stop_reason="length",
-            method=config.method,
-            device_map="cpu",
-            stats=STATS,
-        )
+        text = "".join(f"<{token}>" for token in ids)
+        return SimpleNamespace(text=text, token_ids=ids, method=config.method, stats=STATS)
 
     def stream(self, prompt: str | None, config: GenerationConfig, *, messages: Any = None) -> Iterator[Chunk]:
         result = self.generate(prompt, config, messages=messages)

@@ -55,13 +55,13 @@ def test_generate_json_has_exactly_the_documented_fields(use_pipeline: Any, caps
 def test_generate_hands_every_option_on(use_pipeline: Any) -> None:
     pipeline = use_pipeline(same_answer)
     text_options = "--temperature 0.8 --top-k 5 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.2 --seed 7 --stop END"
-    speed_options = "--gamma 4 --roots 16 --allocation per_row --passes 3 --device-map cpu"
+    speed_options = "--gamma 4 --roots 16 --allocation per_row --passes 3 --root-source proxy --device-map cpu"
     more = "--stop FIN --max-new-tokens 9 --ignore-eos --chat"
     assert run(["generate", "b.mirror", "Hi", *f"{text_options} {speed_options} {more}".split()]) == 0
     assert pipeline.loaded == (
         Path("b.mirror"),
         "cpu",
-        {"gamma": 4, "roots": 16, "allocation": "per_row", "passes": 3},
+        {"gamma": 4, "roots": 16, "allocation": "per_row", "passes": 3, "root_source": "proxy"},
     )
     prompt, messages, config = pipeline.requests[0]
     assert (prompt, messages) == (None, [{"role": "user", "content": "Hi"}])
