@@ -9,25 +9,22 @@ from typing import Any
 import pytest
 
 from mirrorsd.device_maps import load_device_map
-from mirrorsd.runtime import Chunk, GeneratedToken, GenerationConfig, GenerationStats
+from mirrorsd.runtime import Chunk, GeneratedToken, GenerationConfig
 
-STATS = GenerationStats(
-    seconds=0.5,
-    prefill_ms=10.0,
-    tokens_per_second=100.0,
-    steps=2,
-    tokens_per_step=1.5,
-    mean_accepted=0.5,
-    reuse_rate=0.25,
-    reuse_by_source={"exit": 0.25},
-    draft_exposed_ms=0.1,
-    overlap=0.9,
-    step_ms={"prefix": 1.0, "exit": 0.2, "suffix": 1.0, "draft": 0.8, "verify": 0.1, "host": 0.05},
-    near_ties=0,
-    near_tie_positions=[],
-    num_prompt_tokens=4,
-    num_reused_tokens=0,
-)
+STATS: dict[str, Any] = {
+    "seconds": 0.5,
+    "tokens_per_second": 100.0,
+    "steps": 2,
+    "tokens_per_step": 1.5,
+    "mean_accepted": 0.5,
+    "reuse_rate": 0.25,
+    "reuse_by_source": {"exit": 0.25},
+    "draft_exposed_ms": 0.1,
+    "overlap": 0.9,
+    "step_ms": {"prefix": 1.0, "exit": 0.2, "suffix": 1.0, "draft": 0.8, "verify": 0.1, "host": 0.05},
+    "near_ties": 0,
+    "warnings": [],
+}
 
 
 class ScriptedPipeline:
@@ -43,8 +40,9 @@ class ScriptedPipeline:
         config = replace(config, **overrides)
         self.requests.append((prompt, messages, config))
         ids = self._answer(config.method, prompt or messages[-1]["content"])
+        stats = SimpleNamespace(**STATS, to_dict=lambda: STATS)
         text = "".join(f"<{token}>" for token in ids)
-        return SimpleNamespace(text=text, token_ids=ids, method=config.method, stats=STATS)
+        return SimpleNamespace(text=text, token_ids=ids, method=config.method, stats=stats)
 
     def stream(self, prompt: str | None, config: GenerationConfig, *, messages: Any = None) -> Iterator[Chunk]:
         result = self.generate(prompt, config, messages=messages)
