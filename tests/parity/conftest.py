@@ -1,0 +1,133 @@
+"""Random checkpoints with the features that matter (grouped and wide heads, tied, streams), and their bundles."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from mirrorsd.export import ExportOptions, export_pair
+from mirrorsd.export.verify_text import PARITY_TEXT
+from mirrorsd.graphs.manifest import Manifest
+
+VOCABULARY = 320
+CONTEXT = 384
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.15,
+    "bos_token_id": None,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+
+MakeCheckpoint = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def tokenizer_json() -> str:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=["<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([PARITY_TEXT], trainer)
+    return tokenizer.to_str()
+
+
+@pytest.fixture(scope="session")
+def make_checkpoint(tokenizer_json: str) -> MakeCheckpoint:
+    """Save a random model of `family` with a tokenizer; `num_streams` and `adapter_layers` add the files beside it."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    def make(
+        folder: Path,
+        family: str,
+        *,
+        seed: int,
+        num_streams: int = 0,
+        adapter_layers: tuple[int, ...] = (),
+        **sizes: Any,
+    ) -> Path:
+        torch.manual_seed(seed)
+        config = AutoConfig.for_model(family, **(SIZES | sizes))
+        model = AutoModelForCausalLM.from_config(config).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "norm" in name:
+                    parameter.add_(torch.randn_like(parameter) * 0.2)
+        model.save_pretrained(folder)
+        (folder / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
+        settings = {"eos_token": "<|end|>", "chat_template": "{{ messages[0]['content'] }}"}
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+        width = config.hidden_size
+        if num_streams:
+            metadata = {"format": "mirrorsd-streams-1", "num_streams": str(num_streams), "num_stream_layers": "2"}
+            embeddings = torch.randn(num_streams, width) * 0.3
+            save_file({"stream_embeddings": embeddings}, folder / "streams.safetensors", metadata)
+        if adapter_layers:
+            tensors = {
+                f"layers.{layer}.{part}.weight": torch.randn((8, width) if part == "down" else (width, 8)) * 0.1
+                for layer in adapter_layers
+                for part in ("down", "up")
+            }
+            save_file(tensors, folder / "exit_adapters.safetensors", {"format": "mirrorsd-exit-1"})
+        return folder
+
+    return make
+
+
+class ExportedPair:
+    """Two checkpoint folders, their bundle, its manifest, and the progress that the export reported."""
+
+    def __init__(self, folder: Path, options: ExportOptions) -> None:
+        self.target, self.draft, self.bundle = folder / "target", folder / "draft", folder / "pair.mirror"
+        self.progress: list[tuple[str, float]] = []
+        self.manifest: Manifest = export_pair(
+            self.target, self.draft, self.bundle, options, lambda stage, share: self.progress.append((stage, share))
+        )
+
+
+@pytest.fixture(scope="session")
+def llama_pair(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> ExportedPair:
+    """Tied Llama of 4 layers with an adapter, one exit; a streaming draft with 3 streams in the top two of 3 layers."""
+    folder = tmp_path_factory.mktemp("llama")
+    make_checkpoint(
+        folder / "target", "llama", seed=1, num_hidden_layers=4, adapter_layers=(2,), tie_word_embeddings=True
+    )
+    make_checkpoint(folder / "draft", "llama", seed=2, num_hidden_layers=3, num_streams=3, tie_word_embeddings=True)
+    (folder / "target" / "README.md").write_text("---\nlicense: mit\n---\n")
+    generation = {"eos_token_id": [0, 5], "temperature": 0.7, "top_k": 20}
+    for role in ("target", "draft"):
+        (folder / role / "generation_config.json").write_text(json.dumps(generation))
+    (folder / "target" / "exit_coverage.json").write_text('{"positions": 3}')
+    return ExportedPair(folder, ExportOptions())
+
+
+@pytest.fixture(scope="session")
+def qwen3_pair(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> ExportedPair:
+    """Untied Qwen3 of 3 layers with wide heads and two exits; an ordinary Qwen3 draft with 64 ids of padding."""
+    folder = tmp_path_factory.mktemp("qwen3")
+    make_checkpoint(folder / "target", "qwen3", seed=3, num_hidden_layers=3, head_dim=32, tie_word_embeddings=False)
+    make_checkpoint(
+        folder / "draft",
+        "qwen3",
+        seed=4,
+        num_hidden_layers=2,
+        head_dim=32,
+        vocab_size=VOCABULARY + 64,
+        tie_word_embeddings=True,
+    )
+    return ExportedPair(folder, ExportOptions(exit_layers=(1, 2), context=320))

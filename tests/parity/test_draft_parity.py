@@ -1,0 +1,125 @@
+"""The draft's IR against the training code (chains) and a dense forward (trees), and its static shapes."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from mirrorsd.export.options import DEFAULT_BUCKETS
+from mirrorsd.export.verify_draft import DraftRun, Tree, dense_logprobs
+from mirrorsd.graphs.contract import draft_contract
+from mirrorsd.training.streaming_draft import StreamingDraft
+
+TOLERANCE = 1e-4
+
+
+def _chain(ids: list[int]) -> Tree:
+    return Tree(tuple(ids), tuple(range(-1, len(ids) - 1)))
+
+
+def _run(pair: Any) -> DraftRun:
+    entry = pair.manifest.draft
+    return DraftRun(pair.bundle / entry.file, entry.shape, pair.manifest.target.context)
+
+
+def test_streams_match_the_training_code(llama_pair: Any) -> None:
+    draft = StreamingDraft.load(llama_pair.draft).eval()
+    ids = np.random.default_rng(3).integers(0, 320, 60).tolist()
+    with torch.no_grad():
+        hidden = draft(torch.tensor([ids]), torch.arange(60))
+        joined = torch.cat((hidden.main[0, :, None], hidden.streams[0]), dim=1)
+        expected = torch.log_softmax(draft.logits(joined), dim=-1).numpy()
+    run = _run(llama_pair)
+    run.forward(_chain(ids[:40]), 0, np.array([0]))
+    run.keep(40, 0)
+    found_ids, found = run.forward(_chain(ids[40:]), 40, np.array([19, 0, 7]))
+    wanted = expected[[59, 40, 47]]
+    np.testing.assert_allclose(found, np.take_along_axis(wanted, found_ids, -1), atol=TOLERANCE)
+    np.testing.assert_array_equal(found_ids[..., 0], wanted.argmax(-1))
+    assert found_ids.shape == (3, 4, 32)
+
+
+def test_a_tree_matches_each_of_its_paths_as_a_chain(llama_pair: Any) -> None:
+    """Every leaf of a tree must predict what it predicts at the end of its own path, streams included."""
+    ids = np.random.default_rng(4).integers(0, 320, 20).tolist()
+    tree = Tree((11, 12, 13, 14, 15), (-1, 0, 0, 2, -1))
+    run = _run(llama_pair)
+    run.forward(_chain(ids), 0, np.array([0]))
+    run.keep(20, 0)
+    of_tree = run.forward(tree, 20, np.arange(5))
+    for leaf, path in ((1, [11, 12]), (3, [11, 13, 14]), (4, [15])):
+        of_path = run.forward(_chain(path), 20, np.array([len(path) - 1]))
+        np.testing.assert_array_equal(of_tree[0][leaf, :, :8], of_path[0][0, :, :8])
+        np.testing.assert_allclose(of_tree[1][leaf], of_path[1][0], atol=TOLERANCE)
+
+
+def test_an_ordinary_model_is_a_draft_without_streams(qwen3_pair: Any) -> None:
+    """Its 64 ids of padding are never proposed and take no probability."""
+    shape = qwen3_pair.manifest.draft.shape
+    assert (shape.num_streams, shape.vocab_size) == (0, 320)
+    model = AutoModelForCausalLM.from_pretrained(qwen3_pair.draft, dtype=torch.float32).eval()
+    ids = np.random.default_rng(5).integers(0, 320, 50)
+    with torch.no_grad():
+        expected = torch.log_softmax(model(torch.from_numpy(ids)[None]).logits[0, :, :320], dim=-1).numpy()
+    found_ids, found = _run(qwen3_pair).forward(_chain(ids.tolist()), 0, np.arange(50))
+    np.testing.assert_allclose(found[:, 0], np.take_along_axis(expected, found_ids[:, 0], -1), atol=TOLERANCE)
+    assert found_ids.max() < 320
+
+
+def test_the_dense_reference_agrees_with_hugging_face(qwen3_pair: Any) -> None:
+    model = AutoModelForCausalLM.from_pretrained(qwen3_pair.draft, dtype=torch.float32).eval()
+    ids = np.arange(30)
+    with torch.no_grad():
+        expected = torch.log_softmax(model(torch.from_numpy(ids)[None]).logits[0], dim=-1).numpy()
+    found = dense_logprobs(model, None, ids, ids, np.tril(np.ones((30, 30), np.bool_)), 384)
+    np.testing.assert_allclose(found[:, 0], expected, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["llama_pair", "qwen3_pair"])
+def test_ports_have_exactly_the_contract_s_names_and_types(name: str, request: pytest.FixtureRequest) -> None:
+    pair = request.getfixturevalue(name)
+    contract = draft_contract(pair.manifest.draft.shape)
+    model = ov.Core().read_model(pair.bundle / pair.manifest.draft.file)
+    for ports, specs in ((model.inputs, contract.inputs), (model.outputs, contract.outputs)):
+        assert [port.get_names() for port in ports] == [{spec.name} for spec in specs]
+        assert [np.dtype(port.element_type.to_dtype()).name for port in ports] == [spec.dtype for spec in specs]
+
+
+def _static(pair: Any, rows: int, tips: int, capacity: int) -> ov.Model:
+    model = ov.Core().read_model(pair.bundle / pair.manifest.draft.file)
+    sizes = {"N": rows, "R": tips, "C": capacity, "C+N": capacity + rows}
+    specs = draft_contract(pair.manifest.draft.shape).inputs
+    model.reshape({s.name: [sizes[d] if isinstance(d, str) else d for d in s.shape] for s in specs})
+    return model
+
+
+@pytest.mark.parametrize(("rows", "tips"), DEFAULT_BUCKETS)
+def test_every_default_bucket_is_static_and_compiles(llama_pair: Any, rows: int, tips: int) -> None:
+    """On the CPU plugin and through the NPU plugin's wrapper on the CPU; the wrapper computes in bf16 there."""
+    model = _static(llama_pair, rows, tips, 256)
+    assert all(port.partial_shape.is_static for node in model.get_ordered_ops() for port in node.outputs()), (
+        "a dynamic shape is left inside"
+    )
+    exact = {"INFERENCE_PRECISION_HINT": "f32"}
+    wrapped = {"NPU_USE_NPUW": "YES", "NPUW_DEVICES": "CPU"}
+    rng, feeds = np.random.default_rng(6), {}
+    for spec, port in zip(draft_contract(llama_pair.manifest.draft.shape).inputs, model.inputs, strict=True):
+        size = tuple(port.shape)
+        feeds[spec.name] = (rng.integers(0, tips, size) if spec.dtype == "int64" else rng.normal(size=size)).astype(
+            spec.dtype
+        )
+    on_cpu = ov.Core().compile_model(model, "CPU", exact)(feeds)
+    through_wrapper = ov.Core().compile_model(_static(llama_pair, rows, tips, 256), "NPU", wrapped)(feeds)
+    for name in ("tip_logprobs", "new_key.2"):
+        difference = np.abs(through_wrapper[name] - on_cpu[name])
+        assert difference.mean() < 0.02
+        assert difference.max() < 0.5
+
+
+def test_every_default_capacity_reshapes(llama_pair: Any) -> None:
+    for (rows, tips), capacity in itertools.product(DEFAULT_BUCKETS, (256, 384)):
+        assert not _static(llama_pair, rows, tips, capacity).is_dynamic()

@@ -1,0 +1,149 @@
+"""The bundle as a whole: what is in it, that it is checked, and that a failed export leaves nothing."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from mirrorsd.export import ExportOptions, export_pair, verify_target
+from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.graphs.errors import ConfigError, ExportError, ParityError
+
+
+def test_the_bundle_reads_back_and_says_how_exact_it_is(llama_pair: Any) -> None:
+    manifest = read_bundle(llama_pair.bundle)
+    assert manifest == llama_pair.manifest
+    assert {result.stage for result in manifest.verify} == {"prefix", "suffix", "exit2", "draft"}
+    for result in manifest.verify:
+        assert result.max_abs_error <= 1e-4
+        assert result.top1_agreement == 1.0
+        assert result.positions >= 256
+    assert manifest.target.exits[0].adapter_rank == 8
+    assert manifest.draft.capacities == (256, 384)
+    assert {"torch", "onnxruntime", "openvino", "transformers"} <= set(manifest.versions)
+
+
+def test_what_the_checkpoint_says_is_carried_over(llama_pair: Any) -> None:
+    manifest = llama_pair.manifest
+    assert manifest.target.source.licence == "mit"
+    assert manifest.tokens.eos_ids == (0, 5)
+    assert manifest.generation == {"temperature": 0.7, "top_k": 20}
+    assert manifest.exit_coverage == {"positions": 3}
+    assert (llama_pair.bundle / "licences" / "target" / "README.md").is_file()
+    template = (llama_pair.bundle / "tokenizer" / "chat_template.jinja").read_text()
+    assert template == "{{ messages[0]['content'] }}"
+    assert (llama_pair.bundle / "tokenizer" / "tokenizer_config.json").is_file()
+
+
+def test_shared_weights_are_written_once(llama_pair: Any) -> None:
+    """Embedding, exit head and suffix head of a tied target are the same bytes."""
+    weights = load_file(llama_pair.target / "model.safetensors")
+    stored = sum(array.size * 4 for array in weights.values())
+    written = (llama_pair.bundle / "target" / "weights.bin").stat().st_size
+    tables = 2 * 384 * 16 * 4
+    padding = 4096 * (len(weights) + 8)
+    assert written <= stored + tables + padding
+    assert written < stored + weights["model.embed_tokens.weight"].nbytes
+
+
+def test_progress_goes_from_check_to_done(llama_pair: Any) -> None:
+    shares = [share for _, share in llama_pair.progress]
+    assert shares == sorted(shares)
+    assert llama_pair.progress[0] == ("check", 0.0)
+    assert llama_pair.progress[-1] == ("done", 1.0)
+    assert "export suffix" in dict(llama_pair.progress)
+
+
+def test_two_exits_make_three_segments(qwen3_pair: Any) -> None:
+    target = qwen3_pair.manifest.target
+    assert [(s.name, s.first_layer, s.end_layer) for s in target.segments] == [
+        ("prefix", 0, 1),
+        ("middle", 1, 2),
+        ("suffix", 2, 3),
+    ]
+    assert [point.name for point in target.exits] == ["exit1", "exit2"]
+
+
+@pytest.fixture
+def pair(llama_pair: Any, tmp_path: Path) -> Path:
+    """A copy of the checkpoints to damage."""
+    for role in ("target", "draft"):
+        shutil.copytree(getattr(llama_pair, role), tmp_path / role)
+    return tmp_path
+
+
+def _export(pair: Path, **options: Any) -> None:
+    export_pair(pair / "target", pair / "draft", pair / "out.mirror", ExportOptions(**options))
+
+
+def _left(pair: Path) -> set[str]:
+    return {path.name for path in pair.iterdir()}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_stopping_in_the_middle_leaves_nothing(pair: Path, error: type[BaseException]) -> None:
+    def stop(stage: str, share: float) -> None:
+        if stage == "export suffix":
+            assert (pair / ".out.mirror.partial" / "target" / "prefix.onnx").is_file()
+            raise error
+
+    with pytest.raises(error):
+        export_pair(pair / "target", pair / "draft", pair / "out.mirror", ExportOptions(), stop)
+    assert _left(pair) == {"target", "draft"}
+
+
+def test_a_wrong_graph_is_refused_and_leaves_nothing(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reference that is off by 0.01 stands for a graph that is."""
+    exact = verify_target.target_reference
+
+    def shifted(*args: Any) -> Any:
+        reference = exact(*args)
+        return reference._replace(logits=reference.logits + np.float32(0.01))
+
+    monkeypatch.setattr("mirrorsd.export.pair.target_reference", shifted)
+    with pytest.raises(
+        ParityError, match=r"stage 'suffix' differs from PyTorch over \d+ positions: largest error 0\.01"
+    ):
+        _export(pair)
+    assert _left(pair) == {"target", "draft"}
+
+
+def _change_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_weights_that_do_not_belong_to_the_config_are_refused(pair: Path) -> None:
+    _change_config(pair / "target", num_hidden_layers=5)
+    with pytest.raises(ExportError, match=r"lacks \d+ weights, for example 'model\.layers\.4"):
+        _export(pair)
+    _change_config(pair / "target", num_hidden_layers=4, intermediate_size=128)
+    with pytest.raises(ExportError, match="cannot be loaded"):
+        _export(pair)
+    assert _left(pair) == {"target", "draft"}
+
+
+def test_damaged_files_beside_the_weights_are_refused(pair: Path) -> None:
+    (pair / "target" / "exit_adapters.safetensors").write_bytes(b"rubbish")
+    with pytest.raises(ExportError, match=r"exit_adapters\.safetensors cannot be read"):
+        _export(pair)
+    save_file({"x": np.ones(3, np.float32)}, pair / "target" / "exit_adapters.safetensors", {"format": "other"})
+    with pytest.raises(ExportError, match="has format 'other'; this mirrorsd reads 'mirrorsd-exit-1'"):
+        _export(pair)
+    assert _left(pair) == {"target", "draft"}
+
+
+def test_options_that_do_not_fit_this_pair_are_refused(pair: Path) -> None:
+    with pytest.raises(ConfigError, match="context is 4096; the target was made for 384"):
+        _export(pair, context=4096)
+    with pytest.raises(ConfigError, match=r"exit layer is 4; this target allows 1\.\.3"):
+        _export(pair, exit_layers=(4,))
+    with pytest.raises(ConfigError, match="400 candidates were asked for; this vocabulary has 320 tokens"):
+        _export(pair, num_draft_candidates=400)
+    (pair / "out.mirror").mkdir()
+    with pytest.raises(ExportError, match="exists already"):
+        _export(pair)
