@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,23 @@ class Outcome(NamedTuple):
     tokens: list[int]
     num_accepted: int
     inflight: InFlight
+    method: str
+
+
+class Driver(Protocol):
+    """What the generation loop needs: the three methods, and `auto` which switches between them."""
+
+    name: str
+    request: Request
+
+    def start(self) -> InFlight:
+        """Prefill; the first window to verify."""
+
+    def step(self, inflight: InFlight) -> Outcome:
+        """Verify, commit, find the next window."""
+
+    def close(self) -> None:
+        """Leave nothing running that belongs to this request."""
 
 
 class PlainDriver:
@@ -63,8 +80,10 @@ class PlainDriver:
         acceptance = self._accept(inflight, output)
         tokens = self._commit(inflight, acceptance)
         window, source = self._next_window(inflight, acceptance)
-        self.request.record(StepRecord(started, perf_counter(), len(inflight.window), acceptance.num_accepted, source))
-        return Outcome(tokens, acceptance.num_accepted, InFlight(inflight.head + len(tokens), window))
+        num_accepted = acceptance.num_accepted
+        step = StepRecord(started, perf_counter(), len(inflight.window), num_accepted, source, self.name)
+        self.request.record(step)
+        return Outcome(tokens, num_accepted, InFlight(inflight.head + len(tokens), window), self.name)
 
     def close(self) -> None:
         """Leave nothing running that belongs to this request."""
@@ -112,13 +131,23 @@ class SerialDriver(PlainDriver):
 
     def start(self) -> InFlight:
         """Prefill target and draft at the same time; the first window is drafted meanwhile."""
-        request, drafter = self.request, self.draft.drafter
+        self._post_prefill()
+        self.target.prefill(self.request)
+        return InFlight(self.request.num_tokens - 1, self._fresh_window())
+
+    def draft_window(self) -> NDArray[np.int64]:
+        """Bring the draft up to the committed text, after steps without it, and draft a window."""
+        self._post_prefill()
+        return self._fresh_window()
+
+    def _post_prefill(self) -> None:
+        request = self.request
         tokens = request.tokens.copy()
-        self.draft.post(partial(drafter.prefill, tokens, request.chooser, request.ledger))
-        self.target.prefill(request)
-        limit = request.window_limit()
-        window = self.draft.ask(partial(drafter.fresh, limit, self.passes), NO_TOKENS) if limit else NO_TOKENS
-        return InFlight(request.num_tokens - 1, window)
+        self.draft.post(partial(self.draft.drafter.prefill, tokens, request.chooser, request.ledger))
+
+    def _fresh_window(self) -> NDArray[np.int64]:
+        limit = self.request.window_limit()
+        return self.draft.ask(partial(self.draft.drafter.fresh, limit, self.passes), NO_TOKENS) if limit else NO_TOKENS
 
     def _next_window(self, inflight: InFlight, acceptance: Acceptance) -> tuple[NDArray[np.int64], str]:
         """Ask the draft and wait for its answer."""

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.runtime.controller import AutoDriver, CostBook
 from mirrorsd.runtime.draft_link import DraftLink
 from mirrorsd.runtime.draft_session import DraftSession
 from mirrorsd.runtime.drafter import Drafter
-from mirrorsd.runtime.drivers import MirrorDriver, PlainDriver, SerialDriver
+from mirrorsd.runtime.drivers import Driver, MirrorDriver, PlainDriver, SerialDriver
 from mirrorsd.runtime.generation_config import SpeculationConfig
 from mirrorsd.runtime.planner import RootPlanner
 from mirrorsd.runtime.request import Request
@@ -46,24 +47,27 @@ class Engine:
         self._target = TargetLink(self.target_session, self._target_worker)
         self._drafter = Drafter(self.draft_session)
         self._link: DraftLink | None = None
+        self._book = CostBook(("mirror", "serial", "plain"))
 
     @property
     def context(self) -> int:
         """Most tokens of prompt and new text together."""
         return min(self.target_session.context, self.draft_session.capacity)
 
-    def driver(self, request: Request, method: str) -> PlainDriver:
-        """The driver for a request; `auto` is mirror for now."""
+    def driver(self, request: Request, method: str) -> Driver:
+        """The driver for a request; plain where the draft cannot be used."""
+        plain = PlainDriver(request, self._target)
         if method == "plain" or not self._is_draft_ready():
-            return PlainDriver(request, self._target)
+            return plain
         speculation = request.speculation
         link = DraftLink(self._drafter, self._draft_worker, speculation.draft_deadline_s, request.ledger)
         self._link = link
         passes = speculation.passes if self.draft_session.shape.num_streams else request.gamma
+        serial = SerialDriver(request, self._target, link, passes)
         if method == "serial":
-            return SerialDriver(request, self._target, link, passes)
-        planner = RootPlanner(speculation, request.chooser)
-        return MirrorDriver(request, self._target, link, passes, planner)
+            return serial
+        mirror = MirrorDriver(request, self._target, link, passes, RootPlanner(speculation, request.chooser))
+        return mirror if method == "mirror" else AutoDriver(plain, serial, mirror, self._book)
 
     @property
     def draft_failure(self) -> str | None:

@@ -1,13 +1,16 @@
 """The loop of one generation: start a driver, step, stop. Text and tokens leave through `Chunk`s."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
-from mirrorsd.runtime.drivers import PlainDriver
+from mirrorsd.runtime.drivers import Driver, Outcome
 from mirrorsd.runtime.generation_stats import GenerationStats
-from mirrorsd.runtime.request import Request
+from mirrorsd.runtime.ledger import Span
+from mirrorsd.runtime.request import Request, StepRecord
 from mirrorsd.runtime.stopping import StopWatch
+from mirrorsd.runtime.trace import write_trace
 
 
 class GeneratedToken(NamedTuple):
@@ -25,8 +28,11 @@ class GenerationResult:
         text: the new text, without special tokens, cut before a stop string.
         token_ids: the new tokens, the end-of-sequence token included.
         stop_reason: `eos`, `stop_token`, `stop_string`, `length` (max_new_tokens) or `context` (no room left).
-        method: what ran: `mirror`, `serial` or `plain`.
+        method: what ran: `mirror`, `serial`, `plain`, or `auto` (`stats.steps_by_method` says what it chose).
         device_map: name of the device map.
+        stats: figures; see `GenerationStats`.
+        spans: what each device did when.
+        steps: the verification steps.
     """
 
     text: str
@@ -35,6 +41,13 @@ class GenerationResult:
     method: str
     device_map: str
     stats: GenerationStats
+    spans: tuple[Span, ...] = field(repr=False)
+    steps: tuple[StepRecord, ...] = field(repr=False)
+
+    def write_trace(self, path: str | Path) -> None:
+        """Write what each device did when as a Chrome trace (JSON)."""
+        title = f"mirrorsd {self.method} on {self.device_map}"
+        write_trace(Path(path), self.spans, self.steps, title=title)
 
     @property
     def num_tokens(self) -> int:
@@ -57,7 +70,7 @@ class Stop(NamedTuple):
     token_ids: list[int]
 
 
-def run_steps(driver: PlainDriver, watch: StopWatch) -> Iterator[Chunk | Stop]:
+def run_steps(driver: Driver, watch: StopWatch) -> Iterator[Chunk | Stop]:
     """Step until the text is over; yields a chunk per step and one `Stop` at the end.
 
     Tokens that a step committed after the stopping token are dropped.
@@ -82,7 +95,7 @@ def run_steps(driver: PlainDriver, watch: StopWatch) -> Iterator[Chunk | Stop]:
         if reason is None and request.num_tokens >= request.max_tokens:
             reason = _limit_reason(request)
             texts.append(watch.finish())
-        tokens = _label(driver, token_ids[first:], outcome.num_accepted)
+        tokens = _label(outcome, token_ids[first:])
         yield Chunk("".join(texts), tokens)
         if reason is not None:
             yield Stop(reason, token_ids)
@@ -93,6 +106,7 @@ def _limit_reason(request: Request) -> str:
     return "length" if request.num_new >= request.config.max_new_tokens else "context"
 
 
-def _label(driver: PlainDriver, token_ids: list[int], num_accepted: int) -> tuple[GeneratedToken, ...]:
-    own = "plain" if driver.name == "plain" else "correction"
-    return tuple(GeneratedToken(token, "window" if i < num_accepted else own) for i, token in enumerate(token_ids))
+def _label(outcome: Outcome, token_ids: list[int]) -> tuple[GeneratedToken, ...]:
+    own = "plain" if outcome.method == "plain" else "correction"
+    sources = ["window"] * outcome.num_accepted + [own]
+    return tuple(GeneratedToken(token, source) for token, source in zip(token_ids, sources, strict=False))

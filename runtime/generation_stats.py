@@ -35,6 +35,7 @@ class GenerationStats:
             (everything in a step that is neither a device call nor waiting for the draft).
         near_ties: committed tokens whose runner-up was so close that another row count might have chosen it.
         near_tie_positions: their absolute positions.
+        steps_by_method: how many steps each method ran (one method, unless `auto` chose).
         num_prompt_tokens: tokens of the prompt.
         num_reused_tokens: prompt tokens found in the cache of the request before.
         warnings: what went wrong without changing the text.
@@ -53,6 +54,7 @@ class GenerationStats:
     step_ms: dict[str, float]
     near_ties: int
     near_tie_positions: list[int]
+    steps_by_method: dict[str, int]
     num_prompt_tokens: int
     num_reused_tokens: int
     warnings: list[str] = field(default_factory=list)
@@ -86,6 +88,7 @@ def summarise(request: Request, started: float, ended: float, warnings: Sequence
         step_ms=_step_times(steps, request.ledger),
         near_ties=len(request.near_ties),
         near_tie_positions=list(request.near_ties),
+        steps_by_method=dict(Counter(step.method for step in steps)),
         num_prompt_tokens=request.num_prompt,
         num_reused_tokens=request.num_reused,
         warnings=list(warnings),

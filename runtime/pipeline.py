@@ -191,6 +191,8 @@ class MirrorPipeline:
             method=method,
             device_map=self.device_map.name,
             stats=summarise(request, started, perf_counter(), warnings),
+            spans=tuple(request.ledger.spans),
+            steps=tuple(request.steps),
         )
 
     def _encode(

@@ -18,6 +18,7 @@ class StepRecord(NamedTuple):
 
     `next_source` says where the next window came from: `early`, `exit` (a branch was ready), `late` (a branch was being
     finished), `fresh` (drafted while the target waited), `none` (no window was wanted).
+    `method` is the driver that ran the step.
     """
 
     started: float
@@ -25,6 +26,7 @@ class StepRecord(NamedTuple):
     num_window: int
     num_accepted: int
     next_source: str
+    method: str
 
 
 class Request:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.drivers import MirrorDriver, PlainDriver
+from mirrorsd.runtime.drivers import Driver
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.fake import FakeDraft, FakeTarget
 from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
@@ -53,7 +53,7 @@ class Bench:
         self.engine = Engine(lambda: target, lambda: draft)
         self.cancel = threading.Event()
         self.last_request: Request | None = None
-        self.last_driver: PlainDriver | MirrorDriver | None = None
+        self.last_driver: Driver | None = None
 
     def decode(self, prompt: list[int], method: str, **settings: Any) -> list[int]:
         config = GenerationConfig(method=method, **{"max_new_tokens": 40, **settings})

@@ -13,7 +13,7 @@ from mirrorsd.runtime.fake import FakeDraft
 
 VOCAB = 16
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
-METHODS = ["plain", "serial", "mirror"]
+METHODS = ["plain", "serial", "mirror", "auto"]
 Make = Callable[..., Any]
 
 
@@ -156,7 +156,7 @@ def _raise() -> list[int]:
     raise RuntimeError("the device fell off the bus")
 
 
-@pytest.mark.parametrize("method", ["serial", "mirror"])
+@pytest.mark.parametrize("method", ["serial", "mirror", "auto"])
 @pytest.mark.parametrize("after", [0, 1, 9, 30])
 @pytest.mark.parametrize(
     ("failure", "cause"),

@@ -1,0 +1,72 @@
+"""`auto` runs what is cheapest, tries the others rarely, and changes no token."""
+
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+from mirrorsd.runtime.controller import CostBook
+from mirrorsd.runtime.fake import FakeDraft
+
+Make = Callable[..., Any]
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def simulate(costs: dict[str, float], num_tokens: int, book: CostBook | None = None) -> tuple[list[str], CostBook]:
+    """Which method each step runs when a step of a method costs `costs[method]` seconds per token."""
+    book = book or CostBook(tuple(costs))
+    method, is_trial, num_steps, run = book.cheapest(), False, 0, []
+    for _ in range(num_tokens):
+        chosen, is_trial = book.next_method(method, num_steps, is_trial=is_trial)
+        num_steps = num_steps + 1 if chosen == method else 1
+        method = chosen
+        run.append(method)
+        book.observe(method, costs[method], 1)
+    return run, book
+
+
+def test_the_cheapest_method_gets_nearly_all_steps() -> None:
+    for best in ("mirror", "serial", "plain"):
+        costs = {"mirror": 3.0, "serial": 3.0, "plain": 3.0} | {best: 1.0}
+        run, book = simulate(costs, 2000)
+        assert run[1000:].count(best) > 0.95 * 1000
+        assert book.cheapest() == best
+
+
+def test_what_was_learned_serves_the_next_request() -> None:
+    costs = {"mirror": 1.5, "serial": 1.4, "plain": 1.0}
+    _, book = simulate(costs, 400)
+    run, _ = simulate(costs, 128, book)
+    assert sum(costs[method] for method in run) <= 1.03 * 128
+
+
+def test_a_method_that_became_faster_is_found_again() -> None:
+    _, book = simulate({"mirror": 3.0, "serial": 3.0, "plain": 1.0}, 300)
+    run, _ = simulate({"mirror": 0.3, "serial": 3.0, "plain": 1.0}, 1500, book)
+    assert run[-200:].count("mirror") > 150
+
+
+def test_small_differences_do_not_cause_switching() -> None:
+    run, _ = simulate({"mirror": 1.0, "serial": 1.01, "plain": 0.99}, 1000)
+    switches = sum(a != b for a, b in pairwise(run))
+    assert switches < 70, "trials of close rivals come once in 64 tokens; nothing else switches"
+
+
+def test_a_slow_useless_draft_leaves_plain_decoding(make_bench: Make) -> None:
+    def useless(text: list[int]) -> list[int]:
+        time.sleep(0.002)
+        return [99 % 16, 0, 0, 0]
+
+    expected = make_bench().decode(PROMPT, "plain", max_new_tokens=120)
+    bench = make_bench(draft=FakeDraft(useless, vocab_size=16, num_streams=3))
+    assert bench.decode(PROMPT, "auto", max_new_tokens=120) == expected
+    methods = [step.method for step in bench.last_request.steps]
+    assert methods[-60:].count("plain") >= 54
+
+
+def test_a_good_draft_beside_a_slow_target_is_used(make_bench: Make) -> None:
+    expected = make_bench().decode(PROMPT, "plain", max_new_tokens=150)
+    bench = make_bench(hit_rate=1.0, suffix_seconds=0.004)
+    assert bench.decode(PROMPT, "auto", max_new_tokens=150) == expected
+    methods = [step.method for step in bench.last_request.steps]
+    assert methods[-5:].count("plain") == 0
