@@ -69,7 +69,7 @@ def export_sample() -> int:
 def tell_story(options: argparse.Namespace) -> int:
     """Stream one story to the terminal, the two devices side by side."""
     print("\n== A story, decoded by mirror speculation\n", flush=True)
-    print(options.prompt, end="", flush=True)
+    print(f"{options.prompt} ...\n", flush=True)
     return mirrorsd("generate", str(BUNDLE), options.prompt, "--method", "mirror", *shared_options(options))
 
 
@@ -79,7 +79,7 @@ def compare_methods(options: argparse.Namespace) -> tuple[int, dict[str, Any] | 
     prompts = WORKPLACE / "prompt.jsonl"
     question = {"question_id": 1, "category": "story", "turns": [options.prompt]}
     prompts.write_text(json.dumps(question) + "\n", encoding="utf-8")
-    methods = ("--methods", ",".join(METHODS), "--raw", "--json")
+    methods = ("--methods", ",".join(METHODS), "--repeats", "3", "--raw", "--json")
     command = command_line("compare", str(BUNDLE), "--prompts", str(prompts), *methods, *shared_options(options))
     finished = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, encoding="utf-8", check=False)
     try:
