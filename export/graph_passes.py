@@ -6,7 +6,11 @@ Owns: norm fusion, reshape clean-up, the order of all passes. Does not own: rota
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
+from .graph_edits import take_over
+from .quantise_pass import QuantiseWeights
 from .rotary_pass import FoldRotary
+
+BITS_BY_PRECISION = {"int8": 8, "int4": 4}
 
 
 class FuseSkipNorm(ir.passes.InPlacePass):
@@ -56,8 +60,8 @@ def _fuse_with_add(graph: ir.Graph, add: ir.Node, norm: ir.Node) -> None:
     )
     graph.insert_before(norm, fused)
     fused.outputs[1].name = fused.outputs[2].name = ""
-    _take_over(norm.outputs[0], fused.outputs[0])
-    _take_over(add.outputs[0], fused.outputs[3])
+    take_over(norm.outputs[0], fused.outputs[0])
+    take_over(add.outputs[0], fused.outputs[3])
     graph.remove([norm, add], safe=True)
 
 
@@ -70,15 +74,8 @@ def _rename(graph: ir.Graph, norm: ir.Node) -> None:
         name=norm.name,
     )
     graph.insert_before(norm, renamed)
-    _take_over(norm.outputs[0], renamed.outputs[0])
+    take_over(norm.outputs[0], renamed.outputs[0])
     graph.remove(norm, safe=True)
-
-
-def _take_over(old: ir.Value, new: ir.Value) -> None:
-    """Put `new` in the place of `old`: its users, its name, its type."""
-    new.type, new.shape, name = old.type, old.shape, old.name
-    old.replace_all_uses_with(new, replace_graph_outputs=True)
-    old.name, new.name = None, name
 
 
 class DropIdleReshapes(ir.passes.InPlacePass):
@@ -114,8 +111,12 @@ def _same_shape_before(reshape: ir.Node) -> ir.Value | None:
     return found
 
 
-def optimise_stage(model: ir.Model) -> ir.Model:
+def optimise_stage(model: ir.Model, precision: str) -> ir.Model:
     """Run all passes on an exported target stage, in place.
+
+    Args:
+        model: The stage as `torch_to_onnx` gives it.
+        precision: "int8" and "int4" quantise the weights; the float ones are already what they should be.
 
     Raises:
         ExportError: the graph has a form that a pass does not support.
@@ -130,6 +131,8 @@ def optimise_stage(model: ir.Model) -> ir.Model:
         common.CommonSubexpressionEliminationPass(),
         common.RemoveUnusedNodesPass(),
     )
+    if precision in BITS_BY_PRECISION:
+        chain = (*chain, QuantiseWeights(BITS_BY_PRECISION[precision]), common.RemoveUnusedNodesPass())
     for graph_pass in chain:
         graph_pass(model)
     return model

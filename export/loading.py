@@ -23,7 +23,7 @@ from mirrorsd.graphs.errors import ExportError
 
 from .checkpoint import Checkpoint
 
-DTYPE_BY_PRECISION = {"fp32": torch.float32, "fp16": torch.float16}
+DTYPE_BY_PRECISION = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.float32, "int4": torch.float32}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.manifest import DraftBucket
 
-TARGET_PRECISIONS = ("fp32", "fp16")
+TARGET_PRECISIONS = ("fp32", "fp16", "int8", "int4")
 DRAFT_PRECISIONS = ("fp32", "fp16", "int8")
 DEFAULT_BUCKETS = ((8, 8), (16, 16), (32, 32), (128, 1))
 DEFAULT_CAPACITIES = (256, 512, 1024, 2048)

@@ -126,7 +126,13 @@ def _build_target(job: _Job, bundle: Path, report: ExportProgress) -> tuple[Targ
     model = load_model(job.target)
     options, shape = job.options, target_shape(model, job.options.precision)
     adapters = {layer: load_adapter(job.target.folder, layer, shape.hidden_size) for layer in job.exit_layers}
-    plan = TargetPlan(shape=shape, context=job.context, num_candidates=options.num_exit_candidates, adapters=adapters)
+    plan = TargetPlan(
+        shape=shape,
+        precision=options.precision,
+        context=job.context,
+        num_candidates=options.num_exit_candidates,
+        adapters=adapters,
+    )
     ids, text = _parity_ids(job)
     reference = target_reference(model, plan, ids)
     stages = list(plan.files)

@@ -5,13 +5,13 @@ Does not own: the tables' values (`rotary_tables.py`).
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from mirrorsd.graphs.errors import ExportError
+
+from .graph_edits import add_constant, take_over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +65,7 @@ class FoldRotary(ir.passes.InPlacePass):
         )
         graph.insert_before(node, folded)
         for old, new in zip(outputs, folded.outputs, strict=True):
-            new.type, new.shape, name = old.type, old.shape, old.name
-            old.replace_all_uses_with(new, replace_graph_outputs=True)
-            old.name, new.name = None, name
+            take_over(old, new)
         graph.remove(node, safe=True)
 
 
@@ -125,16 +123,7 @@ def _half_table(graph: ir.Graph, table: ir.Value) -> ir.Value:
         raise ExportError(
             f"rotary table {table.name!r} has two different halves: this kind of rotary position is not supported."
         )
-    return _register(graph, name, np.ascontiguousarray(array[:, :half]))
-
-
-def _register(graph: ir.Graph, name: str, array: npt.NDArray[Any]) -> ir.Value:
-    """Add `array` to the graph's initializers, or return the one of that name."""
-    if name not in graph.initializers:
-        tensor = ir.tensor(array, name=name)
-        element = ir.TensorType(tensor.dtype)
-        graph.register_initializer(ir.Value(name=name, shape=ir.Shape(array.shape), type=element, const_value=tensor))
-    return graph.initializers[name]
+    return add_constant(graph, name, np.ascontiguousarray(array[:, :half]))
 
 
 def _merge_heads(graph: ir.Graph, before: ir.Node, source: ir.Value) -> ir.Value:
@@ -146,7 +135,7 @@ def _merge_heads(graph: ir.Graph, before: ir.Node, source: ir.Value) -> ir.Value
     if by_row is None or by_row.shape is None:
         raise ExportError(f"{source.name!r} is rotated but is not a transposed projection: not supported.")
     width = int(by_row.shape[2]) * int(by_row.shape[3])  # type: ignore[arg-type]
-    merged_shape = _register(graph, f"merge_heads.{width}", np.array([0, 0, width], dtype=np.int64))
+    merged_shape = add_constant(graph, f"merge_heads.{width}", np.array([0, 0, width], dtype=np.int64))
     reshape = ir.Node("", "Reshape", [by_row, merged_shape])
     reshape.outputs[0].type = by_row.type
     graph.insert_before(before, reshape)

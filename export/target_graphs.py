@@ -29,6 +29,7 @@ class TargetPlan:
     """Everything that decides the target's graphs; `adapters` is by exit layer, None for a plain exit."""
 
     shape: TargetShape
+    precision: str
     context: int
     num_candidates: int
     adapters: dict[int, Adapter | None]
@@ -92,11 +93,11 @@ def segment_graph(model: Any, plan: TargetPlan, segment: Segment) -> ir.Model:
     span = {"first_layer": segment.first_layer, "end_layer": segment.end_layer}
     contract = segment_contract(plan.shape, segment.name, **span)
     stage = SegmentStage(model, contract, context=plan.context, **span)
-    return optimise_stage(export_stage(stage, contract))
+    return optimise_stage(export_stage(stage, contract), plan.precision)
 
 
 def exit_graph(model: Any, plan: TargetPlan, point: Exit) -> ir.Model:
     """Export one exit."""
     contract = exit_contract(plan.shape, point.name, num_candidates=plan.num_candidates)
     stage = ExitStage(model, plan.num_candidates, plan.adapters[point.layer])
-    return optimise_stage(export_stage(stage, contract))
+    return optimise_stage(export_stage(stage, contract), plan.precision)

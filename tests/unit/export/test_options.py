@@ -11,7 +11,7 @@ from mirrorsd.graphs.errors import ConfigError
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"precision": "int2"}, r"precision is 'int2'; supported are fp32, fp16"),
+        ({"precision": "int2"}, r"precision is 'int2'; supported are fp32, fp16, int8, int4"),
         ({"draft_precision": "int4"}, r"draft_precision is 'int4'; supported are fp32, fp16, int8"),
         ({"context": 10}, r"context is 10; at least 64"),
         (

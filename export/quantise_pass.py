@@ -1,0 +1,100 @@
+"""Weights in 8 or 4 bits: matrix products with constant weights become `MatMulNBits`.
+
+Owns: round-to-nearest block quantisation and its packing. Does not own: which precisions a user may ask for
+(`options.py`), nor how much the result may differ (`tolerances.py`).
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from .graph_edits import add_constant, take_over
+
+Array = npt.NDArray[Any]
+
+BLOCK_SIZE = 32
+HEAD_BITS = 8
+_INT8_ACTIVATIONS = 4
+
+
+def quantise_blocks(weight: Array, bits: int) -> tuple[Array, Array]:
+    """Quantise `weight` `[N, K]` symmetrically in blocks of 32 along K.
+
+    With 4 bits a block whose largest magnitude is 0.7 has the scale 0.7 / 7 = 0.1; a weight of -0.32 in it becomes
+    round(-3.2) = -3, stored as -3 + 8 = 5. Two neighbours share a byte, the first in the low half.
+
+    Args:
+        weight: Float weights; K is padded with zeros to whole blocks.
+        bits: 8 or 4.
+
+    Returns:
+        Packed uint8 `[N, K / 32, 32 * bits / 8]` and float32 scales `[N, K / 32]`.
+    """
+    num_rows, width = weight.shape
+    num_blocks = -(-width // BLOCK_SIZE)
+    padded = np.zeros((num_rows, num_blocks * BLOCK_SIZE), np.float32)
+    padded[:, :width] = weight
+    blocks = padded.reshape(num_rows, num_blocks, BLOCK_SIZE)
+    zero_point = 1 << (bits - 1)
+    scales = np.abs(blocks).max(axis=-1) / (zero_point - 1)
+    scales[scales == 0] = 1.0
+    levels = np.rint(blocks / scales[..., None]) + zero_point
+    packed = levels.clip(0, 2 * zero_point - 1).astype(np.uint8)
+    if bits == 4:
+        packed = packed[..., 0::2] | (packed[..., 1::2] << 4)
+    return packed, scales.astype(np.float32)
+
+
+class QuantiseWeights(ir.passes.InPlacePass):
+    """Quantise every product with constant weights to `bits`, the LM head (`Gemm`) to 8 bits.
+
+    Embedding tables are left as they are. Ensures: no float matrix product with constant weights is left.
+    """
+
+    def __init__(self, bits: int) -> None:
+        self._bits = bits
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Quantise `model`."""
+        weighted = [node for node in model.graph if _weight_of(node) is not None]
+        for node in weighted:
+            self._quantise(model.graph, node)
+        if weighted:
+            model.opset_imports["com.microsoft"] = 1
+        return ir.passes.PassResult(model, modified=bool(weighted))
+
+    def ensures(self, model: ir.Model) -> None:
+        """Check that nothing was overlooked."""
+        if any(_weight_of(node) is not None for node in model.graph):
+            raise ir.passes.PostconditionError("a matrix product with float weights is left")
+
+    def _quantise(self, graph: ir.Graph, node: ir.Node) -> None:
+        weight = _weight_of(node)
+        assert weight is not None and weight.const_value is not None  # `call` has looked
+        is_head = node.op_type == "Gemm"
+        by_output = weight.const_value.numpy() if is_head else weight.const_value.numpy().T
+        bits = HEAD_BITS if is_head else self._bits
+        packed, scales = quantise_blocks(by_output, bits)
+        sizes = {"K": by_output.shape[1], "N": by_output.shape[0], "bits": bits, "block_size": BLOCK_SIZE}
+        sizes["accuracy_level"] = _INT8_ACTIVATIONS
+        inputs = [node.inputs[0], add_constant(graph, f"{weight.name}.q{bits}", packed)]
+        inputs.append(add_constant(graph, f"{weight.name}.scale{bits}", scales.reshape(-1)))
+        if len(node.inputs) > 2:
+            inputs += [None, None, node.inputs[2]]
+        attributes = [ir.AttrInt64(name, size) for name, size in sizes.items()]
+        quantised = ir.Node("com.microsoft", "MatMulNBits", inputs, attributes, name=node.name)
+        graph.insert_before(node, quantised)
+        take_over(node.outputs[0], quantised.outputs[0])
+        graph.remove(node, safe=True)
+
+
+def _weight_of(node: ir.Node) -> ir.Value | None:
+    """The constant matrix of a MatMul `[K, N]` or of a Gemm with transB `[N, K]`."""
+    if node.op_type not in ("MatMul", "Gemm"):
+        return None
+    weight = node.inputs[1]
+    if weight is None or weight.const_value is None or len(weight.const_value.shape) != 2:
+        return None
+    return weight
