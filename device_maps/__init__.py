@@ -2,12 +2,15 @@
 
 from mirrorsd.device_maps.card import DeviceMap, DraftPlacement, SpeculationDefaults, TargetPlacement
 from mirrorsd.device_maps.loading import builtin_names, load_device_map
+from mirrorsd.device_maps.pace import Pace, interpolate
 
 __all__ = [
     "DeviceMap",
     "DraftPlacement",
+    "Pace",
     "SpeculationDefaults",
     "TargetPlacement",
     "builtin_names",
+    "interpolate",
     "load_device_map",
 ]

@@ -6,6 +6,7 @@ Whether the devices are present on this machine is for the runtime to say.
 from dataclasses import dataclass, field
 
 from mirrorsd.device_maps.checks import require_between, require_cores, require_one_of
+from mirrorsd.device_maps.pace import Pace
 from mirrorsd.graphs.errors import ConfigError
 
 TARGET_PROVIDERS = ("CPUExecutionProvider", "CUDAExecutionProvider")
@@ -98,7 +99,11 @@ class SpeculationDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMap:
-    """One card. `fallbacks` names the cards that may stand in where this one's devices are absent, best first."""
+    """One card.
+
+    `fallbacks` names the cards that may stand in where this one's devices are absent, best first; `pace`, if any, sets
+    the stage times of hardware that is not there.
+    """
 
     name: str
     description: str = ""
@@ -106,6 +111,7 @@ class DeviceMap:
     draft: DraftPlacement = field(default_factory=DraftPlacement)
     speculation: SpeculationDefaults = field(default_factory=SpeculationDefaults)
     fallbacks: tuple[str, ...] = ()
+    pace: Pace | None = None
 
     def __post_init__(self) -> None:
         """A card has a name, and never falls back to itself."""

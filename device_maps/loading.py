@@ -8,13 +8,14 @@ from collections.abc import Collection
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from mirrorsd.device_maps.card import DeviceMap
 from mirrorsd.graphs.errors import ConfigError
 
 _CARDS = Path(__file__).parent
-_TYPE_WORDS = {str: "text", int: "a whole number", bool: "true or false"}
+_TYPE_WORDS = {str: "text", int: "a whole number", bool: "true or false", float: "a number"}
 
 
 def builtin_names() -> tuple[str, ...]:
@@ -72,6 +73,8 @@ def _build_table(kind: type, table: dict[str, Any], where: str) -> object:
 
 
 def _build_value(kind: Any, value: object, where: str) -> object:
+    if get_origin(kind) is UnionType:
+        kind = next(choice for choice in get_args(kind) if choice is not NoneType)
     if is_dataclass(kind) and isinstance(kind, type):
         if not isinstance(value, dict):
             raise ConfigError(f"{where} is {value!r}; expected a table [{where}].")
@@ -81,6 +84,8 @@ def _build_value(kind: Any, value: object, where: str) -> object:
         if not isinstance(value, list):
             raise ConfigError(f"{where} is {value!r}; expected a list.")
         return tuple(_build_value(item_kind, item, f"{where}[{index}]") for index, item in enumerate(value))
+    if kind is float and type(value) is int:
+        return float(value)
     # `type() is` and not isinstance: TOML's true must not pass for the number 1.
     if type(value) is not kind:
         raise ConfigError(f"{where} is {value!r}; expected {_TYPE_WORDS[kind]}.")

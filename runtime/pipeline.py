@@ -12,12 +12,15 @@ from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import GenerationError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.devices import choose_device_map
+from mirrorsd.runtime.draft_session import DraftSession
 from mirrorsd.runtime.engine import Engine, resolve_speculation
 from mirrorsd.runtime.generation import Chunk, GenerationResult, Stop, run_steps
 from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.generation_stats import summarise
+from mirrorsd.runtime.paced import PacedDraft, PacedTarget
 from mirrorsd.runtime.request import Request
 from mirrorsd.runtime.stopping import StopWatch
+from mirrorsd.runtime.target_session import TargetSession
 from mirrorsd.runtime.tokenization import BundleTokenizer, Message
 
 
@@ -76,15 +79,15 @@ class MirrorPipeline:
         resolved = resolve_speculation(speculation_of(card), speculation or {})
         tokenizer = BundleTokenizer(folder)
 
-        def make_target() -> OnnxTarget:
+        def make_target() -> TargetSession:
             target = OnnxTarget(folder, manifest.target, card.target)
             target.warm_up(1 + resolved.gamma)
-            return target
+            return PacedTarget(target, card.pace, manifest.target.shape.num_layers) if card.pace else target
 
-        def make_draft() -> OpenVinoDraft:
+        def make_draft() -> DraftSession:
             draft = OpenVinoDraft(folder, manifest.draft, card.draft)
             draft.warm_up()
-            return draft
+            return PacedDraft(draft, card.pace) if card.pace else draft
 
         engine = Engine(
             make_target,

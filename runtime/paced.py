@@ -1,0 +1,117 @@
+"""Sessions that take at least as long as a card's `[pace]` says (see `device_maps.pace`)."""
+
+import time
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirrorsd.device_maps import Pace, interpolate
+from mirrorsd.runtime.draft_session import DraftSession, RowBlock, TipGuesses
+from mirrorsd.runtime.ledger import Ledger, Span
+from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput, TargetSession
+
+
+class PacedTarget:
+    """A `TargetSession` slowed to the pace; `num_layers` places the exits within the pass."""
+
+    def __init__(self, session: TargetSession, pace: Pace, num_layers: int) -> None:
+        self.context, self.vocab_size = session.context, session.vocab_size
+        self.near_tie_gap = session.near_tie_gap
+        self._session, self._pace, self._num_layers = session, pace, num_layers
+
+    def run(
+        self,
+        tokens: NDArray[np.int64],
+        start: int,
+        *,
+        with_logits: bool,
+        ledger: Ledger,
+        on_exit: Callable[[ExitGuesses], None] | None = None,
+    ) -> TargetOutput:
+        """See `TargetSession.run`. The ledger gets the paced times, not those of the stand-in."""
+        started = mark = perf_counter()
+        pass_ms = interpolate(self._pace.target_ms, len(tokens))
+        num_exits = 0
+
+        def hold(ms: float, name: str) -> None:
+            nonlocal mark
+            wait_until(started + ms / 1e3)
+            now = perf_counter()
+            ledger.spans.append(Span("target", name, mark, now))
+            mark = now
+
+        def deliver(guesses: ExitGuesses) -> None:
+            nonlocal num_exits
+            reached_ms = pass_ms * guesses.layer / self._num_layers + num_exits * self._pace.exit_ms
+            hold(reached_ms, "middle" if num_exits else "prefix")
+            num_exits += 1
+            hold(reached_ms + self._pace.exit_ms, "exit")
+            assert on_exit is not None
+            on_exit(guesses)
+
+        output = self._session.run(
+            tokens, start, with_logits=with_logits, ledger=Ledger(), on_exit=deliver if on_exit else None
+        )
+        hold(pass_ms + num_exits * self._pace.exit_ms, "suffix")
+        return output
+
+    def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
+        """See `TargetSession.prefill`."""
+        started = perf_counter()
+        with ledger.time("target", "prefill"):
+            self._session.prefill(tokens, start, ledger=Ledger())
+            wait_until(started + self._pace.prefill_ms_per_row * len(tokens) / 1e3)
+
+    def describe(self) -> str:
+        """What runs, and that it is paced."""
+        points = ", ".join(f"{rows:g} rows {ms:g} ms" for rows, ms in self._pace.target_ms)
+        return f"{self._session.describe()}, PACED ({points}; exit {self._pace.exit_ms:g} ms)"
+
+    def close(self) -> None:
+        """Release the device."""
+        self._session.close()
+
+
+class PacedDraft:
+    """A `DraftSession` slowed to the pace; a round carries one hand-over."""
+
+    def __init__(self, session: DraftSession, pace: Pace) -> None:
+        self.shape, self.capacity = session.shape, session.capacity
+        self.round_sizes, self.max_tips, self.prefill_rows = session.round_sizes, session.max_tips, session.prefill_rows
+        self._session, self._pace = session, pace
+
+    def run(self, blocks: Sequence[RowBlock], tip_rows: Sequence[int]) -> TipGuesses:
+        """See `DraftSession.run`."""
+        started = perf_counter()
+        guesses = self._session.run(blocks, tip_rows)
+        num_rows = sum(len(block.tokens) for block in blocks)
+        is_prefill = num_rows > max(self.round_sizes)
+        ms = self._pace.prefill_ms_per_row * num_rows if is_prefill else interpolate(self._pace.draft_ms, num_rows)
+        wait_until(started + (ms + self._pace.transfer_ms) / 1e3)
+        return guesses
+
+    def keep_rows(self, rows: Sequence[int], slots: Sequence[int]) -> None:
+        """See `DraftSession.keep_rows`."""
+        self._session.keep_rows(rows, slots)
+
+    def move_slots(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """See `DraftSession.move_slots`."""
+        self._session.move_slots(sources, destinations)
+
+    def describe(self) -> str:
+        """What runs, and that it is paced."""
+        points = ", ".join(f"{rows:g} rows {ms:g} ms" for rows, ms in self._pace.draft_ms)
+        return f"{self._session.describe()}, PACED ({points}; hand-over {self._pace.transfer_ms:g} ms)"
+
+    def close(self) -> None:
+        """Release the device."""
+        self._session.close()
+
+
+def wait_until(moment: float) -> None:
+    """Sleep until `moment` (`perf_counter` seconds); at once if it is past."""
+    left = moment - perf_counter()
+    if left > 0:
+        time.sleep(left)

@@ -1,0 +1,65 @@
+"""Paced cards: what they may say, and that a paced session takes the time it is told."""
+
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import pytest
+
+from mirrorsd.device_maps import Pace, builtin_names, load_device_map
+from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.runtime.draft_session import RowBlock
+from mirrorsd.runtime.fake import FakeDraft, FakeTarget
+from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.paced import PacedDraft, PacedTarget
+
+PACE = Pace(target_ms=((1.0, 10.0), (8.0, 17.0)), draft_ms=((1.0, 5.0),), exit_ms=2.0, transfer_ms=1.0)
+
+
+def test_paced_cards_ship_and_say_so() -> None:
+    for name in ("paced-laptop", "paced-paper", "paced-slow-npu"):
+        assert name in builtin_names()
+        card = load_device_map(name)
+        assert card.pace is not None
+        assert card.description.startswith("Paced")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("target_ms = []", r"pace.target_ms is \[\]; expected \[rows, ms\] points"),
+        ("target_ms = [[8, 1], [1, 2]]", "rising rows"),
+        ("target_ms = [[1, 2, 3]]", "points"),
+        ("target_ms = [[1, 5]]\nexit_ms = -1", "pace.exit_ms is -1.0; allowed: 0 or more"),
+        ("target_ms = [[1, 5]]\nexit = 1", "unknown key 'pace.exit'; did you mean 'pace.exit_ms'"),
+    ],
+)
+def test_faulty_pace_is_refused(tmp_path: Path, line: str, message: str) -> None:
+    card = tmp_path / "mine.toml"
+    card.write_text(f"[pace]\ndraft_ms = [[1, 6]]\n{line}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        load_device_map(str(card))
+
+
+def test_paced_target_takes_its_time_and_books_it() -> None:
+    target = PacedTarget(FakeTarget(lambda text: np.arange(4.0), vocab_size=4), PACE, num_layers=2)
+    ledger, arrived = Ledger(), []
+    started = perf_counter()
+    target.run(
+        np.array([1, 2, 3]), 0, with_logits=False, ledger=ledger, on_exit=lambda _: arrived.append(perf_counter())
+    )
+    seconds = perf_counter() - started
+    assert 0.0139 < seconds < 0.05
+    assert arrived[0] - started == pytest.approx(0.008, abs=0.006)
+    assert [span.name for span in ledger.spans] == ["prefix", "exit", "suffix"]
+    assert sum(span.seconds for span in ledger.spans) == pytest.approx(seconds, abs=0.005)
+    assert "PACED" in target.describe()
+
+
+def test_paced_draft_takes_its_time() -> None:
+    draft = PacedDraft(FakeDraft(lambda text: [1, 1], vocab_size=4, num_streams=1), PACE)
+    started = perf_counter()
+    guesses = draft.run([RowBlock([1], 0, 0)], [0])
+    assert 0.006 <= perf_counter() - started < 0.05
+    assert guesses.ids.shape == (1, 2, 1)
+    assert "PACED" in draft.describe()
