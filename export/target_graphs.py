@@ -29,10 +29,10 @@ class TargetPlan:
     """Everything that decides the target's graphs; `adapters` is by exit layer, None for a plain exit."""
 
     shape: TargetShape
-    precision: str
     context: int
     num_candidates: int
     adapters: dict[int, Adapter | None]
+    precision: str = "fp32"
 
     @property
     def segments(self) -> tuple[Segment, ...]:
