@@ -17,6 +17,7 @@ from .attention import TreeCaches
 from .loading import Streams
 from .rotary_tables import RotaryTables
 from .target_stages import flatten
+from .top_candidates import top_candidates
 
 
 class DraftStage(nn.Module):
@@ -95,9 +96,11 @@ class DraftStage(nn.Module):
         # Rows past the shared vocabulary are never computed: the same as masking them with -inf.
         weight = self.lm_head.weight[: self.shape.vocab_size]
         bias = None if self.lm_head.bias is None else self.lm_head.bias[: self.shape.vocab_size]
-        logprobs = torch.log_softmax(linear(self.norm(tips), weight, bias), dim=-1)
-        best, ids = torch.topk(logprobs, self.shape.num_candidates)
-        return ids, best
+        logits = linear(self.norm(tips), weight, bias).flatten(0, 1)
+        best, ids = top_candidates(logits, self.shape.num_candidates)
+        logprobs = best - torch.logsumexp(logits, dim=-1, keepdim=True)
+        width = 1 + self.shape.num_streams
+        return ids.unflatten(0, (-1, width)), logprobs.unflatten(0, (-1, width))
 
 
 def stream_bias(mask: Tensor, tip_rows: Tensor, num_streams: int) -> Tensor:

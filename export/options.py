@@ -11,7 +11,7 @@ from mirrorsd.graphs.manifest import DraftBucket
 
 TARGET_PRECISIONS = ("fp32", "fp16", "int8", "int4")
 DRAFT_PRECISIONS = ("fp32", "fp16", "int8")
-DEFAULT_BUCKETS = ((8, 8), (16, 16), (32, 32), (128, 1))
+DEFAULT_BUCKETS = ((4, 1), (4, 4), (8, 1), (8, 8), (16, 16), (32, 32), (128, 1))
 DEFAULT_CAPACITIES = (256, 512, 1024, 2048)
 DEFAULT_CONTEXT = 2048
 MIN_CONTEXT = 64
@@ -46,7 +46,7 @@ class ExportOptions:
     draft_precision: str = "fp32"
     context: int | None = None
     num_exit_candidates: int = 16
-    num_draft_candidates: int = 32
+    num_draft_candidates: int = 16
     buckets: tuple[tuple[int, int], ...] = DEFAULT_BUCKETS
     capacities: tuple[int, ...] = DEFAULT_CAPACITIES
     verify_text: str | None = None
