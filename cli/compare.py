@@ -77,7 +77,7 @@ def compare(
         answer = answer_with(pipe, config, is_raw=is_raw or not has_chat_template(bundle))
         with progress("comparing", len(questions) * repeats) as advance:
             measurements = measure(questions, chosen_methods, repeats, answer, advance)
-        map_name = pipe.device_map.name
+        map_name, is_paced = pipe.device_map.name, pipe.device_map.pace is not None
     rows, differences = summarise(measurements, chosen_methods), find_differences(measurements)
     note_differences(differences)
     if as_json:
@@ -85,6 +85,8 @@ def compare(
         print_json(report_document(bundle, map_name, rows, is_identical=not differences, by_category=wants_categories))
     else:
         print_rows(rows)
+        if is_paced:
+            print(f"PACED: the times are those of the card {map_name}, not of this machine")
         print(f"identical: {'no' if differences else 'yes'}")
     if differences:
         raise typer.Exit(EXIT_FAILED)

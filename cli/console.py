@@ -23,8 +23,8 @@ class ReportShare(Protocol):
 
 
 def print_json(document: Mapping[str, object]) -> None:
-    """Print the one JSON object of a `--json` run."""
-    print(json.dumps(document, ensure_ascii=False))
+    """Print the one JSON object of a `--json` run, in ASCII: it arrives intact whatever the pipe's encoding."""
+    print(json.dumps(document))
 
 
 def print_table(table: Table) -> None:

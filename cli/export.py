@@ -19,7 +19,7 @@ def export(
     draft: Annotated[Path, typer.Option(help="Folder of the draft's checkpoint.", show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the bundle goes.", show_default=False)],
     exit_layer: Annotated[str, typer.Option(help="auto, a layer, or several: 4,6.")] = "auto",
-    precision: Annotated[str, typer.Option(help="The target's weights: fp32 or fp16.")] = "fp32",
+    precision: Annotated[str, typer.Option(help="The target's weights: fp32, fp16, int8, int4.")] = "fp32",
     draft_precision: Annotated[str, typer.Option(help="The draft's weights: fp32, fp16 or int8.")] = "fp32",
     context: Annotated[int | None, typer.Option(help="Longest text in tokens; at most 2048 without it.")] = None,
     device_map: Annotated[str | None, typer.Option(help="A card that the bundle is meant for, checked first.")] = None,

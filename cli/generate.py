@@ -10,6 +10,7 @@ from mirrorsd.cli import options
 from mirrorsd.cli.console import note, print_json
 from mirrorsd.cli.loading import note_placement, open_pipeline
 from mirrorsd.cli.requests import Request, read_request
+from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:
     from mirrorsd import GenerationConfig, GenerationResult, MirrorPipeline
@@ -39,6 +40,7 @@ def generate(
     allocation: options.Allocation = None,
     passes: options.Passes = None,
     pad_rows_to: options.PadRowsTo = None,
+    trace: Annotated[Path | None, typer.Option(help="Write what each device did when, as a Chrome trace.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Generate one text. The method and the speed options never change it."""
@@ -63,12 +65,12 @@ def generate(
         if as_json:
             result = pipe.generate(request.prompt, config, messages=request.messages)
             print_json(result_document(result, pipe.device_map.name))
-            return
-        note_placement(pipe)
-        result = stream_to_terminal(pipe, request, config)
-        note(summary(result))
-        for warning in result.stats.warnings:
-            note(f"warning: {warning}")
+        else:
+            note_placement(pipe)
+            result = stream_to_terminal(pipe, request, config)
+            note_summary(result)
+    if trace is not None:
+        save_trace(result, trace)
 
 
 def stream_to_terminal(pipe: "MirrorPipeline", request: Request, config: "GenerationConfig") -> "GenerationResult":
@@ -99,10 +101,24 @@ def result_document(result: "GenerationResult", device_map: str) -> dict[str, An
     }
 
 
-def summary(result: "GenerationResult") -> str:
-    """One line about the speed."""
+def note_summary(result: "GenerationResult") -> None:
+    """One line about the speed, and what went wrong without changing the text."""
     stats = result.stats
-    return (
+    note(
         f"{len(result.token_ids)} tokens by {result.method} decoding in {stats.seconds:.2f} s: "
         f"{stats.tokens_per_second:.1f} tokens/s, {stats.tokens_per_step:.2f} tokens per step"
     )
+    for warning in stats.warnings:
+        note(f"warning: {warning}")
+
+
+def save_trace(result: "GenerationResult", path: Path) -> None:
+    """Write the trace.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    try:
+        result.write_trace(path)
+    except OSError as error:
+        raise ConfigError(f"--trace {path} cannot be written: {error.strerror}.") from error

@@ -29,7 +29,7 @@ def read_request(prompt: str | None, messages_file: Path | None, *, is_chat: boo
         if prompt is not None:
             raise ConfigError("Both PROMPT and --messages are given; give one of them.")
         return Request(messages=read_messages(messages_file))
-    text = _read_stdin() if prompt is None else prompt
+    text = _checked_text(_read_stdin() if prompt is None else prompt)
     if is_chat:
         return Request(messages=[{"role": "user", "content": text}])
     return Request(prompt=text)
@@ -64,9 +64,19 @@ def _read_message(entry: object, where: str) -> dict[str, str]:
 
 
 def _read_stdin() -> str:
+    """Everything on stdin, without the newline that `echo` adds."""
     if sys.stdin.isatty():
         raise ConfigError("No prompt. Give PROMPT, --messages FILE, or pipe the prompt in.")
     try:
-        return sys.stdin.read()
+        return sys.stdin.read().removesuffix("\n")
     except UnicodeDecodeError as error:
         raise ConfigError(f"The prompt on stdin is not text ({error.reason} at byte {error.start}).") from error
+
+
+def _checked_text(text: str) -> str:
+    """Refuse bytes that are not text: Python hands those on as lone surrogates."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"The prompt is not text (a byte that is not UTF-8 at character {error.start}).") from error
+    return text

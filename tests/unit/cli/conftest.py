@@ -42,7 +42,13 @@ class ScriptedPipeline:
         ids = self._answer(config.method, prompt or messages[-1]["content"])
         stats = SimpleNamespace(**STATS, to_dict=lambda: STATS)
         text = "".join(f"<{token}>" for token in ids)
-        return SimpleNamespace(text=text, token_ids=ids, method=config.method, stats=stats)
+        return SimpleNamespace(
+            text=text,
+            token_ids=ids,
+            method=config.method,
+            stats=stats,
+            write_trace=lambda path: path.write_text("trace"),
+        )
 
     def stream(self, prompt: str | None, config: GenerationConfig, *, messages: Any = None) -> Iterator[Chunk]:
         result = self.generate(prompt, config, messages=messages)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mirrorsd.cli.application import run
+from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.errors import (
     BundleError,
     Cancelled,
@@ -68,6 +69,20 @@ def test_generate_hands_every_option_on(use_pipeline: Any) -> None:
     assert (config.temperature, config.top_k, config.top_p, config.min_p) == (0.8, 5, 0.9, 0.1)
     assert (config.repetition_penalty, config.seed, config.stop_strings) == (1.2, 7, ("END", "FIN"))
     assert (config.max_new_tokens, config.ignore_eos) == (9, True)
+
+
+def test_trace_is_written_after_the_text(use_pipeline: Any, tmp_path: Path) -> None:
+    use_pipeline(same_answer)
+    path = tmp_path / "trace.json"
+    assert run(["generate", "b.mirror", "Once", "--json", "--trace", str(path)]) == 0
+    assert path.read_text(encoding="utf-8") == "trace"
+    assert run(["generate", "b.mirror", "Once", "--trace", str(tmp_path / "none" / "trace.json")]) == 2
+
+
+def test_paced_comparison_says_so(use_pipeline: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    use_pipeline(same_answer).device_map = load_device_map("paced-laptop")
+    assert run(["compare", "b.mirror", "--methods", "plain"]) == 0
+    assert "PACED: the times are those of the card paced-laptop" in capsys.readouterr().out
 
 
 def test_compare_json(use_pipeline: Any, capsys: pytest.CaptureFixture[str]) -> None:

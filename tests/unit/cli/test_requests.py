@@ -20,7 +20,7 @@ def test_chat_makes_a_message() -> None:
 
 
 def test_stdin_is_read_where_there_is_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe\n"))
     assert read_request(None, None, is_chat=False).prompt == "from a pipe"
 
 
@@ -68,3 +68,8 @@ def test_missing_and_binary_conversation(tmp_path: Path) -> None:
     path.write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="is not UTF-8"):
         read_messages(path)
+
+
+def test_bytes_that_are_not_text() -> None:
+    with pytest.raises(ConfigError, match=r"is not text .* at character 3"):
+        read_request("abc\udcff", None, is_chat=False)
