@@ -8,6 +8,7 @@ import typer
 from mirrorsd import __version__
 from mirrorsd.cli.compare import compare
 from mirrorsd.cli.devices import devices
+from mirrorsd.cli.doctor import doctor
 from mirrorsd.cli.export import export
 from mirrorsd.cli.failures import EXIT_CANCELLED, EXIT_DONE, exit_code
 from mirrorsd.cli.generate import generate
@@ -21,7 +22,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (export, generate, compare, inspect, devices):
+for command in (export, generate, compare, inspect, devices, doctor):
     app.command()(command)
 
 

@@ -31,3 +31,12 @@ def test_compare_on_real_sessions(tiny_bundle: Path, capsys: pytest.CaptureFixtu
     report = json.loads(capsys.readouterr().out)
     assert report["identical"] is True
     assert [row["method"] for row in report["rows"]] == list(METHODS)
+
+
+def test_doctor_tries_a_bundle_on_every_real_card_that_fits(
+    tiny_bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["doctor", str(tiny_bundle), "--json"]) == 0
+    tests = json.loads(capsys.readouterr().out)["self_tests"]
+    assert {"cpu", "npu-emulated"} <= {test["device_map"] for test in tests}
+    assert all(test["identical"] and not test["failure"] for test in tests)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mirrorsd.cli.application import run
+from mirrorsd.cli.doctor import check_cards, check_cores, check_flavours
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.errors import (
     BundleError,
@@ -212,6 +213,23 @@ def test_devices(capsys: pytest.CaptureFixture[str]) -> None:
     assert {card["name"] for card in document["device_maps"] if card["fits"]} >= {"cpu"}
     assert run(["devices"]) == 0
     assert f"auto picks {document['auto']}" in capsys.readouterr().out
+
+
+def test_doctor_without_a_bundle(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert "cpu" in document["device_maps"]
+    assert not [name for name in document["device_maps"] if name.startswith("paced")]
+    assert run(["doctor"]) == 0
+    assert "ONNX Runtime" in capsys.readouterr().out
+
+
+def test_doctor_s_advice() -> None:
+    both = check_flavours({"onnxruntime": "1", "onnxruntime-gpu": "1"})
+    assert both.advice.startswith("keep one flavour only: pip uninstall onnxruntime onnxruntime-gpu")
+    assert check_flavours({"onnxruntime": "1"}).advice == ""
+    assert "expect no gain" in check_cores(1).advice
+    assert "no device map fits" in check_cards([]).advice
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,143 @@
+"""`mirrorsd doctor`: is this machine ready, what is wrong if not, and does a bundle work on each card that fits."""
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from mirrorsd.cli import options
+from mirrorsd.cli.console import add_row, print_json, print_table, progress
+from mirrorsd.cli.devices import card_fits
+from mirrorsd.cli.failures import EXIT_FAILED, EXIT_NO_DEVICE
+from mirrorsd.cli.machine import describe_machine, installed_versions
+from mirrorsd.device_maps import load_device_map
+from mirrorsd.graphs.errors import DeviceError
+
+_FLAVOURS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml")
+_PROMPT, _NUM_TOKENS = "Once upon a time", 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing looked at; `advice` is empty where all is well."""
+
+    name: str
+    found: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelfTest:
+    """A bundle on a card: seconds to load, speeds, and whether mirror decoding gave plain decoding's ids."""
+
+    device_map: str
+    load_seconds: float
+    plain_tokens_per_second: float
+    mirror_tokens_per_second: float
+    identical: bool
+    failure: str = ""
+
+
+def doctor(
+    bundle: Annotated[Path | None, typer.Argument(help="A bundle to try on every card that fits.")] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Look for what is wrong with this machine's set-up; with a bundle, try it."""
+    from mirrorsd.runtime import device_inventory
+
+    inventory = device_inventory()
+    fits = card_fits(inventory)
+    usable = [fit.name for fit in fits if not fit.missing and load_device_map(fit.name).pace is None]
+    checks = [check_flavours(installed_versions()), check_cores(os.cpu_count() or 1), check_cards(usable)]
+    tests = try_bundle(bundle, usable) if bundle else []
+    if as_json:
+        place = {"machine": describe_machine(), "versions": installed_versions(), "devices": asdict(inventory)}
+        results = {"checks": [asdict(check) for check in checks], "self_tests": [asdict(test) for test in tests]}
+        print_json(place | {"device_maps": usable} | results)
+    else:
+        print_findings(checks, tests)
+    if not usable:
+        raise typer.Exit(EXIT_NO_DEVICE)
+    if any(not test.identical for test in tests):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def check_flavours(versions: dict[str, str]) -> Check:
+    """Two flavours of ONNX Runtime overwrite each other's files."""
+    found = [f"{name} {versions[name]}" for name in _FLAVOURS if name in versions]
+    advice = ""
+    if len(found) > 1:
+        names = " ".join(name for name in _FLAVOURS if name in versions)
+        advice = f"keep one flavour only: pip uninstall {names}, then install the one you want"
+    return Check(name="ONNX Runtime", found=", ".join(found) or "none", advice=advice)
+
+
+def check_cores(num_cores: int) -> Check:
+    """Two devices on one processor need two cores."""
+    advice = "" if num_cores > 1 else "with one core the two sides take turns: expect no gain from the mirror"
+    return Check(name="cores", found=str(num_cores), advice=advice)
+
+
+def check_cards(usable: list[str]) -> Check:
+    """At least one device map must fit."""
+    advice = "" if usable else "no device map fits; `mirrorsd devices` says what each of them misses"
+    return Check(name="device maps", found=", ".join(usable) or "none", advice=advice)
+
+
+def try_bundle(bundle: Path, names: list[str]) -> list[SelfTest]:
+    """Generate a few tokens on every card."""
+    with progress("trying", len(names)) as advance:
+        tests = []
+        for name in names:
+            tests.append(self_test(bundle, name))
+            advance(name)
+    return tests
+
+
+def self_test(bundle: Path, name: str) -> SelfTest:
+    """Load a bundle on one card and generate by plain and by mirror decoding."""
+    from mirrorsd import GenerationConfig, MirrorPipeline
+
+    config = GenerationConfig(max_new_tokens=_NUM_TOKENS, ignore_eos=True)
+    started = perf_counter()
+    try:
+        with MirrorPipeline.load(bundle, device_map=name, speculation={"pad_rows_to": 8, "gamma": 6}) as pipe:
+            load_seconds = perf_counter() - started
+            plain, mirror = (pipe.generate(_PROMPT, config, method=method) for method in ("plain", "mirror"))
+    except DeviceError as error:
+        return SelfTest(
+            device_map=name,
+            load_seconds=0.0,
+            plain_tokens_per_second=0.0,
+            mirror_tokens_per_second=0.0,
+            identical=False,
+            failure=str(error),
+        )
+    return SelfTest(
+        device_map=name,
+        load_seconds=round(load_seconds, 3),
+        plain_tokens_per_second=round(plain.stats.tokens_per_second, 1),
+        mirror_tokens_per_second=round(mirror.stats.tokens_per_second, 1),
+        identical=plain.token_ids == mirror.token_ids,
+        failure="; ".join(mirror.stats.warnings),
+    )
+
+
+def print_findings(checks: list[Check], tests: list[SelfTest]) -> None:
+    """Print what was found, then the trials."""
+    table = Table("check", "found", "advice")
+    for check in checks:
+        add_row(table, check.name, check.found, check.advice or "fine")
+    print_table(table)
+    if not tests:
+        return
+    trials = Table("device map", "load s", "plain tokens/s", "mirror tokens/s", "identical", "failure")
+    for test in tests:
+        speeds = (f"{test.plain_tokens_per_second:.1f}", f"{test.mirror_tokens_per_second:.1f}")
+        verdict = "yes" if test.identical else "no"
+        add_row(trials, test.device_map, f"{test.load_seconds:.2f}", *speeds, verdict, test.failure)
+    print_table(trials)
