@@ -42,17 +42,17 @@ def split_documents(stream: NDArray[np.uint16], bos: int) -> list[NDArray[np.uin
 
 
 def cut_prompts(stream: NDArray[np.uint16], rules: PromptRules, count: int, seed: int) -> list[list[int]]:
-    """Return up to `count` prompts from different documents of `stream`, in random order."""
+    """Return up to `count` different prompts from the documents of `stream`, in random order."""
     rng = np.random.default_rng(seed)
     documents = split_documents(stream, rules.bos)
-    prompts: list[list[int]] = []
+    prompts: dict[tuple[int, ...], list[int]] = {}
     for number in rng.permutation(len(documents)):
         if len(prompts) == count:
             break
         prompt = _cut(documents[number], rules, rng)
         if prompt is not None:
-            prompts.append(prompt)
-    return prompts
+            prompts[tuple(prompt)] = prompt
+    return list(prompts.values())
 
 
 def _cut(document: NDArray[np.uint16], rules: PromptRules, rng: np.random.Generator) -> list[int] | None:

@@ -29,6 +29,7 @@ def main(
     layers: str = "3,4,5",
     rank: int = 64,
     seconds: float = 240.0,
+    deadline: float | None = None,
     threads: int = 2,
 ) -> None:
     """Train, save, measure."""
@@ -37,7 +38,9 @@ def main(
     adapters = make_adapters(model.config.hidden_size, map(int, layers.split(",")), rank)
     schedule = WarmStableDecay(budget_s=seconds, warm_s=5.0, decay_s=seconds / 2)
     stream = TokenStream(join_texts(load_texts(text), seed=1))
-    train_adapters(model, adapters, stream, RunConfig(out=work, schedule=schedule, save_every_s=60.0))
+    train_adapters(
+        model, adapters, stream, RunConfig(out=work, schedule=schedule, deadline=deadline, save_every_s=60.0)
+    )
     save_adapters(target, adapters)
     texts = load_texts(held_back)
     coverage = measure_coverage(model, load_adapters(target), texts)

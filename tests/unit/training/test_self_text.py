@@ -80,3 +80,9 @@ def test_prompts_end_after_an_assistant_mark_or_early_in_a_text() -> None:
     assert len(prompts) == 2
     plain = next(prompt for prompt in prompts if prompt[1] == 22)
     assert 2 <= len(plain) <= 3
+
+
+def test_a_repeated_document_gives_one_prompt() -> None:
+    rules = PromptRules(bos=1, assistant=4)
+    stream = np.array([1, 3, 20, 2, 4, 21, 2] * 5, np.uint16)
+    assert cut_prompts(stream, rules, count=10, seed=0) == [[1, 3, 20, 2, 4]]
