@@ -23,7 +23,7 @@ from mirrorsd.export.target_graphs import TargetPlan, write_target
 from mirrorsd.graphs import names
 from mirrorsd.graphs.manifest import TargetEntry
 from mirrorsd.runtime.ledger import Ledger
-from mirrorsd.runtime.onnx_target import OnnxTarget
+from mirrorsd.runtime.onnx_target import OnnxTarget, OnnxTargetModel
 from mirrorsd.runtime.pinning import pin_current_thread
 
 
@@ -77,7 +77,7 @@ def export_both(checkpoint: Path, folder: Path, *, context: int) -> tuple[OnnxTa
             exits=plan.exits,
             weights_file=names.WEIGHTS_FILE,
         )
-        sessions.append(OnnxTarget(bundle, entry, TargetPlacement(threads=1)))
+        sessions.append(OnnxTargetModel(bundle, entry, TargetPlacement(threads=1)).new_session())
     return sessions[0], sessions[1]
 
 

@@ -25,8 +25,8 @@ from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.draft_session import RowBlock
 from mirrorsd.runtime.ledger import Ledger
-from mirrorsd.runtime.onnx_target import OnnxTarget
-from mirrorsd.runtime.openvino_draft import OpenVinoDraft
+from mirrorsd.runtime.onnx_target import OnnxTargetModel
+from mirrorsd.runtime.openvino_draft import OpenVinoDraftModel
 from mirrorsd.runtime.pinning import pin_current_thread
 
 ROWS = (1, 2, 4, 8, 16)
@@ -56,7 +56,7 @@ def main() -> None:
 def target_costs(bundle: Path, manifest: Manifest, card: DeviceMap, cached: int, repeats: int) -> dict[str, Any]:
     """Median time of every stage, by rows."""
     pin_current_thread(card.target.cores)
-    target = OnnxTarget(bundle, manifest.target, card.target)
+    target = OnnxTargetModel(bundle, manifest.target, card.target).new_session()
     tokens = np.random.default_rng(0).integers(0, target.vocab_size, cached + max(ROWS))
     target.prefill(tokens[:cached], 0, ledger=Ledger())
     costs = {}
@@ -76,7 +76,7 @@ def target_costs(bundle: Path, manifest: Manifest, card: DeviceMap, cached: int,
 def draft_costs(bundle: Path, manifest: Manifest, card: DeviceMap, cached: int, repeats: int) -> dict[str, Any]:
     """Median time of a pass of each compiled shape, rows and tips full."""
     pin_current_thread(card.draft.cores)
-    draft = OpenVinoDraft(bundle, manifest.draft, card.draft)
+    draft = OpenVinoDraftModel(bundle, manifest.draft, card.draft).new_session()
     costs = {}
     for bucket in manifest.draft.buckets:
         blocks = [RowBlock([1] * bucket.rows, cached, cached)]

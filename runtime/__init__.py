@@ -5,6 +5,7 @@ from mirrorsd.runtime.generation import Chunk, GeneratedToken, GenerationResult
 from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.generation_stats import GenerationStats
 from mirrorsd.runtime.pipeline import MirrorPipeline
+from mirrorsd.runtime.session import MirrorSession
 
 __all__ = [
     "Chunk",
@@ -14,6 +15,7 @@ __all__ = [
     "GenerationResult",
     "GenerationStats",
     "MirrorPipeline",
+    "MirrorSession",
     "SpeculationConfig",
     "choose_device_map",
     "device_inventory",

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
+from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.drafter import Drafter
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.workers import DeviceWorker
@@ -33,9 +34,16 @@ class DraftLink:
         self._posted: list[Future[Any]] = []
 
     def post(self, job: Callable[[], object]) -> None:
-        """Queue a job without waiting for it."""
-        if self.is_working():
-            self._posted.append(self._worker.submit(job))
+        """Queue a job without waiting for it. May be called from any thread."""
+        if self.failure is None:
+            try:
+                self._posted.append(self._worker.submit(job))
+            except DeviceError as error:
+                self._give_up(str(error))
+
+    def has_waiting(self) -> bool:
+        """Whether another job waits for the draft's device."""
+        return self._worker.has_waiting()
 
     def ask(self, job: Callable[[], Result], default: Result) -> Result:
         """Run a job after those posted before, and wait; `default` if the draft fails or is already given up.

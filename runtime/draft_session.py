@@ -56,11 +56,18 @@ class DraftSession(Protocol):
     def move_slots(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """Copy cache slots (all read before any is written, so ranges may overlap)."""
 
-    def describe(self) -> str:
-        """One line: what runs where."""
-
     def close(self) -> None:
         """Release the device."""
+
+
+class DraftModel(Protocol):
+    """A loaded draft, from which sessions are made."""
+
+    def new_session(self) -> DraftSession:
+        """A session with a cache of its own."""
+
+    def describe(self) -> str:
+        """One line: what runs where."""
 
 
 def check_guesses(guesses: TipGuesses, num_tips: int, shape: DraftShape) -> TipGuesses:

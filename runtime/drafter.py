@@ -105,6 +105,11 @@ class Drafter:
             chain.keep(stop)
             chain.note_candidates(first, tips.ids[:, 0], tips.logprobs[:, 0])
 
+    def first_scratch_slot(self) -> int:
+        """The first cache slot after the chain and all branches."""
+        used = [branch.slots[-1] + 1 for branch in self.branches.values() if branch.slots]
+        return max([self.chain.num_known, *used])
+
     def grow(self, due: Sequence[Branch], scratch: int, gamma: int, max_rows: int, label: str) -> list[Branch]:
         """One round: feed the chain tokens that the branches need, and the guesses of as many branches as fit.
 

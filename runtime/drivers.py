@@ -24,7 +24,6 @@ from mirrorsd.runtime.request import Request, StepRecord
 from mirrorsd.runtime.round_clock import Estimate
 from mirrorsd.runtime.target_link import TargetLink
 from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
-from mirrorsd.runtime.workers import Mailbox
 
 
 class InFlight(NamedTuple):
@@ -179,26 +178,25 @@ class MirrorDriver(SerialDriver):
         super().__init__(request, target, draft, passes)
         self.planner = planner
         self._table = BranchTable()
-        self._mailbox = Mailbox()
         self._pass_time = Estimate()
         self._pass_started = 0.0
 
     def _run_target(
         self, inflight: InFlight, on_exit: Callable[[ExitGuesses], None] | None = None
     ) -> "Future[TargetOutput]":
-        self._table, self._mailbox = BranchTable(), Mailbox()
+        self._table = BranchTable()
         self._pass_started = perf_counter()
         if self.draft.is_working() and self.request.window_limit():
             ready_by = self._pass_started + (self._pass_time.seconds or 0.0)
             occasion = Occasion(inflight.head, inflight.window, self.request.gamma, ready_by)
-            expansion = Expansion(self.draft.drafter, self.planner, occasion, self._table, self._mailbox)
-            self.draft.post(expansion.run)
-            on_exit = self._mailbox.put
+            expansion = Expansion(self.draft, self.planner, occasion, self._table)
+            self.draft.post(expansion.begin)
+            on_exit = partial(self._pass_on, expansion) if self.planner.is_listening else None
         return super()._run_target(inflight, on_exit)
 
     def _accept(self, inflight: InFlight, output: TargetOutput) -> Acceptance:
         acceptance = super()._accept(inflight, output)
-        self._end_overlap()
+        self._table.close()
         self._pass_time.observe(perf_counter() - self._pass_started)
         self.planner.observe(len(inflight.window), acceptance.num_accepted)
         return acceptance
@@ -217,8 +215,8 @@ class MirrorDriver(SerialDriver):
 
     def close(self) -> None:
         """Stop branches that nobody will read."""
-        self._end_overlap()
-
-    def _end_overlap(self) -> None:
         self._table.close()
-        self._mailbox.put(None)
+
+    def _pass_on(self, expansion: Expansion, guesses: ExitGuesses) -> None:
+        """Runs on the target's thread, between prefix and suffix: hand the exit's guesses to the draft's device."""
+        self.draft.post(partial(expansion.hear, guesses))

@@ -1,7 +1,8 @@
 """Growing branches beside the target's pass: rounds from the roots known so far until verification ends.
 
-Runs on the draft worker. The draft never waits for the suffix: it stops when the table is closed, and starts no round
-that would end after verification (by the times learned so far), once something has been prepared.
+Runs on the draft worker, as jobs that never wait: `begin` when the pass starts, `hear` when an exit has spoken. Once
+something has been prepared, the draft starts no round that would end after verification (by the times learned so far).
+Between rounds it lets other jobs on its device go first.
 """
 
 from collections.abc import Callable
@@ -11,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.branches import Branch, BranchTable
-from mirrorsd.runtime.drafter import Drafter
+from mirrorsd.runtime.draft_link import DraftLink
 from mirrorsd.runtime.planner import Candidates, RootPlanner
 from mirrorsd.runtime.roots import Root
-from mirrorsd.runtime.workers import Mailbox
+from mirrorsd.runtime.target_session import ExitGuesses
 
 
 class Occasion(NamedTuple):
@@ -29,40 +30,25 @@ class Occasion(NamedTuple):
 class Expansion:
     """Prepares branches for one pass of the target."""
 
-    def __init__(
-        self, drafter: Drafter, planner: RootPlanner, occasion: Occasion, table: BranchTable, mailbox: Mailbox
-    ) -> None:
-        self._drafter, self._planner, self._occasion = drafter, planner, occasion
-        self._table, self._mailbox = table, mailbox
+    def __init__(self, link: DraftLink, planner: RootPlanner, occasion: Occasion, table: BranchTable) -> None:
+        self._link, self._drafter = link, link.drafter
+        self._planner, self._occasion, self._table = planner, occasion, table
         self._by_exit: Candidates | None = None
-        self._scratch = 0
         self._wanted: list[Branch] = []
 
-    def run(self) -> None:
-        """Rounds until the table is closed, every wanted branch is full, or no round would end in time."""
-        self._scratch = self._drafter.chain.num_known
-        if self._table.is_closed:
-            return
-        if self._planner.is_early:
+    def begin(self) -> None:
+        """Start from the draft's own candidates; nothing to do where only the exit's count."""
+        if self._planner.is_early and not self._table.is_closed:
             self._drafter.feed_window()
             self._replan()
-        else:
-            self._listen(is_waiting=True)
-        while not self._table.is_closed:
-            if not self._round() and not self._listen(is_waiting=True):
-                return
-            self._listen(is_waiting=False)
+            self._work()
 
-    def _listen(self, *, is_waiting: bool) -> bool:
-        """Take in the newest exit message, if there is one (or once there is one); False when no more will come."""
-        if not self._planner.is_listening:
-            return False
-        message = self._mailbox.take() if is_waiting else self._mailbox.newest()
-        if message is None:
-            return False
-        self._by_exit = (message.ids, message.logprobs)
-        self._replan()
-        return True
+    def hear(self, guesses: ExitGuesses) -> None:
+        """Take in what an exit says and go on where it points."""
+        if not self._table.is_closed:
+            self._by_exit = (guesses.ids, guesses.logprobs)
+            self._replan()
+            self._work()
 
     def _replan(self) -> None:
         """Ask for roots with all that is known; branches that exist keep what they have."""
@@ -82,6 +68,13 @@ class Expansion:
             branch.root = branch.root._replace(score=root.score)
         return branch
 
+    def _work(self) -> None:
+        """Rounds until the table is closed, every wanted branch is full, time is up, or another job waits."""
+        while not self._table.is_closed and self._round():
+            if self._link.has_waiting():
+                self._link.post(self._work)
+                return
+
     def _round(self) -> bool:
         """One round over the branches that promise most per row; False if there is nothing to do or no time."""
         gamma, drafter = self._occasion.gamma, self._drafter
@@ -92,10 +85,9 @@ class Expansion:
         if has_something and not max_rows:
             return False
         max_rows = max_rows or min(drafter.session.round_sizes)
-        grown = drafter.grow(due, self._scratch, gamma, max_rows, "expand")
+        grown = drafter.grow(due, drafter.first_scratch_slot(), gamma, max_rows, "expand")
         for branch in grown:
             self._table.publish(branch, gamma)
-            self._scratch = max(self._scratch, branch.slots[-1] + 1)
         return bool(grown)
 
     def _promise(self) -> Callable[[Branch], Any]:

@@ -5,6 +5,7 @@ For scheduler tests here, and for programs that embed mirrorsd and want to test 
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +15,26 @@ from mirrorsd.runtime.draft_session import RowBlock, TipGuesses
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
 
+Session = TypeVar("Session")
 TargetHandler = Callable[[list[int]], NDArray[np.floating]]
 """Text so far -> logits `[V]` of the next token."""
 DraftHandler = Callable[[list[int]], Sequence[int]]
 """Text so far -> the next `1 + s` tokens."""
+
+
+class FakeModel(Generic[Session]):
+    """A model whose sessions come from `make`, one after another."""
+
+    def __init__(self, make: Callable[[], Session]) -> None:
+        self._make = make
+
+    def new_session(self) -> Session:
+        """The next session."""
+        return self._make()
+
+    def describe(self) -> str:
+        """Say that this is a fake."""
+        return "fake"
 
 
 class FakeTarget:
@@ -69,10 +86,6 @@ class FakeTarget:
     def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
         """See `TargetSession.prefill`."""
         self._extend(tokens, start)
-
-    def describe(self) -> str:
-        """Say that this is a fake."""
-        return "fake"
 
     def close(self) -> None:
         """Nothing to release."""
@@ -146,10 +159,6 @@ class FakeDraft:
         """See `DraftSession.move_slots`."""
         moved = [self._slots[slot] for slot in sources]
         self._slots.update(zip(destinations, moved, strict=True))
-
-    def describe(self) -> str:
-        """Say that this is a fake."""
-        return "fake"
 
     def close(self) -> None:
         """Nothing to release."""

@@ -24,18 +24,35 @@ _MAX_BOUND_PASSES = 64
 _VENDOR_ERRORS = (RuntimeError, ort.capi.onnxruntime_pybind11_state.Fail)
 
 
-class OnnxTarget:
-    """A `TargetSession` on an ONNX Runtime provider. Create and use it on the target worker's thread."""
+class OnnxTargetModel:
+    """The target's graphs, loaded once. Load it on the target worker's thread."""
 
     def __init__(self, bundle: Path, entry: TargetEntry, placement: TargetPlacement) -> None:
+        self.entry, self.placement = entry, placement
+        options = _session_options(placement)
+        self.segments = [(s, _open(bundle / s.file, placement, options)) for s in entry.segments]
+        self.exits = {e.layer: (e, _open(bundle / e.file, placement, options)) for e in entry.exits}
+
+    def new_session(self) -> "OnnxTarget":
+        """A session with a cache of its own on the shared graphs."""
+        return OnnxTarget(self)
+
+    def describe(self) -> str:
+        """One line for `pipe.placement`, with the providers that the graphs really use."""
+        providers = sorted({session.get_providers()[0] for _, session in self.segments})
+        return f"target: onnxruntime {', '.join(providers)}, {self.placement.threads} thread(s)"
+
+
+class OnnxTarget:
+    """A `TargetSession` on an ONNX Runtime provider: one cache, and the bindings to it."""
+
+    def __init__(self, model: OnnxTargetModel) -> None:
+        entry = model.entry
         self.context = entry.context
         self.vocab_size = entry.shape.vocab_size
         self.near_tie_gap = _NEAR_TIE_GAPS.get(entry.shape.dtype, 5e-2)
-        self._entry, self._placement = entry, placement
-        options = _session_options(placement)
-        self._segments = [(s, _open(bundle / s.file, placement, options)) for s in entry.segments]
-        self._exits = {e.layer: (e, _open(bundle / e.file, placement, options)) for e in entry.exits}
-        self._cache = _make_cache(entry, placement)
+        self._model = model
+        self._cache = _make_cache(entry, model.placement)
         self._passes: dict[tuple[int, bool], _BoundPass] = {}
 
     def run(
@@ -75,31 +92,26 @@ class OnnxTarget:
             self.run(np.zeros(size, dtype=np.int64), 0, with_logits=False, ledger=Ledger(), on_exit=lambda _: None)
 
     def close(self) -> None:
-        """Drop sessions, bindings and caches."""
+        """Drop bindings and cache."""
         self._passes.clear()
-        self._segments.clear()
-        self._exits.clear()
         self._cache.clear()
-
-    def describe(self) -> str:
-        """One line for `pipe.placement`, with the provider that each session really uses."""
-        providers = sorted({session.get_providers()[0] for _, session in self._segments})
-        return f"target: onnxruntime {', '.join(providers)}, {self._placement.threads} thread(s)"
 
     def _bound(self, num_rows: int, *, is_prefill: bool) -> "_BoundPass":
         key = (num_rows, is_prefill)
         if key not in self._passes:
             if len(self._passes) >= _MAX_BOUND_PASSES:
                 self._passes.pop(next(iter(self._passes)))
-            self._passes[key] = _BoundPass(self, num_rows, logit_rows=1 if is_prefill else num_rows)
+            self._passes[key] = _BoundPass(self._model, self._cache, num_rows, logit_rows=1 if is_prefill else num_rows)
         return self._passes[key]
 
 
 class _BoundPass:
     """All stages bound for one number of rows."""
 
-    def __init__(self, target: OnnxTarget, num_rows: int, *, logit_rows: int) -> None:
-        shape, placement = target._entry.shape, target._placement
+    def __init__(
+        self, model: OnnxTargetModel, cache: dict[str, ort.OrtValue], num_rows: int, *, logit_rows: int
+    ) -> None:
+        shape, placement = model.entry.shape, model.placement
         self._ids = np.zeros((1, num_rows), dtype=np.int64)
         self._seqlens_k = np.zeros(1, dtype=np.int32)
         self._total_length = np.zeros((), dtype=np.int32)
@@ -115,17 +127,17 @@ class _BoundPass:
             names.LOGITS: self._logits.value,
             names.ARGMAX_IDS: _shared(self._argmax_ids),
             names.ARGMAX_GAP: _shared(self._argmax_gap),
-            **target._cache,
+            **cache,
         }
         self.segments: list[_BoundSegment] = []
         self.exits: dict[int, _BoundExit] = {}
         hidden_in: ort.OrtValue | None = None
-        for segment, session in target._segments:
+        for segment, session in model.segments:
             hidden_out = _Buffer((1, num_rows, shape.hidden_size), shape.dtype, placement).value
             self.segments.append(_BoundSegment(segment, session, values, hidden_in, hidden_out))
             hidden_in = hidden_out
-            if segment.end_layer in target._exits:
-                self.exits[segment.end_layer] = _BoundExit(*target._exits[segment.end_layer], num_rows, hidden_out)
+            if segment.end_layer in model.exits:
+                self.exits[segment.end_layer] = _BoundExit(*model.exits[segment.end_layer], num_rows, hidden_out)
 
     def write(self, tokens: NDArray[np.int64], start: int) -> None:
         """Set this pass's rows and how many cache rows there are after it."""

@@ -21,10 +21,50 @@ from mirrorsd.runtime.draft_session import RowBlock, TipGuesses
 _PRECISIONS = {"f32": "f32", "bf16": "bf16", "f16": "f16"}
 
 
-class OpenVinoDraft:
-    """A `DraftSession` on an OpenVINO device. Create and use it on the draft worker's thread."""
+class OpenVinoDraftModel:
+    """The draft's IR and its compiled static shapes, shared by all sessions. Use it on the draft worker's thread."""
 
     def __init__(self, bundle: Path, entry: DraftEntry, placement: DraftPlacement) -> None:
+        self.entry, self.placement = entry, placement
+        self._core = ov.Core()
+        self._path = bundle / entry.file
+        self._compiled: dict[tuple[int, int, int], ov.CompiledModel] = {}
+
+    def new_session(self) -> "OpenVinoDraft":
+        """A session with a cache of its own on the shared compiled shapes."""
+        return OpenVinoDraft(self)
+
+    def compiled(self, rows: int, tips: int, capacity: int) -> ov.CompiledModel:
+        """The compiled model for one static shape; compiles it at first use.
+
+        Raises:
+            DeviceError: the device does not take it.
+        """
+        key = (rows, tips, capacity)
+        if key not in self._compiled:
+            try:
+                model = self._core.read_model(self._path)
+                model.reshape(_static_shapes(self.entry, rows, tips, capacity))
+                self._compiled[key] = self._core.compile_model(model, *_device_options(self.placement))
+            except RuntimeError as error:
+                raise DeviceError(
+                    f"OpenVINO could not compile the draft for {self.placement.device} "
+                    f"({rows} rows, {tips} tips, {capacity} slots): {error}"
+                ) from error
+        return self._compiled[key]
+
+    def describe(self) -> str:
+        """One line for `pipe.placement`."""
+        placement = self.placement
+        where = f"{placement.device}{' (emulated on CPU)' if placement.emulated else ''}"
+        return f"draft: openvino {where}, {placement.precision}, {placement.threads} thread(s)"
+
+
+class OpenVinoDraft:
+    """A `DraftSession` on an OpenVINO device: one cache, and the requests bound to it."""
+
+    def __init__(self, model: OpenVinoDraftModel) -> None:
+        entry = model.entry
         self.shape = entry.shape
         decode = [bucket for bucket in entry.buckets if bucket.tips > 1] or list(entry.buckets)
         self.round_sizes = tuple(sorted({bucket.rows for bucket in decode}))
@@ -33,9 +73,7 @@ class OpenVinoDraft:
         self.capacity = max(entry.capacities)
         self._buckets = sorted(entry.buckets, key=lambda bucket: (bucket.rows, bucket.tips))
         self._capacities = sorted(entry.capacities)
-        self._placement = placement
-        self._core = ov.Core()
-        self._model_path = bundle / entry.file
+        self._model = model
         self._requests: dict[tuple[int, int, int], _BoundRequest] = {}
         self._cache = _HostCache(entry, self._capacities[0])
         self._entry = entry
@@ -75,14 +113,9 @@ class OpenVinoDraft:
             cached[0][:, destination_index] = cached[0][:, source_index]
 
     def close(self) -> None:
-        """Drop the compiled models."""
+        """Drop requests and cache."""
         self._requests.clear()
         self._last = None
-
-    def describe(self) -> str:
-        """One line for `pipe.placement`."""
-        where = f"{self._placement.device}{' (emulated on CPU)' if self._placement.emulated else ''}"
-        return f"draft: openvino {where}, {self._placement.precision}, {self._placement.threads} thread(s)"
 
     def _reserve(self, num_slots: int) -> None:
         """Move to the smallest capacity that holds `num_slots`."""
@@ -104,19 +137,8 @@ class OpenVinoDraft:
     def _request(self, bucket: DraftBucket) -> "_BoundRequest":
         key = (bucket.rows, bucket.tips, self._cache.capacity)
         if key not in self._requests:
-            self._requests[key] = _BoundRequest(self._compile(*key), self._entry, self._cache)
+            self._requests[key] = _BoundRequest(self._model.compiled(*key), self._entry, self._cache)
         return self._requests[key]
-
-    def _compile(self, rows: int, tips: int, capacity: int) -> ov.CompiledModel:
-        try:
-            model = self._core.read_model(self._model_path)
-            model.reshape(_static_shapes(self._entry, rows, tips, capacity))
-            return self._core.compile_model(model, *_device_options(self._placement))
-        except RuntimeError as error:
-            raise DeviceError(
-                f"OpenVINO could not compile the draft for {self._placement.device} "
-                f"({rows} rows, {tips} tips, {capacity} slots): {error}"
-            ) from error
 
 
 class _HostCache:

@@ -8,9 +8,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.device_maps import Pace, interpolate
-from mirrorsd.runtime.draft_session import DraftSession, RowBlock, TipGuesses
+from mirrorsd.device_maps.pace import Curve
+from mirrorsd.runtime.draft_session import DraftModel, DraftSession, RowBlock, TipGuesses
 from mirrorsd.runtime.ledger import Ledger, Span
-from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput, TargetSession
+from mirrorsd.runtime.target_session import ExitGuesses, TargetModel, TargetOutput, TargetSession
+
+
+class PacedTargetModel:
+    """A target whose sessions keep the pace."""
+
+    def __init__(self, model: TargetModel, pace: Pace, num_layers: int) -> None:
+        self._model, self._pace, self._num_layers = model, pace, num_layers
+
+    def new_session(self) -> TargetSession:
+        """A paced session with a cache of its own."""
+        return PacedTarget(self._model.new_session(), self._pace, self._num_layers)
+
+    def describe(self) -> str:
+        """What runs, and that it is paced."""
+        return f"{self._model.describe()}, PACED ({_points(self._pace.target_ms)}; exit {self._pace.exit_ms:g} ms)"
+
+
+class PacedDraftModel:
+    """A draft whose sessions keep the pace."""
+
+    def __init__(self, model: DraftModel, pace: Pace) -> None:
+        self._model, self._pace = model, pace
+
+    def new_session(self) -> DraftSession:
+        """A paced session with a cache of its own."""
+        return PacedDraft(self._model.new_session(), self._pace)
+
+    def describe(self) -> str:
+        """What runs, and that it is paced."""
+        pace = self._pace
+        return f"{self._model.describe()}, PACED ({_points(pace.draft_ms)}; hand-over {pace.transfer_ms:g} ms)"
 
 
 class PacedTarget:
@@ -64,11 +96,6 @@ class PacedTarget:
             self._session.prefill(tokens, start, ledger=Ledger())
             wait_until(started + self._pace.prefill_ms_per_row * len(tokens) / 1e3)
 
-    def describe(self) -> str:
-        """What runs, and that it is paced."""
-        points = ", ".join(f"{rows:g} rows {ms:g} ms" for rows, ms in self._pace.target_ms)
-        return f"{self._session.describe()}, PACED ({points}; exit {self._pace.exit_ms:g} ms)"
-
     def close(self) -> None:
         """Release the device."""
         self._session.close()
@@ -100,11 +127,6 @@ class PacedDraft:
         """See `DraftSession.move_slots`."""
         self._session.move_slots(sources, destinations)
 
-    def describe(self) -> str:
-        """What runs, and that it is paced."""
-        points = ", ".join(f"{rows:g} rows {ms:g} ms" for rows, ms in self._pace.draft_ms)
-        return f"{self._session.describe()}, PACED ({points}; hand-over {self._pace.transfer_ms:g} ms)"
-
     def close(self) -> None:
         """Release the device."""
         self._session.close()
@@ -115,3 +137,7 @@ def wait_until(moment: float) -> None:
     left = moment - perf_counter()
     if left > 0:
         time.sleep(left)
+
+
+def _points(curve: Curve) -> str:
+    return ", ".join(f"{rows:g} rows {ms:g} ms" for rows, ms in curve)

@@ -1,9 +1,8 @@
-"""The public pipeline: load a bundle, generate, stream, cancel."""
+"""The public pipeline: load a bundle, generate, stream, cancel, open further sessions."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,26 +11,27 @@ from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import GenerationError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.devices import choose_device_map
-from mirrorsd.runtime.draft_session import DraftSession
+from mirrorsd.runtime.draft_session import DraftModel
 from mirrorsd.runtime.engine import Engine, resolve_speculation
-from mirrorsd.runtime.generation import Chunk, GenerationResult, Stop, run_steps
+from mirrorsd.runtime.generation import Chunk, GenerationResult
 from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
-from mirrorsd.runtime.generation_stats import summarise
-from mirrorsd.runtime.paced import PacedDraft, PacedTarget
-from mirrorsd.runtime.request import Request
-from mirrorsd.runtime.stopping import StopWatch
-from mirrorsd.runtime.target_session import TargetSession
+from mirrorsd.runtime.paced import PacedDraftModel, PacedTargetModel
+from mirrorsd.runtime.session import MirrorSession
+from mirrorsd.runtime.target_session import TargetModel
 from mirrorsd.runtime.tokenization import BundleTokenizer, Message
 
 
 class MirrorPipeline:
-    """A loaded bundle on its two devices. Thread-safe: requests run one after another; `cancel` stops the current one.
+    """A loaded bundle on its two devices.
+
+    `generate`, `stream` and `cancel` work on a session of the pipeline's own, one request at a time; `session` opens
+    further ones that run beside it.
 
     Attributes:
         manifest: what the bundle says about itself.
         device_map: the device map in use.
         speculation: how it speculates (never changes the text).
-        placement: one line per part, saying what really runs where, and why this device map.
+        placement: why this device map, and one line per device saying what really runs where.
     """
 
     def __init__(
@@ -46,8 +46,10 @@ class MirrorPipeline:
         self.manifest, self.device_map, self.speculation = manifest, device_map, speculation
         self.placement = list(placement)
         self._engine, self._tokenizer = engine, tokenizer
-        self._cancel = threading.Event()
-        self._is_closed = False
+        self._sessions: list[MirrorSession] = []
+        self._lock = threading.Lock()
+        self._is_open = True
+        self._own = self.session()
 
     @classmethod
     def load(
@@ -69,34 +71,34 @@ class MirrorPipeline:
             ConfigError: unknown device map or speculation setting.
             DeviceError: a device of the map is absent, or cannot run the bundle.
         """
-        from mirrorsd.runtime.onnx_target import OnnxTarget
-        from mirrorsd.runtime.openvino_draft import OpenVinoDraft
-
         folder = Path(bundle)
         manifest = read_bundle(folder)
         choice = choose_device_map(device_map)
-        card = choice.device_map
-        resolved = resolve_speculation(speculation_of(card), speculation or {})
+        resolved = resolve_speculation(speculation_of(choice.device_map), speculation or {})
         tokenizer = BundleTokenizer(folder)
+        engine = _start_engine(folder, manifest, choice.device_map, resolved)
+        placement = [*choice.reasons, *engine.describe()]
+        return cls(engine, tokenizer, manifest, choice.device_map, resolved, placement)
 
-        def make_target() -> TargetSession:
-            target = OnnxTarget(folder, manifest.target, card.target)
-            target.warm_up(1 + resolved.gamma)
-            return PacedTarget(target, card.pace, manifest.target.shape.num_layers) if card.pace else target
+    def session(self) -> MirrorSession:
+        """Open a session with caches of its own; it shares the devices fairly with the others.
 
-        def make_draft() -> DraftSession:
-            draft = OpenVinoDraft(folder, manifest.draft, card.draft)
-            draft.warm_up()
-            return PacedDraft(draft, card.pace) if card.pace else draft
-
-        engine = Engine(
-            make_target,
-            make_draft,
-            target_cores=card.target.cores,
-            draft_cores=card.draft.cores,
-        )
-        placement = [*choice.reasons, engine.target_session.describe(), engine.draft_session.describe()]
-        return cls(engine, tokenizer, manifest, card, resolved, placement)
+        Raises:
+            GenerationError: the pipeline is closed.
+        """
+        with self._lock:
+            if not self._is_open:
+                raise GenerationError("This pipeline is closed: load the bundle again.")
+            session = MirrorSession(
+                self._engine.open_seat(),
+                self._tokenizer,
+                self.manifest,
+                self.speculation,
+                self.device_map.name,
+                lambda: self._is_open,
+            )
+            self._sessions.append(session)
+            return session
 
     def generate(
         self,
@@ -107,21 +109,8 @@ class MirrorPipeline:
         token_ids: Sequence[int] | None = None,
         **overrides: Any,
     ) -> GenerationResult:
-        """Produce a text. Give exactly one of `prompt`, `messages` (through the chat template) and `token_ids`.
-
-        `overrides` are fields of `GenerationConfig`.
-
-        Raises:
-            ConfigError: a setting is out of its range.
-            ContextLengthError: the prompt does not fit into the bundle's context.
-            GenerationError: empty prompt, or messages without a chat template.
-            Cancelled: `cancel` was called.
-            DeviceError: the target's device failed (a failing draft only warns).
-        """
-        for chunk in self.stream(prompt, config, messages=messages, token_ids=token_ids, **overrides):
-            if chunk.result is not None:
-                return chunk.result
-        raise AssertionError("unreachable: the last chunk carries the result")
+        """Produce a text: see `MirrorSession.generate`."""
+        return self._own.generate(prompt, config, messages=messages, token_ids=token_ids, **overrides)
 
     def stream(
         self,
@@ -132,26 +121,22 @@ class MirrorPipeline:
         token_ids: Sequence[int] | None = None,
         **overrides: Any,
     ) -> Iterator[Chunk]:
-        """Like `generate`, but text comes as it is verified, a chunk per step; the last chunk carries the result.
-
-        Closing the iterator stops the generation; the pipeline stays usable.
-        """
-        settings = (config or GenerationConfig()).with_overrides(overrides)
-        ids = self._encode(prompt, messages, token_ids)
-        request = Request(ids, settings, self.speculation, self._engine.context, self._cancel)
-        return self._stream(request)
+        """Produce a text chunk by chunk: see `MirrorSession.stream`."""
+        return self._own.stream(prompt, config, messages=messages, token_ids=token_ids, **overrides)
 
     def cancel(self) -> None:
-        """Stop the current generation from any thread: it raises `Cancelled` within one step."""
-        self._cancel.set()
+        """Stop the pipeline's own session from any thread: it raises `Cancelled` within one step."""
+        self._own.cancel()
 
     def close(self) -> None:
-        """Release both devices. The pipeline cannot be used afterwards."""
-        if not self._is_closed:
-            self._is_closed = True
-            self.cancel()
-            with self._engine.lock:
-                self._engine.close()
+        """Stop all sessions and release both devices. The pipeline cannot be used afterwards."""
+        with self._lock:
+            if not self._is_open:
+                return
+            self._is_open = False
+        for session in self._sessions:
+            session.close()
+        self._engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -164,63 +149,6 @@ class MirrorPipeline:
     ) -> None:
         self.close()
 
-    def _stream(self, request: Request) -> Iterator[Chunk]:
-        with self._engine.lock:
-            if self._is_closed:
-                raise GenerationError("This pipeline is closed: load the bundle again.")
-            self._cancel.clear()
-            started = perf_counter()
-            driver = self._engine.driver(request, request.config.method)
-            watch = StopWatch(request.config, self.manifest.tokens.eos_ids, self._tokenizer.decoder())
-            texts: list[str] = []
-            try:
-                for event in run_steps(driver, watch):
-                    if isinstance(event, Stop):
-                        result = self._result(request, driver.name, "".join(texts), event, started)
-                        yield Chunk("", (), result)
-                    else:
-                        texts.append(event.text)
-                        yield event
-            finally:
-                driver.close()
-
-    def _result(self, request: Request, method: str, text: str, stop: Stop, started: float) -> GenerationResult:
-        failure = self._engine.draft_failure
-        warnings = [f"The draft failed: {failure}."] if failure else []
-        return GenerationResult(
-            text=text,
-            token_ids=stop.token_ids,
-            stop_reason=stop.reason,
-            method=method,
-            device_map=self.device_map.name,
-            stats=summarise(request, started, perf_counter(), warnings),
-            spans=tuple(request.ledger.spans),
-            steps=tuple(request.steps),
-        )
-
-    def _encode(
-        self, prompt: str | None, messages: Sequence[Message] | None, token_ids: Sequence[int] | None
-    ) -> list[int]:
-        given = [name for name, value in _named(prompt, messages, token_ids) if value is not None]
-        if len(given) != 1:
-            found = " and ".join(given) or "none of them"
-            raise GenerationError(f"Give exactly one of prompt, messages and token_ids; found {found}.")
-        if prompt is not None:
-            if not prompt:
-                raise GenerationError("The prompt is empty: give at least one character of text, or a message.")
-            return self._tokenizer.encode(prompt)
-        if messages is not None:
-            return self._tokenizer.encode_chat(messages)
-        ids = [int(token) for token in token_ids or ()]
-        vocab_size = self.manifest.target.shape.vocab_size
-        if any(not 0 <= token < vocab_size for token in ids):
-            raise GenerationError(f"token_ids must lie in 0 .. {vocab_size - 1}.")
-        return ids
-
-
-def _named(*values: object) -> list[tuple[str, object]]:
-    return list(zip(("prompt", "messages", "token_ids"), values, strict=True))
-
 
 def speculation_of(card: DeviceMap) -> SpeculationConfig:
     """The device map's defaults as a `SpeculationConfig`."""
@@ -232,3 +160,21 @@ def speculation_of(card: DeviceMap) -> SpeculationConfig:
         allocation=defaults.allocation,
         passes=defaults.passes,
     )
+
+
+def _start_engine(folder: Path, manifest: Manifest, card: DeviceMap, speculation: SpeculationConfig) -> Engine:
+    """Load both models on their workers, run each once, and set the pace if the card has one."""
+    from mirrorsd.runtime.onnx_target import OnnxTargetModel
+    from mirrorsd.runtime.openvino_draft import OpenVinoDraftModel
+
+    def load_target() -> TargetModel:
+        model = OnnxTargetModel(folder, manifest.target, card.target)
+        model.new_session().warm_up(1 + speculation.gamma)
+        return PacedTargetModel(model, card.pace, manifest.target.shape.num_layers) if card.pace else model
+
+    def load_draft() -> DraftModel:
+        model = OpenVinoDraftModel(folder, manifest.draft, card.draft)
+        model.new_session().warm_up()
+        return PacedDraftModel(model, card.pace) if card.pace else model
+
+    return Engine(load_target, load_draft, target_cores=card.target.cores, draft_cores=card.draft.cores)

@@ -49,8 +49,15 @@ class TargetSession(Protocol):
     def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
         """Like `run`, but only the cache is wanted: no exit, at most one row of logits."""
 
-    def describe(self) -> str:
-        """One line: what runs where."""
-
     def close(self) -> None:
         """Release the device."""
+
+
+class TargetModel(Protocol):
+    """A loaded target, from which sessions are made."""
+
+    def new_session(self) -> TargetSession:
+        """A session with a cache of its own."""
+
+    def describe(self) -> str:
+        """One line: what runs where."""

@@ -10,7 +10,7 @@ from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.pinning import pin_current_thread
 
 Result = TypeVar("Result")
-_MAX_PENDING = 8
+_MAX_PENDING = 32
 
 
 class DeviceWorker:
@@ -52,6 +52,10 @@ class DeviceWorker:
         """Whether a job is waiting or running."""
         return self._num_pending > 0
 
+    def has_waiting(self) -> bool:
+        """Whether another job waits behind the running one."""
+        return not self._jobs.empty()
+
     def close(self, timeout_s: float = 5.0) -> bool:
         """Let queued jobs finish and end the thread; False if it did not end in time (it is hung)."""
         if not self._is_closed:
@@ -77,25 +81,3 @@ class DeviceWorker:
     def _count_down(self) -> None:
         with self._count_lock:
             self._num_pending -= 1
-
-
-class Mailbox:
-    """One-slot hand-over of proxies from the target's thread to the draft's."""
-
-    def __init__(self) -> None:
-        self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-    def put(self, message: object) -> None:
-        """Deliver a message; None means that no more will come."""
-        self._messages.put(message)
-
-    def take(self) -> Any:
-        """Wait for the next message."""
-        return self._messages.get()
-
-    def newest(self) -> Any:
-        """The newest message that has arrived, without waiting; None if there is none."""
-        message = None
-        while not self._messages.empty():
-            message = self._messages.get()
-        return message

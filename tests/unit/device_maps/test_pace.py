@@ -9,9 +9,9 @@ import pytest
 from mirrorsd.device_maps import Pace, builtin_names, load_device_map
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.runtime.draft_session import RowBlock
-from mirrorsd.runtime.fake import FakeDraft, FakeTarget
+from mirrorsd.runtime.fake import FakeDraft, FakeModel, FakeTarget
 from mirrorsd.runtime.ledger import Ledger
-from mirrorsd.runtime.paced import PacedDraft, PacedTarget
+from mirrorsd.runtime.paced import PacedDraft, PacedDraftModel, PacedTarget, PacedTargetModel
 
 PACE = Pace(target_ms=((1.0, 10.0), (8.0, 17.0)), draft_ms=((1.0, 5.0),), exit_ms=2.0, transfer_ms=1.0)
 
@@ -53,7 +53,6 @@ def test_paced_target_takes_its_time_and_books_it() -> None:
     assert arrived[0] - started == pytest.approx(0.008, abs=0.006)
     assert [span.name for span in ledger.spans] == ["prefix", "exit", "suffix"]
     assert sum(span.seconds for span in ledger.spans) == pytest.approx(seconds, abs=0.005)
-    assert "PACED" in target.describe()
 
 
 def test_paced_draft_takes_its_time() -> None:
@@ -62,4 +61,12 @@ def test_paced_draft_takes_its_time() -> None:
     guesses = draft.run([RowBlock([1], 0, 0)], [0])
     assert 0.006 <= perf_counter() - started < 0.05
     assert guesses.ids.shape == (1, 2, 1)
-    assert "PACED" in draft.describe()
+
+
+def test_paced_models_say_so() -> None:
+    target = PacedTargetModel(FakeModel(lambda: FakeTarget(lambda text: np.arange(4.0), vocab_size=4)), PACE, 2)
+    draft = PacedDraftModel(FakeModel(lambda: FakeDraft(lambda text: [1], vocab_size=4)), PACE)
+    assert target.describe() == "fake, PACED (1 rows 10 ms, 8 rows 17 ms; exit 2 ms)"
+    assert draft.describe() == "fake, PACED (1 rows 5 ms; hand-over 1 ms)"
+    assert isinstance(target.new_session(), PacedTarget)
+    assert isinstance(draft.new_session(), PacedDraft)

@@ -9,7 +9,7 @@ import pytest
 
 from mirrorsd.runtime.drivers import Driver
 from mirrorsd.runtime.engine import Engine
-from mirrorsd.runtime.fake import FakeDraft, FakeTarget
+from mirrorsd.runtime.fake import FakeDraft, FakeModel, FakeTarget
 from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.request import Request
 
@@ -50,15 +50,16 @@ class Bench:
 
     def __init__(self, target: FakeTarget, draft: FakeDraft, speculation: SpeculationConfig) -> None:
         self.target, self.draft, self.speculation = target, draft, speculation
-        self.engine = Engine(lambda: target, lambda: draft)
+        self.engine = Engine(lambda: FakeModel(lambda: target), lambda: FakeModel(lambda: draft))
+        self.seat = self.engine.open_seat()
         self.cancel = threading.Event()
         self.last_request: Request | None = None
         self.last_driver: Driver | None = None
 
     def decode(self, prompt: list[int], method: str, **settings: Any) -> list[int]:
         config = GenerationConfig(method=method, **{"max_new_tokens": 40, **settings})
-        request = Request(prompt, config, self.speculation, self.engine.context, self.cancel)
-        driver = self.engine.driver(request, method)
+        request = Request(prompt, config, self.speculation, self.seat.context, self.cancel)
+        driver = self.seat.driver(request, method)
         self.last_request, self.last_driver = request, driver
         inflight = driver.start()
         try:
@@ -68,6 +69,16 @@ class Bench:
         finally:
             driver.close()
         return request.tokens[request.num_prompt :].tolist()
+
+
+@pytest.fixture
+def scripted() -> Callable[[list[int]], np.ndarray]:
+    return scripted_logits
+
+
+@pytest.fixture
+def draft_handler() -> Callable[[float, int], Callable[[list[int]], list[int]]]:
+    return make_draft_handler
 
 
 @pytest.fixture

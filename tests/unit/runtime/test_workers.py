@@ -25,7 +25,7 @@ def test_an_error_reaches_the_caller_and_the_worker_goes_on() -> None:
 
 def test_a_stalled_device_fills_a_bounded_queue() -> None:
     worker, release = DeviceWorker("test"), threading.Event()
-    with pytest.raises(DeviceError, match="8 jobs waiting: the device has stalled"):
+    with pytest.raises(DeviceError, match="32 jobs waiting: the device has stalled"):
         for _ in range(100):
             worker.submit(release.wait)
     assert not worker.close(timeout_s=0.05)

@@ -1,0 +1,90 @@
+"""Several sessions on one pair of devices: each gets its own exact text, whatever the others do."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from mirrorsd.graphs.errors import Cancelled
+from mirrorsd.runtime.engine import Engine, Seat
+from mirrorsd.runtime.fake import FakeDraft, FakeModel, FakeTarget
+from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
+from mirrorsd.runtime.request import Request
+
+PROMPTS = [[3, 1, 4, 1, 5], [2, 7, 1, 8, 2, 8], [1, 1, 2, 3, 5, 8, 13]]
+
+
+@pytest.fixture
+def engine(scripted: Callable, draft_handler: Callable):
+    made = Engine(
+        lambda: FakeModel(lambda: FakeTarget(scripted, vocab_size=16, suffix_seconds=0.002)),
+        lambda: FakeModel(lambda: FakeDraft(draft_handler(0.8, 3), vocab_size=16, num_streams=3)),
+    )
+    yield made
+    made.close()
+
+
+def decode(seat: Seat, prompt: list[int], method: str, cancel: threading.Event | None = None, **settings) -> list[int]:
+    config = GenerationConfig(method=method, **{"max_new_tokens": 60, **settings})
+    request = Request(prompt, config, SpeculationConfig(), seat.context, cancel or threading.Event())
+    driver = seat.driver(request, method)
+    inflight = driver.start()
+    try:
+        while request.num_tokens < request.max_tokens:
+            request.raise_if_cancelled()
+            inflight = driver.step(inflight).inflight
+    finally:
+        driver.close()
+    return request.tokens[len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("method", ["mirror", "serial", "auto"])
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.9, "seed": 5}])
+def test_concurrent_sessions_get_their_own_texts(engine: Engine, method: str, settings: dict) -> None:
+    expected = [decode(engine.open_seat(), prompt, "plain", **settings) for prompt in PROMPTS]
+    seats = [engine.open_seat() for _ in PROMPTS]
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        for _ in range(2):
+            futures = [
+                pool.submit(decode, seat, prompt, method, **settings)
+                for seat, prompt in zip(seats, PROMPTS, strict=True)
+            ]
+            assert [future.result() for future in futures] == expected
+
+
+def test_cancelling_one_session_leaves_the_other_alone(engine: Engine) -> None:
+    expected = decode(engine.open_seat(), PROMPTS[1], "plain")
+    cancel = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        cancelled = pool.submit(decode, engine.open_seat(), PROMPTS[0], "mirror", cancel, max_new_tokens=200)
+        other = pool.submit(decode, engine.open_seat(), PROMPTS[1], "mirror")
+        time.sleep(0.02)
+        cancel.set()
+        with pytest.raises(Cancelled):
+            cancelled.result()
+        assert other.result() == expected
+
+
+def test_two_sessions_share_the_devices_fairly(engine: Engine) -> None:
+    """Both finish at about the same time, though one of them started with a head start of half its text."""
+    ends: list[float] = []
+
+    def timed(prompt: list[int]) -> None:
+        decode(engine.open_seat(), prompt, "mirror", max_new_tokens=120)
+        ends.append(time.perf_counter())
+
+    started = time.perf_counter()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(timed, PROMPTS[:2]))
+    first, last = sorted(ends)
+    assert (last - first) < 0.5 * (last - started)
+
+
+def test_a_new_session_starts_with_empty_caches(engine: Engine) -> None:
+    expected = decode(engine.open_seat(), PROMPTS[0], "plain")
+    seat = engine.open_seat()
+    decode(seat, [int(token) for token in np.arange(10)], "mirror")
+    assert decode(seat, PROMPTS[0], "mirror") == expected
