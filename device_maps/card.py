@@ -79,7 +79,7 @@ class SpeculationDefaults:
     """How widely to speculate when the caller does not say.
 
     `gamma` window tokens, `roots` branches per step under `global` allocation, `kappa` candidates per row under
-    `per_row`, `passes` draft passes per window (see docs/how-it-works.md).
+    `per_row`, `passes` draft passes per window (see docs/device-maps.md).
     """
 
     gamma: int = 6
