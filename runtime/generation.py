@@ -26,6 +26,7 @@ class GenerationResult:
 
     Attributes:
         text: the new text, without special tokens, cut before a stop string.
+        prompt_ids: the prompt's tokens, special ones included.
         token_ids: the new tokens, the end-of-sequence token included.
         stop_reason: `eos`, `stop_token`, `stop_string`, `length` (max_new_tokens) or `context` (no room left).
         method: what ran: `mirror`, `serial`, `plain`, or `auto` (`stats.steps_by_method` says what it chose).
@@ -36,6 +37,7 @@ class GenerationResult:
     """
 
     text: str
+    prompt_ids: list[int] = field(repr=False)
     token_ids: list[int]
     stop_reason: str
     method: str

@@ -115,6 +115,7 @@ class MirrorSession:
         warnings = [f"The draft failed: {failure}."] if failure else []
         return GenerationResult(
             text=text,
+            prompt_ids=request.tokens[: request.num_prompt].tolist(),
             token_ids=stop.token_ids,
             stop_reason=stop.reason,
             method=method,

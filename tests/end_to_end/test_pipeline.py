@@ -1,0 +1,107 @@
+"""The public pipeline on real sessions: streaming, chat, reuse, stop strings, cancel, several sessions."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from mirrorsd import MirrorPipeline
+from mirrorsd.graphs.errors import Cancelled, ConfigError, ContextLengthError, GenerationError
+
+PROMPT = "Every morning the fox"
+EXACT = {"pad_rows_to": 8}
+
+
+@pytest.fixture(scope="module")
+def pipe(tiny_bundle: Path) -> Iterator[MirrorPipeline]:
+    with MirrorPipeline.load(tiny_bundle, device_map="cpu", speculation=EXACT) as loaded:
+        yield loaded
+
+
+def test_streamed_chunks_are_the_generated_text(pipe: MirrorPipeline) -> None:
+    expected = pipe.generate(PROMPT, max_new_tokens=40, ignore_eos=True, method="plain")
+    chunks = list(pipe.stream(PROMPT, max_new_tokens=40, ignore_eos=True, method="mirror"))
+    assert "".join(chunk.text for chunk in chunks) == expected.text
+    tokens = [token for chunk in chunks for token in chunk.tokens]
+    assert [token.id for token in tokens] == expected.token_ids
+    assert {token.source for token in tokens} <= {"window", "correction"}
+    assert [chunk.result is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+def test_second_turn_reuses_the_first(pipe: MirrorPipeline) -> None:
+    messages = [{"role": "user", "content": "Who lived in the forest?"}]
+    first = pipe.generate(messages=messages, max_new_tokens=12, ignore_eos=True)
+    messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "And then?"}]
+    second = pipe.generate(messages=messages, max_new_tokens=12, ignore_eos=True)
+    assert second.stats.num_reused_tokens >= first.stats.num_prompt_tokens
+
+
+def test_stop_string_ends_the_text_before_it(pipe: MirrorPipeline) -> None:
+    whole = pipe.generate(PROMPT, max_new_tokens=40, ignore_eos=True)
+    stop = whole.text[10:13]
+    result = pipe.generate(PROMPT, max_new_tokens=40, ignore_eos=True, stop_strings=(stop,))
+    assert result.stop_reason == "stop_string"
+    assert result.text == whole.text[: whole.text.index(stop)]
+
+
+def test_closing_a_stream_leaves_the_pipeline_usable(pipe: MirrorPipeline) -> None:
+    expected = pipe.generate(PROMPT, max_new_tokens=30, ignore_eos=True)
+    stream = pipe.stream(PROMPT, max_new_tokens=400, ignore_eos=True, method="mirror")
+    next(stream)
+    stream.close()
+    assert pipe.generate(PROMPT, max_new_tokens=30, ignore_eos=True).token_ids == expected.token_ids
+
+
+def test_cancel_from_another_thread(pipe: MirrorPipeline) -> None:
+    timer = threading.Timer(0.1, pipe.cancel)
+    timer.start()
+    with pytest.raises(Cancelled, match="Cancelled after"):
+        while True:
+            pipe.generate(PROMPT, max_new_tokens=450, ignore_eos=True)
+    timer.join()
+    assert pipe.generate(PROMPT, max_new_tokens=5, ignore_eos=True).num_tokens == 5
+
+
+def test_two_sessions_at_once_give_their_own_texts(pipe: MirrorPipeline) -> None:
+    prompts = ["Once upon a time", "The old heron said"]
+    settings = {"max_new_tokens": 60, "ignore_eos": True}
+    expected = [pipe.generate(prompt, **settings, method="plain").token_ids for prompt in prompts]
+    sessions = [pipe.session() for _ in prompts]
+    with ThreadPoolExecutor(2) as pool:
+        futures = [
+            pool.submit(session.generate, prompt, **settings, method="mirror")
+            for session, prompt in zip(sessions, prompts, strict=True)
+        ]
+        assert [future.result().token_ids for future in futures] == expected
+    for session in sessions:
+        session.close()
+    with pytest.raises(GenerationError, match="closed"):
+        sessions[0].generate(PROMPT)
+
+
+def test_requests_that_cannot_be_served(pipe: MirrorPipeline) -> None:
+    with pytest.raises(GenerationError, match="exactly one of prompt, messages and token_ids; found none"):
+        pipe.generate()
+    with pytest.raises(GenerationError, match="prompt is empty"):
+        pipe.generate("")
+    with pytest.raises(GenerationError, match=r"token_ids must lie in 0 .. 299"):
+        pipe.generate(token_ids=[1, 300])
+    with pytest.raises(ContextLengthError, match=r"context is 512.*--context"):
+        pipe.generate("fox " * 600)
+    with pytest.raises(ConfigError, match="no field 'max_length'"):
+        pipe.generate(PROMPT, max_length=3)
+
+
+def test_text_that_outgrows_a_draft_capacity_stays_exact(pipe: MirrorPipeline) -> None:
+    """The draft's cache moves from 256 to 512 slots in mid-generation."""
+    settings = {"max_new_tokens": 400, "ignore_eos": True}
+    expected = pipe.generate(PROMPT, **settings, method="plain")
+    assert pipe.generate(PROMPT, **settings, method="mirror").token_ids == expected.token_ids
+
+
+def test_a_trace_is_written(pipe: MirrorPipeline, tmp_path: Path) -> None:
+    result = pipe.generate(PROMPT, max_new_tokens=20, ignore_eos=True, method="mirror")
+    result.write_trace(tmp_path / "trace.json")
+    assert (tmp_path / "trace.json").stat().st_size > 500
