@@ -4,6 +4,7 @@ Owns: building beside the final place, flushing to disk, renaming, and removing 
 Does not own: what is written into it.
 """
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -34,6 +35,10 @@ def atomic_folder(final: Path, *, overwrite: bool) -> Iterator[Path]:
         yield partial
         _flush(partial)
         _put_in_place(partial, final)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise ExportError(f"no space left beside {final}; nothing was written") from error
+        raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

@@ -35,11 +35,16 @@ class DraftStage(nn.Module):
         *,
         streams: Streams | None,
         context: int,
+        num_input_ids: int,
     ) -> None:
-        """Build around HF's causal LM `model`; `streams` is None for an ordinary draft."""
+        """Build around HF's causal LM `model`; `streams` is None for an ordinary draft.
+
+        The target may feed ids `0 .. num_input_ids - 1`; those that the draft lacks are read as its last one.
+        """
         super().__init__()
         self.input_names = [spec.name for spec in contract.inputs]
         self.shape = shape
+        self.num_input_ids = num_input_ids
         self.first_stream_layer = shape.num_layers
         self.embed_tokens = model.model.embed_tokens
         self.layers = model.model.layers
@@ -57,7 +62,7 @@ class DraftStage(nn.Module):
         positions, tip_rows = by_name[names.DRAFT_POSITIONS], by_name[names.DRAFT_TIP_ROWS]
         mask = by_name[names.DRAFT_MASK]
         ids = by_name[names.DRAFT_IDS]
-        if self.embed_tokens.num_embeddings < self.shape.vocab_size:
+        if self.embed_tokens.num_embeddings < self.num_input_ids:
             ids = ids.clamp(max=self.embed_tokens.num_embeddings - 1)
         numbers = range(self.shape.num_layers)
         past = {i: (by_name[names.past_key(i)], by_name[names.past_value(i)]) for i in numbers}
@@ -99,8 +104,8 @@ class DraftStage(nn.Module):
         logits = linear(self.norm(tips), weight, bias).flatten(0, 1)
         best, ids = top_candidates(logits, self.shape.num_candidates)
         logprobs = best - torch.logsumexp(logits, dim=-1, keepdim=True)
-        width = 1 + self.shape.num_streams
-        return ids.unflatten(0, (-1, width)), logprobs.unflatten(0, (-1, width))
+        of_tips = (tip_rows.shape[0], 1 + self.shape.num_streams, self.shape.num_candidates)
+        return ids.reshape(of_tips), logprobs.reshape(of_tips)
 
 
 def stream_bias(mask: Tensor, tip_rows: Tensor, num_streams: int) -> Tensor:

@@ -6,6 +6,8 @@ Owns: norm fusion, reshape clean-up, the order of all passes. Does not own: rota
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
+from mirrorsd.graphs.errors import ExportError
+
 from .graph_edits import take_over
 from .quantise_pass import QuantiseWeights
 from .rotary_pass import FoldRotary
@@ -134,5 +136,8 @@ def optimise_stage(model: ir.Model, precision: str) -> ir.Model:
     if precision in BITS_BY_PRECISION:
         chain = (*chain, QuantiseWeights(BITS_BY_PRECISION[precision]), common.RemoveUnusedNodesPass())
     for graph_pass in chain:
-        graph_pass(model)
+        try:
+            graph_pass(model)
+        except ir.passes.InvariantError as error:
+            raise ExportError(f"stage {model.graph.name!r} cannot be optimised: {error}") from error
     return model

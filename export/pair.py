@@ -165,17 +165,18 @@ def _build_draft(job: _Job, bundle: Path, report: ExportProgress) -> tuple[Draft
     model = load_model(job.draft)
     options = job.options
     streams = load_streams(job.draft.folder, model.config.hidden_size, model.config.num_hidden_layers)
+    num_input_ids = int(job.target.config["vocab_size"])
     shape = draft_shape(
         model,
         streams,
-        target_vocab_size=int(job.target.config["vocab_size"]),
+        target_vocab_size=num_input_ids,
         num_candidates=options.num_draft_candidates,
     )
     report("export draft", 0.7)
     (bundle / names.DRAFT_FILE).parent.mkdir()
     contract = draft_contract(shape)
     model.set_attn_implementation(TREE_ATTENTION)
-    stage = DraftStage(model, contract, shape, streams=streams, context=job.context)
+    stage = DraftStage(model, contract, shape, streams=streams, context=job.context, num_input_ids=num_input_ids)
     write_draft(export_stage(stage, contract), contract, bundle / names.DRAFT_FILE, options.draft_precision)
     entry = DraftEntry(
         source=job.draft.source,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mirrorsd.graphs.contract import StageContract, TensorSpec
+from mirrorsd.graphs.errors import ExportError
 
 OPSET = 23
 _EXAMPLE_SIZES = {"S": 3, "C": 24, "R": 2, "N": 7, "C+N": 31}
@@ -23,19 +24,25 @@ def export_stage(module: nn.Module, contract: StageContract) -> ir.Model:
     """Export `module`, whose inputs and outputs are those of `contract`, in its order.
 
     Symbolic dimensions of the contract stay symbolic; weights stay in memory.
+
+    Raises:
+        ExportError: PyTorch cannot export this model.
     """
     examples = tuple(_example(spec) for spec in contract.inputs)
-    with _silenced(), torch.no_grad():
-        program = torch.onnx.export(
-            module.eval(),
-            examples,
-            dynamic_shapes=(_dynamic_axes(contract),),
-            input_names=[spec.name for spec in contract.inputs],
-            output_names=[spec.name for spec in contract.outputs],
-            opset_version=OPSET,
-            dynamo=True,
-            verbose=False,
-        )
+    try:
+        with _silenced(), torch.no_grad():
+            program = torch.onnx.export(
+                module.eval(),
+                examples,
+                dynamic_shapes=(_dynamic_axes(contract),),
+                input_names=[spec.name for spec in contract.inputs],
+                output_names=[spec.name for spec in contract.outputs],
+                opset_version=OPSET,
+                dynamo=True,
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        raise ExportError(f"PyTorch cannot export stage {contract.name!r} of this model: {error}") from error
     assert program is not None  # None only where a file is written
     model = program.model
     model.graph.name = contract.name

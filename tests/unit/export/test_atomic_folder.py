@@ -1,3 +1,4 @@
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,15 @@ def test_overwriting_replaces_a_bundle_only_at_the_end(tmp_path: Path) -> None:
         (folder / "manifest.json").write_text("new")
     assert (final / "manifest.json").read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["out.mirror"]
+
+
+def test_a_full_disk_is_an_export_error(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ExportError, match="no space left beside"),
+        atomic_folder(tmp_path / "out.mirror", overwrite=False),
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_parent_that_is_a_file_is_an_export_error(tmp_path: Path) -> None:

@@ -1,0 +1,44 @@
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from mirrorsd.export.attention import TREE_ATTENTION
+from mirrorsd.export.draft_stage import DraftStage, stream_bias
+from mirrorsd.graphs.contract import MASKED, DraftShape, draft_contract
+
+
+def test_streams_see_their_row_s_view_their_row_and_earlier_streams_of_it() -> None:
+    """Two cache slots, rows 0 and 1 (row 1 sees slot 0 and row 0), tips 1 and 0, two streams each."""
+    mask = torch.full((1, 1, 2, 4), MASKED)
+    mask[0, 0, 0, 2] = 0.0
+    mask[0, 0, 1, [0, 2, 3]] = 0.0
+    seen = (stream_bias(mask, torch.tensor([1, 0]), 2)[0, 0] == 0).int().tolist()
+    assert seen == [
+        [0, 0, 1, 0, 0, 0, 0, 0],
+        [1, 0, 1, 1, 0, 0, 0, 0],
+        [1, 0, 1, 1, 1, 0, 0, 0],
+        [1, 0, 1, 1, 1, 1, 0, 0],
+        [0, 0, 1, 0, 0, 0, 1, 0],
+        [0, 0, 1, 0, 0, 0, 1, 1],
+    ]
+
+
+def test_a_stream_sees_its_own_row_even_where_the_mask_hides_it() -> None:
+    mask = torch.full((1, 1, 1, 3), MASKED)
+    assert (stream_bias(mask, torch.tensor([0]), 1)[0, 0, 1] == 0).tolist() == [False, False, True, True]
+
+
+def test_ids_that_the_draft_lacks_are_read_as_its_last_one() -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 20, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    model = LlamaForCausalLM(LlamaConfig(num_attention_heads=2, num_key_value_heads=1, **sizes)).eval()
+    model.set_attn_implementation(TREE_ATTENTION)
+    shape = DraftShape(num_layers=1, vocab_size=20, num_kv_heads=1, head_dim=16, num_streams=0, num_candidates=4)
+    stage = DraftStage(model, draft_contract(shape), shape, streams=None, context=64, num_input_ids=30)
+
+    def best(token: int) -> list[int]:
+        cache = torch.zeros(1, 1, 2, 16)
+        rest = (torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, 1, 3), torch.tensor([0]), cache, cache)
+        with torch.no_grad():
+            return list(stage(torch.tensor([[token]]), *rest)[0][0, 0].tolist())
+
+    assert best(29) == best(19) != best(3)
