@@ -15,8 +15,8 @@ def top_candidates(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the best `count` values and their ids `[n, count]` of `scores [n, V]`, best first.
 
     The row is seen as `V / c` strided chunks of `c` entries: each of the best `count` entries lies in one of the
-    `count` chunks with the largest maxima, so only those are searched. On OpenVINO's CPU plugin (one thread, 32 rows of 4,096,
-    m = 8) this took 0.15 ms where TopK over the whole row took 0.29; with m = 32, TopK alone took 3.1 ms.
+    `count` chunks with the largest maxima, so only those are searched. On OpenVINO's CPU plugin (one thread, 32 rows of
+    4,096, m = 8) this took 0.15 ms where TopK over the whole row took 0.29; with m = 32, TopK alone took 3.1 ms.
     """
     num_rows, width = scores.shape
     chunk = 1 << (isqrt(width) // 2).bit_length() - 1
