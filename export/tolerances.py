@@ -27,7 +27,7 @@ TARGET_TOLERANCES = {
 """Quantised weights are held against the unquantised model: these catch broken graphs, they promise no quality."""
 
 DRAFT_TOLERANCES = {
-    "fp32": Tolerance(max_abs_error=1e-3, top1_agreement=1.0),
+    "fp32": Tolerance(max_abs_error=1e-4, top1_agreement=1.0),
     "fp16": Tolerance(max_abs_error=0.1, top1_agreement=0.98),
     "int8": Tolerance(max_abs_error=2.0, top1_agreement=0.8),
 }

@@ -50,6 +50,8 @@ def export_stage(module: nn.Module, contract: StageContract) -> ir.Model:
     for value, spec in zip(values, specs, strict=True):
         value.name = spec.name
         value.shape = ir.Shape(spec.shape)
+    for value in (*values, *model.graph.initializers.values()):
+        value.metadata_props.clear()
     return model
 
 

@@ -28,6 +28,15 @@ SIZES = {
     "pad_token_id": 0,
 }
 
+SCALED_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 96,
+}
+
 MakeCheckpoint = Callable[..., Path]
 
 
@@ -102,10 +111,16 @@ class ExportedPair:
 
 @pytest.fixture(scope="session")
 def llama_pair(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> ExportedPair:
-    """Tied Llama of 4 layers with an adapter, one exit; a streaming draft with 3 streams in the top two of 3 layers."""
+    """Tied Llama of 4 layers with scaled rope and an adapter; a draft with 3 streams in the top two of 3 layers."""
     folder = tmp_path_factory.mktemp("llama")
     make_checkpoint(
-        folder / "target", "llama", seed=1, num_hidden_layers=4, adapter_layers=(2,), tie_word_embeddings=True
+        folder / "target",
+        "llama",
+        seed=1,
+        num_hidden_layers=4,
+        adapter_layers=(2,),
+        tie_word_embeddings=True,
+        rope_parameters=SCALED_ROPE,
     )
     make_checkpoint(folder / "draft", "llama", seed=2, num_hidden_layers=3, num_streams=3, tie_word_embeddings=True)
     (folder / "target" / "README.md").write_text("---\nlicense: mit\n---\n")
