@@ -7,6 +7,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from mirrorsd.cli.prompt_file import Question
+from mirrorsd.graphs.errors import ContextLengthError
 
 if TYPE_CHECKING:
     from mirrorsd import GenerationResult
@@ -46,34 +47,50 @@ def measure(
     answer: Answer,
     advance: Callable[[str], None],
 ) -> list[Measurement]:
-    """Answer every question with every method, interleaved; which method goes first rotates with the question."""
+    """Answer every question with every method, interleaved; which method goes first rotates with the question.
+
+    A turn that does not fit into the context ends its question, for all methods alike.
+
+    Raises:
+        ContextLengthError: no question fits.
+    """
     warm_up(questions[0], methods, answer)
     measurements: list[Measurement] = []
+    too_long: ContextLengthError | None = None
     for number, question in enumerate(questions * repeats):
         first = number % len(methods)
-        for method in (*methods[first:], *methods[:first]):
-            measurements += converse(question, method, answer)
-        advance(f"{question.category} {question.question_id}")
+        refusals = [converse(question, method, answer, measurements) for method in (*methods[first:], *methods[:first])]
+        too_long = refusals[0] or too_long
+        advance(f"{question.category} {question.question_id}{f': {refusals[0]}' if refusals[0] else ''}")
+    if too_long is not None and not measurements:
+        raise too_long
     return measurements
 
 
 def warm_up(question: Question, methods: Sequence[str], answer: Answer) -> None:
     """Let every method run once, untimed: first runs allocate and compile."""
     for method in methods:
-        converse(question, method, answer)
+        converse(question, method, answer, [])
 
 
-def converse(question: Question, method: str, answer: Answer) -> list[Measurement]:
-    """Ask the turns of one question in order; each answer becomes part of the next turn's conversation."""
+def converse(
+    question: Question, method: str, answer: Answer, measurements: list[Measurement]
+) -> ContextLengthError | None:
+    """Ask the turns of one question in order; each answer becomes part of the next turn's conversation.
+
+    Adds to `measurements`; returns why a turn could not be asked, None where all were.
+    """
     messages: list[dict[str, str]] = []
-    measurements = []
     for turn, text in enumerate(question.turns, start=1):
         messages = [*messages, {"role": "user", "content": text}]
-        result = answer(method, messages)
+        try:
+            result = answer(method, messages)
+        except ContextLengthError as error:
+            return error
         messages = [*messages, {"role": "assistant", "content": result.text}]
         token_ids, stats = tuple(result.token_ids), result.stats.to_dict()
         measurements.append(Measurement(question=question, turn=turn, method=method, token_ids=token_ids, stats=stats))
-    return measurements
+    return None
 
 
 def find_differences(measurements: Iterable[Measurement]) -> list[Difference]:

@@ -9,6 +9,7 @@ import pytest
 from mirrorsd.cli import comparison, inspect
 from mirrorsd.cli.comparison import Measurement, find_differences, measure, summarise
 from mirrorsd.cli.prompt_file import Question
+from mirrorsd.graphs.errors import ContextLengthError
 
 QUESTIONS = (
     Question(question_id="1", category="story", turns=("a", "b")),
@@ -47,8 +48,22 @@ def test_answers_become_history() -> None:
         histories.append([message["content"] for message in messages])
         return make_result([len(histories)])
 
-    comparison.converse(QUESTIONS[0], "plain", answer)
+    comparison.converse(QUESTIONS[0], "plain", answer, [])
     assert histories == [["a"], ["a", "[1]", "b"]]
+
+
+def test_a_question_that_does_not_fit_is_left_out_and_named() -> None:
+    def answer(method: str, messages: list[dict[str, str]]) -> Any:
+        if messages[-1]["content"] in ("b", "c"):
+            raise ContextLengthError("too long")
+        return make_result([1])
+
+    advanced: list[str] = []
+    measurements = measure(QUESTIONS, ("plain", "mirror"), 1, answer, advanced.append)
+    assert [(m.question.question_id, m.turn, m.method) for m in measurements] == [("1", 1, "plain"), ("1", 1, "mirror")]
+    assert advanced == ["story 1: too long", "sum 2: too long"]
+    with pytest.raises(ContextLengthError, match="too long"):
+        measure(QUESTIONS[1:], ("plain",), 1, answer, advanced.append)
 
 
 def test_speed_is_the_median_and_counts_are_weighted_by_steps() -> None:
