@@ -1,6 +1,7 @@
 """`mirrorsd inspect`: what a bundle contains, from its manifest alone."""
 
 from dataclasses import asdict
+from typing import Any
 
 from rich.table import Table
 
@@ -18,7 +19,7 @@ def inspect(bundle: options.Bundle, as_json: options.AsJson = False) -> None:
         return
     for table in (_model_table(manifest), _stage_table(manifest), _verify_table(manifest), _file_table(manifest)):
         print_table(table)
-    if manifest.exit_coverage:
+    if coverage_rows(manifest.exit_coverage):
         print_table(_coverage_table(manifest))
 
 
@@ -71,12 +72,32 @@ def _file_table(manifest: Manifest) -> Table:
 
 
 def _coverage_table(manifest: Manifest) -> Table:
-    table = Table(
-        "exit coverage", "", title="Share of the target's own choices among an exit's best", title_justify="left"
-    )
-    for key, value in manifest.exit_coverage.items():
-        add_row(table, str(key), str(value))
+    coverage = manifest.exit_coverage
+    rows = coverage_rows(coverage)
+    ranks = list(dict.fromkeys(rank for _, _, shares in rows for rank in shares))
+    title = f"How often the target's own choice is among an exit's best (at {coverage.get('positions', '?')} positions)"
+    table = Table("layer", "exit", *(f"top {rank}" for rank in ranks), title=title, title_justify="left")
+    for layer, kind, shares in rows:
+        add_row(table, layer, kind, *(f"{shares[rank]:.1%}" if rank in shares else "-" for rank in ranks))
     return table
+
+
+def coverage_rows(coverage: dict[str, Any]) -> list[tuple[str, str, dict[str, float]]]:
+    """Layer, kind of exit, and shares by rank, of what the training measured; empty where it has another form.
+
+    >>> coverage_rows({"positions": 9, "layers": {"3": {"adapter": {"1": 0.5, "4": 0.8}}}})
+    [('3', 'adapter', {'1': 0.5, '4': 0.8})]
+    """
+    layers = coverage.get("layers")
+    if not isinstance(layers, dict):
+        return []
+    return [
+        (layer, kind, shares)
+        for layer, kinds in layers.items()
+        if isinstance(kinds, dict)
+        for kind, shares in kinds.items()
+        if isinstance(shares, dict) and all(isinstance(share, int | float) for share in shares.values())
+    ]
 
 
 def readable_size(num_bytes: int) -> str:

@@ -207,6 +207,18 @@ def test_inspect(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["target"]["segments"][0]["name"] == "prefix"
 
 
+def test_inspect_shows_exit_coverage(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = bundle / "manifest.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    shares = {"untrained": {"1": 0.25, "8": 0.5}, "adapter": {"1": 0.5, "8": 0.915}}
+    document["exit_coverage"] = {"text": "held back", "positions": 4000, "layers": {"1": shares, "2": "rubbish"}}
+    path.write_text(json.dumps(document), encoding="utf-8")
+    assert run(["inspect", str(bundle)]) == 0
+    out = capsys.readouterr().out
+    assert "at 4000 positions" in out
+    assert "91.5%" in out
+
+
 def test_devices(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["devices", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
