@@ -72,10 +72,11 @@ def _file_table(manifest: Manifest) -> Table:
 
 
 def _coverage_table(manifest: Manifest) -> Table:
+    """How often the target's own choice is among an exit's best."""
     coverage = manifest.exit_coverage
     rows = coverage_rows(coverage)
     ranks = list(dict.fromkeys(rank for _, _, shares in rows for rank in shares))
-    title = f"How often the target's own choice is among an exit's best (at {coverage.get('positions', '?')} positions)"
+    title = f"Exit coverage ({coverage.get('positions', '?')} positions)"
     table = Table("layer", "exit", *(f"top {rank}" for rank in ranks), title=title, title_justify="left")
     for layer, kind, shares in rows:
         add_row(table, layer, kind, *(f"{shares[rank]:.1%}" if rank in shares else "-" for rank in ranks))

@@ -215,7 +215,7 @@ def test_inspect_shows_exit_coverage(bundle: Path, capsys: pytest.CaptureFixture
     path.write_text(json.dumps(document), encoding="utf-8")
     assert run(["inspect", str(bundle)]) == 0
     out = capsys.readouterr().out
-    assert "at 4000 positions" in out
+    assert "Exit coverage (4000 positions)" in out
     assert "91.5%" in out
 
 
