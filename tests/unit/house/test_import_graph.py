@@ -18,7 +18,7 @@ ALLOWED = {
     "training": {"mirrorsd.graphs", "matplotlib", *TRAINERS},
     "cli": {
         *("mirrorsd", "mirrorsd.graphs", "mirrorsd.device_maps", "mirrorsd.export"),
-        *("mirrorsd.runtime", "mirrorsd.training", "typer", "rich"),
+        *("mirrorsd.runtime", "mirrorsd.training", "typer", "rich", "matplotlib"),
     },
 }
 """What each folder may import besides the standard library and itself."""
