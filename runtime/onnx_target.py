@@ -5,6 +5,7 @@ travel. One I/O binding per number of rows is made once and reused.
 """
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,7 @@ class _BoundSegment:
             value = hidden_in if spec.name == names.HIDDEN else values[spec.name]
             self._binding.bind_ortvalue_input(spec.name, value)
         for spec in session.get_outputs():
-            value = hidden_out if spec.name == names.HIDDEN else values[spec.name]
+            value = hidden_out if spec.name in (names.HIDDEN, names.NEXT_HIDDEN) else values[spec.name]
             self._binding.bind_ortvalue_output(spec.name, value)
 
     def run(self) -> None:
@@ -236,12 +237,24 @@ def _session_options(placement: TargetPlacement) -> ort.SessionOptions:
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = 3
-    if placement.threads > 1 and len(placement.cores) == placement.threads:
-        pool = ";".join(str(core + 1) for core in placement.cores[1:])
-        options.add_session_config_entry("session.intra_op_thread_affinities", pool)
+    if placement.threads > 1:
+        options.use_per_session_threads = not _share_threads(placement.threads)
     if placement.provider != "CPUExecutionProvider":
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     return options
+
+
+@cache
+def _share_threads(threads: int) -> bool:
+    """Make one thread pool for all stages: with a pool each, idle pools spin beside the one at work.
+
+    A process has one such pool; a second size finds it taken and keeps a pool per stage.
+    """
+    try:
+        ort.set_global_thread_pool_sizes(threads, 1)
+    except _VENDOR_ERRORS:
+        return False
+    return True
 
 
 def _open(path: Path, placement: TargetPlacement, options: ort.SessionOptions) -> ort.InferenceSession:

@@ -19,6 +19,7 @@ from mirrorsd.runtime.paced import PacedDraftModel, PacedTargetModel
 from mirrorsd.runtime.session import MirrorSession
 from mirrorsd.runtime.target_session import TargetModel
 from mirrorsd.runtime.tokenization import BundleTokenizer, Message
+from mirrorsd.runtime.tuned import Tuned
 
 
 class MirrorPipeline:
@@ -58,6 +59,7 @@ class MirrorPipeline:
         *,
         device_map: str = "auto",
         speculation: Mapping[str, object] | None = None,
+        use_tuned: bool = True,
     ) -> Self:
         """Load a bundle.
 
@@ -65,6 +67,7 @@ class MirrorPipeline:
             bundle: the bundle's folder.
             device_map: name of a card, path of a card, or `auto`.
             speculation: values of `SpeculationConfig` to use instead of the card's own.
+            use_tuned: start from what `mirrorsd tune` found, where it fits this machine.
 
         Raises:
             BundleError: missing, damaged, of another schema, or unsafe.
@@ -74,14 +77,25 @@ class MirrorPipeline:
         folder = Path(bundle)
         manifest = read_bundle(folder)
         choice = choose_device_map(device_map)
-        resolved = resolve_speculation(speculation_of(choice.device_map), speculation or {})
+        tuned = Tuned.read(folder, choice.device_map.name) if use_tuned else None
+        defaults = {**(tuned.speculation if tuned else {}), **(speculation or {})}
+        resolved = resolve_speculation(speculation_of(choice.device_map), defaults)
         tokenizer = BundleTokenizer(folder)
         engine = _start_engine(folder, manifest, choice.device_map, resolved)
-        placement = [*choice.reasons, *engine.describe()]
+        source = "tuned on this machine" if tuned else f"defaults of {choice.device_map.name}"
+        placement = [*choice.reasons, *engine.describe(), f"speculation: {source}"]
         return cls(engine, tokenizer, manifest, choice.device_map, resolved, placement)
 
-    def session(self) -> MirrorSession:
+    @property
+    def engine(self) -> Engine:
+        """The devices and their workers, for measuring them."""
+        return self._engine
+
+    def session(self, speculation: SpeculationConfig | None = None) -> MirrorSession:
         """Open a session with caches of its own; it shares the devices fairly with the others.
+
+        Args:
+            speculation: how this session speculates; the pipeline's own way by default.
 
         Raises:
             GenerationError: the pipeline is closed.
@@ -93,7 +107,7 @@ class MirrorPipeline:
                 self._engine.open_seat(),
                 self._tokenizer,
                 self.manifest,
-                self.speculation,
+                speculation or self.speculation,
                 self.device_map.name,
                 lambda: self._is_open,
             )
