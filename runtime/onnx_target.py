@@ -5,7 +5,6 @@ travel. One I/O binding per number of rows is made once and reused.
 """
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -238,23 +237,14 @@ def _session_options(placement: TargetPlacement) -> ort.SessionOptions:
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = 3
     if placement.threads > 1:
-        options.use_per_session_threads = not _share_threads(placement.threads)
+        # Each stage has a pool of its own: an idle one must not spin beside the one at work.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        if len(placement.cores) == placement.threads:
+            pool = ";".join(str(core + 1) for core in placement.cores[1:])
+            options.add_session_config_entry("session.intra_op_thread_affinities", pool)
     if placement.provider != "CPUExecutionProvider":
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     return options
-
-
-@cache
-def _share_threads(threads: int) -> bool:
-    """Make one thread pool for all stages: with a pool each, idle pools spin beside the one at work.
-
-    A process has one such pool; a second size finds it taken and keeps a pool per stage.
-    """
-    try:
-        ort.set_global_thread_pool_sizes(threads, 1)
-    except _VENDOR_ERRORS:
-        return False
-    return True
 
 
 def _open(path: Path, placement: TargetPlacement, options: ort.SessionOptions) -> ort.InferenceSession:
@@ -262,9 +252,16 @@ def _open(path: Path, placement: TargetPlacement, options: ort.SessionOptions) -
     if placement.provider == "CUDAExecutionProvider":
         providers = [(placement.provider, {"device_id": str(placement.device_id)})]
     try:
-        return ort.InferenceSession(str(path), options, providers=providers)
+        session = ort.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
     except _VENDOR_ERRORS as error:
         raise DeviceError(f"ONNX Runtime could not load {path.name} on {placement.provider}: {error}") from error
+    found = session.get_providers()[0]
+    if found != placement.provider:
+        raise DeviceError(
+            f"ONNX Runtime put {path.name} on {found}, the device map asks for {placement.provider}. "
+            "Nothing was run. Check the driver, or choose another device map (`mirrorsd devices`)."
+        )
+    return session
 
 
 def _run_bound(session: ort.InferenceSession, binding: ort.IOBinding, name: str) -> None:
