@@ -13,6 +13,7 @@ TARGET_PROVIDERS = ("CPUExecutionProvider", "CUDAExecutionProvider")
 DRAFT_DEVICES = ("CPU", "NPU")
 DRAFT_PRECISIONS = ("f32", "bf16", "f16", "auto")
 ALLOCATIONS = ("global", "per_row")
+ROOT_SOURCES = ("proxy", "early", "progressive")
 MAX_THREADS = 256
 MAX_GAMMA = 31
 MAX_ROOTS = 128
@@ -79,11 +80,12 @@ class SpeculationDefaults:
     """How widely to speculate when the caller does not say.
 
     `gamma` window tokens, `roots` branches per step under `global` allocation, `kappa` candidates per row under
-    `per_row`, `passes` draft passes per window (see docs/device-maps.md).
+    `per_row`, `root_source` says whose guesses roots come from, `passes` draft passes per window (see docs/device-maps.md).
     """
 
     gamma: int = 6
     roots: int = 8
+    root_source: str = "progressive"
     allocation: str = "global"
     kappa: int = 8
     passes: int = 2
@@ -92,6 +94,7 @@ class SpeculationDefaults:
         """Check every field on its own."""
         require_between("speculation.gamma", self.gamma, 1, MAX_GAMMA)
         require_between("speculation.roots", self.roots, 0, MAX_ROOTS)
+        require_one_of("speculation.root_source", self.root_source, ROOT_SOURCES)
         require_one_of("speculation.allocation", self.allocation, ALLOCATIONS)
         require_between("speculation.kappa", self.kappa, 1, MAX_KAPPA)
         require_between("speculation.passes", self.passes, 1, MAX_PASSES)

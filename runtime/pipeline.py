@@ -170,6 +170,7 @@ def speculation_of(card: DeviceMap) -> SpeculationConfig:
     return SpeculationConfig(
         gamma=defaults.gamma,
         roots=defaults.roots,
+        root_source=defaults.root_source,
         kappa=defaults.kappa,
         allocation=defaults.allocation,
         passes=defaults.passes,
