@@ -80,7 +80,7 @@ class SpeculationDefaults:
     """How widely to speculate when the caller does not say.
 
     `gamma` window tokens, `roots` branches per step under `global` allocation, `kappa` candidates per row under
-    `per_row`, `root_source` says whose guesses roots come from, `passes` draft passes per window (see docs/device-maps.md).
+    `per_row`, `root_source` whose guesses roots come from, `passes` draft passes per window (see docs/device-maps.md).
     """
 
     gamma: int = 6
