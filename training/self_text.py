@@ -24,7 +24,15 @@ from mirrorsd.graphs.errors import ConfigError
 
 from .decoder_rows import finish_layer, project_rows
 
-__all__ = ["SelfText", "SelfTextConfig", "generate_batch", "join_texts", "load_texts", "write_self_text"]
+__all__ = [
+    "SelfText",
+    "SelfTextConfig",
+    "cut_before_loop",
+    "generate_batch",
+    "join_texts",
+    "load_texts",
+    "write_self_text",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +217,24 @@ def load_texts(folder: Path) -> list[SelfText]:
     if not texts:
         raise ConfigError(f"{folder} holds no text; let the target write some first")
     return texts
+
+
+def cut_before_loop(text: SelfText, *, length: int = 6, keep: int = 0) -> SelfText:
+    """Cut a text where the target begins to repeat itself: before the first run of `length` tokens it wrote already.
+
+    A small model that decodes greedily ends in a loop, and a loop is easy to draft; what comes before tells more.
+    `keep` tokens of the loop stay.
+
+    >>> cut_before_loop(SelfText([9, 1, 2, 3, 1, 2, 3], prompt_length=1), length=2).tokens
+    [9, 1, 2, 3]
+    """
+    seen: set[tuple[int, ...]] = set()
+    for start in range(text.prompt_length, len(text.tokens) - length + 1):
+        run = tuple(text.tokens[start : start + length])
+        if run in seen:
+            return SelfText(text.tokens[: start + keep], text.prompt_length, text.temperature)
+        seen.add(run)
+    return text
 
 
 def join_texts(texts: Sequence[SelfText], seed: int = 0) -> NDArray[np.uint16]:

@@ -18,10 +18,12 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from mirrorsd.training.distill_draft import DistillConfig, distill_draft, embed_like_target
 from mirrorsd.training.loss_curve import plot_losses
 from mirrorsd.training.schedule import WarmStableDecay
-from mirrorsd.training.self_text import join_texts, load_texts
+from mirrorsd.training.self_text import cut_before_loop, join_texts, load_texts
 from mirrorsd.training.streaming_draft import StreamingDraft
 from mirrorsd.training.timed_run import LOSSES_FILE, RunConfig
 from mirrorsd.training.token_stream import TokenStream
+
+LOOP_TOKENS = 24
 
 
 def make_draft(target: LlamaForCausalLM) -> StreamingDraft:
@@ -31,6 +33,14 @@ def make_draft(target: LlamaForCausalLM) -> StreamingDraft:
     draft = StreamingDraft(base, num_streams=3, num_stream_layers=2)
     embed_like_target(draft, target)
     return draft
+
+
+def open_text(folder: Path) -> TokenStream:
+    """Read what the target wrote, with the greater part of its loops left out (they teach nothing new)."""
+    texts = [cut_before_loop(text, keep=LOOP_TOKENS) for text in load_texts(folder)]
+    tokens = join_texts(texts)
+    print(f"{folder.name}: {len(texts)} texts, {len(tokens) / 1e6:.2f} M tokens", flush=True)
+    return TokenStream(tokens)
 
 
 def main(
@@ -49,7 +59,7 @@ def main(
     torch.set_num_threads(threads)
     teacher = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
     draft = make_draft(teacher)
-    streams = (TokenStream(join_texts(load_texts(text))), TokenStream(join_texts(load_texts(held_back))))
+    streams = (open_text(text), open_text(held_back))
     schedule = WarmStableDecay(budget_s=seconds, warm_s=30.0, decay_s=decay_seconds)
     distill_draft(teacher, draft, streams, RunConfig(out=work, schedule=schedule, deadline=deadline), DistillConfig())
     plot_losses(work / LOSSES_FILE, work / "losses.png")

@@ -7,7 +7,7 @@ import torch
 
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.draft_report import fill_window, measure_agreement, measure_windows
-from mirrorsd.training.self_text import SelfText
+from mirrorsd.training.self_text import SelfText, cut_before_loop
 from mirrorsd.training.streaming_draft import DraftHidden
 
 
@@ -65,3 +65,10 @@ def test_agreement_per_stream() -> None:
 def test_windows_need_a_pass() -> None:
     with pytest.raises(ConfigError, match="passes is 0"):
         measure_windows(SimpleNamespace(), [], passes=0)
+
+
+def test_a_text_is_cut_before_its_loop() -> None:
+    looping = SelfText([1, 2, 1, 2, 5, 6, 7, 5, 6, 7, 5, 6, 7], prompt_length=4)  # the prompt may repeat itself
+    assert cut_before_loop(looping, length=3).tokens == [1, 2, 1, 2, 5, 6, 7]
+    steady = SelfText(list(range(9)), prompt_length=2)
+    assert cut_before_loop(steady, length=3) == steady
