@@ -7,6 +7,7 @@ one sentence, warned about once, after which every window is empty and decoding 
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any, TypeVar
 
 from mirrorsd.graphs.errors import DeviceError
@@ -15,6 +16,7 @@ from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.workers import DeviceWorker
 
 Result = TypeVar("Result")
+_PREPARE_S = 600.0
 
 
 class DraftLink:
@@ -32,6 +34,16 @@ class DraftLink:
         self._deadline_s = deadline_s
         self._ledger = ledger
         self._posted: list[Future[Any]] = []
+
+    def prepare(self, num_slots: int) -> None:
+        """Let the draft's device get ready for a text of `num_slots` slots before the first token.
+
+        Compiling may take longer than any round: this waits as long as it takes, up to `_PREPARE_S`.
+        """
+        self.post(partial(self.drafter.session.prepare, num_slots))
+        if self._posted and not wait_for(self._posted[-1], _PREPARE_S):
+            self._give_up(f"it was not ready within {_PREPARE_S:g} s")
+        self.is_working()
 
     def post(self, job: Callable[[], object]) -> None:
         """Queue a job without waiting for it. May be called from any thread."""

@@ -47,6 +47,9 @@ class DraftSession(Protocol):
     prefill_rows: int
     capacity: int
 
+    def prepare(self, num_slots: int) -> None:
+        """Before a request: have ready whatever a text of up to `num_slots` cache slots will use."""
+
     def run(self, blocks: Sequence[RowBlock], tip_rows: Sequence[int]) -> TipGuesses:
         """Run one pass. The rows' keys and values stay available to `keep_rows` until the next pass."""
 

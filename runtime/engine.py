@@ -87,6 +87,7 @@ class Seat:
         speculation = request.speculation
         link = DraftLink(self._drafter, self._engine.draft_worker, speculation.draft_deadline_s, request.ledger)
         self._link = link
+        link.prepare(min(self._draft_session.capacity, request.max_tokens + _scratch_slots(speculation)))
         passes = speculation.passes if self._draft_session.shape.num_streams else request.gamma
         serial = SerialDriver(request, self._target, link, passes)
         if method == "serial":
@@ -112,6 +113,12 @@ class Seat:
         """Release the caches."""
         self._target_session.close()
         self._draft_session.close()
+
+
+def _scratch_slots(speculation: SpeculationConfig) -> int:
+    """Most cache slots past the text: the window, and a whole branch for every root."""
+    num_roots = max(speculation.roots, speculation.kappa * (1 + speculation.gamma))
+    return (1 + speculation.gamma) * (1 + num_roots)
 
 
 def resolve_speculation(defaults: SpeculationConfig, overrides: Mapping[str, object]) -> SpeculationConfig:

@@ -128,6 +128,11 @@ class FakeDraft:
         self._rows: list[tuple[int, int]] = []
         self.num_passes = 0
         self.texts_fed: list[list[int]] = []
+        self.prepared_slots: list[int] = []
+
+    def prepare(self, num_slots: int) -> None:
+        """See `DraftSession.prepare`."""
+        self.prepared_slots.append(num_slots)
 
     def run(self, blocks: Sequence[RowBlock], tip_rows: Sequence[int]) -> TipGuesses:
         """See `DraftSession.run`."""

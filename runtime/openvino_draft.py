@@ -1,7 +1,8 @@
-"""The draft on OpenVINO (CPU, NPU, or the NPU plugin's wrapper on the CPU). Vendor calls live here only.
+"""The draft on OpenVINO (CPU, GPU, NPU, or the NPU plugin's wrapper on the CPU).
 
-One IR with symbolic `N`, `R`, `C` is made static for each (rows, tips, capacity) that is used. The key/value cache is
-host memory shared with all compiled shapes of one capacity; a text that outgrows it moves to the next capacity.
+One IR with symbolic `N`, `R`, `C` is made static for each (rows, tips, capacity) that is used (`draft_cache` keeps the
+results on disk). The key/value cache is host memory shared with all compiled shapes of one capacity; a text that
+outgrows it moves to the next capacity, which `prepare` has compiled before the first token.
 """
 
 from collections.abc import Sequence
@@ -15,43 +16,21 @@ from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
+from mirrorsd.runtime.draft_compiler import DraftCompiler, run_request
 from mirrorsd.runtime.draft_rows import DraftInputs
 from mirrorsd.runtime.draft_session import RowBlock, TipGuesses
 
-_PRECISIONS = {"f32": "f32", "bf16": "bf16", "f16": "f16"}
-
 
 class OpenVinoDraftModel:
-    """The draft's IR and its compiled static shapes, shared by all sessions. Use it on the draft worker's thread."""
+    """The draft's compiled static shapes, shared by all sessions. Use it on the draft worker's thread."""
 
     def __init__(self, bundle: Path, entry: DraftEntry, placement: DraftPlacement) -> None:
         self.entry, self.placement = entry, placement
-        self._core = ov.Core()
-        self._path = bundle / entry.file
-        self._compiled: dict[tuple[int, int, int], ov.CompiledModel] = {}
+        self.shapes = DraftCompiler(bundle, entry, placement)
 
     def new_session(self) -> "OpenVinoDraft":
         """A session with a cache of its own on the shared compiled shapes."""
         return OpenVinoDraft(self)
-
-    def compiled(self, rows: int, tips: int, capacity: int) -> ov.CompiledModel:
-        """The compiled model for one static shape; compiles it at first use.
-
-        Raises:
-            DeviceError: the device does not take it.
-        """
-        key = (rows, tips, capacity)
-        if key not in self._compiled:
-            try:
-                model = self._core.read_model(self._path)
-                model.reshape(_static_shapes(self.entry, rows, tips, capacity))
-                self._compiled[key] = self._core.compile_model(model, *_device_options(self.placement))
-            except RuntimeError as error:
-                raise DeviceError(
-                    f"OpenVINO could not compile the draft for {self.placement.device} "
-                    f"({rows} rows, {tips} tips, {capacity} slots): {error}"
-                ) from error
-        return self._compiled[key]
 
     def describe(self) -> str:
         """One line for `pipe.placement`."""
@@ -80,11 +59,17 @@ class OpenVinoDraft:
         self._last: _BoundRequest | None = None
 
     def warm_up(self) -> None:
-        """Compile every bucket at the first capacity and run each once, so that the first request pays nothing."""
-        for bucket in self._buckets:
-            request = self._request(bucket)
-            request.inputs.fill([RowBlock([0], 0, 0)], [0])
-            request.infer()
+        """Run every bucket at the first capacity once, so that the first request pays nothing; fill the cache."""
+        self.prepare(1)
+        self._model.shapes.fill_cache()
+
+    def prepare(self, num_slots: int) -> None:
+        """See `DraftSession.prepare`."""
+        for capacity in self._capacities:
+            for bucket in self._buckets:
+                self._model.shapes.warm_up(bucket.rows, bucket.tips, capacity)
+            if capacity >= num_slots:
+                return
 
     def run(self, blocks: Sequence[RowBlock], tip_rows: Sequence[int]) -> TipGuesses:
         """See `DraftSession.run`."""
@@ -137,7 +122,7 @@ class OpenVinoDraft:
     def _request(self, bucket: DraftBucket) -> "_BoundRequest":
         key = (bucket.rows, bucket.tips, self._cache.capacity)
         if key not in self._requests:
-            self._requests[key] = _BoundRequest(self._model.compiled(*key), self._entry, self._cache)
+            self._requests[key] = _BoundRequest(self._model.shapes.compiled(*key), self._entry, self._cache)
         return self._requests[key]
 
 
@@ -184,10 +169,7 @@ class _BoundRequest:
 
     def infer(self) -> None:
         """Run the pass (the calling thread waits; other Python threads go on)."""
-        try:
-            self._request.infer()
-        except RuntimeError as error:
-            raise DeviceError(f"OpenVINO failed while running the draft: {error}") from error
+        run_request(self._request)
 
 
 _HOST_INPUTS = (names.DRAFT_IDS, names.DRAFT_POSITIONS, names.DRAFT_MASK, names.DRAFT_TIP_ROWS)
@@ -195,30 +177,3 @@ _HOST_INPUTS = (names.DRAFT_IDS, names.DRAFT_POSITIONS, names.DRAFT_MASK, names.
 
 def _slots_needed(block: RowBlock) -> int:
     return max([block.chain_visible, *(slot + 1 for slot in block.extra_slots)])
-
-
-def _static_shapes(entry: DraftEntry, rows: int, tips: int, capacity: int) -> dict[str, list[int]]:
-    shapes: dict[str, list[int]] = {
-        names.DRAFT_IDS: [1, rows],
-        names.DRAFT_POSITIONS: [1, rows],
-        names.DRAFT_MASK: [1, 1, rows, capacity + rows],
-        names.DRAFT_TIP_ROWS: [tips],
-    }
-    for layer in range(entry.shape.num_layers):
-        for name in (names.past_key(layer), names.past_value(layer)):
-            shapes[name] = [1, entry.shape.num_kv_heads, capacity, entry.shape.head_dim]
-    return shapes
-
-
-def _device_options(placement: DraftPlacement) -> tuple[str, dict[str, object]]:
-    """Device name and properties for `compile_model`."""
-    if placement.emulated:
-        return "NPU", {"NPU_USE_NPUW": "YES", "NPUW_DEVICES": "CPU"}
-    options: dict[str, object] = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1}
-    if placement.precision in _PRECISIONS:
-        options["INFERENCE_PRECISION_HINT"] = _PRECISIONS[placement.precision]
-    if placement.device == "CPU":
-        options["INFERENCE_NUM_THREADS"] = placement.threads
-        options["ENABLE_CPU_PINNING"] = False
-        options["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0
-    return placement.device, options

@@ -109,6 +109,10 @@ class PacedDraft:
         self.round_sizes, self.max_tips, self.prefill_rows = session.round_sizes, session.max_tips, session.prefill_rows
         self._session, self._pace = session, pace
 
+    def prepare(self, num_slots: int) -> None:
+        """See `DraftSession.prepare`."""
+        self._session.prepare(num_slots)
+
     def run(self, blocks: Sequence[RowBlock], tip_rows: Sequence[int]) -> TipGuesses:
         """See `DraftSession.run`."""
         started = perf_counter()

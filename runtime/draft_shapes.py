@@ -1,0 +1,37 @@
+"""The draft's static shapes, and the properties it is compiled with on each device."""
+
+from typing import Any
+
+from mirrorsd.device_maps import DraftPlacement
+from mirrorsd.graphs import names
+from mirrorsd.graphs.manifest import DraftEntry
+
+_PRECISIONS = ("f32", "bf16", "f16")
+
+
+def static_shapes(entry: DraftEntry, rows: int, tips: int, capacity: int) -> dict[str, list[int]]:
+    """Shape of every input once `N`, `R` and `C` are numbers."""
+    shapes: dict[str, list[int]] = {
+        names.DRAFT_IDS: [1, rows],
+        names.DRAFT_POSITIONS: [1, rows],
+        names.DRAFT_MASK: [1, 1, rows, capacity + rows],
+        names.DRAFT_TIP_ROWS: [tips],
+    }
+    for layer in range(entry.shape.num_layers):
+        for name in (names.past_key(layer), names.past_value(layer)):
+            shapes[name] = [1, entry.shape.num_kv_heads, capacity, entry.shape.head_dim]
+    return shapes
+
+
+def device_options(placement: DraftPlacement) -> tuple[str, dict[str, Any]]:
+    """Device name and properties for `compile_model` and `import_model`."""
+    if placement.emulated:
+        return "NPU", {"NPU_USE_NPUW": "YES", "NPUW_DEVICES": "CPU"}
+    options: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1}
+    if placement.precision in _PRECISIONS:
+        options["INFERENCE_PRECISION_HINT"] = placement.precision
+    if placement.device == "CPU":
+        options["INFERENCE_NUM_THREADS"] = placement.threads
+        options["ENABLE_CPU_PINNING"] = False
+        options["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0
+    return placement.device, options

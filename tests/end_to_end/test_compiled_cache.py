@@ -1,0 +1,80 @@
+"""Compiled drafts on disk, with the real OpenVINO: later loads compile nothing, and bad files break nothing."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mirrorsd.device_maps import load_device_map
+from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.runtime.draft_session import RowBlock
+from mirrorsd.runtime.openvino_draft import OpenVinoDraft, OpenVinoDraftModel
+
+NUM_SHAPES = 6
+
+
+@pytest.fixture(scope="module")
+def compiled_bundle(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the tiny bundle whose draft is compiled on disk."""
+    folder = tmp_path_factory.mktemp("compiled") / "tiny.mirror"
+    shutil.copytree(tiny_bundle, folder)
+    assert open_draft(folder)[0].shapes.cache.num_written == NUM_SHAPES  # type: ignore[union-attr]
+    return folder
+
+
+def open_draft(bundle: Path) -> tuple[OpenVinoDraftModel, OpenVinoDraft]:
+    model = OpenVinoDraftModel(bundle, read_bundle(bundle).draft, load_device_map("cpu").draft)
+    session = model.new_session()
+    session.warm_up()
+    return model, session
+
+
+def guesses(session: OpenVinoDraft) -> list[int]:
+    return session.run([RowBlock([5, 6, 7], 0, 0)], [0, 1, 2]).ids.ravel().tolist()
+
+
+def test_the_second_load_compiles_nothing_and_computes_the_same(
+    compiled_bundle: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, session = open_draft(compiled_bundle)
+    cache = model.shapes.cache
+    assert cache is not None
+    assert (cache.num_read, cache.num_written) == (NUM_SHAPES // 2, 0)
+    session.prepare(session.capacity)
+    assert (cache.num_read, cache.num_written) == (NUM_SHAPES, 0)
+    assert not caplog.records
+    model.shapes.cache = None
+    fresh = OpenVinoDraftModel(compiled_bundle, model.entry, model.placement)
+    fresh.shapes.cache = None
+    assert guesses(fresh.new_session()) == guesses(session)
+
+
+def test_the_bundle_itself_is_untouched(compiled_bundle: Path) -> None:
+    found = {path.relative_to(compiled_bundle).as_posix() for path in compiled_bundle.rglob("*") if path.is_file()}
+    assert found == {"manifest.json", *read_bundle(compiled_bundle).files}
+
+
+def test_a_blob_that_openvino_refuses_is_compiled_again(
+    compiled_bundle: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = tmp_path / "tiny.mirror"
+    shutil.copytree(compiled_bundle, copy)
+    model = OpenVinoDraftModel(copy, read_bundle(copy).draft, load_device_map("cpu").draft)
+    cache = model.shapes.cache
+    assert cache is not None
+    cache.write("8x8x256", b"no blob of OpenVINO's")
+    session = model.new_session()
+    assert guesses(session) == guesses(open_draft(compiled_bundle)[1])
+    assert "CPU does not take a blob back" in caplog.text
+    assert "compiling again" in caplog.text
+
+
+def test_without_a_cache_everything_works(tiny_bundle: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "tiny.mirror"
+    shutil.copytree(tiny_bundle, copy)
+    (tmp_path / ".tiny.mirror.cache").write_text("a file is in the way", encoding="utf-8")
+    model, session = open_draft(copy)
+    assert model.shapes.cache is not None
+    assert model.shapes.cache.num_written == 0
+    session.prepare(session.capacity)
+    assert len(guesses(session)) > 0
