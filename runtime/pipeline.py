@@ -83,6 +83,8 @@ class MirrorPipeline:
         tokenizer = BundleTokenizer(folder)
         engine = _start_engine(folder, manifest, choice.device_map, resolved)
         source = "tuned on this machine" if tuned else f"defaults of {choice.device_map.name}"
+        if tuned:
+            engine.book.start_from(tuned.tokens_per_second)
         placement = [*choice.reasons, *engine.describe(), f"speculation: {source}"]
         return cls(engine, tokenizer, manifest, choice.device_map, resolved, placement)
 

@@ -28,8 +28,7 @@ class Tuned:
         speculation: values of `SpeculationConfig`.
         predicted_step_ms: by the latency law, from the parts' times.
         measured_step_ms: in the run that won.
-        tokens_per_second: in the run that won.
-        plain_tokens_per_second: plain decoding in the same run.
+        tokens_per_second: best of each method in the same run; `auto` starts from them.
     """
 
     card: str
@@ -37,8 +36,7 @@ class Tuned:
     speculation: dict[str, Any]
     predicted_step_ms: float
     measured_step_ms: float
-    tokens_per_second: float
-    plain_tokens_per_second: float
+    tokens_per_second: dict[str, float]
 
     def write(self, bundle: Path) -> Path:
         """Keep it beside the bundle, whole or not at all."""

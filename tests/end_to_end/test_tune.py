@@ -25,8 +25,7 @@ def tuned_for(bundle: Path, **changes: object) -> Tuned:
         "speculation": {"gamma": 3, "roots": 2},
         "predicted_step_ms": 1.0,
         "measured_step_ms": 1.1,
-        "tokens_per_second": 100.0,
-        "plain_tokens_per_second": 90.0,
+        "tokens_per_second": {"mirror": 100.0, "serial": 95.0, "plain": 90.0},
     }
     return Tuned(**{**values, **changes})
 
@@ -41,6 +40,7 @@ def test_tune_measures_chooses_and_is_used(own_bundle: Path, capsys: pytest.Capt
     with MirrorPipeline.load(own_bundle, device_map="cpu") as pipe:
         assert pipe.speculation.gamma == best["speculation"]["gamma"]
         assert "speculation: tuned on this machine" in pipe.placement
+        assert pipe.engine.book.cheapest() == max(report["tokens_per_second"], key=report["tokens_per_second"].get)
 
 
 def test_what_was_tuned_elsewhere_is_not_used(own_bundle: Path) -> None:

@@ -40,6 +40,13 @@ def test_what_was_learned_serves_the_next_request() -> None:
     assert sum(costs[method] for method in run) <= 1.03 * 128
 
 
+def test_measured_speeds_spare_the_first_trials() -> None:
+    book = CostBook(("mirror", "serial", "plain"))
+    book.start_from({"mirror": 60.0, "serial": 70.0, "plain": 100.0})
+    run, _ = simulate({"mirror": 1 / 60, "serial": 1 / 70, "plain": 1 / 100}, 60, book)
+    assert run.count("plain") == 60
+
+
 def test_a_method_that_became_faster_is_found_again() -> None:
     _, book = simulate({"mirror": 3.0, "serial": 3.0, "plain": 1.0}, 300)
     run, _ = simulate({"mirror": 0.3, "serial": 3.0, "plain": 1.0}, 1500, book)
