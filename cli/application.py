@@ -7,6 +7,7 @@ import typer
 
 from mirrorsd import __version__
 from mirrorsd.cli.compare import compare
+from mirrorsd.cli.compile import compile
 from mirrorsd.cli.devices import devices
 from mirrorsd.cli.doctor import doctor
 from mirrorsd.cli.export import export
@@ -24,7 +25,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (export, generate, compare, inspect, devices, doctor, trace, tune):
+for command in (export, compile, generate, compare, inspect, devices, doctor, trace, tune):
     app.command()(command)
 
 

@@ -2,15 +2,18 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from mirrorsd.cli import options
+from mirrorsd.cli.compile import check_shapes, print_checks, report
 from mirrorsd.cli.console import note, print_json, show_share
-from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.cli.failures import EXIT_FAILED
+from mirrorsd.graphs.errors import ConfigError, DeviceError
 
 if TYPE_CHECKING:
+    from mirrorsd.device_maps import DeviceMap
     from mirrorsd.graphs import Manifest
 
 
@@ -22,7 +25,9 @@ def export(
     precision: Annotated[str, typer.Option(help="The target's weights: fp32, fp16, int8, int4.")] = "fp32",
     draft_precision: Annotated[str, typer.Option(help="The draft's weights: fp32, fp16 or int8.")] = "fp32",
     context: Annotated[int | None, typer.Option(help="Longest text in tokens; at most 2048 without it.")] = None,
-    device_map: Annotated[str | None, typer.Option(help="A card that the bundle is meant for, checked first.")] = None,
+    device_map: Annotated[
+        str | None, typer.Option(help="A card to compile the draft for, if its devices are here.")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a bundle that is there.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -39,13 +44,32 @@ def export(
         context=context,
         overwrite=overwrite,
     )
-    with show_share("exporting") as report:
-        manifest = export_pair(target, draft, output, chosen, report)
+    with show_share("exporting") as show:
+        manifest = export_pair(target, draft, output, chosen, show)
     if as_json:
-        print_json({"bundle": str(output), "verify": [asdict(result) for result in manifest.verify]})
-        return
-    for line in summary_lines(output, manifest):
-        print(line)
+        document: dict[str, Any] = {"bundle": str(output), "verify": [asdict(result) for result in manifest.verify]}
+    else:
+        print("\n".join(summary_lines(output, manifest)))
+    card = present_card(device_map) if device_map else None
+    checks = check_shapes(output, card) if card else []
+    if as_json:
+        shapes = {"compile": report(output, card, checks)} if card else {}
+        print_json(document | shapes)
+    elif card:
+        print_checks(card, checks)
+    if not all(check.is_fine for check in checks):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def present_card(name: str) -> "DeviceMap | None":
+    """The card to compile for; None, and a note that says why, where its devices are not here."""
+    from mirrorsd.runtime import choose_device_map
+
+    try:
+        return choose_device_map(name).device_map
+    except DeviceError as error:
+        note(f"not compiled, since the device is not here (`mirrorsd compile` does it there): {error}")
+        return None
 
 
 def read_exit_layers(text: str) -> Literal["auto"] | tuple[int, ...]:

@@ -9,7 +9,7 @@ from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import DraftEntry
 from mirrorsd.runtime.draft_cache import open_draft_cache
-from mirrorsd.runtime.draft_shapes import device_options, static_shapes
+from mirrorsd.runtime.draft_shapes import device_options, host_options, static_shapes
 
 _MOST_AHEAD_BYTES = 1 << 30
 
@@ -22,6 +22,8 @@ class DraftCompiler:
         self.cache = open_draft_cache(bundle, entry, placement, self.core)
         self._path, self._entry = bundle / entry.file, entry
         self._device, self._options = device_options(placement)
+        if host := host_options(placement):
+            self.core.set_property("CPU", host)
         self._compiled: dict[tuple[int, int, int], ov.CompiledModel] = {}
         self._warm: set[tuple[int, int, int]] = set()
         # An imported model computes on the mapped file itself, so the mapping must outlive it.
@@ -65,9 +67,8 @@ class DraftCompiler:
         Raises:
             DeviceError: the device does not take it.
         """
+        model = self.static_model(rows, tips, capacity)
         try:
-            model = self.core.read_model(self._path)
-            model.reshape(static_shapes(self._entry, rows, tips, capacity))
             compiled = self.core.compile_model(model, self._device, self._options)
         except RuntimeError as error:
             raise DeviceError(
@@ -76,6 +77,21 @@ class DraftCompiler:
             ) from error
         self._keep(_name(rows, tips, capacity), compiled)
         return compiled
+
+    def static_model(self, rows: int, tips: int, capacity: int) -> ov.Model:
+        """The draft's graph with numbers for `N`, `R` and `C`.
+
+        Raises:
+            DeviceError: OpenVINO cannot read it, or not with these shapes.
+        """
+        try:
+            model = self.core.read_model(self._path)
+            model.reshape(static_shapes(self._entry, rows, tips, capacity))
+        except RuntimeError as error:
+            raise DeviceError(
+                f"OpenVINO cannot read the draft as {rows} rows, {tips} tips, {capacity} slots: {error}"
+            ) from error
+        return model
 
     def _from_cache(self, rows: int, tips: int, capacity: int) -> ov.CompiledModel | None:
         blob = self.cache.read(_name(rows, tips, capacity)) if self.cache else None

@@ -26,7 +26,8 @@ def static_shapes(entry: DraftEntry, rows: int, tips: int, capacity: int) -> dic
 def device_options(placement: DraftPlacement) -> tuple[str, dict[str, Any]]:
     """Device name and properties for `compile_model` and `import_model`."""
     if placement.emulated:
-        return "NPU", {"NPU_USE_NPUW": "YES", "NPUW_DEVICES": "CPU"}
+        interconnect = "NO" if placement.precision == "f32" else "YES"
+        return "NPU", {"NPU_USE_NPUW": "YES", "NPUW_DEVICES": "CPU", "NPUW_F16IC": interconnect}
     options: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1}
     if placement.precision in _PRECISIONS:
         options["INFERENCE_PRECISION_HINT"] = placement.precision
@@ -35,3 +36,11 @@ def device_options(placement: DraftPlacement) -> tuple[str, dict[str, Any]]:
         options["ENABLE_CPU_PINNING"] = False
         options["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0
     return placement.device, options
+
+
+def host_options(placement: DraftPlacement) -> dict[str, Any]:
+    """Properties of the CPU device under an emulated NPU: without them it computes in bf16 wherever it can."""
+    if not placement.emulated:
+        return {}
+    precision = "bf16" if placement.precision == "bf16" else "f32"
+    return {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": placement.threads}

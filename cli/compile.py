@@ -1,0 +1,91 @@
+"""`mirrorsd compile`: every static shape of the draft checked, compiled for a card's device, and kept on disk."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from mirrorsd.cli import options
+from mirrorsd.cli.console import add_row, note, print_json, print_table, progress
+from mirrorsd.cli.failures import EXIT_FAILED
+from mirrorsd.cli.machine import describe_machine, installed_versions
+from mirrorsd.graphs import names
+from mirrorsd.graphs.bundle_files import read_bundle
+
+if TYPE_CHECKING:
+    from mirrorsd.device_maps import DeviceMap
+    from mirrorsd.runtime.draft_check import ShapeCheck
+
+_NUM_IDS = 512
+
+
+def compile(
+    bundle: options.Bundle,
+    device_map: options.DeviceMapName = "auto",
+    text: Annotated[Path | None, typer.Option(help="A text to compare on; a built-in one without it.")] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Compile the draft for a card's device ahead of time, and check that it still computes the same."""
+    from mirrorsd.runtime import choose_device_map
+
+    card = choose_device_map(device_map).device_map
+    checks = check_shapes(bundle, card, text)
+    if as_json:
+        print_json(report(bundle, card, checks))
+    else:
+        print_checks(card, checks)
+    if not all(check.is_fine for check in checks):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def check_shapes(bundle: Path, card: "DeviceMap", text: Path | None = None) -> "list[ShapeCheck]":
+    """Check every bucket at every capacity.
+
+    Raises:
+        BundleError: the bundle is missing or damaged.
+        DeviceError: the device does not take a shape.
+    """
+    from mirrorsd.export.verify_text import parity_ids
+    from mirrorsd.runtime.draft_check import check_shape
+
+    entry = read_bundle(bundle).draft
+    given = text.read_text(encoding="utf-8") if text else None
+    ids, _ = parity_ids(bundle / names.TOKENIZER_FOLDER / "tokenizer.json", given, _NUM_IDS)
+    shapes = [(bucket, capacity) for capacity in entry.capacities for bucket in entry.buckets]
+    checks = []
+    with progress("compiling", len(shapes)) as advance:
+        for bucket, capacity in shapes:
+            checks.append(check_shape(bundle, entry, card.draft, bucket, capacity, ids))
+            advance(f"{bucket.rows} rows, {bucket.tips} tips, {capacity} slots")
+    return checks
+
+
+def report(bundle: Path, card: "DeviceMap", checks: "list[ShapeCheck]") -> dict[str, Any]:
+    """The JSON form."""
+    shapes = [{**asdict(check), "is_fine": check.is_fine} for check in checks]
+    place = {"machine": describe_machine(), "versions": installed_versions()}
+    head = {"bundle": str(bundle), "device_map": card.name, "is_fine": all(check.is_fine for check in checks)}
+    return head | place | {"shapes": shapes}
+
+
+def print_checks(card: "DeviceMap", checks: "list[ShapeCheck]") -> None:
+    """Print a row per static shape, then what speaks against it."""
+    where = f"{card.draft.device}{' through its wrapper on the CPU' if card.draft.emulated else ''}"
+    note(f"draft for {where}, {card.draft.precision}")
+    table = Table("rows", "tips", "slots", "operations", "weights MB", "ports MB", "seconds", "same top-1", "fine")
+    for check in checks:
+        graph = check.conformance
+        sizes = (f"{graph.weight_bytes / 1e6:.1f}", f"{graph.port_bytes / 1e6:.1f}")
+        seconds = f"{check.compile_seconds:.2f}{' (from disk)' if check.is_from_disk else ''}"
+        agreement = f"{check.top1_agreement:.1%} of {check.num_predictions}"
+        shape = (str(check.bucket.rows), str(check.bucket.tips), str(check.capacity), str(graph.num_operations))
+        add_row(table, *shape, *sizes, seconds, agreement, "yes" if check.is_fine else "no")
+    print_table(table)
+    for check in checks:
+        problems = list(check.conformance.problems)
+        if not check.ignores_dead_slots:
+            problems.append("hidden cache slots change the result")
+        for problem in problems:
+            print(f"{check.bucket.rows} rows, {check.bucket.tips} tips, {check.capacity} slots: {problem}")
