@@ -19,11 +19,15 @@ KeyValue = tuple[Tensor, Tensor]
 
 @dataclass(slots=True)
 class SegmentCaches:
-    """Share-buffer caches of one segment, by absolute layer number; each tensor is `[1, kvh, C, hd]`."""
+    """Share-buffer caches of one segment, by absolute layer number; each tensor is `[1, kvh, C, hd]`.
+
+    `context` is the most rows that they will ever hold.
+    """
 
     past: dict[int, KeyValue]
     seqlens_k: Tensor
     total_length: Tensor
+    context: int
     present: dict[int, KeyValue] = field(default_factory=dict)
 
 
@@ -49,6 +53,8 @@ def gqa_attention(
     attention_mask: Tensor | None,
     scaling: float,
     caches: SegmentCaches,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Emit one `com.microsoft::GroupQueryAttention` over share-buffer caches.
@@ -61,24 +67,36 @@ def gqa_attention(
         attention_mask: Unused, attention is causal behind `seqlens_k`.
         scaling: Factor on the scores.
         caches: Where past keys and values come from and present ones go.
+        sliding_window: Rows that a row sees, itself included; None for all before it.
+        softcap: Scores become `softcap * tanh(scores / softcap)`; None leaves them.
 
     Returns:
-        `[1, S, heads * hd]` and None (HF's place for attention weights).
+        `[1, S, heads, hd]` and None (HF's place for attention weights).
     """
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     num_heads, num_rows, head_dim = query.shape[1:]
     past_key, past_value = caches.past[layer]
+    attributes: dict[str, Any] = {
+        "num_heads": num_heads,
+        "kv_num_heads": key.shape[1],
+        "scale": float(scaling),
+        "do_rotary": 0,
+    }
+    if sliding_window is not None and sliding_window < caches.context:
+        attributes["local_window_size"] = sliding_window
+    if softcap is not None:
+        attributes["softcap"] = softcap
     rows = [_merge_heads(heads) for heads in (query, key, value)]
     attended, present_key, present_value = torch.onnx.ops.symbolic_multi_out(
         "com.microsoft::GroupQueryAttention",
         (*rows, past_key, past_value, caches.seqlens_k, caches.total_length),
-        {"num_heads": num_heads, "kv_num_heads": key.shape[1], "scale": float(scaling), "do_rotary": 0},
+        attributes,
         dtypes=(query.dtype,) * 3,
         shapes=((1, num_rows, num_heads * head_dim), past_key.shape, past_value.shape),
         version=1,
     )
     caches.present[layer] = (present_key, present_value)
-    return attended, None
+    return attended.reshape(1, num_rows, num_heads, head_dim), None
 
 
 def _merge_heads(heads: Tensor) -> Tensor:
@@ -93,11 +111,13 @@ def tree_attention(
     attention_mask: Tensor | None,
     scaling: float,
     caches: TreeCaches,
+    softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attend to the cache and to the rows in flight, in standard operators with an explicit bias.
 
-    Scores of both are joined, the caches themselves are never copied.
+    Scores of both are joined, the caches themselves are never copied. A draft's sliding window never ends within the
+    context (`pair.py` sees to that), so it plays no part here.
 
     Args:
         module: HF's attention module; its `layer_idx` picks the cache.
@@ -107,6 +127,7 @@ def tree_attention(
         attention_mask: Unused, `caches.bias` says who sees whom.
         scaling: Factor on the scores.
         caches: Past keys and values, and where this pass's own ones go.
+        softcap: Scores become `softcap * tanh(scores / softcap)`; None leaves them.
 
     Returns:
         `[1, T, heads, hd]` and None.
@@ -119,7 +140,10 @@ def tree_attention(
     grouped = (query * scaling).reshape(1, kv_heads, num_heads // kv_heads * num_rows, head_dim)
     over_cache = grouped @ past_key.transpose(2, 3)
     over_rows = grouped @ key.transpose(2, 3)
-    weights = torch.softmax(torch.cat((over_cache, over_rows), dim=-1) + caches.bias, dim=-1)
+    scores = torch.cat((over_cache, over_rows), dim=-1)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    weights = torch.softmax(scores + caches.bias, dim=-1)
     attended = weights[..., :capacity] @ past_value + weights[..., capacity:] @ value
     return attended.reshape(1, num_heads, num_rows, head_dim).transpose(1, 2), None
 

@@ -15,17 +15,20 @@ from typing import Any, Literal
 from mirrorsd.graphs.errors import ExportError
 from mirrorsd.graphs.manifest import SourceModel
 
+from .families import completed, find_obstacle
+
 Role = Literal["target", "draft"]
 
-SUPPORTED_FAMILIES = ("llama", "qwen3")
-_FIXED_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _HEAD_SIZE_STEP = 16
 _LICENCE_MARKS = {"Apache License": "Apache-2.0", "MIT License": "MIT", "BSD 3-Clause": "BSD-3-Clause"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checked checkpoint folder: `config` is config.json, `generation` is generation_config.json or empty."""
+    """A checked checkpoint folder.
+
+    `config` is config.json with its sizes completed, `generation` is generation_config.json or empty.
+    """
 
     folder: Path
     role: Role
@@ -58,8 +61,7 @@ def open_checkpoint(folder: Path, role: Role) -> Checkpoint:
         raise ExportError(
             f"the {role} {folder} is not a folder; give a local folder with config.json and *.safetensors"
         )
-    config = read_json(folder / "config.json", role)
-    _check_family(config, folder, role)
+    config = _read_config(folder, role)
     num_parameters = sum(_count_parameters(path) for path in _weight_files(folder, role))
     generation = folder / "generation_config.json"
     return Checkpoint(
@@ -95,27 +97,21 @@ def read_json(path: Path, role: Role) -> dict[str, Any]:
     return document
 
 
-def _check_family(config: dict[str, Any], folder: Path, role: Role) -> None:
-    family = config.get("model_type")
-    if family not in SUPPORTED_FAMILIES:
-        raise ExportError(
-            f"the {role} {folder} has model_type {family!r}; supported are {', '.join(SUPPORTED_FAMILIES)}"
-        )
-    if "quantization_config" in config:
-        raise ExportError(f"the {role} {folder} is already quantised; export the unquantised checkpoint instead")
-    head_size = config.get("head_dim") or config.get("hidden_size", 0) // config.get("num_attention_heads", 1)
+def _read_config(folder: Path, role: Role) -> dict[str, Any]:
+    written = read_json(folder / "config.json", role)
+    obstacle = find_obstacle(written)
+    if obstacle is not None:
+        raise ExportError(f"the {role} {folder} {obstacle}")
+    try:
+        config = completed(written)
+    except ValueError as error:
+        raise ExportError(f"the {role}'s {folder / 'config.json'} contradicts itself: {error}") from error
+    head_size = config["head_dim"] or config["hidden_size"] // config["num_attention_heads"]
     if role == "target" and head_size % _HEAD_SIZE_STEP:
         raise ExportError(
             f"the target {folder} has head size {head_size}; GroupQueryAttention needs a multiple of {_HEAD_SIZE_STEP}"
         )
-    if config.get("use_sliding_window"):
-        raise ExportError(f"the {role} {folder} uses sliding-window attention, which is not supported yet")
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    if rope_type not in _FIXED_ROPE_TYPES:
-        raise ExportError(
-            f"the {role} {folder} has rope type {rope_type!r}; supported are {', '.join(_FIXED_ROPE_TYPES)}"
-        )
+    return config
 
 
 def _weight_files(folder: Path, role: Role) -> list[Path]:

@@ -4,8 +4,6 @@ Owns: how streams enter, what they see, and what the pass returns (Speculative S
 Does not own: attention (`attention.py`), conversion to OpenVINO (`draft_ir.py`).
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
@@ -14,6 +12,7 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import MASKED, DraftShape, StageContract
 
 from .attention import TreeCaches
+from .decoder_parts import DecoderParts
 from .loading import Streams
 from .rotary_tables import RotaryTables
 from .target_stages import flatten
@@ -29,7 +28,7 @@ class DraftStage(nn.Module):
 
     def __init__(
         self,
-        model: Any,
+        parts: DecoderParts,
         contract: StageContract,
         shape: DraftShape,
         *,
@@ -37,7 +36,7 @@ class DraftStage(nn.Module):
         context: int,
         num_input_ids: int,
     ) -> None:
-        """Build around HF's causal LM `model`; `streams` is None for an ordinary draft.
+        """Build from the parts of HF's causal LM; `streams` is None for an ordinary draft.
 
         The target may feed ids `0 .. num_input_ids - 1`; those that the draft lacks are read as its last one.
         """
@@ -46,15 +45,17 @@ class DraftStage(nn.Module):
         self.shape = shape
         self.num_input_ids = num_input_ids
         self.first_stream_layer = shape.num_layers
-        self.embed_tokens = model.model.embed_tokens
-        self.layers = model.model.layers
-        self.norm = model.model.norm
-        self.lm_head = model.lm_head
-        self.rotary = RotaryTables(model.model.rotary_emb, context + shape.num_streams, model.dtype)
-        self.num_groups = model.config.num_attention_heads // shape.num_kv_heads
+        self.embed = parts.embed
+        self.layers = parts.layers
+        self.norm = parts.norm
+        self.lm_head = parts.lm_head
+        self.logit_scale = parts.logit_scale
+        dtype = parts.lm_head.weight.dtype
+        self.rotary = RotaryTables(parts, range(shape.num_layers), context + shape.num_streams, dtype)
+        self.num_groups = parts.num_heads // shape.num_kv_heads
         if streams is not None:
             self.first_stream_layer -= streams.num_stream_layers
-            self.streams = nn.Parameter(streams.embeddings.to(model.dtype), requires_grad=False)
+            self.streams = nn.Parameter(streams.embeddings.to(dtype), requires_grad=False)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Run the pass; inputs and outputs are those of `draft_contract`, in its order."""
@@ -62,18 +63,18 @@ class DraftStage(nn.Module):
         positions, tip_rows = by_name[names.DRAFT_POSITIONS], by_name[names.DRAFT_TIP_ROWS]
         mask = by_name[names.DRAFT_MASK]
         ids = by_name[names.DRAFT_IDS]
-        if self.embed_tokens.num_embeddings < self.num_input_ids:
-            ids = ids.clamp(max=self.embed_tokens.num_embeddings - 1)
+        if self.lm_head.out_features < self.num_input_ids:
+            ids = ids.clamp(max=self.lm_head.out_features - 1)
         numbers = range(self.shape.num_layers)
         past = {i: (by_name[names.past_key(i)], by_name[names.past_value(i)]) for i in numbers}
         caches = TreeCaches(past, ids.shape[1], self._for_groups(mask))
-        hidden, angles = self.embed_tokens(ids), self.rotary(positions)
+        hidden, angles = self.embed(ids, positions), self.rotary(positions)
         for number, layer in enumerate(self.layers):
             if number == self.first_stream_layer:
                 hidden, positions = self.add_streams(hidden, positions, tip_rows)
                 angles = self.rotary(positions)
                 caches.bias = self._for_groups(stream_bias(mask, tip_rows, self.shape.num_streams))
-            hidden = layer(hidden, position_embeddings=angles, position_ids=positions, caches=caches)
+            hidden = layer(hidden, position_embeddings=angles[number], position_ids=positions, caches=caches)
         return (*self.predict(hidden, tip_rows, ids.shape[1]), *flatten(caches.new, numbers))
 
     def _for_groups(self, bias: Tensor) -> Tensor:
@@ -101,7 +102,7 @@ class DraftStage(nn.Module):
         # Rows past the shared vocabulary are never computed: the same as masking them with -inf.
         weight = self.lm_head.weight[: self.shape.vocab_size]
         bias = None if self.lm_head.bias is None else self.lm_head.bias[: self.shape.vocab_size]
-        logits = linear(self.norm(tips), weight, bias).flatten(0, 1)
+        logits = self.logit_scale(linear(self.norm(tips), weight, bias).flatten(0, 1))
         best, ids = top_candidates(logits, self.shape.num_candidates)
         logprobs = best - torch.logsumexp(logits, dim=-1, keepdim=True)
         of_tips = (tip_rows.shape[0], 1 + self.shape.num_streams, self.shape.num_candidates)

@@ -113,12 +113,13 @@ def _same_shape_before(reshape: ir.Node) -> ir.Value | None:
     return found
 
 
-def optimise_stage(model: ir.Model, precision: str) -> ir.Model:
+def optimise_stage(model: ir.Model, precision: str, vocab_size: int) -> ir.Model:
     """Run all passes on an exported target stage, in place.
 
     Args:
         model: The stage as `torch_to_onnx` gives it.
         precision: "int8" and "int4" quantise the weights; the float ones are already what they should be.
+        vocab_size: Width of the LM head, by which it is known.
 
     Raises:
         ExportError: the graph has a form that a pass does not support.
@@ -134,7 +135,7 @@ def optimise_stage(model: ir.Model, precision: str) -> ir.Model:
         common.RemoveUnusedNodesPass(),
     )
     if precision in BITS_BY_PRECISION:
-        chain = (*chain, QuantiseWeights(BITS_BY_PRECISION[precision]), common.RemoveUnusedNodesPass())
+        chain = (*chain, QuantiseWeights(BITS_BY_PRECISION[precision], vocab_size), common.RemoveUnusedNodesPass())
     for graph_pass in chain:
         try:
             graph_pass(model)

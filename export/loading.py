@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from optimum.utils import NormalizedConfigManager
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -59,9 +58,9 @@ def load_model(checkpoint: Checkpoint) -> Any:
 
 def target_shape(model: Any, precision: str) -> TargetShape:
     """Sizes of the target for its contracts."""
-    config = _normalised(model)
+    config = model.config
     return TargetShape(
-        num_layers=config.num_layers,
+        num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
         num_kv_heads=_num_kv_heads(config),
@@ -72,9 +71,9 @@ def target_shape(model: Any, precision: str) -> TargetShape:
 
 def draft_shape(model: Any, streams: Streams | None, *, target_vocab_size: int, num_candidates: int) -> DraftShape:
     """Sizes of the draft for its contract; ids beyond the target's vocabulary are cut off."""
-    config = _normalised(model)
+    config = model.config
     return DraftShape(
-        num_layers=config.num_layers,
+        num_layers=config.num_hidden_layers,
         vocab_size=min(config.vocab_size, target_vocab_size),
         num_kv_heads=_num_kv_heads(config),
         head_dim=_head_dim(config),
@@ -83,17 +82,13 @@ def draft_shape(model: Any, streams: Streams | None, *, target_vocab_size: int, 
     )
 
 
-def _normalised(model: Any) -> Any:
-    return NormalizedConfigManager.get_normalized_config_class(model.config.model_type)(model.config)
-
-
 def _num_kv_heads(config: Any) -> int:
-    grouped = getattr(config.config, "num_key_value_heads", None)
+    grouped = getattr(config, "num_key_value_heads", None)
     return int(grouped or config.num_attention_heads)
 
 
 def _head_dim(config: Any) -> int:
-    explicit = getattr(config.config, "head_dim", None)
+    explicit = getattr(config, "head_dim", None)
     return int(explicit or config.hidden_size // config.num_attention_heads)
 
 

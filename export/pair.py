@@ -21,6 +21,7 @@ from .checkpoint import Checkpoint, open_checkpoint
 from .compatibility import check_compatible
 from .draft_ir import write_draft
 from .draft_stage import DraftStage
+from .families import most_positions, parts_of, smallest_window
 from .loading import (
     DTYPE_BY_PRECISION,
     draft_shape,
@@ -108,16 +109,21 @@ def _plan_job(target: Checkpoint, draft: Checkpoint, options: ExportOptions) -> 
     most_candidates = max(options.num_exit_candidates, options.num_draft_candidates)
     if most_candidates > vocab_size:
         raise ConfigError(f"{most_candidates} candidates were asked for; this vocabulary has {vocab_size} tokens")
+    context = resolve_context(
+        options.context, by_target=most_positions(target.config), by_draft=most_positions(draft.config)
+    )
+    window = smallest_window(draft.config)
+    if window is not None and window < context:
+        raise ConfigError(
+            f"the draft has layers that see {window} tokens, the context is {context}: sliding windows that end within "
+            f"the context are supported in targets only. Ask for a context of {window}, or take another draft"
+        )
     return _Job(
         target=target,
         draft=draft,
         options=options,
         exit_layers=resolve_exit_layers(options.exit_layers, int(target.config["num_hidden_layers"])),
-        context=resolve_context(
-            options.context,
-            by_target=int(target.config["max_position_embeddings"]),
-            by_draft=int(draft.config["max_position_embeddings"]),
-        ),
+        context=context,
     )
 
 
@@ -176,7 +182,9 @@ def _build_draft(job: _Job, bundle: Path, report: ExportProgress) -> tuple[Draft
     (bundle / names.DRAFT_FILE).parent.mkdir()
     contract = draft_contract(shape)
     model.set_attn_implementation(TREE_ATTENTION)
-    stage = DraftStage(model, contract, shape, streams=streams, context=job.context, num_input_ids=num_input_ids)
+    stage = DraftStage(
+        parts_of(model), contract, shape, streams=streams, context=job.context, num_input_ids=num_input_ids
+    )
     write_draft(export_stage(stage, contract), contract, bundle / names.DRAFT_FILE, options.draft_precision)
     entry = DraftEntry(
         source=job.draft.source,

@@ -48,13 +48,15 @@ def quantise_blocks(weight: Array, bits: int) -> tuple[Array, Array]:
 
 
 class QuantiseWeights(ir.passes.InPlacePass):
-    """Quantise every product with constant weights to `bits`, the LM head (`Gemm`) to 8 bits.
+    """Quantise every product with constant weights to `bits`, the LM head to 8 bits.
 
-    Embedding tables are left as they are. Ensures: no float matrix product with constant weights is left.
+    The head is the `Gemm` with transB that is `head_width` wide. Embedding tables are left as they are.
+    Ensures: no float matrix product with constant weights is left.
     """
 
-    def __init__(self, bits: int) -> None:
+    def __init__(self, bits: int, head_width: int) -> None:
         self._bits = bits
+        self._head_width = head_width
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Quantise `model`."""
@@ -73,8 +75,11 @@ class QuantiseWeights(ir.passes.InPlacePass):
     def _quantise(self, graph: ir.Graph, node: ir.Node) -> None:
         weight = _weight_of(node)
         assert weight is not None and weight.const_value is not None  # `call` has looked
-        is_head = node.op_type == "Gemm"
-        by_output = weight.const_value.numpy() if is_head else weight.const_value.numpy().T
+        is_by_output = (
+            node.op_type == "Gemm" and "transB" in node.attributes and node.attributes["transB"].as_int() == 1
+        )
+        by_output = weight.const_value.numpy() if is_by_output else weight.const_value.numpy().T
+        is_head = is_by_output and len(by_output) == self._head_width
         bits = HEAD_BITS if is_head else self._bits
         packed, scales = quantise_blocks(by_output, bits)
         sizes = {"K": by_output.shape[1], "N": by_output.shape[0], "bits": bits, "block_size": BLOCK_SIZE}
@@ -91,7 +96,7 @@ class QuantiseWeights(ir.passes.InPlacePass):
 
 
 def _weight_of(node: ir.Node) -> ir.Value | None:
-    """The constant matrix of a MatMul `[K, N]` or of a Gemm with transB `[N, K]`."""
+    """The constant matrix of a MatMul or Gemm `[K, N]`, or of a Gemm with transB `[N, K]`."""
     if node.op_type not in ("MatMul", "Gemm"):
         return None
     weight = node.inputs[1]

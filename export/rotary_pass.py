@@ -4,7 +4,7 @@ Owns: recognising `x * cos[positions] + rotate_half(x) * sin[positions]` in fron
 Does not own: the tables' values (`rotary_tables.py`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -70,9 +70,36 @@ class FoldRotary(ir.passes.InPlacePass):
 
 
 def _match_rotated(value: ir.Value | None) -> _Rotated | None:
-    """Match Reshape(Transpose(x * U(cos) + Concat(-x[half:], x[:half]) * U(sin)))."""
+    """Match Reshape(Transpose(rotation of x)), where x is a projection or the first part of one."""
     rotated = _input_of(_input_of(value, "Reshape"), "Transpose")
-    add = _producer(rotated, "Add")
+    joined = _producer(rotated, "Concat")
+    if joined is None:
+        return _match_rotation(rotated)
+    whole = _input_of(joined.inputs[1], "Slice")
+    part = _match_rotation(joined.inputs[0])
+    if part is None or whole is None or not _is_first_part(part, whole):
+        return None
+    return replace(part, source=whole)
+
+
+def _is_first_part(part: _Rotated, whole: ir.Value) -> bool:
+    """Say whether attention can rotate just the first entries of each head: `part` is `whole[..., :width]`.
+
+    Half the width must be a multiple of 8, which is what the attention kernels ask for.
+    """
+    assert part.cos_table.const_value is not None  # `_gathered_table` has seen it
+    width = part.cos_table.const_value.numpy().shape[1]
+    cut = _producer(part.source, "Slice")
+    if cut is None:
+        return part.source is whole
+    starts = cut.inputs[1]
+    is_at_start = starts is not None and starts.const_value is not None and not starts.const_value.numpy().any()
+    return cut.inputs[0] is whole and is_at_start and width % 16 == 0
+
+
+def _match_rotation(value: ir.Value | None) -> _Rotated | None:
+    """Match x * U(cos) + Concat(-x[half:], x[:half]) * U(sin)."""
+    add = _producer(value, "Add")
     if add is None:
         return None
     straight, turned = (_producer(operand, "Mul") for operand in add.inputs)
@@ -127,16 +154,28 @@ def _half_table(graph: ir.Graph, table: ir.Value) -> ir.Value:
 
 
 def _merge_heads(graph: ir.Graph, before: ir.Node, source: ir.Value) -> ir.Value:
-    """Give `[1, S, heads * hd]` for `source` = Transpose(`[1, S, heads, hd]`), through a Reshape only where needed."""
+    """Give `[1, S, heads * hd]` for `source` `[1, heads, S, hd]`, undoing its Transpose and Reshape if any."""
     by_row = _input_of(source, "Transpose")
     projection = _input_of(by_row, "Reshape")
     if projection is not None:
         return projection
-    if by_row is None or by_row.shape is None:
-        raise ExportError(f"{source.name!r} is rotated but is not a transposed projection: not supported.")
+    by_row = _by_row(graph, before, source) if by_row is None else by_row
+    if by_row.shape is None:
+        raise ExportError(f"{source.name!r} is rotated but its shape is not known: not supported.")
     width = int(by_row.shape[2]) * int(by_row.shape[3])  # type: ignore[arg-type]
     merged_shape = add_constant(graph, f"merge_heads.{width}", np.array([0, 0, width], dtype=np.int64))
     reshape = ir.Node("", "Reshape", [by_row, merged_shape])
     reshape.outputs[0].type = by_row.type
     graph.insert_before(before, reshape)
     return reshape.outputs[0]
+
+
+def _by_row(graph: ir.Graph, before: ir.Node, source: ir.Value) -> ir.Value:
+    """Transpose `source` `[1, heads, S, hd]`, such as a norm of transposed heads, to `[1, S, heads, hd]`."""
+    transpose = ir.Node("", "Transpose", [source], [ir.AttrInt64s("perm", [0, 2, 1, 3])])
+    by_row = transpose.outputs[0]
+    by_row.type = source.type
+    if source.shape is not None:
+        by_row.shape = ir.Shape([source.shape[axis] for axis in (0, 2, 1, 3)])
+    graph.insert_before(before, transpose)
+    return by_row

@@ -1,4 +1,4 @@
-"""Rotary position tables, computed by Hugging Face's own module so that every kind of rope scaling is right.
+"""Rotary position tables, computed by Hugging Face's own modules so that every kind of rope scaling is right.
 
 Owns: the tables as buffers of a stage. Does not own: how they are applied (HF's attention modules do that).
 """
@@ -7,20 +7,39 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
+from .decoder_parts import Angles, DecoderParts
+
 
 class RotaryTables(nn.Module):
-    """`cos` and `sin` of positions `0 .. num_positions - 1`, each `[num_positions, hd]`, looked up by position."""
+    """`cos` and `sin` of positions `0 .. num_positions - 1` for a span of layers, looked up by position.
 
-    cos_table: Tensor
-    sin_table: Tensor
+    Tables are `[num_positions, rotated part of a head]`, one pair per kind of rotary position among the layers.
+    """
 
-    def __init__(self, rotary_emb: nn.Module, num_positions: int, dtype: torch.dtype) -> None:
+    def __init__(self, parts: DecoderParts, layers: range, num_positions: int, dtype: torch.dtype) -> None:
+        """Compute the tables that `layers` need; `num_positions` is within what the model was made for."""
         super().__init__()
         with torch.no_grad():
-            cos, sin = rotary_emb(torch.zeros(1, dtype=dtype), torch.arange(num_positions)[None])
-        self.register_buffer("cos_table", cos[0].contiguous())
-        self.register_buffer("sin_table", sin[0].contiguous())
+            by_layer = parts.angles(torch.zeros(1, dtype=dtype), torch.arange(num_positions)[None])
+        kinds = parts.rotary_types or ("",) * len(by_layer)
+        self.kinds = {layer: kinds[layer] for layer in layers}
+        self.has_tables = parts.rotary is not None
+        for layer in layers:
+            angles = by_layer[layer]
+            if angles is not None:
+                self.register_buffer(f"cos_table{kinds[layer]}", angles[0][0].contiguous())
+                self.register_buffer(f"sin_table{kinds[layer]}", angles[1][0].contiguous())
 
-    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin `[1, rows, hd]` for int64 `positions` `[1, rows]`."""
-        return embedding(positions, self.cos_table), embedding(positions, self.sin_table)
+    def forward(self, positions: Tensor) -> dict[int, Angles]:
+        """Return cos and sin `[1, rows, hd]` by layer for int64 `positions` `[1, rows]`; None without rotary."""
+        if not self.has_tables:
+            return dict.fromkeys(self.kinds)
+        by_kind = {
+            kind: (self._rows("cos", kind, positions), self._rows("sin", kind, positions))
+            for kind in set(self.kinds.values())
+        }
+        return {layer: by_kind[kind] for layer, kind in self.kinds.items()}
+
+    def _rows(self, function: str, kind: str, positions: Tensor) -> Tensor:
+        table: Tensor = getattr(self, f"{function}_table{kind}")
+        return embedding(positions, table)

@@ -16,6 +16,7 @@ from mirrorsd.graphs.contract import TargetShape, exit_contract, segment_contrac
 from mirrorsd.graphs.manifest import Exit, Segment
 
 from .attention import GQA_ATTENTION
+from .families import parts_of
 from .graph_passes import optimise_stage
 from .target_stages import ExitStage, SegmentStage
 from .torch_to_onnx import export_stage
@@ -92,12 +93,12 @@ def segment_graph(model: Any, plan: TargetPlan, segment: Segment) -> ir.Model:
     model.set_attn_implementation(GQA_ATTENTION)
     span = {"first_layer": segment.first_layer, "end_layer": segment.end_layer}
     contract = segment_contract(plan.shape, segment.name, **span)
-    stage = SegmentStage(model, contract, context=plan.context, **span)
-    return optimise_stage(export_stage(stage, contract), plan.precision)
+    stage = SegmentStage(parts_of(model), contract, context=plan.context, **span)
+    return optimise_stage(export_stage(stage, contract), plan.precision, plan.shape.vocab_size)
 
 
 def exit_graph(model: Any, plan: TargetPlan, point: Exit) -> ir.Model:
     """Export one exit."""
     contract = exit_contract(plan.shape, point.name, num_candidates=plan.num_candidates)
-    stage = ExitStage(model, plan.num_candidates, plan.adapters[point.layer])
-    return optimise_stage(export_stage(stage, contract), plan.precision)
+    stage = ExitStage(parts_of(model), plan.num_candidates, plan.adapters[point.layer])
+    return optimise_stage(export_stage(stage, contract), plan.precision, plan.shape.vocab_size)

@@ -4,8 +4,6 @@ Owns: which HF modules a stage is made of, and its inputs and outputs in the ord
 Does not own: attention (`attention.py`), ONNX, weights on disk.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -13,18 +11,25 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import StageContract
 
 from .attention import KeyValue, SegmentCaches
+from .decoder_parts import DecoderParts
 from .rotary_tables import RotaryTables
 
 
 class LogitHead(nn.Module):
-    """HF's LM head, written as one `Gemm(transB=1)` so that a tied embedding `[V, H]` is read in place."""
+    """Final norm and LM head, written as one `Gemm(transB=1)` so that a tied embedding `[V, H]` is read in place."""
 
-    def __init__(self, lm_head: nn.Linear) -> None:
+    def __init__(self, parts: DecoderParts) -> None:
         super().__init__()
-        self.linear = lm_head
+        self.norm = parts.norm
+        self.linear = parts.lm_head
+        self.scale = parts.logit_scale
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Turn `hidden` `[1, rows, H]` into logits `[1, rows, V]`."""
+        return self.scale(self.product(self.norm(hidden)))
+
+    def product(self, hidden: Tensor) -> Tensor:
+        """Multiply with the head's weight."""
         weight, bias = self.linear.weight, self.linear.bias
         if not torch.onnx.is_in_onnx_export():
             return torch.nn.functional.linear(hidden, weight, bias)
@@ -37,32 +42,35 @@ class LogitHead(nn.Module):
 class SegmentStage(nn.Module):
     """Layers `first_layer .. end_layer - 1` of the target, with the embedding or the LM head at the ends."""
 
-    def __init__(self, model: Any, contract: StageContract, *, first_layer: int, end_layer: int, context: int) -> None:
+    def __init__(
+        self, parts: DecoderParts, contract: StageContract, *, first_layer: int, end_layer: int, context: int
+    ) -> None:
         super().__init__()
         self.input_names = [spec.name for spec in contract.inputs]
         self.first_layer = first_layer
         self.end_layer = end_layer
-        self.layers = model.model.layers[first_layer:end_layer]
-        self.rotary = RotaryTables(model.model.rotary_emb, context, model.dtype)
+        self.context = context
+        self.layers = parts.layers[first_layer:end_layer]
+        self.rotary = RotaryTables(parts, range(first_layer, end_layer), context, parts.lm_head.weight.dtype)
         if first_layer == 0:
-            self.embed_tokens = model.model.embed_tokens
-        if end_layer == len(model.model.layers):
-            self.norm = model.model.norm
-            self.head = LogitHead(model.lm_head)
+            self.embed = parts.embed
+        if end_layer == len(parts.layers):
+            self.head = LogitHead(parts)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Run the segment; inputs and outputs are those of `segment_contract`, in its order."""
         by_name = dict(zip(self.input_names, inputs, strict=True))
         seqlens_k = by_name[names.SEQLENS_K]
-        hidden = self.embed_tokens(by_name[names.INPUT_IDS]) if self.first_layer == 0 else by_name[names.HIDDEN]
+        flowing = by_name[names.INPUT_IDS if self.first_layer == 0 else names.HIDDEN]
         numbers = range(self.first_layer, self.end_layer)
         past = {i: (by_name[names.past_key(i)], by_name[names.past_value(i)]) for i in numbers}
-        caches = SegmentCaches(past, seqlens_k, by_name[names.TOTAL_LENGTH])
-        rows = torch.arange(hidden.shape[1])[None]
-        positions = rows + (seqlens_k.to(torch.int64) + 1 - hidden.shape[1])[:, None]
+        caches = SegmentCaches(past, seqlens_k, by_name[names.TOTAL_LENGTH], self.context)
+        rows = torch.arange(flowing.shape[1])[None]
+        positions = rows + (seqlens_k.to(torch.int64) + 1 - flowing.shape[1])[:, None]
+        hidden = self.embed(flowing, positions) if self.first_layer == 0 else flowing
         angles = self.rotary(positions)
-        for layer in self.layers:
-            hidden = layer(hidden, position_embeddings=angles, position_ids=positions, caches=caches)
+        for number, layer in zip(numbers, self.layers, strict=True):
+            hidden = layer(hidden, position_embeddings=angles[number], position_ids=positions, caches=caches)
         present = flatten(caches.present, numbers)
         if not hasattr(self, "head"):
             return (hidden, *present)
@@ -70,7 +78,7 @@ class SegmentStage(nn.Module):
 
     def choose(self, hidden: Tensor, logit_rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits `[1, R, V]`, the best id `[1, R]` and its lead over the second `[1, R]` (float32)."""
-        logits = self.head(self.norm(hidden.index_select(1, logit_rows)))
+        logits = self.head(hidden.index_select(1, logit_rows))
         best, ids = torch.topk(logits, 2)
         best = best.float()
         return logits, ids[..., 0], best[..., 0] - best[..., 1]
@@ -84,14 +92,15 @@ def flatten(caches: dict[int, KeyValue], layers: range) -> tuple[Tensor, ...]:
 class ExitStage(nn.Module):
     """An exit: optional low-rank residual adapter, the target's final norm and LM head, top-K log-probabilities."""
 
-    def __init__(self, model: Any, num_candidates: int, adapter: tuple[Tensor, Tensor] | None) -> None:
-        """Build around `model`; `adapter` is (down `[rank, H]`, up `[H, rank]`) or None."""
+    def __init__(self, parts: DecoderParts, num_candidates: int, adapter: tuple[Tensor, Tensor] | None) -> None:
+        """Build from the target's parts; `adapter` is (down `[rank, H]`, up `[H, rank]`) or None."""
         super().__init__()
-        self.norm = model.model.norm
-        self.head = LogitHead(model.lm_head)
+        self.head = LogitHead(parts)
         self.num_candidates = num_candidates
         if adapter is not None:
-            self.down, self.up = (nn.Parameter(part.to(model.dtype), requires_grad=False) for part in adapter)
+            self.down, self.up = (
+                nn.Parameter(part.to(parts.lm_head.weight.dtype), requires_grad=False) for part in adapter
+            )
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return ids and float32 log-probabilities `[1, S, K]`, best first, for `hidden` `[1, S, H]`."""
@@ -103,4 +112,4 @@ class ExitStage(nn.Module):
         if hasattr(self, "down"):
             low_rank = torch.nn.functional.linear(hidden, self.down)
             hidden = hidden + torch.nn.functional.linear(low_rank, self.up)
-        return torch.log_softmax(self.head(self.norm(hidden)).float(), dim=-1)
+        return torch.log_softmax(self.head(hidden).float(), dim=-1)

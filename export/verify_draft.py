@@ -18,6 +18,7 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import MASKED, DraftShape
 from mirrorsd.graphs.manifest import VerifyResult
 
+from .families import parts_of
 from .loading import Streams
 
 Array = npt.NDArray[Any]
@@ -67,21 +68,21 @@ def dense_logprobs(
         vocab_size: Ids from here on are left out.
     """
     model.set_attn_implementation("eager")
-    decoder = model.model
+    parts = parts_of(model)
     num_streams = 0 if streams is None else streams.embeddings.shape[0]
-    first_stream_layer = len(decoder.layers) - (0 if streams is None else streams.num_stream_layers)
+    first_stream_layer = len(parts.layers) - (0 if streams is None else streams.num_stream_layers)
     with torch.no_grad():
-        hidden = decoder.embed_tokens(torch.from_numpy(ids)[None])
         place, mask = torch.from_numpy(positions), _additive(sees)
-        for number, layer in enumerate(decoder.layers):
+        hidden = parts.embed(torch.from_numpy(ids)[None], place[None])
+        for number, layer in enumerate(parts.layers):
             if streams is not None and number == first_stream_layer:
                 entering = hidden[0, :, None] + streams.embeddings.to(hidden.dtype)
                 hidden = torch.cat((hidden, entering.reshape(1, -1, hidden.shape[-1])), dim=1)
                 ahead = place[:, None] + torch.arange(1, num_streams + 1)
                 place, mask = torch.cat((place, ahead.reshape(-1))), _additive(_with_streams(sees, num_streams))
-            angles = decoder.rotary_emb(hidden, place[None])
+            angles = parts.angles(hidden, place[None])[number]
             hidden = layer(hidden, attention_mask=mask, position_embeddings=angles, position_ids=place[None])
-        logits = model.lm_head(decoder.norm(hidden))[0, :, :vocab_size]
+        logits = parts.logit_scale(parts.lm_head(parts.norm(hidden)))[0, :, :vocab_size]
         logprobs = torch.log_softmax(logits, dim=-1)
     main, ahead = logprobs[: len(ids), None], logprobs[len(ids) :].reshape(len(ids), num_streams, vocab_size)
     joined: Array = torch.cat((main, ahead), dim=1).numpy()

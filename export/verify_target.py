@@ -17,6 +17,7 @@ import torch
 from mirrorsd.graphs import names
 from mirrorsd.graphs.manifest import VerifyResult
 
+from .families import parts_of
 from .target_graphs import TargetPlan
 from .target_stages import ExitStage
 
@@ -50,7 +51,7 @@ def target_reference(model: Any, plan: TargetPlan, ids: list[int]) -> TargetRefe
         output = model(torch.tensor([ids]), output_hidden_states=True, use_cache=False)
         hidden = {layer: output.hidden_states[layer] for layer in plan.adapters}
         exit_logprobs = {
-            layer: ExitStage(model, plan.num_candidates, adapter).logprobs(hidden[layer])[0].numpy()
+            layer: ExitStage(parts_of(model), plan.num_candidates, adapter).logprobs(hidden[layer])[0].numpy()
             for layer, adapter in plan.adapters.items()
         }
     by_layer = {layer: state[0].numpy() for layer, state in hidden.items()}

@@ -3,6 +3,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from mirrorsd.export.attention import TREE_ATTENTION
 from mirrorsd.export.draft_stage import DraftStage, stream_bias
+from mirrorsd.export.families import parts_of
 from mirrorsd.graphs.contract import MASKED, DraftShape, draft_contract
 
 
@@ -33,7 +34,7 @@ def test_ids_that_the_draft_lacks_are_read_as_its_last_one() -> None:
     model = LlamaForCausalLM(LlamaConfig(num_attention_heads=2, num_key_value_heads=1, **sizes)).eval()
     model.set_attn_implementation(TREE_ATTENTION)
     shape = DraftShape(num_layers=1, vocab_size=20, num_kv_heads=1, head_dim=16, num_streams=0, num_candidates=4)
-    stage = DraftStage(model, draft_contract(shape), shape, streams=None, context=64, num_input_ids=30)
+    stage = DraftStage(parts_of(model), draft_contract(shape), shape, streams=None, context=64, num_input_ids=30)
 
     def best(token: int) -> list[int]:
         cache = torch.zeros(1, 1, 2, 16)

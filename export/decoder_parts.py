@@ -1,0 +1,145 @@
+"""One view of every family's model: embedding, layers, rotary positions, final norm and LM head.
+
+Owns: where Hugging Face keeps these parts in each family, and the factors between them. The layers stay HF's own.
+Does not own: which families are supported (`families.py`), attention (`attention.py`), the stages.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+
+Angles = tuple[Tensor, Tensor] | None
+
+
+class RowEmbedding(nn.Module):
+    """Ids and positions to the first layer's input: token embedding, a factor, learned positions if any."""
+
+    def __init__(
+        self,
+        tokens: nn.Module,
+        *,
+        factor: float = 1.0,
+        positions: nn.Embedding | None = None,
+        position_offset: int = 0,
+    ) -> None:
+        """Build from HF's modules; row `p` of the text reads row `p + position_offset` of `positions`."""
+        super().__init__()
+        self.tokens = tokens
+        self.factor = factor
+        self.positions = positions
+        self.position_offset = position_offset
+
+    def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Return `[1, rows, H]` for int64 `ids` and `positions` `[1, rows]`."""
+        hidden: Tensor = self.tokens(ids)
+        if self.factor != 1.0:
+            hidden = hidden * self.factor
+        if self.positions is not None:
+            hidden = hidden + embedding(positions + self.position_offset, self.positions.weight)
+        return hidden
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitScale:
+    """What happens to the LM head's output: `cap * tanh(x / divisor / cap)`; None for no cap."""
+
+    divisor: float = 1.0
+    cap: float | None = None
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Scale and cap `logits` of any shape."""
+        if self.divisor != 1.0:
+            logits = logits / self.divisor
+        return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderParts:
+    """The parts of a causal LM that stages are made of.
+
+    `rotary` is HF's module of rotary positions, None for learned ones. `rotary_types` names each layer's kind of
+    rotary position where there are several kinds, else it is None.
+    """
+
+    embed: RowEmbedding
+    layers: nn.ModuleList
+    norm: nn.Module
+    lm_head: nn.Linear
+    num_heads: int
+    rotary: nn.Module | None = None
+    rotary_types: tuple[str, ...] | None = None
+    logit_scale: LogitScale = LogitScale()
+
+    def angles(self, example: Tensor, positions: Tensor) -> list[Angles]:
+        """Every layer's cos and sin `[1, rows, hd]` at `positions` `[1, rows]`, in the dtype of `example`."""
+        if self.rotary is None:
+            return [None] * len(self.layers)
+        if self.rotary_types is None:
+            return [self.rotary(example, positions)] * len(self.layers)
+        by_type = {kind: self.rotary(example, positions, kind) for kind in set(self.rotary_types)}
+        return [by_type[kind] for kind in self.rotary_types]
+
+
+def general_parts(model: Any) -> DecoderParts:
+    """Parts of a model that is laid out like Llama."""
+    decoder = model.model
+    return DecoderParts(
+        embed=RowEmbedding(decoder.embed_tokens),
+        layers=decoder.layers,
+        norm=decoder.norm,
+        lm_head=model.lm_head,
+        num_heads=model.config.num_attention_heads,
+        rotary=decoder.rotary_emb,
+    )
+
+
+def granite_parts(model: Any) -> DecoderParts:
+    """Granite multiplies the embedding and divides the logits; the other multipliers are inside its layers."""
+    return replace(
+        general_parts(model),
+        embed=RowEmbedding(model.model.embed_tokens, factor=model.config.embedding_multiplier),
+        logit_scale=LogitScale(divisor=model.config.logits_scaling),
+    )
+
+
+def gemma2_parts(model: Any) -> DecoderParts:
+    """Gemma caps the logits; its embedding module scales by itself."""
+    return replace(general_parts(model), logit_scale=LogitScale(cap=model.config.final_logit_softcapping))
+
+
+def gemma3_parts(model: Any) -> DecoderParts:
+    """Gemma 3 has one kind of rotary position for layers with a window and another for those without."""
+    return replace(gemma2_parts(model), rotary_types=tuple(model.config.layer_types))
+
+
+def gpt2_parts(model: Any) -> DecoderParts:
+    """GPT-2 has learned positions and names of its own."""
+    decoder = model.transformer
+    return DecoderParts(
+        embed=RowEmbedding(decoder.wte, positions=decoder.wpe),
+        layers=decoder.h,
+        norm=decoder.ln_f,
+        lm_head=model.lm_head,
+        num_heads=model.config.num_attention_heads,
+    )
+
+
+def opt_parts(model: Any) -> DecoderParts:
+    """OPT has learned positions from row 2 on, and in some sizes projections around the layers or no final norm."""
+    decoder = model.model.decoder
+    tokens = _chain(decoder.embed_tokens, decoder.project_in)
+    places = decoder.embed_positions
+    return DecoderParts(
+        embed=RowEmbedding(tokens, positions=places, position_offset=places.offset),
+        layers=decoder.layers,
+        norm=_chain(decoder.final_layer_norm, decoder.project_out),
+        lm_head=model.lm_head,
+        num_heads=model.config.num_attention_heads,
+    )
+
+
+def _chain(*modules: nn.Module | None) -> nn.Sequential:
+    return nn.Sequential(*(module for module in modules if module is not None))

@@ -1,0 +1,182 @@
+"""The families that can be exported: one entry each, and what is refused before any work.
+
+Owns: the registry and the checks on config.json. Does not own: loading weights, or how a family's parts are found
+(`decoder_parts.py`).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers import CONFIG_MAPPING
+
+from .decoder_parts import (
+    DecoderParts,
+    gemma2_parts,
+    gemma3_parts,
+    general_parts,
+    gpt2_parts,
+    granite_parts,
+    opt_parts,
+)
+
+_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+_STANDARD_NAMES = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "rope_parameters",
+    "sliding_window",
+    "layer_types",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One family: its name in config.json, models that people know, and what it has beyond Llama.
+
+    `refused` says, by name of a config entry, what an entry that is set stands for and why it stops the export.
+    """
+
+    model_type: str
+    models: str
+    beyond: str
+    parts: Callable[[Any], DecoderParts] = general_parts
+    refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+_BIDIRECTIONAL = MappingProxyType({"use_bidirectional_attention": "attention in both directions"})
+
+FAMILIES: Mapping[str, Family] = {
+    family.model_type: family
+    for family in (
+        Family(model_type="llama", models="Llama 2, 3, 3.1, 3.2; TinyLlama", beyond="scaled rotary positions"),
+        Family(model_type="qwen2", models="Qwen2, Qwen2.5", beyond="biases in attention"),
+        Family(model_type="qwen3", models="Qwen3 (dense)", beyond="norms of queries and keys per head"),
+        Family(model_type="mistral", models="Mistral 7B", beyond="sliding window"),
+        Family(model_type="smollm3", models="SmolLM3", beyond="layers without rotary positions"),
+        Family(model_type="granite", models="Granite 3 (dense)", beyond="four multipliers", parts=granite_parts),
+        Family(model_type="olmo2", models="OLMo 2", beyond="norms after sub-layers, norms of whole queries and keys"),
+        Family(
+            model_type="phi3",
+            models="Phi-3, Phi-3.5-mini, Phi-4, Phi-4-mini",
+            beyond="fused projections, rotary positions on part of a head, long rope up to its first length",
+        ),
+        Family(
+            model_type="gemma2",
+            models="Gemma 2",
+            beyond="soft caps, every other layer with a window, scaled embedding, norms on both sides",
+            parts=gemma2_parts,
+            refused=_BIDIRECTIONAL,
+        ),
+        Family(
+            model_type="gemma3_text",
+            models="Gemma 3 270M, 1B",
+            beyond="two kinds of rotary positions, windows, norms of queries and keys",
+            parts=gemma3_parts,
+            refused=_BIDIRECTIONAL,
+        ),
+        Family(
+            model_type="gpt2",
+            models="GPT-2, DistilGPT-2",
+            beyond="learned positions, transposed weights",
+            parts=gpt2_parts,
+            refused=MappingProxyType({"add_cross_attention": "cross-attention"}),
+        ),
+        Family(
+            model_type="opt",
+            models="OPT",
+            beyond="learned positions, norms before or after, projections around the layers",
+            parts=opt_parts,
+        ),
+    )
+}
+
+_KNOWN_REASONS = MappingProxyType(
+    {
+        "gemma3": "it takes images too (the text-only checkpoints have model_type 'gemma3_text')",
+        "mixtral": "its layers are mixtures of experts",
+        "qwen2_moe": "its layers are mixtures of experts",
+        "qwen3_moe": "its layers are mixtures of experts",
+        "phimoe": "its layers are mixtures of experts",
+        "granitemoe": "its layers are mixtures of experts",
+        "gpt_oss": "its layers are mixtures of experts and its attention has sinks",
+        "mamba": "it has state-space layers, which cannot be rolled back by a length",
+        "mamba2": "it has state-space layers, which cannot be rolled back by a length",
+        "falcon_h1": "it has state-space layers, which cannot be rolled back by a length",
+        "qwen3_next": "it has linear-attention layers, which cannot be rolled back by a length",
+        "bloom": "its positions are slopes on the attention scores (ALiBi)",
+        "t5": "it is an encoder and a decoder",
+    }
+)
+
+
+def parts_of(model: Any) -> DecoderParts:
+    """The parts of a loaded HF causal LM of a supported family."""
+    return FAMILIES[model.config.model_type].parts(model)
+
+
+def find_obstacle(config: Mapping[str, Any]) -> str | None:
+    """Say what in a config.json cannot be exported, as the end of "the target FOLDER ..."; None where all can."""
+    name = str(config.get("model_type"))
+    if name not in FAMILIES:
+        reason = f": {_KNOWN_REASONS[name]}" if name in _KNOWN_REASONS else ""
+        return f"has model_type {name!r}, which is not supported{reason}; supported are {', '.join(FAMILIES)}"
+    if "quantization_config" in config:
+        return "is already quantised; export the unquantised checkpoint instead"
+    for entry, meaning in FAMILIES[name].refused.items():
+        if config.get(entry):
+            return f"sets {entry} in config.json: {meaning} is not supported"
+    for kind in _rope_kinds(config.get("rope_parameters") or config.get("rope_scaling") or {}):
+        if kind not in _ROPE_TYPES:
+            return f"has rope type {kind!r}; supported are {', '.join(_ROPE_TYPES)}"
+    return None
+
+
+def _rope_kinds(rope: Mapping[str, Any]) -> list[str]:
+    """Kinds of rotary positions: one, or one per kind of layer.
+
+    >>> _rope_kinds({"type": "linear"}), _rope_kinds({"full_attention": {"rope_type": "yarn"}})
+    (['linear'], ['yarn'])
+    """
+    nested = [part for part in rope.values() if isinstance(part, Mapping)]
+    return [str(part.get("rope_type", part.get("type", "default"))) for part in nested or [rope]]
+
+
+def completed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json with every size under its usual name and HF's default where the file says nothing.
+
+    Raises:
+        ValueError: the entries contradict each other; the message is HF's.
+    """
+    try:
+        filled = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
+    except (StrictDataclassError, TypeError, KeyError) as error:
+        raise ValueError(" ".join(str(error).split())) from error
+    return {**config, **{name: getattr(filled, name, None) for name in _STANDARD_NAMES}}
+
+
+def most_positions(config: Mapping[str, Any]) -> int:
+    """Positions that a completed config was made for.
+
+    Long rope uses one set of tables up to the length that the model was first trained on and another beyond it, which
+    would have to change in the middle of a text: only the first set is exported.
+    """
+    limit = int(config["max_position_embeddings"])
+    rope = config.get("rope_parameters") or {}
+    if "longrope" in _rope_kinds(rope):
+        limit = min(limit, int(rope["original_max_position_embeddings"]))
+    return limit
+
+
+def smallest_window(config: Mapping[str, Any]) -> int | None:
+    """Tokens that a layer with a sliding window sees, by a completed config; None where no layer has one."""
+    window, kinds = config.get("sliding_window"), config.get("layer_types")
+    has_window = window is not None and (kinds is None or "sliding_attention" in kinds)
+    return int(window) if has_window and window is not None else None

@@ -1,0 +1,224 @@
+"""Every supported family against Hugging Face, with each of its features on; makes the table of docs/models.md.
+
+MIRRORSD_WRITE_PAGES=1 python -m pytest tests/parity/test_families.py    writes the table again
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mirrorsd import GenerationConfig, MirrorPipeline
+from mirrorsd.export import ExportOptions, export_pair
+from mirrorsd.export.attention import TREE_ATTENTION
+from mirrorsd.export.checkpoint import open_checkpoint
+from mirrorsd.export.draft_stage import DraftStage
+from mirrorsd.export.families import FAMILIES, parts_of
+from mirrorsd.export.loading import draft_shape, load_model, target_shape
+from mirrorsd.export.target_graphs import TargetPlan, write_target
+from mirrorsd.export.verify_target import TargetRun, compare_target, target_reference
+from mirrorsd.graphs.contract import MASKED, draft_contract
+from mirrorsd.graphs.manifest import VerifyResult
+
+TOLERANCE = 1e-4
+CONTEXT = 256
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+HEADER = (
+    "| `model_type` | models | beyond Llama | proved with | target | draft | text |",
+    "|---|---|---|---|---|---|---|",
+)
+BUNDLED = {"gemma2": "", "gpt2": "sharded checkpoint"}
+ROTARY = {"rope_theta": 10000.0}
+
+
+@dataclass(frozen=True)
+class Case:
+    family: str
+    proved_with: str
+    is_tied: bool
+    sizes: dict[str, Any] = field(default_factory=dict)
+
+
+CASES = (
+    Case("llama", "dynamic rope", False, {"rope_parameters": {**ROTARY, "rope_type": "dynamic", "factor": 4.0}}),
+    Case(
+        "qwen2",
+        "a window of 60 from layer 1 on",
+        True,
+        {"use_sliding_window": True, "sliding_window": 60, "max_window_layers": 1},
+    ),
+    Case("qwen3", "heads wider than the hidden size", True, {"head_dim": 32}),
+    Case("mistral", "a window of 50", False, {"sliding_window": 50}),
+    Case("smollm3", "every other layer without rope", True, {"no_rope_layer_interval": 2}),
+    Case(
+        "granite",
+        "all four multipliers",
+        True,
+        {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3, "logits_scaling": 2.0},
+    ),
+    Case("olmo2", "grouped heads", False),
+    Case(
+        "phi3",
+        "long rope on half of each head, a window of 100",
+        False,
+        {
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "sliding_window": 100,
+            "original_max_position_embeddings": CONTEXT,
+            "rope_parameters": {
+                **ROTARY,
+                "rope_type": "longrope",
+                "partial_rotary_factor": 0.5,
+                "short_factor": [1.0 + 0.1 * i for i in range(8)],
+                "long_factor": [2.0 + i for i in range(8)],
+                "original_max_position_embeddings": CONTEXT,
+            },
+        },
+    ),
+    Case(
+        "gemma2",
+        "caps of 5 (attention) and 3 (logits), a window of 48 in every other layer",
+        True,
+        {
+            "head_dim": 32,
+            "sliding_window": 48,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 3.0,
+            "query_pre_attn_scalar": 20,
+        },
+    ),
+    Case(
+        "gemma3_text",
+        "a window of 48 in every other layer, rope of its own in the others",
+        True,
+        {"head_dim": 32, "sliding_window": 48, "query_pre_attn_scalar": 20, "sliding_window_pattern": 2},
+    ),
+    Case("gpt2", "scores scaled by layer", True, {"num_key_value_heads": 4, "scale_attn_by_inverse_layer_idx": True}),
+    Case("opt", "projections around the layers", True, {"num_key_value_heads": 4, "word_embed_proj_dim": 32}),
+)
+PROVED: dict[str, str] = {}
+QUICK = {"qwen2", "phi3", "opt"}
+
+
+def marked(cases: Iterable[Case]) -> list[Any]:
+    """Three families that are least alike run always, the others with the slow tests."""
+    return [
+        pytest.param(case, id=case.family, marks=() if case.family in QUICK else pytest.mark.slow) for case in cases
+    ]
+
+
+def row_of(case: Case, *, has_text: bool) -> str:
+    family = FAMILIES[case.family]
+    extra = "".join(
+        f"; {word}" for word in (BUNDLED.get(case.family, ""), "tied" if case.is_tied else "untied") if word
+    )
+    text = "`plain` = `mirror`" if has_text else ""
+    cells = (f"`{case.family}`", family.models, family.beyond, case.proved_with + extra, "yes", "yes", text)
+    return f"| {' | '.join(cells)} |"
+
+
+def check(results: tuple[VerifyResult, ...]) -> None:
+    for result in results:
+        assert result.max_abs_error <= TOLERANCE, result
+        assert result.top1_agreement == 1.0, result
+
+
+def make(case: Case, folder: Path, make_checkpoint: Callable[..., Path], **sizes: Any) -> Path:
+    given = {"num_hidden_layers": 2, "tie_word_embeddings": case.is_tied} | case.sizes | sizes
+    return make_checkpoint(folder, case.family, seed=11, **given)
+
+
+@pytest.mark.parametrize("case", marked(case for case in CASES if case.family not in BUNDLED))
+def test_a_model_of_the_family(case: Case, make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    """Prefill, single rows, windows with rollback: the composed stages against the whole model; then as a draft."""
+    model = load_model(open_checkpoint(make(case, tmp_path / "target", make_checkpoint), "target"))
+    shape = target_shape(model, "fp32")
+    plan = TargetPlan(shape=shape, context=CONTEXT, num_candidates=8, adapters={1: None})
+    ids = np.random.default_rng(7).integers(0, shape.vocab_size, 200).tolist()
+    reference = target_reference(model, plan, ids)
+    assert reference.logits.std() > 0.3
+    (tmp_path / "bundle").mkdir()
+    write_target(model, plan, tmp_path / "bundle", lambda stage: None)
+    check(compare_target(TargetRun(tmp_path / "bundle", plan), reference, "random ids"))
+    check_as_draft(model)
+    PROVED[case.family] = row_of(case, has_text=False)
+
+
+@pytest.mark.parametrize("case", marked(case for case in CASES if case.family in BUNDLED))
+def test_a_pair_of_the_family(case: Case, make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    """Both sides as a bundle: parity of every stage, and the same text by plain and mirror decoding."""
+    target = make(case, tmp_path / "target", make_checkpoint)
+    wide = {"sliding_window": CONTEXT} if "sliding_window" in case.sizes else {}
+    make(case, tmp_path / "draft", make_checkpoint, num_hidden_layers=1, **wide)
+    if BUNDLED[case.family]:
+        shard(target)
+    options = ExportOptions(exit_layers=(1,), context=CONTEXT, buckets=((8, 8), (64, 1)), capacities=(CONTEXT,))
+    check(export_pair(target, tmp_path / "draft", tmp_path / "pair.mirror", options).verify)
+    config = {"max_new_tokens": 60, "ignore_eos": True}
+    with MirrorPipeline.load(tmp_path / "pair.mirror", device_map="cpu", speculation={"pad_rows_to": 8}) as pipe:
+        texts = [
+            pipe.generate("The lighthouse keeper", GenerationConfig(method=method, **config)).token_ids
+            for method in ("plain", "mirror")
+        ]
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == 60
+    PROVED[case.family] = row_of(case, has_text=True)
+
+
+def shard(folder: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder, max_shard_size="200KB")
+    (folder / "model.safetensors").unlink(missing_ok=True)
+    assert len(list(folder.glob("model-*.safetensors"))) > 1
+
+
+def check_as_draft(model: Any) -> None:
+    """The draft's pass in PyTorch, 20 rows and then 10 behind them, against Hugging Face's whole model."""
+    shape = draft_shape(model, None, target_vocab_size=320, num_candidates=320)
+    ids = torch.from_numpy(np.random.default_rng(8).integers(0, 320, (1, 30)))
+    with torch.no_grad():
+        model.set_attn_implementation("eager")
+        expected = torch.log_softmax(model(ids).logits[0], dim=-1)
+        model.set_attn_implementation(TREE_ATTENTION)
+        contract = draft_contract(shape)
+        stage = DraftStage(parts_of(model), contract, shape, streams=None, context=64, num_input_ids=320)
+        empty = torch.zeros(1, shape.num_kv_heads, 0, shape.head_dim)
+        first = stage(*feeds(ids, 0, 20, [empty] * 2 * shape.num_layers))
+        second = stage(*feeds(ids, 20, 30, list(first[2:])))
+    for (found_ids, found, *_), wanted in ((first, expected[:20]), (second, expected[20:])):
+        torch.testing.assert_close(found[:, 0], wanted.gather(1, found_ids[:, 0]), atol=TOLERANCE, rtol=0)
+
+
+def feeds(ids: torch.Tensor, start: int, end: int, caches: list[torch.Tensor]) -> list[torch.Tensor]:
+    rows = torch.arange(end - start)
+    seen = torch.cat((torch.ones(end - start, start), torch.tril(torch.ones(end - start, end - start))), dim=1)
+    mask = torch.where(seen > 0, 0.0, MASKED)[None, None]
+    return [ids[:, start:end], (start + rows)[None], mask, rows, *caches]
+
+
+def test_every_family_has_a_case() -> None:
+    assert [case.family for case in CASES] == list(FAMILIES)
+
+
+def test_the_page_says_what_was_proved() -> None:
+    """Runs last: the rows of the families that were proved in this run are those of the page."""
+    if os.environ.get("MIRRORSD_WRITE_PAGES") and len(PROVED) == len(FAMILIES):
+        write_page()
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    table = lines[lines.index(HEADER[1]) + 1 : lines.index("<!-- end of table -->")]
+    assert [line.split("`")[1] for line in table] == list(FAMILIES)
+    assert not [row for row in PROVED.values() if row not in table]
+
+
+def write_page() -> None:
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    start, end = lines.index("<!-- table -->") + 1, lines.index("<!-- end of table -->")
+    lines[start:end] = [*HEADER, *(PROVED[family] for family in FAMILIES)]
+    PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")

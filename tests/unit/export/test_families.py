@@ -1,0 +1,53 @@
+"""What config.json says about a family, completed with Hugging Face's defaults."""
+
+import pytest
+from transformers import CONFIG_MAPPING
+
+from mirrorsd.export.families import FAMILIES, completed, most_positions, smallest_window
+
+LONG_ROPE = {
+    "model_type": "phi3",
+    "max_position_embeddings": 1024,
+    "original_max_position_embeddings": 256,
+    "hidden_size": 64,
+    "num_attention_heads": 2,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16},
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_is_one_that_transformers_knows(name: str) -> None:
+    assert name in CONFIG_MAPPING
+
+
+def test_sizes_get_their_usual_names_and_defaults() -> None:
+    config = completed({"model_type": "gpt2", "n_layer": 3, "n_positions": 512, "eos_token_id": 7})
+    assert (config["num_hidden_layers"], config["max_position_embeddings"], config["num_attention_heads"]) == (
+        3,
+        512,
+        12,
+    )
+    assert config["eos_token_id"] == 7
+    assert "bos_token_id" not in config  # token ids are what the file says, or nothing
+
+
+def test_long_rope_ends_where_its_tables_change() -> None:
+    """Beyond 256 positions this model wants other tables, from the first position on."""
+    assert most_positions(completed(LONG_ROPE)) == 256
+    assert most_positions(completed(LONG_ROPE | {"rope_scaling": None})) == 1024
+
+
+@pytest.mark.parametrize(
+    ("config", "window"),
+    [
+        ({"model_type": "llama"}, None),
+        ({"model_type": "mistral", "sliding_window": 100}, 100),
+        ({"model_type": "mistral", "sliding_window": None}, None),
+        ({"model_type": "qwen2", "sliding_window": 100, "use_sliding_window": False}, None),
+        ({"model_type": "qwen2", "sliding_window": 100, "use_sliding_window": True, "max_window_layers": 2}, 100),
+        ({"model_type": "gemma2", "sliding_window": 100}, 100),
+        ({"model_type": "gemma2", "sliding_window": 100, "layer_types": ["full_attention"] * 26}, None),
+    ],
+)
+def test_the_smallest_window_is_found(config: dict[str, object], window: int | None) -> None:
+    assert smallest_window(completed(config)) == window
