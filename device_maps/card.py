@@ -9,9 +9,17 @@ from mirrorsd.device_maps.checks import require_between, require_cores, require_
 from mirrorsd.device_maps.pace import Pace
 from mirrorsd.graphs.errors import ConfigError
 
-TARGET_PROVIDERS = ("CPUExecutionProvider", "CUDAExecutionProvider")
+TARGET_RUNTIMES = ("onnxruntime", "openvino")
+TARGET_PROVIDERS = (
+    "CPUExecutionProvider",
+    "CUDAExecutionProvider",
+    "DmlExecutionProvider",
+    "QNNExecutionProvider",
+    "CoreMLExecutionProvider",
+)
+TARGET_DEVICES = ("CPU", "GPU")
 DRAFT_DEVICES = ("CPU", "NPU")
-DRAFT_PRECISIONS = ("f32", "bf16", "f16", "auto")
+PRECISIONS = ("f32", "bf16", "f16", "auto")
 ALLOCATIONS = ("global", "per_row")
 ROOT_SOURCES = ("proxy", "early", "progressive")
 MAX_THREADS = 256
@@ -23,26 +31,40 @@ MAX_PASSES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetPlacement:
-    """Where prefix, exit and suffix run. `cores = ()` pins nothing; `device_id` counts devices of one provider."""
+    """Where prefix, exit and suffix run. `cores = ()` pins nothing; `device_id` counts devices of one kind.
+
+    With `runtime = "onnxruntime"` the `provider` says which device, with `"openvino"` the `device`, which computes in
+    `precision` (`auto` leaves it to the device).
+    """
 
     runtime: str = "onnxruntime"
     provider: str = "CPUExecutionProvider"
+    device: str = "CPU"
+    precision: str = "auto"
     device_id: int = 0
     cores: tuple[int, ...] = ()
     threads: int = 1
 
     def __post_init__(self) -> None:
         """Check every field on its own."""
-        require_one_of("target.runtime", self.runtime, ("onnxruntime",))
+        require_one_of("target.runtime", self.runtime, TARGET_RUNTIMES)
         require_one_of("target.provider", self.provider, TARGET_PROVIDERS)
+        require_one_of("target.device", self.device, TARGET_DEVICES)
+        require_one_of("target.precision", self.precision, PRECISIONS)
         require_between("target.device_id", self.device_id, 0, 255)
         require_between("target.threads", self.threads, 1, MAX_THREADS)
         require_cores("target.cores", self.cores, self.threads)
+        if self.runtime == "openvino" and self.provider != "CPUExecutionProvider":
+            raise ConfigError(
+                f"target.provider is {self.provider!r} with runtime 'openvino'; say target.device instead."
+            )
+        if self.runtime == "onnxruntime" and (self.device, self.precision) != ("CPU", "auto"):
+            raise ConfigError("target.device and target.precision are for runtime 'openvino'; say target.provider.")
 
     @property
     def is_on_cpu(self) -> bool:
         """Whether the target computes on the processor's own cores."""
-        return self.provider == "CPUExecutionProvider"
+        return self.provider == "CPUExecutionProvider" and self.device == "CPU"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +85,7 @@ class DraftPlacement:
         """Check every field on its own, and that only an NPU is emulated."""
         require_one_of("draft.runtime", self.runtime, ("openvino",))
         require_one_of("draft.device", self.device, DRAFT_DEVICES)
-        require_one_of("draft.precision", self.precision, DRAFT_PRECISIONS)
+        require_one_of("draft.precision", self.precision, PRECISIONS)
         require_between("draft.threads", self.threads, 1, MAX_THREADS)
         require_cores("draft.cores", self.cores, self.threads)
         if self.emulated and self.device != "NPU":

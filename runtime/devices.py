@@ -4,13 +4,21 @@ import os
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mirrorsd.device_maps import DeviceMap, builtin_names, load_device_map
+from mirrorsd.device_maps import DeviceMap, TargetPlacement, builtin_names, load_device_map
 from mirrorsd.graphs.errors import DeviceError
 
-AUTO_ORDER = ("cuda-npu", "cuda-cpu", "cpu")
+AUTO_ORDER = ("cuda-npu", "cuda-cpu", "igpu-npu", "igpu-cpu", "cpu")
 _PROVIDER_PACKAGES = {
     "CPUExecutionProvider": "pip install mirrorsd[cpu]",
     "CUDAExecutionProvider": "pip uninstall onnxruntime && pip install mirrorsd[cuda]",
+    "DmlExecutionProvider": "Windows: pip uninstall onnxruntime && pip install mirrorsd[directml]",
+    "QNNExecutionProvider": "Windows on Snapdragon: pip uninstall onnxruntime && pip install onnxruntime-qnn",
+    "CoreMLExecutionProvider": "macOS: it is in the ordinary onnxruntime there",
+}
+
+_DRIVERS = {
+    "NPU": " (install the Intel NPU driver)",
+    "GPU": " (install Intel's graphics driver with its compute runtime)",
 }
 
 
@@ -62,25 +70,35 @@ def _has_npu_plugin(core: object) -> bool:
 
 def missing_devices(device_map: DeviceMap, inventory: DeviceInventory) -> list[str]:
     """Why a device map does not fit this machine, one sentence each; empty if it fits."""
-    problems = []
     target, draft = device_map.target, device_map.draft
+    if target.runtime == "openvino":
+        problems = _missing_openvino("target", target.device, inventory)
+    else:
+        problems = _missing_provider(target, inventory)
+    if not draft.emulated:
+        return problems + _missing_openvino("draft", draft.device, inventory)
+    if not inventory.has_npu_plugin:
+        problems.append("the draft needs OpenVINO's NPU plugin; this installation has none")
+    return problems
+
+
+def _missing_provider(target: TargetPlacement, inventory: DeviceInventory) -> list[str]:
     if target.provider not in inventory.providers:
         fix = _PROVIDER_PACKAGES.get(target.provider, "install an onnxruntime that has it")
-        problems.append(
+        return [
             f"the target needs ONNX Runtime's {target.provider}; this installation has "
             f"{', '.join(inventory.providers)} ({fix})"
-        )
-    elif target.provider == "CUDAExecutionProvider" and not _has_cuda_device():
-        problems.append("the target needs an NVIDIA GPU; no usable one was found (check `nvidia-smi` and the driver)")
-    if draft.emulated:
-        if not inventory.has_npu_plugin:
-            problems.append("the draft needs OpenVINO's NPU plugin; this installation has none")
-    elif not any(device.split(".")[0] == draft.device for device in inventory.openvino_devices):
-        problems.append(
-            f"the draft needs OpenVINO's {draft.device}; it sees {', '.join(inventory.openvino_devices) or 'none'}"
-            + (" (install the Intel NPU driver)" if draft.device == "NPU" else "")
-        )
-    return problems
+        ]
+    if target.provider == "CUDAExecutionProvider" and not _has_cuda_device():
+        return ["the target needs an NVIDIA GPU; no usable one was found (check `nvidia-smi` and the driver)"]
+    return []
+
+
+def _missing_openvino(part: str, device: str, inventory: DeviceInventory) -> list[str]:
+    if any(found.split(".")[0] == device for found in inventory.openvino_devices):
+        return []
+    seen = ", ".join(inventory.openvino_devices) or "none"
+    return [f"the {part} needs OpenVINO's {device}; it sees {seen}{_DRIVERS.get(device, '')}"]
 
 
 def _has_cuda_device() -> bool:

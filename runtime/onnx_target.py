@@ -17,6 +17,7 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import Exit, Segment, TargetEntry
 from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.onnx_providers import provider_options, session_options
 from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
 
 _NEAR_TIE_GAPS = {"float32": 1e-3, "float16": 5e-2}
@@ -29,7 +30,7 @@ class OnnxTargetModel:
 
     def __init__(self, bundle: Path, entry: TargetEntry, placement: TargetPlacement) -> None:
         self.entry, self.placement = entry, placement
-        options = _session_options(placement)
+        options = session_options(placement)
         self.segments = [(s, _open(bundle / s.file, placement, options)) for s in entry.segments]
         self.exits = {e.layer: (e, _open(bundle / e.file, placement, options)) for e in entry.exits}
 
@@ -230,29 +231,10 @@ def _make_cache(entry: TargetEntry, placement: TargetPlacement) -> dict[str, ort
     return cache
 
 
-def _session_options(placement: TargetPlacement) -> ort.SessionOptions:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = placement.threads
-    options.inter_op_num_threads = 1
-    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.log_severity_level = 3
-    if placement.threads > 1:
-        # Each stage has a pool of its own: an idle one must not spin beside the one at work.
-        options.add_session_config_entry("session.force_spinning_stop", "1")
-        if len(placement.cores) == placement.threads:
-            pool = ";".join(str(core + 1) for core in placement.cores[1:])
-            options.add_session_config_entry("session.intra_op_thread_affinities", pool)
-    if placement.provider != "CPUExecutionProvider":
-        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    return options
-
-
 def _open(path: Path, placement: TargetPlacement, options: ort.SessionOptions) -> ort.InferenceSession:
-    providers: list[str | tuple[str, dict[str, str]]] = [placement.provider]
-    if placement.provider == "CUDAExecutionProvider":
-        providers = [(placement.provider, {"device_id": str(placement.device_id)})]
+    provider = (placement.provider, provider_options(placement))
     try:
-        session = ort.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
+        session = ort.InferenceSession(str(path), options, providers=[provider], enable_fallback=0)
     except _VENDOR_ERRORS as error:
         raise DeviceError(f"ONNX Runtime could not load {path.name} on {placement.provider}: {error}") from error
     found = session.get_providers()[0]

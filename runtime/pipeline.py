@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from mirrorsd.device_maps import DeviceMap
 from mirrorsd.graphs.bundle_files import read_bundle
@@ -20,6 +20,10 @@ from mirrorsd.runtime.session import MirrorSession
 from mirrorsd.runtime.target_session import TargetModel
 from mirrorsd.runtime.tokenization import BundleTokenizer, Message
 from mirrorsd.runtime.tuned import Tuned
+
+if TYPE_CHECKING:
+    from mirrorsd.runtime.onnx_target import OnnxTargetModel
+    from mirrorsd.runtime.openvino_target import OpenVinoTargetModel
 
 
 class MirrorPipeline:
@@ -181,11 +185,10 @@ def speculation_of(card: DeviceMap) -> SpeculationConfig:
 
 def _start_engine(folder: Path, manifest: Manifest, card: DeviceMap, speculation: SpeculationConfig) -> Engine:
     """Load both models on their workers, run each once, and set the pace if the card has one."""
-    from mirrorsd.runtime.onnx_target import OnnxTargetModel
     from mirrorsd.runtime.openvino_draft import OpenVinoDraftModel
 
     def load_target() -> TargetModel:
-        model = OnnxTargetModel(folder, manifest.target, card.target)
+        model = _target_class(card)(folder, manifest.target, card.target)
         model.new_session().warm_up(1 + speculation.gamma)
         return PacedTargetModel(model, card.pace, manifest.target.shape.num_layers) if card.pace else model
 
@@ -195,3 +198,13 @@ def _start_engine(folder: Path, manifest: Manifest, card: DeviceMap, speculation
         return PacedDraftModel(model, card.pace) if card.pace else model
 
     return Engine(load_target, load_draft, target_cores=card.target.cores, draft_cores=card.draft.cores)
+
+
+def _target_class(card: DeviceMap) -> "type[OnnxTargetModel] | type[OpenVinoTargetModel]":
+    if card.target.runtime == "openvino":
+        from mirrorsd.runtime.openvino_target import OpenVinoTargetModel
+
+        return OpenVinoTargetModel
+    from mirrorsd.runtime.onnx_target import OnnxTargetModel
+
+    return OnnxTargetModel

@@ -69,6 +69,12 @@ def test_own_card_by_path_with_defaults(tmp_path: Path) -> None:
         ("[target]\nthreads = 0", "target.threads is 0; allowed: 1 to 256"),
         ('[target]\nprovider = "Cuda"', "target.provider is 'Cuda'; allowed: 'CPUExecutionProvider', "),
         ('[target]\nruntime = "torch"', "target.runtime is 'torch'; allowed: 'onnxruntime'"),
+        (
+            '[target]\nruntime = "openvino"\nprovider = "CUDAExecutionProvider"',
+            "target.provider is 'CUDAExecutionProvider' with runtime 'openvino'; say target.device",
+        ),
+        ('[target]\ndevice = "GPU"', "target.device and target.precision are for runtime 'openvino'"),
+        ('[target]\nruntime = "openvino"\ndevice = "TPU"', "target.device is 'TPU'; allowed: 'CPU', 'GPU'"),
         ('[draft]\ndevice = "GPU"', "draft.device is 'GPU'; allowed: 'CPU', 'NPU'"),
         ('[draft]\nprecision = "int4"', "draft.precision is 'int4'; allowed: 'f32'"),
         ("[draft]\nemulated = true", "only 'NPU' can be emulated"),
@@ -87,7 +93,7 @@ def test_mistakes_are_named(tmp_path: Path, text: str, message: str) -> None:
 
 def test_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(
-        ConfigError, match=r"Unknown device map 'npu-emulatd'; did you mean 'npu-emulated'\? Built in: cpu, "
+        ConfigError, match=r"Unknown device map 'npu-emulatd'; did you mean 'npu-emulated'\? Built in: coreml, cpu, "
     ):
         load_device_map("npu-emulatd")
 

@@ -1,0 +1,192 @@
+"""The target on OpenVINO (CPU, Intel GPU): the bundle's own ONNX stages, read by OpenVINO's ONNX frontend.
+
+The stages' caches are share-buffer: a pass reads the first rows of a buffer of `context` rows and gives back those rows
+with the new ones behind them. The host keeps the buffers and copies the new rows in, so that rejected rows are rolled
+back by number here too. Exactness first: on a GPU the caches travel through host memory at every pass.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+from numpy.typing import NDArray
+
+from mirrorsd.device_maps import TargetPlacement
+from mirrorsd.graphs import names
+from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.graphs.manifest import Exit, Segment, TargetEntry
+from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
+
+_NEAR_TIE_GAPS = {"float32": 1e-3, "float16": 5e-2}
+
+
+class OpenVinoTargetModel:
+    """The target's graphs, compiled once for every number of rows. Load it on the target worker's thread."""
+
+    def __init__(self, bundle: Path, entry: TargetEntry, placement: TargetPlacement) -> None:
+        self.entry, self.placement = entry, placement
+        core = ov.Core()
+        self.segments = [(s, _compile(core, bundle / s.file, entry.context, placement)) for s in entry.segments]
+        self.exits = {e.layer: (e, _compile(core, bundle / e.file, entry.context, placement)) for e in entry.exits}
+
+    def new_session(self) -> "OpenVinoTarget":
+        """A session with a cache of its own on the shared graphs."""
+        return OpenVinoTarget(self)
+
+    def describe(self) -> str:
+        """One line for `pipe.placement`, with the devices that the graphs really use."""
+        devices = sorted({device for _, compiled in self.segments for device in _devices(compiled)})
+        return f"target: openvino {', '.join(devices)}, {self.placement.threads} thread(s)"
+
+
+class OpenVinoTarget:
+    """A `TargetSession` on an OpenVINO device: one cache in host memory, and the requests that read it."""
+
+    def __init__(self, model: OpenVinoTargetModel) -> None:
+        entry = model.entry
+        self.context = entry.context
+        self.vocab_size = entry.shape.vocab_size
+        self.near_tie_gap = _NEAR_TIE_GAPS.get(entry.shape.dtype, 5e-2)
+        shape = (1, entry.shape.num_kv_heads, entry.context, entry.shape.head_dim)
+        self._segments = [_SegmentRequest(*segment, shape, entry.shape.dtype) for segment in model.segments]
+        self._exits = {layer: _ExitRequest(*point) for layer, point in model.exits.items()}
+
+    def run(
+        self,
+        tokens: NDArray[np.int64],
+        start: int,
+        *,
+        with_logits: bool,
+        ledger: Ledger,
+        on_exit: Callable[[ExitGuesses], None] | None = None,
+    ) -> TargetOutput:
+        """See `TargetSession.run`."""
+        rows = tokens[None]
+        logit_rows = np.arange(len(tokens), dtype=np.int64)
+        for segment in self._segments:
+            with ledger.time("target", segment.name):
+                rows = segment.run(rows, start, logit_rows)
+            exit_point = self._exits.get(segment.end_layer)
+            if on_exit is not None and exit_point is not None:
+                with ledger.time("target", "exit"):
+                    ids, logprobs = exit_point.run(rows)
+                on_exit(ExitGuesses(segment.end_layer, ids, logprobs))
+        with ledger.time("target", "read"):
+            return self._segments[-1].read(with_logits)
+
+    def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
+        """See `TargetSession.prefill`."""
+        rows, last_row = tokens[None], np.array([len(tokens) - 1], dtype=np.int64)
+        with ledger.time("target", "prefill"):
+            for segment in self._segments:
+                rows = segment.run(rows, start, last_row)
+
+    def warm_up(self, num_rows: int) -> None:
+        """Run once with 1 and with `num_rows` rows, so that the first request pays nothing."""
+        for size in {1, num_rows}:
+            self.run(np.zeros(size, dtype=np.int64), 0, with_logits=False, ledger=Ledger(), on_exit=lambda _: None)
+
+    def close(self) -> None:
+        """Drop requests and cache."""
+        self._segments.clear()
+        self._exits.clear()
+
+
+class _SegmentRequest:
+    """One segment with the caches of its layers bound."""
+
+    def __init__(self, segment: Segment, compiled: ov.CompiledModel, cache_shape: tuple[int, ...], dtype: str) -> None:
+        self.name, self.end_layer = segment.name, segment.end_layer
+        self._request = compiled.create_infer_request()
+        inputs = _port_names(compiled.inputs)
+        self._rows_input = names.INPUT_IDS if names.INPUT_IDS in inputs else names.HIDDEN
+        self._takes_logit_rows = names.LOGIT_ROWS in inputs
+        self._rows_output = names.HIDDEN if names.INPUT_IDS in inputs else names.NEXT_HIDDEN
+        self._seqlens_k, self._total_length = np.zeros(1, dtype=np.int32), np.zeros((), dtype=np.int32)
+        self._bind(names.SEQLENS_K, self._seqlens_k)
+        self._bind(names.TOTAL_LENGTH, self._total_length)
+        self._caches: list[tuple[NDArray[Any], str]] = []
+        for layer in range(segment.first_layer, segment.end_layer):
+            pairs = ((names.past_key, names.present_key), (names.past_value, names.present_value))
+            for past, present in pairs:
+                cache = np.zeros(cache_shape, dtype=dtype)
+                self._bind(past(layer), cache)
+                self._caches.append((cache, present(layer)))
+
+    def run(self, rows: NDArray[Any], start: int, logit_rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Run `rows` (ids or hidden states) at positions `start ..`; returns the hidden states, or nothing of use."""
+        total = start + rows.shape[1]
+        self._seqlens_k[0], self._total_length[()] = total - 1, total
+        self._bind(self._rows_input, rows)
+        if self._takes_logit_rows:
+            self._bind(names.LOGIT_ROWS, logit_rows)
+        _run(self._request, self.name)
+        for cache, present in self._caches:
+            cache[:, :, start:total] = self._request.get_tensor(present).data[:, :, start:total]
+        return rows if self._takes_logit_rows else self._output(self._rows_output)
+
+    def read(self, with_logits: bool) -> TargetOutput:
+        """What the last segment says: copies, since the next pass overwrites the device's own."""
+        argmax_ids, argmax_gap = (self._output(name)[0].copy() for name in (names.ARGMAX_IDS, names.ARGMAX_GAP))
+        return TargetOutput(argmax_ids, argmax_gap, self._output(names.LOGITS)[0].copy() if with_logits else None)
+
+    def _bind(self, name: str, array: NDArray[Any]) -> None:
+        self._request.set_tensor(name, ov.Tensor(array, shared_memory=True))
+
+    def _output(self, name: str) -> NDArray[Any]:
+        found: NDArray[Any] = self._request.get_tensor(name).data
+        return found
+
+
+class _ExitRequest:
+    """One exit; its candidates are copied, since the draft worker reads them while the next pass may be running."""
+
+    def __init__(self, entry: Exit, compiled: ov.CompiledModel) -> None:
+        self._name, self._request = entry.name, compiled.create_infer_request()
+
+    def run(self, hidden: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        self._request.set_tensor(names.HIDDEN, ov.Tensor(hidden, shared_memory=True))
+        _run(self._request, self._name)
+        ids, logprobs = (self._request.get_tensor(name).data for name in (names.EXIT_IDS, names.EXIT_LOGPROBS))
+        return ids[0].copy(), logprobs[0].copy()
+
+
+def _compile(core: ov.Core, path: Path, context: int, placement: TargetPlacement) -> ov.CompiledModel:
+    """Read one stage; rows stay symbolic, the caches' capacity becomes the context."""
+    options: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1}
+    if placement.precision != "auto":
+        options["INFERENCE_PRECISION_HINT"] = placement.precision
+    if placement.device == "CPU":
+        options |= {"INFERENCE_NUM_THREADS": placement.threads, "ENABLE_CPU_PINNING": False}
+        # The CPU plugin would otherwise round activations to eight bits under int4 and int8 weights.
+        options["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0
+    device = placement.device if placement.device == "CPU" else f"{placement.device}.{placement.device_id}"
+    try:
+        model = core.read_model(path)
+        caches = {port.get_any_name(): port.get_partial_shape() for port in model.inputs}
+        caches = {name: shape for name, shape in caches.items() if name.startswith("past_")}
+        for shape in caches.values():
+            shape[2] = context
+        if caches:
+            model.reshape(caches)
+        return core.compile_model(model, device, options)
+    except RuntimeError as error:
+        raise DeviceError(f"OpenVINO could not load {path.name} on {device}: {error}") from error
+
+
+def _port_names(ports: list[Any]) -> set[str]:
+    return {name for port in ports for name in port.get_names()}
+
+
+def _devices(compiled: ov.CompiledModel) -> list[str]:
+    return [str(device) for device in compiled.get_property("EXECUTION_DEVICES")]
+
+
+def _run(request: ov.InferRequest, name: str) -> None:
+    try:
+        request.infer()
+    except RuntimeError as error:
+        raise DeviceError(f"OpenVINO failed while running the target's {name}: {error}") from error

@@ -1,0 +1,105 @@
+"""Which card fits which machine, said in words, and nothing substituted that a card does not list."""
+
+from pathlib import Path
+
+import pytest
+
+from mirrorsd.device_maps import DeviceMap, TargetPlacement, load_device_map
+from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.runtime import devices
+from mirrorsd.runtime.devices import AUTO_ORDER, DeviceInventory, choose_device_map, missing_devices
+from mirrorsd.runtime.onnx_providers import provider_options, session_options
+
+
+def machine(*openvino: str, providers: tuple[str, ...] = ("CPUExecutionProvider",)) -> DeviceInventory:
+    return DeviceInventory(providers=providers, openvino_devices=openvino, num_cores=8, has_npu_plugin=True)
+
+
+@pytest.fixture(autouse=True)
+def _cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_has_cuda_device", lambda: True)
+
+
+CUDA = ("CUDAExecutionProvider", "CPUExecutionProvider")
+
+
+@pytest.mark.parametrize(
+    ("inventory", "card"),
+    [
+        (machine("CPU", "GPU.0", "NPU", providers=CUDA), "cuda-npu"),
+        (machine("CPU", "GPU.0", providers=CUDA), "cuda-cpu"),
+        (machine("CPU", "GPU.0", "NPU"), "igpu-npu"),
+        (machine("CPU", "GPU"), "igpu-cpu"),
+        (machine("CPU", "NPU"), "cpu"),
+        (machine("CPU"), "cpu"),
+    ],
+)
+def test_auto_takes_the_first_that_fits_and_says_what_it_passed(inventory: DeviceInventory, card: str) -> None:
+    choice = choose_device_map("auto", inventory)
+    assert choice.device_map.name == card
+    assert [reason.split(":")[0] for reason in choice.reasons] == list(AUTO_ORDER[: AUTO_ORDER.index(card) + 1])
+    assert choice.reasons[-1].startswith(f"{card}: fits")
+
+
+@pytest.mark.parametrize(
+    ("card", "words"),
+    [
+        ("cuda-npu", ["CUDAExecutionProvider", "pip install mirrorsd[cuda]", "the draft needs OpenVINO's NPU"]),
+        ("igpu-cpu", ["the target needs OpenVINO's GPU; it sees CPU (install Intel's graphics driver"]),
+        ("igpu-npu", ["the target needs OpenVINO's GPU", "install the Intel NPU driver"]),
+        ("directml-npu", ["DmlExecutionProvider", "pip install mirrorsd[directml]"]),
+        ("qnn", ["QNNExecutionProvider", "onnxruntime-qnn"]),
+        ("coreml", ["CoreMLExecutionProvider", "macOS"]),
+    ],
+)
+def test_a_missing_device_is_named_with_what_to_do(card: str, words: list[str]) -> None:
+    with pytest.raises(DeviceError, match=f"Device map '{card}' does not fit this machine") as caught:
+        choose_device_map(card, machine("CPU"))
+    assert not [word for word in words if word not in str(caught.value)]
+
+
+def test_an_npu_without_its_plugin_is_named() -> None:
+    inventory = DeviceInventory(
+        providers=("CPUExecutionProvider",), openvino_devices=("CPU",), num_cores=2, has_npu_plugin=False
+    )
+    problems = missing_devices(load_device_map("npu-emulated"), inventory)
+    assert problems == ["the draft needs OpenVINO's NPU plugin; this installation has none"]
+
+
+def test_only_listed_cards_stand_in(tmp_path: Path) -> None:
+    text = '[target]\nruntime = "openvino"\ndevice = "GPU"\n'
+    (tmp_path / "strict.toml").write_text(text, encoding="utf-8")
+    (tmp_path / "lenient.toml").write_text(f'fallbacks = ["cuda-cpu", "cpu"]\n{text}', encoding="utf-8")
+    with pytest.raises(DeviceError, match="the target needs OpenVINO's GPU"):
+        choose_device_map(str(tmp_path / "strict.toml"), machine("CPU"))
+    choice = choose_device_map(str(tmp_path / "lenient.toml"), machine("CPU"))
+    assert choice.device_map.name == "cpu"
+    assert [reason.split(":")[0] for reason in choice.reasons] == ["lenient", "cuda-cpu", "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("provider", "options"),
+    [
+        ("CPUExecutionProvider", {}),
+        ("CUDAExecutionProvider", {"device_id": "1"}),
+        ("DmlExecutionProvider", {"device_id": "1"}),
+        ("QNNExecutionProvider", {"backend_type": "htp"}),
+        ("CoreMLExecutionProvider", {"ModelFormat": "MLProgram", "MLComputeUnits": "ALL"}),
+    ],
+)
+def test_no_provider_but_the_cpu_s_falls_back_to_the_cpu(provider: str, options: dict[str, str]) -> None:
+    placement = TargetPlacement(provider=provider, device_id=1)
+    assert provider_options(placement) == options
+    session = session_options(placement)
+    if provider != "CPUExecutionProvider":
+        assert session.get_session_config_entry("session.disable_cpu_ep_fallback") == "1"
+    assert session.enable_mem_pattern == (provider != "DmlExecutionProvider")
+
+
+@pytest.mark.parametrize("name", ["igpu-npu", "igpu-cpu", "directml-npu", "qnn", "coreml"])
+def test_cards_that_were_not_tried_say_so(name: str) -> None:
+    card: DeviceMap = load_device_map(name)
+    text = (Path(devices.__file__).parents[1] / "device_maps" / f"{name}.toml").read_text(encoding="utf-8")
+    assert "Not yet run on" in text
+    assert card.fallbacks == ()
+    assert not card.target.is_on_cpu
