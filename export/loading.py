@@ -113,6 +113,19 @@ def load_streams(folder: Path, hidden_size: int, num_layers: int) -> Streams | N
     return Streams(embeddings=embeddings, num_stream_layers=num_stream_layers)
 
 
+def adapter_layers(folder: Path, num_layers: int) -> frozenset[int]:
+    """Layers that `exit_adapters.safetensors` beside a target of `num_layers` layers has an adapter for.
+
+    Raises:
+        ExportError: the file is unreadable or of another format.
+    """
+    path = folder / names.EXIT_ADAPTERS_FILE
+    if not path.is_file():
+        return frozenset()
+    tensors = _read_tensors(path, names.EXIT_ADAPTERS_FORMAT)[1]
+    return frozenset(layer for layer in range(num_layers) if names.adapter_down(layer) in tensors)
+
+
 def load_adapter(folder: Path, layer: int, hidden_size: int) -> tuple[Tensor, Tensor] | None:
     """Read the exit adapter after `layer` layers: (down `[rank, H]`, up `[H, rank]`), None where there is none.
 

@@ -29,7 +29,8 @@ class ExportOptions:
     """How to export a pair.
 
     Attributes:
-        exit_layers: Borders between segments (layers before each exit), or "auto" for one at half depth.
+        exit_layers: Borders between segments (layers before each exit), or "auto": one, where `exit_coverage.json`
+            beside the target says it is best, at half depth without that file.
         precision: Target weights, one of `TARGET_PRECISIONS`.
         draft_precision: Draft weights, one of `DRAFT_PRECISIONS`.
         context: Longest text in tokens; None means the smaller of 2048 and what both models were made for.
@@ -82,22 +83,16 @@ def _check_ascending(name: str, numbers: tuple[int, ...]) -> None:
         raise ConfigError(f"{name} is {numbers}; give one or more different numbers above 0 in rising order")
 
 
-def resolve_exit_layers(asked: Literal["auto"] | tuple[int, ...], num_layers: int) -> tuple[int, ...]:
-    """Return the borders for a target of `num_layers` layers: "auto" is one border at half depth.
-
-    >>> resolve_exit_layers("auto", 6), resolve_exit_layers((3, 5), 6)
-    ((3,), (3, 5))
+def check_exit_layers(asked: Literal["auto"] | tuple[int, ...], num_layers: int) -> None:
+    """Accept the borders that were asked for in a target of `num_layers` layers.
 
     Raises:
         ConfigError: a border outside `1 .. num_layers - 1`, or a target with a single layer.
     """
     if num_layers < 2:
         raise ConfigError(f"the target has {num_layers} layer; an exit needs a target with at least 2")
-    if asked == "auto":
-        return (num_layers // 2,)
-    if asked[-1] >= num_layers:
+    if asked != "auto" and asked[-1] >= num_layers:
         raise ConfigError(f"exit layer is {asked[-1]}; this target allows 1..{num_layers - 1}")
-    return asked
 
 
 def resolve_context(asked: int | None, *, by_target: int, by_draft: int) -> int:

@@ -21,16 +21,18 @@ from .checkpoint import Checkpoint, open_checkpoint
 from .compatibility import check_compatible
 from .draft_ir import write_draft
 from .draft_stage import DraftStage
+from .exit_choice import choose_exit_layer
 from .families import most_positions, parts_of, smallest_window
 from .loading import (
     DTYPE_BY_PRECISION,
+    adapter_layers,
     draft_shape,
     load_adapter,
     load_model,
     load_streams,
     target_shape,
 )
-from .options import ExportOptions, ExportProgress, resolve_capacities, resolve_context, resolve_exit_layers
+from .options import ExportOptions, ExportProgress, check_exit_layers, resolve_capacities, resolve_context
 from .target_graphs import TargetPlan, write_target
 from .tolerances import DRAFT_TOLERANCES, TARGET_TOLERANCES, check_parity
 from .torch_to_onnx import export_stage
@@ -122,8 +124,23 @@ def _plan_job(target: Checkpoint, draft: Checkpoint, options: ExportOptions) -> 
         target=target,
         draft=draft,
         options=options,
-        exit_layers=resolve_exit_layers(options.exit_layers, int(target.config["num_hidden_layers"])),
+        exit_layers=_exit_layers(target, options),
         context=context,
+    )
+
+
+def _exit_layers(target: Checkpoint, options: ExportOptions) -> tuple[int, ...]:
+    num_layers = int(target.config["num_hidden_layers"])
+    check_exit_layers(options.exit_layers, num_layers)
+    if options.exit_layers != "auto":
+        return options.exit_layers
+    return (
+        choose_exit_layer(
+            exit_coverage(target),
+            num_layers,
+            with_adapter=adapter_layers(target.folder, num_layers),
+            num_candidates=options.num_exit_candidates,
+        ),
     )
 
 

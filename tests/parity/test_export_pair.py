@@ -117,6 +117,31 @@ def test_a_wrong_graph_is_refused_and_leaves_nothing(
     assert _left(pair) == {"target", "draft"}
 
 
+def test_auto_cuts_where_the_measured_coverage_says(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The adapter after layer 2 is there, so it counts with its 0.9; untrained, layer 1 would win."""
+    shares = {"untrained": {"8": 0.5}, "adapter": {"8": 0.9}}
+    (pair / "target" / "exit_coverage.json").write_text(json.dumps({"layers": {"1": shares, "2": shares, "3": shares}}))
+    planned: list[Any] = []
+
+    def stop(model: Any, plan: Any, bundle: Path, on_stage: Any) -> None:
+        planned.append(list(plan.adapters))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mirrorsd.export.pair.write_target", stop)
+    with pytest.raises(KeyboardInterrupt):
+        _export(pair)
+    (pair / "target" / "exit_adapters.safetensors").unlink()
+    with pytest.raises(KeyboardInterrupt):
+        _export(pair)
+    assert planned == [[2], [1]]
+
+
+def test_a_draft_whose_window_ends_within_the_context_is_refused(pair: Path) -> None:
+    _change_config(pair / "draft", model_type="mistral", sliding_window=100)
+    with pytest.raises(ConfigError, match="the draft has layers that see 100 tokens, the context is 384"):
+        _export(pair)
+
+
 def _change_config(folder: Path, **changes: object) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))

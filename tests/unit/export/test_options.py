@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from mirrorsd.export import ExportOptions
-from mirrorsd.export.options import resolve_capacities, resolve_context, resolve_exit_layers
+from mirrorsd.export.options import check_exit_layers, resolve_capacities, resolve_context
 from mirrorsd.graphs.errors import ConfigError
 
 
@@ -29,13 +29,13 @@ def test_a_bad_setting_is_named_with_what_is_allowed(settings: dict[str, object]
         ExportOptions(**settings)  # type: ignore[arg-type]
 
 
-def test_auto_is_half_depth_and_explicit_layers_are_checked() -> None:
-    assert resolve_exit_layers("auto", 7) == (3,)
-    assert resolve_exit_layers((2, 5), 6) == (2, 5)
+def test_exit_layers_are_checked() -> None:
+    check_exit_layers("auto", 2)
+    check_exit_layers((2, 5), 6)
     with pytest.raises(ConfigError, match=r"exit layer is 6; this target allows 1\.\.5"):
-        resolve_exit_layers((3, 6), 6)
+        check_exit_layers((3, 6), 6)
     with pytest.raises(ConfigError, match="the target has 1 layer"):
-        resolve_exit_layers("auto", 1)
+        check_exit_layers("auto", 1)
 
 
 def test_context_is_what_both_models_were_made_for() -> None:
