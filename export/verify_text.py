@@ -42,6 +42,9 @@ def parity_ids(tokenizer_file: Path, text: str | None, num_ids: int) -> tuple[li
     Returns:
         The ids, and what to call the text in the manifest.
     """
-    ids = Tokenizer.from_file(str(tokenizer_file)).encode(text or PARITY_TEXT, add_special_tokens=False).ids
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    ids = tokenizer.encode(text or PARITY_TEXT, add_special_tokens=False).ids
     repeated = ids * -(-num_ids // len(ids))
     return repeated[:num_ids], "given" if text else BUILT_IN

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -27,7 +28,10 @@ class BundleTokenizer:
             self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         except Exception as error:  # tokenizers raises nothing narrower
             raise BundleError(f"{folder / 'tokenizer.json'} cannot be read ({error}). Export again.") from error
-        self._settings = _read_settings(folder / "tokenizer_config.json")
+        # Limits left over from training are not the model's: transformers ignores them too.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._settings = _read_settings(folder)
         template = folder / "chat_template.jinja"
         self._template = _compile(template.read_text(encoding="utf-8")) if template.is_file() else None
 
@@ -84,9 +88,25 @@ class IncrementalDecoder:
         return whole[len(self._given) :] if whole.startswith(self._given) else ""
 
 
-def _read_settings(path: Path) -> dict[str, Any]:
-    """Variables that chat templates may use: special tokens by name."""
-    document = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+class GenerationBlocks(Extension):
+    """`{% generation %}`, which marks what the assistant says for training; here its content is simply written."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an attribute of instances
+
+    def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
+        """Return what stands between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _read_settings(folder: Path) -> dict[str, Any]:
+    """Variables that chat templates may use: special tokens by name.
+
+    special_tokens_map.json counts, and wins, where tokenizer_config.json is of the older form without added tokens.
+    """
+    document = _read_object(folder / "tokenizer_config.json")
+    if "added_tokens_decoder" not in document:
+        document |= _read_object(folder / "special_tokens_map.json")
     settings: dict[str, Any] = {}
     for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
         value = document.get(name)
@@ -94,9 +114,15 @@ def _read_settings(path: Path) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
+def _read_object(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+
+
 def _compile(source: str) -> jinja2.Template:
     """A template in the sandbox and with the helpers that transformers gives it."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlocks]
+    )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_template_error
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
