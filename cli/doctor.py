@@ -15,6 +15,7 @@ from mirrorsd.cli.devices import card_fits
 from mirrorsd.cli.failures import EXIT_FAILED, EXIT_NO_DEVICE
 from mirrorsd.cli.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import load_device_map
+from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import DeviceError
 
 _FLAVOURS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml")
@@ -53,6 +54,7 @@ def doctor(
     fits = card_fits(inventory)
     usable = [fit.name for fit in fits if not fit.missing and load_device_map(fit.name).pace is None]
     checks = [check_flavours(installed_versions()), check_cores(os.cpu_count() or 1), check_cards(usable)]
+    checks += [check for name in usable for check in check_memory(bundle, name)] if bundle else []
     tests = try_bundle(bundle, usable) if bundle else []
     if as_json:
         place = {"machine": describe_machine(), "versions": installed_versions(), "devices": asdict(inventory)}
@@ -86,6 +88,24 @@ def check_cards(usable: list[str]) -> Check:
     """At least one device map must fit."""
     advice = "" if usable else "no device map fits; `mirrorsd devices` says what each of them misses"
     return Check(name="device maps", found=", ".join(usable) or "none", advice=advice)
+
+
+def check_memory(bundle: Path, name: str) -> list[Check]:
+    """What the bundle will need on each device of a card, against what is free there."""
+    from mirrorsd.runtime.memory import free_memory, memory_needs
+
+    needs = memory_needs(read_bundle(bundle), load_device_map(name))
+    checks = []
+    for device in dict.fromkeys(need.device for need in needs):
+        there = [need for need in needs if need.device == device]
+        needed, free = sum(need.total for need in there), free_memory(device)
+        parts = ", ".join(f"{need.part} {need.total / 1e6:.0f}" for need in there)
+        found = f"{needed / 1e6:.0f} MB of {'?' if free is None else f'{free / 1e6:.0f}'} free ({parts})"
+        advice = ""
+        if free is not None and needed > free:
+            advice = "too little: close other programs, or export with --precision int8 or a smaller --context"
+        checks.append(Check(name=f"{device}, {name}", found=found, advice=advice))
+    return checks
 
 
 def try_bundle(bundle: Path, names: list[str]) -> list[SelfTest]:

@@ -116,8 +116,12 @@ class Seat:
 
 
 def _scratch_slots(speculation: SpeculationConfig) -> int:
-    """Most cache slots past the text: the window, and a whole branch for every root."""
-    num_roots = max(speculation.roots, speculation.kappa * (1 + speculation.gamma))
+    """Most cache slots past the text: the window, and a whole branch for every root.
+
+    A plan may be made twice in a step, before and after the exit has spoken: branches of the first keep their slots.
+    """
+    per_row = speculation.kappa * (1 + speculation.gamma)
+    num_roots = 2 * speculation.roots if speculation.allocation == "global" else per_row
     return (1 + speculation.gamma) * (1 + num_roots)
 
 

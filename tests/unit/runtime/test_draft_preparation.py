@@ -9,9 +9,9 @@ from mirrorsd.graphs.errors import DeviceError
 
 
 def test_the_draft_is_ready_for_the_whole_text_before_the_first_token(make_bench: Callable[..., Any]) -> None:
-    bench = make_bench(context=256, gamma=6, roots=8, kappa=1)
+    bench = make_bench(context=256, gamma=6, roots=8)
     bench.decode([1, 2, 3], "mirror", max_new_tokens=20)
-    assert bench.draft.prepared_slots == [23 + 7 * 9]
+    assert bench.draft.prepared_slots == [23 + 7 * (1 + 2 * 8)]
     bench.decode([1, 2, 3], "mirror", max_new_tokens=250)
     assert bench.draft.prepared_slots[-1] == 256
 

@@ -1,0 +1,140 @@
+"""How much memory a bundle will take on each device of a card, before it is loaded, and how much is free there.
+
+An estimate from the manifest alone: weights, caches, workspace, and what the runtimes themselves take. The constants
+were measured on Linux (ONNX Runtime 1.31, OpenVINO 2026.4) as resident memory; see `bench/memory_estimate.py`.
+"""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mirrorsd.device_maps import DeviceMap
+from mirrorsd.graphs.manifest import DraftEntry, Manifest, TargetEntry
+
+SYSTEM = "system memory"
+_MB = 1 << 20
+# Python with numpy, ONNX Runtime and OpenVINO imported.
+_LIBRARIES = 90 * _MB
+# OpenVINO's plugin and its threads, at the first compilation.
+_PLUGIN = 40 * _MB
+# One compiled draft shape beyond its weights: graph, kernels, buffers.
+_PER_SHAPE = 10 * _MB
+# ONNX Runtime's sessions beyond their weights.
+_SESSIONS = 10 * _MB
+_PREFILL_ROWS = 128
+# Rows of activations that a stage holds at once, per hidden element: normed input, Q, K, V, attention, MLP.
+_LIVE_ROWS = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryNeed:
+    """What one part needs where; bytes. `copies` are weights held again in a device's own layout or on disk maps."""
+
+    part: str
+    device: str
+    weights: int
+    copies: int
+    caches: int
+    workspace: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.copies + self.caches + self.workspace
+
+
+def memory_needs(manifest: Manifest, card: DeviceMap) -> list[MemoryNeed]:
+    """One entry for the runtimes, one for the target, one for the draft, at the full context."""
+    libraries = MemoryNeed(
+        part="runtimes", device=SYSTEM, weights=0, copies=0, caches=0, workspace=_LIBRARIES + _PLUGIN + _SESSIONS
+    )
+    return [libraries, _target_need(manifest, card), _draft_need(manifest, card)]
+
+
+def free_memory(device: str) -> int | None:
+    """Free bytes of system memory or of a GPU's own; None where nobody says."""
+    if device == SYSTEM:
+        return _free_system_memory()
+    if device.startswith("NVIDIA"):
+        return _free_cuda_memory(int(device.rsplit(" ", 1)[1]))
+    return None
+
+
+def _target_need(manifest: Manifest, card: DeviceMap) -> MemoryNeed:
+    entry, placement = manifest.target, card.target
+    weights = manifest.files[entry.weights_file].bytes
+    device = SYSTEM
+    if placement.provider == "CUDAExecutionProvider":
+        device = f"NVIDIA GPU {placement.device_id}"
+    elif not placement.is_on_cpu:
+        device = placement.device if placement.runtime == "openvino" else placement.provider
+    # OpenVINO keeps the mapped file beside the weights that it has laid out for the device.
+    copies = weights if placement.runtime == "openvino" else 0
+    return MemoryNeed(
+        part="target",
+        device=device,
+        weights=weights,
+        copies=copies,
+        caches=_target_caches(entry),
+        workspace=_work(entry),
+    )
+
+
+def _draft_need(manifest: Manifest, card: DeviceMap) -> MemoryNeed:
+    entry = manifest.draft
+    weights = manifest.files[str(Path(entry.file).with_suffix(".bin").as_posix())].bytes
+    shapes = list(_shapes(entry))
+    device = SYSTEM if card.draft.is_on_cpu else card.draft.device
+    # Every compiled shape lays the weights out for itself, and computes on its mapped file.
+    return MemoryNeed(
+        part="draft",
+        device=device,
+        weights=weights * len(shapes),
+        copies=weights * len(shapes),
+        caches=_draft_caches(entry),
+        workspace=_PER_SHAPE * len(shapes),
+    )
+
+
+def _shapes(entry: DraftEntry) -> Iterator[tuple[int, int, int]]:
+    for capacity in entry.capacities:
+        for bucket in entry.buckets:
+            yield bucket.rows, bucket.tips, capacity
+
+
+def _target_caches(entry: TargetEntry) -> int:
+    shape = entry.shape
+    return 2 * shape.num_layers * shape.num_kv_heads * entry.context * shape.head_dim * np.dtype(shape.dtype).itemsize
+
+
+def _draft_caches(entry: DraftEntry) -> int:
+    shape = entry.shape
+    per_slot = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * np.dtype(shape.dtype).itemsize
+    return per_slot * max(entry.capacities)
+
+
+def _work(entry: TargetEntry) -> int:
+    return _PREFILL_ROWS * _LIVE_ROWS * entry.shape.hidden_size * np.dtype(entry.shape.dtype).itemsize
+
+
+def _free_system_memory() -> int | None:
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        for line in meminfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    if "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {}):
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def _free_cuda_memory(index: int) -> int | None:
+    command = ["nvidia-smi", f"--id={index}", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    try:
+        return int(subprocess.check_output(command, text=True, timeout=10)) * _MB
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,68 @@
+"""What a bundle is expected to need, and what is free, by device."""
+
+from pathlib import Path
+
+import pytest
+
+from mirrorsd.cli import doctor
+from mirrorsd.device_maps import load_device_map
+from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.graphs.manifest import FileEntry, Manifest
+from mirrorsd.runtime import memory
+from mirrorsd.runtime.memory import SYSTEM, free_memory, memory_needs
+
+
+@pytest.fixture
+def manifest(bundle: Path) -> Manifest:
+    found = read_bundle(bundle)
+    found.files["target/weights.bin"] = FileEntry(bytes=1000, sha256="")
+    found.files["draft/draft.bin"] = FileEntry(bytes=100, sha256="")
+    return found
+
+
+def test_parts_are_counted_where_they_live(manifest: Manifest) -> None:
+    _, target, draft = memory_needs(manifest, load_device_map("cuda-npu"))
+    assert (target.device, draft.device) == ("NVIDIA GPU 0", "NPU")
+    assert (target.weights, target.copies) == (1000, 0)
+    assert target.caches == 2 * 2 * 1 * 64 * 4 * 4
+    assert (draft.weights, draft.copies) == (100, 100)
+    assert draft.total == 200 + 2 * 1 * 64 * 4 * 4 + draft.workspace
+
+
+@pytest.mark.parametrize(
+    ("card", "target_device", "draft_device"),
+    [
+        ("cpu", SYSTEM, SYSTEM),
+        ("npu-emulated", SYSTEM, SYSTEM),
+        ("igpu-npu", "GPU", "NPU"),
+        ("cuda-cpu", "NVIDIA GPU 0", SYSTEM),
+        ("directml-npu", "DmlExecutionProvider", "NPU"),
+    ],
+)
+def test_devices_of_cards(manifest: Manifest, card: str, target_device: str, draft_device: str) -> None:
+    runtimes, target, draft = memory_needs(manifest, load_device_map(card))
+    assert (runtimes.device, target.device, draft.device) == (SYSTEM, target_device, draft_device)
+
+
+def test_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = free_memory(SYSTEM)
+    assert free is None or free > 1 << 20
+    assert free_memory("NPU") is None
+    monkeypatch.setattr(memory.subprocess, "check_output", lambda *_, **__: "512\n")
+    assert free_memory("NVIDIA GPU 0") == 512 << 20
+
+    def missing(*_: object, **__: object) -> str:
+        raise FileNotFoundError("nvidia-smi")
+
+    monkeypatch.setattr(memory.subprocess, "check_output", missing)
+    assert free_memory("NVIDIA GPU 0") is None
+
+
+def test_doctor_warns_of_too_little(bundle: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "read_bundle", lambda _: manifest)
+    monkeypatch.setattr(memory, "free_memory", lambda device: 1 << 20 if device == SYSTEM else None)
+    system, gpu = doctor.check_memory(bundle, "cuda-cpu")
+    assert system.advice.startswith("too little")
+    assert "MB of 1 free (runtimes" in system.found
+    assert (gpu.name, gpu.advice) == ("NVIDIA GPU 0, cuda-cpu", "")
+    assert "MB of ? free (target" in gpu.found
