@@ -24,7 +24,7 @@ def measure(draft: StreamingDraft, texts: list[SelfText], window_texts: list[Sel
     return {"agreement": measure_agreement(draft, texts), "windows": windows}
 
 
-def main(draft: Path, held_back: Path, out: Path, texts: int = 60, gamma: int = 6, threads: int = 2) -> None:
+def main(draft: Path, held_back: Path, out: Path, texts: int = 40, gamma: int = 6, threads: int = 2) -> None:
     """Measure and write."""
     torch.set_num_threads(threads)
     model = StreamingDraft.load(draft).eval()

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from mirrorsd.training.exit_adapter import load_adapters, make_adapters, save_adapters, train_adapters
 from mirrorsd.training.exit_coverage import measure_coverage, write_coverage
 from mirrorsd.training.schedule import WarmStableDecay
-from mirrorsd.training.self_text import join_texts, load_texts
+from mirrorsd.training.self_text import cut_before_loop, join_texts, load_texts
 from mirrorsd.training.timed_run import RunConfig
 from mirrorsd.training.token_stream import TokenStream
 
@@ -42,9 +42,11 @@ def main(
         model, adapters, stream, RunConfig(out=work, schedule=schedule, deadline=deadline, save_every_s=60.0)
     )
     save_adapters(target, adapters)
-    texts = load_texts(held_back)
+    texts = [cut_before_loop(text) for text in load_texts(held_back)]
     coverage = measure_coverage(model, load_adapters(target), texts)
-    write_coverage(target, coverage, f"{len(texts)} held-back prompts, continued greedily by the target itself")
+    write_coverage(
+        target, coverage, f"{len(texts)} held-back prompts, continued greedily by the target, before loops begin"
+    )
     for layer, kinds in coverage["layers"].items():
         print(f"exit after layer {layer}: {kinds}")
 
