@@ -32,6 +32,7 @@ HEADER = (
     "| `model_type` | models | beyond Llama | proved with | target | draft | text |",
     "|---|---|---|---|---|---|---|",
 )
+FIXTURES = {"llama": "llama_pair", "qwen3": "qwen3_pair"}
 BUNDLED = {"gemma2": "", "gpt2": "sharded checkpoint"}
 ROTARY = {"rope_theta": 10000.0}
 
@@ -45,14 +46,19 @@ class Case:
 
 
 CASES = (
-    Case("llama", "dynamic rope", False, {"rope_parameters": {**ROTARY, "rope_type": "dynamic", "factor": 4.0}}),
+    Case("llama", "four layers, llama3 rope, an exit adapter", True),
     Case(
         "qwen2",
-        "a window of 60 from layer 1 on",
+        "a window of 60 from layer 1 on, dynamic rope",
         True,
-        {"use_sliding_window": True, "sliding_window": 60, "max_window_layers": 1},
+        {
+            "use_sliding_window": True,
+            "sliding_window": 60,
+            "max_window_layers": 1,
+            "rope_parameters": {**ROTARY, "rope_type": "dynamic", "factor": 4.0},
+        },
     ),
-    Case("qwen3", "heads wider than the hidden size", True, {"head_dim": 32}),
+    Case("qwen3", "three layers, heads wider than the hidden size, two exits", False),
     Case("mistral", "a window of 50", False, {"sliding_window": 50}),
     Case("smollm3", "every other layer without rope", True, {"no_rope_layer_interval": 2}),
     Case(
@@ -134,7 +140,7 @@ def make(case: Case, folder: Path, make_checkpoint: Callable[..., Path], **sizes
     return make_checkpoint(folder, case.family, seed=11, **given)
 
 
-@pytest.mark.parametrize("case", marked(case for case in CASES if case.family not in BUNDLED))
+@pytest.mark.parametrize("case", marked(case for case in CASES if case.family not in {*BUNDLED, *FIXTURES}))
 def test_a_model_of_the_family(case: Case, make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     """Prefill, single rows, windows with rollback: the composed stages against the whole model; then as a draft."""
     model = load_model(open_checkpoint(make(case, tmp_path / "target", make_checkpoint), "target"))
@@ -169,6 +175,15 @@ def test_a_pair_of_the_family(case: Case, make_checkpoint: Callable[..., Path], 
     assert texts[0] == texts[1]
     assert len(texts[0]) == 60
     PROVED[case.family] = row_of(case, has_text=True)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.family in FIXTURES], ids=lambda case: case.family)
+def test_a_pair_of_the_other_parity_tests(case: Case, request: pytest.FixtureRequest) -> None:
+    manifest = request.getfixturevalue(FIXTURES[case.family]).manifest
+    assert (manifest.target.source.family, manifest.draft.source.family) == (case.family, case.family)
+    assert {"prefix", "suffix", "draft"} < {result.stage for result in manifest.verify}
+    check(manifest.verify)
+    PROVED[case.family] = row_of(case, has_text=False)
 
 
 def shard(folder: Path) -> None:
