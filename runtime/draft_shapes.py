@@ -43,4 +43,6 @@ def host_options(placement: DraftPlacement) -> dict[str, Any]:
     if not placement.emulated:
         return {}
     precision = "bf16" if placement.precision == "bf16" else "f32"
-    return {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": placement.threads}
+    options: dict[str, Any] = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": placement.threads}
+    # As on the CPU itself: activations are not rounded to eight bits under int8 weights.
+    return options | {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
