@@ -187,7 +187,7 @@ class MirrorDriver(SerialDriver):
         self._table = BranchTable()
         self._pass_started = perf_counter()
         if self.draft.is_working() and self.request.window_limit():
-            ready_by = self._pass_started + (self._pass_time.seconds or 0.0)
+            ready_by = self._pass_started + (self._pass_time.seconds or float("inf"))
             occasion = Occasion(inflight.head, inflight.window, self.request.gamma, ready_by)
             expansion = Expansion(self.draft, self.planner, occasion, self._table)
             self.draft.post(expansion.begin)

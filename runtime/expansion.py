@@ -6,6 +6,7 @@ Between rounds it lets other jobs on its device go first.
 """
 
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,9 @@ from mirrorsd.runtime.draft_link import DraftLink
 from mirrorsd.runtime.planner import Candidates, RootPlanner
 from mirrorsd.runtime.roots import Root
 from mirrorsd.runtime.target_session import ExitGuesses
+
+_FIRST_ROUND_GRACE = 0.5
+"""Share of a round by which the first one may end late: waiting that long still beats drafting anew."""
 
 
 class Occasion(NamedTuple):
@@ -39,7 +43,8 @@ class Expansion:
     def begin(self) -> None:
         """Start from the draft's own candidates; nothing to do where only the exit's count."""
         if self._planner.is_early and not self._table.is_closed:
-            self._drafter.feed_window()
+            if self._has_time_for(3):
+                self._drafter.feed_window()
             self._replan()
             self._work()
 
@@ -81,14 +86,19 @@ class Expansion:
         due = [branch for branch in self._wanted if len(branch.window) < gamma]
         due.sort(key=self._promise(), reverse=True)
         has_something = any(branch.fed for branch in self._wanted)
-        max_rows = drafter.clock.rows_until(self._occasion.ready_by)
-        if has_something and not max_rows:
+        grace = 0.0 if has_something else _FIRST_ROUND_GRACE * drafter.clock.shortest_seconds
+        max_rows = drafter.clock.rows_until(self._occasion.ready_by + grace)
+        if not max_rows:
             return False
-        max_rows = max_rows or min(drafter.session.round_sizes)
         grown = drafter.grow(due, drafter.first_scratch_slot(), gamma, max_rows, "expand")
         for branch in grown:
             self._table.publish(branch, gamma)
         return bool(grown)
+
+    def _has_time_for(self, num_rounds: int) -> bool:
+        """Whether that many of the smallest rounds fit beside the pass: knowing more costs one of them."""
+        shortest = self._drafter.clock.shortest_seconds
+        return perf_counter() + num_rounds * shortest <= self._occasion.ready_by
 
     def _promise(self) -> Callable[[Branch], Any]:
         """Expected gain per row: the root's chance, times the chance that what is there already is right."""

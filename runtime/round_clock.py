@@ -32,6 +32,11 @@ class RoundClock:
                 estimate.observe(seconds)
                 return
 
+    @property
+    def shortest_seconds(self) -> float:
+        """What the smallest round takes; 0 until it was measured."""
+        return next(iter(self._estimates.values())).seconds or 0.0
+
     def rows_until(self, deadline: float) -> int:
         """Most rows of a round that should end before `deadline` (`perf_counter` seconds); 0 if none does.
 
