@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -152,6 +153,8 @@ def test_a_model_of_the_family(case: Case, make_checkpoint: Callable[..., Path],
     (tmp_path / "bundle").mkdir()
     write_target(model, plan, tmp_path / "bundle", lambda stage: None)
     check(compare_target(TargetRun(tmp_path / "bundle", plan), reference, "random ids"))
+    graph = onnx.load(tmp_path / "bundle" / "target" / "prefix.onnx", load_external_data=False).graph
+    assert "Neg" not in {node.op_type for node in graph.node}, "rotary positions are left outside of attention"
     check_as_draft(model)
     PROVED[case.family] = row_of(case, has_text=False)
 
