@@ -76,7 +76,7 @@ class Expansion:
     def _work(self) -> None:
         """Rounds until the table is closed, every wanted branch is full, time is up, or another job waits."""
         while not self._table.is_closed and self._round():
-            if self._link.has_waiting():
+            if self._link.has_waiting() and not self._table.is_closed:
                 self._link.post(self._work)
                 return
 
