@@ -45,9 +45,10 @@ def main() -> None:
     card, manifest = load_device_map(options.device_map), read_bundle(options.bundle)
     report: dict[str, Any] = {"bundle": options.bundle.name, "device_map": card.name, "cached_rows": options.cached}
     report |= {"machine": describe_machine(), "versions": installed_versions()}
+    # Whole steps first: the costs of the parts pin this thread to one core, and workers started later inherit that.
+    report["steps"] = step_costs(options.bundle, options.device_map)
     report["target_ms"] = target_costs(options.bundle, manifest, card, options.cached, options.repeats)
     report["draft_ms"] = draft_costs(options.bundle, manifest, card, options.cached, options.repeats)
-    report["steps"] = step_costs(options.bundle, options.device_map)
     print(json.dumps(report, indent=2))
     if options.output:
         options.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
