@@ -27,7 +27,7 @@ from mirrorsd.runtime.draft_session import RowBlock
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.onnx_target import OnnxTargetModel
 from mirrorsd.runtime.openvino_draft import OpenVinoDraftModel
-from mirrorsd.runtime.pinning import pin_current_thread
+from mirrorsd.runtime.workers import DeviceWorker
 
 ROWS = (1, 2, 4, 8, 16)
 PROMPT = "Once upon a time there was a little fox who lived at the edge of a dark forest."
@@ -45,10 +45,11 @@ def main() -> None:
     card, manifest = load_device_map(options.device_map), read_bundle(options.bundle)
     report: dict[str, Any] = {"bundle": options.bundle.name, "device_map": card.name, "cached_rows": options.cached}
     report |= {"machine": describe_machine(), "versions": installed_versions()}
-    # Whole steps first: the costs of the parts pin this thread to one core, and workers started later inherit that.
+    costs = (options.bundle, manifest, card, options.cached, options.repeats)
+    target_worker, draft_worker = DeviceWorker("target", card.target.cores), DeviceWorker("draft", card.draft.cores)
+    report["target_ms"] = target_worker.run(partial(target_costs, *costs))
+    report["draft_ms"] = draft_worker.run(partial(draft_costs, *costs))
     report["steps"] = step_costs(options.bundle, options.device_map)
-    report["target_ms"] = target_costs(options.bundle, manifest, card, options.cached, options.repeats)
-    report["draft_ms"] = draft_costs(options.bundle, manifest, card, options.cached, options.repeats)
     print(json.dumps(report, indent=2))
     if options.output:
         options.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
@@ -56,7 +57,6 @@ def main() -> None:
 
 def target_costs(bundle: Path, manifest: Manifest, card: DeviceMap, cached: int, repeats: int) -> dict[str, Any]:
     """Median time of every stage, by rows."""
-    pin_current_thread(card.target.cores)
     target = OnnxTargetModel(bundle, manifest.target, card.target).new_session()
     tokens = np.random.default_rng(0).integers(0, target.vocab_size, cached + max(ROWS))
     target.prefill(tokens[:cached], 0, ledger=Ledger())
@@ -76,7 +76,6 @@ def target_costs(bundle: Path, manifest: Manifest, card: DeviceMap, cached: int,
 
 def draft_costs(bundle: Path, manifest: Manifest, card: DeviceMap, cached: int, repeats: int) -> dict[str, Any]:
     """Median time of a pass of each compiled shape, rows and tips full."""
-    pin_current_thread(card.draft.cores)
     draft = OpenVinoDraftModel(bundle, manifest.draft, card.draft).new_session()
     costs = {}
     for bucket in manifest.draft.buckets:

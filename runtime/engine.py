@@ -110,9 +110,9 @@ class Seat:
         return True
 
     def close(self) -> None:
-        """Release the caches."""
-        self._target_session.close()
-        self._draft_session.close()
+        """Release the caches, on their own workers and after what is still running there; does not wait."""
+        self._engine.target_worker.submit(self._target_session.close)
+        self._engine.draft_worker.submit(self._draft_session.close)
 
 
 def _scratch_slots(speculation: SpeculationConfig) -> int:

@@ -88,3 +88,15 @@ def test_a_new_session_starts_with_empty_caches(engine: Engine) -> None:
     seat = engine.open_seat()
     decode(seat, [int(token) for token in np.arange(10)], "mirror")
     assert decode(seat, PROMPTS[0], "mirror") == expected
+
+
+def test_a_seat_is_released_on_the_workers_after_what_runs_there(engine: Engine) -> None:
+    """Closing while a draft round is under way must not pull its buffers away."""
+    seat, release, events = engine.open_seat(), threading.Event(), []
+    seat._draft_session.close = lambda: events.append(threading.current_thread().name)
+    engine.draft_worker.submit(lambda: (release.wait(5), events.append("round")))
+    seat.close()
+    assert events == []
+    release.set()
+    engine.draft_worker.run(lambda: None)
+    assert events == ["round", "mirrorsd-draft"]
