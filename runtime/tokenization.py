@@ -36,14 +36,18 @@ class BundleTokenizer:
         self._template = _compile(template.read_text(encoding="utf-8")) if template.is_file() else None
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a plain text, with the special tokens that the tokenizer adds by itself."""
-        return list(self._tokenizer.encode(text, add_special_tokens=True).ids)
+        """Ids of a plain text, with the special tokens that the tokenizer adds by itself.
+
+        Raises:
+            GenerationError: the text holds half a surrogate pair, which is no character.
+        """
+        return self._ids(text, add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation through the model's chat template, ending where the assistant speaks.
 
         Raises:
-            GenerationError: no template, no message, or the template refuses the messages.
+            GenerationError: no template, no message, the template refuses the messages, or a text is none.
         """
         if self._template is None:
             raise GenerationError("This bundle has no chat template: give a plain prompt instead of messages.")
@@ -55,7 +59,17 @@ class BundleTokenizer:
             )
         except jinja2.TemplateError as error:
             raise GenerationError(f"The chat template refused the messages: {error}") from error
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._ids(text, add_special_tokens=False)
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise GenerationError(
+                f"The text is not Unicode: half a surrogate pair at character {error.start}. Decode the bytes it came "
+                "from with errors='replace'."
+            ) from error
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of the ids, special tokens left out."""
