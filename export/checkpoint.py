@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from mirrorsd.families.registry import completed, find_obstacle
 from mirrorsd.graphs.errors import ExportError
 from mirrorsd.graphs.manifest import SourceModel
-
-from .families import completed, find_obstacle
 
 Role = Literal["target", "draft"]
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from mirrorsd.families.decoder_parts import DecoderParts
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import MASKED, DraftShape, StageContract
 
 from .attention import TreeCaches
-from .decoder_parts import DecoderParts
 from .loading import Streams
 from .rotary_tables import RotaryTables
 from .target_stages import flatten

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
 
+from mirrorsd.families.registry import most_positions, parts_of, smallest_window
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import describe_file
 from mirrorsd.graphs.contract import draft_contract
@@ -22,7 +23,6 @@ from .compatibility import check_compatible
 from .draft_ir import write_draft
 from .draft_stage import DraftStage
 from .exit_choice import choose_exit_layer
-from .families import most_positions, parts_of, smallest_window
 from .loading import (
     DTYPE_BY_PRECISION,
     adapter_layers,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from .decoder_parts import Angles, DecoderParts
+from mirrorsd.families.decoder_parts import Angles, DecoderParts
 
 
 class RotaryTables(nn.Module):

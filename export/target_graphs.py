@@ -11,12 +11,12 @@ from typing import Any
 import onnx_ir as ir
 from torch import Tensor
 
+from mirrorsd.families.registry import parts_of
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import TargetShape, exit_contract, segment_contract
 from mirrorsd.graphs.manifest import Exit, Segment
 
 from .attention import GQA_ATTENTION
-from .families import parts_of
 from .graph_passes import optimise_stage
 from .target_stages import ExitStage, SegmentStage
 from .torch_to_onnx import export_stage

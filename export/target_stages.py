@@ -7,11 +7,11 @@ Does not own: attention (`attention.py`), ONNX, weights on disk.
 import torch
 from torch import Tensor, nn
 
+from mirrorsd.families.decoder_parts import DecoderParts
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import StageContract
 
 from .attention import KeyValue, SegmentCaches
-from .decoder_parts import DecoderParts
 from .rotary_tables import RotaryTables
 
 

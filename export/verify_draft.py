@@ -14,11 +14,11 @@ import openvino as ov
 import torch
 from torch import Tensor
 
+from mirrorsd.families.registry import parts_of
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import MASKED, DraftShape
 from mirrorsd.graphs.manifest import VerifyResult
 
-from .families import parts_of
 from .loading import Streams
 
 Array = npt.NDArray[Any]

@@ -14,10 +14,10 @@ import numpy.typing as npt
 import onnxruntime as ort
 import torch
 
+from mirrorsd.families.registry import parts_of
 from mirrorsd.graphs import names
 from mirrorsd.graphs.manifest import VerifyResult
 
-from .families import parts_of
 from .target_graphs import TargetPlan
 from .target_stages import ExitStage
 

@@ -58,22 +58,27 @@ class TrainingClock:
     start counts nothing: it is mostly compilation.
     """
 
-    def __init__(self, trained_s: float = 0.0, *, outlier: float = 4.0) -> None:
-        """Start at `trained_s`; a step longer than `outlier` usual steps is taken for a pause."""
+    def __init__(self, trained_s: float = 0.0, *, outlier: float = 4.0, counts_cpu: bool = False) -> None:
+        """Start at `trained_s`; a step longer than `outlier` usual steps is taken for a pause.
+
+        With `counts_cpu` the seconds are those of a core in this process: on a machine that others use too, two runs
+        of the same length then did the same work.
+        """
         self.trained_s = trained_s
         self._outlier = outlier
         self._usual_s: float | None = None
         self._is_first = True
-        self._last = time.monotonic()
+        self._now = time.process_time if counts_cpu else time.monotonic
+        self._last = self._now()
 
     def tick(self) -> float:
-        """Count one step, and return the seconds it took by the wall clock."""
-        now = time.monotonic()
+        """Count one step, and return the seconds it took."""
+        now = self._now()
         step_s, self._last = now - self._last, now
         return self.count(step_s)
 
     def count(self, step_s: float) -> float:
-        """Count a step that took `step_s` seconds by the wall clock."""
+        """Count a step that took `step_s` seconds."""
         if self._is_first:
             self._is_first = False
             return step_s

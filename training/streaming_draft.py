@@ -43,16 +43,16 @@ class StreamingDraft(nn.Module):
     """A causal decoder with `s` streams in its top `num_stream_layers` layers."""
 
     def __init__(self, base: PreTrainedModel, *, num_streams: int, num_stream_layers: int) -> None:
-        """Put streams onto `base` (an untrained embedding each).
+        """Put streams onto `base` (an untrained embedding each); without streams it is an ordinary draft.
 
         Raises:
-            ConfigError: No streams, or more stream layers than the base has layers.
+            ConfigError: Fewer streams than none, or more stream layers than the base has layers.
         """
         super().__init__()
         layers, hidden = base.config.num_hidden_layers, base.config.hidden_size
-        if num_streams < 1:
-            raise ConfigError(f"num_streams is {num_streams}; a streaming draft needs at least 1")
-        if not 1 <= num_stream_layers <= layers:
+        if num_streams < 0:
+            raise ConfigError(f"num_streams is {num_streams}; allowed are 0 (an ordinary draft) and more")
+        if num_streams and not 1 <= num_stream_layers <= layers:
             raise ConfigError(f"num_stream_layers is {num_stream_layers}; allowed are 1..{layers} (the draft's layers)")
         self.base = base
         self.num_stream_layers = num_stream_layers
@@ -81,15 +81,16 @@ class StreamingDraft(nn.Module):
         first_stream_layer = len(decoder.layers) - self.num_stream_layers
         for number, layer in enumerate(decoder.layers):
             main = project_rows(layer, hidden, main_rotary)
-            if number == first_stream_layer:
+            if number == first_stream_layer and streams_count:
                 streams = (hidden[:, tip_rows, None] + self.stream_embeddings).flatten(1, 2)
             if streams is not None:
                 streams = _stream_layer(layer, streams, stream_rotary, main, hidden_below, streams_count)
             attended = F.scaled_dot_product_attention(*main, is_causal=True, enable_gqa=True)
             hidden = finish_layer(layer, hidden, attended)
-        assert streams is not None
-        shape = (len(ids), len(tip_rows), streams_count, -1)
-        return DraftHidden(decoder.norm(hidden), decoder.norm(streams).view(shape))
+        normed = decoder.norm(hidden)
+        if streams is None:
+            return DraftHidden(normed, normed.new_empty(len(ids), len(tip_rows), 0, normed.shape[-1]))
+        return DraftHidden(normed, decoder.norm(streams).view(len(ids), len(tip_rows), streams_count, -1))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Apply the shared LM head to hidden states `[..., H]`."""

@@ -40,6 +40,7 @@ class RunConfig:
         save_every_s: Training seconds between checkpoints.
         check_every_s: Training seconds between measurements on held-back text.
         report_every: Steps between lines of progress.
+        counts_cpu: Count seconds of a core, not seconds of the clock on the wall.
     """
 
     out: Path
@@ -48,6 +49,7 @@ class RunConfig:
     save_every_s: float = 100.0
     check_every_s: float = 300.0
     report_every: int = 20
+    counts_cpu: bool = False
 
 
 class TimedRun:
@@ -65,7 +67,7 @@ class TimedRun:
                 part.load_state_dict(state[name])
             self.step, self.tokens, trained_s = state["step"], state["tokens"], state["trained_s"]
             print(f"going on from step {self.step}, {trained_s:.0f} s", flush=True)
-        self.clock = TrainingClock(trained_s)
+        self.clock = TrainingClock(trained_s, counts_cpu=config.counts_cpu)
         self._saved_at = self._checked_at = trained_s
 
     def elapsed_s(self) -> float:

@@ -19,10 +19,10 @@ from mirrorsd.export import ExportOptions, export_pair
 from mirrorsd.export.attention import TREE_ATTENTION
 from mirrorsd.export.checkpoint import open_checkpoint
 from mirrorsd.export.draft_stage import DraftStage
-from mirrorsd.export.families import FAMILIES, parts_of
 from mirrorsd.export.loading import draft_shape, load_model, target_shape
 from mirrorsd.export.target_graphs import TargetPlan, write_target
 from mirrorsd.export.verify_target import TargetRun, compare_target, target_reference
+from mirrorsd.families.registry import FAMILIES, parts_of
 from mirrorsd.graphs.contract import MASKED, draft_contract
 from mirrorsd.graphs.manifest import VerifyResult
 

@@ -32,12 +32,13 @@ def make_config(*, hidden: int = 384, layers: int = 6, heads: int = 6, intermedi
     )
 
 
-def next_token_losses(model: LlamaForCausalLM, ids: Tensor) -> tuple[Tensor, Tensor]:
+def next_token_losses(model: LlamaForCausalLM, ids: Tensor, is_exit_trained: bool = True) -> tuple[Tensor, Tensor]:
     """Return the loss at the last layer and at the exit layer (the exit's on every second sequence).
 
     Args:
         model: The target.
         ids: `[B, S + 1]` token ids.
+        is_exit_trained: Without it, no gradient flows from the exit.
     """
     inputs, labels = ids[:, :-1], ids[:, 1:]
     hidden = model.model.embed_tokens(inputs)
@@ -46,7 +47,8 @@ def next_token_losses(model: LlamaForCausalLM, ids: Tensor) -> tuple[Tensor, Ten
     for number, layer in enumerate(model.model.layers, start=1):
         hidden = layer(hidden, attention_mask=None, position_embeddings=rotary)
         if number == EXIT_LAYER:
-            exit_loss = _head_loss(model, hidden[::2], labels[::2])
+            with torch.set_grad_enabled(is_exit_trained and torch.is_grad_enabled()):
+                exit_loss = _head_loss(model, hidden[::2], labels[::2])
     return _head_loss(model, hidden, labels), exit_loss
 
 

@@ -1,10 +1,12 @@
 """Train the storyteller's target for a given number of seconds.
 
     python train_target.py PACKED OUT --seconds 4500
+    python train_target.py PACKED TWIN --seconds 1500 --decay-seconds 400 --exit-weight 0
 
 `PACKED` is what `build_corpus.py` wrote. A run that was killed goes on where it was (at most two minutes are lost).
 `OUT/pre_decay.pt` keeps model, optimisers and place in the data from just before the learning rate falls: copied to
-`OUT/last.pt` of a new folder, it lets a longer training start there.
+`OUT/last.pt` of a new folder, it lets a longer training start there. `--exit-weight 0` makes a twin that was never
+trained for an early exit.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ BATCH = (8, 512)
 DECAY_BATCH = (4, 1024)  # the last part learns to use the whole context
 
 
-def train(packed: Path, config: RunConfig) -> None:
+def train(packed: Path, config: RunConfig, exit_weight: float = EXIT_WEIGHT) -> None:
     """Train, and print the held-back loss of every kind of text now and then."""
     torch.manual_seed(20)
     model = LlamaForCausalLM(make_config())
@@ -41,8 +43,8 @@ def train(packed: Path, config: RunConfig) -> None:
         is_decaying = timed.is_decaying()
         ids = text.take(*(DECAY_BATCH if is_decaying else BATCH))
         with torch.autocast("cpu", torch.bfloat16):
-            loss, exit_loss = losses_of[is_decaying](model, ids)
-        descend(loss + EXIT_WEIGHT * exit_loss, model.parameters(), optimizers.values())
+            loss, exit_loss = losses_of[is_decaying](model, ids, exit_weight > 0)
+        descend(loss + exit_weight * exit_loss, model.parameters(), optimizers.values())
         return ids[:, 1:].numel(), {"loss": loss.item(), "exit_loss": exit_loss.item()}
 
     timed.run(step, lambda: print("held back:", check(model, held_back), flush=True))
@@ -68,11 +70,12 @@ def main(
     decay_seconds: float = 1000.0,
     deadline: float | None = None,
     threads: int = 2,
+    exit_weight: float = EXIT_WEIGHT,
 ) -> None:
     """Train; `deadline` (seconds since 1970) shortens the run where pauses have made it late."""
     torch.set_num_threads(threads)
     schedule = WarmStableDecay(budget_s=seconds, warm_s=60.0, decay_s=decay_seconds)
-    train(packed, RunConfig(out=out, schedule=schedule, deadline=deadline, check_every_s=600.0))
+    train(packed, RunConfig(out=out, schedule=schedule, deadline=deadline, check_every_s=600.0), exit_weight)
 
 
 if __name__ == "__main__":

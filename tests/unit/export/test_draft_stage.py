@@ -3,7 +3,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from mirrorsd.export.attention import TREE_ATTENTION
 from mirrorsd.export.draft_stage import DraftStage, stream_bias
-from mirrorsd.export.families import parts_of
+from mirrorsd.families.registry import parts_of
 from mirrorsd.graphs.contract import MASKED, DraftShape, draft_contract
 
 

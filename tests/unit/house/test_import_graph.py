@@ -13,9 +13,10 @@ COMPILERS = {"huggingface_hub", "onnx", "onnx_ir", "onnxscript", "optimum", "onn
 ALLOWED = {
     "graphs": {"numpy"},
     "device_maps": {"mirrorsd.graphs"},
-    "export": {"mirrorsd.graphs", "mirrorsd.device_maps", *TRAINERS, *COMPILERS},
+    "families": {"mirrorsd.graphs", "torch", "transformers", "huggingface_hub"},
+    "export": {"mirrorsd.graphs", "mirrorsd.device_maps", "mirrorsd.families", *TRAINERS, *COMPILERS},
     "runtime": {"mirrorsd.graphs", "mirrorsd.device_maps", "numpy", "onnxruntime", "openvino", "tokenizers", "jinja2"},
-    "training": {"mirrorsd.graphs", "matplotlib", *TRAINERS},
+    "training": {"mirrorsd.graphs", "mirrorsd.families", "matplotlib", *TRAINERS},
     "cli": {
         *("mirrorsd", "mirrorsd.graphs", "mirrorsd.device_maps", "mirrorsd.export"),
         *("mirrorsd.runtime", "mirrorsd.training", "typer", "rich", "matplotlib"),

@@ -1,7 +1,7 @@
 """One view of every family's model: embedding, layers, rotary positions, final norm and LM head.
 
 Owns: where Hugging Face keeps these parts in each family, and the factors between them. The layers stay HF's own.
-Does not own: which families are supported (`families.py`), attention (`attention.py`), the stages.
+Does not own: which families are supported (`registry.py`), attention (`attention.py`), the stages.
 """
 
 from dataclasses import dataclass, replace

@@ -3,7 +3,7 @@
 import pytest
 from transformers import CONFIG_MAPPING
 
-from mirrorsd.export.families import FAMILIES, completed, most_positions, smallest_window
+from mirrorsd.families.registry import FAMILIES, completed, most_positions, smallest_window
 
 LONG_ROPE = {
     "model_type": "phi3",

@@ -1,4 +1,4 @@
-"""The families that can be exported: one entry each, and what is refused before any work.
+"""The families that are supported: one entry each, and what is refused before any work.
 
 Owns: the registry and the checks on config.json. Does not own: loading weights, or how a family's parts are found
 (`decoder_parts.py`).
