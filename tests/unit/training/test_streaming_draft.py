@@ -80,7 +80,7 @@ def test_missing_streams_file_is_named(tmp_path: Path) -> None:
         StreamingDraft.load(tmp_path)
 
 
-@pytest.mark.parametrize(("streams", "layers", "message"), [(0, 1, "num_streams is 0"), (2, 4, "allowed are 1..3")])
+@pytest.mark.parametrize(("streams", "layers", "message"), [(-1, 1, "num_streams is -1"), (2, 4, "allowed are 1..3")])
 def test_impossible_shapes_are_refused(streams: int, layers: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         StreamingDraft(tiny_draft().base, num_streams=streams, num_stream_layers=layers)
