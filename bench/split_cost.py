@@ -18,8 +18,9 @@ import numpy as np
 from mirrorsd.cli.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.export.checkpoint import open_checkpoint
-from mirrorsd.export.loading import load_model, target_shape
+from mirrorsd.export.loading import target_shape
 from mirrorsd.export.target_graphs import TargetPlan, write_target
+from mirrorsd.export.weightless import open_model
 from mirrorsd.graphs import names
 from mirrorsd.graphs.manifest import TargetEntry
 from mirrorsd.runtime.ledger import Ledger
@@ -64,7 +65,7 @@ def export_both(checkpoint: Path, folder: Path, *, context: int) -> tuple[OnnxTa
     half = int(opened.config["num_hidden_layers"]) // 2
     sessions = []
     for name, exit_layers in (("whole", ()), ("split", (half,))):
-        model = load_model(opened).float()
+        model = open_model(opened)
         shape = target_shape(model, "fp32")
         plan = TargetPlan(shape=shape, context=context, num_candidates=16, adapters=dict.fromkeys(exit_layers))
         bundle = folder / name

@@ -1,20 +1,21 @@
 """A Hugging Face checkpoint on disk, looked at before anything is loaded.
 
 Owns: is it complete and of a kind that can be exported, its sizes, licence, and the files beside the weights.
-Does not own: comparing two checkpoints (`compatibility.py`), loading weights into PyTorch (`loading.py`).
+Does not own: comparing two checkpoints (`compatibility.py`), the weights' bytes (`stored_tensors.py`).
 """
 
 import json
-import math
 import re
-import struct
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from mirrorsd.families.registry import completed, find_obstacle
 from mirrorsd.graphs.errors import ExportError
 from mirrorsd.graphs.manifest import SourceModel
+
+from .stored_tensors import StoredTensor, read_header
 
 Role = Literal["target", "draft"]
 
@@ -26,7 +27,8 @@ _LICENCE_MARKS = {"Apache License": "Apache-2.0", "MIT License": "MIT", "BSD 3-C
 class Checkpoint:
     """A checked checkpoint folder.
 
-    `config` is config.json with its sizes completed, `generation` is generation_config.json or empty.
+    `config` is config.json with its sizes completed, `generation` is generation_config.json or empty, `tensors` says
+    where every weight lies.
     """
 
     folder: Path
@@ -34,6 +36,7 @@ class Checkpoint:
     config: dict[str, Any]
     generation: dict[str, Any]
     source: SourceModel
+    tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -61,7 +64,7 @@ def open_checkpoint(folder: Path, role: Role) -> Checkpoint:
             f"the {role} {folder} is not a folder; give a local folder with config.json and *.safetensors"
         )
     config = _read_config(folder, role)
-    num_parameters = sum(_count_parameters(path) for path in _weight_files(folder, role))
+    tensors = {name: stored for path in _weight_files(folder, role) for name, stored in read_header(path).items()}
     generation = folder / "generation_config.json"
     return Checkpoint(
         folder=folder,
@@ -72,8 +75,9 @@ def open_checkpoint(folder: Path, role: Role) -> Checkpoint:
             name=folder.resolve().name,
             family=str(config["model_type"]),
             licence=_find_licence(folder),
-            num_parameters=num_parameters,
+            num_parameters=sum(stored.size for stored in tensors.values()),
         ),
+        tensors=tensors,
     )
 
 
@@ -128,30 +132,6 @@ def _weight_files(folder: Path, role: Role) -> list[Path]:
             "save the model with save_pretrained(..., safe_serialization=True)"
         )
     return [single]
-
-
-def _count_parameters(path: Path) -> int:
-    """Count the numbers in one safetensors file from its header, checking that the file is whole.
-
-    Raises:
-        ExportError: the header is unreadable or the file is shorter or longer than it says.
-    """
-    size = path.stat().st_size
-    with path.open("rb") as stream:
-        prefix = stream.read(8)
-        header_bytes = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
-        if header_bytes + 8 > size:
-            raise ExportError(f"{path} is truncated: {size} bytes cannot hold its header. Download it again")
-        try:
-            header = json.loads(stream.read(header_bytes))
-        except ValueError as error:
-            raise ExportError(f"{path} is damaged: its header is not JSON. Download it again") from error
-    header.pop("__metadata__", None)
-    expected = 8 + header_bytes + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    if size != expected:
-        state = "truncated" if size < expected else "damaged"
-        raise ExportError(f"{path} is {state}: {size} bytes, its header says {expected}. Download it again")
-    return sum(math.prod(entry["shape"]) for entry in header.values())
 
 
 def _find_licence(folder: Path) -> str:

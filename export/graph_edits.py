@@ -1,4 +1,4 @@
-"""The two edits that every graph pass makes: adding a constant, and putting a new value in an old one's place.
+"""The two edits that every graph pass makes: adding a constant tensor, and putting a new value in an old one's place.
 
 Owns: keeping names, types and graph outputs right while doing so. Does not own: any pass.
 """
@@ -11,10 +11,16 @@ import onnx_ir as ir
 
 def add_constant(graph: ir.Graph, name: str, array: npt.NDArray[Any]) -> ir.Value:
     """Add `array` to the graph's initializers under `name`, or return the one already there."""
+    return add_tensor(graph, name, ir.tensor(array, name=name))
+
+
+def add_tensor(graph: ir.Graph, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+    """Add `tensor`, which may be lazy, to the graph's initializers under `name`, or return the one already there."""
     if name not in graph.initializers:
-        tensor = ir.tensor(array, name=name)
         element = ir.TensorType(tensor.dtype)
-        graph.register_initializer(ir.Value(name=name, shape=ir.Shape(array.shape), type=element, const_value=tensor))
+        graph.register_initializer(
+            ir.Value(name=name, shape=ir.Shape(tensor.shape.numpy()), type=element, const_value=tensor)
+        )
     return graph.initializers[name]
 
 

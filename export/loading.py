@@ -1,11 +1,9 @@
-"""Checkpoints in PyTorch: loading models, the tensors beside them, and the sizes that the contracts need.
+"""What stands beside a checkpoint's weights (adapters, streams), and the sizes that the contracts need.
 
-Owns: every call of `from_pretrained`. Does not own: checks on the folders (`checkpoint.py`).
+Owns: reading those small files into PyTorch. Does not own: the model and its weights (`weightless.py`), checks on the
+folders (`checkpoint.py`).
 """
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +11,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import DraftShape, TargetShape
 from mirrorsd.graphs.errors import ExportError
-
-from .checkpoint import Checkpoint
 
 DTYPE_BY_PRECISION = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.float32, "int4": torch.float32}
 
@@ -31,29 +25,6 @@ class Streams:
 
     embeddings: Tensor
     num_stream_layers: int
-
-
-def load_model(checkpoint: Checkpoint) -> Any:
-    """Load the checkpoint as HF's causal LM in float32, ready for inference.
-
-    Raises:
-        ExportError: weights are missing, superfluous, or of the wrong shape.
-    """
-    with _quiet_transformers():
-        try:
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                checkpoint.folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
-            )
-        except (SafetensorError, RuntimeError, ValueError, OSError) as error:
-            raise ExportError(f"the {checkpoint.role} {checkpoint.folder} cannot be loaded: {error}") from error
-    model, report = loaded
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise ExportError(
-            f"the {checkpoint.role} {checkpoint.folder} lacks {len(missing)} weights, for example {missing[0]!r}: "
-            "its config.json and its weights do not belong together"
-        )
-    return model.eval().requires_grad_(False)
 
 
 def target_shape(model: Any, precision: str) -> TargetShape:
@@ -157,20 +128,3 @@ def _read_tensors(path: Path, expected_format: str) -> tuple[dict[str, str], dic
     if metadata.get("format") != expected_format:
         raise ExportError(f"{path} has format {metadata.get('format')!r}; this mirrorsd reads {expected_format!r}")
     return metadata, tensors
-
-
-@contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Keep transformers' loading bars and reports away; what matters is raised."""
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    bars: Any = transformers_logging
-    had_bars = bars.is_progress_bar_enabled()
-    logger.setLevel(logging.ERROR)
-    bars.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        if had_bars:
-            bars.enable_progress_bar()

@@ -28,7 +28,6 @@ from .loading import (
     adapter_layers,
     draft_shape,
     load_adapter,
-    load_model,
     load_streams,
     target_shape,
 )
@@ -39,6 +38,7 @@ from .torch_to_onnx import export_stage
 from .verify_draft import VERIFY_TREE_PARENTS, DraftRun, compare_draft
 from .verify_target import TargetRun, compare_target, target_reference
 from .verify_text import parity_ids
+from .weightless import open_model
 
 PARITY_POSITIONS = 320
 
@@ -146,8 +146,8 @@ def _exit_layers(target: Checkpoint, options: ExportOptions) -> tuple[int, ...]:
 
 def _build_target(job: _Job, bundle: Path, report: ExportProgress) -> tuple[TargetEntry, tuple[VerifyResult, ...]]:
     report("load target", 0.02)
-    model = load_model(job.target)
-    options, shape = job.options, target_shape(model, job.options.precision)
+    model = open_model(job.target)
+    options, shape = job.options, target_shape(model.network, job.options.precision)
     adapters = {layer: load_adapter(job.target.folder, layer, shape.hidden_size) for layer in job.exit_layers}
     plan = TargetPlan(
         shape=shape,
@@ -159,7 +159,7 @@ def _build_target(job: _Job, bundle: Path, report: ExportProgress) -> tuple[Targ
     ids, text = _parity_ids(job)
     reference = target_reference(model, plan, ids)
     stages = list(plan.files)
-    model.to(DTYPE_BY_PRECISION[options.precision])
+    model = open_model(job.target, DTYPE_BY_PRECISION[options.precision])
     write_target(
         model, plan, bundle, lambda name: report(f"export {name}", 0.1 + 0.4 * stages.index(name) / len(stages))
     )
@@ -185,12 +185,12 @@ def _parity_ids(job: _Job) -> tuple[list[int], str]:
 
 def _build_draft(job: _Job, bundle: Path, report: ExportProgress) -> tuple[DraftEntry, tuple[VerifyResult, ...]]:
     report("load draft", 0.65)
-    model = load_model(job.draft)
-    options = job.options
-    streams = load_streams(job.draft.folder, model.config.hidden_size, model.config.num_hidden_layers)
+    model = open_model(job.draft)
+    options, config = job.options, model.network.config
+    streams = load_streams(job.draft.folder, config.hidden_size, config.num_hidden_layers)
     num_input_ids = int(job.target.config["vocab_size"])
     shape = draft_shape(
-        model,
+        model.network,
         streams,
         target_vocab_size=num_input_ids,
         num_candidates=options.num_draft_candidates,
@@ -198,11 +198,12 @@ def _build_draft(job: _Job, bundle: Path, report: ExportProgress) -> tuple[Draft
     report("export draft", 0.7)
     (bundle / names.DRAFT_FILE).parent.mkdir()
     contract = draft_contract(shape)
-    model.set_attn_implementation(TREE_ATTENTION)
+    model.network.set_attn_implementation(TREE_ATTENTION)
     stage = DraftStage(
-        parts_of(model), contract, shape, streams=streams, context=job.context, num_input_ids=num_input_ids
+        parts_of(model.network), contract, shape, streams=streams, context=job.context, num_input_ids=num_input_ids
     )
-    write_draft(export_stage(stage, contract), contract, bundle / names.DRAFT_FILE, options.draft_precision)
+    graph = export_stage(stage, contract, model.lazy_weights(stage))
+    write_draft(graph, contract, bundle / names.DRAFT_FILE, options.draft_precision)
     entry = DraftEntry(
         source=job.draft.source,
         shape=shape,

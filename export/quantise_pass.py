@@ -4,13 +4,15 @@ Owns: round-to-nearest block quantisation and its packing. Does not own: which p
 (`options.py`), nor how much the result may differ (`tolerances.py`).
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from .graph_edits import add_constant, take_over
+from .graph_edits import add_tensor, take_over
+from .lazy_weight import lazy_weight, pack_rows
 
 Array = npt.NDArray[Any]
 
@@ -78,14 +80,18 @@ class QuantiseWeights(ir.passes.InPlacePass):
         is_by_output = (
             node.op_type == "Gemm" and "transB" in node.attributes and node.attributes["transB"].as_int() == 1
         )
-        by_output = weight.const_value.numpy() if is_by_output else weight.const_value.numpy().T
-        is_head = is_by_output and len(by_output) == self._head_width
+        source = lazy_weight(weight.const_value)
+        by_output = source if is_by_output else source.transposed()
+        num_rows, width = by_output.shape.numpy()
+        is_head = is_by_output and num_rows == self._head_width
         bits = HEAD_BITS if is_head else self._bits
-        packed, scales = quantise_blocks(by_output, bits)
-        sizes = {"K": by_output.shape[1], "N": by_output.shape[0], "bits": bits, "block_size": BLOCK_SIZE}
+        num_blocks = -(-width // BLOCK_SIZE)
+        shapes = ((num_rows, num_blocks, BLOCK_SIZE * bits // 8), (num_rows * num_blocks,))
+        packed, scales = pack_rows(by_output, f"q{bits}", partial(quantise_blocks, bits=bits), shapes)
+        sizes = {"K": width, "N": num_rows, "bits": bits, "block_size": BLOCK_SIZE}
         sizes["accuracy_level"] = _INT8_ACTIVATIONS
-        inputs = [node.inputs[0], add_constant(graph, f"{weight.name}.q{bits}", packed)]
-        inputs.append(add_constant(graph, f"{weight.name}.scale{bits}", scales.reshape(-1)))
+        inputs = [node.inputs[0], add_tensor(graph, f"{weight.name}.q{bits}", packed)]
+        inputs.append(add_tensor(graph, f"{weight.name}.scale{bits}", scales))
         if len(node.inputs) > 2:
             inputs += [None, None, node.inputs[2]]
         attributes = [ir.AttrInt64(name, size) for name, size in sizes.items()]

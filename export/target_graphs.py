@@ -6,7 +6,6 @@ Owns: segments and exits as ONNX files. Does not own: the modules (`target_stage
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 from torch import Tensor
@@ -20,6 +19,7 @@ from .attention import GQA_ATTENTION
 from .graph_passes import optimise_stage
 from .target_stages import ExitStage, SegmentStage
 from .torch_to_onnx import export_stage
+from .weightless import WeightlessModel
 from .weights_file import WeightsFile
 
 Adapter = tuple[Tensor, Tensor]
@@ -65,11 +65,11 @@ class TargetPlan:
         return {stage.name: stage.file for stage in self.segments} | {stage.name: stage.file for stage in self.exits}
 
 
-def write_target(model: Any, plan: TargetPlan, bundle: Path, on_stage: Callable[[str], None]) -> None:
-    """Export every stage of `model` (HF causal LM, already in the target's precision) into `bundle`.
+def write_target(model: WeightlessModel, plan: TargetPlan, bundle: Path, on_stage: Callable[[str], None]) -> None:
+    """Export every stage of `model` into `bundle`; one tensor after the other is read, converted and written.
 
     Args:
-        model: Its attention implementation is changed for the export.
+        model: Opened in the dtype of the target's precision. Its attention implementation is changed for the export.
         plan: Sizes, borders and adapters.
         bundle: The bundle's folder.
         on_stage: Called with the name of each stage before it is exported.
@@ -88,17 +88,21 @@ def write_target(model: Any, plan: TargetPlan, bundle: Path, on_stage: Callable[
             ir.save(graph, bundle / point.file)
 
 
-def segment_graph(model: Any, plan: TargetPlan, segment: Segment) -> ir.Model:
+def segment_graph(model: WeightlessModel, plan: TargetPlan, segment: Segment) -> ir.Model:
     """Export one segment; a segment over all layers is the whole target as one graph."""
-    model.set_attn_implementation(GQA_ATTENTION)
+    model.network.set_attn_implementation(GQA_ATTENTION)
     span = {"first_layer": segment.first_layer, "end_layer": segment.end_layer}
     contract = segment_contract(plan.shape, segment.name, **span)
-    stage = SegmentStage(parts_of(model), contract, context=plan.context, **span)
-    return optimise_stage(export_stage(stage, contract), plan.precision, plan.shape.vocab_size)
+    stage = SegmentStage(parts_of(model.network), contract, context=plan.context, **span)
+    return optimise_stage(
+        export_stage(stage, contract, model.lazy_weights(stage)), plan.precision, plan.shape.vocab_size
+    )
 
 
-def exit_graph(model: Any, plan: TargetPlan, point: Exit) -> ir.Model:
+def exit_graph(model: WeightlessModel, plan: TargetPlan, point: Exit) -> ir.Model:
     """Export one exit."""
     contract = exit_contract(plan.shape, point.name, num_candidates=plan.num_candidates)
-    stage = ExitStage(parts_of(model), plan.num_candidates, plan.adapters[point.layer])
-    return optimise_stage(export_stage(stage, contract), plan.precision, plan.shape.vocab_size)
+    stage = ExitStage(parts_of(model.network), plan.num_candidates, plan.adapters[point.layer])
+    return optimise_stage(
+        export_stage(stage, contract, model.lazy_weights(stage)), plan.precision, plan.shape.vocab_size
+    )

@@ -1,11 +1,12 @@
 """From a stage as PyTorch module to an `onnx_ir` model with the contract's names and shapes.
 
-Owns: the one call of `torch.onnx.export`. Does not own: the stages, the graph passes, files.
+Owns: the one call of `torch.onnx.export`, and putting lazy weights into its result. Does not own: the stages, the
+graph passes, files.
 """
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import onnx_ir as ir
@@ -15,15 +16,23 @@ from torch import Tensor, nn
 from mirrorsd.graphs.contract import StageContract, TensorSpec
 from mirrorsd.graphs.errors import ExportError
 
+from .graph_edits import add_tensor
+from .lazy_weight import LazyWeight
+
 OPSET = 23
 _EXAMPLE_SIZES = {"S": 3, "C": 24, "R": 2, "N": 7, "C+N": 31}
 _EXPORTER_LOGGER = "torch.onnx._internal.exporter._registration"
 
 
-def export_stage(module: nn.Module, contract: StageContract) -> ir.Model:
+def export_stage(module: nn.Module, contract: StageContract, weights: Mapping[str, LazyWeight]) -> ir.Model:
     """Export `module`, whose inputs and outputs are those of `contract`, in its order.
 
-    Symbolic dimensions of the contract stay symbolic; weights stay in memory.
+    Symbolic dimensions of the contract stay symbolic.
+
+    Args:
+        module: The stage; parameters named in `weights` need no numbers.
+        contract: Its inputs and outputs.
+        weights: What becomes of these parameters in the graph.
 
     Raises:
         ExportError: PyTorch cannot export this model.
@@ -40,10 +49,13 @@ def export_stage(module: nn.Module, contract: StageContract) -> ir.Model:
                 opset_version=OPSET,
                 dynamo=True,
                 verbose=False,
+                optimize=False,
             )
     except torch.onnx.OnnxExporterError as error:
         raise ExportError(f"PyTorch cannot export stage {contract.name!r} of this model: {error}") from error
     assert program is not None  # None only where a file is written
+    _put_in(weights, program.model.graph)
+    program.optimize()
     model = program.model
     model.graph.name = contract.name
     values, specs = (*model.graph.inputs, *model.graph.outputs), (*contract.inputs, *contract.outputs)
@@ -53,6 +65,23 @@ def export_stage(module: nn.Module, contract: StageContract) -> ir.Model:
     for value in (*values, *model.graph.initializers.values()):
         value.metadata_props.clear()
     return model
+
+
+def _put_in(weights: Mapping[str, LazyWeight], graph: ir.Graph) -> None:
+    """Give the initializers their lazy weights, transposed already where the graph would transpose them.
+
+    The exporter's own folding of constants would do the same, but by computing every one of them.
+    """
+    for name, weight in weights.items():
+        if name in graph.initializers:
+            graph.initializers[name].const_value = weight
+    for node in list(graph):
+        source = node.inputs[0].const_value if node.op_type == "Transpose" and node.inputs[0] is not None else None
+        if not isinstance(source, LazyWeight) or len(source.shape) != 2:
+            continue
+        turned = add_tensor(graph, source.transposed().key, source.transposed())
+        node.outputs[0].replace_all_uses_with(turned)
+        graph.remove(node, safe=True)
 
 
 def _example(spec: TensorSpec) -> Tensor:

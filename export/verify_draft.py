@@ -20,6 +20,7 @@ from mirrorsd.graphs.contract import MASKED, DraftShape
 from mirrorsd.graphs.manifest import VerifyResult
 
 from .loading import Streams
+from .weightless import WeightlessModel
 
 Array = npt.NDArray[Any]
 
@@ -55,23 +56,23 @@ VERIFY_TREE_PARENTS = (CHAIN, 0, 1, 0, 3, CHAIN, 5, 5)
 
 
 def dense_logprobs(
-    model: Any, streams: Streams | None, ids: Array, positions: Array, sees: Array, vocab_size: int
+    model: WeightlessModel, streams: Streams | None, ids: Array, positions: Array, sees: Array, vocab_size: int
 ) -> Array:
     """Log-probabilities `[T, 1+s, V]` of every row and its streams, from one forward over all rows.
 
     Args:
-        model: HF's causal LM.
+        model: HF's causal LM in float32.
         streams: Stream embeddings, or None.
         ids: `[T]` tokens.
         positions: `[T]`.
         sees: `[T, T]` bool: row sees column.
         vocab_size: Ids from here on are left out.
     """
-    model.set_attn_implementation("eager")
-    parts = parts_of(model)
+    model.network.set_attn_implementation("eager")
+    parts = parts_of(model.network)
     num_streams = 0 if streams is None else streams.embeddings.shape[0]
     first_stream_layer = len(parts.layers) - (0 if streams is None else streams.num_stream_layers)
-    with torch.no_grad():
+    with torch.no_grad(), model.loaded(parts.embed), model.on_demand():
         place, mask = torch.from_numpy(positions), _additive(sees)
         hidden = parts.embed(torch.from_numpy(ids)[None], place[None])
         for number, layer in enumerate(parts.layers):
@@ -147,7 +148,9 @@ class DraftRun:
                 self.caches[past(layer)][:, :, num_cached : num_cached + num_rows] = rows
 
 
-def compare_draft(run: DraftRun, model: Any, streams: Streams | None, ids: list[int], text: str) -> VerifyResult:
+def compare_draft(
+    run: DraftRun, model: WeightlessModel, streams: Streams | None, ids: list[int], text: str
+) -> VerifyResult:
     """Compare chunks over all of `ids` and one tree behind them with the dense reference.
 
     The largest error is over the log-probabilities that the pass returns.

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 import torch
+from torch import nn
 
 from mirrorsd.families.registry import parts_of
 from mirrorsd.graphs import names
@@ -20,6 +21,7 @@ from mirrorsd.graphs.manifest import VerifyResult
 
 from .target_graphs import TargetPlan
 from .target_stages import ExitStage
+from .weightless import WeightlessModel
 
 Array = npt.NDArray[Any]
 
@@ -44,16 +46,20 @@ class Pass(NamedTuple):
     num_kept: int
 
 
-def target_reference(model: Any, plan: TargetPlan, ids: list[int]) -> TargetReference:
-    """Run the whole float32 `model` over `ids` with Hugging Face's eager attention."""
-    model.set_attn_implementation("eager")
+def target_reference(model: WeightlessModel, plan: TargetPlan, ids: list[int]) -> TargetReference:
+    """Run the whole float32 `model` over `ids` with Hugging Face's eager attention, one module's weights at a time."""
+    network = model.network
+    network.set_attn_implementation("eager")
     with torch.no_grad():
-        output = model(torch.tensor([ids]), output_hidden_states=True, use_cache=False)
+        with model.on_demand():
+            output = network(torch.tensor([ids]), output_hidden_states=True, use_cache=False)
         hidden = {layer: output.hidden_states[layer] for layer in plan.adapters}
-        exit_logprobs = {
-            layer: ExitStage(parts_of(model), plan.num_candidates, adapter).logprobs(hidden[layer])[0].numpy()
+        exits = {
+            layer: ExitStage(parts_of(network), plan.num_candidates, adapter)
             for layer, adapter in plan.adapters.items()
         }
+        with model.loaded(nn.ModuleList(exits.values())):
+            exit_logprobs = {layer: stage.logprobs(hidden[layer])[0].numpy() for layer, stage in exits.items()}
     by_layer = {layer: state[0].numpy() for layer, state in hidden.items()}
     return TargetReference(tuple(ids), by_layer, exit_logprobs, output.logits[0].numpy())
 

@@ -1,22 +1,22 @@
-"""The shared weights file: every tensor of every target stage, each distinct content once.
+"""The shared weights file: every tensor of every target stage, each distinct one once.
 
 Owns: offsets and the external-data references of the stages. Does not own: which stages there are.
 """
 
-import hashlib
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import numpy as np
 import onnx_ir as ir
+
+from .lazy_weight import LazyWeight, lazy_weight
 
 _INLINE_BYTES = 1024
 _ALIGNMENT = 4096
 
 
 class WeightsFile:
-    """Append tensors to one file while stages are written; equal tensors share their bytes."""
+    """Append tensors to one file while stages are written; equal tensors (by key) share their bytes."""
 
     def __init__(self, path: Path) -> None:
         """Create the file at `path` (truncated where it exists)."""
@@ -38,22 +38,20 @@ class WeightsFile:
             tensor = value.const_value
             if tensor is None or tensor.nbytes <= _INLINE_BYTES:
                 continue
-            value.const_value = self._store(tensor)
+            value.const_value = self._store(lazy_weight(tensor))
 
-    def _store(self, tensor: ir.TensorProtocol) -> ir.ExternalTensor:
-        array = np.ascontiguousarray(tensor.numpy())
-        content = array.reshape(-1).view(np.uint8).data
-        key = (str(tensor.dtype), hashlib.sha256(content).hexdigest())
+    def _store(self, tensor: LazyWeight) -> ir.ExternalTensor:
+        key = (str(tensor.dtype), tensor.key)
         if key not in self._offsets:
             self._stream.write(b"\0" * (-self._stream.tell() % _ALIGNMENT))
             self._offsets[key] = self._stream.tell()
-            self._stream.write(content)
+            tensor.tofile(self._stream)
         return ir.ExternalTensor(
             self._path.name,
             self._offsets[key],
-            array.nbytes,
+            tensor.nbytes,
             tensor.dtype,
-            shape=ir.Shape(array.shape),
+            shape=tensor.shape,
             name=tensor.name or "",
             base_dir=self._path.parent,
         )

@@ -9,8 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from mirrorsd.export.checkpoint import open_checkpoint
 from mirrorsd.export.options import DEFAULT_BUCKETS
 from mirrorsd.export.verify_draft import DraftRun, Tree, dense_logprobs
+from mirrorsd.export.weightless import open_model
 from mirrorsd.graphs.contract import draft_contract
 from mirrorsd.training.streaming_draft import StreamingDraft
 
@@ -75,7 +77,8 @@ def test_the_dense_reference_agrees_with_hugging_face(qwen3_pair: Any) -> None:
     ids = np.arange(30)
     with torch.no_grad():
         expected = torch.log_softmax(model(torch.from_numpy(ids)[None]).logits[0], dim=-1).numpy()
-    found = dense_logprobs(model, None, ids, ids, np.tril(np.ones((30, 30), np.bool_)), 384)
+    weightless = open_model(open_checkpoint(qwen3_pair.draft, "draft"))
+    found = dense_logprobs(weightless, None, ids, ids, np.tril(np.ones((30, 30), np.bool_)), 384)
     np.testing.assert_allclose(found[:, 0], expected, atol=TOLERANCE)
 
 

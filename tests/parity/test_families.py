@@ -19,9 +19,10 @@ from mirrorsd.export import ExportOptions, export_pair
 from mirrorsd.export.attention import TREE_ATTENTION
 from mirrorsd.export.checkpoint import open_checkpoint
 from mirrorsd.export.draft_stage import DraftStage
-from mirrorsd.export.loading import draft_shape, load_model, target_shape
+from mirrorsd.export.loading import draft_shape, target_shape
 from mirrorsd.export.target_graphs import TargetPlan, write_target
 from mirrorsd.export.verify_target import TargetRun, compare_target, target_reference
+from mirrorsd.export.weightless import WeightlessModel, open_model
 from mirrorsd.families.registry import FAMILIES, parts_of
 from mirrorsd.graphs.contract import MASKED, draft_contract
 from mirrorsd.graphs.manifest import VerifyResult
@@ -144,8 +145,8 @@ def make(case: Case, folder: Path, make_checkpoint: Callable[..., Path], **sizes
 @pytest.mark.parametrize("case", marked(case for case in CASES if case.family not in {*BUNDLED, *FIXTURES}))
 def test_a_model_of_the_family(case: Case, make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     """Prefill, single rows, windows with rollback: the composed stages against the whole model; then as a draft."""
-    model = load_model(open_checkpoint(make(case, tmp_path / "target", make_checkpoint), "target"))
-    shape = target_shape(model, "fp32")
+    model = open_model(open_checkpoint(make(case, tmp_path / "target", make_checkpoint), "target"))
+    shape = target_shape(model.network, "fp32")
     plan = TargetPlan(shape=shape, context=CONTEXT, num_candidates=8, adapters={1: None})
     ids = np.random.default_rng(7).integers(0, shape.vocab_size, 200).tolist()
     reference = target_reference(model, plan, ids)
@@ -197,16 +198,17 @@ def shard(folder: Path) -> None:
     assert len(list(folder.glob("model-*.safetensors"))) > 1
 
 
-def check_as_draft(model: Any) -> None:
+def check_as_draft(model: WeightlessModel) -> None:
     """The draft's pass in PyTorch, 20 rows and then 10 behind them, against Hugging Face's whole model."""
-    shape = draft_shape(model, None, target_vocab_size=320, num_candidates=320)
+    network = model.network
+    shape = draft_shape(network, None, target_vocab_size=320, num_candidates=320)
     ids = torch.from_numpy(np.random.default_rng(8).integers(0, 320, (1, 30)))
-    with torch.no_grad():
-        model.set_attn_implementation("eager")
-        expected = torch.log_softmax(model(ids).logits[0], dim=-1)
-        model.set_attn_implementation(TREE_ATTENTION)
+    with torch.no_grad(), model.loaded(network):
+        network.set_attn_implementation("eager")
+        expected = torch.log_softmax(network(ids).logits[0], dim=-1)
+        network.set_attn_implementation(TREE_ATTENTION)
         contract = draft_contract(shape)
-        stage = DraftStage(parts_of(model), contract, shape, streams=None, context=64, num_input_ids=320)
+        stage = DraftStage(parts_of(network), contract, shape, streams=None, context=64, num_input_ids=320)
         empty = torch.zeros(1, shape.num_kv_heads, 0, shape.head_dim)
         first = stage(*feeds(ids, 0, 20, [empty] * 2 * shape.num_layers))
         second = stage(*feeds(ids, 20, 30, list(first[2:])))

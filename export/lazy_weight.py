@@ -1,0 +1,158 @@
+"""Weights of graphs that are computed only while they are written, a few rows at a time.
+
+Owns: lazy tensors for `onnx_ir`, transposing and packing (quantising) them without holding them.
+Does not own: where a checkpoint's numbers lie (`stored_tensors.py`), how numbers are packed (`quantise_pass.py`),
+the file they are written to (`weights_file.py`).
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from .stored_tensors import StoredTensor
+
+Array = npt.NDArray[Any]
+Chunks = Callable[[], Iterator[Array]]
+Pack = Callable[[Array], tuple[Array, ...]]
+
+STRIP_BYTES = 256 << 20
+
+
+class LazyWeight(ir.LazyTensor):
+    """A tensor known by name, dtype and shape; its numbers exist only while `chunks` runs.
+
+    `key` says how the numbers come about ("lm_head.weight", "lm_head.weight transposed"): two weights of one export
+    with equal keys and dtypes are equal, which is known without computing either.
+    """
+
+    __slots__ = ("_chunks", "_origin", "key")
+
+    def __init__(self, key: str, dtype: ir.DataType, shape: tuple[int, ...], chunks: Chunks) -> None:
+        """Describe a tensor; `chunks()` gives its rows in order, each chunk of any shape that has them."""
+        super().__init__(self._whole, dtype=dtype, shape=ir.Shape(shape), name=key)
+        self.key = key
+        self._chunks = chunks
+        self._origin: LazyWeight | None = None
+
+    def chunks(self) -> Iterator[Array]:
+        """Compute the tensor, some of its rows at a time; the arrays' bytes in order are the tensor's."""
+        return self._chunks()
+
+    def tofile(self, file: Any) -> None:
+        """Write the bytes to a binary stream without ever holding all of them."""
+        for chunk in self.chunks():
+            file.write(_bytes_of(chunk))
+
+    def _whole(self) -> ir.Tensor[Array]:
+        whole: Array = np.empty(self.shape.numpy(), self.dtype.numpy())
+        flat, start = whole.reshape(-1), 0
+        for chunk in self.chunks():
+            flat[start : start + chunk.size] = chunk.reshape(-1)
+            start += chunk.size
+        return ir.Tensor(whole, self.dtype)
+
+    def transposed(self) -> "LazyWeight":
+        """The transposed matrix; transposing twice gives back the first one."""
+        if self._origin is not None:
+            return self._origin
+        num_rows, width = self.shape.numpy()
+        turned = LazyWeight(f"{self.key} transposed", self.dtype, (width, num_rows), self._columns)
+        turned._origin = self
+        return turned
+
+    def _columns(self) -> Iterator[Array]:
+        """Give strips of columns as rows; most matrices are one strip, so they are read once."""
+        num_rows, width = (int(size) for size in self.shape.numpy())
+        step = max(1, STRIP_BYTES // max(1, num_rows * self.dtype.numpy().itemsize))
+        for first in range(0, width, step):
+            strips = [chunk[:, first : first + step] for chunk in self.chunks()]
+            yield np.ascontiguousarray(np.concatenate(strips).T)
+
+
+def stored_weight(stored: StoredTensor, dtype: torch.dtype) -> LazyWeight:
+    """A tensor of a checkpoint, converted to `dtype`."""
+
+    def chunks() -> Iterator[Array]:
+        return map(_as_array, stored.chunks(dtype))
+
+    return LazyWeight(stored.name, _ir_dtype(dtype), stored.shape, chunks)
+
+
+def lazy_weight(tensor: ir.TensorProtocol) -> LazyWeight:
+    """`tensor` itself if it is lazy, else a lazy one around its numbers, known by their hash."""
+    if isinstance(tensor, LazyWeight):
+        return tensor
+    array = np.ascontiguousarray(tensor.numpy())
+    key = f"sha256:{hashlib.sha256(_bytes_of(array)).hexdigest()}"
+    return LazyWeight(key, tensor.dtype, array.shape, lambda: iter((array,)))
+
+
+def pack_rows(source: LazyWeight, recipe: str, pack: Pack, shapes: tuple[tuple[int, ...], ...]) -> list[LazyWeight]:
+    """Describe the tensors that `pack` makes of `source`, whose rows it must treat one by one.
+
+    Args:
+        source: A matrix `[N, K]`.
+        recipe: Names what `pack` does; equal recipes on equal sources give equal tensors.
+        pack: Turns rows `[n, K]` into one array per tensor, each with `n` rows. The first tensor is the large one: once
+            it has been written, the others are known and kept until they are written too.
+        shapes: The tensors' shapes; each holds the numbers of N packed rows.
+    """
+    width = int(source.shape.numpy()[1])
+    row: Array = np.zeros((1, width), source.dtype.numpy())
+    packing = _Packing(source, pack)
+    return [
+        LazyWeight(
+            f"{source.key} {recipe}.{number}", ir.DataType.from_numpy(example.dtype), shape, packing.part(number)
+        )
+        for number, (example, shape) in enumerate(zip(pack(row), shapes, strict=True))
+    ]
+
+
+@dataclass(slots=True)
+class _Packing:
+    """One weight's packing; `held` keeps the small tensors between the large one's writing and theirs."""
+
+    source: LazyWeight
+    pack: Pack
+    held: dict[int, list[Array]] = field(default_factory=dict)
+
+    def part(self, number: int) -> Chunks:
+        """Chunks of tensor `number`."""
+        return self._first if number == 0 else lambda: self._other(number)
+
+    def _first(self) -> Iterator[Array]:
+        held: dict[int, list[Array]] = {}
+        for rows in self.source.chunks():
+            first, *others = self.pack(rows)
+            for number, other in enumerate(others, start=1):
+                held.setdefault(number, []).append(other)
+            yield first
+        self.held = held
+
+    def _other(self, number: int) -> Iterator[Array]:
+        if number in self.held:
+            return iter(self.held.pop(number))
+        return (self.pack(rows)[number] for rows in self.source.chunks())
+
+
+def _as_array(tensor: Tensor) -> Array:
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    array: Array = tensor.numpy()
+    return array
+
+
+def _ir_dtype(dtype: torch.dtype) -> ir.DataType:
+    return ir.DataType.from_numpy(_as_array(torch.empty(0, dtype=dtype)).dtype)
+
+
+def _bytes_of(array: Array) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -1,0 +1,158 @@
+"""Hugging Face's model of a checkpoint without its weights, and filling in the weights of the part that runs.
+
+Owns: building the model with parameters that take no memory, which stored tensor each of them is, lending numbers to
+modules. Does not own: the bytes (`stored_tensors.py`), checks on config.json (`checkpoint.py`), stages.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from mirrorsd.graphs.errors import ExportError
+
+from .checkpoint import Checkpoint
+from .lazy_weight import LazyWeight, stored_weight
+from .stored_tensors import StoredTensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightlessModel:
+    """HF's causal LM; every parameter is NaN, repeated without memory, until it is lent its numbers.
+
+    `stored` says where a parameter's numbers lie, by the id of the parameter; tied ones are one parameter.
+    """
+
+    network: Any
+    stored: Mapping[int, StoredTensor]
+
+    def lazy_weights(self, module: nn.Module) -> dict[str, LazyWeight]:
+        """Every parameter of `module` that the checkpoint holds, by its name in `module`."""
+        return {
+            name: stored_weight(self.stored[id(parameter)], parameter.dtype)
+            for name, parameter in module.named_parameters(remove_duplicate=False)
+            if id(parameter) in self.stored
+        }
+
+    @contextmanager
+    def loaded(self, module: nn.Module) -> Iterator[None]:
+        """Lend `module` and all modules in it their numbers for the time of the block."""
+        lent: dict[int, nn.Parameter] = {}
+        taken = [self._lend(part, lent) for part in module.modules()]
+        try:
+            yield
+        finally:
+            for give_back in taken:
+                give_back()
+
+    @contextmanager
+    def on_demand(self) -> Iterator[None]:
+        """Lend each module of the network its own numbers whenever it is called, and only until it returns.
+
+        A module that reads another one's parameters without calling it sees NaN.
+        """
+        running: dict[nn.Module, Callable[[], None]] = {}
+
+        def before(module: nn.Module, inputs: Any) -> None:
+            running[module] = self._lend(module, {})
+
+        def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
+            running.pop(module)()
+
+        owners = [module for module in self.network.modules() if module._parameters]
+        hooks = [module.register_forward_pre_hook(before) for module in owners]
+        hooks += [module.register_forward_hook(after, always_call=True) for module in owners]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _lend(self, module: nn.Module, lent: dict[int, nn.Parameter]) -> Callable[[], None]:
+        """Fill in the parameters of `module` alone; return what empties them again."""
+        empty = {name: p for name, p in module._parameters.items() if p is not None and id(p) in self.stored}
+        for name, parameter in empty.items():
+            if id(parameter) not in lent:
+                numbers = self.stored[id(parameter)].read(parameter.dtype)
+                lent[id(parameter)] = nn.Parameter(numbers, requires_grad=False)
+            module._parameters[name] = lent[id(parameter)]
+        return lambda: module._parameters.update(empty)
+
+
+def open_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> WeightlessModel:
+    """Build the checkpoint's model in `dtype`, ready for inference, without reading any weight.
+
+    Raises:
+        ExportError: weights are missing or of the wrong shape.
+    """
+    try:
+        config = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
+        with _parameters_on_meta():
+            network: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+    except (ValueError, OSError) as error:
+        raise ExportError(f"the {checkpoint.role} {checkpoint.folder} cannot be built: {error}") from error
+    _without_memory(network)
+    return WeightlessModel(network=network.eval(), stored=_places(network, checkpoint))
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Let new modules keep their buffers (rotary frequencies) but move every parameter to the meta device."""
+    register = nn.Module.register_parameter
+
+    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:
+            parameter = nn.Parameter(parameter.to("meta"), requires_grad=False)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _without_memory(network: nn.Module) -> None:
+    """Put parameters on the CPU that repeat one NaN: exporting reads shapes only, and a forgotten one shows."""
+    replaced: dict[int, tuple[Tensor, nn.Parameter]] = {}
+    for module in network.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) not in replaced:
+                repeated = torch.full((), float("nan"), dtype=parameter.dtype).expand(parameter.shape)
+                replaced[id(parameter)] = (parameter, nn.Parameter(repeated, requires_grad=False))
+            module._parameters[name] = replaced[id(parameter)][1]
+
+
+def _places(network: Any, checkpoint: Checkpoint) -> dict[int, StoredTensor]:
+    """Find every parameter's tensor by its name, with or without the prefix of HF's base model.
+
+    Raises:
+        ExportError: one is missing or has another shape.
+    """
+    prefix = f"{network.base_model_prefix}."
+    places: dict[int, StoredTensor] = {}
+    shapes: dict[int, tuple[str, torch.Size]] = {}
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        shapes.setdefault(id(parameter), (name, parameter.shape))
+        for candidate in (name, name.removeprefix(prefix), prefix + name):
+            if candidate in checkpoint.tensors:
+                places.setdefault(id(parameter), checkpoint.tensors[candidate])
+    missing = sorted(name for identity, (name, _) in shapes.items() if identity not in places)
+    if missing:
+        raise ExportError(
+            f"the {checkpoint.role} {checkpoint.folder} lacks {len(missing)} weights, for example {missing[0]!r}: "
+            "its config.json and its weights do not belong together"
+        )
+    for identity, (name, shape) in shapes.items():
+        if places[identity].shape != tuple(shape):
+            raise ExportError(
+                f"the {checkpoint.role} {checkpoint.folder} cannot be loaded: {name!r} has shape "
+                f"{places[identity].shape}, its config.json asks for {tuple(shape)}"
+            )
+    return places
