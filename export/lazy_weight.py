@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
@@ -145,7 +144,7 @@ class _Packing:
 
 def _as_array(tensor: Tensor) -> Array:
     if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return tensor.view(torch.int16).numpy().view(ir.DataType.BFLOAT16.numpy())
     array: Array = tensor.numpy()
     return array
 
