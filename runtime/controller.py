@@ -4,8 +4,6 @@ Costs are kept per pipeline, so a new request starts with what the last ones tau
 faster is tried again for a few steps; the worse it was, the rarer. Switching changes no token.
 """
 
-from time import perf_counter
-
 from mirrorsd.runtime.draft_chain import NO_TOKENS
 from mirrorsd.runtime.drivers import InFlight, MirrorDriver, Outcome, PlainDriver, SerialDriver
 
@@ -121,11 +119,11 @@ class AutoDriver:
 
     def step(self, inflight: InFlight) -> Outcome:
         """One step of the method that is cheapest now."""
-        started = perf_counter()
+        started = self.request.ledger.now()
         self._choose()
         outcome = self._drivers[self._method].step(self._prepare(inflight))
         self._num_steps += 1
-        self._book.observe(self._method, perf_counter() - started, len(outcome.tokens))
+        self._book.observe(self._method, self.request.ledger.now() - started, len(outcome.tokens))
         return outcome
 
     def close(self) -> None:

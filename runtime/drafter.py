@@ -4,7 +4,6 @@ Owned by the draft worker: no method may be called from two threads.
 """
 
 from collections.abc import Sequence
-from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +36,10 @@ class Drafter:
         self.chain.restart(tokens)
         with ledger.time("draft", "prefill"):
             self.chain.feed(len(tokens) - 1)
+
+    def now(self) -> float:
+        """Seconds, by the clock of the current request."""
+        return self._ledger.now()
 
     def forget(self) -> None:
         """Start over with an empty cache, after a failure that left it unknown."""
@@ -139,12 +142,12 @@ class Drafter:
             placed.append(branch)
             num_rows += size
         if placed:
-            started = perf_counter()
+            started = self.now()
             with self._ledger.time("draft", label):
                 tips = self.chain.run(blocks, range(num_lead, num_rows))
                 self.chain.keep(self.chain.num_fed + num_lead)
                 self._absorb(placed, tips, num_lead, scratch)
-            self.clock.observe(num_rows, perf_counter() - started)
+            self.clock.observe(num_rows, self.now() - started)
         return placed
 
     def _block(self, branch: Branch, num_lead: int) -> RowBlock:

@@ -7,7 +7,6 @@ besides the caches and the text. Which tokens come out never depends on the driv
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from time import perf_counter
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -74,13 +73,13 @@ class PlainDriver:
 
     def step(self, inflight: InFlight) -> Outcome:
         """Verify the window in flight, commit what the target says, find the next window."""
-        started = perf_counter()
+        started = self.request.ledger.now()
         output = self._run_target(inflight).result()
         acceptance = self._accept(inflight, output)
         tokens = self._commit(inflight, acceptance)
         window, source = self._next_window(inflight, acceptance)
         num_accepted = acceptance.num_accepted
-        step = StepRecord(started, perf_counter(), len(inflight.window), num_accepted, source, self.name)
+        step = StepRecord(started, self.request.ledger.now(), len(inflight.window), num_accepted, source, self.name)
         self.request.record(step)
         return Outcome(tokens, num_accepted, InFlight(inflight.head + len(tokens), window), self.name)
 
@@ -185,7 +184,7 @@ class MirrorDriver(SerialDriver):
         self, inflight: InFlight, on_exit: Callable[[ExitGuesses], None] | None = None
     ) -> "Future[TargetOutput]":
         self._table = BranchTable()
-        self._pass_started = perf_counter()
+        self._pass_started = self.request.ledger.now()
         if self.draft.is_working() and self.request.window_limit():
             ready_by = self._pass_started + (self._pass_time.seconds or float("inf"))
             occasion = Occasion(inflight.head, inflight.window, self.request.gamma, ready_by)
@@ -197,7 +196,7 @@ class MirrorDriver(SerialDriver):
     def _accept(self, inflight: InFlight, output: TargetOutput) -> Acceptance:
         acceptance = super()._accept(inflight, output)
         self._table.close()
-        self._pass_time.observe(perf_counter() - self._pass_started)
+        self._pass_time.observe(self.request.ledger.now() - self._pass_started)
         self.planner.observe(len(inflight.window), acceptance.num_accepted)
         return acceptance
 

@@ -6,7 +6,6 @@ Between rounds it lets other jobs on its device go first.
 """
 
 from collections.abc import Callable
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,7 +86,7 @@ class Expansion:
         due.sort(key=self._promise(), reverse=True)
         has_something = any(branch.fed for branch in self._wanted)
         grace = 0.0 if has_something else _FIRST_ROUND_GRACE * drafter.clock.shortest_seconds
-        max_rows = drafter.clock.rows_until(self._occasion.ready_by + grace)
+        max_rows = drafter.clock.rows_within(self._occasion.ready_by + grace - drafter.now())
         if not max_rows:
             return False
         grown = drafter.grow(due, drafter.first_scratch_slot(), gamma, max_rows, "expand")
@@ -98,7 +97,7 @@ class Expansion:
     def _has_time_for(self, num_rounds: int) -> bool:
         """Whether that many of the smallest rounds fit beside the pass: knowing more costs one of them."""
         shortest = self._drafter.clock.shortest_seconds
-        return perf_counter() + num_rounds * shortest <= self._occasion.ready_by
+        return self._drafter.now() + num_rounds * shortest <= self._occasion.ready_by
 
     def _promise(self) -> Callable[[Branch], Any]:
         """Expected gain per row: the root's chance, times the chance that what is there already is right."""

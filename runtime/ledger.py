@@ -1,13 +1,16 @@
-"""Timings of one request: who worked on what, from when to when. The loop writes, `generation_stats` reads."""
+"""Timings of one request: who worked on what, from when to when. The loop writes, `generation_stats` reads.
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+The ledger is also the clock of whoever writes to it, so that the same scheduler runs in real and in simulated time.
+"""
+
+from collections.abc import Callable
 from time import perf_counter
+from types import TracebackType
 from typing import NamedTuple
 
 
 class Span(NamedTuple):
-    """One piece of work: `device` is `target`, `draft` or `host`; `start` and `end` in seconds of `perf_counter`."""
+    """One piece of work: `device` is `target`, `draft` or `host`; `start` and `end` in seconds of the clock."""
 
     device: str
     name: str
@@ -21,18 +24,36 @@ class Span(NamedTuple):
 
 
 class Ledger:
-    """Append-only and safe to write from both workers (list appends are atomic)."""
+    """Append-only and safe to write from both workers (list appends are atomic).
 
-    __slots__ = ("spans",)
+    Attributes:
+        now: the clock, in seconds; `perf_counter` unless time is simulated.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("now", "spans")
+
+    def __init__(self, now: Callable[[], float] = perf_counter) -> None:
+        self.now = now
         self.spans: list[Span] = []
 
-    @contextmanager
-    def time(self, device: str, name: str) -> Iterator[None]:
+    def time(self, device: str, name: str) -> "Timing":
         """Record the time spent inside the `with` block."""
-        start = perf_counter()
-        try:
-            yield
-        finally:
-            self.spans.append(Span(device, name, start, perf_counter()))
+        return Timing(self, device, name)
+
+
+class Timing:
+    """A `with` block whose time goes into a ledger, also if it raises."""
+
+    __slots__ = ("_device", "_ledger", "_name", "_start")
+
+    def __init__(self, ledger: Ledger, device: str, name: str) -> None:
+        self._ledger, self._device, self._name = ledger, device, name
+        self._start = 0.0
+
+    def __enter__(self) -> None:
+        self._start = self._ledger.now()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._ledger.spans.append(Span(self._device, self._name, self._start, self._ledger.now()))

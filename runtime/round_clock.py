@@ -1,7 +1,6 @@
 """How long a draft round takes, learned while running, and how many rows fit into the time that is left."""
 
 from collections.abc import Sequence
-from time import perf_counter
 
 _MEMORY = 0.8
 
@@ -37,19 +36,18 @@ class RoundClock:
         """What the smallest round takes; 0 until it was measured."""
         return next(iter(self._estimates.values())).seconds or 0.0
 
-    def rows_until(self, deadline: float) -> int:
-        """Most rows of a round that should end before `deadline` (`perf_counter` seconds); 0 if none does.
+    def rows_within(self, seconds: float) -> int:
+        """Most rows of a round that should be over within `seconds`; 0 if none is.
 
         Sizes that were never measured count as affordable: that is how they get measured.
 
         >>> clock = RoundClock([4, 8, 16])
         >>> clock.observe(4, 0.001); clock.observe(8, 0.002); clock.observe(16, 10.0)
-        >>> clock.rows_until(perf_counter() + 1.0), clock.rows_until(perf_counter())
+        >>> clock.rows_within(1.0), clock.rows_within(0.0)
         (8, 0)
         """
-        left = deadline - perf_counter()
         affordable = 0
         for size, estimate in self._estimates.items():
-            if estimate.seconds is None or estimate.seconds <= left:
+            if estimate.seconds is None or estimate.seconds <= seconds:
                 affordable = size
         return affordable
