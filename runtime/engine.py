@@ -13,6 +13,7 @@ from mirrorsd.runtime.drivers import Driver, MirrorDriver, PlainDriver, SerialDr
 from mirrorsd.runtime.generation_config import SpeculationConfig
 from mirrorsd.runtime.planner import RootPlanner
 from mirrorsd.runtime.request import Request
+from mirrorsd.runtime.root_scores import RootScores
 from mirrorsd.runtime.target_link import TargetLink
 from mirrorsd.runtime.target_session import TargetModel
 from mirrorsd.runtime.workers import DeviceWorker
@@ -22,6 +23,10 @@ class Engine:
     """Target and draft models, one worker each.
 
     The models are loaded on their own workers' threads, so that whatever threads they start stay on their cores.
+
+    Attributes:
+        book: what every method has cost lately.
+        root_scores: how likely roots are, for this pair.
     """
 
     def __init__(
@@ -35,6 +40,7 @@ class Engine:
         self.target_worker = DeviceWorker("target", target_cores)
         self.draft_worker = DeviceWorker("draft", draft_cores)
         self.book = CostBook(("mirror", "serial", "plain"))
+        self.root_scores = RootScores()
         try:
             target = self.target_worker.submit(load_target)
             draft = self.draft_worker.submit(load_draft)
@@ -92,7 +98,8 @@ class Seat:
         serial = SerialDriver(request, self._target, link, passes)
         if method == "serial":
             return serial
-        mirror = MirrorDriver(request, self._target, link, passes, RootPlanner(speculation, request.chooser))
+        planner = RootPlanner(speculation, request.chooser, self._engine.root_scores)
+        mirror = MirrorDriver(request, self._target, link, passes, planner)
         return mirror if method == "mirror" else AutoDriver(plain, serial, mirror, self._engine.book)
 
     def _is_draft_ready(self) -> bool:

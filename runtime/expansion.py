@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mirrorsd.runtime.branches import Branch, BranchTable
 from mirrorsd.runtime.draft_link import DraftLink
-from mirrorsd.runtime.planner import Candidates, RootPlanner
+from mirrorsd.runtime.planner import RootPlanner
 from mirrorsd.runtime.roots import Root
 from mirrorsd.runtime.target_session import ExitGuesses
 
@@ -36,7 +36,7 @@ class Expansion:
     def __init__(self, link: DraftLink, planner: RootPlanner, occasion: Occasion, table: BranchTable) -> None:
         self._link, self._drafter = link, link.drafter
         self._planner, self._occasion, self._table = planner, occasion, table
-        self._by_exit: Candidates | None = None
+        self._by_exit: ExitGuesses | None = None
         self._wanted: list[Branch] = []
 
     def begin(self) -> None:
@@ -50,7 +50,7 @@ class Expansion:
     def hear(self, guesses: ExitGuesses) -> None:
         """Take in what an exit says and go on where it points."""
         if not self._table.is_closed:
-            self._by_exit = (guesses.ids, guesses.logprobs)
+            self._by_exit = guesses
             self._replan()
             self._work()
 

@@ -1,0 +1,140 @@
+"""What a pair said about texts, position by position: enough to fit root scores and to replay the scheduler.
+
+Owns the arrays and their file. Does not own making them (`recorder`), fitting (`score_fitting`), replaying (`replay`).
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirrorsd.graphs.errors import ConfigError
+
+_FORMAT = "mirrorsd-recording-1"
+_ARRAYS = ("tokens", "draft_ids", "draft_logprobs", "exit_ids", "exit_logprobs", "windows")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedText:
+    """One text by the target, and what draft and exits said at each of its `P` new tokens.
+
+    Head `h` stands at position `num_prompt - 1 + h`; its window is what the draft goes on with, token by token. A
+    text of prompt `[5, 6]` and new tokens `[7, 8, 9]` has three heads: the tokens 6, 7 and 8.
+
+    Attributes:
+        tokens: `[n]` prompt and new tokens.
+        num_prompt: tokens of the prompt.
+        seed: of the noise, where the text was sampled.
+        windows: `[P, D]` the draft's own continuation of the text up to each head.
+        draft_ids: `[P, D + 1, 1 + s, m]` what the draft says after the head (`[:, 0]`) and after each window token.
+        draft_logprobs: the same shape.
+        exit_ids: `[E, P, D + 1, K]` what every exit says at the same rows.
+        exit_logprobs: the same shape.
+    """
+
+    tokens: NDArray[np.int64]
+    num_prompt: int
+    seed: int
+    windows: NDArray[np.int64]
+    draft_ids: NDArray[np.int64]
+    draft_logprobs: NDArray[np.float32]
+    exit_ids: NDArray[np.int64]
+    exit_logprobs: NDArray[np.float32]
+
+    @property
+    def num_heads(self) -> int:
+        """Positions that were recorded: one per new token."""
+        return len(self.windows)
+
+    @property
+    def depth(self) -> int:
+        """Longest window that can be replayed."""
+        return self.windows.shape[1]
+
+    def outcome(self, head: int, gamma: int) -> tuple[int, int]:
+        """How many of the window's first `gamma` tokens are the text's own, and the text's token after those.
+
+        The window is cut where the text ends, so that there always is a token after it.
+        """
+        start = self.num_prompt + head
+        truth = self.tokens[start : start + gamma + 1]
+        window = self.windows[head, : len(truth) - 1]
+        wrong = np.flatnonzero(window != truth[: len(window)])
+        num_accepted = int(wrong[0]) if len(wrong) else len(window)
+        return num_accepted, int(truth[num_accepted])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """Texts of one pair, all greedy or all sampled at one temperature.
+
+    Attributes:
+        texts: the texts.
+        bundle: name of the bundle.
+        temperature: 0 where greedy.
+        layers: depth of every exit, in the order of `exit_ids`.
+        num_layers: layers of the target.
+        vocab_size: of both models.
+        round_sizes: row counts of the draft that are worth filling.
+        max_tips: most rows of a draft round.
+    """
+
+    texts: tuple[RecordedText, ...]
+    bundle: str
+    temperature: float
+    layers: tuple[int, ...]
+    num_layers: int
+    vocab_size: int
+    round_sizes: tuple[int, ...]
+    max_tips: int
+
+    def write(self, path: Path) -> None:
+        """Keep it as one `.npz` file."""
+        header = {"format": _FORMAT, "bundle": self.bundle, "temperature": self.temperature, "layers": self.layers}
+        header |= {"num_layers": self.num_layers, "vocab_size": self.vocab_size, "max_tips": self.max_tips}
+        header |= {"round_sizes": self.round_sizes, "texts": [[text.num_prompt, text.seed] for text in self.texts]}
+        arrays = {"header": np.array(json.dumps(header))}
+        for number, text in enumerate(self.texts):
+            arrays |= {f"{name}_{number}": _packed(getattr(text, name)) for name in _ARRAYS}
+        np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read what `write` wrote; nothing is unpickled.
+
+        Raises:
+            ConfigError: no such file, or no recording.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                header = json.loads(str(arrays["header"]))
+                if header.pop("format") != _FORMAT:
+                    raise KeyError("format")
+                texts = tuple(_text(arrays, number, *pair) for number, pair in enumerate(header.pop("texts")))
+                lists = {name: tuple(header.pop(name)) for name in ("layers", "round_sizes")}
+                return cls(texts=texts, **lists, **header)
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{path} is not a recording; make one: `mirrorsd simulate BUNDLE --record FILE`."
+            ) from error
+
+
+def _packed(values: NDArray[Any]) -> NDArray[Any]:
+    return values.astype(np.float16 if values.dtype.kind == "f" else np.int32)
+
+
+def _text(arrays: Any, number: int, num_prompt: int, seed: int) -> RecordedText:
+    read = {name: arrays[f"{name}_{number}"] for name in _ARRAYS}
+    wide = {k: v.astype(np.float32 if v.dtype.kind == "f" else np.int64) for k, v in read.items()}
+    return RecordedText(num_prompt=num_prompt, seed=seed, **wide)
+
+
+def new_tokens(texts: Sequence[RecordedText]) -> int:
+    """New tokens of all texts together."""
+    return sum(text.num_heads for text in texts)

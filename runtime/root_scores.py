@@ -1,0 +1,216 @@
+"""How likely each root is: two small logistic models per pair, over what the draft and an exit say about a window.
+
+One says at which row the window fails, one which token comes there. Fitting them is `score_fitting`; which roots are
+then prepared is `roots`. Wrong weights cost speed, never a token.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+_MISSING = 1.0
+"""A candidate that one side does not name counts one (in logs) below the last that it does name."""
+
+
+class Proxies(NamedTuple):
+    """Candidates at every row: `ids [g+1, K]` and competing `scores [g+1, K]` (noise included; `-inf` is unknown)."""
+
+    ids: NDArray[np.int64]
+    scores: NDArray[np.floating]
+
+
+class RootWeights(NamedTuple):
+    """Weights of one state of knowledge.
+
+    `accept` weighs the row features (see `row_features`), `correction` and `bonus` the token features (see
+    `Candidates`): a correction is the token after a failed row, the bonus the one after a window that was all right.
+    """
+
+    accept: tuple[float, ...]
+    correction: tuple[float, ...]
+    bonus: tuple[float, ...]
+
+
+class Candidates(NamedTuple):
+    """Both candidate lists of every row as one: `ids [g+1, M]`, `features [g+1, M, 4]`, `is_real [g+1, M]`.
+
+    The features are the log-share by the draft, by the exit, and the logarithm of one plus each one's rank.
+    """
+
+    ids: NDArray[np.int64]
+    features: Array
+    is_real: NDArray[np.bool_]
+
+
+class RootChances(NamedTuple):
+    """`chances [g+1, M]` that exactly `row` window tokens are accepted and `ids [g+1, M]` comes next."""
+
+    ids: NDArray[np.int64]
+    chances: Array
+
+
+KNOWN = ("draft", "exit", "both")
+NUM_ROW_FEATURES, NUM_TOKEN_FEATURES = 7, 4
+# Between plain probabilities (all 1) and what was fitted to the sample pair, where greedy choices proved surer than the
+# shares say: another pair starts here until `mirrorsd tune` has seen it.
+_BY_DRAFT = RootWeights((0.5, 2.0, 0.0, -0.8, 0.0, -0.5, 0.9), (2.0, 0.0, 0.0, 0.0), (2.0, 0.0, 0.0, 0.0))
+_BY_EXIT = RootWeights((0.2, 0.0, 1.5, 0.0, -1.2, -0.5, 0.9), (0.0, 2.2, 0.0, 0.0), (0.0, 2.5, 0.0, 0.0))
+_BY_BOTH = RootWeights((0.2, 1.5, 0.8, -0.3, -1.2, -0.5, 0.9), (0.8, 1.6, 0.0, 0.0), (0.9, 1.8, 0.0, 0.0))
+DEFAULTS = {"draft": _BY_DRAFT, "exit": _BY_EXIT, "both": _BY_BOTH}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootScores:
+    """The weights of a pair, by what is known: `draft`, `exit` or `both` (see `key`).
+
+    Attributes:
+        fitted: weights that were fitted, such as `{"draft": ..., "both:3:sampled": ...}`; the defaults serve the rest.
+    """
+
+    fitted: Mapping[str, RootWeights] = field(default_factory=dict)
+
+    def weights(self, known: str, layer: int, *, is_sampling: bool) -> RootWeights:
+        """The weights for one state of knowledge."""
+        return self.fitted.get(key(known, layer, is_sampling=is_sampling)) or DEFAULTS[known]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists, for JSON."""
+        return {name: [[round(value, 4) for value in part] for part in parts] for name, parts in self.fitted.items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` gave.
+
+        Raises:
+            ValueError: other names, or other numbers of weights.
+        """
+        sizes = [NUM_ROW_FEATURES, NUM_TOKEN_FEATURES, NUM_TOKEN_FEATURES]
+        for name, parts in values.items():
+            if name.split(":")[0] not in KNOWN or [len(part) for part in parts] != sizes:
+                raise ValueError(f"root scores {name!r} have other weights than {sizes}")
+        return cls(fitted={name: RootWeights(*(tuple(map(float, p)) for p in parts)) for name, parts in values.items()})
+
+
+def key(known: str, layer: int, *, is_sampling: bool) -> str:
+    """The name of one state of knowledge; the draft alone has no depth.
+
+    >>> key("draft", 0, is_sampling=False), key("both", 3, is_sampling=True)
+    ('draft', 'both:3:sampled')
+    """
+    parts = [known] if known == "draft" else [known, str(layer)]
+    return ":".join([*parts, "sampled"] if is_sampling else parts)
+
+
+def log_shares(proxies: Proxies) -> Array:
+    """Log of each candidate's share of its row, `[g+1, K]`; rows of which nothing is known give zeros."""
+    scores = np.asarray(proxies.scores, dtype=np.float64)
+    best = scores.max(axis=1, keepdims=True)
+    shifted = np.where(np.isfinite(scores), scores, best) - np.where(np.isfinite(best), best, scores)
+    shifted = np.where(np.isfinite(shifted), shifted, 0.0)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+def join(draft: Proxies | None, exit_: Proxies | None) -> Candidates:
+    """Both candidate lists as one; a token that both name stands once, at the draft's place.
+
+    Rows of which the draft knows nothing (scores `-inf`) count with the exit's shares on both sides.
+
+    >>> draft = Proxies(np.array([[1, 2]]), np.log(np.array([[0.8, 0.2]])))
+    >>> both = join(draft, Proxies(np.array([[2, 3]]), np.log(np.array([[0.5, 0.5]]))))
+    >>> both.ids.tolist(), both.is_real.tolist(), np.exp(both.features[0, 1, :2]).round(2).tolist()
+    ([[1, 2, 2, 3]], [[True, True, False, True]], [0.2, 0.5])
+    """
+    if draft is None or exit_ is None:
+        return _alone(draft, exit_)
+    width, width_exit = draft.ids.shape[1], exit_.ids.shape[1]
+    known = np.isfinite(draft.scores[:, :1])
+    by_draft, by_exit = log_shares(draft), log_shares(exit_)
+    same = (draft.ids[:, :, None] == exit_.ids[:, None, :]) & known[:, :, None]
+    has_twin, place = same.any(axis=2), same.argmax(axis=2)
+    draft_floor = by_draft.min(axis=1, keepdims=True) - _MISSING
+    exit_floor = by_exit.min(axis=1, keepdims=True) - _MISSING
+    features = np.empty((len(draft.ids), width + width_exit, NUM_TOKEN_FEATURES))
+    features[:, :width, 0] = by_draft
+    features[:, :width, 1] = np.where(has_twin, np.take_along_axis(by_exit, place, axis=1), exit_floor)
+    features[:, :width, 2] = np.log1p(np.arange(width))
+    features[:, :width, 3] = np.where(has_twin, np.log1p(place), np.log1p(width_exit))
+    features[:, width:, 0] = np.where(known, draft_floor, by_exit)
+    features[:, width:, 1] = by_exit
+    features[:, width:, 3] = np.log1p(np.arange(width_exit))
+    features[:, width:, 2] = np.where(known, np.log1p(width), features[:, width:, 3])
+    is_real = np.concatenate([np.broadcast_to(known, draft.ids.shape), ~same.any(axis=1)], axis=1)
+    return Candidates(np.concatenate([draft.ids, exit_.ids], axis=1), features, is_real)
+
+
+def _alone(draft: Proxies | None, exit_: Proxies | None) -> Candidates:
+    only = draft if draft is not None else exit_
+    assert only is not None
+    features = np.zeros((*only.ids.shape, NUM_TOKEN_FEATURES))
+    side = 0 if draft is not None else 1
+    features[:, :, side] = log_shares(only)
+    features[:, :, side + 2] = np.log1p(np.arange(only.ids.shape[1]))
+    return Candidates(only.ids, features, np.isfinite(only.scores))
+
+
+def row_features(window: NDArray[np.int64], candidates: Candidates, acceptance_rate: float) -> Array:
+    """What the rows before each window token say about it, `[g, 7]`.
+
+    One; the token's log-share by draft and exit; the log-share of the best other candidate by each; the row (in tens);
+    the log-odds of the running acceptance rate.
+    """
+    num_rows = len(window)
+    ids, shares = candidates.ids[:num_rows], candidates.features[:num_rows, :, :2]
+    real = candidates.is_real[:num_rows]
+    is_own = (ids == window[:, None]) & real
+    floor = shares.min(axis=1) - _MISSING
+    features = np.ones((num_rows, NUM_ROW_FEATURES))
+    own = np.take_along_axis(shares, is_own.argmax(axis=1)[:, None, None], axis=1)[:, 0]
+    features[:, 1:3] = np.where(is_own.any(axis=1)[:, None], own, floor)
+    others = np.where((is_own | ~real)[:, :, None], -np.inf, shares).max(axis=1)
+    features[:, 3:5] = np.where(np.isfinite(others), others, 0.0)
+    features[:, 5] = np.arange(num_rows) / 10
+    rate = min(max(acceptance_rate, 0.02), 0.98)
+    features[:, 6] = np.log(rate / (1 - rate))
+    return features
+
+
+def token_chances(features: Array, is_allowed: NDArray[np.bool_], weights: tuple[float, ...]) -> Array:
+    """Share of each candidate of a row, `[..., M]`, among those allowed."""
+    scores = np.where(is_allowed, features @ np.asarray(weights), -np.inf)
+    best = scores.max(axis=-1, keepdims=True)
+    shares = np.exp(scores - np.where(np.isfinite(best), best, 0.0))
+    total: Array = shares / np.maximum(shares.sum(axis=-1, keepdims=True), 1e-300)
+    return total
+
+
+def root_chances(
+    window: NDArray[np.int64], candidates: Candidates, weights: RootWeights, acceptance_rate: float
+) -> RootChances:
+    """The chance of every root.
+
+    Row `i` is reached with the product of the rows' acceptance chances before it and fails with one less its own; the
+    last row cannot fail. There the token is chosen among all candidates, elsewhere among those that are not the
+    window's own token, which a correction can never be.
+
+    One window token 5, all but certain by the draft, then 9 by the draft: the bonus (1, 9) is the likeliest root.
+
+    >>> draft = Proxies(np.array([[5, 6], [9, 3]]), np.log(np.array([[0.999, 0.001], [0.99, 0.01]])))
+    >>> found = root_chances(np.array([5]), join(draft, None), DEFAULTS["draft"], 0.8)
+    >>> [int(x) for x in np.unravel_index(found.chances.argmax(), (2, 2))], float(found.chances[0, 0])
+    ([1, 0], 0.0)
+    """
+    num_window = len(window)
+    logits = row_features(window, candidates, acceptance_rate) @ np.asarray(weights.accept)
+    accept = 1.0 / (1.0 + np.exp(-logits))
+    reach = np.concatenate([[1.0], np.cumprod(accept)])
+    reach[:num_window] *= 1.0 - accept
+    features, real, ids = candidates.features, candidates.is_real, candidates.ids
+    is_correction = real[:num_window] & (ids[:num_window] != window[:, None])
+    chances = np.empty(ids.shape)
+    chances[:num_window] = token_chances(features[:num_window], is_correction, weights.correction)
+    chances[num_window:] = token_chances(features[num_window:], real[num_window:], weights.bonus)
+    return RootChances(ids, reach[:, None] * chances)
