@@ -176,6 +176,7 @@ class MirrorDriver(SerialDriver):
     ) -> None:
         super().__init__(request, target, draft, passes)
         self.planner = planner
+        self._new_table: Callable[[], BranchTable] = BranchTable
         self._table = BranchTable()
         self._pass_time = Estimate()
         self._pass_started = 0.0
@@ -183,7 +184,7 @@ class MirrorDriver(SerialDriver):
     def _run_target(
         self, inflight: InFlight, on_exit: Callable[[ExitGuesses], None] | None = None
     ) -> "Future[TargetOutput]":
-        self._table = BranchTable()
+        self._table = self._new_table()
         self._pass_started = self.request.ledger.now()
         if self.draft.is_working() and self.request.window_limit():
             ready_by = self._pass_started + (self._pass_time.seconds or float("inf"))

@@ -48,12 +48,12 @@ class RecordedText:
     @property
     def num_heads(self) -> int:
         """Positions that were recorded: one per new token."""
-        return len(self.windows)
+        return int(self.windows.shape[0])
 
     @property
     def depth(self) -> int:
         """Longest window that can be replayed."""
-        return self.windows.shape[1]
+        return int(self.windows.shape[1])
 
     def outcome(self, head: int, gamma: int) -> tuple[int, int]:
         """How many of the window's first `gamma` tokens are the text's own, and the text's token after those.
@@ -74,7 +74,6 @@ class Recording:
 
     Attributes:
         texts: the texts.
-        bundle: name of the bundle.
         temperature: 0 where greedy.
         layers: depth of every exit, in the order of `exit_ids`.
         num_layers: layers of the target.
@@ -84,7 +83,6 @@ class Recording:
     """
 
     texts: tuple[RecordedText, ...]
-    bundle: str
     temperature: float
     layers: tuple[int, ...]
     num_layers: int
@@ -94,7 +92,7 @@ class Recording:
 
     def write(self, path: Path) -> None:
         """Keep it as one `.npz` file."""
-        header = {"format": _FORMAT, "bundle": self.bundle, "temperature": self.temperature, "layers": self.layers}
+        header = {"format": _FORMAT, "temperature": self.temperature, "layers": self.layers}
         header |= {"num_layers": self.num_layers, "vocab_size": self.vocab_size, "max_tips": self.max_tips}
         header |= {"round_sizes": self.round_sizes, "texts": [[text.num_prompt, text.seed] for text in self.texts]}
         arrays = {"header": np.array(json.dumps(header))}
@@ -115,8 +113,8 @@ class Recording:
                 if header.pop("format") != _FORMAT:
                     raise KeyError("format")
                 texts = tuple(_text(arrays, number, *pair) for number, pair in enumerate(header.pop("texts")))
-                lists = {name: tuple(header.pop(name)) for name in ("layers", "round_sizes")}
-                return cls(texts=texts, **lists, **header)
+                layers, sizes = tuple(header.pop("layers")), tuple(header.pop("round_sizes"))
+                return cls(texts=texts, layers=layers, round_sizes=sizes, **header)
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from error
         except (ValueError, KeyError, TypeError) as error:

@@ -108,10 +108,10 @@ def key(known: str, layer: int, *, is_sampling: bool) -> str:
 def log_shares(proxies: Proxies) -> Array:
     """Log of each candidate's share of its row, `[g+1, K]`; rows of which nothing is known give zeros."""
     scores = np.asarray(proxies.scores, dtype=np.float64)
-    best = scores.max(axis=1, keepdims=True)
-    shifted = np.where(np.isfinite(scores), scores, best) - np.where(np.isfinite(best), best, scores)
-    shifted = np.where(np.isfinite(shifted), shifted, 0.0)
-    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    known = np.where(np.isfinite(scores), scores, 0.0)
+    shifted = known - known.max(axis=1, keepdims=True)
+    shares: Array = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return shares
 
 
 def join(draft: Proxies | None, exit_: Proxies | None) -> Candidates:

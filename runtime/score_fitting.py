@@ -102,7 +102,7 @@ def coverage(recording: Recording, scores: RootScores, known: str, gamma: int, b
         place = roots.index(truth) if truth in roots else max(budgets)
         hits += np.asarray(budgets) > place
         num_heads += 1
-    return (hits / max(num_heads, 1)).round(4).tolist()
+    return [round(float(hit) / max(num_heads, 1), 4) for hit in hits]
 
 
 def _fit(met: Sequence[Lesson], known: str) -> RootWeights:

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from mirrorsd.device_maps import Pace
 from mirrorsd.runtime.draft_session import RowBlock
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.generation import GenerationResult
@@ -167,3 +168,18 @@ def _stage_medians(ledgers: list[Ledger]) -> dict[str, float]:
         name: 1e3 * float(np.median([sum(s.seconds for s in led.spans if s.name == name) for led in ledgers]))
         for name in names
     }
+
+
+def pace_of(parts: PartTimes) -> Pace:
+    """The parts' times as a pace, both devices at work: what a replay of this machine takes.
+
+    A pass without its exits is the target's time; the prompt's tokens cost nothing.
+    """
+    slow = parts.target_slowdown
+    target = tuple((float(rows), slow * _without_exit(stages)) for rows, stages in parts.target.items())
+    draft = tuple((float(rows), parts.draft_slowdown * ms) for rows, ms in sorted(parts.draft.items()))
+    return Pace(target_ms=target, draft_ms=draft, exit_ms=slow * parts.target[8].get("exit", 0.0))
+
+
+def _without_exit(stages: dict[str, float]) -> float:
+    return sum(ms for name, ms in stages.items() if name != "exit")

@@ -1,0 +1,240 @@
+"""The real scheduler over recorded models in simulated time: seconds instead of minutes, for any pace.
+
+Drivers, planner, expansion, drafter, clock and statistics are the runtime's own. What is simulated: two devices that
+take as long as a pace says, a queue before the draft's, and a host that takes `host_ms` for every step.
+"""
+
+import heapq
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from mirrorsd.device_maps import Pace, interpolate
+from mirrorsd.runtime.branches import Branch, BranchTable
+from mirrorsd.runtime.choosing import TokenChooser
+from mirrorsd.runtime.controller import AutoDriver, CostBook
+from mirrorsd.runtime.draft_link import DraftLink
+from mirrorsd.runtime.drafter import Drafter
+from mirrorsd.runtime.drivers import Driver, MirrorDriver, PlainDriver, SerialDriver
+from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
+from mirrorsd.runtime.generation_stats import GenerationStats, summarise
+from mirrorsd.runtime.ledger import Ledger, Span
+from mirrorsd.runtime.planner import RootPlanner
+from mirrorsd.runtime.recording import RecordedText, Recording
+from mirrorsd.runtime.replay import ReplayDraft, ReplayTarget
+from mirrorsd.runtime.request import Request
+from mirrorsd.runtime.root_scores import RootScores
+from mirrorsd.runtime.target_link import TargetLink
+
+Result = TypeVar("Result")
+HOST_MS = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What to replay on.
+
+    Attributes:
+        pace: times of the devices.
+        speculation: how to speculate; windows are at most as long as the recording is deep.
+        method: `plain`, `serial`, `mirror` or `auto`.
+        layers: which of the recorded exits are used; all by default.
+        num_streams: streams of the draft that are used; all by default. 0 makes it an ordinary draft.
+        host_ms: what the host takes for a step.
+        scores: of the pair.
+    """
+
+    pace: Pace
+    speculation: SpeculationConfig
+    method: str = "mirror"
+    layers: tuple[int, ...] | None = None
+    num_streams: int | None = None
+    host_ms: float = HOST_MS
+    scores: RootScores = field(default_factory=RootScores)
+
+
+def simulate(recording: Recording, scenario: Scenario) -> list[GenerationStats]:
+    """Replay every text; the statistics are those of a real run, in simulated time. `auto` learns from text to text."""
+    book = CostBook(("mirror", "serial", "plain"))
+    return [_replay(recording, text, scenario, book) for text in recording.texts]
+
+
+def tokens_per_second(stats: Sequence[GenerationStats]) -> float:
+    """Tokens of all texts over the time of their steps."""
+    tokens = sum(stat.tokens_per_step * stat.steps for stat in stats)
+    return tokens / sum(stat.tokens_per_step * stat.steps / stat.tokens_per_second for stat in stats)
+
+
+def _replay(recording: Recording, text: RecordedText, scenario: Scenario, book: CostBook) -> GenerationStats:
+    config = GenerationConfig(
+        max_new_tokens=text.num_heads, temperature=recording.temperature or None, seed=text.seed, ignore_eos=True
+    )
+    context = len(text.tokens)
+    request = Request(text.tokens[: text.num_prompt].tolist(), config, scenario.speculation, context, threading.Event())
+    devices = Devices(scenario.pace, recording.num_layers, scenario.host_ms)
+    request.ledger = devices.ledger
+    request.chooser = _ReplayChooser(config)
+    request.gamma = min(request.gamma, text.depth)
+    driver = _driver(recording, text, scenario, request, devices, book)
+    inflight = driver.start()
+    while request.num_tokens < request.max_tokens:
+        inflight = driver.step(inflight).inflight
+    return summarise(request, 0.0, devices.ledger.now())
+
+
+def _driver(
+    recording: Recording,
+    text: RecordedText,
+    scenario: Scenario,
+    request: Request,
+    devices: "Devices",
+    book: CostBook,
+) -> Driver:
+    layers = recording.layers if scenario.layers is None else scenario.layers
+    replayed = ReplayTarget(recording, text, layers, devices.run_pass)
+    target = cast(TargetLink, replayed)
+    num_streams = text.draft_ids.shape[2] - 1 if scenario.num_streams is None else scenario.num_streams
+    drafter = Drafter(ReplayDraft(recording, text, num_streams, devices.run_round))
+    link = cast(DraftLink, SimulatedLink(drafter, devices))
+    passes = scenario.speculation.passes if num_streams else request.gamma
+    plain, serial = PlainDriver(request, target), SerialDriver(request, target, link, passes)
+    planner = RootPlanner(scenario.speculation, request.chooser, scenario.scores)
+    mirror = SimulatedMirror(serial, planner, devices)
+    drivers: dict[str, Driver] = {"plain": plain, "serial": serial, "mirror": mirror}
+    return AutoDriver(plain, serial, mirror, book) if scenario.method == "auto" else drivers[scenario.method]
+
+
+class Devices:
+    """Simulated time: of the host, which waits for the target, and of the draft's device, which has a queue.
+
+    Jobs of the draft run when the host's time has passed them. `ledger` reads the clock of whoever is working.
+    """
+
+    def __init__(self, pace: Pace, num_layers: int, host_ms: float) -> None:
+        self._pace, self._num_layers, self._host_ms = pace, num_layers, host_ms
+        self._host = self._draft = self._arrival = 0.0
+        self._is_draft_working = False
+        self._jobs: list[tuple[float, int, Callable[[], object]]] = []
+        self._num_posted = 0
+        self.pass_ends = float("inf")
+        self.ledger = Ledger(lambda: self._draft if self._is_draft_working else self._host)
+
+    def run_round(self, num_rows: int) -> None:
+        """A round of the draft. Long ones are prefills, which cost nothing here."""
+        if num_rows <= self._pace.draft_ms[-1][0] or num_rows <= 64:
+            self._draft += (interpolate(self._pace.draft_ms, num_rows) + self._pace.transfer_ms) / 1e3
+
+    def run_pass(self, num_rows: int, reports: list[tuple[int, Callable[[], None]]]) -> None:
+        """A pass of the target: exits report on the way, the draft works beside it, the host waits to its end."""
+        start = self._host + self._host_ms / 1e3
+        pass_ms, exit_ms = interpolate(self._pace.target_ms, num_rows), self._pace.exit_ms
+        mark = start
+        for number, (layer, report) in enumerate(reports):
+            reached = start + (pass_ms * layer / self._num_layers + number * exit_ms) / 1e3
+            self._arrival = reached + exit_ms / 1e3
+            self.ledger.spans.append(Span("target", "middle" if number else "prefix", mark, reached))
+            self.ledger.spans.append(Span("target", "exit", reached, self._arrival))
+            mark = self._arrival
+            report()
+        self.pass_ends = start + (pass_ms + len(reports) * exit_ms) / 1e3
+        self.ledger.spans.append(Span("target", "suffix", mark, self.pass_ends))
+        self._arrival = 0.0
+        self._run_jobs(self.pass_ends)
+        self._host = self.pass_ends
+
+    def post(self, job: Callable[[], object]) -> None:
+        """Queue a job for the draft's device, at the time of whoever posts it."""
+        self._num_posted += 1
+        arrival = max(self._arrival, self.ledger.now())
+        heapq.heappush(self._jobs, (arrival, self._num_posted, job))
+
+    def has_waiting(self) -> bool:
+        """Whether another job has arrived by now."""
+        return bool(self._jobs) and self._jobs[0][0] <= self._draft
+
+    def ask(self, job: Callable[[], Result]) -> Result:
+        """Run a job after all others while the host waits."""
+        started = self._host
+        self._run_jobs(float("inf"))
+        self._draft = max(self._draft, self._host)
+        self._is_draft_working = True
+        result = job()
+        self._is_draft_working = False
+        self._host = max(self._host, self._draft)
+        self.ledger.spans.append(Span("host", "exposed", started, self._host))
+        return result
+
+    def _run_jobs(self, until: float) -> None:
+        while self._jobs and max(self._jobs[0][0], self._draft) < until:
+            arrival, _, job = heapq.heappop(self._jobs)
+            self._draft = max(self._draft, arrival)
+            self._is_draft_working = True
+            job()
+            self._is_draft_working = False
+
+
+class SimulatedLink:
+    """What `DraftLink` offers, in simulated time; this draft never fails."""
+
+    failure = None
+
+    def __init__(self, drafter: Drafter, devices: Devices) -> None:
+        self.drafter = drafter
+        self._devices = devices
+        self.post, self.has_waiting = devices.post, devices.has_waiting
+
+    def ask(self, job: Callable[[], Result], default: Result) -> Result:
+        """See `DraftLink.ask`."""
+        return self._devices.ask(job)
+
+    def is_working(self) -> bool:
+        """Yes."""
+        return True
+
+
+class SimulatedMirror(MirrorDriver):
+    """A mirror driver whose table closes when the simulated pass ends."""
+
+    def __init__(self, serial: SerialDriver, planner: RootPlanner, devices: Devices) -> None:
+        super().__init__(serial.request, serial.target, serial.draft, serial.passes, planner)
+        self._new_table = partial(SimulatedTable, devices)
+
+
+class SimulatedTable(BranchTable):
+    """A table that is read at the end of the pass: what is published later comes too late."""
+
+    def __init__(self, devices: Devices) -> None:
+        super().__init__()
+        self._devices = devices
+        devices.pass_ends = float("inf")
+
+    def publish(self, branch: Branch, gamma: int) -> None:
+        """See `BranchTable.publish`."""
+        if not self.is_closed:
+            super().publish(branch, gamma)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the pass has ended by the draft's clock."""
+        return super().is_closed or self._devices.ledger.now() >= self._devices.pass_ends
+
+
+class _ReplayChooser(TokenChooser):
+    """Ranks candidates as ever; the target's own choices are known, so nothing is drawn for them."""
+
+    def __init__(self, config: GenerationConfig) -> None:
+        super().__init__(config)
+        self.needs_logits = False
+
+    def draw_ahead(self, first_position: int, count: int, vocab_size: int) -> None:
+        """Nothing to draw."""
+
+
+def mean_of(stats: Sequence[GenerationStats], name: str) -> float:
+    """A figure of the statistics, averaged with the steps as weights."""
+    values: list[Any] = [getattr(stat, name) for stat in stats]
+    return float(np.average(values, weights=[stat.steps for stat in stats]))
