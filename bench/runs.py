@@ -91,12 +91,9 @@ def header(bundle: Path, **values: object) -> dict[str, Any]:
 
 
 def finish(report: dict[str, Any], output: Path | None) -> None:
-    """Write the report, or print it."""
-    text = json.dumps(report, indent=2) + "\n"
-    if output is None:
-        print(text)
-    else:
-        output.write_text(text, encoding="utf-8")
+    """Write the report, if a file is named."""
+    if output is not None:
+        output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def print_rows(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:

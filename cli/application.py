@@ -14,6 +14,7 @@ from mirrorsd.cli.export import export
 from mirrorsd.cli.failures import EXIT_CANCELLED, EXIT_DONE, exit_code
 from mirrorsd.cli.generate import generate
 from mirrorsd.cli.inspect import inspect
+from mirrorsd.cli.simulate import simulate
 from mirrorsd.cli.trace import trace
 from mirrorsd.cli.tune import tune
 from mirrorsd.graphs.errors import MirrorError
@@ -25,7 +26,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (export, compile, generate, compare, inspect, devices, doctor, trace, tune):
+for command in (export, compile, generate, compare, inspect, devices, doctor, simulate, trace, tune):
     app.command()(command)
 
 

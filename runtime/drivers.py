@@ -20,7 +20,7 @@ from mirrorsd.runtime.draft_link import DraftLink
 from mirrorsd.runtime.expansion import Expansion, Occasion
 from mirrorsd.runtime.planner import RootPlanner
 from mirrorsd.runtime.request import Request, StepRecord
-from mirrorsd.runtime.round_clock import Estimate
+from mirrorsd.runtime.round_clock import PassClock
 from mirrorsd.runtime.target_link import TargetLink
 from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
 
@@ -178,7 +178,10 @@ class MirrorDriver(SerialDriver):
         self.planner = planner
         self._new_table: Callable[[], BranchTable] = BranchTable
         self._table = BranchTable()
-        self._pass_time = Estimate()
+        self._pass_time = PassClock()
+        self._exit_times: list[PassClock] = []
+        self._num_rows = 0
+        self._num_heard = 0
         self._pass_started = 0.0
 
     def _run_target(
@@ -186,18 +189,25 @@ class MirrorDriver(SerialDriver):
     ) -> "Future[TargetOutput]":
         self._table = self._new_table()
         self._pass_started = self.request.ledger.now()
+        self._num_heard, self._num_rows = 0, 1 + len(inflight.window)
         if self.draft.is_working() and self.request.window_limit():
-            ready_by = self._pass_started + (self._pass_time.seconds or float("inf"))
-            occasion = Occasion(inflight.head, inflight.window, self.request.gamma, ready_by)
+            occasion = self._occasion(inflight)
             expansion = Expansion(self.draft, self.planner, occasion, self._table)
             self.draft.post(expansion.begin)
             on_exit = partial(self._pass_on, expansion) if self.planner.is_listening else None
         return super()._run_target(inflight, on_exit)
 
+    def _occasion(self, inflight: InFlight) -> Occasion:
+        """This pass, with the times that passes and their exits have taken lately."""
+        started, num_rows = self._pass_started, self._num_rows
+        ready_by = started + self._pass_time.seconds(num_rows)
+        heard_by = tuple(started + time.seconds(num_rows) for time in self._exit_times if self.planner.is_listening)
+        return Occasion(inflight.head, inflight.window, self.request.gamma, ready_by, heard_by)
+
     def _accept(self, inflight: InFlight, output: TargetOutput) -> Acceptance:
         acceptance = super()._accept(inflight, output)
         self._table.close()
-        self._pass_time.observe(self.request.ledger.now() - self._pass_started)
+        self._pass_time.observe(self._num_rows, self.request.ledger.now() - self._pass_started)
         self.planner.observe(len(inflight.window), acceptance.num_accepted)
         return acceptance
 
@@ -219,4 +229,8 @@ class MirrorDriver(SerialDriver):
 
     def _pass_on(self, expansion: Expansion, guesses: ExitGuesses) -> None:
         """Runs on the target's thread, between prefix and suffix: hand the exit's guesses to the draft's device."""
+        if self._num_heard == len(self._exit_times):
+            self._exit_times.append(PassClock())
+        self._exit_times[self._num_heard].observe(self._num_rows, self.request.ledger.now() - self._pass_started)
+        self._num_heard += 1
         self.draft.post(partial(expansion.hear, guesses))

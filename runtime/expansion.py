@@ -1,7 +1,8 @@
 """Growing branches beside the target's pass: rounds from the roots known so far until verification ends.
 
 Runs on the draft worker, as jobs that never wait: `begin` when the pass starts, `hear` when an exit has spoken. Once
-something has been prepared, the draft starts no round that would end after verification (by the times learned so far).
+something has been prepared, the draft starts no round that would end after verification (by the times learned so far),
+and none that could as well start after the next exit has spoken.
 Between rounds it lets other jobs on its device go first.
 """
 
@@ -22,12 +23,16 @@ _FIRST_ROUND_GRACE = 0.5
 
 
 class Occasion(NamedTuple):
-    """One target pass beside which the draft may work: window after the head token, and when it should be over."""
+    """One target pass beside which the draft may work.
+
+    `window` follows the head token; the pass should be over at `ready_by`, its exits speak at `heard_by` (seconds).
+    """
 
     head: int
     window: NDArray[np.int64]
     gamma: int
     ready_by: float
+    heard_by: tuple[float, ...] = ()
 
 
 class Expansion:
@@ -38,6 +43,7 @@ class Expansion:
         self._planner, self._occasion, self._table = planner, occasion, table
         self._by_exit: ExitGuesses | None = None
         self._wanted: list[Branch] = []
+        self._num_heard = 0
 
     def begin(self) -> None:
         """Start from the draft's own candidates; nothing to do where only the exit's count."""
@@ -51,6 +57,7 @@ class Expansion:
         """Take in what an exit says and go on where it points."""
         if not self._table.is_closed:
             self._by_exit = guesses
+            self._num_heard += 1
             self._replan()
             self._work()
 
@@ -82,6 +89,8 @@ class Expansion:
     def _round(self) -> bool:
         """One round over the branches that promise most per row; False if there is nothing to do or no time."""
         gamma, drafter = self._occasion.gamma, self._drafter
+        if self._is_worth_waiting():
+            return False
         due = [branch for branch in self._wanted if len(branch.window) < gamma]
         due.sort(key=self._promise(), reverse=True)
         has_something = any(branch.fed for branch in self._wanted)
@@ -98,6 +107,18 @@ class Expansion:
         """Whether that many of the smallest rounds fit beside the pass: knowing more costs one of them."""
         shortest = self._drafter.clock.shortest_seconds
         return self._drafter.now() + num_rounds * shortest <= self._occasion.ready_by
+
+    def _is_worth_waiting(self) -> bool:
+        """Whether the next exit speaks so soon that as many rounds fit after it as from now on: `hear` goes on then.
+
+        With rounds of 6 ms, 13 ms before the end, an exit that speaks in 0.5 ms is waited for; one in 2 ms is not.
+        """
+        heard_by, round_seconds = self._occasion.heard_by[self._num_heard :], self._drafter.clock.shortest_seconds
+        if not heard_by or not round_seconds:
+            return False
+        now, ready_by = self._drafter.now(), self._occasion.ready_by
+        num_after = (ready_by - heard_by[0]) // round_seconds
+        return heard_by[0] > now and num_after >= 1 and num_after == (ready_by - now) // round_seconds
 
     def _promise(self) -> Callable[[Branch], Any]:
         """Expected gain per row: the root's chance, times the chance that what is there already is right."""

@@ -16,6 +16,7 @@ from mirrorsd.runtime.engine import Engine, resolve_speculation
 from mirrorsd.runtime.generation import Chunk, GenerationResult
 from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.paced import PacedDraftModel, PacedTargetModel
+from mirrorsd.runtime.root_scores import RootScores
 from mirrorsd.runtime.session import MirrorSession
 from mirrorsd.runtime.target_session import TargetModel
 from mirrorsd.runtime.tokenization import BundleTokenizer, Message
@@ -89,6 +90,7 @@ class MirrorPipeline:
         source = "tuned on this machine" if tuned else f"defaults of {choice.device_map.name}"
         if tuned:
             engine.book.start_from(tuned.tokens_per_second)
+            engine.root_scores = RootScores.from_dict(tuned.root_scores)
         placement = [*choice.reasons, *engine.describe(), f"speculation: {source}"]
         return cls(engine, tokenizer, manifest, choice.device_map, resolved, placement)
 

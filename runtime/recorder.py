@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from mirrorsd.runtime.choosing import TokenChooser
 from mirrorsd.runtime.draft_session import DraftSession, RowBlock
 from mirrorsd.runtime.engine import Engine
-from mirrorsd.runtime.generation import GenerationResult
 from mirrorsd.runtime.generation_config import GenerationConfig
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.recording import RecordedText
@@ -20,14 +19,17 @@ from mirrorsd.runtime.target_session import ExitGuesses, TargetSession
 Guesses = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
-def record_text(engine: Engine, result: GenerationResult, config: GenerationConfig, depth: int) -> RecordedText:
+def record_text(
+    engine: Engine, tokens: NDArray[np.int64], num_prompt: int, config: GenerationConfig, depth: int
+) -> RecordedText:
     """Ask both models about a finished text; `depth` is the longest window that a replay may want.
+
+    `tokens [n]` are the prompt's `num_prompt` tokens and what `config` made the target say after them.
 
     Raises:
         DeviceError: a device failed.
     """
-    tokens = np.asarray([*result.prompt_ids, *result.token_ids], dtype=np.int64)
-    first, chooser = len(result.prompt_ids) - 1, TokenChooser(config)
+    first, chooser = num_prompt - 1, TokenChooser(config)
     draft = engine.draft_worker.run(engine.draft_model.new_session)
     target = engine.target_worker.run(engine.target_model.new_session)
     room = min(depth, target.context - len(tokens), draft.capacity - len(tokens))
@@ -39,7 +41,7 @@ def record_text(engine: Engine, result: GenerationResult, config: GenerationConf
     engine.target_worker.run(target.close)
     return RecordedText(
         tokens=tokens,
-        num_prompt=len(result.prompt_ids),
+        num_prompt=num_prompt,
         seed=config.seed or 0,
         windows=windows,
         draft_ids=ids,

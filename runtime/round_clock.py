@@ -51,3 +51,26 @@ class RoundClock:
             if estimate.seconds is None or estimate.seconds <= seconds:
                 affordable = size
         return affordable
+
+
+class PassClock:
+    """How long the target takes to some point of a pass, by number of rows."""
+
+    def __init__(self) -> None:
+        self._estimates: dict[int, Estimate] = {}
+
+    def observe(self, num_rows: int, seconds: float) -> None:
+        """Learn that it took `seconds` with `num_rows` rows."""
+        self._estimates.setdefault(num_rows, Estimate()).observe(seconds)
+
+    def seconds(self, num_rows: int) -> float:
+        """What it takes, by the nearest number of rows that was measured; infinite before the first.
+
+        >>> clock = PassClock(); clock.observe(2, 0.5); clock.observe(8, 0.7)
+        >>> clock.seconds(3), clock.seconds(6), PassClock().seconds(1)
+        (0.5, 0.7, inf)
+        """
+        if not self._estimates:
+            return float("inf")
+        nearest = min(self._estimates, key=lambda rows: abs(rows - num_rows))
+        return self._estimates[nearest].seconds or float("inf")

@@ -31,7 +31,8 @@ from mirrorsd.runtime.root_scores import RootScores
 from mirrorsd.runtime.target_link import TargetLink
 
 Result = TypeVar("Result")
-HOST_MS = 0.3
+HOST_MS, ROUND_MS = 0.45, 0.3
+"""Measured in paced runs on two cores: `host` of a mirror step, and a draft round beyond its pace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,7 @@ class Scenario:
         layers: which of the recorded exits are used; all by default.
         num_streams: streams of the draft that are used; all by default. 0 makes it an ordinary draft.
         host_ms: what the host takes for a step.
+        round_ms: what the host takes for a draft round: masks, cache rows, waking up.
         scores: of the pair.
     """
 
@@ -54,6 +56,7 @@ class Scenario:
     layers: tuple[int, ...] | None = None
     num_streams: int | None = None
     host_ms: float = HOST_MS
+    round_ms: float = ROUND_MS
     scores: RootScores = field(default_factory=RootScores)
 
 
@@ -75,7 +78,7 @@ def _replay(recording: Recording, text: RecordedText, scenario: Scenario, book: 
     )
     context = len(text.tokens)
     request = Request(text.tokens[: text.num_prompt].tolist(), config, scenario.speculation, context, threading.Event())
-    devices = Devices(scenario.pace, recording.num_layers, scenario.host_ms)
+    devices = Devices(scenario, recording.num_layers)
     request.ledger = devices.ledger
     request.chooser = _ReplayChooser(config)
     request.gamma = min(request.gamma, text.depth)
@@ -114,19 +117,20 @@ class Devices:
     Jobs of the draft run when the host's time has passed them. `ledger` reads the clock of whoever is working.
     """
 
-    def __init__(self, pace: Pace, num_layers: int, host_ms: float) -> None:
-        self._pace, self._num_layers, self._host_ms = pace, num_layers, host_ms
+    def __init__(self, scenario: Scenario, num_layers: int) -> None:
+        self._pace, self._num_layers = scenario.pace, num_layers
+        self._host_ms, self._round_ms = scenario.host_ms, scenario.round_ms
         self._host = self._draft = self._arrival = 0.0
         self._is_draft_working = False
         self._jobs: list[tuple[float, int, Callable[[], object]]] = []
         self._num_posted = 0
         self.pass_ends = float("inf")
-        self.ledger = Ledger(lambda: self._draft if self._is_draft_working else self._host)
+        self.ledger = Ledger(lambda: self._draft if self._is_draft_working else max(self._host, self._arrival))
 
     def run_round(self, num_rows: int) -> None:
         """A round of the draft. Long ones are prefills, which cost nothing here."""
         if num_rows <= self._pace.draft_ms[-1][0] or num_rows <= 64:
-            self._draft += (interpolate(self._pace.draft_ms, num_rows) + self._pace.transfer_ms) / 1e3
+            self._draft += (interpolate(self._pace.draft_ms, num_rows) + self._pace.transfer_ms + self._round_ms) / 1e3
 
     def run_pass(self, num_rows: int, reports: list[tuple[int, Callable[[], None]]]) -> None:
         """A pass of the target: exits report on the way, the draft works beside it, the host waits to its end."""

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from mirrorsd.runtime.generation_config import GenerationConfig
 from mirrorsd.runtime.recorder import record_text
 from mirrorsd.runtime.recording import Recording
@@ -39,7 +41,8 @@ def record_texts(
         seeded = config.with_overrides({"seed": (config.seed or 0) + number})
         given = {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
         result = pipe.generate(config=seeded, **given)
-        texts.append(record_text(pipe.engine, result, seeded, depth))
+        tokens = np.asarray([*result.prompt_ids, *result.token_ids], dtype=np.int64)
+        texts.append(record_text(pipe.engine, tokens, len(result.prompt_ids), seeded, depth))
         advance(f"{result.num_tokens} tokens")
     manifest = pipe.manifest
     sizes = sorted({bucket.rows for bucket in manifest.draft.buckets if bucket.tips > 1}) or [1]

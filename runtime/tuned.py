@@ -7,13 +7,14 @@ import hashlib
 import json
 import os
 import platform
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.runtime.root_scores import RootScores
 
 _PACKAGES = ("mirrorsd", "onnxruntime", "onnxruntime-gpu", "openvino")
 
@@ -29,6 +30,7 @@ class Tuned:
         predicted_step_ms: by the latency law, from the parts' times.
         measured_step_ms: in the run that won.
         tokens_per_second: best of each method in the same run; `auto` starts from them.
+        root_scores: fitted to the pair, see `RootScores.to_dict`.
     """
 
     card: str
@@ -37,6 +39,11 @@ class Tuned:
     predicted_step_ms: float
     measured_step_ms: float
     tokens_per_second: dict[str, float]
+    root_scores: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse root scores of another form (`ValueError`)."""
+        RootScores.from_dict(self.root_scores)
 
     def write(self, bundle: Path) -> Path:
         """Keep it beside the bundle, whole or not at all."""

@@ -1,0 +1,113 @@
+"""Recording scripted models, replaying them in simulated time, and fitting root scores to them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mirrorsd.device_maps import Pace
+from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
+from mirrorsd.runtime.recorder import record_text
+from mirrorsd.runtime.recording import RecordedText, Recording
+from mirrorsd.runtime.root_scores import RootScores
+from mirrorsd.runtime.score_fitting import coverage, fit_scores
+from mirrorsd.runtime.simulation import Scenario, mean_of, simulate, tokens_per_second
+
+Make = Callable[..., Any]
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+PACE = Pace(target_ms=((1.0, 20.0), (8.0, 24.0)), draft_ms=((1.0, 6.0), (32.0, 6.0)), exit_ms=0.5, transfer_ms=0.2)
+
+
+def record(make_bench: Make, **settings: Any) -> Recording:
+    """One scripted text of 60 tokens, recorded ten tokens deep."""
+    bench = make_bench(hit_rate=0.7, **settings)
+    config = GenerationConfig(max_new_tokens=60)
+    tokens = np.array(PROMPT + bench.decode(PROMPT, "plain", max_new_tokens=60))
+    text = record_text(bench.engine, tokens, len(PROMPT), config, 10)
+    return recording_of(text)
+
+
+def recording_of(*texts: RecordedText) -> Recording:
+    sizes = {"num_layers": 4, "vocab_size": 16, "round_sizes": (8, 16, 32), "max_tips": 32}
+    return Recording(texts=texts, temperature=0.0, layers=(0,), **sizes)
+
+
+def test_recording_says_what_the_models_say(make_bench: Make, scripted: Make, draft_handler: Make) -> None:
+    text = record(make_bench).texts[0]
+    handler = draft_handler(0.7, 3)
+    for head in (0, 7, 59):
+        so_far = text.tokens[: len(PROMPT) + head].tolist()
+        for depth in range(11):
+            along = so_far + text.windows[head, :depth].tolist()
+            assert text.draft_ids[head, depth, :, 0].tolist() == list(handler(along))
+            assert text.exit_ids[0, head, depth, 0] == scripted(along).argmax()
+
+
+def test_outcome_is_the_leading_agreement() -> None:
+    shape = {"num_prompt": 2, "seed": 0, "draft_ids": np.zeros(0), "draft_logprobs": np.zeros(0)}
+    windows = np.array([[7, 8, 1], [8, 9, 2], [9, 3, 3]])
+    text = RecordedText(
+        tokens=np.array([5, 6, 7, 8, 9]), windows=windows, exit_ids=np.zeros(0), exit_logprobs=np.zeros(0), **shape
+    )
+    assert [text.outcome(head, 3) for head in range(3)] == [(2, 9), (1, 9), (0, 9)]
+    assert text.outcome(0, 1) == (1, 8)
+
+
+def test_replay_takes_the_steps_of_the_real_run(make_bench: Make) -> None:
+    settings = {"gamma": 6, "passes": 3, "roots": 12}
+    recording = record(make_bench)
+    for method in ("plain", "serial"):
+        bench = make_bench(hit_rate=0.7, **settings)
+        bench.decode(PROMPT, method, max_new_tokens=60)
+        real = [(step.num_window, step.num_accepted) for step in bench.last_request.steps]
+        stats = simulate(recording, Scenario(pace=PACE, speculation=SpeculationConfig(**settings), method=method))[0]
+        assert stats.steps == len(real)
+        assert stats.mean_accepted == pytest.approx(np.mean([accepted for _, accepted in real]))
+
+
+def test_simulated_time_is_the_pace(make_bench: Make) -> None:
+    plain = Scenario(pace=PACE, speculation=SpeculationConfig(), method="plain", host_ms=0.5)
+    assert tokens_per_second(simulate(record(make_bench), plain)) == pytest.approx(1e3 / 20.5)
+
+
+def test_mirror_hides_the_draft_and_serial_does_not(make_bench: Make, confident_exit: Make) -> None:
+    recording = record(make_bench, exit_handler=confident_exit)
+    speculation = SpeculationConfig(gamma=4, roots=16)
+    found = {
+        m: simulate(recording, Scenario(pace=PACE, speculation=speculation, method=m)) for m in ("serial", "mirror")
+    }
+    assert mean_of(found["mirror"], "reuse_rate") > 0.9
+    assert mean_of(found["mirror"], "draft_exposed_ms") < 1
+    assert mean_of(found["serial"], "draft_exposed_ms") > 6
+    assert tokens_per_second(found["mirror"]) > 1.15 * tokens_per_second(found["serial"])
+
+
+def test_a_slow_draft_makes_auto_decode_plainly(make_bench: Make) -> None:
+    slow = Pace(target_ms=((1.0, 1.0), (8.0, 8.0)), draft_ms=((1.0, 20.0),))
+    recording = record(make_bench)
+    auto = simulate(recording, Scenario(pace=slow, speculation=SpeculationConfig(), method="auto"))[0]
+    assert auto.steps_by_method["plain"] > 0.5 * auto.steps
+
+
+def test_recording_survives_its_file(make_bench: Make, tmp_path: Path) -> None:
+    recording = record(make_bench)
+    recording.write(tmp_path / "texts.npz")
+    again = Recording.read(tmp_path / "texts.npz")
+    for name in ("tokens", "windows", "draft_ids", "exit_ids"):
+        np.testing.assert_array_equal(getattr(again.texts[0], name), getattr(recording.texts[0], name))
+    assert (again.layers, again.round_sizes, again.max_tips) == ((0,), (8, 16, 32), 32)
+    (tmp_path / "texts.npz").write_bytes(b"PK nothing")
+    with pytest.raises(ConfigError, match=r"texts.npz is not a recording.*simulate"):
+        Recording.read(tmp_path / "texts.npz")
+
+
+def test_fitted_scores_find_more_roots_than_defaults(make_bench: Make, confident_exit: Make) -> None:
+    """The scripted draft names one candidate and is sure of it; only the exit knows better, and fitting finds out."""
+    recording = record(make_bench, exit_handler=lambda text: 0.05 * confident_exit(text))
+    fitted = fit_scores([recording], gamma=6)
+    before, after = (coverage(recording, scores, "both", 6, (1, 2)) for scores in (RootScores(), fitted))
+    assert after[0] > before[0] + 0.1
+    assert after[1] >= before[1]
