@@ -16,6 +16,8 @@ from mirrorsd.graphs.bundle_files import read_bundle
 
 if TYPE_CHECKING:
     from mirrorsd.device_maps import DeviceMap
+    from mirrorsd.export.compression_plan import DraftCompression
+    from mirrorsd.graphs.manifest import DraftAccuracy
     from mirrorsd.runtime.draft_check import ShapeCheck
 
 _NUM_IDS = 512
@@ -25,12 +27,25 @@ def compile(
     bundle: options.Bundle,
     device_map: options.DeviceMapName = "auto",
     text: Annotated[Path | None, typer.Option(help="A text to compare on; a built-in one without it.")] = None,
+    weights: Annotated[str | None, typer.Option(help="First compress an fp32 draft's weights: int8, int4.")] = None,
+    draft_group: options.DraftGroup = 128,
+    draft_data_aware: options.DraftDataAware = False,
+    allow_draft_loss: options.AllowDraftLoss = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Compile the draft for a card's device ahead of time, and check that it still computes the same."""
+    from mirrorsd.export.compression_plan import DraftCompression
     from mirrorsd.runtime import choose_device_map
 
     card = choose_device_map(device_map).device_map
+    if weights is not None:
+        asked = DraftCompression(
+            weights=weights,
+            group_size=draft_group,
+            is_data_aware=draft_data_aware,
+            allows_loss=allow_draft_loss,
+        )
+        compress(bundle, asked, text)
     checks = check_shapes(bundle, card, text)
     if as_json:
         print_json(report(bundle, card, checks))
@@ -38,6 +53,31 @@ def compile(
         print_checks(card, checks)
     if not all(check.is_fine for check in checks):
         raise typer.Exit(EXIT_FAILED)
+
+
+def compress(bundle: Path, asked: "DraftCompression", text: Path | None) -> None:
+    """Compress the bundle's draft, and say what that costs.
+
+    Raises:
+        BundleError, ConfigError, ExportError: see `recompress_bundle`.
+    """
+    from mirrorsd.export.recompress import recompress_bundle
+
+    given = text.read_text(encoding="utf-8") if text else None
+    accuracy = recompress_bundle(bundle, asked, given).draft_accuracy
+    assert accuracy is not None
+    note(accuracy_line(accuracy))
+
+
+def accuracy_line(accuracy: "DraftAccuracy") -> str:
+    """What compression costs, in words."""
+    main, *streams = accuracy.agreement
+    shares = f"{main:.1%}{', streams ' + ', '.join(f'{share:.1%}' for share in streams) if streams else ''}"
+    return (
+        f"draft weights {accuracy.scheme}: {accuracy.accepted_share:.1%} of the accepted length "
+        f"({accuracy.accepted_after:.2f} of {accuracy.accepted_before:.2f} over {accuracy.num_windows} windows), "
+        f"same top-1 as in fp32 {shares} of {accuracy.num_positions} positions"
+    )
 
 
 def check_shapes(bundle: Path, card: "DeviceMap", text: Path | None = None) -> "list[ShapeCheck]":
@@ -67,7 +107,9 @@ def report(bundle: Path, card: "DeviceMap", checks: "list[ShapeCheck]") -> dict[
     shapes = [{**asdict(check), "is_fine": check.is_fine} for check in checks]
     place = {"machine": describe_machine(), "versions": installed_versions()}
     head = {"bundle": str(bundle), "device_map": card.name, "is_fine": all(check.is_fine for check in checks)}
-    return head | place | {"shapes": shapes}
+    accuracy = read_bundle(bundle).draft_accuracy
+    cost = {"draft_accuracy": asdict(accuracy)} if accuracy else {}
+    return head | place | cost | {"shapes": shapes}
 
 
 def print_checks(card: "DeviceMap", checks: "list[ShapeCheck]") -> None:

@@ -11,7 +11,10 @@ from mirrorsd.cli.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import builtin_names, load_device_map
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mirrorsd.runtime import DeviceInventory
+    from mirrorsd.runtime.hardware import DeviceDetail
 
 
 class CardFit(NamedTuple):
@@ -25,16 +28,20 @@ class CardFit(NamedTuple):
 def devices(as_json: options.AsJson = False) -> None:
     """Show what this machine has and which device maps fit."""
     from mirrorsd.runtime import choose_device_map, device_inventory
+    from mirrorsd.runtime.hardware import hardware_details
 
+    details = hardware_details()
     inventory = device_inventory()
     fits = card_fits(inventory)
     chosen = choose_device_map("auto", inventory).device_map
     if as_json:
         cards = [{"name": fit.name, "fits": not fit.missing, "missing": fit.missing} for fit in fits]
         place = {"machine": describe_machine(), "versions": installed_versions()}
-        print_json(place | {"devices": asdict(inventory), "device_maps": cards, "auto": chosen.name})
+        hardware = {"hardware": [asdict(detail) for detail in details]}
+        print_json(place | {"devices": asdict(inventory), "device_maps": cards, "auto": chosen.name} | hardware)
         return
     print_table(_machine_table(inventory))
+    print_table(_hardware_table(details))
     print_table(_fit_table(fits))
     print(f"auto picks {chosen.name}")
 
@@ -54,6 +61,15 @@ def _machine_table(inventory: "DeviceInventory") -> Table:
     add_row(table, "ONNX Runtime providers", ", ".join(inventory.providers))
     add_row(table, "OpenVINO devices", ", ".join(inventory.openvino_devices))
     add_row(table, "NPU plugin", "present" if inventory.has_npu_plugin else "absent")
+    return table
+
+
+def _hardware_table(details: "Sequence[DeviceDetail]") -> Table:
+    table = Table("device", "name", "driver", "memory MB", "")
+    for detail in details:
+        sizes = [size for size in (detail.memory_free, detail.memory_total) if size is not None]
+        memory = " free of ".join(f"{size / 1e6:.0f}" for size in sizes)
+        add_row(table, detail.device, detail.full_name, detail.driver, memory, detail.extra)
     return table
 
 

@@ -4,7 +4,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -18,7 +18,12 @@ from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import DeviceError
 
-_FLAVOURS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml")
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mirrorsd.runtime.hardware import DeviceDetail
+
+_FLAVOURS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-qnn", "onnxruntime-trt-rtx")
 _PROMPT, _NUM_TOKENS = "Once upon a time", 16
 
 
@@ -49,15 +54,19 @@ def doctor(
 ) -> None:
     """Look for what is wrong with this machine's set-up; with a bundle, try it."""
     from mirrorsd.runtime import device_inventory
+    from mirrorsd.runtime.hardware import hardware_details
 
-    inventory = device_inventory()
+    inventory, details = device_inventory(), hardware_details()
     fits = card_fits(inventory)
     usable = [fit.name for fit in fits if not fit.missing and load_device_map(fit.name).pace is None]
     checks = [check_flavours(installed_versions()), check_cores(os.cpu_count() or 1), check_cards(usable)]
+    checks += check_versions(installed_versions(), details)
+    checks += [Check(name=f"map {fit.name}", found="; ".join(fit.missing)) for fit in fits if fit.missing]
     checks += [check for name in usable for check in check_memory(bundle, name)] if bundle else []
     tests = try_bundle(bundle, usable) if bundle else []
     if as_json:
         place = {"machine": describe_machine(), "versions": installed_versions(), "devices": asdict(inventory)}
+        place["hardware"] = [asdict(detail) for detail in details]
         results = {"checks": [asdict(check) for check in checks], "self_tests": [asdict(test) for test in tests]}
         print_json(place | {"device_maps": usable} | results)
     else:
@@ -76,6 +85,19 @@ def check_flavours(versions: dict[str, str]) -> Check:
         names = " ".join(name for name in _FLAVOURS if name in versions)
         advice = f"keep one flavour only: pip uninstall {names}, then install the one you want"
     return Check(name="ONNX Runtime", found=", ".join(found) or "none", advice=advice)
+
+
+def check_versions(versions: dict[str, str], details: "Sequence[DeviceDetail]") -> list[Check]:
+    """Pairs of versions that are known to fail together."""
+    from mirrorsd.runtime.known_versions import KNOWN_BAD, find_known_bad
+
+    found = find_known_bad(versions, details)
+    if not found:
+        return [Check(name="known-bad versions", found=f"none of {len(KNOWN_BAD)} known pairs")]
+    return [
+        Check(name="known-bad versions", found=f"{bad.found}: {bad.what}", advice=f"{bad.advice} ({bad.source})")
+        for bad in found
+    ]
 
 
 def check_cores(num_cores: int) -> Check:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from mirrorsd.cli import options
-from mirrorsd.cli.compile import check_shapes, print_checks, report
+from mirrorsd.cli.compile import accuracy_line, check_shapes, print_checks, report
 from mirrorsd.cli.console import note, print_json, show_share
 from mirrorsd.cli.failures import EXIT_FAILED
 from mirrorsd.graphs.errors import ConfigError, DeviceError
@@ -23,7 +23,10 @@ def export(
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the bundle goes.", show_default=False)],
     exit_layer: Annotated[str, typer.Option(help="auto, a layer, or several: 4,6.")] = "auto",
     precision: Annotated[str, typer.Option(help="The target's weights: fp32, fp16, int8, int4.")] = "fp32",
-    draft_precision: Annotated[str, typer.Option(help="The draft's weights: fp32, fp16 or int8.")] = "fp32",
+    draft_precision: Annotated[str, typer.Option(help="The draft's weights: fp32, fp16, int8, int4.")] = "fp32",
+    draft_group: options.DraftGroup = 128,
+    draft_data_aware: options.DraftDataAware = False,
+    allow_draft_loss: options.AllowDraftLoss = False,
     context: Annotated[int | None, typer.Option(help="Longest text in tokens; at most 2048 without it.")] = None,
     device_map: Annotated[
         str | None, typer.Option(help="A card to compile the draft for, if its devices are here.")
@@ -41,6 +44,9 @@ def export(
         exit_layers=layers,
         precision=precision,
         draft_precision=draft_precision,
+        draft_group=draft_group,
+        draft_data_aware=draft_data_aware,
+        allow_draft_loss=allow_draft_loss,
         context=context,
         overwrite=overwrite,
     )
@@ -105,4 +111,6 @@ def summary_lines(output: Path, manifest: "Manifest") -> list[str]:
         f"of {result.positions} positions"
         for result in manifest.verify
     ]
+    if manifest.draft_accuracy is not None:
+        lines.append(accuracy_line(manifest.draft_accuracy))
     return [*lines, f"wrote {output}"]

@@ -6,6 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from mirrorsd.cli import options
+from mirrorsd.cli.compile import accuracy_line
 from mirrorsd.cli.console import add_row, print_json, print_table
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import Manifest
@@ -19,6 +20,8 @@ def inspect(bundle: options.Bundle, as_json: options.AsJson = False) -> None:
         return
     for table in (_model_table(manifest), _stage_table(manifest), _verify_table(manifest), _file_table(manifest)):
         print_table(table)
+    if manifest.draft_accuracy is not None:
+        print(accuracy_line(manifest.draft_accuracy))
     if coverage_rows(manifest.exit_coverage):
         print_table(_coverage_table(manifest))
 

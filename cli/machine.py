@@ -5,7 +5,8 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-_PACKAGES = ("mirrorsd", "numpy", "onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "openvino", "tokenizers")
+_FLAVOURS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-qnn", "onnxruntime-trt-rtx")
+_PACKAGES = ("mirrorsd", "numpy", *_FLAVOURS, "openvino", "tokenizers")
 
 
 def describe_machine() -> dict[str, object]:

@@ -15,6 +15,12 @@ Bundle = Annotated[Path, typer.Argument(help="Folder made by `mirrorsd export`."
 DeviceMapName = Annotated[str, typer.Option("--device-map", help="Built-in card, a .toml file, or auto.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")]
 
+DraftGroup = Annotated[int, typer.Option(help="int4: weights per scale: 32, 64, 128, or -1 for a whole row.")]
+DraftDataAware = Annotated[bool, typer.Option("--draft-data-aware", help="int4: round by what the draft computes.")]
+AllowDraftLoss = Annotated[
+    bool, typer.Option("--allow-draft-loss", help="Keep a draft that loses over 3 % of its accepted length.")
+]
+
 MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to produce.", rich_help_panel=TEXT)]
 Temperature = Annotated[
     float | None, typer.Option(help="Sample at this temperature; without it, greedy.", rich_help_panel=TEXT)

@@ -13,12 +13,15 @@ TARGET_RUNTIMES = ("onnxruntime", "openvino")
 TARGET_PROVIDERS = (
     "CPUExecutionProvider",
     "CUDAExecutionProvider",
+    "NvTensorRTRTXExecutionProvider",
     "DmlExecutionProvider",
     "QNNExecutionProvider",
     "CoreMLExecutionProvider",
 )
+GRAPH_PROVIDERS = ("CUDAExecutionProvider", "NvTensorRTRTXExecutionProvider")
 TARGET_DEVICES = ("CPU", "GPU")
 DRAFT_DEVICES = ("CPU", "NPU")
+ACTIVATION_GROUPS = (0, 32, 64, 128)
 PRECISIONS = ("f32", "bf16", "f16", "auto")
 ALLOCATIONS = ("global", "per_row")
 ROOT_SOURCES = ("proxy", "early", "progressive")
@@ -34,7 +37,7 @@ class TargetPlacement:
     """Where prefix, exit and suffix run. `cores = ()` pins nothing; `device_id` counts devices of one kind.
 
     With `runtime = "onnxruntime"` the `provider` says which device, with `"openvino"` the `device`, which computes in
-    `precision` (`auto` leaves it to the device).
+    `precision` (`auto` leaves it to the device). `graphs` captures a pass of each number of rows once and replays it.
     """
 
     runtime: str = "onnxruntime"
@@ -42,6 +45,7 @@ class TargetPlacement:
     device: str = "CPU"
     precision: str = "auto"
     device_id: int = 0
+    graphs: bool = False
     cores: tuple[int, ...] = ()
     threads: int = 1
 
@@ -54,6 +58,11 @@ class TargetPlacement:
         require_between("target.device_id", self.device_id, 0, 255)
         require_between("target.threads", self.threads, 1, MAX_THREADS)
         require_cores("target.cores", self.cores, self.threads)
+        if self.graphs and self.provider not in GRAPH_PROVIDERS:
+            raise ConfigError(
+                f"target.graphs is true with target.provider {self.provider!r}; only {', '.join(GRAPH_PROVIDERS)} "
+                "captures graphs."
+            )
         if self.runtime == "openvino" and self.provider != "CPUExecutionProvider":
             raise ConfigError(
                 f"target.provider is {self.provider!r} with runtime 'openvino'; say target.device instead."
@@ -71,7 +80,8 @@ class TargetPlacement:
 class DraftPlacement:
     """Where the draft runs. `emulated` sends it through the NPU plugin's wrapper, computed on the CPU.
 
-    `precision` is what the device computes in; `auto` leaves it to the device.
+    `precision` is what the device computes in; `auto` leaves it to the device. `activation_group` activations share a
+    scale when they are rounded to eight bits under int8 and int4 weights on a processor; 0 rounds none.
     """
 
     runtime: str = "openvino"
@@ -80,14 +90,21 @@ class DraftPlacement:
     cores: tuple[int, ...] = ()
     threads: int = 1
     precision: str = "f32"
+    activation_group: int = 0
 
     def __post_init__(self) -> None:
-        """Check every field on its own, and that only an NPU is emulated."""
+        """Check every field on its own, that only an NPU is emulated, and that activations are rounded on a CPU."""
         require_one_of("draft.runtime", self.runtime, ("openvino",))
         require_one_of("draft.device", self.device, DRAFT_DEVICES)
         require_one_of("draft.precision", self.precision, PRECISIONS)
         require_between("draft.threads", self.threads, 1, MAX_THREADS)
         require_cores("draft.cores", self.cores, self.threads)
+        if self.activation_group not in ACTIVATION_GROUPS or (self.activation_group and self.device != "CPU"):
+            allowed = ", ".join(map(str, ACTIVATION_GROUPS))
+            raise ConfigError(
+                f"draft.activation_group is {self.activation_group} with draft.device {self.device!r}; allowed: "
+                f"{allowed} on 'CPU', 0 elsewhere."
+            )
         if self.emulated and self.device != "NPU":
             raise ConfigError(f"draft.emulated is true with draft.device {self.device!r}; only 'NPU' can be emulated.")
 

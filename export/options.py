@@ -9,8 +9,10 @@ from typing import Literal, Protocol
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.manifest import DraftBucket
 
+from .compression_plan import COMPRESSED, DraftCompression
+
 TARGET_PRECISIONS = ("fp32", "fp16", "int8", "int4")
-DRAFT_PRECISIONS = ("fp32", "fp16", "int8")
+DRAFT_PRECISIONS = ("fp32", "fp16", *COMPRESSED)
 DEFAULT_BUCKETS = ((4, 1), (4, 4), (8, 1), (8, 8), (16, 16), (32, 32), (128, 1))
 DEFAULT_CAPACITIES = (256, 512, 1024, 2048)
 DEFAULT_CONTEXT = 2048
@@ -33,6 +35,7 @@ class ExportOptions:
             beside the target says it is best, at half depth without that file.
         precision: Target weights, one of `TARGET_PRECISIONS`.
         draft_precision: Draft weights, one of `DRAFT_PRECISIONS`.
+        draft_group, draft_data_aware, allow_draft_loss: See `DraftCompression`.
         context: Longest text in tokens; None means the smaller of 2048 and what both models were made for.
         num_exit_candidates: Tokens that an exit names per row (K).
         num_draft_candidates: Tokens that the draft names per tip and stream (m).
@@ -45,6 +48,9 @@ class ExportOptions:
     exit_layers: Literal["auto"] | tuple[int, ...] = "auto"
     precision: str = "fp32"
     draft_precision: str = "fp32"
+    draft_group: int = 128
+    draft_data_aware: bool = False
+    allow_draft_loss: bool = False
     context: int | None = None
     num_exit_candidates: int = 16
     num_draft_candidates: int = 16
@@ -56,6 +62,9 @@ class ExportOptions:
     def __post_init__(self) -> None:
         _check_choice("precision", self.precision, TARGET_PRECISIONS)
         _check_choice("draft_precision", self.draft_precision, DRAFT_PRECISIONS)
+        # Built here for its own checks.
+        if self.draft_compression is None and self.draft_data_aware:
+            raise ConfigError(f"draft_data_aware is for int4; draft_precision is {self.draft_precision!r}")
         if self.context is not None and self.context < MIN_CONTEXT:
             raise ConfigError(f"context is {self.context}; at least {MIN_CONTEXT} tokens are needed")
         for name in ("num_exit_candidates", "num_draft_candidates"):
@@ -66,6 +75,18 @@ class ExportOptions:
         _check_ascending("capacities", self.capacities)
         if not self.buckets or any(not 1 <= tips <= rows for rows, tips in self.buckets):
             raise ConfigError(f"buckets is {self.buckets}; every (rows, tips) needs 1 <= tips <= rows")
+
+    @property
+    def draft_compression(self) -> DraftCompression | None:
+        """How to compress the draft; None where its weights stay floating point."""
+        if self.draft_precision not in COMPRESSED:
+            return None
+        return DraftCompression(
+            weights=self.draft_precision,
+            group_size=self.draft_group,
+            is_data_aware=self.draft_data_aware,
+            allows_loss=self.allow_draft_loss,
+        )
 
     @property
     def draft_buckets(self) -> tuple[DraftBucket, ...]:

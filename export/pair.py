@@ -4,7 +4,7 @@ Owns: the sequence check -> load -> export -> verify -> carry over -> manifest, 
 Does not own: any of those steps.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata, util
 from pathlib import Path
 
@@ -13,13 +13,16 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import describe_file
 from mirrorsd.graphs.contract import draft_contract
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.graphs.manifest import SCHEMA_VERSION, DraftEntry, Manifest, TargetEntry, VerifyResult
+from mirrorsd.graphs.manifest import SCHEMA_VERSION, DraftAccuracy, DraftEntry, Manifest, TargetEntry, VerifyResult
 
 from .atomic_folder import atomic_folder
 from .attention import TREE_ATTENTION
 from .carried_files import copy_licences, copy_tokenizer, exit_coverage, generation_defaults, token_entry
 from .checkpoint import Checkpoint, open_checkpoint
 from .compatibility import check_compatible
+from .compression_plan import DraftCompression
+from .draft_accuracy import write_texts
+from .draft_compression import compress_draft
 from .draft_ir import write_draft
 from .draft_stage import DraftStage
 from .exit_choice import choose_exit_layer
@@ -37,7 +40,7 @@ from .tolerances import DRAFT_TOLERANCES, TARGET_TOLERANCES, check_parity
 from .torch_to_onnx import export_stage
 from .verify_draft import VERIFY_TREE_PARENTS, DraftRun, compare_draft
 from .verify_target import TargetRun, compare_target, target_reference
-from .verify_text import parity_ids
+from .verify_text import parity_ids, text_ids
 from .weightless import open_model
 
 PARITY_POSITIONS = 320
@@ -84,8 +87,16 @@ def export_pair(
     with atomic_folder(output, overwrite=options.overwrite) as bundle:
         target_entry, target_results = _build_target(job, bundle, report)
         draft_entry, draft_results = _build_draft(job, bundle, report)
+        accuracy = None
+        if (asked := options.draft_compression) is not None:
+            report("compress draft", 0.9)
+            accuracy = _compress(job, bundle, target_entry, draft_entry, asked)
+            draft_entry = replace(draft_entry, precision=asked.weights)
         report("carry over", 0.95)
         manifest = _finish(job, bundle, target_entry, draft_entry, (*target_results, *draft_results))
+        if accuracy is not None:
+            manifest = replace(manifest, draft_accuracy=accuracy)
+        (bundle / names.MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
     report("done", 1.0)
     return manifest
 
@@ -203,11 +214,12 @@ def _build_draft(job: _Job, bundle: Path, report: ExportProgress) -> tuple[Draft
         parts_of(model.network), contract, shape, streams=streams, context=job.context, num_input_ids=num_input_ids
     )
     graph = export_stage(stage, contract, model.lazy_weights(stage))
-    write_draft(graph, contract, bundle / names.DRAFT_FILE, options.draft_precision)
+    written = "fp32" if options.draft_compression else options.draft_precision
+    write_draft(graph, contract, bundle / names.DRAFT_FILE, written)
     entry = DraftEntry(
         source=job.draft.source,
         shape=shape,
-        precision=options.draft_precision,
+        precision=written,
         num_stream_layers=0 if streams is None else streams.num_stream_layers,
         file=names.DRAFT_FILE,
         buckets=options.draft_buckets,
@@ -217,19 +229,27 @@ def _build_draft(job: _Job, bundle: Path, report: ExportProgress) -> tuple[Draft
     ids, text = _parity_ids(job)
     run = DraftRun(bundle / names.DRAFT_FILE, shape, job.context)
     results = (compare_draft(run, model, streams, ids, text),)
-    check_parity(results, DRAFT_TOLERANCES[options.draft_precision])
+    check_parity(results, DRAFT_TOLERANCES[written])
     return entry, results
+
+
+def _compress(
+    job: _Job, bundle: Path, target: TargetEntry, draft: DraftEntry, asked: DraftCompression
+) -> DraftAccuracy:
+    ids, _ = text_ids(job.target.folder / "tokenizer.json", job.options.verify_text)
+    texts = write_texts(bundle, target, ids, with_calibration=asked.is_data_aware)
+    return compress_draft(bundle, draft, asked, texts)
 
 
 def _finish(
     job: _Job, bundle: Path, target: TargetEntry, draft: DraftEntry, results: tuple[VerifyResult, ...]
 ) -> Manifest:
-    """Carry over the small files, hash everything, write the manifest."""
+    """Carry over the small files, hash everything, and describe it all."""
     copy_tokenizer(job.target, bundle)
     for checkpoint in (job.target, job.draft):
         copy_licences(checkpoint, bundle)
     paths = sorted(path for path in bundle.rglob("*") if path.is_file())
-    manifest = Manifest(
+    return Manifest(
         schema=SCHEMA_VERSION,
         target=target,
         draft=draft,
@@ -240,5 +260,3 @@ def _finish(
         exit_coverage=exit_coverage(job.target),
         generation=generation_defaults(job.target),
     )
-    (bundle / names.MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
-    return manifest

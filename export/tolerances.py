@@ -29,8 +29,8 @@ TARGET_TOLERANCES = {
 DRAFT_TOLERANCES = {
     "fp32": Tolerance(max_abs_error=1e-4, top1_agreement=1.0),
     "fp16": Tolerance(max_abs_error=0.1, top1_agreement=0.98),
-    "int8": Tolerance(max_abs_error=2.0, top1_agreement=0.8),
 }
+"""Of the draft as it was before its weights were compressed; what that costs is `draft_accuracy` in the manifest."""
 
 
 def check_parity(results: Iterable[VerifyResult], tolerance: Tolerance) -> None:

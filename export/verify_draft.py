@@ -109,7 +109,7 @@ def _additive(sees: Array) -> Tensor:
 class DraftRun:
     """The exported draft in OpenVINO on the CPU in float32, its caches on the host."""
 
-    xml_path: Path
+    source: Path | ov.Model
     shape: DraftShape
     capacity: int
     request: ov.InferRequest = field(init=False)
@@ -117,7 +117,7 @@ class DraftRun:
 
     def __post_init__(self) -> None:
         exact = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
-        self.request = ov.Core().compile_model(self.xml_path, "CPU", exact).create_infer_request()
+        self.request = ov.Core().compile_model(self.source, "CPU", exact).create_infer_request()
         size = (1, self.shape.num_kv_heads, self.capacity, self.shape.head_dim)
         layers = range(self.shape.num_layers)
         self.caches = {
@@ -126,6 +126,12 @@ class DraftRun:
 
     def forward(self, tree: Tree, num_cached: int, tips: Array) -> tuple[Array, Array]:
         """Run one pass behind `num_cached` cached rows; return ids and log-probs `[R, 1+s, m]` at `tips`."""
+        self.request.infer(self.feeds(tree, num_cached, tips))
+        found = [self.request.get_tensor(name).data.copy() for name in (names.DRAFT_TIP_IDS, names.DRAFT_TIP_LOGPROBS)]
+        return found[0], found[1]
+
+    def feeds(self, tree: Tree, num_cached: int, tips: Array) -> dict[str, Array]:
+        """All inputs of that pass, the caches among them."""
         num_rows = len(tree.ids)
         mask = np.full((1, 1, num_rows, self.capacity + num_rows), MASKED, np.float32)
         mask[..., :num_cached] = 0.0
@@ -136,9 +142,7 @@ class DraftRun:
             names.DRAFT_MASK: mask,
             names.DRAFT_TIP_ROWS: tips.astype(np.int64),
         }
-        self.request.infer(feeds | self.caches)
-        found = [self.request.get_tensor(name).data.copy() for name in (names.DRAFT_TIP_IDS, names.DRAFT_TIP_LOGPROBS)]
-        return found[0], found[1]
+        return feeds | self.caches
 
     def keep(self, num_rows: int, num_cached: int) -> None:
         """Write the first `num_rows` new keys and values behind `num_cached` rows."""

@@ -42,9 +42,14 @@ def parity_ids(tokenizer_file: Path, text: str | None, num_ids: int) -> tuple[li
     Returns:
         The ids, and what to call the text in the manifest.
     """
+    ids, called = text_ids(tokenizer_file, text)
+    repeated = ids * -(-num_ids // len(ids))
+    return repeated[:num_ids], called
+
+
+def text_ids(tokenizer_file: Path, text: str | None) -> tuple[list[int], str]:
+    """Tokenise `text` (None: the built-in one) as it is; also what to call it in the manifest."""
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    ids = tokenizer.encode(text or PARITY_TEXT, add_special_tokens=False).ids
-    repeated = ids * -(-num_ids // len(ids))
-    return repeated[:num_ids], "given" if text else BUILT_IN
+    return tokenizer.encode(text or PARITY_TEXT, add_special_tokens=False).ids, "given" if text else BUILT_IN

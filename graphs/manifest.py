@@ -82,6 +82,30 @@ class DraftEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftAccuracy:
+    """What compressing the draft's weights cost, on text that the target wrote and nothing was calibrated on.
+
+    Attributes:
+        scheme: how: "int8", "int4-g128", "int4-g-1-data" (group size, and whether data chose the roundings).
+        agreement: share of `num_positions` where the best token is that of the fp32 draft: main row, then streams.
+        accepted_before: mean tokens of a window that the target agrees with, drafted in fp32; one window per token.
+        accepted_after: the same, drafted with the compressed weights.
+    """
+
+    scheme: str
+    agreement: tuple[float, ...]
+    accepted_before: float
+    accepted_after: float
+    num_windows: int
+    num_positions: int
+
+    @property
+    def accepted_share(self) -> float:
+        """What is left of the accepted length; 1 where there was none."""
+        return self.accepted_after / self.accepted_before if self.accepted_before else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenEntry:
     """Special tokens. `eos_ids` end a text; `bos_id` is None where the tokenizer has none."""
 
@@ -120,6 +144,7 @@ class Manifest:
     verify: tuple[VerifyResult, ...]
     versions: dict[str, str]
     files: dict[str, FileEntry]
+    draft_accuracy: DraftAccuracy | None = None
     exit_coverage: dict[str, Any] = field(default_factory=dict)
     generation: dict[str, Any] = field(default_factory=dict)
 

@@ -11,6 +11,7 @@ AUTO_ORDER = ("cuda-npu", "cuda-cpu", "igpu-npu", "igpu-cpu", "cpu")
 _PROVIDER_PACKAGES = {
     "CPUExecutionProvider": "pip install mirrorsd[cpu]",
     "CUDAExecutionProvider": "pip uninstall onnxruntime && pip install mirrorsd[cuda]",
+    "NvTensorRTRTXExecutionProvider": "pip uninstall onnxruntime && pip install onnxruntime-trt-rtx",
     "DmlExecutionProvider": "Windows: pip uninstall onnxruntime && pip install mirrorsd[directml]",
     "QNNExecutionProvider": "Windows on Snapdragon: pip uninstall onnxruntime && pip install onnxruntime-qnn",
     "CoreMLExecutionProvider": "macOS: it is in the ordinary onnxruntime there",

@@ -133,7 +133,9 @@ def open_draft_cache(bundle: Path, entry: DraftEntry, placement: DraftPlacement,
         "options": json.dumps({"device": device, **options, "host": host_options(placement)}, sort_keys=True),
         "draft": "+".join(draft),
     }
-    stem = f"{device}{'-emulated' if placement.emulated else ''}-{placement.precision}-{placement.threads}t".lower()
+    words = (device, *(["emulated"] if placement.emulated else []), placement.precision, f"{placement.threads}t")
+    group = [f"a{placement.activation_group}"] if placement.activation_group else []
+    stem = "-".join((*words, *group)).lower()
     root = bundle.resolve()
     return DraftCache(root.parent / f".{root.name}.cache", stem, made_by)
 

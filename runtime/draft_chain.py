@@ -42,6 +42,7 @@ class DraftChain:
         self.num_known = len(tokens)
         self._tokens[: len(tokens)] = tokens
         self._next_logprobs[:] = -np.inf
+        self.session.forget_after(self.num_fed)
 
     def forget(self) -> None:
         """Drop everything, after a failure that left the cache unknown."""

@@ -1,4 +1,9 @@
-"""Making the draft's static shapes runnable: from the cache on disk where it fits, by compiling otherwise."""
+"""Making the draft's shapes runnable: from the cache on disk where it fits, by compiling otherwise.
+
+Every compiled model lays the weights out for itself. A device that takes fixed shapes only, and a small draft on a
+processor, get a model per static shape, which is the fastest; a larger draft on a processor gets one model for all
+shapes, which costs a tenth of a pass and saves many copies of the weights (`bench/draft_rounds.py` measures both).
+"""
 
 import io
 from pathlib import Path
@@ -9,9 +14,12 @@ from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import DraftEntry
 from mirrorsd.runtime.draft_cache import open_draft_cache
+from mirrorsd.runtime.draft_request import DraftRequest, Runnable, Shape, SlotCache
 from mirrorsd.runtime.draft_shapes import device_options, host_options, static_shapes
 
 _MOST_AHEAD_BYTES = 1 << 30
+MOST_STATIC_BYTES = 384 << 20
+"""Weights times shapes above which a processor runs one model for all shapes."""
 
 
 class DraftCompiler:
@@ -20,12 +28,13 @@ class DraftCompiler:
     def __init__(self, bundle: Path, entry: DraftEntry, placement: DraftPlacement) -> None:
         self.core = ov.Core()
         self.cache = open_draft_cache(bundle, entry, placement, self.core)
-        self._path, self._entry = bundle / entry.file, entry
+        self._path, self._entry, self._placement = bundle / entry.file, entry, placement
         self._device, self._options = device_options(placement)
         if host := host_options(placement):
             self.core.set_property("CPU", host)
-        self._compiled: dict[tuple[int, int, int], ov.CompiledModel] = {}
-        self._warm: set[tuple[int, int, int]] = set()
+        self.is_shared = is_shared(entry, placement, self._path.with_suffix(".bin").stat().st_size)
+        self._compiled: dict[str, Runnable] = {}
+        self._warm: set[Shape] = set()
         # An imported model computes on the mapped file itself, so the mapping must outlive it.
         self._mapped: list[ov.Tensor] = []
 
@@ -35,39 +44,52 @@ class DraftCompiler:
         Raises:
             DeviceError: the device does not take it.
         """
-        key = (rows, tips, capacity)
-        if key not in self._compiled:
-            self._compiled[key] = self._from_cache(*key) or self.compile(*key)
-        return self._compiled[key]
+        return self._runnable((rows, tips, capacity)).model
+
+    def _runnable(self, shape: Shape) -> Runnable:
+        name = self._name(shape)
+        if name not in self._compiled:
+            self._compiled[name] = Runnable(self._from_cache(name) or self.compile(*shape))
+        return self._compiled[name]
 
     def warm_up(self, rows: int, tips: int, capacity: int) -> None:
         """Have this shape compiled and run once, so that its first real round pays nothing."""
-        key = (rows, tips, capacity)
-        if key in self._warm:
-            return
-        request = self.compiled(*key).create_infer_request()
-        for tensor in request.input_tensors:
-            tensor.data.fill(0)
-        run_request(request)
-        self._warm.add(key)
+        shape = (rows, tips, capacity)
+        if shape not in self._warm:
+            self.new_request(shape, self.new_cache(capacity)).infer()
+            self._warm.add(shape)
+
+    def new_cache(self, capacity: int) -> SlotCache:
+        """An empty key/value cache, in the device's own tensors where it would otherwise be copied at every pass."""
+        owner = None
+        if self._placement.device == "NPU":
+            smallest = min(self._entry.buckets, key=lambda bucket: (bucket.rows, bucket.tips))
+            owner = self.compiled(smallest.rows, smallest.tips, capacity).create_infer_request()
+        return SlotCache(self._entry, capacity, owner)
+
+    def new_request(self, shape: Shape, cache: SlotCache) -> DraftRequest:
+        """A request for passes of one shape, bound to a cache of that capacity."""
+        return DraftRequest(self._runnable(shape), self._entry, shape, cache, has_tensors=not self.is_shared)
 
     def fill_cache(self) -> None:
         """Compile whatever the cache lacks, so that no later request compiles; large drafts as they are needed."""
         shapes = [(b.rows, b.tips, c) for c in sorted(self._entry.capacities) for b in self._entry.buckets]
         size = self._path.with_suffix(".bin").stat().st_size * len(shapes)
-        if self.cache is None or size > _MOST_AHEAD_BYTES:
+        if self.cache is None or self.is_shared or size > _MOST_AHEAD_BYTES:
             return
         for shape in shapes:
-            if self.cache.is_writable and shape not in self._compiled and not self.cache.has(_name(*shape)):
+            name = self._name(shape)
+            if self.cache.is_writable and name not in self._compiled and not self.cache.has(name):
                 self.compile(*shape)
 
     def compile(self, rows: int, tips: int, capacity: int) -> ov.CompiledModel:
-        """Compile one static shape and keep it on disk.
+        """Compile one static shape (or what stands for it) and keep it on disk.
 
         Raises:
             DeviceError: the device does not take it.
         """
-        model = self.static_model(rows, tips, capacity)
+        shape = (rows, tips, capacity)
+        model = self._read() if self.is_shared else self.static_model(*shape)
         try:
             compiled = self.core.compile_model(model, self._device, self._options)
         except RuntimeError as error:
@@ -75,7 +97,7 @@ class DraftCompiler:
                 f"OpenVINO could not compile the draft for {self._device} "
                 f"({rows} rows, {tips} tips, {capacity} slots): {error}"
             ) from error
-        self._keep(_name(rows, tips, capacity), compiled)
+        self._keep(self._name(shape), compiled)
         return compiled
 
     def static_model(self, rows: int, tips: int, capacity: int) -> ov.Model:
@@ -84,8 +106,8 @@ class DraftCompiler:
         Raises:
             DeviceError: OpenVINO cannot read it, or not with these shapes.
         """
+        model = self._read()
         try:
-            model = self.core.read_model(self._path)
             model.reshape(static_shapes(self._entry, rows, tips, capacity))
         except RuntimeError as error:
             raise DeviceError(
@@ -93,8 +115,17 @@ class DraftCompiler:
             ) from error
         return model
 
-    def _from_cache(self, rows: int, tips: int, capacity: int) -> ov.CompiledModel | None:
-        blob = self.cache.read(_name(rows, tips, capacity)) if self.cache else None
+    def _read(self) -> ov.Model:
+        try:
+            return self.core.read_model(self._path)
+        except RuntimeError as error:
+            raise DeviceError(f"OpenVINO cannot read the draft: {error}") from error
+
+    def _name(self, shape: Shape) -> str:
+        return "all" if self.is_shared else "x".join(map(str, shape))
+
+    def _from_cache(self, name: str) -> ov.CompiledModel | None:
+        blob = self.cache.read(name) if self.cache else None
         if self.cache is None or blob is None:
             return None
         try:
@@ -117,20 +148,10 @@ class DraftCompiler:
         self.cache.write(name, stream.getvalue())
 
 
-def run_request(request: ov.InferRequest) -> None:
-    """Run one pass; the calling thread waits, other Python threads go on.
-
-    Raises:
-        DeviceError: the device failed.
-    """
-    try:
-        request.infer()
-    except RuntimeError as error:
-        raise DeviceError(f"OpenVINO failed while running the draft: {error}") from error
-
-
-def _name(rows: int, tips: int, capacity: int) -> str:
-    return f"{rows}x{tips}x{capacity}"
+def is_shared(entry: DraftEntry, placement: DraftPlacement, weight_bytes: int) -> bool:
+    """Whether one compiled model serves all shapes."""
+    num_shapes = len(entry.buckets) * len(entry.capacities)
+    return placement.device == "CPU" and weight_bytes * num_shapes > MOST_STATIC_BYTES
 
 
 def _reason_in(error: RuntimeError) -> str:

@@ -59,6 +59,9 @@ class DraftSession(Protocol):
     def move_slots(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """Copy cache slots (all read before any is written, so ranges may overlap)."""
 
+    def forget_after(self, num_slots: int) -> None:
+        """A text begins of which only the first `num_slots` slots are cached: the others will be written first."""
+
     def close(self) -> None:
         """Release the device."""
 

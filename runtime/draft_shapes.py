@@ -34,7 +34,7 @@ def device_options(placement: DraftPlacement) -> tuple[str, dict[str, Any]]:
     if placement.device == "CPU":
         options["INFERENCE_NUM_THREADS"] = placement.threads
         options["ENABLE_CPU_PINNING"] = False
-        options["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0
+        options["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = placement.activation_group
     return placement.device, options
 
 

@@ -165,6 +165,10 @@ class FakeDraft:
         moved = [self._slots[slot] for slot in sources]
         self._slots.update(zip(destinations, moved, strict=True))
 
+    def forget_after(self, num_slots: int) -> None:
+        """See `DraftSession.forget_after`: a later look at a forgotten slot fails."""
+        self._slots = {slot: row for slot, row in self._slots.items() if slot < num_slots}
+
     def close(self) -> None:
         """Nothing to release."""
 

@@ -21,17 +21,49 @@ def session_options(placement: TargetPlacement) -> ort.SessionOptions:
     if placement.provider == "DmlExecutionProvider":
         # ONNX Runtime's page on DirectML: neither memory patterns nor parallel execution.
         options.enable_mem_pattern = False
+    # So that the session can say afterwards which node runs where.
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if placement.provider != "CPUExecutionProvider":
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     return options
 
 
-def provider_options(placement: TargetPlacement) -> dict[str, str]:
-    """The provider's own options, as ONNX Runtime's page on each of them names them."""
-    if placement.provider in ("CUDAExecutionProvider", "DmlExecutionProvider"):
+def provider_options(
+    placement: TargetPlacement, *, dtype: str = "float32", captures: bool = False, stream: int | None = None
+) -> dict[str, str]:
+    """The provider's own options, as ONNX Runtime's page on each of them names them.
+
+    Args:
+        placement: The card's target.
+        dtype: What the stages compute in.
+        captures: Whether passes are captured as CUDA graphs.
+        stream: A CUDA stream that the caller owns, as a number; None for the provider's own.
+    """
+    if placement.provider == "CUDAExecutionProvider":
+        return _cuda_options(placement, dtype) | _shared_cuda_options(captures, stream)
+    if placement.provider == "NvTensorRTRTXExecutionProvider":
+        return {"device_id": str(placement.device_id)} | _shared_cuda_options(captures, stream)
+    if placement.provider == "DmlExecutionProvider":
         return {"device_id": str(placement.device_id)}
     if placement.provider == "QNNExecutionProvider":
         return {"backend_type": "htp"}
     if placement.provider == "CoreMLExecutionProvider":
         return {"ModelFormat": "MLProgram", "MLComputeUnits": "ALL"}
     return {}
+
+
+def _cuda_options(placement: TargetPlacement, dtype: str) -> dict[str, str]:
+    options = {"device_id": str(placement.device_id)}
+    # Ask the driver for what is needed, no powers of two: weights and caches are allocated once.
+    options["arena_extend_strategy"] = "kSameAsRequested"
+    if dtype == "float32":
+        # TF32 keeps ten bits of a product: what was verified in float32 is to stay float32.
+        options["use_tf32"] = "0"
+    return options
+
+
+def _shared_cuda_options(captures: bool, stream: int | None) -> dict[str, str]:
+    options = {"enable_cuda_graph": "1"} if captures else {}
+    if stream is not None:
+        options |= {"has_user_compute_stream": "1", "user_compute_stream": str(stream)}
+    return options

@@ -131,6 +131,10 @@ class PacedDraft:
         """See `DraftSession.move_slots`."""
         self._session.move_slots(sources, destinations)
 
+    def forget_after(self, num_slots: int) -> None:
+        """See `DraftSession.forget_after`."""
+        self._session.forget_after(num_slots)
+
     def close(self) -> None:
         """Release the device."""
         self._session.close()

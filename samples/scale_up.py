@@ -14,6 +14,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -52,7 +53,7 @@ def deepen(tensors: dict[str, torch.Tensor], depth: int) -> dict[str, torch.Tens
         for copy in range(depth if match else 1):
             new_name = f"{match[1]}{int(match[2]) * depth + copy}{match[3]}" if match else name
             is_silent = copy > 0 and name.endswith(ZERO_ROWS)
-            deep[new_name] = torch.zeros_like(tensor) if is_silent else tensor.clone()
+            deep[new_name] = torch.zeros_like(tensor) if is_silent else tensor.roll(copy, 0).clone()  # no two equal
     return deep
 
 
@@ -77,6 +78,13 @@ def scale_up(source: Path, output: Path, width: int, depth: int) -> None:
         wide = {name: widen(name, tensor, hidden, width).contiguous() for name, tensor in load_file(adapters).items()}
         moved = {re.sub(r"\d+", lambda m: str(int(m[0]) * depth), name, count=1): t for name, t in wide.items()}
         save_file(moved, output / adapters.name, metadata={"format": "mirrorsd-exit-1"})
+    streams = source / "streams.safetensors"
+    if streams.is_file():
+        with safe_open(streams, framework="pt") as file:
+            metadata, embeddings = file.metadata(), file.get_tensor("stream_embeddings").float()
+        metadata["num_stream_layers"] = str(int(metadata["num_stream_layers"]) * depth)
+        padded = torch.nn.functional.pad(embeddings, (0, hidden * (width - 1)))
+        save_file({"stream_embeddings": padded}, output / streams.name, metadata=metadata)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,12 @@ def ensure_environment(extras: set[str]) -> Path:
     return environment_python()
 
 
+def use_folder(folder: Path) -> None:
+    """Make and use another environment than `.venv`: two flavours of ONNX Runtime do not fit into one."""
+    global ENVIRONMENT, STAMP
+    ENVIRONMENT, STAMP = folder, folder / STAMP.name
+
+
 def environment_python() -> Path:
     """Where the environment's Python is on this system."""
     return ENVIRONMENT / ("Scripts/python.exe" if os.name == "nt" else "bin/python")

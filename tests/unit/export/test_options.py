@@ -12,7 +12,10 @@ from mirrorsd.graphs.errors import ConfigError
     ("settings", "message"),
     [
         ({"precision": "int2"}, r"precision is 'int2'; supported are fp32, fp16, int8, int4"),
-        ({"draft_precision": "int4"}, r"draft_precision is 'int4'; supported are fp32, fp16, int8"),
+        ({"draft_precision": "int3"}, r"draft_precision is 'int3'; supported are fp32, fp16, int8, int4"),
+        ({"draft_precision": "int4", "draft_group": 100}, r"group size is 100; allowed: -1, 32, 64, 128"),
+        ({"draft_precision": "int8", "draft_data_aware": True}, r"data-aware compression is for int4"),
+        ({"draft_data_aware": True}, r"draft_data_aware is for int4; draft_precision is 'fp32'"),
         ({"context": 10}, r"context is 10; at least 64"),
         (
             {"exit_layers": (4, 2)},

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.fixture(params=["environment", "demo", "test"])
+@pytest.fixture(params=["environment", "demo", "test", "check_gpu"])
 def any_script(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return load_script(request.param, monkeypatch)
 
@@ -89,3 +89,13 @@ def test_demo_report_is_a_table_with_a_verdict(
     printed = capsys.readouterr().out
     assert "tokens_per_second" in printed
     assert "identical: yes" in printed
+
+
+def test_without_a_gpu_the_check_says_why(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    script = load_script("check_gpu", monkeypatch)
+    monkeypatch.setattr(script.shutil, "which", lambda _: None)
+    monkeypatch.setattr(sys, "argv", ["check_gpu.py"])
+    assert script.main() == 4
+    assert "nvidia-smi was not found: there is no NVIDIA driver" in capsys.readouterr().err
+    monkeypatch.setattr(script.shutil, "which", lambda _: "/bin/false")
+    assert "finds no GPU (it says nothing)" in script.why_not()

@@ -81,7 +81,8 @@ def test_only_listed_cards_stand_in(tmp_path: Path) -> None:
     ("provider", "options"),
     [
         ("CPUExecutionProvider", {}),
-        ("CUDAExecutionProvider", {"device_id": "1"}),
+        ("CUDAExecutionProvider", {"device_id": "1", "arena_extend_strategy": "kSameAsRequested", "use_tf32": "0"}),
+        ("NvTensorRTRTXExecutionProvider", {"device_id": "1"}),
         ("DmlExecutionProvider", {"device_id": "1"}),
         ("QNNExecutionProvider", {"backend_type": "htp"}),
         ("CoreMLExecutionProvider", {"ModelFormat": "MLProgram", "MLComputeUnits": "ALL"}),
@@ -94,6 +95,14 @@ def test_no_provider_but_the_cpu_s_falls_back_to_the_cpu(provider: str, options:
     if provider != "CPUExecutionProvider":
         assert session.get_session_config_entry("session.disable_cpu_ep_fallback") == "1"
     assert session.enable_mem_pattern == (provider != "DmlExecutionProvider")
+
+
+def test_cuda_options_follow_what_the_stages_compute_in_and_whose_stream_it_is() -> None:
+    placement = TargetPlacement(provider="CUDAExecutionProvider", graphs=True)
+    options = provider_options(placement, dtype="float16", captures=True, stream=4096)
+    assert "use_tf32" not in options
+    expected = {"enable_cuda_graph": "1", "has_user_compute_stream": "1", "user_compute_stream": "4096"}
+    assert expected.items() <= options.items()
 
 
 @pytest.mark.parametrize("name", ["igpu-npu", "igpu-cpu", "directml-npu", "qnn", "coreml"])

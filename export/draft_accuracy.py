@@ -1,0 +1,158 @@
+"""What a change of the draft's weights costs, on text that its target wrote: agreement and accepted length.
+
+Owns: the texts, the windows drafted after every token of them, and the comparison. Does not own: compressing
+(`draft_compression.py`), running graphs (`verify_draft.py`, `verify_target.py`).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
+
+from mirrorsd.graphs.contract import DraftShape
+from mirrorsd.graphs.manifest import DraftAccuracy, DraftEntry, TargetEntry
+
+from .target_graphs import TargetPlan
+from .verify_draft import CHAIN, DraftRun, Tree
+from .verify_target import Pass, TargetRun
+
+Array = npt.NDArray[Any]
+
+GAMMA = 6
+STREAM_PASSES = 2
+NUM_TEXTS = 12
+PROMPT_IDS, TEXT_IDS = 24, 72
+
+
+class TargetTexts(NamedTuple):
+    """Texts `[T]` of ids that begin with a prompt and go on as the target does; two halves with nothing in common."""
+
+    for_calibration: tuple[tuple[int, ...], ...]
+    held_back: tuple[tuple[int, ...], ...]
+
+
+def write_texts(bundle: Path, target: TargetEntry, ids: Sequence[int], *, with_calibration: bool) -> TargetTexts:
+    """Let the target, as exported into `bundle`, continue pieces of the text `ids` greedily.
+
+    Args:
+        bundle: The folder with the target's stages.
+        target: Its entry.
+        ids: Real text; its first half begins the texts for calibration, its second half those held back.
+        with_calibration: Whether the former are wanted; they are left out otherwise.
+    """
+    plan = TargetPlan(
+        shape=target.shape,
+        precision=target.precision,
+        context=target.context,
+        num_candidates=target.exits[0].num_candidates,
+        adapters={point.layer: None for point in target.exits},
+    )
+    run = TargetRun(bundle, plan)
+    middle = len(ids) // 2
+    calibration = _continuations(run, ids[:middle]) if with_calibration else ()
+    return TargetTexts(calibration, _continuations(run, ids[middle:]))
+
+
+def _continuations(run: TargetRun, ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    starts = np.linspace(0, max(0, len(ids) - PROMPT_IDS), NUM_TEXTS, dtype=int).tolist()
+    return tuple(tuple(_continue(run, ids[start : start + PROMPT_IDS])) for start in starts)
+
+
+def _continue(run: TargetRun, prompt: Sequence[int]) -> list[int]:
+    """The prompt and what the target says next, to `TEXT_IDS` ids or the end of its context."""
+    text = list(prompt)
+    _, logits = run.forward(Pass(0, tuple(text), len(text)))
+    while len(text) < min(TEXT_IDS, run.plan.context - GAMMA):
+        text.append(int(logits[-1].argmax()))
+        _, logits = run.forward(Pass(len(text) - 1, (text[-1],), 1))
+    return text
+
+
+@dataclass(slots=True)
+class _Found:
+    """What one draft says along the held-back texts: best tokens `[T, 1+s]`, accepted tokens of each window."""
+
+    best: Array
+    accepted: list[int]
+
+
+def compare_drafts(
+    before: ov.Model, after: ov.Model, draft: DraftEntry, texts: TargetTexts, scheme: str
+) -> DraftAccuracy:
+    """Measure both drafts on the held-back texts: a window is drafted after every token that the target wrote."""
+    one, other = (_walk(model, draft.shape, texts.held_back) for model in (before, after))
+    agreement = (one.best == other.best).mean(axis=0)
+    return DraftAccuracy(
+        scheme=scheme,
+        agreement=tuple(round(float(share), 4) for share in agreement),
+        accepted_before=round(float(np.mean(one.accepted)), 4),
+        accepted_after=round(float(np.mean(other.accepted)), 4),
+        num_windows=len(one.accepted),
+        num_positions=len(one.best),
+    )
+
+
+def draft_inputs(model: ov.Model, draft: DraftEntry, texts: Sequence[Sequence[int]]) -> Iterator[dict[str, Array]]:
+    """What the draft is fed along `texts`: chains of rows over a filled cache, every row a tip."""
+    run = DraftRun(model, draft.shape, TEXT_IDS)
+    for text in texts:
+        num_cached = 0
+        for size in (PROMPT_IDS, *(16 for _ in range(PROMPT_IDS, TEXT_IDS, 16))):
+            rows = tuple(text[num_cached : num_cached + size])
+            if not rows:
+                break
+            feeds = run.feeds(_chain(rows), num_cached, np.arange(len(rows)))
+            yield {name: value.copy() for name, value in feeds.items()}
+            run.request.infer(feeds)
+            run.keep(len(rows), num_cached)
+            num_cached += len(rows)
+
+
+def _walk(model: ov.Model, shape: DraftShape, texts: Sequence[Sequence[int]]) -> _Found:
+    run = DraftRun(model, shape, TEXT_IDS)
+    best, accepted = [], []
+    for text in texts:
+        ids, _ = run.forward(_chain(tuple(text)), 0, np.arange(len(text)))
+        best.append(ids[:, :, 0])
+        run.keep(len(text), 0)
+        for known in range(PROMPT_IDS, len(text) - 1):
+            window = _window(run, tuple(text[:known]))
+            accepted.append(_agreed(window, text[known : known + GAMMA]))
+    return _Found(np.concatenate(best), accepted)
+
+
+def _window(run: DraftRun, known: Sequence[int]) -> list[int]:
+    """Up to `GAMMA` tokens after `known`, all but the last of which are cached.
+
+    Every pass feeds the last known token and the window so far, keeps what the main rows agree with, and goes on from
+    there: main prediction, then streams. With s = 2: `[a, b, c]`; main rows then say `a, b, x`: `[a, b, x, y, z]`.
+    """
+    window: list[int] = []
+    for _ in range(STREAM_PASSES if run.shape.num_streams else GAMMA):
+        rows = (known[-1], *window)
+        ids, _ = run.forward(_chain(rows), len(known) - 1, np.arange(len(rows)))
+        by_main, num_agreed = ids[:, 0, 0].tolist(), 0
+        while num_agreed < len(window) and window[num_agreed] == by_main[num_agreed]:
+            num_agreed += 1
+        window = [*window[:num_agreed], *ids[num_agreed, :, 0].tolist()][:GAMMA]
+        if num_agreed == GAMMA:
+            break
+    return window
+
+
+def _agreed(window: Sequence[int], truth: Sequence[int]) -> int:
+    """Leading tokens that are the same.
+
+    >>> _agreed([3, 4, 5], [3, 4, 9, 5]), _agreed([3, 4, 5], [3])
+    (2, 1)
+    """
+    pairs = list(zip(window, truth, strict=False))
+    return next((i for i, (ours, true) in enumerate(pairs) if ours != true), len(pairs))
+
+
+def _chain(rows: tuple[int, ...]) -> Tree:
+    return Tree(rows, tuple(range(CHAIN, len(rows) - 1)))

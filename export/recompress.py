@@ -1,0 +1,62 @@
+"""Compress the draft of a bundle that exists: everything else stays, byte by byte.
+
+Owns: the order of the work and the new manifest. Does not own: compressing (`draft_compression.py`).
+"""
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from mirrorsd.graphs import names
+from mirrorsd.graphs.bundle_files import describe_file, read_bundle
+from mirrorsd.graphs.manifest import Manifest
+
+from .atomic_folder import atomic_folder
+from .compression_plan import DraftCompression
+from .draft_accuracy import write_texts
+from .draft_compression import compress_draft
+from .verify_text import text_ids
+
+
+def recompress_bundle(bundle: Path, asked: DraftCompression, text: str | None = None) -> Manifest:
+    """Replace the fp32 draft in `bundle` by a compressed one; the old bundle stays as it is until all is done.
+
+    Args:
+        bundle: Its folder.
+        asked: How to compress.
+        text: Text whose pieces the target continues; None for the built-in one.
+
+    Raises:
+        BundleError: the bundle is missing or damaged.
+        ConfigError: its draft is compressed already, or nncf is missing.
+        ExportError: too much accepted length would be lost.
+    """
+    folder = bundle.resolve()
+    manifest = read_bundle(folder)
+    with atomic_folder(folder, overwrite=True) as copy:
+        for path in (*manifest.files, names.MANIFEST_FILE):
+            _share(folder / path, copy / path)
+        ids, _ = text_ids(folder / names.TOKENIZER_FOLDER / "tokenizer.json", text)
+        texts = write_texts(copy, manifest.target, ids, with_calibration=asked.is_data_aware)
+        accuracy = compress_draft(copy, manifest.draft, asked, texts)
+        weights = Path(manifest.draft.file).with_suffix(".bin").as_posix()
+        changed = {path: describe_file(copy / path) for path in (manifest.draft.file, weights)}
+        written = replace(
+            manifest,
+            draft=replace(manifest.draft, precision=asked.weights),
+            draft_accuracy=accuracy,
+            files=manifest.files | changed,
+        )
+        (copy / names.MANIFEST_FILE).unlink()
+        (copy / names.MANIFEST_FILE).write_text(written.to_json(), encoding="utf-8")
+    return written
+
+
+def _share(source: Path, destination: Path) -> None:
+    """The same file under a second name where the disk allows it: a target may be large, and is not changed."""
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, destination)
+    except OSError:
+        shutil.copyfile(source, destination)

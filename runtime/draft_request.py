@@ -1,0 +1,153 @@
+"""One draft pass on an OpenVINO device: a request with all its tensors made and bound once, in the host's memory.
+
+Inputs are written in place, the cache is bound and never copied by us, outputs land where the host reads them. A pass
+is started and then waited for, for so long and no longer: a device that hangs is an error, not a hung program.
+"""
+
+from typing import Any
+
+import numpy as np
+import openvino as ov
+from numpy.typing import NDArray
+
+from mirrorsd.graphs import names
+from mirrorsd.graphs.contract import StageContract, draft_contract
+from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.graphs.manifest import DraftEntry
+from mirrorsd.runtime.draft_rows import DraftInputs
+
+PASS_LIMIT_S = 30.0
+"""Far above any pass: what takes longer hangs. Waiting for a late draft is the scheduler's business, not this."""
+_HOST_INPUTS = (names.DRAFT_IDS, names.DRAFT_POSITIONS, names.DRAFT_MASK, names.DRAFT_TIP_ROWS)
+
+Shape = tuple[int, int, int]
+"""Rows, tips, capacity."""
+
+
+class SlotCache:
+    """Key and value caches of all layers, `[1, kvh, C, hd]` each, key and value in turn."""
+
+    def __init__(self, entry: DraftEntry, capacity: int, owner: ov.InferRequest | None = None) -> None:
+        """Make an empty cache: in the tensors of `owner`, a request of that capacity, or in ordinary memory.
+
+        An NPU computes on its own requests' tensors; from ordinary memory it would copy the cache at every pass.
+        """
+        shape = (1, entry.shape.num_kv_heads, capacity, entry.shape.head_dim)
+        layers = range(entry.shape.num_layers)
+        self.capacity = capacity
+        self.names = [name for layer in layers for name in (names.past_key(layer), names.past_value(layer))]
+        self.arrays: list[NDArray[np.floating]] = [np.zeros(shape, dtype=entry.shape.dtype) for _ in self.names]
+        self.tensors = [ov.Tensor(array, shared_memory=True) for array in self.arrays]
+        if owner is not None:
+            self.tensors = [owner.get_tensor(name) for name in self.names]
+            self.arrays = [tensor.data for tensor in self.tensors]
+            for array in self.arrays:
+                array.fill(0)
+
+    def take(self, other: "SlotCache") -> None:
+        """Copy the slots of a larger or smaller cache, as far as both have them."""
+        size = min(self.capacity, other.capacity)
+        for source, destination in zip(other.arrays, self.arrays, strict=True):
+            destination[:, :, :size] = source[:, :, :size]
+
+
+class Runnable:
+    """A compiled model, and whatever its last pass ran on.
+
+    The CPU plugin keeps one graph per model for all its requests, and a graph of symbolic shapes looks at the memory of
+    the pass before while it prepares the next one: that memory must not be gone (OpenVINO 2026.4 crashes).
+    """
+
+    def __init__(self, model: ov.CompiledModel) -> None:
+        self.model = model
+        self.last_run: object = None
+
+
+class DraftRequest:
+    """A request for passes of one shape, with inputs, outputs and cache bound once."""
+
+    def __init__(
+        self, runnable: "Runnable", entry: DraftEntry, shape: Shape, cache: SlotCache, *, has_tensors: bool
+    ) -> None:
+        """Bind a request of `runnable`.
+
+        Args:
+            runnable: The compiled model.
+            entry: The draft.
+            shape: What the passes are padded to.
+            cache: A cache of that capacity.
+            has_tensors: Whether the request has tensors of its own, as one of fixed shapes has; otherwise they are
+                made here.
+        """
+        self._runnable = runnable
+        self._request = runnable.model.create_infer_request()
+        self._cache = cache
+        self.capacity = shape[2]
+        contract = draft_contract(entry.shape)
+        if has_tensors:
+            arrays = {name: self._request.get_tensor(name).data for name in _port_names(contract)}
+        else:
+            arrays = _arrays(contract, shape)
+            for name, array in arrays.items():
+                self._request.set_tensor(name, ov.Tensor(array, shared_memory=True))
+        self.bind(cache)
+        self.inputs = DraftInputs(*(arrays[name] for name in _HOST_INPUTS))
+        self.tip_ids: NDArray[np.int64] = arrays[names.DRAFT_TIP_IDS]
+        self.tip_logprobs: NDArray[np.float32] = arrays[names.DRAFT_TIP_LOGPROBS]
+        layers = range(entry.shape.num_layers)
+        self.new_rows = [arrays[name] for layer in layers for name in (names.new_key(layer), names.new_value(layer))]
+        self.clear()
+
+    def clear(self) -> None:
+        """Set the inputs to what any device can run: no row sees more than itself."""
+        self.inputs.fill([], [])
+
+    def bind(self, cache: SlotCache) -> None:
+        """Use `cache` if it has this shape's capacity."""
+        if cache.capacity == self.capacity:
+            self._cache = cache
+            for name, tensor in zip(cache.names, cache.tensors, strict=True):
+                self._request.set_tensor(name, tensor)
+
+    def infer(self, limit_s: float = PASS_LIMIT_S) -> None:
+        """Run the pass; the calling thread waits, other Python threads go on.
+
+        Raises:
+            DeviceError: the device failed, or did not finish within `limit_s`.
+        """
+        run_request(self._request, limit_s)
+        self._runnable.last_run = (self, self._cache)
+
+
+def run_request(request: ov.InferRequest, limit_s: float = PASS_LIMIT_S) -> None:
+    """Start a request and wait for it.
+
+    Raises:
+        DeviceError: the device failed, or did not finish within `limit_s`.
+    """
+    try:
+        request.start_async()
+        if request.wait_for(int(1e3 * limit_s)):
+            return
+        request.cancel()
+    except RuntimeError as error:
+        raise DeviceError(f"OpenVINO failed while running the draft: {error}") from error
+    raise DeviceError(f"OpenVINO's device did not finish a draft pass within {limit_s:g} s; the pass was cancelled.")
+
+
+def _port_names(contract: StageContract) -> list[str]:
+    """All ports but the caches."""
+    return [spec.name for spec in (*contract.inputs, *contract.outputs) if not spec.name.startswith("past_")]
+
+
+def _arrays(contract: StageContract, shape: Shape) -> dict[str, NDArray[Any]]:
+    """Host memory for every port but the caches."""
+    rows, tips, capacity = shape
+    sizes = {"N": rows, "R": tips, "C": capacity, "C+N": capacity + rows}
+    specs = {spec.name: spec for spec in (*contract.inputs, *contract.outputs)}
+    return {
+        name: np.zeros(
+            [sizes[dim] if isinstance(dim, str) else dim for dim in specs[name].shape], dtype=specs[name].dtype
+        )
+        for name in _port_names(contract)
+    }

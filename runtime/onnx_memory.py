@@ -1,0 +1,68 @@
+"""Where the target's tensors live on ONNX Runtime: in memory that the host sees, or on a device.
+
+Owns: making tensors in one place or the other, writing small inputs in place, reading results. A tensor never moves, so
+that what was bound or captured once stays true.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from mirrorsd.device_maps import TargetPlacement
+
+_ON_CUDA = ("CUDAExecutionProvider", "NvTensorRTRTXExecutionProvider")
+_ONNX_TYPES = {"float32": 1, "int32": 6, "int64": 7, "float16": 10, "bfloat16": 16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A kind of memory, as ONNX Runtime names it; `is_device` where the host does not see it."""
+
+    kind: str = "cpu"
+    device_id: int = 0
+    is_device: bool = False
+
+    def tensor(self, shape: tuple[int, ...], dtype: str) -> "Tensor":
+        """A tensor of zeros; `dtype` is numpy's name, or `bfloat16`."""
+        return Tensor(self, shape, dtype)
+
+
+def place_of(placement: TargetPlacement) -> Place:
+    """Where hidden states, caches and logits of a placement live."""
+    if placement.provider in _ON_CUDA:
+        return Place(kind="cuda", device_id=placement.device_id, is_device=True)
+    return Place()
+
+
+class Tensor:
+    """A tensor at a fixed address. On the host it is an array; on a device the host copies to and from it."""
+
+    def __init__(self, place: Place, shape: tuple[int, ...], dtype: str) -> None:
+        self._host: NDArray[Any] | None = None
+        if place.is_device:
+            self.value = ort.OrtValue.ortvalue_from_shape_and_type(
+                list(shape), _ONNX_TYPES[dtype], place.kind, place.device_id
+            )
+        else:
+            self._host = np.zeros(shape, dtype=dtype)
+            self.value = ort.OrtValue.ortvalue_from_numpy(self._host)
+
+    def write(self, array: NDArray[Any]) -> None:
+        """Replace the contents; same shape and dtype."""
+        if self._host is not None:
+            self._host[...] = array
+        else:
+            self.value.update_inplace(array)
+
+    def read(self) -> NDArray[Any]:
+        """The contents on the host: a view there, a copy from a device."""
+        return self._host if self._host is not None else self.value.numpy()
+
+
+def host_scalar() -> tuple[NDArray[np.int32], ort.OrtValue]:
+    """One number that providers read on the host even where everything else is on a device."""
+    array = np.zeros((), dtype=np.int32)
+    return array, ort.OrtValue.ortvalue_from_numpy(array)

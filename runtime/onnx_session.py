@@ -1,0 +1,154 @@
+"""One target stage as a session of ONNX Runtime: opened on the provider that was asked for, run through bindings.
+
+Owns: opening with proof of placement, the stream that all stages share, captured graphs and their numbers, and the
+translation of the vendor's errors. Does not own: what is bound (`onnx_target`), provider options (`onnx_providers`).
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+
+from mirrorsd.device_maps import TargetPlacement
+from mirrorsd.device_maps.card import GRAPH_PROVIDERS
+from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.runtime.onnx_memory import Place, place_of
+from mirrorsd.runtime.onnx_providers import provider_options, session_options
+
+VENDOR_ERRORS = (RuntimeError, ort.capi.onnxruntime_pybind11_state.Fail)
+_GRAPH_KEY = "gpu_graph_id"
+_NO_GRAPH = "-1"
+
+
+class OnnxDevice:
+    """What all stages on one device share.
+
+    Attributes:
+        place: where their tensors live.
+        captures: whether passes are captured as graphs and replayed.
+        stream: the device's own queue, shared by all stages so that they follow each other without waiting for the
+            host; None where the provider has none or keeps its own.
+    """
+
+    def __init__(self, placement: TargetPlacement) -> None:
+        self.placement = placement
+        self.place: Place = place_of(placement)
+        self.captures = self.place.is_device and placement.graphs
+        self.stream: Any = _new_stream(placement)
+        self._numbers = itertools.count(1)
+
+    def open(self, path: Path, dtype: str) -> "OnnxStage":
+        """Open a stage.
+
+        Raises:
+            DeviceError: the provider does not take it, or part of it would run elsewhere.
+        """
+        if self.placement.provider not in ort.get_available_providers():
+            raise DeviceError(
+                f"This installation of ONNX Runtime has no {self.placement.provider}, only "
+                f"{', '.join(ort.get_available_providers())}. Nothing was run."
+            )
+        handle = None if self.stream is None else self.stream.get_handle()
+        options = provider_options(self.placement, dtype=dtype, captures=self.captures, stream=handle)
+        try:
+            session = ort.InferenceSession(
+                str(path),
+                session_options(self.placement),
+                providers=[(self.placement.provider, options)],
+                enable_fallback=0,
+            )
+        except VENDOR_ERRORS as error:
+            raise DeviceError(
+                f"ONNX Runtime could not load {path.name} on {self.placement.provider}: {error}"
+            ) from error
+        check_assignment(path.name, self.placement.provider, session.get_providers()[0], assigned_nodes(session))
+        return OnnxStage(session, path.stem)
+
+    def next_graph(self) -> int:
+        """A number for a graph to be captured: none twice, since several sessions share a stage."""
+        return next(self._numbers)
+
+    def run_options(self, graph: int | None) -> ort.RunOptions | None:
+        """Options of a pass: which captured graph it is, none where nothing is captured."""
+        if not self.captures:
+            return None
+        options = ort.RunOptions()
+        options.add_run_config_entry(_GRAPH_KEY, _NO_GRAPH if graph is None else str(graph))
+        return options
+
+
+class OnnxStage:
+    """An opened stage, and which operators run where."""
+
+    def __init__(self, session: ort.InferenceSession, name: str) -> None:
+        self.session, self.name = session, name
+        self.nodes = assigned_nodes(session)
+
+    def run(self, binding: ort.IOBinding, options: ort.RunOptions | None = None) -> None:
+        """Run what is bound.
+
+        Raises:
+            DeviceError: the device failed.
+        """
+        try:
+            self.session.run_with_iobinding(binding, options)
+        except VENDOR_ERRORS as error:
+            raise DeviceError(f"ONNX Runtime failed while running the target's {self.name}: {error}") from error
+
+    def release(self, graph: int | None) -> None:
+        """Forget a captured graph, whose addresses are about to become invalid."""
+        if graph is not None:
+            self.session.release_captured_graph(graph)
+
+
+def assigned_nodes(session: ort.InferenceSession) -> Counter[tuple[str, str]]:
+    """How many nodes of which operator ONNX Runtime gave to which provider: `(provider, operator) -> count`."""
+    return Counter(
+        (subgraph.ep_name, node.op_type)
+        for subgraph in session.get_provider_graph_assignment_info()
+        for node in subgraph.get_nodes()
+    )
+
+
+def check_assignment(file: str, asked: str, found: str, nodes: Counter[tuple[str, str]]) -> None:
+    """Refuse a stage of which any part would run on another provider than the one asked for.
+
+    Raises:
+        DeviceError: names the operators that went elsewhere.
+    """
+    if found != asked:
+        raise DeviceError(
+            f"ONNX Runtime put {file} on {found}, the device map asks for {asked}. "
+            "Nothing was run. Check the driver, or choose another device map (`mirrorsd devices`)."
+        )
+    elsewhere = sorted({f"{operator} on {provider}" for provider, operator in nodes if provider != asked})
+    if elsewhere:
+        raise DeviceError(
+            f"{asked} does not take all of {file}: {', '.join(elsewhere)}. Nothing was run, and nothing is moved to "
+            "another device silently. Choose another device map (`mirrorsd devices`)."
+        )
+
+
+def describe_stages(stages: Sequence[OnnxStage], device: OnnxDevice) -> str:
+    """One line: provider, number of nodes on it, and how passes are run."""
+    providers = sorted({provider for stage in stages for provider, _ in stage.nodes} or {device.placement.provider})
+    num_nodes = sum(sum(stage.nodes.values()) for stage in stages)
+    words = [f"target: onnxruntime {', '.join(providers)} (all {num_nodes} nodes)"]
+    words.append(f"{device.placement.threads} thread(s)")
+    if device.place.is_device:
+        words.append("captured graphs" if device.captures else "no captured graphs")
+        words.append("own stream" if device.stream is not None else "the provider's stream")
+    return ", ".join(words)
+
+
+def _new_stream(placement: TargetPlacement) -> Any:
+    """A queue of its own on the GPU; None where this ONNX Runtime offers no device object to make one from."""
+    if placement.provider not in GRAPH_PROVIDERS:
+        return None
+    devices = [device for device in ort.get_ep_devices() if device.ep_name == placement.provider]
+    if placement.device_id >= len(devices):
+        return None
+    return devices[placement.device_id].create_sync_stream()

@@ -1,0 +1,109 @@
+"""The path of a GPU target, on a processor: tensors that only ONNX Runtime touches, passes as captured graphs."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mirrorsd.device_maps import TargetPlacement
+from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.runtime import onnx_session
+from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.onnx_memory import Place, place_of
+from mirrorsd.runtime.onnx_session import OnnxStage, check_assignment
+from mirrorsd.runtime.onnx_target import OnnxTarget, OnnxTargetModel
+from mirrorsd.runtime.target_session import ExitGuesses
+
+CUDA = TargetPlacement(provider="CUDAExecutionProvider", graphs=True)
+
+
+@pytest.fixture
+def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime's own memory stands for the device's: the host reads and writes it by copies only."""
+    monkeypatch.setattr(onnx_session, "place_of", lambda _: Place(kind="cpu", is_device=True))
+
+
+def texts(session: OnnxTarget) -> list[Any]:
+    """Prefill, a window, a rollback, a single row: all that a driver asks of a target."""
+    tokens = np.random.default_rng(0).integers(0, session.vocab_size, 60)
+    session.prefill(tokens[:30], 0, ledger=Ledger())
+    found: list[Any] = []
+    for size, start in ((6, 30), (1, 33), (6, 34), (6, 36)):
+        guesses: list[ExitGuesses] = []
+        output = session.run(
+            tokens[start : start + size], start, with_logits=True, ledger=Ledger(), on_exit=guesses.append
+        )
+        assert output.logits is not None
+        found += [output.argmax_ids.copy(), output.argmax_gap.copy(), output.logits.copy(), guesses[0].ids]
+    return found
+
+
+def open_model(bundle: Path) -> OnnxTargetModel:
+    return OnnxTargetModel(bundle, read_bundle(bundle).target, TargetPlacement())
+
+
+@pytest.mark.usefixtures("on_device")
+def test_tensors_on_a_device_give_the_same_numbers(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_device = texts(open_model(tiny_bundle).new_session())
+    monkeypatch.undo()
+    on_host = texts(open_model(tiny_bundle).new_session())
+    assert all(np.array_equal(left, right) for left, right in zip(on_device, on_host, strict=True))
+
+
+@pytest.mark.usefixtures("on_device")
+def test_captured_passes_keep_their_length_and_give_the_same_numbers(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = open_model(tiny_bundle)
+    model.device.captures = True
+    graphs: list[str] = []
+    released: list[int] = []
+    run = OnnxStage.run
+
+    def spy(stage: OnnxStage, binding: Any, options: Any = None) -> None:
+        graphs.append(options.get_run_config_entry("gpu_graph_id"))
+        run(stage, binding, options)
+
+    monkeypatch.setattr(OnnxStage, "run", spy)
+    monkeypatch.setattr(OnnxStage, "release", lambda stage, graph: released.append(graph))
+    first, second = model.new_session(), model.new_session()
+    by_graph = texts(first)
+    assert texts(second)[0].tolist() == by_graph[0].tolist()
+    first.close()
+    monkeypatch.undo()
+    plainly = texts(open_model(tiny_bundle).new_session())
+    assert all(np.array_equal(left, right) for left, right in zip(by_graph, plainly, strict=True))
+    # Two segments of prefill are never captured; six rows are one graph, one row another; a session shares none.
+    assert graphs[:2] == ["-1", "-1"]
+    assert graphs[2:14] == ["1"] * 3 + ["2"] * 3 + ["1"] * 6
+    assert set(graphs[14:]) == {"-1", "3", "4"}
+    assert sorted(graph for graph in released if graph) == [1] * 3 + [2] * 3
+
+
+def test_what_would_run_elsewhere_is_named() -> None:
+    nodes = Counter({("CUDAExecutionProvider", "MatMul"): 9, ("CPUExecutionProvider", "TopK"): 1})
+    with pytest.raises(DeviceError, match=r"CUDAExecutionProvider does not take all of suffix.onnx: TopK on CPU"):
+        check_assignment("suffix.onnx", "CUDAExecutionProvider", "CUDAExecutionProvider", nodes)
+    with pytest.raises(DeviceError, match=r"put suffix.onnx on CPUExecutionProvider, the device map asks for CUDA"):
+        check_assignment("suffix.onnx", "CUDAExecutionProvider", "CPUExecutionProvider", nodes)
+
+
+def test_a_provider_that_is_not_there_is_a_device_error(tiny_bundle: Path) -> None:
+    import onnxruntime
+
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this machine has the provider")
+    assert place_of(CUDA) == Place(kind="cuda", is_device=True)
+    with pytest.raises(DeviceError, match="CUDAExecutionProvider"):
+        OnnxTargetModel(tiny_bundle, read_bundle(tiny_bundle).target, CUDA)
+
+
+def test_every_node_is_accounted_for(tiny_bundle: Path) -> None:
+    model = open_model(tiny_bundle)
+    for _, stage in model.segments:
+        assert {provider for provider, _ in stage.nodes} == {"CPUExecutionProvider"}
+        assert stage.nodes["CPUExecutionProvider", "GroupQueryAttention"] == 2
+    assert "CPUExecutionProvider (all " in model.describe()
