@@ -117,7 +117,7 @@ def row(
 def compute_precision(model: OpenVinoDraftModel, bucket: DraftBucket, capacity: int) -> str:
     """What the device really computes in."""
     compiled = model.shapes.compiled(bucket.rows, bucket.tips, capacity)
-    name = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+    name = str(compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name())
     return {"float": "f32", "float32": "f32", "bfloat16": "bf16", "float16": "f16"}.get(name, name)
 
 

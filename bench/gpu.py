@@ -166,14 +166,14 @@ def ort_copy(source: ort.OrtValue, destination: ort.OrtValue) -> None:
 
 def print_table(rows: list[dict[str, Any]]) -> None:
     """One row per bundle."""
-    head = ("bundle", "precision", "params M", "largest error", "same top-1", "identical", "1 row ms", "8 rows ms")
-    head += ("floor ms", "plain t/s", "serial t/s", "mirror t/s", "fine")
+    head = ["bundle", "precision", "params M", "largest error", "same top-1", "identical", "1 row ms", "8 rows ms"]
+    head += ["floor ms", "plain t/s", "serial t/s", "mirror t/s", "fine"]
     lines = [head]
     for row in rows:
         speed, times = row["tokens_per_second"], row["pass_ms"]
-        cells = (row["bundle"], row["precision"], f"{row['parameters'] / 1e6:.0f}", f"{row['largest_error']:.1e}")
-        cells += (f"{row['same_top1']:.1%}", str(row["identical"]), f"{times['1']:.2f}", f"{times['8']:.2f}")
-        cells += (f"{row['floor_ms']:.2f}", *(f"{speed[method]:.0f}" for method in METHODS[:3]), str(row["is_fine"]))
+        cells = [row["bundle"], row["precision"], f"{row['parameters'] / 1e6:.0f}", f"{row['largest_error']:.1e}"]
+        cells += [f"{row['same_top1']:.1%}", str(row["identical"]), f"{times['1']:.2f}", f"{times['8']:.2f}"]
+        cells += [f"{row['floor_ms']:.2f}", *(f"{speed[method]:.0f}" for method in METHODS[:3]), str(row["is_fine"])]
         lines.append(cells)
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     for line in lines:

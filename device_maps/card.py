@@ -115,6 +115,31 @@ class DraftPlacement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExitPlacement:
+    """Where the exits run: with the `target`, or on an `NPU` through OpenVINO (`emulated`: as in `DraftPlacement`)."""
+
+    device: str = "target"
+    emulated: bool = False
+    precision: str = "f16"
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        """Check every field on its own, and that only an NPU is emulated."""
+        require_one_of("exit.device", self.device, ("target", "NPU"))
+        require_one_of("exit.precision", self.precision, PRECISIONS)
+        require_between("exit.threads", self.threads, 1, MAX_THREADS)
+        if self.emulated and self.device != "NPU":
+            raise ConfigError(f"exit.emulated is true with exit.device {self.device!r}; only 'NPU' can be emulated.")
+
+    @property
+    def as_draft(self) -> DraftPlacement:
+        """The same place for a draft: both are static graphs on OpenVINO."""
+        return DraftPlacement(
+            device=self.device, emulated=self.emulated, precision=self.precision, threads=self.threads
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationDefaults:
     """How widely to speculate when the caller does not say.
 
@@ -151,6 +176,7 @@ class DeviceMap:
     description: str = ""
     target: TargetPlacement = field(default_factory=TargetPlacement)
     draft: DraftPlacement = field(default_factory=DraftPlacement)
+    exit: ExitPlacement = field(default_factory=ExitPlacement)
     speculation: SpeculationDefaults = field(default_factory=SpeculationDefaults)
     fallbacks: tuple[str, ...] = ()
     pace: Pace | None = None

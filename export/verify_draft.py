@@ -136,13 +136,13 @@ class DraftRun:
         mask = np.full((1, 1, num_rows, self.capacity + num_rows), MASKED, np.float32)
         mask[..., :num_cached] = 0.0
         mask[0, 0, :, self.capacity :][tree.sees()] = 0.0
-        feeds = {
+        feeds: dict[str, Array] = {
             names.DRAFT_IDS: np.array([tree.ids], np.int64),
             names.DRAFT_POSITIONS: (num_cached + tree.depths())[None].astype(np.int64),
             names.DRAFT_MASK: mask,
             names.DRAFT_TIP_ROWS: tips.astype(np.int64),
         }
-        return feeds | self.caches
+        return {**feeds, **self.caches}
 
     def keep(self, num_rows: int, num_cached: int) -> None:
         """Write the first `num_rows` new keys and values behind `num_cached` rows."""

@@ -76,11 +76,18 @@ def missing_devices(device_map: DeviceMap, inventory: DeviceInventory) -> list[s
         problems = _missing_openvino("target", target.device, inventory)
     else:
         problems = _missing_provider(target, inventory)
-    if not draft.emulated:
-        return problems + _missing_openvino("draft", draft.device, inventory)
-    if not inventory.has_npu_plugin:
-        problems.append("the draft needs OpenVINO's NPU plugin; this installation has none")
+    problems += _missing_part("draft", draft.device, draft.emulated, inventory)
+    if device_map.exit.device != "target":
+        problems += _missing_part("exit", device_map.exit.device, device_map.exit.emulated, inventory)
     return problems
+
+
+def _missing_part(part: str, device: str, is_emulated: bool, inventory: DeviceInventory) -> list[str]:
+    if not is_emulated:
+        return _missing_openvino(part, device, inventory)
+    if not inventory.has_npu_plugin:
+        return [f"the {part} needs OpenVINO's NPU plugin; this installation has none"]
+    return []
 
 
 def _missing_provider(target: TargetPlacement, inventory: DeviceInventory) -> list[str]:

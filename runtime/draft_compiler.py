@@ -15,11 +15,9 @@ from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import DraftEntry
 from mirrorsd.runtime.draft_cache import open_draft_cache
 from mirrorsd.runtime.draft_request import DraftRequest, Runnable, Shape, SlotCache
-from mirrorsd.runtime.draft_shapes import device_options, host_options, static_shapes
+from mirrorsd.runtime.draft_shapes import device_options, host_options, is_shared, static_shapes
 
 _MOST_AHEAD_BYTES = 1 << 30
-MOST_STATIC_BYTES = 384 << 20
-"""Weights times shapes above which a processor runs one model for all shapes."""
 
 
 class DraftCompiler:
@@ -146,12 +144,6 @@ class DraftCompiler:
             self.cache.give_up(f"{self._device} does not give its blobs ({_reason_in(error)})")
             return
         self.cache.write(name, stream.getvalue())
-
-
-def is_shared(entry: DraftEntry, placement: DraftPlacement, weight_bytes: int) -> bool:
-    """Whether one compiled model serves all shapes."""
-    num_shapes = len(entry.buckets) * len(entry.capacities)
-    return placement.device == "CPU" and weight_bytes * num_shapes > MOST_STATIC_BYTES
 
 
 def _reason_in(error: RuntimeError) -> str:

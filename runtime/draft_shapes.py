@@ -7,6 +7,8 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.manifest import DraftEntry
 
 _PRECISIONS = ("f32", "bf16", "f16")
+MOST_STATIC_BYTES = 384 << 20
+"""Weights times shapes above which a processor runs one model for all shapes."""
 
 
 def static_shapes(entry: DraftEntry, rows: int, tips: int, capacity: int) -> dict[str, list[int]]:
@@ -21,6 +23,12 @@ def static_shapes(entry: DraftEntry, rows: int, tips: int, capacity: int) -> dic
         for name in (names.past_key(layer), names.past_value(layer)):
             shapes[name] = [1, entry.shape.num_kv_heads, capacity, entry.shape.head_dim]
     return shapes
+
+
+def is_shared(entry: DraftEntry, placement: DraftPlacement, weight_bytes: int) -> bool:
+    """Whether one compiled model serves all shapes."""
+    num_shapes = len(entry.buckets) * len(entry.capacities)
+    return placement.device == "CPU" and weight_bytes * num_shapes > MOST_STATIC_BYTES
 
 
 def device_options(placement: DraftPlacement) -> tuple[str, dict[str, Any]]:

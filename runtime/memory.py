@@ -6,7 +6,6 @@ were measured on Linux (ONNX Runtime 1.31, OpenVINO 2026.4) as resident memory; 
 
 import os
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from mirrorsd.device_maps import DeviceMap
 from mirrorsd.graphs.manifest import DraftEntry, Manifest, TargetEntry
+from mirrorsd.runtime.draft_shapes import is_shared
 
 SYSTEM = "system memory"
 _MB = 1 << 20
@@ -22,7 +22,9 @@ _LIBRARIES = 90 * _MB
 # OpenVINO's plugin and its threads, at the first compilation.
 _PLUGIN = 40 * _MB
 # One compiled draft shape beyond its weights: graph, kernels, buffers.
-_PER_SHAPE = 10 * _MB
+_PER_SHAPE = 15 * _MB
+# The same where one model serves all shapes: kernels only.
+_PER_SHARED_SHAPE = 2 * _MB
 # ONNX Runtime's sessions beyond their weights.
 _SESSIONS = 10 * _MB
 _PREFILL_ROWS = 128
@@ -87,23 +89,26 @@ def _target_need(manifest: Manifest, card: DeviceMap) -> MemoryNeed:
 def _draft_need(manifest: Manifest, card: DeviceMap) -> MemoryNeed:
     entry = manifest.draft
     weights = manifest.files[str(Path(entry.file).with_suffix(".bin").as_posix())].bytes
-    shapes = list(_shapes(entry))
-    device = SYSTEM if card.draft.is_on_cpu else card.draft.device
-    # Every compiled shape lays the weights out for itself, and computes on its mapped file.
+    num_shapes = len(entry.buckets) * len(entry.capacities)
+    shares = is_shared(entry, card.draft, weights)
+    num_models = 1 if shares else num_shapes
+    # Every compiled model lays the weights out for itself, and computes on its mapped file.
     return MemoryNeed(
         part="draft",
-        device=device,
-        weights=weights * len(shapes),
-        copies=weights * len(shapes),
+        device=SYSTEM if card.draft.is_on_cpu else card.draft.device,
+        weights=round(weights * _laid_out(entry, card)) * num_models,
+        copies=weights * num_models,
         caches=_draft_caches(entry),
-        workspace=_PER_SHAPE * len(shapes),
+        workspace=(_PER_SHAPE + num_shapes * _PER_SHARED_SHAPE) if shares else _PER_SHAPE * num_shapes,
     )
 
 
-def _shapes(entry: DraftEntry) -> Iterator[tuple[int, int, int]]:
-    for capacity in entry.capacities:
-        for bucket in entry.buckets:
-            yield bucket.rows, bucket.tips, capacity
+def _laid_out(entry: DraftEntry, card: DeviceMap) -> float:
+    """Size of the weights as laid out over their size on disk: half where a device computes fp32 weights in 16 bits.
+
+    `auto` counts as 16 bits; on a processor that has none of these the estimate is too low by as much again.
+    """
+    return 0.5 if entry.precision == "fp32" and card.draft.precision != "f32" else 1.0
 
 
 def _target_caches(entry: TargetEntry) -> int:

@@ -18,6 +18,7 @@ from mirrorsd.graphs.manifest import Exit, Segment, TargetEntry
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.onnx_memory import Place, Tensor, host_scalar
 from mirrorsd.runtime.onnx_session import OnnxDevice, OnnxStage, describe_stages
+from mirrorsd.runtime.openvino_exit import OpenVinoExits
 from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
 
 _NEAR_TIE_GAPS = {"float32": 1e-3, "float16": 5e-2}
@@ -27,12 +28,16 @@ _MAX_BOUND_PASSES = 64
 class OnnxTargetModel:
     """The target's graphs, loaded once. Load it on the target worker's thread."""
 
-    def __init__(self, bundle: Path, entry: TargetEntry, placement: TargetPlacement) -> None:
-        self.entry, self.placement = entry, placement
+    def __init__(
+        self, bundle: Path, entry: TargetEntry, placement: TargetPlacement, exits: OpenVinoExits | None = None
+    ) -> None:
+        """Load the stages; `exits`, if given, stand in for the target's own."""
+        self.entry, self.placement, self.exits_elsewhere = entry, placement, exits
         self.device = OnnxDevice(placement)
         dtype = entry.shape.dtype
         self.segments = [(s, self.device.open(bundle / s.file, dtype)) for s in entry.segments]
-        self.exits = {e.layer: (e, self.device.open(bundle / e.file, dtype)) for e in entry.exits}
+        own = () if exits else entry.exits
+        self.exits = {e.layer: (e, self.device.open(bundle / e.file, dtype)) for e in own}
 
     def new_session(self) -> "OnnxTarget":
         """A session with a cache of its own on the shared graphs."""
@@ -41,7 +46,8 @@ class OnnxTargetModel:
     def describe(self) -> str:
         """One line for `pipe.placement`, with the providers that the graphs really use."""
         stages = [stage for _, stage in self.segments] + [stage for _, stage in self.exits.values()]
-        return describe_stages(stages, self.device)
+        elsewhere = f"; {self.exits_elsewhere.describe()}" if self.exits_elsewhere else ""
+        return describe_stages(stages, self.device) + elsewhere
 
 
 class OnnxTarget:
@@ -71,13 +77,20 @@ class OnnxTarget:
         for segment in bound.segments:
             with ledger.time("target", segment.name):
                 segment.run()
-            exit_point = bound.exits.get(segment.end_layer)
-            if on_exit is not None and exit_point is not None:
+            if on_exit is not None and segment is not bound.segments[-1]:
                 with ledger.time("target", "exit"):
-                    exit_point.run()
-                on_exit(ExitGuesses(segment.end_layer, *exit_point.read()))
+                    guesses = self._guess(bound, segment)
+                on_exit(guesses)
         with ledger.time("target", "read"):
             return bound.read(with_logits)
+
+    def _guess(self, bound: "_BoundPass", segment: "_BoundSegment") -> ExitGuesses:
+        elsewhere = self._model.exits_elsewhere
+        if elsewhere is not None:
+            return elsewhere.guess(segment.end_layer, segment.hidden.read())
+        exit_point = bound.exits[segment.end_layer]
+        exit_point.run()
+        return ExitGuesses(segment.end_layer, *exit_point.read())
 
     def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
         """See `TargetSession.prefill`."""
@@ -146,12 +159,13 @@ class _BoundPass:
         self.exits: dict[int, _BoundExit] = {}
         hidden_in: ort.OrtValue | None = None
         for segment, stage in model.segments:
-            hidden_out = place.tensor((1, num_rows, shape.hidden_size), shape.dtype).value
-            self.segments.append(_BoundSegment(segment, stage, options, {**values, **_hidden(hidden_in, hidden_out)}))
-            hidden_in = hidden_out
+            hidden_out = place.tensor((1, num_rows, shape.hidden_size), shape.dtype)
+            bound_values = {**values, **_hidden(hidden_in, hidden_out.value)}
+            self.segments.append(_BoundSegment(segment, stage, options, bound_values, hidden_out))
+            hidden_in = hidden_out.value
             if segment.end_layer in model.exits:
                 entry, exit_stage = model.exits[segment.end_layer]
-                self.exits[segment.end_layer] = _BoundExit(entry, exit_stage, options, place, hidden_out)
+                self.exits[segment.end_layer] = _BoundExit(entry, exit_stage, options, place, hidden_out.value)
 
     def write(self, tokens: NDArray[np.int64], start: int) -> None:
         """Set this pass's rows and how many cache rows there are after it."""
@@ -167,17 +181,22 @@ class _BoundPass:
 
     def release(self) -> None:
         """Forget the captured graphs, before what they point at goes."""
-        for bound in (*self.segments, *self.exits.values()):
-            bound.stage.release(self._graph)
+        for stage in (*(bound.stage for bound in self.segments), *(bound.stage for bound in self.exits.values())):
+            stage.release(self._graph)
 
 
 class _BoundSegment:
     """One segment's stage with everything bound."""
 
     def __init__(
-        self, segment: Segment, stage: OnnxStage, options: ort.RunOptions | None, values: dict[str, ort.OrtValue]
+        self,
+        segment: Segment,
+        stage: OnnxStage,
+        options: ort.RunOptions | None,
+        values: dict[str, ort.OrtValue],
+        hidden: Tensor,
     ) -> None:
-        self.name, self.end_layer, self.stage = segment.name, segment.end_layer, stage
+        self.name, self.end_layer, self.stage, self.hidden = segment.name, segment.end_layer, stage, hidden
         self._options, self._binding = options, stage.session.io_binding()
         for spec in stage.session.get_inputs():
             self._binding.bind_ortvalue_input(spec.name, values[spec.name])

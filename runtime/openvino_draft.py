@@ -61,6 +61,11 @@ class OpenVinoDraft:
         self._last: DraftRequest | None = None
         self.last_pass_seconds = 0.0
 
+    @property
+    def cache_capacity(self) -> int:
+        """Slots of the cache in use now; `capacity` is the largest it may become."""
+        return self._cache.capacity
+
     def warm_up(self) -> None:
         """Run every bucket at the first capacity once, so that the first request pays nothing; fill the cache."""
         self.prepare(1)

@@ -18,6 +18,7 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import Exit, Segment, TargetEntry
 from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.openvino_exit import OpenVinoExits
 from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
 
 _NEAR_TIE_GAPS = {"float32": 1e-3, "float16": 5e-2}
@@ -26,11 +27,17 @@ _NEAR_TIE_GAPS = {"float32": 1e-3, "float16": 5e-2}
 class OpenVinoTargetModel:
     """The target's graphs, compiled once for every number of rows. Load it on the target worker's thread."""
 
-    def __init__(self, bundle: Path, entry: TargetEntry, placement: TargetPlacement) -> None:
-        self.entry, self.placement = entry, placement
+    def __init__(
+        self, bundle: Path, entry: TargetEntry, placement: TargetPlacement, exits: OpenVinoExits | None = None
+    ) -> None:
+        """Compile the stages; `exits`, if given, stand in for the target's own."""
+        self.entry, self.placement, self.exits_elsewhere = entry, placement, exits
         core = ov.Core()
         self.segments = [(s, _compile(core, bundle / s.file, entry.context, placement)) for s in entry.segments]
-        self.exits = {e.layer: (e, _compile(core, bundle / e.file, entry.context, placement)) for e in entry.exits}
+        self.exits = {
+            e.layer: (e, _compile(core, bundle / e.file, entry.context, placement))
+            for e in (() if exits else entry.exits)
+        }
 
     def new_session(self) -> "OpenVinoTarget":
         """A session with a cache of its own on the shared graphs."""
@@ -39,7 +46,8 @@ class OpenVinoTargetModel:
     def describe(self) -> str:
         """One line for `pipe.placement`, with the devices that the graphs really use."""
         devices = sorted({device for _, compiled in self.segments for device in _devices(compiled)})
-        return f"target: openvino {', '.join(devices)}, {self.placement.threads} thread(s)"
+        elsewhere = f"; {self.exits_elsewhere.describe()}" if self.exits_elsewhere else ""
+        return f"target: openvino {', '.join(devices)}, {self.placement.threads} thread(s){elsewhere}"
 
 
 class OpenVinoTarget:
@@ -52,6 +60,7 @@ class OpenVinoTarget:
         self.near_tie_gap = _NEAR_TIE_GAPS.get(entry.shape.dtype, 5e-2)
         shape = (1, entry.shape.num_kv_heads, entry.context, entry.shape.head_dim)
         self._segments = [_SegmentRequest(*segment, shape, entry.shape.dtype) for segment in model.segments]
+        self._exits_elsewhere = model.exits_elsewhere
         self._exits = {layer: _ExitRequest(*point) for layer, point in model.exits.items()}
 
     def run(
@@ -69,13 +78,17 @@ class OpenVinoTarget:
         for segment in self._segments:
             with ledger.time("target", segment.name):
                 rows = segment.run(rows, start, logit_rows)
-            exit_point = self._exits.get(segment.end_layer)
-            if on_exit is not None and exit_point is not None:
+            if on_exit is not None and segment is not self._segments[-1]:
                 with ledger.time("target", "exit"):
-                    ids, logprobs = exit_point.run(rows)
-                on_exit(ExitGuesses(segment.end_layer, ids, logprobs))
+                    guesses = self._guess(segment.end_layer, rows)
+                on_exit(guesses)
         with ledger.time("target", "read"):
             return self._segments[-1].read(with_logits)
+
+    def _guess(self, layer: int, hidden: NDArray[Any]) -> ExitGuesses:
+        if self._exits_elsewhere is not None:
+            return self._exits_elsewhere.guess(layer, hidden)
+        return ExitGuesses(layer, *self._exits[layer].run(hidden))
 
     def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
         """See `TargetSession.prefill`."""

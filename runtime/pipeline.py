@@ -188,9 +188,13 @@ def speculation_of(card: DeviceMap) -> SpeculationConfig:
 def _start_engine(folder: Path, manifest: Manifest, card: DeviceMap, speculation: SpeculationConfig) -> Engine:
     """Load both models on their workers, run each once, and set the pace if the card has one."""
     from mirrorsd.runtime.openvino_draft import OpenVinoDraftModel
+    from mirrorsd.runtime.openvino_exit import OpenVinoExits
 
     def load_target() -> TargetModel:
-        model = _target_class(card)(folder, manifest.target, card.target)
+        exits = OpenVinoExits(folder, manifest.target, card.exit) if card.exit.device != "target" else None
+        if exits is not None:
+            exits.warm_up(1 + speculation.gamma)
+        model = _target_class(card)(folder, manifest.target, card.target, exits)
         model.new_session().warm_up(1 + speculation.gamma)
         return PacedTargetModel(model, card.pace, manifest.target.shape.num_layers) if card.pace else model
 

@@ -110,6 +110,10 @@ class ReplayDraft:
         """See `DraftSession.move_slots`."""
         self._slots.update(zip(destinations, [self._slots[slot] for slot in sources], strict=True))
 
+    def forget_after(self, num_slots: int) -> None:
+        """See `DraftSession.forget_after`."""
+        self._slots = {slot: place for slot, place in self._slots.items() if slot < num_slots}
+
     def close(self) -> None:
         """Nothing to release."""
 

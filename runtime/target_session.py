@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +12,41 @@ from numpy.typing import NDArray
 from mirrorsd.runtime.ledger import Ledger
 
 
-class ExitGuesses(NamedTuple):
+class ExitGuesses:
     """What an exit says at every row: `ids` and `logprobs` `[S, K]`, best first; `layer` is its depth."""
 
-    layer: int
-    ids: NDArray[np.int64]
-    logprobs: NDArray[np.float32]
+    __slots__ = ("_compute", "_found", "layer")
+
+    def __init__(self, layer: int, ids: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:
+        self.layer = layer
+        self._found: Found | None = (ids, logprobs)
+        self._compute: Callable[[], Found] | None = None
+
+    @classmethod
+    def later(cls, layer: int, compute: Callable[[], "Found"]) -> Self:
+        """Guesses that are worked out when they are first looked at, on the thread that looks."""
+        guesses = cls.__new__(cls)
+        guesses.layer, guesses._found, guesses._compute = layer, None, compute
+        return guesses
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """Token ids."""
+        return self._get()[0]
+
+    @property
+    def logprobs(self) -> NDArray[np.float32]:
+        """Their log-probabilities."""
+        return self._get()[1]
+
+    def _get(self) -> "Found":
+        if self._found is None:
+            assert self._compute is not None
+            self._found = self._compute()
+        return self._found
+
+
+Found = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
 class TargetOutput(NamedTuple):

@@ -1,5 +1,6 @@
 """Compiled drafts on disk, with the real OpenVINO: later loads compile nothing, and bad files break nothing."""
 
+import gc
 import shutil
 from pathlib import Path
 
@@ -7,6 +8,9 @@ import pytest
 
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.runtime import draft_shapes
+from mirrorsd.runtime.draft_request import run_request
 from mirrorsd.runtime.draft_session import RowBlock
 from mirrorsd.runtime.openvino_draft import OpenVinoDraft, OpenVinoDraftModel
 
@@ -78,3 +82,55 @@ def test_without_a_cache_everything_works(tiny_bundle: Path, tmp_path: Path) -> 
     assert model.shapes.cache.num_written == 0
     session.prepare(session.capacity)
     assert len(guesses(session)) > 0
+
+
+def test_one_model_for_all_shapes_says_the_same(compiled_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = guesses(open_draft(compiled_bundle)[1])
+    monkeypatch.setattr(draft_shapes, "MOST_STATIC_BYTES", 0)
+    model, session = open_draft(compiled_bundle)
+    assert model.shapes.is_shared
+    assert "one model for all shapes" in model.describe()
+    assert guesses(session) == expected
+    for capacity in read_bundle(compiled_bundle).draft.capacities:
+        session.prepare(capacity)
+    compiled = {id(model.shapes.compiled(8, 8, 256)), id(model.shapes.compiled(64, 1, 512))}
+    assert len(compiled) == 1
+    model.new_session().close()
+    gc.collect()
+    assert guesses(session) == expected
+
+
+def test_a_shorter_text_moves_back_to_a_smaller_cache(compiled_bundle: Path) -> None:
+    _, session = open_draft(compiled_bundle)
+    fresh = open_draft(compiled_bundle)[1]
+    text = [3 + 7 * i % 250 for i in range(320)]
+    for start in range(0, 320, 64):
+        session.run([RowBlock(text[start : start + 64], start, start)], [0])
+        session.keep_rows(range(64), range(start, start + 64))
+        if start == 0:
+            fresh.run([RowBlock(text[:64], 0, 0)], [0])
+            fresh.keep_rows(range(64), range(64))
+    assert session.cache_capacity == 512
+    session.forget_after(64)
+    assert session.cache_capacity == 256
+    block = [RowBlock([5, 6, 7], 64, 64)]
+    assert session.run(block, [2]).ids.tolist() == fresh.run(block, [2]).ids.tolist()
+
+
+def test_a_device_that_hangs_is_an_error() -> None:
+    class Hung:
+        is_cancelled = False
+
+        def start_async(self) -> None: ...
+
+        def wait_for(self, timeout: int) -> bool:
+            assert timeout == 25
+            return False
+
+        def cancel(self) -> None:
+            self.is_cancelled = True
+
+    request = Hung()
+    with pytest.raises(DeviceError, match=r"did not finish a draft pass within 0.05 s"):
+        run_request(request, 0.05)  # type: ignore[arg-type]
+    assert request.is_cancelled

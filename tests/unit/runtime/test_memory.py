@@ -25,8 +25,9 @@ def test_parts_are_counted_where_they_live(manifest: Manifest) -> None:
     assert (target.device, draft.device) == ("NVIDIA GPU 0", "NPU")
     assert (target.weights, target.copies) == (1000, 0)
     assert target.caches == 2 * 2 * 1 * 64 * 4 * 4
-    assert (draft.weights, draft.copies) == (100, 100)
-    assert draft.total == 200 + 2 * 1 * 64 * 4 * 4 + draft.workspace
+    # The NPU computes these fp32 weights in 16 bits.
+    assert (draft.weights, draft.copies) == (50, 100)
+    assert draft.total == 150 + 2 * 1 * 64 * 4 * 4 + draft.workspace
 
 
 @pytest.mark.parametrize(
@@ -66,3 +67,14 @@ def test_doctor_warns_of_too_little(bundle: Path, manifest: Manifest, monkeypatc
     assert "MB of 1 free (runtimes" in system.found
     assert (gpu.name, gpu.advice) == ("NVIDIA GPU 0, cuda-cpu", "")
     assert "MB of ? free (target" in gpu.found
+
+
+def test_a_large_draft_on_a_processor_is_counted_once(manifest: Manifest) -> None:
+    _, _, small = memory_needs(manifest, load_device_map("cpu"))
+    manifest.files["draft/draft.bin"] = FileEntry(bytes=1 << 30, sha256="")
+    _, _, large = memory_needs(manifest, load_device_map("cpu"))
+    num_shapes = len(manifest.draft.buckets) * len(manifest.draft.capacities)
+    assert small.copies == 100 * num_shapes
+    assert (large.weights, large.copies) == (1 << 29, 1 << 30)
+    _, _, on_npu = memory_needs(manifest, load_device_map("cuda-npu"))
+    assert on_npu.copies == num_shapes << 30
