@@ -16,6 +16,7 @@ from mirrorsd.cli.generate import generate
 from mirrorsd.cli.inspect import inspect
 from mirrorsd.cli.simulate import simulate
 from mirrorsd.cli.trace import trace
+from mirrorsd.cli.train import app as train
 from mirrorsd.cli.tune import tune
 from mirrorsd.graphs.errors import MirrorError
 
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 for command in (export, compile, generate, compare, inspect, devices, doctor, simulate, trace, tune):
     app.command()(command)
+app.add_typer(train, name="train")
 
 
 def _print_version(wanted: bool) -> None:

@@ -4,12 +4,15 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from mirrorsd.training.timed_run import RunProgress
 
 _PIPE_COLUMNS = 140
 Advance = Callable[[str], None]
@@ -67,6 +70,23 @@ def show_share(title: str) -> Iterator[ReportShare]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=1.0)
         yield lambda stage, fraction: bar.update(task, completed=fraction, description=f"{title}: {stage}")
+
+
+@contextmanager
+def training_bar(title: str) -> Iterator[Callable[["RunProgress"], None]]:
+    """Show a training: a bar with losses and the time left on a terminal, a line per report in a pipe."""
+    if not sys.stderr.isatty():
+        yield lambda progress: note(f"{title}: {progress}")
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=1.0)
+
+        def show(progress: "RunProgress") -> None:
+            words = f"{title}: {progress.losses_in_words()}, {progress.left_s:.0f} s left"
+            bar.update(task, completed=progress.elapsed_s / progress.budget_s, description=words)
+
+        yield show
 
 
 def _plain_stages(title: str) -> ReportShare:

@@ -73,6 +73,10 @@ class DecoderParts:
     rotary_types: tuple[str, ...] | None = None
     logit_scale: LogitScale = LogitScale()
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Turn the last layer's output `[..., H]` into logits `[..., V]`: final norm, LM head, factors."""
+        return self.logit_scale(self.lm_head(self.norm(hidden)))
+
     def angles(self, example: Tensor, positions: Tensor) -> list[Angles]:
         """Every layer's cos and sin `[1, rows, hd]` at `positions` `[1, rows]`, in the dtype of `example`."""
         if self.rotary is None:

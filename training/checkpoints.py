@@ -7,10 +7,13 @@ Does not own: finished weights (those are ordinary model folders).
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from mirrorsd.graphs.errors import ConfigError
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
 
@@ -30,8 +33,17 @@ def load_checkpoint(path: Path) -> dict[str, Any] | None:
     """Return the state saved at `path`, or None where there is none yet.
 
     Nothing in the file is executed: only tensors and plain values are read.
+
+    Raises:
+        ConfigError: The file is not a whole checkpoint.
     """
     if not path.is_file():
         return None
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise ConfigError(
+            f"{path} is not a whole checkpoint ({str(error).splitlines()[0]}): it was cut short, or is still being "
+            "copied. Copy it again; or remove it, and the training starts from the beginning"
+        ) from error
     return state

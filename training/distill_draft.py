@@ -10,6 +10,7 @@ Streams sit on a random part of the rows, fresh in each step, so that they cost 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, cast
@@ -23,7 +24,7 @@ from mirrorsd.graphs.errors import ConfigError
 from .divergence import divergence
 from .optimizers import descend, make_optimizers, set_rate
 from .streaming_draft import StreamingDraft
-from .timed_run import RunConfig, TimedRun
+from .timed_run import RunConfig, RunProgress, TimedRun, print_progress
 from .token_stream import TokenStream
 
 __all__ = ["DistillConfig", "DistillLosses", "distill_draft", "distill_losses", "embed_like_target"]
@@ -108,6 +109,7 @@ def distill_draft(
     streams: tuple[TokenStream, TokenStream],
     run: RunConfig,
     config: DistillConfig,
+    show: Callable[[RunProgress], None] = print_progress,
 ) -> TimedRun:
     """Train `draft` in place.
 
@@ -117,11 +119,12 @@ def distill_draft(
         streams: Training text and held-back text, both written by the target.
         run: Where, and for how many seconds; a killed run goes on where it was.
         config: Loss and batch.
+        show: Told how far it is.
     """
     text, held_back = streams
     target.requires_grad_(False)
     optimizers = make_optimizers(draft, matrix_rate=config.matrix_rate, other_rate=config.other_rate)
-    timed = TimedRun(run, {"draft": draft, "text": text, **optimizers})
+    timed = TimedRun(run, {"draft": draft, "text": text, **optimizers}, show)
     losses_of = torch.compile(distill_losses, dynamic=False) if config.is_compiled else distill_losses
 
     def step(share: float) -> tuple[int, dict[str, float]]:
@@ -168,6 +171,7 @@ def _make_check(
                 found.append(describe(losses_of(target, draft, ids, tip_rows, config)))
         if found:
             means = {name: sum(row[name] for row in found) / len(found) for name in found[0]}
-            print("held back: " + " ".join(f"{name} {mean:.3f}" for name, mean in means.items()), flush=True)
+            shown = " ".join(f"{name} {mean:.3f}" for name, mean in means.items())
+            print(f"held back: {shown}", file=sys.stderr, flush=True)
 
     return check

@@ -9,7 +9,7 @@ is lossless.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -18,17 +18,18 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from mirrorsd.families import parts_of
 from mirrorsd.graphs.errors import ConfigError, ExportError
+from mirrorsd.graphs.names import EXIT_ADAPTERS_FILE, EXIT_ADAPTERS_FORMAT, adapter_down, adapter_up
 
 from .divergence import divergence
 from .optimizers import descend, set_rate
-from .timed_run import RunConfig, TimedRun
+from .timed_run import RunConfig, RunProgress, TimedRun, print_progress
 from .token_stream import TokenStream
 
-__all__ = ["ADAPTERS_FILE", "ExitAdapter", "load_adapters", "make_adapters", "save_adapters", "train_adapters"]
+__all__ = ["ExitAdapter", "load_adapters", "make_adapters", "save_adapters", "train_adapters"]
 
-ADAPTERS_FILE = "exit_adapters.safetensors"
-ADAPTERS_FORMAT = "mirrorsd-exit-1"
+PEAK_RATE = 3e-3
 
 
 class ExitAdapter(nn.Module):
@@ -62,10 +63,9 @@ def save_adapters(folder: Path, adapters: dict[int, ExitAdapter], *, dtype: torc
     """Write all adapters into one file beside the target's weights."""
     tensors = {}
     for layer, adapter in sorted(adapters.items()):
-        for part in ("down", "up"):
-            weight = getattr(adapter, part).weight
-            tensors[f"layers.{layer}.{part}.weight"] = weight.detach().to(dtype).contiguous()
-    save_file(tensors, folder / ADAPTERS_FILE, metadata={"format": ADAPTERS_FORMAT})
+        for name, part in ((adapter_down(layer), adapter.down), (adapter_up(layer), adapter.up)):
+            tensors[name] = part.weight.detach().to(dtype).contiguous()
+    save_file(tensors, folder / EXIT_ADAPTERS_FILE, metadata={"format": EXIT_ADAPTERS_FORMAT})
 
 
 def load_adapters(folder: Path) -> dict[int, ExitAdapter]:
@@ -74,17 +74,17 @@ def load_adapters(folder: Path) -> dict[int, ExitAdapter]:
     Raises:
         ExportError: No such file, or not of this format.
     """
-    path = folder / ADAPTERS_FILE
+    path = folder / EXIT_ADAPTERS_FILE
     if not path.is_file():
         raise ExportError(f"{path} does not exist; train adapters first, or export with an untrained exit")
     with safe_open(path, framework="pt") as file:
         found = (file.metadata() or {}).get("format")
-        if found != ADAPTERS_FORMAT:
-            raise ExportError(f"{path} has format {found!r}; expected {ADAPTERS_FORMAT!r}")
+        if found != EXIT_ADAPTERS_FORMAT:
+            raise ExportError(f"{path} has format {found!r}; expected {EXIT_ADAPTERS_FORMAT!r}")
         tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118 - not a dict
     adapters = {}
     for layer in sorted({int(name.split(".")[1]) for name in tensors}):
-        down, up = (tensors[f"layers.{layer}.{part}.weight"] for part in ("down", "up"))
+        down, up = tensors[adapter_down(layer)], tensors[adapter_up(layer)]
         adapters[layer] = ExitAdapter(up.shape[0], down.shape[0])
         adapters[layer].load_state_dict({"down.weight": down, "up.weight": up})
     return adapters
@@ -104,8 +104,7 @@ def exit_losses(target: PreTrainedModel, adapters: nn.ModuleDict, ids: Tensor) -
 
 def exit_logits(target: PreTrainedModel, hidden: Tensor, adapter: nn.Module | None) -> Tensor:
     """Apply adapter (None: an untrained exit), final norm and LM head to a prefix's hidden state `[..., H]`."""
-    logits: Tensor = target.lm_head(target.model.norm(hidden if adapter is None else adapter(hidden)))
-    return logits
+    return parts_of(target).logits(hidden if adapter is None else adapter(hidden))
 
 
 def train_adapters(
@@ -114,8 +113,8 @@ def train_adapters(
     text: TokenStream,
     run: RunConfig,
     *,
-    rate: float = 3e-3,
     batch: tuple[int, int] = (6, 512),
+    show: Callable[[RunProgress], None] = print_progress,
 ) -> None:
     """Train adapters in place, all exit layers in the same passes of the frozen target.
 
@@ -124,15 +123,15 @@ def train_adapters(
         adapters: By exit layer.
         text: What the target wrote.
         run: Where, and for how many seconds; a killed run goes on where it was.
-        rate: Peak learning rate of AdamW.
         batch: Sequences and tokens per sequence.
+        show: Told how far it is.
     """
     target.requires_grad_(False)
     modules = nn.ModuleDict({str(layer): adapter for layer, adapter in adapters.items()})
-    optimizer = torch.optim.AdamW(modules.parameters(), lr=rate, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(modules.parameters(), lr=PEAK_RATE, weight_decay=0.0)
     for group in optimizer.param_groups:
-        group["peak_lr"] = rate
-    timed = TimedRun(run, {"adapters": modules, "optimizer": optimizer, "text": text})
+        group["peak_lr"] = PEAK_RATE
+    timed = TimedRun(run, {"adapters": modules, "optimizer": optimizer, "text": text}, show)
 
     def step(share: float) -> tuple[int, dict[str, float]]:
         set_rate([optimizer], share)

@@ -7,7 +7,7 @@ Does not own: the adapters (`exit_adapter.py`).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +15,32 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from mirrorsd.graphs.names import EXIT_COVERAGE_FILE
+
 from .exit_adapter import ExitAdapter, exit_logits
 from .self_text import SelfText
 
-__all__ = ["COVERAGE_FILE", "TOP_K", "measure_coverage", "write_coverage"]
+__all__ = ["TOP_K", "measure_coverage", "plot_coverage", "write_coverage"]
 
-COVERAGE_FILE = "exit_coverage.json"
 TOP_K = (1, 4, 8, 16)
 
 
 @torch.inference_mode()
 def measure_coverage(
-    target: PreTrainedModel, adapters: dict[int, ExitAdapter], texts: Iterable[SelfText]
+    target: PreTrainedModel, adapters: Mapping[int, ExitAdapter | None], texts: Iterable[SelfText]
 ) -> dict[str, Any]:
     """Return the share of positions whose argmax by the target is in the exit's top-k, before and after the adapter.
 
-    Only positions that the target wrote itself count; the last prompt token predicts the first of them.
+    Only positions that the target wrote itself count; the last prompt token predicts the first of them. A layer whose
+    adapter is None is measured without one only.
 
     Returns:
         `{"positions": n, "layers": {"3": {"untrained": {"1": share, ...}, "adapter": {...}}}}`
     """
-    hits = {layer: {"untrained": torch.zeros(len(TOP_K)), "adapter": torch.zeros(len(TOP_K))} for layer in adapters}
+    hits = {
+        layer: {"untrained": torch.zeros(len(TOP_K))} | ({"adapter": torch.zeros(len(TOP_K))} if adapter else {})
+        for layer, adapter in adapters.items()
+    }
     positions = 0
     for text in texts:
         outputs = target(torch.tensor([text.tokens]), use_cache=False, output_hidden_states=True)
@@ -45,7 +50,8 @@ def measure_coverage(
         for layer, adapter in adapters.items():
             hidden = outputs.hidden_states[layer][0, written]
             hits[layer]["untrained"] += _count(target, hidden, None, best)
-            hits[layer]["adapter"] += _count(target, hidden, adapter, best)
+            if adapter is not None:
+                hits[layer]["adapter"] += _count(target, hidden, adapter, best)
     return {
         "positions": positions,
         "layers": {
@@ -66,7 +72,33 @@ def _shares(counts: Tensor, positions: int) -> dict[str, float]:
     return {str(k): round(count / max(positions, 1), 4) for k, count in zip(TOP_K, counts.tolist(), strict=True)}
 
 
-def write_coverage(folder: Path, coverage: dict[str, Any], text: str) -> None:
-    """Write the coverage beside the target's weights; `text` says what it was measured on."""
+def write_coverage(folder: Path, coverage: dict[str, Any], text: str) -> dict[str, Any]:
+    """Write the coverage beside the target's weights, and return what was written; `text` says what it was measured on.
+
+    The export carries it into the bundle's manifest.
+    """
     content = {"text": text, **coverage}
-    (folder / COVERAGE_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    (folder / EXIT_COVERAGE_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return content
+
+
+def plot_coverage(coverage: dict[str, Any], picture: Path) -> None:
+    """Draw the coverage over the layers, one line per k, dashed without adapter."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for colour, k in enumerate(map(str, TOP_K)):
+        for kind, line in (("untrained", "--"), ("adapter", "-")):
+            points = [(int(layer), kinds[kind][k]) for layer, kinds in coverage["layers"].items() if kind in kinds]
+            if points:
+                axes.plot(*zip(*points, strict=True), line, marker="o", color=f"C{colour}", label=f"top {k}, {kind}")
+    axes.set(xlabel="exit after layer", ylabel="share with the target's choice", ylim=(0, 1.02))
+    axes.set_xticks([int(layer) for layer in coverage["layers"]])
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small", ncols=2)
+    figure.tight_layout()
+    figure.savefig(picture, dpi=120)
+    plt.close(figure)

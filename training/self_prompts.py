@@ -1,17 +1,22 @@
 """Cut documents into prompts for the target to continue.
 
-Owns: where a document is cut. A conversation is cut after an assistant mark, a plain text anywhere near its beginning.
-Does not own: generation (`self_text.py`).
+Owns: where a document is cut. A conversation is cut after one of its user's turns, a text anywhere near its beginning.
+Does not own: generation (`self_text.py`), reading files (`corpus.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-__all__ = ["PromptRules", "cut_prompts", "split_documents"]
+from mirrorsd.graphs.errors import ConfigError
+
+from .corpus import Document
+
+__all__ = ["PromptRules", "chat_prompt", "cut_prompts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,48 +24,56 @@ class PromptRules:
     """How prompts are cut.
 
     Attributes:
-        bos: Token that begins every document.
-        assistant: Token after which the assistant speaks.
         shortest: Fewest tokens of a plain text's beginning.
-        longest: Most tokens of any prompt; longer conversations are skipped.
+        longest: Most tokens of any prompt; a plain text is cut within the first third of that.
     """
 
-    bos: int
-    assistant: int
     shortest: int = 6
     longest: int = 300
 
 
-def split_documents(stream: NDArray[np.uint16], bos: int) -> list[NDArray[np.uint16]]:
-    """Split a token stream before every `bos`.
+def cut_prompts(
+    documents: Sequence[Document], tokenizer: Any, count: int, seed: int, rules: PromptRules | None = None
+) -> list[list[int]]:
+    """Return up to `count` different prompts in random order: token ids, special tokens of the beginning included.
 
-    >>> [part.tolist() for part in split_documents(np.array([1, 5, 1, 6, 7], np.uint16), bos=1)]
-    [[1, 5], [1, 6, 7]]
+    Documents are gone through once in random order, then again with other cuts, until there are enough.
+
+    Raises:
+        ConfigError: No document is long enough for a prompt, or short enough.
     """
-    borders = np.flatnonzero(stream == bos)
-    return [part for part in np.split(stream, borders[borders > 0]) if len(part)]
-
-
-def cut_prompts(stream: NDArray[np.uint16], rules: PromptRules, count: int, seed: int) -> list[list[int]]:
-    """Return up to `count` different prompts from the documents of `stream`, in random order."""
+    rules = rules or PromptRules()
     rng = np.random.default_rng(seed)
-    documents = split_documents(stream, rules.bos)
     prompts: dict[tuple[int, ...], list[int]] = {}
-    for number in rng.permutation(len(documents)):
-        if len(prompts) == count:
-            break
-        prompt = _cut(documents[number], rules, rng)
-        if prompt is not None:
-            prompts[tuple(prompt)] = prompt
+    for _ in range(8):
+        for number in rng.permutation(len(documents)):
+            if len(prompts) == count:
+                return list(prompts.values())
+            prompt = _cut(documents[number], tokenizer, rules, rng)
+            if prompt is not None:
+                prompts[tuple(prompt)] = prompt
+    if not prompts:
+        raise ConfigError(
+            f"none of {len(documents)} documents gives a prompt: a text needs more than {rules.shortest} tokens, "
+            f"a conversation a user's turn within the first {rules.longest}"
+        )
     return list(prompts.values())
 
 
-def _cut(document: NDArray[np.uint16], rules: PromptRules, rng: np.random.Generator) -> list[int] | None:
-    marks = np.flatnonzero(document == rules.assistant) + 1
-    if len(marks):
-        marks = marks[marks <= rules.longest]
-        return [int(token) for token in document[: rng.choice(marks)]] if len(marks) else None
-    longest = min(rules.longest // 3, len(document) - 1)
+def chat_prompt(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:
+    """Return the token ids of a conversation up to where the assistant speaks."""
+    return list(tokenizer.apply_chat_template(list(messages), add_generation_prompt=True)["input_ids"])
+
+
+def _cut(document: Document, tokenizer: Any, rules: PromptRules, rng: np.random.Generator) -> list[int] | None:
+    if document.messages:
+        ends = [place for place, message in enumerate(document.messages, start=1) if message["role"] == "user"]
+        if not ends:
+            return None
+        prompt = chat_prompt(tokenizer, document.messages[: rng.choice(ends)])
+        return prompt if len(prompt) <= rules.longest else None
+    ids = list(tokenizer(document.text)["input_ids"])
+    longest = min(rules.longest // 3, len(ids) - 1)
     if longest < rules.shortest:
         return None
-    return [int(token) for token in document[: rng.integers(rules.shortest, longest + 1)]]
+    return ids[: rng.integers(rules.shortest, longest + 1)]

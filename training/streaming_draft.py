@@ -16,20 +16,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from mirrorsd.families import DecoderParts, parts_of
 from mirrorsd.graphs.errors import ConfigError, ExportError
+from mirrorsd.graphs.names import STREAM_EMBEDDINGS, STREAMS_FILE, STREAMS_FORMAT
 
-from .decoder_rows import Rotary, Rows, finish_layer, project_rows
+from .attention import StreamRows, use_training_attention
 
-__all__ = ["STREAMS_FILE", "DraftHidden", "StreamingDraft"]
-
-STREAMS_FILE = "streams.safetensors"
-STREAMS_FORMAT = "mirrorsd-streams-1"
+__all__ = ["DraftHidden", "StreamingDraft"]
 
 
 class DraftHidden(NamedTuple):
@@ -54,7 +52,10 @@ class StreamingDraft(nn.Module):
             raise ConfigError(f"num_streams is {num_streams}; allowed are 0 (an ordinary draft) and more")
         if num_streams and not 1 <= num_stream_layers <= layers:
             raise ConfigError(f"num_stream_layers is {num_stream_layers}; allowed are 1..{layers} (the draft's layers)")
+        use_training_attention(base)
+        base.train(False)  # no dropout: the target's distribution is all the noise there should be
         self.base = base
+        self._parts: DecoderParts = parts_of(base)
         self.num_stream_layers = num_stream_layers
         self.stream_embeddings = nn.Parameter(torch.randn(num_streams, hidden) * 0.02)
 
@@ -70,32 +71,26 @@ class StreamingDraft(nn.Module):
             ids: `[B,S]` token ids; row `i` is at position `i`.
             tip_rows: `[T]` the rows that carry streams, the same in every sequence.
         """
-        decoder, streams_count = self.base.model, self.num_streams
-        hidden = decoder.embed_tokens(ids)
-        rows = torch.arange(ids.shape[1], device=ids.device)
-        main_rotary = decoder.rotary_emb(hidden, rows[None])
-        positions = tip_rows[:, None] + torch.arange(1, streams_count + 1, device=ids.device)
-        stream_rotary = decoder.rotary_emb(hidden, positions.reshape(1, -1))
-        hidden_below = rows[None, :] > tip_rows.repeat_interleave(streams_count)[:, None]
-        streams: Tensor | None = None
-        first_stream_layer = len(decoder.layers) - self.num_stream_layers
-        for number, layer in enumerate(decoder.layers):
-            main = project_rows(layer, hidden, main_rotary)
-            if number == first_stream_layer and streams_count:
+        parts, (batch, size) = self._parts, ids.shape
+        positions = torch.arange(size, device=ids.device)[None]
+        hidden, rows = parts.embed(ids, positions), None
+        angles = parts.angles(hidden, positions)
+        for number, layer in enumerate(parts.layers):
+            if number == len(parts.layers) - self.num_stream_layers and self.num_streams:
+                ahead = tip_rows[:, None] + torch.arange(1, self.num_streams + 1, device=ids.device)
+                positions = torch.cat((positions, ahead.reshape(1, -1)), dim=1)
                 streams = (hidden[:, tip_rows, None] + self.stream_embeddings).flatten(1, 2)
-            if streams is not None:
-                streams = _stream_layer(layer, streams, stream_rotary, main, hidden_below, streams_count)
-            attended = F.scaled_dot_product_attention(*main, is_causal=True, enable_gqa=True)
-            hidden = finish_layer(layer, hidden, attended)
-        normed = decoder.norm(hidden)
-        if streams is None:
-            return DraftHidden(normed, normed.new_empty(len(ids), len(tip_rows), 0, normed.shape[-1]))
-        return DraftHidden(normed, decoder.norm(streams).view(len(ids), len(tip_rows), streams_count, -1))
+                hidden = torch.cat((hidden, streams), dim=1)
+                angles = parts.angles(hidden, positions)
+                rows = StreamRows(size, tip_rows, self.num_streams)
+            hidden = layer(hidden, position_embeddings=angles[number], position_ids=positions, rows=rows)
+        hidden = parts.norm(hidden)
+        shape = (batch, len(tip_rows), self.num_streams, hidden.shape[-1])
+        return DraftHidden(hidden[:, :size], hidden[:, size:].reshape(shape))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Apply the shared LM head to hidden states `[..., H]`."""
-        logits: Tensor = self.base.lm_head(hidden)
-        return logits
+        return self._parts.logit_scale(self._parts.lm_head(hidden))
 
     def save(self, folder: Path, *, dtype: torch.dtype = torch.float16) -> None:
         """Write an ordinary Hugging Face folder, and the stream embeddings beside the weights."""
@@ -106,52 +101,32 @@ class StreamingDraft(nn.Module):
             "num_streams": str(self.num_streams),
             "num_stream_layers": str(self.num_stream_layers),
         }
+        if not self.num_streams:
+            return
         embeddings = self.stream_embeddings.detach().to(dtype).contiguous()
-        save_file({"stream_embeddings": embeddings}, folder / STREAMS_FILE, metadata=metadata)
+        save_file({STREAM_EMBEDDINGS: embeddings}, folder / STREAMS_FILE, metadata=metadata)
 
     @classmethod
     def load(cls, folder: Path) -> StreamingDraft:
-        """Read a draft in single precision.
+        """Read a draft in single precision; without a streams file it is an ordinary one.
 
         Raises:
-            ExportError: The streams file is missing or not of this format.
+            ExportError: The streams file is not of this format.
         """
         path = folder / STREAMS_FILE
         if not path.is_file():
-            raise ExportError(f"{path} does not exist; a streaming draft keeps its stream embeddings there")
+            return cls(_load_base(folder), num_streams=0, num_stream_layers=0)
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != STREAMS_FORMAT:
                 raise ExportError(f"{path} has format {metadata.get('format')!r}; expected {STREAMS_FORMAT!r}")
-            embeddings = file.get_tensor("stream_embeddings").float()
-        base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+            embeddings = file.get_tensor(STREAM_EMBEDDINGS).float()
         stream_layers = int(metadata["num_stream_layers"])
-        draft = cls(base, num_streams=len(embeddings), num_stream_layers=stream_layers)
+        draft = cls(_load_base(folder), num_streams=len(embeddings), num_stream_layers=stream_layers)
         draft.stream_embeddings.data.copy_(embeddings)
         return draft
 
 
-def _stream_layer(
-    layer: Any, streams: Tensor, rotary: Rotary, main: Rows, hidden_below: Tensor, streams_count: int
-) -> Tensor:
-    """Run one layer over `streams [B,T*s,H]`; `hidden_below [T*s,S]` marks the main rows that a stream may not see."""
-    own = project_rows(layer, streams, rotary)
-    batch, kv_heads, _, width = main.keys.shape
-    queries = own.queries.reshape(batch, kv_heads, -1, own.queries.shape[2], width) * width**-0.5
-    to_main = queries @ main.keys.unsqueeze(2).transpose(-1, -2)
-    to_main = to_main.masked_fill(hidden_below, float("-inf"))
-    blocked = (batch, kv_heads, 1, -1, streams_count, width)
-    own_keys, own_values = own.keys.view(blocked), own.values.view(blocked)
-    to_own = _by_row(queries, streams_count) @ own_keys.transpose(-1, -2)
-    later = torch.ones(streams_count, streams_count, dtype=torch.bool, device=streams.device).triu(1)
-    to_own = to_own.masked_fill(later, float("-inf")).flatten(3, 4)
-    weights = torch.cat((to_main, to_own), dim=-1).softmax(-1).to(main.values.dtype)
-    of_main, of_own = weights[..., :-streams_count], weights[..., -streams_count:]
-    attended = of_main @ main.values.unsqueeze(2)
-    attended = attended + (_by_row(of_own, streams_count) @ own_values).flatten(3, 4)
-    return finish_layer(layer, streams, attended.flatten(1, 2))
-
-
-def _by_row(streams: Tensor, streams_count: int) -> Tensor:
-    """View `[B,kvh,g,T*s,...]` as `[B,kvh,g,T,s,...]`."""
-    return streams.view(*streams.shape[:3], -1, streams_count, streams.shape[-1])
+def _load_base(folder: Path) -> PreTrainedModel:
+    base: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return base

@@ -7,18 +7,23 @@ Does not own: what a step does (a function), the shape of the schedule (`schedul
 from __future__ import annotations
 
 import csv
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from mirrorsd.graphs.errors import ConfigError
+
 from .checkpoints import load_checkpoint, save_checkpoint
+from .folder_lock import FolderLock
 from .schedule import TrainingClock, WarmStableDecay
 
-__all__ = ["RunConfig", "Stateful", "TimedRun"]
+__all__ = ["CHECKPOINT_FILE", "LOSSES_FILE", "RunConfig", "RunProgress", "Stateful", "TimedRun", "print_progress"]
 
 LOSSES_FILE = "losses.csv"
+CHECKPOINT_FILE = "last.pt"
 
 
 class Stateful(Protocol):
@@ -52,23 +57,71 @@ class RunConfig:
     counts_cpu: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunProgress:
+    """How far a run is: steps, tokens, seconds of its budget, seconds of the last step, losses by name."""
+
+    step: int
+    tokens: int
+    elapsed_s: float
+    budget_s: float
+    step_s: float
+    losses: dict[str, float]
+
+    @property
+    def left_s(self) -> float:
+        """Return the seconds of the budget that are left."""
+        return max(0.0, self.budget_s - self.elapsed_s)
+
+    def losses_in_words(self) -> str:
+        """Name every loss."""
+        return " ".join(f"{name} {loss:.3f}" for name, loss in self.losses.items())
+
+    def __str__(self) -> str:
+        """Say it in one line."""
+        so_far = f"step {self.step}, {self.tokens / 1e6:.2f} M tokens, {self.elapsed_s:.0f} s"
+        return f"{so_far}, {self.left_s:.0f} s left: {self.losses_in_words()} ({self.step_s:.2f} s)"
+
+
+def print_progress(progress: RunProgress) -> None:
+    """Print one line."""
+    print(progress, flush=True)
+
+
 class TimedRun:
     """Repeat a step until the budget is spent; `last.pt` and `pre_decay.pt` hold everything needed to go on."""
 
-    def __init__(self, config: RunConfig, parts: Mapping[str, Stateful]) -> None:
-        """Start a run of `parts`, or go on with the one saved in `config.out`."""
-        self._config, self._parts = config, parts
+    def __init__(
+        self, config: RunConfig, parts: Mapping[str, Stateful], show: Callable[[RunProgress], None] = print_progress
+    ) -> None:
+        """Start a run of `parts`, or go on with the one saved in `config.out`; `show` is told now and then.
+
+        Raises:
+            ConfigError: Another process trains in that folder, or the checkpoint there is damaged or of other sizes.
+        """
+        self._config, self._parts, self._show = config, parts, show
         self.step, self.tokens = 0, 0
-        trained_s = 0.0
-        config.out.mkdir(parents=True, exist_ok=True)
-        state = load_checkpoint(config.out / "last.pt")
-        if state is not None:
-            for name, part in parts.items():
-                part.load_state_dict(state[name])
-            self.step, self.tokens, trained_s = state["step"], state["tokens"], state["trained_s"]
-            print(f"going on from step {self.step}, {trained_s:.0f} s", flush=True)
+        self._lock = FolderLock(config.out)
+        trained_s = self._resume(load_checkpoint(config.out / CHECKPOINT_FILE))
         self.clock = TrainingClock(trained_s, counts_cpu=config.counts_cpu)
         self._saved_at = self._checked_at = trained_s
+
+    def _resume(self, state: dict[str, Any] | None) -> float:
+        """Put a saved state in place; return the seconds trained so far."""
+        if state is None:
+            return 0.0
+        try:
+            for name, part in self._parts.items():
+                part.load_state_dict(state[name])
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"{self._config.out / CHECKPOINT_FILE} belongs to a training of another kind or size "
+                f"({str(error).splitlines()[0]}); give this one a folder of its own"
+            ) from error
+        self.step, self.tokens = state["step"], state["tokens"]
+        _cut_table(self._config.out / LOSSES_FILE, self.step)
+        print(f"going on from step {self.step}, {state['trained_s']:.0f} s", file=sys.stderr, flush=True)
+        return float(state["trained_s"])
 
     def elapsed_s(self) -> float:
         """Return how far the schedule is: the seconds trained, or more where the deadline is nearer than that."""
@@ -82,38 +135,49 @@ class TimedRun:
         return self._config.schedule.is_decaying(self.elapsed_s())
 
     def run(self, train_step: Callable[[float], tuple[int, dict[str, float]]], check: Callable[[], None]) -> None:
-        """Train until the budget is spent.
+        """Train until the budget is spent, then let go of the folder.
 
         Args:
             train_step: Takes the share of the peak learning rate; returns the tokens seen and the losses by name.
             check: Measures on held-back text and prints.
         """
-        while self.elapsed_s() < self._config.schedule.budget_s:
-            if self.is_decaying() and not (self._config.out / "pre_decay.pt").exists():
-                self.save("pre_decay.pt")
-            tokens, losses = train_step(self._config.schedule.share(self.elapsed_s()))
-            step_s = self.clock.tick()
-            self.step += 1
-            self.tokens += tokens
-            if self.step % self._config.report_every == 0:
-                self._report(losses, step_s)
-            self._save_and_check(check)
-        self.save("last.pt")
-        check()
+        try:
+            while self.elapsed_s() < self._config.schedule.budget_s:
+                self._one_step(train_step)
+                self._save_and_check(check)
+            self.save(CHECKPOINT_FILE)
+            check()
+        finally:
+            self._lock.release()
+
+    def _one_step(self, train_step: Callable[[float], tuple[int, dict[str, float]]]) -> None:
+        if self.is_decaying() and not (self._config.out / "pre_decay.pt").exists():
+            self.save("pre_decay.pt")
+        tokens, losses = train_step(self._config.schedule.share(self.elapsed_s()))
+        step_s = self.clock.tick()
+        self.step += 1
+        self.tokens += tokens
+        if self.step % self._config.report_every == 0:
+            self._report(losses, step_s)
 
     def _save_and_check(self, check: Callable[[], None]) -> None:
         if self.clock.trained_s - self._saved_at > self._config.save_every_s:
             self._saved_at = self.clock.trained_s
-            self.save("last.pt")
+            self.save(CHECKPOINT_FILE)
         if self.clock.trained_s - self._checked_at > self._config.check_every_s:
             self._checked_at = self.clock.trained_s
             check()
 
     def _report(self, losses: dict[str, float], step_s: float) -> None:
-        shown = " ".join(f"{name} {loss:.3f}" for name, loss in losses.items())
-        print(
-            f"step {self.step}, {self.tokens / 1e6:.2f} M tokens, {self.elapsed_s():.0f} s: {shown} ({step_s:.2f} s)",
-            flush=True,
+        self._show(
+            RunProgress(
+                step=self.step,
+                tokens=self.tokens,
+                elapsed_s=self.elapsed_s(),
+                budget_s=self._config.schedule.budget_s,
+                step_s=step_s,
+                losses=losses,
+            )
         )
         path = self._config.out / LOSSES_FILE
         is_new = not path.exists()
@@ -130,3 +194,12 @@ class TimedRun:
         state: dict[str, Any] = {key: part.state_dict() for key, part in self._parts.items()}
         state |= {"step": self.step, "tokens": self.tokens, "trained_s": self.clock.trained_s}
         save_checkpoint(self._config.out / name, state)
+
+
+def _cut_table(path: Path, step: int) -> None:
+    """Drop the rows of steps that were lost with the last kill: they will be made again."""
+    if not path.is_file():
+        return
+    header, *rows = path.read_text(encoding="utf-8").splitlines()
+    kept = [row for row in rows if row.split(",")[0].isdigit() and int(row.split(",")[0]) <= step]
+    path.write_text("\n".join([header, *kept]) + "\n", encoding="utf-8")

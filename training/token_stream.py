@@ -25,7 +25,7 @@ class TokenStream:
     ([[0, 1, 2, 3], [3, 4, 5, 6]], 6)
     """
 
-    def __init__(self, tokens: NDArray[np.uint16]) -> None:
+    def __init__(self, tokens: NDArray[np.uint16 | np.uint32]) -> None:
         """Start at the front of `tokens`."""
         self._tokens = tokens
         self.place = 0

@@ -17,7 +17,7 @@ RECIPE = Path(__file__).parents[3] / "samples" / "storyteller" / "recipe"
 def recipe_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(RECIPE))
     yield
-    for name in ("read_corpus", "corpus_mix", "story_tokenizer", "sums"):
+    for name in ("read_corpus", "corpus_mix", "story_tokenizer", "sums", "build_corpus"):
         sys.modules.pop(name, None)
 
 
@@ -91,6 +91,20 @@ def test_an_unknown_role_is_refused(tmp_path: Path) -> None:
     save_tokenizer(train_tokenizer([Document("tales", [("text", "A fox.")], False)]), tmp_path)
     with pytest.raises(Exception, match="Unknown role 'tool'"):
         AutoTokenizer.from_pretrained(tmp_path).apply_chat_template([{"role": "tool", "content": "x"}])
+
+
+def test_documents_are_in_the_form_that_training_reads(tmp_path: Path) -> None:
+    from build_corpus import write_documents
+    from corpus_mix import Document
+
+    from mirrorsd.training.corpus import read_documents
+
+    chat = [("user", "Hi"), ("assistant", "Ho")]
+    documents = [Document("tales", [("text", "Once.\n\nTwice.")], False), Document("chats", chat, False)]
+    write_documents(tmp_path / "documents.jsonl", documents)
+    tale, talk = read_documents(tmp_path / "documents.jsonl")
+    assert tale.text == "Once.\n\nTwice."
+    assert [(turn["role"], turn["content"]) for turn in talk.messages] == chat
 
 
 def test_sums_are_right() -> None:

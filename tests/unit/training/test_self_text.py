@@ -8,8 +8,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.training.corpus import Document
 from mirrorsd.training.self_prompts import PromptRules, cut_prompts
-from mirrorsd.training.self_text import SelfTextConfig, generate_batch, join_texts, load_texts, write_self_text
+from mirrorsd.training.self_text import SelfTextConfig, generate_batch
+from mirrorsd.training.text_folder import join_texts, load_texts, write_self_text
 
 END = 2
 
@@ -72,17 +74,49 @@ def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
         load_texts(tmp_path)
 
 
-def test_prompts_end_after_an_assistant_mark_or_early_in_a_text() -> None:
-    rules = PromptRules(bos=1, assistant=4, shortest=2, longest=9)
-    stream = np.array([1, 3, 20, 2, 4, 21, 2, 1, 22, 23, 24, 25, 26, 2], np.uint16)
-    prompts = cut_prompts(stream, rules, count=10, seed=0)
+class WordTokenizer:
+    """One id per word; a chat is `3 user 2`, `4 assistant 2`, and an open 4 at its end."""
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [1, *(int(word) for word in text.split())]}
+
+    def apply_chat_template(
+        self, messages: list[dict[str, str]], *, add_generation_prompt: bool
+    ) -> dict[str, list[int]]:
+        marks = {"user": 3, "assistant": 4}
+        turns = [[marks[turn["role"]], int(turn["content"]), 2] for turn in messages]
+        return {"input_ids": [1, *(token for turn in turns for token in turn), 4]}
+
+
+CHAT = Document(messages=({"role": "user", "content": "20"}, {"role": "assistant", "content": "21"}))
+
+
+def test_prompts_end_where_the_assistant_speaks_or_early_in_a_text() -> None:
+    rules = PromptRules(shortest=2, longest=9)
+    prompts = cut_prompts([CHAT, Document("22 23 24 25 26")], WordTokenizer(), count=2, seed=0, rules=rules)
     assert [1, 3, 20, 2, 4] in prompts
-    assert len(prompts) == 2
     plain = next(prompt for prompt in prompts if prompt[1] == 22)
     assert 2 <= len(plain) <= 3
 
 
 def test_a_repeated_document_gives_one_prompt() -> None:
-    rules = PromptRules(bos=1, assistant=4)
-    stream = np.array([1, 3, 20, 2, 4, 21, 2] * 5, np.uint16)
-    assert cut_prompts(stream, rules, count=10, seed=0) == [[1, 3, 20, 2, 4]]
+    assert cut_prompts([CHAT] * 5, WordTokenizer(), count=10, seed=0) == [[1, 3, 20, 2, 4]]
+
+
+def test_documents_too_short_for_a_prompt_are_an_error() -> None:
+    with pytest.raises(ConfigError, match="none of 1 documents gives a prompt"):
+        cut_prompts([Document("5 6")], WordTokenizer(), count=1, seed=0)
+
+
+def test_text_of_other_prompts_is_not_mixed_in(target: LlamaForCausalLM, tmp_path: Path) -> None:
+    config = SelfTextConfig(end=END, max_new_tokens=3)
+    write_self_text(target, PROMPTS[:2], tmp_path, config)
+    with pytest.raises(ConfigError, match=r"made otherwise \(made_from, prompts differ"):
+        write_self_text(target, PROMPTS, tmp_path, config)
+
+
+def test_ids_beyond_two_bytes_survive(tmp_path: Path) -> None:
+    from mirrorsd.training.self_text import SelfText
+
+    assert join_texts([SelfText([1, 70_000], 1)]).tolist() == [1, 70_000]
+    assert join_texts([SelfText([1, 7], 1)]).dtype == np.uint16

@@ -7,8 +7,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from mirrorsd.graphs.errors import ConfigError, ExportError
+from mirrorsd.graphs.names import EXIT_ADAPTERS_FILE
 from mirrorsd.training.checkpoints import load_checkpoint, save_checkpoint
-from mirrorsd.training.exit_adapter import ADAPTERS_FILE, load_adapters, make_adapters, save_adapters
+from mirrorsd.training.exit_adapter import load_adapters, make_adapters, save_adapters
 from mirrorsd.training.exit_coverage import measure_coverage
 from mirrorsd.training.schedule import TrainingClock, WarmStableDecay
 from mirrorsd.training.self_text import SelfText
@@ -41,7 +42,7 @@ def test_an_untrained_adapter_changes_nothing() -> None:
 def test_adapter_files_of_another_kind_are_refused(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
-    save_file({"weight": torch.zeros(1)}, tmp_path / ADAPTERS_FILE, metadata={"format": "something"})
+    save_file({"weight": torch.zeros(1)}, tmp_path / EXIT_ADAPTERS_FILE, metadata={"format": "something"})
     with pytest.raises(ExportError, match="'something'; expected 'mirrorsd-exit-1'"):
         load_adapters(tmp_path)
 

@@ -1,0 +1,140 @@
+"""`mirrorsd train draft`: a streaming draft for a target, distilled on text that the target writes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mirrorsd.cli import options
+from mirrorsd.cli import training_target as shared
+from mirrorsd.cli.console import note, print_json, training_bar
+from mirrorsd.cli.train_report import measure_drafts, print_report
+from mirrorsd.graphs.errors import ConfigError
+
+_LOOP_TOKENS = 24
+_WARM_S = 30.0
+SHAPE, LOSS = "Shape", "Loss"
+
+
+def draft(
+    target: shared.Target,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The draft's folder.", show_default=False)],
+    work: shared.Work,
+    corpus: shared.Corpus = None,
+    held_back: shared.HeldBack = None,
+    texts: shared.Texts = 9000,
+    from_model: Annotated[
+        Path | None,
+        typer.Option(help="Start from this small causal LM with the same tokenizer.", rich_help_panel=SHAPE),
+    ] = None,
+    streams: Annotated[int, typer.Option(help="Streams; 0 makes an ordinary draft.", rich_help_panel=SHAPE)] = 3,
+    stream_layers: Annotated[int, typer.Option(help="Top layers that streams pass.", rich_help_panel=SHAPE)] = 2,
+    hidden: Annotated[int, typer.Option(help="Hidden size, from scratch.", rich_help_panel=SHAPE)] = 256,
+    layers: Annotated[int, typer.Option(help="Layers, from scratch.", rich_help_panel=SHAPE)] = 3,
+    stream_weight: Annotated[float, typer.Option(help="Weight of each stream's loss.", rich_help_panel=LOSS)] = 0.2,
+    batch: shared.Batch = 6,
+    length: shared.Length = 1024,
+    seconds: shared.Seconds = 1300.0,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="Train an s = 0 draft of the same size for as long, and compare.")
+    ] = False,
+    resume: shared.Resume = False,
+    compile_loss: Annotated[bool, typer.Option("--compile/--no-compile", help="Compile the loss first.")] = True,
+    threads: shared.Threads = 0,
+    count_cpu: shared.CountCpu = False,
+    deadline: shared.Deadline = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Train a streaming draft: the target writes text, the draft learns its distributions, the result is measured."""
+    from mirrorsd.training.distill_draft import DistillConfig
+    from mirrorsd.training.model_folder import check_replaceable
+    from mirrorsd.training.schedule import WarmStableDecay
+    from mirrorsd.training.timed_run import RunConfig
+
+    check_replaceable(output)
+    if baseline and deadline is not None:
+        raise ConfigError("--baseline gives both drafts the same time, and --deadline would cut the second one short")
+    loss = DistillConfig(stream_weight=stream_weight, sequences=batch, length=length, is_compiled=compile_loss)
+    schedule = WarmStableDecay(budget_s=seconds, warm_s=min(_WARM_S, seconds / 10), decay_s=seconds / 3)
+    plan = DraftPlan(hidden=hidden, layers=layers, stream_layers=stream_layers, source=from_model)
+    checkpoint = shared.open_target(target, trained=plan.check(target), tokens=batch * length, threads=threads)
+    runs = [("draft", streams, output)]
+    if baseline:
+        runs.append(("baseline", 0, output.with_name(f"{output.name}-s0")))
+    for name, _, _ in runs:
+        shared.check_fresh(work / name, resume=resume)
+    model = shared.load_target(checkpoint)
+    shared.prepare_texts(model, checkpoint, work, shared.TextSource(corpus=corpus, held_back=held_back, count=texts))
+    for name, num_streams, folder in runs:
+        config = RunConfig(out=work / name, schedule=schedule, deadline=deadline, counts_cpu=count_cpu)
+        _train(model, plan.make(model, num_streams), (target, work, folder), (config, loss))
+    found = measure_drafts(model, output, runs[1][2] if baseline else None, work)
+    print_json(found) if as_json else print_report(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftPlan:
+    """How large a draft is, and what it starts from: sizes of its own, or a small model in `source`."""
+
+    hidden: int
+    layers: int
+    stream_layers: int
+    source: Path | None
+
+    def check(self, target: Path) -> int:
+        """Check the plan against the target; return about how many parameters are trained.
+
+        Raises:
+            ConfigError: sizes that no draft can have.
+            ExportError: the small model is not complete, or speaks other tokens than the target.
+        """
+        from mirrorsd.export.checkpoint import open_checkpoint
+        from mirrorsd.export.compatibility import check_compatible
+        from mirrorsd.training.draft_shape import check_draft_sizes
+
+        of_target = open_checkpoint(target, "target")
+        if self.source is not None:
+            small = open_checkpoint(self.source, "draft")
+            check_compatible(of_target, small)
+            return small.source.num_parameters
+        check_draft_sizes(self.hidden, self.layers)
+        return self.hidden * (int(of_target.config["vocab_size"]) + 12 * self.layers * self.hidden)
+
+    def make(self, target: Any, num_streams: int) -> Any:
+        """Return the untrained draft with that many streams."""
+        from mirrorsd.training.draft_shape import draft_from_model, draft_from_scratch
+
+        streams = {"num_streams": num_streams, "num_stream_layers": self.stream_layers}
+        if self.source is not None:
+            return draft_from_model(self.source, **streams)
+        return draft_from_scratch(target, hidden=self.hidden, layers=self.layers, **streams)
+
+
+def _train(model: Any, draft: Any, places: tuple[Path, Path, Path], how: tuple[Any, Any]) -> None:
+    """Train one draft and put it in its folder; `places` are target, work folder and the draft's folder."""
+    from mirrorsd.training.distill_draft import distill_draft
+    from mirrorsd.training.loss_curve import plot_losses
+    from mirrorsd.training.model_folder import copy_tokenizer, finished_folder
+    from mirrorsd.training.timed_run import LOSSES_FILE
+
+    target, work, folder = places
+    config, loss = how
+    with training_bar(f"training {config.out.name}") as show:
+        texts = (_open_text(work / shared.TEXT_FOLDER), _open_text(work / shared.HELD_BACK_FOLDER))
+        distill_draft(model, draft, texts, config, loss, show)
+    if (config.out / LOSSES_FILE).is_file():
+        plot_losses(config.out / LOSSES_FILE, config.out / "losses.png")
+    with finished_folder(folder) as partial:
+        draft.save(partial)
+        copy_tokenizer(target, partial)
+    note(f"wrote {folder}; losses in {config.out}")
+
+
+def _open_text(folder: Path) -> Any:
+    """Read what the target wrote, the greater part of its loops left out: they teach nothing new."""
+    from mirrorsd.training.self_text import cut_before_loop
+    from mirrorsd.training.text_folder import join_texts, load_texts
+    from mirrorsd.training.token_stream import TokenStream
+
+    return TokenStream(join_texts([cut_before_loop(text, keep=_LOOP_TOKENS) for text in load_texts(folder)]))

@@ -1,0 +1,173 @@
+"""`mirrorsd train report`: what a draft and a target's exits are worth, on text that the target writes."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from mirrorsd.cli import options
+from mirrorsd.cli import training_target as shared
+from mirrorsd.cli.console import add_row, note, print_json, print_table
+from mirrorsd.cli.machine import describe_machine, installed_versions
+from mirrorsd.cli.prompt_file import Question, read_questions
+
+if TYPE_CHECKING:
+    from mirrorsd.training.self_text import SelfText
+
+_NEW_TOKENS = 128
+_SAMPLED_TEXTS = 24
+_TOKENS = 512
+
+Draft = Annotated[Path, typer.Option(help="Folder of the draft.", show_default=False)]
+
+
+def report(
+    target: shared.Target,
+    draft: Draft,
+    prompts: Annotated[Path, typer.Option(help="Questions in Spec-Bench's form.", show_default=False)],
+    baseline: Annotated[Path | None, typer.Option(help="An s = 0 draft to compare with.")] = None,
+    only: Annotated[
+        str, typer.Option(help="Sections: agreement,windows,confirmed,misses,sampling.")
+    ] = "agreement,windows,confirmed,misses,sampling",
+    per_task: Annotated[int | None, typer.Option(help="Questions per category; all without it.")] = None,
+    whole: Annotated[bool, typer.Option("--whole", help="Keep what follows once a text repeats itself.")] = False,
+    threads: shared.Threads = 0,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the report there as JSON.")] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Report agreement, accepted windows, confirmed tokens, where the draft missed, and sampling with shared noise."""
+    questions = _first_per_task(read_questions(prompts), per_task)
+    checkpoint = shared.open_target(target, trained=0, tokens=_TOKENS, threads=threads)
+    check_speaks_like(target, [draft, *([baseline] if baseline else [])])
+    model = shared.load_target(checkpoint)
+    greedy, sampled = write_answers(model, target, questions, checkpoint.eos_ids[0])
+    if not whole:
+        from mirrorsd.training.self_text import cut_before_loop
+
+        greedy = {task: [cut_before_loop(text) for text in texts] for task, texts in greedy.items()}
+    from mirrorsd.training.pair_report import report_pair
+
+    pair = load_pair(model, target, draft, baseline)
+    sections = tuple(part.strip() for part in only.split(","))
+    found = {
+        "text": f"{len(questions)} questions of {prompts.name}, answered greedily by the target"
+        + ("" if whole else ", before loops begin"),
+        **report_pair(pair, greedy, sampled, sections=sections, show=lambda words: note(f"measured {words}")),
+        "machine": describe_machine(),
+        "versions": installed_versions(),
+    }
+    if output is not None:
+        output.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    print_json(found) if as_json else print_report(found)
+
+
+def check_speaks_like(target: Path, drafts: list[Path]) -> None:
+    """Refuse drafts with another vocabulary before any weights are read.
+
+    Raises:
+        ExportError: a draft is not complete, or its tokens are not the target's.
+    """
+    from mirrorsd.export.checkpoint import open_checkpoint
+    from mirrorsd.export.compatibility import check_compatible
+
+    for folder in drafts:
+        check_compatible(open_checkpoint(target, "target"), open_checkpoint(folder, "draft"))
+
+
+def load_pair(model: Any, target: Path, draft: Path, baseline: Path | None) -> Any:
+    """The loaded target with the adapters beside it (half depth untrained where there are none), and the drafts."""
+    from mirrorsd.graphs.names import EXIT_ADAPTERS_FILE
+    from mirrorsd.training.exit_adapter import load_adapters
+    from mirrorsd.training.pair_report import TrainedPair
+    from mirrorsd.training.streaming_draft import StreamingDraft
+
+    exits: dict[int, Any] = {max(1, model.config.num_hidden_layers // 2): None}
+    if (target / EXIT_ADAPTERS_FILE).is_file():
+        exits = dict(load_adapters(target))
+    return TrainedPair(
+        target=model,
+        exits=exits,
+        draft=StreamingDraft.load(draft),
+        baseline=None if baseline is None else StreamingDraft.load(baseline),
+    )
+
+
+def measure_drafts(model: Any, draft: Path, baseline: Path | None, work: Path) -> dict[str, Any]:
+    """Agreement, windows and confirmed tokens of a new draft on some of the held-back text."""
+    from mirrorsd.training.pair_report import report_pair
+
+    texts = shared.held_back_texts(work)[:: max(1, len(shared.held_back_texts(work)) // 40)]
+    pair = load_pair(model, draft, draft, baseline)
+    sections = ("agreement", "windows", "confirmed")
+    found = report_pair(pair, {"held back": texts}, [], sections=sections, show=lambda words: note(f"measured {words}"))
+    (work / "draft_report.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    return found
+
+
+def write_answers(
+    model: Any, target: Path, questions: tuple[Question, ...], end: int
+) -> tuple[dict[str, list["SelfText"]], list["SelfText"]]:
+    """Greedy answers by category, and some first turns answered at temperature 1."""
+    from transformers import AutoTokenizer
+
+    from mirrorsd.training.answers import answer, sample
+
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    turns: dict[str, list[tuple[str, ...]]] = {}
+    for question in questions:
+        turns.setdefault(question.category, []).append(question.turns)
+    note(f"the target answers {len(questions)} questions")
+    greedy = {task: answer(model, tokenizer, asked, end, _NEW_TOKENS) for task, asked in turns.items()}
+    asked = [question.turns[0] for question in questions]
+    chosen = asked[:: max(1, len(asked) // _SAMPLED_TEXTS)]
+    return greedy, sample(model, tokenizer, chosen, end, _NEW_TOKENS)
+
+
+def _first_per_task(questions: tuple[Question, ...], count: int | None) -> tuple[Question, ...]:
+    if count is None:
+        return questions
+    kept: dict[str, list[Question]] = {}
+    for question in questions:
+        kept.setdefault(question.category, []).append(question)
+    return tuple(question for asked in kept.values() for question in asked[:count])
+
+
+def print_report(found: dict[str, Any]) -> None:
+    """Show a report as tables."""
+    if "agreement" in found:
+        shares = found["agreement"]
+        streams = " / ".join(f"{share:.1%}" for share in shares["streams"])
+        print(
+            f"main row equals the target at {shares['main']:.1%} of {shares['positions']} positions; streams {streams}"
+        )
+    if "windows" in found:
+        print_table(_window_table(found["windows"]))
+    if "confirmed" in found:
+        print(f"the draft confirms {found['confirmed']['tokens_per_pass']} tokens per pass by itself")
+    if "misses" in found:
+        print_table(_miss_table(found["misses"]))
+    if "sampling" in found:
+        accepted = found["sampling"]["accepted_per_window"]
+        shown = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in accepted.items())
+        print(f"accepted per window at temperature 1: {shown}")
+
+
+def _window_table(windows: dict[str, Any]) -> Table:
+    ways = {way: row for way, row in windows.items() if isinstance(row, dict)}
+    tasks = list(next(iter(ways.values()))["by_task"])
+    table = Table("accepted per window", "mean", "of reference", *tasks)
+    for way, row in ways.items():
+        share = row.get("share_of_reference")
+        by_task = (f"{row['by_task'][task]['mean_accepted']:.2f}" for task in tasks)
+        add_row(table, way, f"{row['mean_accepted']:.2f}", "" if share is None else f"{share:.1%}", *by_task)
+    return table
+
+
+def _miss_table(misses: dict[str, Any]) -> Table:
+    table = Table(f"correction at {misses['misses']} misses in the first", "1", "2", "4", "8")
+    for name, shares in misses.items():
+        if isinstance(shares, dict):
+            add_row(table, name.replace("_", " after layer "), *(f"{share:.1%}" for share in shares.values()))
+    return table

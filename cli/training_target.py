@@ -1,0 +1,153 @@
+"""What every `mirrorsd train` command begins with: a checked target that fits into memory, and text that it wrote."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mirrorsd.cli.console import note
+from mirrorsd.graphs.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mirrorsd.export.checkpoint import Checkpoint
+    from mirrorsd.training.self_text import SelfText
+
+Target = Annotated[Path, typer.Argument(help="Folder of the target's checkpoint.", show_default=False)]
+Corpus = Annotated[
+    Path | None,
+    typer.Option(help="Documents to cut prompts from: .txt, one per line, or .jsonl.", show_default=False),
+]
+HeldBack = Annotated[
+    Path | None, typer.Option(help="Documents never trained on; without it, one in fifty of --corpus.")
+]
+Texts = Annotated[int, typer.Option(help="Texts that the target writes.")]
+Work = Annotated[Path, typer.Option(help="Folder for text, checkpoints and curves.", show_default=False)]
+Batch = Annotated[int, typer.Option(help="Texts per step of training.")]
+Length = Annotated[int, typer.Option(help="Tokens of each.")]
+Seconds = Annotated[float, typer.Option(help="Seconds of training.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the training in --work.")]
+Threads = Annotated[int, typer.Option(help="Threads; 0 leaves it to PyTorch.")]
+CountCpu = Annotated[bool, typer.Option("--count-cpu", help="Count seconds of a core: fair where others compute too.")]
+Deadline = Annotated[
+    float | None, typer.Option(help="Be done at this time (seconds since 1970), whatever pauses there were.")
+]
+
+TEXT_FOLDER, HELD_BACK_FOLDER = "text", "text_held_back"
+_HELD_BACK_TEXTS = 400
+_HELD_BACK_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextSource:
+    """Where prompts come from and how many; without a corpus, the text must be in the work folder already."""
+
+    corpus: Path | None
+    held_back: Path | None
+    count: int
+    part: tuple[int, int] = (0, 1)
+
+
+def open_target(folder: Path, *, trained: int, tokens: int, threads: int = 0) -> "Checkpoint":
+    """Check a target's folder, and that training beside it fits into memory, before anything is loaded.
+
+    Raises:
+        ExportError: not a complete checkpoint of a supported family.
+        ConfigError: too little memory.
+    """
+    import torch
+
+    from mirrorsd.export.checkpoint import open_checkpoint
+    from mirrorsd.runtime.memory import SYSTEM, free_memory
+    from mirrorsd.training.memory_need import check_memory, training_bytes
+
+    checkpoint = open_checkpoint(folder, "target")
+    needed = training_bytes(
+        fixed=checkpoint.source.num_parameters,
+        trained=trained,
+        tokens=tokens,
+        vocab_size=int(checkpoint.config["vocab_size"]),
+    )
+    check_memory(f"training for the target {folder}", needed, free_memory(SYSTEM))
+    if threads:
+        torch.set_num_threads(threads)
+    return checkpoint
+
+
+def load_target(checkpoint: "Checkpoint") -> Any:
+    """Load a target, frozen, in single precision, attending by the rules of its family."""
+    from mirrorsd.export.loading import load_model
+    from mirrorsd.training.attention import use_training_attention
+
+    model = load_model(checkpoint)
+    use_training_attention(model)
+    return model
+
+
+def prepare_texts(target: Any, checkpoint: "Checkpoint", work: Path, source: TextSource) -> None:
+    """Let the target write what is missing of its training and held-back text.
+
+    Raises:
+        ConfigError: no corpus and no text, a corpus with bad lines, or text in the folder that was made otherwise.
+    """
+    if source.corpus is None:
+        missing = [name for name in (TEXT_FOLDER, HELD_BACK_FOLDER) if not list((work / name).glob("batch_*.npz"))]
+        if missing:
+            raise ConfigError(
+                f"{work / missing[0]} holds no text of the target; give --corpus, so that it can write some"
+            )
+        return
+    from mirrorsd.training.corpus import read_documents, split_held_back
+    from mirrorsd.training.self_text import SelfTextConfig
+
+    documents = read_documents(source.corpus)
+    if source.held_back is None:
+        documents, held_back = split_held_back(documents)
+    else:
+        held_back = read_documents(source.held_back)
+    end = checkpoint.eos_ids[0]
+    written = SelfTextConfig(end=end, batch=128)
+    held = SelfTextConfig(end=end, max_new_tokens=_HELD_BACK_TOKENS, temperatures=(0.0,))
+    _write(target, checkpoint, (documents, work / TEXT_FOLDER, source.count, written), source.part)
+    _write(
+        target, checkpoint, (held_back, work / HELD_BACK_FOLDER, min(_HELD_BACK_TEXTS, source.count), held), source.part
+    )
+
+
+def _write(target: Any, checkpoint: "Checkpoint", job: tuple[Any, Path, int, Any], part: tuple[int, int]) -> None:
+    from transformers import AutoTokenizer
+
+    from mirrorsd.cli.console import show_share
+    from mirrorsd.training.self_prompts import cut_prompts
+    from mirrorsd.training.text_folder import write_self_text
+
+    documents, folder, count, config = job
+    prompts = cut_prompts(documents, AutoTokenizer.from_pretrained(checkpoint.folder), count, seed=20)
+    with show_share(f"writing {folder.name}") as show:
+        write_self_text(target, prompts, folder, config, part, show)
+
+
+def held_back_texts(work: Path) -> "list[SelfText]":
+    """The held-back greedy texts, each cut before it begins to repeat itself."""
+    from mirrorsd.training.self_text import cut_before_loop
+    from mirrorsd.training.text_folder import load_texts
+
+    return [cut_before_loop(text) for text in load_texts(work / HELD_BACK_FOLDER) if text.temperature == 0]
+
+
+def check_fresh(folder: Path, *, resume: bool) -> None:
+    """Refuse to go on with a training that nobody asked to go on with.
+
+    Raises:
+        ConfigError: there is one, and `--resume` was not given.
+    """
+    if not resume and (folder / "last.pt").is_file():
+        raise ConfigError(f"{folder} holds a training already; add --resume to go on with it, or give another --work")
+
+
+def note_text(work: Path) -> None:
+    """Say how much text there is."""
+    from mirrorsd.training.text_folder import load_texts
+
+    texts = load_texts(work / TEXT_FOLDER)
+    note(f"{len(texts)} texts, {sum(len(text.tokens) for text in texts) / 1e6:.2f} M tokens written by the target")

@@ -1,0 +1,105 @@
+"""`mirrorsd train text`, `exit`, `draft` and `report` on the tiny pair, one after the other, and into a bundle."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mirrorsd.cli.application import run
+
+SIZES = ("--batch", "2", "--length", "32")
+DRAFT = ("--hidden", "64", "--layers", "1", "--streams", "2", "--stream-layers", "1", *SIZES)
+QUICK = ("--seconds", "0.5", "--no-compile")
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `target` (a copy), `work` and the corpus; the target has written its text."""
+    folder = tmp_path_factory.mktemp("train")
+    shutil.copytree(tiny_pair[0], folder / "target")
+    chat = {"messages": [{"role": "user", "content": "Tell me of the heron."}]}
+    lines = [json.dumps({"text": f"Once upon a time there was a little fox, {n} years old."}) for n in range(8)]
+    (folder / "corpus.jsonl").write_text("\n".join([*lines, json.dumps(chat)]) + "\n", encoding="utf-8")
+    command = ["train", "text", str(folder / "target"), "--corpus", str(folder / "corpus.jsonl")]
+    assert run([*command, "--work", str(folder / "work"), "--texts", "2"]) == 0
+    return folder
+
+
+def test_exits_are_measured_trained_and_measured_again(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, work = str(trained / "target"), str(trained / "work")
+    command = ["train", "exit", target, "--work", work, "--layers", "2", "--rank", "8", *SIZES, "--json"]
+    assert run([*command, "--seconds", "0.3"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["layers"]["2"]) == {"untrained", "adapter"}
+    assert set(found["untrained_everywhere"]) == {"1", "2", "3"}
+    assert (trained / "target" / "exit_coverage.png").stat().st_size > 1000
+    written = json.loads((trained / "target" / "exit_coverage.json").read_text(encoding="utf-8"))
+    assert written["layers"] == found["layers"]
+    assert run([*command, "--seconds", "0.3"]) == 2
+    assert "add --resume to go on" in capsys.readouterr().err
+
+
+def test_a_draft_and_its_baseline(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_pair: tuple[Path, Path]
+) -> None:
+    target, work, output = str(trained / "target"), str(trained / "work"), tmp_path / "draft"
+    command = ["train", "draft", target, "-o", str(output), "--work", work, *DRAFT, *QUICK, "--baseline", "--json"]
+    assert run(command) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["windows"]["reference"] == "s=0, 6 passes"
+    assert len(found["agreement"]["streams"]) == 2
+    assert (output / "streams.safetensors").is_file()
+    assert not (tmp_path / "draft-s0" / "streams.safetensors").exists()
+    prompts = tmp_path / "prompts.jsonl"
+    question = {"question_id": 1, "category": "story", "turns": ["Tell me of the fox.", "And then?"]}
+    prompts.write_text(json.dumps(question) + "\n", encoding="utf-8")
+    report = ["train", "report", target, "--draft", str(output), "--prompts", str(prompts), "--whole"]
+    assert run([*report, "--only", "misses,sampling", "-o", str(tmp_path / "report.json")]) == 0
+    written = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert {"misses", "sampling", "machine"} <= set(written)
+    assert "correction at" in capsys.readouterr().out
+
+
+def test_a_draft_from_a_small_model(trained: Path, tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    shutil.copytree(tiny_pair[1], small)
+    (small / "streams.safetensors").unlink()
+    sizes = ("--streams", "1", "--stream-layers", "1", *SIZES)
+    start = ("--from-model", str(small), "-o", str(tmp_path / "draft"), "--work", str(tmp_path / "work"))
+    shutil.copytree(trained / "work", tmp_path / "work", ignore=shutil.ignore_patterns("draft*", "baseline", "exits"))
+    assert run(["train", "draft", str(trained / "target"), *start, *sizes, *QUICK]) == 0
+    assert json.loads((tmp_path / "draft" / "config.json").read_text())["num_hidden_layers"] == 2
+
+
+def test_a_draft_with_another_vocabulary_is_refused(
+    trained: Path, tiny_pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = tmp_path / "small"
+    shutil.copytree(tiny_pair[1], small)
+    document = json.loads((small / "tokenizer.json").read_text(encoding="utf-8"))
+    document["model"]["vocab"]["fox!"] = document["model"]["vocab"].pop("fox", 299)
+    (small / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
+    options = ["--from-model", str(small), "-o", str(tmp_path / "draft"), "--work", str(trained / "work")]
+    assert run(["train", "draft", str(trained / "target"), *options]) == 3
+    assert "the vocabulary of their tokenizers differ" in capsys.readouterr().err
+    assert not (tmp_path / "draft").exists()
+
+
+def test_a_bad_line_stops_before_anything_is_written(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "corpus.txt").write_bytes(b"Once upon a time.\n\nThe end.\n")
+    command = ["train", "text", str(trained / "target"), "--corpus", str(tmp_path / "corpus.txt")]
+    assert run([*command, "--work", str(tmp_path / "work")]) == 2
+    assert "corpus.txt, line 2: the line is empty" in capsys.readouterr().err
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_target_that_does_not_fit_is_refused_before_it_is_loaded(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("mirrorsd.runtime.memory.free_memory", lambda device: 1 << 20)
+    monkeypatch.setattr("mirrorsd.export.loading.load_model", None)
+    assert run(["train", "exit", str(trained / "target"), "--work", str(trained / "work")]) == 2
+    assert "GB of memory" in capsys.readouterr().err

@@ -1,0 +1,74 @@
+"""What a draft is before it is trained: a small decoder with the target's vocabulary, from nothing or from a model.
+
+Owns: the sizes of a draft from scratch. Does not own: streams (`streaming_draft.py`), training (`distill_draft.py`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from mirrorsd.graphs.errors import ConfigError
+
+from .distill_draft import embed_like_target
+from .streaming_draft import StreamingDraft
+
+__all__ = ["check_draft_sizes", "draft_from_model", "draft_from_scratch"]
+
+_HEAD_DIM = 64
+_SEED = 21
+
+
+def check_draft_sizes(hidden: int, layers: int) -> None:
+    """Check the sizes of a draft from scratch.
+
+    Raises:
+        ConfigError: A hidden size that is no multiple of the head size, or no layers.
+    """
+    if hidden < _HEAD_DIM or hidden % _HEAD_DIM or layers < 1:
+        raise ConfigError(
+            f"a draft of hidden size {hidden} and {layers} layers: hidden must be a multiple of {_HEAD_DIM}, "
+            "layers at least 1"
+        )
+
+
+def draft_from_scratch(
+    target: PreTrainedModel, *, hidden: int, layers: int, num_streams: int, num_stream_layers: int
+) -> StreamingDraft:
+    """Return an untrained Llama-like draft for `target`; its embeddings start like the target's where they can.
+
+    Heads of 64, one key-value head per two, feed-forward of 2.5 times the hidden size, tied embeddings; vocabulary,
+    special tokens and context are the target's.
+    """
+    check_draft_sizes(hidden, layers)
+    torch.manual_seed(_SEED)
+    given, heads = target.config, hidden // _HEAD_DIM
+    config = LlamaConfig(
+        vocab_size=given.vocab_size,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=max(1, heads // 2),
+        head_dim=_HEAD_DIM,
+        intermediate_size=round(2.5 * hidden / 64) * 64,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        max_position_embeddings=given.max_position_embeddings,
+        rms_norm_eps=1e-5,
+        pad_token_id=given.pad_token_id,
+        bos_token_id=given.bos_token_id,
+        eos_token_id=given.eos_token_id,
+    )
+    draft = StreamingDraft(LlamaForCausalLM(config), num_streams=num_streams, num_stream_layers=num_stream_layers)
+    if hidden <= given.hidden_size:
+        embed_like_target(draft, target)
+    return draft
+
+
+def draft_from_model(folder: Path, *, num_streams: int, num_stream_layers: int) -> StreamingDraft:
+    """Return an ordinary small causal LM with untrained streams put onto it."""
+    torch.manual_seed(_SEED)
+    base: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return StreamingDraft(base, num_streams=num_streams, num_stream_layers=num_stream_layers)

@@ -1,0 +1,129 @@
+"""A folder of texts that the target wrote, one file per batch; a kill loses at most the batch in work.
+
+Owns: the files, what they were made with (`plan.json`), and which part of them a process writes.
+Does not own: generation (`self_text.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel
+
+from mirrorsd.graphs.errors import ConfigError
+
+from .self_text import SelfText, SelfTextConfig, generate_batch
+
+__all__ = ["join_texts", "load_texts", "write_self_text"]
+
+PLAN_FILE = "plan.json"
+_MOST_SHORT_IDS = 1 << 16
+
+
+def write_self_text(
+    target: PreTrainedModel,
+    prompts: list[list[int]],
+    folder: Path,
+    config: SelfTextConfig,
+    part: tuple[int, int] = (0, 1),
+    show: Callable[[str, float], None] = lambda words, share: None,
+) -> None:
+    """Write one file per batch into `folder`; batches that are there already are skipped.
+
+    Args:
+        target: The model.
+        prompts: All prompts (the same list in every part).
+        folder: Where the batches go.
+        config: Limits, temperatures, seed.
+        part: `(k, n)`: this process writes the batches `k, k + n, ...`.
+        show: Told what was done, and which share of all batches is there.
+
+    Raises:
+        ConfigError: The folder holds texts of other prompts, of another target, or made with other settings.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _check_plan(folder, target, prompts, config)
+    rng = np.random.default_rng(config.seed)
+    drawn = torch.tensor(rng.choice(config.temperatures, size=len(prompts)), dtype=torch.float32)
+    by_length = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
+    batches = [by_length[start : start + config.batch] for start in range(0, len(prompts), config.batch)]
+    order = rng.permutation(len(batches)).tolist()
+    for place, batch_number in enumerate(order):
+        path = folder / f"batch_{batch_number:05d}.npz"
+        if place % part[1] != part[0] or path.exists():
+            continue
+        numbers = batches[batch_number]
+        texts = generate_batch(target, [prompts[number] for number in numbers], drawn[numbers], config)
+        _save_batch(path, texts, [len(prompts[number]) for number in numbers], drawn[numbers].numpy())
+        show(f"batch {place + 1} of {len(batches)}: {sum(map(len, texts))} tokens", (place + 1) / len(batches))
+
+
+def _check_plan(folder: Path, target: PreTrainedModel, prompts: list[list[int]], config: SelfTextConfig) -> None:
+    """Compare with what earlier batches were made with, or note it down for later ones."""
+    digest = hashlib.sha256(json.dumps(prompts).encode("ascii"))
+    for weight in list(target.parameters())[:2]:
+        digest.update(weight.detach().float().flatten()[:4096].numpy().tobytes())
+    plan: dict[str, Any] = {"made_from": digest.hexdigest(), "prompts": len(prompts), **asdict(config)}
+    plan["temperatures"] = list(config.temperatures)
+    path = folder / PLAN_FILE
+    if not path.is_file():
+        path.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+        return
+    found = json.loads(path.read_text(encoding="utf-8"))
+    differing = [name for name in plan if plan[name] != found.get(name)]
+    if differing:
+        raise ConfigError(
+            f"{folder} holds texts that were made otherwise ({', '.join(differing)} differ; made_from stands for the "
+            "prompts and the target's weights); give these texts a folder of their own"
+        )
+
+
+def _save_batch(
+    path: Path, texts: list[list[int]], prompt_lengths: list[int], temperatures: NDArray[np.float32]
+) -> None:
+    beside = path.with_suffix(".partial.npz")
+    np.savez(
+        beside,
+        tokens=_pack(texts),
+        lengths=np.array([len(text) for text in texts]),
+        prompt_lengths=np.array(prompt_lengths),
+        temperatures=temperatures,
+    )
+    beside.replace(path)
+
+
+def _pack(texts: Sequence[list[int]]) -> NDArray[np.uint16 | np.uint32]:
+    """Join token ids in as few bytes as they need."""
+    joined = np.concatenate([np.array(text, np.uint32) for text in texts])
+    return joined if joined.max(initial=0) >= _MOST_SHORT_IDS else joined.astype(np.uint16)
+
+
+def load_texts(folder: Path) -> list[SelfText]:
+    """Read all texts written so far.
+
+    Raises:
+        ConfigError: There are none.
+    """
+    texts: list[SelfText] = []
+    for path in sorted(folder.glob("batch_?????.npz")):
+        with np.load(path) as batch:
+            parts = np.split(batch["tokens"], np.cumsum(batch["lengths"])[:-1])
+            columns = zip(parts, batch["prompt_lengths"].tolist(), batch["temperatures"].tolist(), strict=True)
+            texts += [SelfText(part.tolist(), length, temperature) for part, length, temperature in columns]
+    if not texts:
+        raise ConfigError(f"{folder} holds no text; let the target write some first (`mirrorsd train text`)")
+    return texts
+
+
+def join_texts(texts: Sequence[SelfText], seed: int = 0) -> NDArray[np.uint16 | np.uint32]:
+    """Return the texts as one stream of tokens, in random order."""
+    order = np.random.default_rng(seed).permutation(len(texts))
+    return _pack([texts[number].tokens for number in order])
