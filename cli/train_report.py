@@ -110,11 +110,10 @@ def write_answers(
     model: Any, target: Path, questions: tuple[Question, ...], end: int
 ) -> tuple[dict[str, list["SelfText"]], list["SelfText"]]:
     """Greedy answers by category, and some first turns answered at temperature 1."""
-    from transformers import AutoTokenizer
-
     from mirrorsd.training.answers import answer, sample
+    from mirrorsd.training.self_prompts import load_tokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokenizer = load_tokenizer(target)
     turns: dict[str, list[tuple[str, ...]]] = {}
     for question in questions:
         turns.setdefault(question.category, []).append(question.turns)

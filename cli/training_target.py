@@ -55,11 +55,10 @@ def open_target(folder: Path, *, trained: int, tokens: int, threads: int = 0) ->
         ExportError: not a complete checkpoint of a supported family.
         ConfigError: too little memory.
     """
-    import torch
-
     from mirrorsd.export.checkpoint import open_checkpoint
     from mirrorsd.runtime.memory import SYSTEM, free_memory
     from mirrorsd.training.memory_need import check_memory, training_bytes
+    from mirrorsd.training.timed_run import use_threads
 
     checkpoint = open_checkpoint(folder, "target")
     needed = training_bytes(
@@ -69,8 +68,7 @@ def open_target(folder: Path, *, trained: int, tokens: int, threads: int = 0) ->
         vocab_size=int(checkpoint.config["vocab_size"]),
     )
     check_memory(f"training for the target {folder}", needed, free_memory(SYSTEM))
-    if threads:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     return checkpoint
 
 
@@ -115,14 +113,12 @@ def prepare_texts(target: Any, checkpoint: "Checkpoint", work: Path, source: Tex
 
 
 def _write(target: Any, checkpoint: "Checkpoint", job: tuple[Any, Path, int, Any], part: tuple[int, int]) -> None:
-    from transformers import AutoTokenizer
-
     from mirrorsd.cli.console import show_share
-    from mirrorsd.training.self_prompts import cut_prompts
+    from mirrorsd.training.self_prompts import cut_prompts, load_tokenizer
     from mirrorsd.training.text_folder import write_self_text
 
     documents, folder, count, config = job
-    prompts = cut_prompts(documents, AutoTokenizer.from_pretrained(checkpoint.folder), count, seed=20)
+    prompts = cut_prompts(documents, load_tokenizer(checkpoint.folder), count, seed=20)
     with show_share(f"writing {folder.name}") as show:
         write_self_text(target, prompts, folder, config, part, show)
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transformers import AutoTokenizer
 
 from mirrorsd.graphs.errors import ConfigError
 
 from .corpus import Document
 
-__all__ = ["PromptRules", "chat_prompt", "cut_prompts"]
+__all__ = ["PromptRules", "chat_prompt", "cut_prompts", "load_tokenizer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,11 @@ def cut_prompts(
             f"a conversation a user's turn within the first {rules.longest}"
         )
     return list(prompts.values())
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Load the tokenizer beside a target's weights."""
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
 def chat_prompt(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:

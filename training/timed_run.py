@@ -14,13 +14,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from mirrorsd.graphs.errors import ConfigError
 
 from .checkpoints import load_checkpoint, save_checkpoint
 from .folder_lock import FolderLock
 from .schedule import TrainingClock, WarmStableDecay
 
-__all__ = ["CHECKPOINT_FILE", "LOSSES_FILE", "RunConfig", "RunProgress", "Stateful", "TimedRun", "print_progress"]
+__all__ = [
+    "CHECKPOINT_FILE",
+    "LOSSES_FILE",
+    "RunConfig",
+    "RunProgress",
+    "Stateful",
+    "TimedRun",
+    "print_progress",
+    "use_threads",
+]
 
 LOSSES_FILE = "losses.csv"
 CHECKPOINT_FILE = "last.pt"
@@ -81,6 +92,12 @@ class RunProgress:
         """Say it in one line."""
         so_far = f"step {self.step}, {self.tokens / 1e6:.2f} M tokens, {self.elapsed_s:.0f} s"
         return f"{so_far}, {self.left_s:.0f} s left: {self.losses_in_words()} ({self.step_s:.2f} s)"
+
+
+def use_threads(count: int) -> None:
+    """Compute with `count` threads; 0 leaves it to PyTorch."""
+    if count:
+        torch.set_num_threads(count)
 
 
 def print_progress(progress: RunProgress) -> None:
