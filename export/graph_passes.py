@@ -1,6 +1,7 @@
 """The chain of passes from an exported target stage to the graph that ships, and the small passes of it.
 
-Owns: norm fusion, reshape clean-up, the order of all passes. Does not own: rotary (`rotary_pass.py`), weights on disk.
+Owns: norm fusion, reshape clean-up, the order of all passes. Does not own: rotary (`rotary_pass.py`),
+joint projections (`projection_pass.py`), weights on disk.
 """
 
 import onnx_ir as ir
@@ -9,6 +10,7 @@ import onnx_ir.passes.common as common
 from mirrorsd.graphs.errors import ExportError
 
 from .graph_edits import take_over
+from .projection_pass import JoinProjections
 from .quantise_pass import QuantiseWeights
 from .rotary_pass import FoldRotary
 
@@ -130,6 +132,7 @@ def optimise_stage(model: ir.Model, precision: str, vocab_size: int) -> ir.Model
         common.RemoveUnusedNodesPass(),
         FuseSkipNorm(),
         common.RemoveUnusedNodesPass(),
+        JoinProjections(),
         common.ClearMetadataAndDocStringPass(),
         common.CommonSubexpressionEliminationPass(),
         common.RemoveUnusedNodesPass(),

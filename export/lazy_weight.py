@@ -1,13 +1,14 @@
 """Weights of graphs that are computed only while they are written, a few rows at a time.
 
-Owns: lazy tensors for `onnx_ir`, transposing and packing (quantising) them without holding them.
+Owns: lazy tensors for `onnx_ir`, transposing, joining and packing (quantising) them without holding them.
 Does not own: where a checkpoint's numbers lie (`stored_tensors.py`), how numbers are packed (`quantise_pass.py`),
 the file they are written to (`weights_file.py`).
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,14 @@ def lazy_weight(tensor: ir.TensorProtocol) -> LazyWeight:
     array = np.ascontiguousarray(tensor.numpy())
     key = f"sha256:{hashlib.sha256(_bytes_of(array)).hexdigest()}"
     return LazyWeight(key, tensor.dtype, array.shape, lambda: iter((array,)))
+
+
+def joined_rows(parts: Sequence[LazyWeight]) -> LazyWeight:
+    """Tensors of one dtype below one another: `[3, K]` and `[2, K]` give `[5, K]`, `[3]` and `[2]` give `[5]`."""
+    num_rows = sum(int(part.shape[0]) for part in parts)
+    shape = (num_rows, *parts[0].shape.numpy()[1:])
+    key = " below ".join(part.key for part in parts)
+    return LazyWeight(key, parts[0].dtype, shape, lambda: chain.from_iterable(part.chunks() for part in parts))
 
 
 def pack_rows(source: LazyWeight, recipe: str, pack: Pack, shapes: tuple[tuple[int, ...], ...]) -> list[LazyWeight]:

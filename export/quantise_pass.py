@@ -16,13 +16,26 @@ from .lazy_weight import lazy_weight, pack_rows
 
 Array = npt.NDArray[Any]
 
-BLOCK_SIZE = 32
+BLOCK_SIZES = (128, 64, 32)
 HEAD_BITS = 8
 _INT8_ACTIVATIONS = 4
 
 
-def quantise_blocks(weight: Array, bits: int) -> tuple[Array, Array]:
-    """Quantise `weight` `[N, K]` symmetrically in blocks of 32 along K.
+def block_size_of(width: int) -> int:
+    """The block size for rows of `width` weights: the largest one that pads them no more than blocks of 32 do.
+
+    Fewer scales are fewer bytes and fewer additions: on a CPU a row through blocks of 128 takes about 0.65 of the time
+    through blocks of 32 (see docs/peers.md).
+
+    >>> block_size_of(1152), block_size_of(192), block_size_of(40)
+    (128, 64, 64)
+    """
+    padded = -(-width // 32) * 32
+    return next(size for size in BLOCK_SIZES if padded % size == 0)
+
+
+def quantise_blocks(weight: Array, bits: int, block_size: int) -> tuple[Array, Array]:
+    """Quantise `weight` `[N, K]` symmetrically in blocks along K.
 
     With 4 bits a block whose largest magnitude is 0.7 has the scale 0.7 / 7 = 0.1; a weight of -0.32 in it becomes
     round(-3.2) = -3, stored as -3 + 8 = 5. Two neighbours share a byte, the first in the low half.
@@ -30,15 +43,16 @@ def quantise_blocks(weight: Array, bits: int) -> tuple[Array, Array]:
     Args:
         weight: Float weights; K is padded with zeros to whole blocks.
         bits: 8 or 4.
+        block_size: Weights per scale.
 
     Returns:
-        Packed uint8 `[N, K / 32, 32 * bits / 8]` and float32 scales `[N, K / 32]`.
+        Packed uint8 `[N, K / block_size, block_size * bits / 8]` and float32 scales `[N, K / block_size]`.
     """
     num_rows, width = weight.shape
-    num_blocks = -(-width // BLOCK_SIZE)
-    padded = np.zeros((num_rows, num_blocks * BLOCK_SIZE), np.float32)
+    num_blocks = -(-width // block_size)
+    padded = np.zeros((num_rows, num_blocks * block_size), np.float32)
     padded[:, :width] = weight
-    blocks = padded.reshape(num_rows, num_blocks, BLOCK_SIZE)
+    blocks = padded.reshape(num_rows, num_blocks, block_size)
     zero_point = 1 << (bits - 1)
     scales = np.abs(blocks).max(axis=-1) / (zero_point - 1)
     scales[scales == 0] = 1.0
@@ -85,10 +99,12 @@ class QuantiseWeights(ir.passes.InPlacePass):
         num_rows, width = by_output.shape.numpy()
         is_head = is_by_output and num_rows == self._head_width
         bits = HEAD_BITS if is_head else self._bits
-        num_blocks = -(-width // BLOCK_SIZE)
-        shapes = ((num_rows, num_blocks, BLOCK_SIZE * bits // 8), (num_rows * num_blocks,))
-        packed, scales = pack_rows(by_output, f"q{bits}", partial(quantise_blocks, bits=bits), shapes)
-        sizes = {"K": width, "N": num_rows, "bits": bits, "block_size": BLOCK_SIZE}
+        block_size = block_size_of(width)
+        num_blocks = -(-width // block_size)
+        shapes = ((num_rows, num_blocks, block_size * bits // 8), (num_rows * num_blocks,))
+        pack = partial(quantise_blocks, bits=bits, block_size=block_size)
+        packed, scales = pack_rows(by_output, f"q{bits}", pack, shapes)
+        sizes = {"K": width, "N": num_rows, "bits": bits, "block_size": block_size}
         sizes["accuracy_level"] = _INT8_ACTIVATIONS
         inputs = [node.inputs[0], add_tensor(graph, f"{weight.name}.q{bits}", packed)]
         inputs.append(add_tensor(graph, f"{weight.name}.scale{bits}", scales))

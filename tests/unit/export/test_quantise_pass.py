@@ -13,14 +13,14 @@ stage (float[R,48] x) => (float[R,40] y) <float[1,1] w = {0}, float[1,1] gemm = 
 
 
 def test_the_example_of_the_docstring() -> None:
-    packed, scales = quantise_blocks(np.array([[0.7, -0.32]], np.float32), 4)
+    packed, scales = quantise_blocks(np.array([[0.7, -0.32]], np.float32), 4, 32)
     assert scales[0, 0] == pytest.approx(0.1)
     assert packed[0, 0, 0] == 15 | (5 << 4)
     assert packed[0, 0, 1] == 8 | (8 << 4)
 
 
 def test_blocks_of_zeros_stay_zero() -> None:
-    packed, scales = quantise_blocks(np.zeros((2, 64), np.float32), 8)
+    packed, scales = quantise_blocks(np.zeros((2, 64), np.float32), 8, 32)
     assert (packed == 128).all()
     assert (scales == 1.0).all()
 
