@@ -8,6 +8,7 @@ Does not own: decoding (`worker.py`), comparing (`compare.py`). Needs only the s
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -79,21 +80,27 @@ def export_onnxruntime(python: Path, checkpoint: Path, output: Path, precision: 
 
 
 def compose_onnxruntime(cache: Path, target: Path, draft: Path, precision: str) -> None:
-    """The target's folder again with `model.draft` in its configuration, as its page on speculative decoding asks."""
+    """The target's folder again with `model.draft` in its configuration, as its page on speculative decoding asks.
+
+    The page has the models in folders of their own; release 0.18 refuses paths that leave the folder, hence the links.
+    """
     whole = place(cache, "onnxruntime", target, precision)
     small = place(cache, "onnxruntime", draft, precision)
     output = whole.with_name(f"{whole.name}+{draft.name}")
     if output.is_dir():
         return
     scratch = fresh(output)
-    scratch.mkdir()
+    for folder, source in (("target", whole), ("draft", small)):
+        (scratch / folder).mkdir(parents=True)
+        for path in source.glob("model.onnx*"):
+            os.link(path, scratch / folder / path.name)
     for path in whole.iterdir():
         if not path.name.startswith("model.onnx"):
             shutil.copy(path, scratch)
     config = json.loads((whole / "genai_config.json").read_text(encoding="utf-8"))
     of_draft = json.loads((small / "genai_config.json").read_text(encoding="utf-8"))["model"]["decoder"]
-    config["model"]["decoder"]["filename"] = f"../{whole.name}/model.onnx"
-    config["model"]["draft"] = {**of_draft, "filename": f"../{small.name}/model.onnx"}
+    config["model"]["decoder"]["filename"] = "target/model.onnx"
+    config["model"]["draft"] = {**of_draft, "filename": "draft/model.onnx"}
     (scratch / "genai_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     scratch.rename(output)
 

@@ -65,14 +65,17 @@ class OnnxRuntimeGenAi:
         config = onnxruntime_genai.Config(str(model))
         parts = ("decoder", "draft") if self._num_drafted else ("decoder",)
         session = {"intra_op_num_threads": threads, **options}
-        config.overlay(json.dumps({"model": {part: {"session_options": session} for part in parts}}))
+        overlay: dict[str, Any] = {part: {"session_options": session} for part in parts}
+        settings = json.loads((model / "genai_config.json").read_text(encoding="utf-8"))["model"]
+        # The end of the text is ignored by waiting for padding instead; `min_length` would forbid the token to all.
+        config.overlay(json.dumps({"model": overlay | {"eos_token_id": settings["pad_token_id"]}}))
         self._model = onnxruntime_genai.Model(config)
 
     def decode(self, ids: list[int], count: int) -> Decoded:
-        """See `Runtime.decode`; a length of the text beyond any end-of-sequence id is its `min_length`."""
+        """See `Runtime.decode`."""
         params = self._genai.GeneratorParams(self._model)
         length = len(ids) + count
-        params.set_search_options(max_length=length, min_length=length, do_sample=False)
+        params.set_search_options(max_length=length, do_sample=False)
         if self._num_drafted:
             params.set_speculative_options(max_draft_tokens=self._num_drafted)
         generator = self._genai.Generator(self._model, params)
@@ -85,13 +88,16 @@ class OnnxRuntimeGenAi:
 
 
 class Mirrorsd:
-    """Our own pipeline; `options` names the method and the device map."""
+    """Our own pipeline; `options` names the method and the device map, and may set `speculation` (else what `tune` found)."""
 
     def __init__(self, model: Path, draft: Path | None, threads: int, options: dict[str, Any]) -> None:
         from mirrorsd import MirrorPipeline
 
         self._method = options["method"]
-        self._pipe = MirrorPipeline.load(model, device_map=options["device_map"])
+        settings = options.get("speculation")
+        self._pipe = MirrorPipeline.load(
+            model, device_map=options["device_map"], speculation=settings, use_tuned=settings is None
+        )
 
     def decode(self, ids: list[int], count: int) -> Decoded:
         """See `Runtime.decode`."""
@@ -120,6 +126,8 @@ def main() -> None:
         started = perf_counter()
         decoded = runtime.decode(request["ids"], request["count"])
         seconds = perf_counter() - started
+        if len(decoded.ids) != request["count"]:
+            raise SystemExit(f"{asked.runtime} made {len(decoded.ids)} tokens, {request['count']} were asked for")
         print(json.dumps({"ids": decoded.ids, "seconds": seconds, "passes": decoded.passes}), file=answers, flush=True)
 
 
