@@ -72,10 +72,15 @@ def _contests(pipe: "MirrorPipeline", texts: list[str], max_new_tokens: int) -> 
         return session.generate(prompt, config)
 
     settings = candidate_settings(pipe.speculation, pipe.manifest.draft.shape.num_streams)
-    with progress("heats", len(settings) + 1) as advance:
+    own = (pipe.speculation.root_source, pipe.speculation.roots)
+    by_window = [setting for setting in settings if (setting.root_source, setting.roots) == own]
+    with progress("heats", len(settings) + len(by_window) + 1) as advance:
         decode(settings[0], "mirror", texts[0])
         advance("warm")
+        # Where both sides share their cores taking turns wins, with other windows; roots mean nothing to it.
         heats = contend(settings, ["mirror"], texts[:1], decode, advance)
+        heats += contend(by_window, ["serial"], texts[:1], decode, advance)
+    heats.sort(key=lambda contest: -contest.tokens_per_second)
     finalists = list(dict.fromkeys(contest.speculation for contest in heats))[:_FINALISTS]
     with progress("finals", len(texts) * (2 * len(finalists) + 1)) as advance:
         finals = contend(finalists, ["mirror", "serial"], texts, decode, advance)

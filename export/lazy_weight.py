@@ -97,8 +97,8 @@ def lazy_weight(tensor: ir.TensorProtocol) -> LazyWeight:
 
 def joined_rows(parts: Sequence[LazyWeight]) -> LazyWeight:
     """Tensors of one dtype below one another: `[3, K]` and `[2, K]` give `[5, K]`, `[3]` and `[2]` give `[5]`."""
-    num_rows = sum(int(part.shape[0]) for part in parts)
-    shape = (num_rows, *parts[0].shape.numpy()[1:])
+    shapes = [part.shape.numpy() for part in parts]
+    shape = (sum(int(sizes[0]) for sizes in shapes), *shapes[0][1:])
     key = " below ".join(part.key for part in parts)
     return LazyWeight(key, parts[0].dtype, shape, lambda: chain.from_iterable(part.chunks() for part in parts))
 

@@ -104,7 +104,7 @@ def measure_parts(engine: Engine) -> PartTimes:
 
 def candidate_settings(base: SpeculationConfig, num_streams: int) -> list[SpeculationConfig]:
     """The settings that compete: window length, passes, and where roots come from with how many of them."""
-    gammas = (3, 5, 7, 10)
+    gammas = (3, 4, 5, 7, 10)
     passes = (1, 2, 3) if num_streams else (1,)
     sources = (("proxy", 4), ("early", 4), ("progressive", 8), ("progressive", 16))
     by_window = [replace(base, gamma=g, passes=j) for g, j in product(gammas, passes)]

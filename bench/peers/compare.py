@@ -1,12 +1,12 @@
 """Our runtime against openvino-genai and onnxruntime-genai: the same weights, prompts, tokens and cores, in one run.
 
-    python bench/peers/compare.py CACHE plan.json --prompts samples/storyteller/prompts.jsonl --output peers.json
+    python bench/peers/compare.py CACHE BUNDLE --target scaled --precision int8 --prompts FILE.jsonl --output peers.json
 
-`plan.json` is a list of contestants: `{"name", "runtime", "model", "draft", "options"}`, paths as `prepare.py` and
-`mirrorsd export` made them. Every contestant is a process of its own (`worker.py`) that waits while another one works; they take
-turns prompt by prompt. Tokens per second include the prompt. Texts are compared, and differences are reported.
+`prepare.py` has made the peers' exports in CACHE; they are known by the checkpoints' names. Every contestant is a
+process of its own (`worker.py`) that waits while another one works; they take turns prompt by prompt. Tokens per second
+include the prompt. Texts are compared, and differences are reported. `--add-to` continues an earlier report.
 
-Owns: the processes, the order, medians and the table. Does not own: exports, decoding.
+Owns: the contestants, their order, medians and the table. Does not own: exports, decoding.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median
+from time import perf_counter, sleep
 from typing import Any
 
 from mirrorsd.cli.machine import describe_machine, installed_versions
@@ -25,6 +26,9 @@ from mirrorsd.runtime.tokenization import BundleTokenizer
 
 HERE = Path(__file__).resolve().parent
 PEERS = ("openvino-genai", "onnxruntime-genai")
+MOST_ATTEMPTS = 4
+QUIET_SHARE = 0.15
+"""Of a core: an answer is measured again where other processes used more."""
 
 
 class Contestant:
@@ -67,35 +71,78 @@ class Contestant:
 
 def main() -> None:
     """Measure, print the table, write the report."""
+    options = parse_arguments()
+    tokenizer = BundleTokenizer(options.bundle)
+    questions = choose(read_questions(options.prompts), options.per_category)
+    prompts = {q.question_id: tokenizer.encode_chat([{"role": "user", "content": q.turns[0]}]) for q in questions}
+    contestants = [Contestant(options.cache.resolve(), entry, options.threads) for entry in entries(options)]
+    for contestant in contestants:
+        contestant.wait_until_ready()
+    shares = measure(contestants, prompts, options.tokens, options.repeats)
+    for contestant in contestants:
+        contestant.close()
+    report = {"precision": options.precision, "prompts": list(prompts), "tokens": options.tokens}
+    report |= {"threads": options.threads, "disturbed": [[sum(share >= QUIET_SHARE for share in shares), len(shares)]]}
+    report |= {"machine": describe_machine(), "versions": installed_versions() | peer_versions(options.cache)}
+    earlier: dict[str, Any] = {}
+    if options.add_to:
+        found = json.loads(options.add_to.read_text(encoding="utf-8"))
+        report["disturbed"] = found["disturbed"] + report["disturbed"]
+        earlier = {row["name"]: row["seconds"] for row in found["rows"]}
+    report["rows"] = [row(each, contestants[0], options.tokens, earlier.get(each.name, {})) for each in contestants]
+    print_table(report)
+    if options.output:
+        options.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cache", type=Path, help="the folder that prepare.py filled")
-    parser.add_argument("plan", type=Path)
+    parser.add_argument("bundle", type=Path, help="our export of the same target at the same precision")
+    parser.add_argument("--target", required=True, help="name of the target's checkpoint folder")
+    parser.add_argument(
+        "--draft", help="name of the ordinary draft's checkpoint folder; without it, plain decoding only"
+    )
+    parser.add_argument("--precision", required=True)
+    parser.add_argument("--drafted", default="4", help="tokens that the peers draft at a time: 3,4,5 tries all")
+    parser.add_argument("--device-map", default=str(HERE / "both-cores.toml"))
     parser.add_argument("--prompts", type=Path, required=True)
-    parser.add_argument("--tokenizer", type=Path, required=True, help="a bundle, for its tokenizer and chat template")
     parser.add_argument("--per-category", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--label", default="")
+    parser.add_argument("--add-to", type=Path, help="an earlier report of the same contestants")
     parser.add_argument("--output", type=Path)
-    options = parser.parse_args()
-    plan = json.loads(options.plan.read_text(encoding="utf-8"))
-    tokenizer = BundleTokenizer(options.tokenizer)
-    questions = choose(read_questions(options.prompts), options.per_category)
-    prompts = {q.question_id: tokenizer.encode_chat([{"role": "user", "content": q.turns[0]}]) for q in questions}
-    contestants = [Contestant(options.cache.resolve(), entry, options.threads) for entry in plan]
-    for contestant in contestants:
-        contestant.wait_until_ready()
-    idle_share = measure(contestants, prompts, options.tokens, options.repeats)
-    for contestant in contestants:
-        contestant.close()
-    report = {"label": options.label, "prompts": list(prompts), "tokens": options.tokens, "repeats": options.repeats}
-    report |= {"threads": options.threads, "cores_used_by_others": round(idle_share, 3)}
-    report |= {"machine": describe_machine(), "versions": installed_versions() | peer_versions(options.cache)}
-    report["rows"] = [row(contestant, contestants, options.tokens) for contestant in contestants]
-    print_table(report)
-    if options.output:
-        options.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return parser.parse_args()
+
+
+def entries(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Who takes part. In fp32 OpenVINO is kept from bfloat16, its own choice on processors that have it."""
+    exports = {name: options.cache.resolve() / name.removesuffix("-genai") for name in PEERS}
+    hint = {"INFERENCE_PRECISION_HINT": "f32"} if options.precision == "fp32" else {}
+    own = {"openvino-genai": hint, "onnxruntime-genai": {}}
+    whole = f"{options.target}-{options.precision}"
+    methods = ("plain", "auto") if options.draft else ("plain",)
+    found = [
+        entry("mirrorsd", name, options.bundle, {"method": name, "device_map": options.device_map}) for name in methods
+    ]
+    found += [entry(peer, "plain", exports[peer] / whole, own[peer]) for peer in PEERS]
+    for count in options.drafted.split(",") if options.draft else ():
+        small = exports["openvino-genai"] / f"{options.draft}-{options.precision}"
+        composite = exports["onnxruntime-genai"] / f"{whole}+{options.draft}"
+        drafted = {"num_drafted": int(count)}
+        found += [
+            entry("openvino-genai", f"draft {count}", exports["openvino-genai"] / whole, hint | drafted, small),
+            entry("onnxruntime-genai", f"draft {count}", composite, drafted),
+        ]
+    return found
+
+
+def entry(runtime: str, name: str, model: Path, options: dict[str, Any], draft: Path | None = None) -> dict[str, Any]:
+    """One contestant."""
+    found = {"name": f"{runtime} {name}", "runtime": runtime, "model": str(model), "options": options}
+    return found | ({"draft": str(draft)} if draft else {})
 
 
 def choose(questions: Sequence[Question], per_category: int) -> list[Question]:
@@ -106,21 +153,35 @@ def choose(questions: Sequence[Question], per_category: int) -> list[Question]:
 
 def measure(
     contestants: Sequence[Contestant], prompts: dict[str, list[int]], num_tokens: int, num_repeats: int
-) -> float:
-    """Let them take turns, who goes first rotating; returns how many cores other processes used meanwhile."""
+) -> list[float]:
+    """Let them take turns, who goes first rotating; returns how many cores other processes used in each turn."""
     first = next(iter(prompts.values()))
     for contestant in contestants:
         contestant.decode(first, num_tokens)
-    before, started = busy_seconds(), os.times()
-    own = cpu_of_children(contestants)
+    shares = []
     for repeat in range(num_repeats):
         for number, (name, ids) in enumerate(prompts.items()):
             shift = (repeat + number) % len(contestants)
             for contestant in (*contestants[shift:], *contestants[:shift]):
-                contestant.answers.setdefault(name, []).append(contestant.decode(ids, num_tokens))
-    ended = os.times()
-    others = busy_seconds() - before - (cpu_of_children(contestants) - own)
-    return max(0.0, others) / (ended.elapsed - started.elapsed)
+                answer, share = undisturbed(contestants, contestant, ids, num_tokens)
+                contestant.answers.setdefault(name, []).append(answer)
+                shares.append(share)
+    return shares
+
+
+def undisturbed(
+    contestants: Sequence[Contestant], contestant: Contestant, ids: Sequence[int], num_tokens: int
+) -> tuple[dict[str, Any], float]:
+    """One answer during which other processes were quiet; after a few attempts the last one counts."""
+    for _ in range(MOST_ATTEMPTS):
+        before, own, started = busy_seconds(), cpu_of_children(contestants), perf_counter()
+        answer = contestant.decode(ids, num_tokens)
+        elapsed = perf_counter() - started
+        share = (busy_seconds() - before - (cpu_of_children(contestants) - own)) / elapsed
+        if share < QUIET_SHARE:
+            break
+        sleep(0.5)
+    return answer, max(0.0, share)
 
 
 def busy_seconds() -> float:
@@ -143,22 +204,24 @@ def cpu_of_children(contestants: Sequence[Contestant]) -> float:
     return total
 
 
-def row(contestant: Contestant, contestants: Sequence[Contestant], num_tokens: int) -> dict[str, Any]:
+def row(contestant: Contestant, first: Contestant, num_tokens: int, earlier: dict[str, list[float]]) -> dict[str, Any]:
     """Speed: mean over the prompts of the median over repeats. Texts: against the first contestant's."""
-    speeds = [median(num_tokens / answer["seconds"] for answer in answers) for answers in contestant.answers.values()]
-    passes = [answer["passes"] for answers in contestant.answers.values() for answer in answers]
-    texts = [
-        shared_start(answers[0]["ids"], contestants[0].answers[name][0]["ids"])
-        for name, answers in contestant.answers.items()
-    ]
+    answers = contestant.answers
+    seconds = {
+        name: [*earlier.get(name, []), *(round(answer["seconds"], 4) for answer in found)]
+        for name, found in answers.items()
+    }
+    speeds = [num_tokens / median(times) for times in seconds.values()]
+    passes = [answer["passes"] for found in answers.values() for answer in found]
+    shared = [shared_start(found[0]["ids"], first.answers[name][0]["ids"]) for name, found in answers.items()]
     return {
         "name": contestant.name,
-        "runtime": contestant.runtime,
         "tokens_per_second": round(fmean(speeds), 2),
         "lowest_and_highest": [round(min(speeds), 2), round(max(speeds), 2)],
         "tokens_per_pass": round(num_tokens / fmean(passes), 3) if None not in passes else None,
-        "same_text": sum(length == num_tokens for length in texts),
-        "first_difference_at": [length for length in texts if length < num_tokens],
+        "same_text": sum(length == num_tokens for length in shared),
+        "first_difference_at": [length for length in shared if length < num_tokens],
+        "seconds": seconds,
     }
 
 
@@ -186,7 +249,7 @@ def peer_versions(cache: Path) -> dict[str, str]:
 def print_table(report: dict[str, Any]) -> None:
     """One line per contestant."""
     num_prompts = len(report["prompts"])
-    print(f"{report['label']}: {num_prompts} prompts, {report['tokens']} tokens, {report['threads']} threads")
+    print(f"{report['precision']}: {num_prompts} prompts, {report['tokens']} tokens, {report['threads']} threads")
     print(f"{'':34s}{'tokens/s':>10s}{'per pass':>10s}  texts equal to the first one's")
     for found in report["rows"]:
         per_pass = "-" if found["tokens_per_pass"] is None else f"{found['tokens_per_pass']:.2f}"
@@ -194,7 +257,7 @@ def print_table(report: dict[str, Any]) -> None:
             f"{found['name']:34s}{found['tokens_per_second']:10.1f}{per_pass:>10s}  "
             f"{found['same_text']} of {num_prompts} {found['first_difference_at'] or ''}"
         )
-    print(f"other processes used {report['cores_used_by_others']:.2f} cores meanwhile")
+    print(f"turns in which other processes used the cores: {report['disturbed']}")
 
 
 if __name__ == "__main__":

@@ -17,8 +17,6 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PRECISIONS = ("fp32", "int8", "int4")
-OPENVINO_FORMATS = {"fp32": ("fp32",), "int8": ("int8",), "int4": ("int4",)}
-"""optimum-intel's own defaults for each weight format: int8 asymmetric per channel, int4 asymmetric groups of 128."""
 
 
 def main() -> None:
@@ -33,8 +31,8 @@ def main() -> None:
     for precision in options.precisions.split(","):
         checkpoints = [options.target] + ([options.draft] if options.draft else [])
         for checkpoint in checkpoints:
-            export_openvino(python, checkpoint, place(options.cache, "openvino", checkpoint, precision), precision)
-            export_onnxruntime(python, checkpoint, place(options.cache, "onnxruntime", checkpoint, precision), precision)
+            for peer, export in (("openvino", export_openvino), ("onnxruntime", export_onnxruntime)):
+                export(python, checkpoint, place(options.cache, peer, checkpoint, precision), precision)
         if options.draft:
             compose_onnxruntime(options.cache, options.target, options.draft, precision)
 
@@ -59,12 +57,12 @@ def make_environment(folder: Path) -> Path:
 
 
 def export_openvino(python: Path, checkpoint: Path, output: Path, precision: str) -> None:
-    """Export with optimum-intel: OpenVINO IR with a hidden cache."""
+    """Export with optimum-intel and its own defaults for each weight format: OpenVINO IR with a hidden cache."""
     if output.is_dir():
         return
     scratch = fresh(output)
     command = python.parent / "optimum-cli"
-    task = ("--task", "text-generation-with-past", "--weight-format", *OPENVINO_FORMATS[precision])
+    task = ("--task", "text-generation-with-past", "--weight-format", precision)
     run(command, "export", "openvino", "-m", checkpoint.resolve(), *task, scratch)
     scratch.rename(output)
 

@@ -1,14 +1,16 @@
 """One runtime decoding greedily on request: the process that `compare.py` talks to, one per runtime and setting.
 
-Reads one JSON object per line (`ids`, `count`), answers with one (`ids`, `seconds`, `passes`). Every runtime gets the same prompt
-ids, makes exactly `count` new tokens and is timed from the request to the last token, prompt included. Runs in the
-peers' environment or in ours: only the runtime that is asked for is imported. What libraries print goes to stderr.
+Reads one JSON object per line (`ids`, `count`), answers with one (`ids`, `seconds`, `passes`). Every runtime gets the
+same prompt ids, makes exactly `count` new tokens and is timed from the request to the last token, prompt included.
+Runs in the peers' environment or in ours: only the runtime that is asked for is imported. What libraries print goes
+to stderr.
 """
 
 import argparse
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
@@ -88,7 +90,7 @@ class OnnxRuntimeGenAi:
 
 
 class Mirrorsd:
-    """Our own pipeline; `options` names the method and the device map, and may set `speculation` (else what `tune` found)."""
+    """Our own pipeline; `options` names method and device map, and may set `speculation` (else what `tune` found)."""
 
     def __init__(self, model: Path, draft: Path | None, threads: int, options: dict[str, Any]) -> None:
         from mirrorsd import MirrorPipeline
@@ -105,7 +107,11 @@ class Mirrorsd:
         return Decoded(list(result.token_ids), result.stats.steps)
 
 
-RUNTIMES = {"openvino-genai": OpenVinoGenAi, "onnxruntime-genai": OnnxRuntimeGenAi, "mirrorsd": Mirrorsd}
+RUNTIMES: dict[str, Callable[[Path, Path | None, int, dict[str, Any]], Runtime]] = {
+    "openvino-genai": OpenVinoGenAi,
+    "onnxruntime-genai": OnnxRuntimeGenAi,
+    "mirrorsd": Mirrorsd,
+}
 
 
 def main() -> None:
@@ -119,7 +125,7 @@ def main() -> None:
     asked = parser.parse_args()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    runtime: Runtime = RUNTIMES[asked.runtime](asked.model, asked.draft, asked.threads, json.loads(asked.options))
+    runtime = RUNTIMES[asked.runtime](asked.model, asked.draft, asked.threads, json.loads(asked.options))
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
