@@ -1,8 +1,8 @@
 """`mirrorsd train draft`: a streaming draft for a target, distilled on text that the target writes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,9 @@ from mirrorsd.cli import training_target as shared
 from mirrorsd.cli.console import note, print_json, training_bar
 from mirrorsd.cli.train_report import measure_drafts, print_report
 from mirrorsd.graphs.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mirrorsd.training.schedule import WarmStableDecay
 
 _LOOP_TOKENS = 24
 _WARM_S = 30.0
@@ -41,6 +44,8 @@ def draft(
     ] = False,
     resume: shared.Resume = False,
     compile_loss: Annotated[bool, typer.Option("--compile/--no-compile", help="Compile the loss first.")] = True,
+    save_every: Annotated[float, typer.Option(help="Seconds of training between checkpoints.")] = 100.0,
+    report_every: Annotated[int, typer.Option(help="Steps between rows of losses.csv.")] = 20,
     threads: shared.Threads = 0,
     count_cpu: shared.CountCpu = False,
     deadline: shared.Deadline = None,
@@ -49,14 +54,20 @@ def draft(
     """Train a streaming draft: the target writes text, the draft learns its distributions, the result is measured."""
     from mirrorsd.training.distill_draft import DistillConfig
     from mirrorsd.training.model_folder import check_replaceable
-    from mirrorsd.training.schedule import WarmStableDecay
     from mirrorsd.training.timed_run import RunConfig
 
     check_replaceable(output)
     if baseline and deadline is not None:
         raise ConfigError("--baseline gives both drafts the same time, and --deadline would cut the second one short")
     loss = DistillConfig(stream_weight=stream_weight, sequences=batch, length=length, is_compiled=compile_loss)
-    schedule = WarmStableDecay(budget_s=seconds, warm_s=min(_WARM_S, seconds / 10), decay_s=seconds / 3)
+    config = RunConfig(
+        out=work / "draft",
+        schedule=_schedule(seconds),
+        deadline=deadline,
+        counts_cpu=count_cpu,
+        save_every_s=save_every,
+        report_every=report_every,
+    )
     plan = DraftPlan(hidden=hidden, layers=layers, stream_layers=stream_layers, source=from_model)
     checkpoint = shared.open_target(target, trained=plan.check(target), tokens=batch * length, threads=threads)
     runs = [("draft", streams, output)]
@@ -67,8 +78,8 @@ def draft(
     model = shared.load_target(checkpoint)
     shared.prepare_texts(model, checkpoint, work, shared.TextSource(corpus=corpus, held_back=held_back, count=texts))
     for name, num_streams, folder in runs:
-        config = RunConfig(out=work / name, schedule=schedule, deadline=deadline, counts_cpu=count_cpu)
-        _train(model, plan.make(model, num_streams), (target, work, folder), (config, loss))
+        untrained = plan.make(model, num_streams)
+        _train(model, untrained, (target, work, folder), (replace(config, out=work / name), loss))
     found = measure_drafts(model, output, runs[1][2] if baseline else None, work)
     print_json(found) if as_json else print_report(found)
 
@@ -109,6 +120,12 @@ class DraftPlan:
         if self.source is not None:
             return draft_from_model(self.source, **streams)
         return draft_from_scratch(target, hidden=self.hidden, layers=self.layers, **streams)
+
+
+def _schedule(seconds: float) -> "WarmStableDecay":
+    from mirrorsd.training.schedule import WarmStableDecay
+
+    return WarmStableDecay(budget_s=seconds, warm_s=min(_WARM_S, seconds / 10), decay_s=seconds / 3)
 
 
 def _train(model: Any, draft: Any, places: tuple[Path, Path, Path], how: tuple[Any, Any]) -> None:

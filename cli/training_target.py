@@ -74,10 +74,11 @@ def open_target(folder: Path, *, trained: int, tokens: int, threads: int = 0) ->
 
 def load_target(checkpoint: "Checkpoint") -> Any:
     """Load a target, frozen, in single precision, attending by the rules of its family."""
-    from mirrorsd.export.loading import load_model
     from mirrorsd.training.attention import use_training_attention
+    from mirrorsd.training.whole_model import load_whole
 
-    model = load_model(checkpoint)
+    model = load_whole(checkpoint.folder)
+    model.requires_grad_(False)
     use_training_attention(model)
     return model
 

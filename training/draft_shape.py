@@ -8,12 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from mirrorsd.graphs.errors import ConfigError
 
 from .distill_draft import embed_like_target
 from .streaming_draft import StreamingDraft
+from .whole_model import load_whole
 
 __all__ = ["check_draft_sizes", "draft_from_model", "draft_from_scratch"]
 
@@ -70,5 +71,4 @@ def draft_from_scratch(
 def draft_from_model(folder: Path, *, num_streams: int, num_stream_layers: int) -> StreamingDraft:
     """Return an ordinary small causal LM with untrained streams put onto it."""
     torch.manual_seed(_SEED)
-    base: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return StreamingDraft(base, num_streams=num_streams, num_stream_layers=num_stream_layers)
+    return StreamingDraft(load_whole(folder), num_streams=num_streams, num_stream_layers=num_stream_layers)

@@ -19,13 +19,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from mirrorsd.families import DecoderParts, parts_of
 from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.graphs.names import STREAM_EMBEDDINGS, STREAMS_FILE, STREAMS_FORMAT
 
 from .attention import StreamRows, use_training_attention
+from .whole_model import load_whole
 
 __all__ = ["DraftHidden", "StreamingDraft"]
 
@@ -115,18 +116,13 @@ class StreamingDraft(nn.Module):
         """
         path = folder / STREAMS_FILE
         if not path.is_file():
-            return cls(_load_base(folder), num_streams=0, num_stream_layers=0)
+            return cls(load_whole(folder), num_streams=0, num_stream_layers=0)
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != STREAMS_FORMAT:
                 raise ExportError(f"{path} has format {metadata.get('format')!r}; expected {STREAMS_FORMAT!r}")
             embeddings = file.get_tensor(STREAM_EMBEDDINGS).float()
         stream_layers = int(metadata["num_stream_layers"])
-        draft = cls(_load_base(folder), num_streams=len(embeddings), num_stream_layers=stream_layers)
+        draft = cls(load_whole(folder), num_streams=len(embeddings), num_stream_layers=stream_layers)
         draft.stream_embeddings.data.copy_(embeddings)
         return draft
-
-
-def _load_base(folder: Path) -> PreTrainedModel:
-    base: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return base

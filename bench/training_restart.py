@@ -1,0 +1,104 @@
+"""Kill a draft's training for real (SIGKILL), start it again, and compare the losses of the steps made twice.
+
+    python bench/training_restart.py TARGET WORK --output bench/results/training_restart.json
+
+`WORK` must hold text of the target (`mirrorsd train text`). The killed process had gone on undisturbed past its last
+checkpoint; the second one makes the same steps again from that checkpoint, so the first is the undisturbed reference.
+"""
+
+import argparse
+import csv
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from mirrorsd.cli.machine import describe_machine, installed_versions
+
+TOLERANCE = 1e-3
+PATIENCE_S = 900.0
+
+
+def read_losses(table: Path) -> dict[int, dict[str, float]]:
+    """Losses by step, of whole rows only."""
+    if not table.is_file():
+        return {}
+    with table.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if None not in row.values()]
+    return {int(row["step"]): {name: float(row[name]) for name in row if name not in _NOT_LOSSES} for row in rows}
+
+
+_NOT_LOSSES = ("step", "tokens", "seconds")
+
+
+def run_until(command: list[str], is_over: Any) -> None:
+    """Run a training until `is_over()`, then kill it."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    give_up = time.monotonic() + PATIENCE_S
+    try:
+        while not is_over():
+            if process.poll() is not None or time.monotonic() > give_up:
+                raise SystemExit("the training ended, or did not get far enough, before it could be killed")
+            time.sleep(0.2)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+def main(target: Path, texts: Path, extra_steps: int) -> dict[str, Any]:
+    """Run, kill, resume, compare."""
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder) / "work"
+        for name in ("text", "text_held_back"):
+            shutil.copytree(texts / name, work / name)
+        command = [sys.executable, "-m", "mirrorsd.cli", "train", "draft", str(target), "-o", f"{folder}/draft"]
+        command += ["--work", str(work), "--seconds", "3000", "--batch", "2", "--length", "256", "--no-compile"]
+        command += ["--threads", "1", "--resume", "--save-every", "5", "--report-every", "1"]
+        table, checkpoint = work / "draft" / "losses.csv", work / "draft" / "last.pt"
+        rows_at_checkpoint: list[int] = []
+
+        def is_far_beyond_a_checkpoint() -> bool:
+            if checkpoint.is_file() and not rows_at_checkpoint:
+                rows_at_checkpoint.append(len(read_losses(table)))
+            return bool(rows_at_checkpoint) and len(read_losses(table)) >= rows_at_checkpoint[0] + extra_steps
+
+        run_until(command, is_far_beyond_a_checkpoint)
+        before = read_losses(table)
+        table.rename(table.with_suffix(".killed.csv"))  # what the second process writes is its own
+        run_until(command, lambda: max(read_losses(table), default=0) >= max(before))
+        again = read_losses(table)
+    return compare(before, again)
+
+
+def compare(before: dict[int, dict[str, float]], again: dict[int, dict[str, float]]) -> dict[str, Any]:
+    """Largest difference of any loss over the steps that both processes made."""
+    both = sorted(set(before) & set(again))
+    difference = max(abs(before[step][name] - again[step][name]) for step in both for name in before[step])
+    return {
+        "steps_by_the_killed_process": max(before),
+        "steps_compared": len(both),
+        "largest_difference": round(difference, 6),
+        "is_the_same": difference <= TOLERANCE,
+        "last_losses": {"killed": before[both[-1]], "resumed": again[both[-1]]},
+        "machine": describe_machine(),
+        "versions": installed_versions(),
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("target", type=Path)
+    parser.add_argument("texts", type=Path, metavar="WORK")
+    parser.add_argument("--extra-steps", type=int, default=6, help="steps beyond the checkpoint before the kill")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    found = main(options.target, options.texts, options.extra_steps)
+    print(json.dumps(found, indent=2))
+    if options.output:
+        options.output.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    raise SystemExit(0 if found["is_the_same"] else 1)
