@@ -60,19 +60,12 @@ def draft(
     if baseline and deadline is not None:
         raise ConfigError("--baseline gives both drafts the same time, and --deadline would cut the second one short")
     loss = DistillConfig(stream_weight=stream_weight, sequences=batch, length=length, is_compiled=compile_loss)
-    config = RunConfig(
-        out=work / "draft",
-        schedule=_schedule(seconds),
-        deadline=deadline,
-        counts_cpu=count_cpu,
-        save_every_s=save_every,
-        report_every=report_every,
-    )
+    times: dict[str, Any] = {"save_every_s": save_every, "report_every": report_every, "counts_cpu": count_cpu}
+    config = RunConfig(out=work, schedule=_schedule(seconds), deadline=deadline, **times)
     plan = DraftPlan(hidden=hidden, layers=layers, stream_layers=stream_layers, source=from_model)
     checkpoint = shared.open_target(target, trained=plan.check(target), tokens=batch * length, threads=threads)
-    runs = [("draft", streams, output)]
-    if baseline:
-        runs.append(("baseline", 0, output.with_name(f"{output.name}-s0")))
+    plain = output.with_name(f"{output.name}-s0") if baseline else None
+    runs = [("draft", streams, output), *([("baseline", 0, plain)] if plain else [])]
     for name, _, _ in runs:
         shared.check_fresh(work / name, resume=resume)
     model = shared.load_target(checkpoint)
@@ -80,7 +73,7 @@ def draft(
     for name, num_streams, folder in runs:
         untrained = plan.make(model, num_streams)
         _train(model, untrained, (target, work, folder), (replace(config, out=work / name), loss))
-    found = measure_drafts(model, output, runs[1][2] if baseline else None, work)
+    found = measure_drafts(model, output, plain, work)
     print_json(found) if as_json else print_report(found)
 
 
