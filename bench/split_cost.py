@@ -18,6 +18,7 @@ import numpy as np
 from mirrorsd.cli.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.export.checkpoint import open_checkpoint
+from mirrorsd.export.journal import Journal
 from mirrorsd.export.loading import target_shape
 from mirrorsd.export.target_graphs import TargetPlan, write_target
 from mirrorsd.export.weightless import open_model
@@ -70,7 +71,7 @@ def export_both(checkpoint: Path, folder: Path, *, context: int) -> tuple[OnnxTa
         plan = TargetPlan(shape=shape, context=context, num_candidates=16, adapters=dict.fromkeys(exit_layers))
         bundle = folder / name
         bundle.mkdir()
-        write_target(model, plan, bundle, lambda stage: None)
+        write_target(model, plan, bundle, lambda stage, share: None, Journal(bundle, ""))
         entry = TargetEntry(
             source=opened.source,
             shape=shape,
