@@ -26,7 +26,7 @@ from .draft_compression import compress_draft
 from .draft_ir import write_draft
 from .draft_stage import DraftStage
 from .exit_choice import choose_exit_layer
-from .journal import Journal, digest_of, is_of
+from .journal import JOURNAL_FILE, Journal, digest_of, is_of
 from .loading import (
     DTYPE_BY_PRECISION,
     adapter_layers,
@@ -101,11 +101,11 @@ def export_pair(
             accuracy = _compress(job, bundle, target_entry, draft_entry, asked)
             draft_entry = replace(draft_entry, precision=asked.weights)
         report("carry over", 0.95)
-        journal.remove()
         manifest = _finish(job, bundle, target_entry, draft_entry, (*target_results, *draft_results))
         if accuracy is not None:
             manifest = replace(manifest, draft_accuracy=accuracy)
         (bundle / names.MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
+        journal.remove()
     report("done", 1.0)
     return manifest
 
@@ -275,7 +275,7 @@ def _finish(
     copy_tokenizer(job.target, bundle)
     for checkpoint in (job.target, job.draft):
         copy_licences(checkpoint, bundle)
-    paths = sorted(path for path in bundle.rglob("*") if path.is_file())
+    paths = sorted(path for path in bundle.rglob("*") if path.is_file() and path.name != JOURNAL_FILE)
     return Manifest(
         schema=SCHEMA_VERSION,
         target=target,

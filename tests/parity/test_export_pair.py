@@ -127,6 +127,7 @@ def test_a_killed_export_goes_on_from_its_finished_stages(
     assert _left(pair) == {"target", "draft", ".out.mirror.partial"}
     with (pair / ".out.mirror.partial" / "target" / "weights.bin").open("ab") as stream:
         stream.write(b"half-written")
+    (pair / ".out.mirror.partial" / "tokenizer").mkdir()
     progress: list[str] = []
     export_pair(
         pair / "target", pair / "draft", pair / "out.mirror", ExportOptions(), lambda stage, _: progress.append(stage)
