@@ -5,7 +5,7 @@ Does not own: tolerances (`tolerances.py`).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,12 +93,26 @@ class _Largest:
         self.num_rows += len(expected_best)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TargetRun:
-    """The exported target in ONNX Runtime on the CPU, with share-buffer caches; one stage is open at a time."""
+    """The exported target in ONNX Runtime on the CPU, with share-buffer caches.
+
+    `outputs` has one stage open at a time; `forward`, for passes that depend on each other, all segments from then on.
+    """
 
     bundle: Path
     plan: TargetPlan
+    _segments: list["_SegmentRun"] = field(default_factory=list)
+
+    def forward(self, step: Pass) -> tuple[dict[int, Array], Array]:
+        """Run the chain of segments; return hidden `[S, H]` by border and logits `[S, V]`."""
+        self._segments = self._segments or [self._open_segment(segment) for segment in self.plan.segments]
+        flowing: Array = np.array([step.ids], np.int64)
+        hidden: dict[int, Array] = {}
+        for run in self._segments:
+            flowing = run.forward(step, flowing)
+            hidden[run.layers.stop] = flowing[0]
+        return hidden, hidden.pop(self.plan.shape.num_layers)
 
     def outputs(self, steps: Sequence[Pass]) -> Iterator[tuple[dict[int, Array], Array]]:
         """Run each segment over all passes before the next one is opened.
