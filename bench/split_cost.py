@@ -75,7 +75,7 @@ def export_forms(checkpoint: Path, folder: Path, borders: list[int], *, context:
     for number in borders:
         exit_layers = [num_layers * border // (number + 1) for border in range(1, number + 1)]
         model = open_model(opened)
-        shape = target_shape(model, "fp32")
+        shape = target_shape(model.network, "fp32")
         plan = TargetPlan(shape=shape, context=context, num_candidates=16, adapters=dict.fromkeys(exit_layers))
         bundle = folder / str(number)
         bundle.mkdir()

@@ -138,7 +138,8 @@ def test_a_killed_export_goes_on_from_its_finished_stages(
     assert _left(pair) == {"target", "draft", "out.mirror"}
     found, expected = read_bundle(pair / "out.mirror"), llama_pair.manifest
     assert found.verify == expected.verify
-    assert found.files == expected.files
+    varying = "draft/draft.xml"  # OpenVINO writes the paths that it converted from into it
+    assert {**found.files, varying: None} == {**expected.files, varying: None}
 
 
 def test_a_wrong_graph_is_refused_and_leaves_nothing(
