@@ -1,9 +1,10 @@
-"""What cutting the target in two costs: prefix + suffix against the whole target as one graph.
+"""What cutting the target costs: a chain of segments, its exits not run, against the whole target as one graph.
 
     python bench/split_cost.py samples/storyteller/target --output split_cost.json
+    python bench/split_cost.py samples/storyteller/target --borders 1,2,3 --output border_cost.json
 
-Both are exported by the same code and run by the same session class, on one thread, in turn within one run; the exit is
-left out, since it is not part of the cut. Times in milliseconds per pass.
+All forms are exported by the same code and run by the same session class, on one thread, in turn within one run; what
+running one exit would cost is given beside it. Times in milliseconds per pass.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import numpy as np
 from mirrorsd.cli.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.export.checkpoint import open_checkpoint
+from mirrorsd.export.journal import Journal
 from mirrorsd.export.loading import target_shape
 from mirrorsd.export.target_graphs import TargetPlan, write_target
 from mirrorsd.export.weightless import open_model
@@ -35,6 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", type=Path)
     parser.add_argument("--rows", default="1,8", help="rows per pass, separated by commas")
+    parser.add_argument("--borders", default="1", help="evenly spread borders, separated by commas")
     parser.add_argument("--cached", type=int, default=256, help="rows in the cache before the pass")
     parser.add_argument("--repeats", type=int, default=400)
     parser.add_argument("--core", type=int, default=0)
@@ -42,8 +45,13 @@ def main() -> None:
     options = parser.parse_args()
     pin_current_thread([options.core])
     with tempfile.TemporaryDirectory() as folder:
-        whole, split = export_both(options.target, Path(folder), context=options.cached + 64)
-        rows = [measure(whole, split, int(n), options.cached, options.repeats) for n in options.rows.split(",")]
+        borders = [int(number) for number in options.borders.split(",")]
+        whole, *cut = export_forms(options.target, Path(folder), [0, *borders], context=options.cached + 64)
+        rows = [
+            {"borders": number} | measure(whole, split, int(num_rows), options.cached, options.repeats)
+            for num_rows in options.rows.split(",")
+            for number, split in zip(borders, cut, strict=True)
+        ]
     report = {
         "target": str(options.target),
         "cached_rows": options.cached,
@@ -59,18 +67,19 @@ def main() -> None:
         options.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
-def export_both(checkpoint: Path, folder: Path, *, context: int) -> tuple[OnnxTarget, OnnxTarget]:
-    """Export the target whole and cut at half depth; return a session of each."""
+def export_forms(checkpoint: Path, folder: Path, borders: list[int], *, context: int) -> list[OnnxTarget]:
+    """Export the target with each number of evenly spread borders; return a session of each."""
     opened = open_checkpoint(checkpoint, "target")
-    half = int(opened.config["num_hidden_layers"]) // 2
+    num_layers = int(opened.config["num_hidden_layers"])
     sessions = []
-    for name, exit_layers in (("whole", ()), ("split", (half,))):
+    for number in borders:
+        exit_layers = [num_layers * border // (number + 1) for border in range(1, number + 1)]
         model = open_model(opened)
-        shape = target_shape(model, "fp32")
+        shape = target_shape(model.network, "fp32")
         plan = TargetPlan(shape=shape, context=context, num_candidates=16, adapters=dict.fromkeys(exit_layers))
-        bundle = folder / name
+        bundle = folder / str(number)
         bundle.mkdir()
-        write_target(model, plan, bundle, lambda stage: None)
+        write_target(model, plan, bundle, lambda stage, share: None, Journal(bundle, ""))
         entry = TargetEntry(
             source=opened.source,
             shape=shape,
@@ -81,7 +90,7 @@ def export_both(checkpoint: Path, folder: Path, *, context: int) -> tuple[OnnxTa
             weights_file=names.WEIGHTS_FILE,
         )
         sessions.append(OnnxTargetModel(bundle, entry, TargetPlacement(threads=1)).new_session())
-    return sessions[0], sessions[1]
+    return sessions
 
 
 def measure(whole: OnnxTarget, split: OnnxTarget, num_rows: int, cached: int, repeats: int) -> dict[str, float]:
@@ -102,11 +111,16 @@ def measure(whole: OnnxTarget, split: OnnxTarget, num_rows: int, cached: int, re
                 sessions[name].run(tokens[cached:], cached, with_logits=False, ledger=ledger)
                 if block >= 0 and repeat > 0:
                     times[name].append(1e3 * (perf_counter() - started))
+    exit_ledger = Ledger()
+    for _ in range(BLOCK):
+        split.run(tokens[cached:], cached, with_logits=False, ledger=exit_ledger, on_exit=lambda _: None)
+    exit_ms = [1e3 * span.seconds for span in exit_ledger.spans if span.name == "exit"]
     ratios = [split_ms / whole_ms for whole_ms, split_ms in zip(times["whole"], times["split"], strict=True)]
     return {
         "num_rows": num_rows,
         "whole_ms": round(median(times["whole"]), 4),
         "split_ms": round(median(times["split"]), 4),
+        "exit_ms": round(median(exit_ms), 4),
         "cost": round(median(times["split"]) / median(times["whole"]) - 1, 4),
         "cost_of_pairs": round(median(ratios) - 1, 4),
         "cost_undisturbed": round(tenth(times["split"]) / tenth(times["whole"]) - 1, 4),

@@ -54,6 +54,7 @@ def compare(
     root_source: options.RootSource = None,
     allocation: options.Allocation = None,
     passes: options.Passes = None,
+    exits: options.Exits = None,
     pad_rows_to: options.PadRowsTo = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -72,7 +73,7 @@ def compare(
     )
     roots_settings = {"roots": roots, "root_source": root_source, "allocation": allocation}
     speed = {"gamma": gamma, "passes": passes, "pad_rows_to": pad_rows_to, **roots_settings}
-    with open_pipeline(bundle, device_map, speed) as pipe:
+    with open_pipeline(bundle, device_map, {**speed, "exits": options.read_exits(exits)}) as pipe:
         note_placement(pipe)
         answer = answer_with(pipe, config, is_raw=is_raw or not has_chat_template(bundle))
         with progress("comparing", len(questions) * repeats) as advance:

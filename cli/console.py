@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from mirrorsd.training.timed_run import RunProgress
 
 _PIPE_COLUMNS = 140
+_PIPE_SECONDS = 30.0
 Advance = Callable[[str], None]
 
 
@@ -62,14 +64,35 @@ def progress(title: str, total: int) -> Iterator[Advance]:
 
 @contextmanager
 def show_share(title: str) -> Iterator[ReportShare]:
-    """Show work that reports a stage and the share done, 0..1: a bar on a terminal, a line per stage in a pipe."""
+    """Show work that reports a stage and the share done, 0..1, and about how long the rest will take.
+
+    A bar on a terminal; in a pipe a line per stage, and one every half minute within a stage.
+    """
     if not sys.stderr.isatty():
         yield _plain_stages(title)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=1.0)
-        yield lambda stage, fraction: bar.update(task, completed=fraction, description=f"{title}: {stage}")
+    started = perf_counter()
+    with Progress(*columns, TextColumn("{task.fields[left]}"), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=1.0, left="")
+
+        def report(stage: str, fraction: float) -> None:
+            left = time_left(perf_counter() - started, fraction)
+            bar.update(task, completed=fraction, description=f"{title}: {stage}", left=left)
+
+        yield report
+
+
+def time_left(elapsed: float, fraction: float) -> str:
+    """Say about how long the rest will take if it goes on as it went; nothing before a twentieth is done.
+
+    >>> time_left(60.0, 0.25), time_left(30.0, 0.9), time_left(3.0, 0.01)
+    ('about 3 min left', 'about 3 s left', '')
+    """
+    if not 0.05 <= fraction < 1.0:
+        return ""
+    seconds = elapsed * (1 - fraction) / fraction
+    return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"
 
 
 @contextmanager
@@ -90,13 +113,17 @@ def training_bar(title: str) -> Iterator[Callable[["RunProgress"], None]]:
 
 
 def _plain_stages(title: str) -> ReportShare:
-    last_stage = ""
+    started = perf_counter()
+    last_stage, last_line = "", started
 
     def report(stage: str, fraction: float) -> None:
-        nonlocal last_stage
-        if stage != last_stage:
-            note(f"{title} ({fraction:.0%}): {stage}")
-        last_stage = stage
+        nonlocal last_stage, last_line
+        now = perf_counter()
+        if stage == last_stage and now - last_line < _PIPE_SECONDS:
+            return
+        left = time_left(now - started, fraction)
+        note(f"{title} ({fraction:.0%}{', ' if left else ''}{left}): {stage}")
+        last_stage, last_line = stage, now
 
     return report
 

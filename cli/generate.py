@@ -39,6 +39,7 @@ def generate(
     root_source: options.RootSource = None,
     allocation: options.Allocation = None,
     passes: options.Passes = None,
+    exits: options.Exits = None,
     pad_rows_to: options.PadRowsTo = None,
     trace: Annotated[Path | None, typer.Option(help="Write what each device did when, as a Chrome trace.")] = None,
     as_json: options.AsJson = False,
@@ -61,7 +62,7 @@ def generate(
     )
     roots_settings = {"roots": roots, "root_source": root_source, "allocation": allocation}
     speed = {"gamma": gamma, "passes": passes, "pad_rows_to": pad_rows_to, **roots_settings}
-    with open_pipeline(bundle, device_map, speed) as pipe:
+    with open_pipeline(bundle, device_map, {**speed, "exits": options.read_exits(exits)}) as pipe:
         if as_json:
             result = pipe.generate(request.prompt, config, messages=request.messages)
             print_json(result_document(result, pipe.device_map.name))

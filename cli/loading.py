@@ -10,7 +10,7 @@ from mirrorsd.device_maps import builtin_names
 if TYPE_CHECKING:
     from mirrorsd import MirrorPipeline
 
-SpeedOptions = Mapping[str, int | str | None]
+SpeedOptions = Mapping[str, object]
 
 
 def open_pipeline(bundle: Path, device_map: str, speed: SpeedOptions) -> "MirrorPipeline":

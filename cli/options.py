@@ -42,6 +42,10 @@ RootSource = Annotated[
 ]
 Allocation = Annotated[str | None, typer.Option(help="global or per_row.", rich_help_panel=SPEED)]
 Passes = Annotated[int | None, typer.Option(help="Draft passes per window.", rich_help_panel=SPEED)]
+Exits = Annotated[
+    str | None,
+    typer.Option(help="Which of the bundle's exits to run: all, none, or layers: 12,20.", rich_help_panel=SPEED),
+]
 PadRowsTo = Annotated[
     int | None,
     typer.Option(help="Run every target pass with this many rows: equal to the last bit.", rich_help_panel=SPEED),
@@ -49,6 +53,22 @@ PadRowsTo = Annotated[
 
 METHODS = ("plain", "serial", "mirror", "auto")
 Method = Annotated[str, typer.Option(help=f"{', '.join(METHODS)}.")]
+
+
+def read_exits(text: str | None) -> Literal["all"] | tuple[int, ...] | None:
+    """Read `all`, `none`, `12` or `12,20`; None stays None.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    if text is None or text == "all":
+        return text  # type: ignore[return-value]
+    if text == "none":
+        return ()
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"--exits is {text!r}; allowed: all, none, a layer, or several: 12,20.") from error
 
 
 def checked_method(name: str) -> MethodName:

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -71,9 +71,10 @@ def _contests(pipe: "MirrorPipeline", texts: list[str], max_new_tokens: int) -> 
         config = GenerationConfig(max_new_tokens=max_new_tokens, ignore_eos=True, method=method)  # type: ignore[arg-type]
         return session.generate(prompt, config)
 
-    settings = candidate_settings(pipe.speculation, pipe.manifest.draft.shape.num_streams)
-    own = (pipe.speculation.root_source, pipe.speculation.roots)
-    by_window = [setting for setting in settings if (setting.root_source, setting.roots) == own]
+    exit_layers = [point.layer for point in pipe.manifest.target.exits]
+    settings = candidate_settings(pipe.speculation, pipe.manifest.draft.shape.num_streams, exit_layers)
+    own = (pipe.speculation.root_source, pipe.speculation.roots, pipe.speculation.exits)
+    by_window = [setting for setting in settings if (setting.root_source, setting.roots, setting.exits) == own]
     with progress("heats", len(settings) + len(by_window) + 1) as advance:
         decode(settings[0], "mirror", texts[0])
         advance("warm")
@@ -97,7 +98,7 @@ def _best_by_method(contests: list["Contest"]) -> dict[str, float]:
 
 
 def _changed(best: "Contest") -> dict[str, Any]:
-    names = ("gamma", "roots", "root_source", "allocation", "passes")
+    names = ("gamma", "roots", "root_source", "allocation", "passes", "exits")
     return {name: getattr(best.speculation, name) for name in names}
 
 
@@ -115,9 +116,25 @@ def _print_parts(parts: "PartTimes") -> None:
     print(f"side by side: target x {parts.target_slowdown:.2f}, draft x {parts.draft_slowdown:.2f}")
 
 
+def named_exits(exits: Literal["all"] | tuple[int, ...]) -> str:
+    """The exits in a word or two: `all`, `none`, `12,20`."""
+    return exits if exits == "all" else ",".join(map(str, exits)) or "none"
+
+
 def _print_contests(plain: "Contest", contests: list["Contest"]) -> None:
     table = Table(
-        "method", "gamma", "passes", "roots", "from", "tokens/s", "/ plain", "accepted", "reuse", "step ms", "law ms"
+        "method",
+        "gamma",
+        "passes",
+        "roots",
+        "from",
+        "exits",
+        "tokens/s",
+        "/ plain",
+        "accepted",
+        "reuse",
+        "step ms",
+        "law ms",
     )
     for contest in (*contests, plain):
         setting = contest.speculation
@@ -125,6 +142,7 @@ def _print_contests(plain: "Contest", contests: list["Contest"]) -> None:
             table,
             contest.method,
             *(str(value) for value in (setting.gamma, setting.passes, setting.roots, setting.root_source)),
+            named_exits(setting.exits),
             f"{contest.tokens_per_second:.1f}",
             f"{contest.tokens_per_second / plain.tokens_per_second:.2f}",
             f"{contest.mean_accepted:.2f}",

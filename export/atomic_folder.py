@@ -7,7 +7,7 @@ Does not own: what is written into it.
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,19 +16,23 @@ from mirrorsd.graphs.errors import ExportError
 
 
 @contextmanager
-def atomic_folder(final: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Give an empty folder to fill; rename it to `final` once the block ends without an error.
+def atomic_folder(
+    final: Path, *, overwrite: bool, goes_on: Callable[[Path], bool] = lambda left: False
+) -> Iterator[Path]:
+    """Give a folder to fill; rename it to `final` once the block ends without an error.
 
-    On any error or Ctrl-C the folder is removed. One that an earlier, killed export left is replaced.
+    It is empty, or what an earlier, killed export left there, if `goes_on` says that this one can go on from it.
+    On any error or Ctrl-C the folder is removed.
 
     Raises:
         ExportError: `final` exists and may not be replaced, or its parent cannot be written.
     """
     _check_place(final, overwrite=overwrite)
     partial = final.with_name(f".{final.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    if not goes_on(partial):
+        shutil.rmtree(partial, ignore_errors=True)
     try:
-        partial.mkdir(parents=True)
+        partial.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ExportError(f"cannot write into {final.parent}: {error}") from error
     try:
@@ -41,6 +45,20 @@ def atomic_folder(final: Path, *, overwrite: bool) -> Iterator[Path]:
         raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def check_space(folder: Path, num_bytes: int) -> None:
+    """Refuse to begin what would not fit on the disk of `folder`.
+
+    Raises:
+        ExportError: fewer than `num_bytes` are free there.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < num_bytes:
+        raise ExportError(
+            f"not enough space in {folder.parent}: {num_bytes / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB are free; "
+            "nothing was written. Free some, or write the bundle elsewhere"
+        )
 
 
 def _check_place(final: Path, *, overwrite: bool) -> None:
@@ -59,17 +77,17 @@ def _put_in_place(partial: Path, final: Path) -> None:
     if final.exists():
         final.rename(old)
     partial.rename(final)
-    _flush_entry(final.parent)
+    flush_to_disk(final.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
 def _flush(folder: Path) -> None:
     for path in sorted(folder.rglob("*")):
-        _flush_entry(path)
-    _flush_entry(folder)
+        flush_to_disk(path)
+    flush_to_disk(folder)
 
 
-def _flush_entry(path: Path) -> None:
+def flush_to_disk(path: Path) -> None:
     """Force `path` to disk; Windows cannot flush folders and does not need to."""
     if path.is_dir() and os.name == "nt":
         return

@@ -40,7 +40,7 @@ def copy_tokenizer(target: Checkpoint, bundle: Path) -> None:
         ExportError: tokenizer_config.json is not valid JSON.
     """
     folder = bundle / names.TOKENIZER_FOLDER
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     for name in _TOKENIZER_FILES:
         if (target.folder / name).is_file():
             shutil.copyfile(target.folder / name, folder / name)
@@ -69,7 +69,7 @@ def copy_licences(checkpoint: Checkpoint, bundle: Path) -> None:
     if not found:
         return
     folder = bundle / "licences" / checkpoint.role
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for path in found:
         shutil.copyfile(path, folder / path.name)
 

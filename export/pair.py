@@ -4,7 +4,7 @@ Owns: the sequence check -> load -> export -> verify -> carry over -> manifest, 
 Does not own: any of those steps.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata, util
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from mirrorsd.graphs.contract import draft_contract
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.manifest import SCHEMA_VERSION, DraftAccuracy, DraftEntry, Manifest, TargetEntry, VerifyResult
 
-from .atomic_folder import atomic_folder
+from .atomic_folder import atomic_folder, check_space
 from .attention import TREE_ATTENTION
 from .carried_files import copy_licences, copy_tokenizer, exit_coverage, generation_defaults, token_entry
 from .checkpoint import Checkpoint, open_checkpoint
@@ -26,6 +26,7 @@ from .draft_compression import compress_draft
 from .draft_ir import write_draft
 from .draft_stage import DraftStage
 from .exit_choice import choose_exit_layer
+from .journal import JOURNAL_FILE, Journal, digest_of, is_of
 from .loading import (
     DTYPE_BY_PRECISION,
     adapter_layers,
@@ -44,6 +45,7 @@ from .verify_text import parity_ids, text_ids
 from .weightless import open_model
 
 PARITY_POSITIONS = 320
+_LEAST_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4}
 
 _PACKAGES = (
     "mirrorsd",
@@ -64,7 +66,8 @@ def export_pair(
 ) -> Manifest:
     """Export `target` and `draft` into the bundle `output`, verified against PyTorch.
 
-    The folder `output` appears only when it is complete; after an error nothing is left.
+    The folder `output` appears only when it is complete; after an error or Ctrl-C nothing is left. A killed process
+    leaves a hidden work folder beside `output`, from which the same export of unchanged checkpoints goes on.
 
     Args:
         target: Local folder of a Hugging Face causal LM.
@@ -84,9 +87,14 @@ def export_pair(
     report = progress or _silent
     report("check", 0.0)
     job = _plan_job(open_checkpoint(target, "target"), open_checkpoint(draft, "draft"), options)
-    with atomic_folder(output, overwrite=options.overwrite) as bundle:
-        target_entry, target_results = _build_target(job, bundle, report)
-        draft_entry, draft_results = _build_draft(job, bundle, report)
+    digest = _digest(job)
+    with atomic_folder(output, overwrite=options.overwrite, goes_on=lambda left: is_of(left, digest)) as bundle:
+        journal = Journal(bundle, digest)
+        if journal.finished:
+            report(f"going on from a killed export, which had finished: {', '.join(journal.finished)}", 0.0)
+        check_space(bundle, _least_bytes(job) - sum(path.stat().st_size for path in bundle.rglob("*")))
+        target_entry, target_results = _build_target(job, bundle, journal, report)
+        draft_entry, draft_results = _build_draft(job, bundle, journal, report)
         accuracy = None
         if (asked := options.draft_compression) is not None:
             report("compress draft", 0.9)
@@ -97,6 +105,7 @@ def export_pair(
         if accuracy is not None:
             manifest = replace(manifest, draft_accuracy=accuracy)
         (bundle / names.MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
+        journal.remove()
     report("done", 1.0)
     return manifest
 
@@ -110,6 +119,21 @@ class _Job:
     options: ExportOptions
     exit_layers: tuple[int, ...]
     context: int
+
+
+def _digest(job: _Job) -> str:
+    asked = asdict(replace(job.options, overwrite=False)) | {"exit_layers": job.exit_layers, "context": job.context}
+    return digest_of((job.target.folder, job.draft.folder), [asked, _versions()])
+
+
+def _least_bytes(job: _Job) -> int:
+    """Bytes that the bundle takes at the very least; the draft passes through a float32 file on its way."""
+    bits = _LEAST_BITS[job.options.precision]
+    return job.target.source.num_parameters * bits // 8 + job.draft.source.num_parameters * 4
+
+
+def _versions() -> dict[str, str]:
+    return {name: metadata.version(name) for name in _PACKAGES if util.find_spec(name) is not None}
 
 
 def _silent(stage: str, fraction: float) -> None:
@@ -155,7 +179,9 @@ def _exit_layers(target: Checkpoint, options: ExportOptions) -> tuple[int, ...]:
     )
 
 
-def _build_target(job: _Job, bundle: Path, report: ExportProgress) -> tuple[TargetEntry, tuple[VerifyResult, ...]]:
+def _build_target(
+    job: _Job, bundle: Path, journal: Journal, report: ExportProgress
+) -> tuple[TargetEntry, tuple[VerifyResult, ...]]:
     report("load target", 0.02)
     model = open_model(job.target)
     options, shape = job.options, target_shape(model.network, job.options.precision)
@@ -169,11 +195,8 @@ def _build_target(job: _Job, bundle: Path, report: ExportProgress) -> tuple[Targ
     )
     ids, text = _parity_ids(job)
     reference = target_reference(model, plan, ids)
-    stages = list(plan.files)
     model = open_model(job.target, DTYPE_BY_PRECISION[options.precision])
-    write_target(
-        model, plan, bundle, lambda name: report(f"export {name}", 0.1 + 0.4 * stages.index(name) / len(stages))
-    )
+    write_target(model, plan, bundle, lambda name, share: report(f"export {name}", 0.1 + 0.4 * share), journal)
     entry = TargetEntry(
         source=job.target.source,
         shape=shape,
@@ -194,7 +217,9 @@ def _parity_ids(job: _Job) -> tuple[list[int], str]:
     return parity_ids(job.target.folder / "tokenizer.json", job.options.verify_text, num_ids)
 
 
-def _build_draft(job: _Job, bundle: Path, report: ExportProgress) -> tuple[DraftEntry, tuple[VerifyResult, ...]]:
+def _build_draft(
+    job: _Job, bundle: Path, journal: Journal, report: ExportProgress
+) -> tuple[DraftEntry, tuple[VerifyResult, ...]]:
     report("load draft", 0.65)
     model = open_model(job.draft)
     options, config = job.options, model.network.config
@@ -207,15 +232,17 @@ def _build_draft(job: _Job, bundle: Path, report: ExportProgress) -> tuple[Draft
         num_candidates=options.num_draft_candidates,
     )
     report("export draft", 0.7)
-    (bundle / names.DRAFT_FILE).parent.mkdir()
     contract = draft_contract(shape)
     model.network.set_attn_implementation(TREE_ATTENTION)
     stage = DraftStage(
         parts_of(model.network), contract, shape, streams=streams, context=job.context, num_input_ids=num_input_ids
     )
-    graph = export_stage(stage, contract, model.lazy_weights(stage))
-    written = "fp32" if options.draft_compression else options.draft_precision
-    write_draft(graph, contract, bundle / names.DRAFT_FILE, written)
+    if journal.get("draft") is None or options.draft_compression is not None:
+        (bundle / names.DRAFT_FILE).parent.mkdir(exist_ok=True)
+        graph = export_stage(stage, contract, model.lazy_weights(stage))
+        written = "fp32" if options.draft_compression else options.draft_precision
+        write_draft(graph, contract, bundle / names.DRAFT_FILE, written)
+        journal.record("draft", True)
     entry = DraftEntry(
         source=job.draft.source,
         shape=shape,
@@ -248,14 +275,14 @@ def _finish(
     copy_tokenizer(job.target, bundle)
     for checkpoint in (job.target, job.draft):
         copy_licences(checkpoint, bundle)
-    paths = sorted(path for path in bundle.rglob("*") if path.is_file())
+    paths = sorted(path for path in bundle.rglob("*") if path.is_file() and path.name != JOURNAL_FILE)
     return Manifest(
         schema=SCHEMA_VERSION,
         target=target,
         draft=draft,
         tokens=token_entry(job.target),
         verify=results,
-        versions={name: metadata.version(name) for name in _PACKAGES if util.find_spec(name) is not None},
+        versions=_versions(),
         files={path.relative_to(bundle).as_posix(): describe_file(path) for path in paths},
         exit_coverage=exit_coverage(job.target),
         generation=generation_defaults(job.target),

@@ -5,6 +5,7 @@ Owns: segments and exits as ONNX files. Does not own: the modules (`target_stage
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import onnx_ir as ir
@@ -15,14 +16,19 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import TargetShape, exit_contract, segment_contract
 from mirrorsd.graphs.manifest import Exit, Segment
 
+from .atomic_folder import check_space, flush_to_disk
 from .attention import GQA_ATTENTION
 from .graph_passes import optimise_stage
+from .journal import Journal
 from .target_stages import ExitStage, SegmentStage
 from .torch_to_onnx import export_stage
 from .weightless import WeightlessModel
 from .weights_file import WeightsFile
 
 Adapter = tuple[Tensor, Tensor]
+
+WEIGHTS = "weights"
+_RECORD_EVERY = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,27 +71,64 @@ class TargetPlan:
         return {stage.name: stage.file for stage in self.segments} | {stage.name: stage.file for stage in self.exits}
 
 
-def write_target(model: WeightlessModel, plan: TargetPlan, bundle: Path, on_stage: Callable[[str], None]) -> None:
+def write_target(
+    model: WeightlessModel, plan: TargetPlan, bundle: Path, on_share: Callable[[str, float], None], journal: Journal
+) -> None:
     """Export every stage of `model` into `bundle`; one tensor after the other is read, converted and written.
 
     Args:
         model: Opened in the dtype of the target's precision. Its attention implementation is changed for the export.
         plan: Sizes, borders and adapters.
         bundle: The bundle's folder.
-        on_stage: Called with the name of each stage before it is exported.
+        on_share: Told the stage at hand and the share of all bytes that is written, often.
+        journal: Says what an earlier, killed export has written; it is kept.
+
+    Raises:
+        ExportError: there is not enough space for the weights.
     """
-    (bundle / names.TARGET_FOLDER).mkdir()
-    with WeightsFile(bundle / names.WEIGHTS_FILE) as weights:
-        for segment in plan.segments:
-            on_stage(segment.name)
-            graph = segment_graph(model, plan, segment)
-            weights.move_weights(graph)
-            ir.save(graph, bundle / segment.file)
-        for point in plan.exits:
-            on_stage(point.name)
-            graph = exit_graph(model, plan, point)
-            weights.move_weights(graph)
-            ir.save(graph, bundle / point.file)
+    (bundle / names.TARGET_FOLDER).mkdir(exist_ok=True)
+    builders: dict[str, Callable[[], ir.Model]] = {
+        **{stage.name: partial(segment_graph, model, plan, stage) for stage in plan.segments},
+        **{point.name: partial(exit_graph, model, plan, point) for point in plan.exits},
+    }
+    graphs = {}
+    for name, build in builders.items():
+        if journal.get(name) is None:
+            on_share(f"the graph of {name}", 0.0)
+            graphs[name] = build()
+    with WeightsFile(bundle / names.WEIGHTS_FILE, journal.get(WEIGHTS)) as weights:
+        writing = _Writing(weights, journal, weights.missing_bytes(graphs.values()), on_share)
+        check_space(bundle, writing.total)
+        for name, graph in graphs.items():
+            writing.write(name, graph, bundle / plan.files[name])
+
+
+@dataclass(slots=True)
+class _Writing:
+    """Stages on their way to disk: how many of the bytes are written, and how many of them the journal knows."""
+
+    weights: WeightsFile
+    journal: Journal
+    total: int
+    on_share: Callable[[str, float], None]
+    written: int = 0
+    recorded: int = 0
+
+    def write(self, name: str, graph: ir.Model, path: Path) -> None:
+        """Write one stage; what a kill may cost is limited to `_RECORD_EVERY` bytes."""
+        for num_bytes in self.weights.move_weights(graph):
+            self.written += num_bytes
+            if self.written - self.recorded >= _RECORD_EVERY:
+                self._record()
+            self.on_share(name, min(1.0, self.written / max(1, self.total)))
+        ir.save(graph, path)
+        flush_to_disk(path)
+        self._record()
+        self.journal.record(name, True)
+
+    def _record(self) -> None:
+        self.journal.record(WEIGHTS, self.weights.flushed())
+        self.recorded = self.written
 
 
 def segment_graph(model: WeightlessModel, plan: TargetPlan, segment: Segment) -> ir.Model:

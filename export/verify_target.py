@@ -4,7 +4,7 @@ Owns: the reference, the schedule of passes (prefill, single rows, windows with 
 Does not own: tolerances (`tolerances.py`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from torch import nn
 
 from mirrorsd.families.registry import parts_of
 from mirrorsd.graphs import names
-from mirrorsd.graphs.manifest import VerifyResult
+from mirrorsd.graphs.manifest import Segment, VerifyResult
 
 from .target_graphs import TargetPlan
 from .target_stages import ExitStage
@@ -95,64 +95,99 @@ class _Largest:
 
 @dataclass(slots=True)
 class TargetRun:
-    """The exported target in ONNX Runtime on the CPU, with share-buffer caches on the host."""
+    """The exported target in ONNX Runtime on the CPU, with share-buffer caches.
+
+    `outputs` has one stage open at a time; `forward`, for passes that depend on each other, all segments from then on.
+    """
 
     bundle: Path
     plan: TargetPlan
-    sessions: dict[str, ort.InferenceSession] = field(init=False)
-    caches: dict[str, ort.OrtValue] = field(init=False)
-
-    def __post_init__(self) -> None:
-        options = ort.SessionOptions()
-        options.log_severity_level = 3
-        self.sessions = {
-            name: ort.InferenceSession(str(self.bundle / file), options, providers=["CPUExecutionProvider"])
-            for name, file in self.plan.files.items()
-        }
-        shape = self.plan.shape
-        size = (1, shape.num_kv_heads, self.plan.context, shape.head_dim)
-        self.caches = {
-            name(layer): ort.OrtValue.ortvalue_from_numpy(np.zeros(size, shape.dtype))
-            for layer in range(shape.num_layers)
-            for name in (names.past_key, names.past_value)
-        }
+    _segments: list["_SegmentRun"] = field(default_factory=list)
 
     def forward(self, step: Pass) -> tuple[dict[int, Array], Array]:
         """Run the chain of segments; return hidden `[S, H]` by border and logits `[S, V]`."""
-        total = step.start + len(step.ids)
-        feeds: dict[str, Array] = {names.INPUT_IDS: np.array([step.ids], np.int64)}
+        self._segments = self._segments or [self._open_segment(segment) for segment in self.plan.segments]
+        flowing: Array = np.array([step.ids], np.int64)
         hidden: dict[int, Array] = {}
-        for segment in self.plan.segments:
-            feeds[names.SEQLENS_K] = np.array([total - 1], np.int32)
-            feeds[names.TOTAL_LENGTH] = np.array(total, np.int32)
-            if segment.end_layer == self.plan.shape.num_layers:
-                feeds[names.LOGIT_ROWS] = np.arange(len(step.ids), dtype=np.int64)
-            result = self._run_segment(segment.name, feeds, range(segment.first_layer, segment.end_layer))
-            if segment.end_layer == self.plan.shape.num_layers:
-                break
-            hidden[segment.end_layer] = result[0]
-            feeds = {names.HIDDEN: result}
-        return hidden, result[0]
+        for run in self._segments:
+            flowing = run.forward(step, flowing)
+            hidden[run.layers.stop] = flowing[0]
+        return hidden, hidden.pop(self.plan.shape.num_layers)
 
-    def _run_segment(self, name: str, feeds: dict[str, Array], layers: range) -> Array:
-        """Run one segment over its share-buffer caches; return hidden or logits."""
-        binding = self.sessions[name].io_binding()
-        for feed, value in feeds.items():
-            binding.bind_cpu_input(feed, value)
-        binding.bind_output(self.sessions[name].get_outputs()[0].name)
+    def outputs(self, steps: Sequence[Pass]) -> Iterator[tuple[dict[int, Array], Array]]:
+        """Run each segment over all passes before the next one is opened.
+
+        Yields:
+            For each pass its hidden `[S, H]` by border and its logits `[S, V]`.
+        """
+        flowing: list[Array] = [np.array([step.ids], np.int64) for step in steps]
+        hidden: list[dict[int, Array]] = [{} for _ in steps]
+        *inner, last = self.plan.segments
+        for segment in inner:
+            run = self._open_segment(segment)
+            flowing = [run.forward(step, rows) for step, rows in zip(steps, flowing, strict=True)]
+            for states, rows in zip(hidden, flowing, strict=True):
+                states[segment.end_layer] = rows[0]
+        run = self._open_segment(last)
+        for step, states, rows in zip(steps, hidden, flowing, strict=True):
+            yield states, run.forward(step, rows)[0]
+
+    def exit(self, name: str, hidden: Sequence[Array]) -> list[tuple[Array, Array]]:
+        """Run one exit on each hidden `[S, H]`; return ids and log-probs `[S, K]`."""
+        session = open_stage(self.bundle / self.plan.files[name])
+        found = [session.run(None, {names.HIDDEN: rows[None]}) for rows in hidden]
+        return [(ids[0], logprobs[0]) for ids, logprobs in found]
+
+    def _open_segment(self, segment: Segment) -> "_SegmentRun":
+        layers = range(segment.first_layer, segment.end_layer)
+        shape = self.plan.shape
+        size = (1, shape.num_kv_heads, self.plan.context, shape.head_dim)
+        caches = {
+            name(layer): ort.OrtValue.ortvalue_from_numpy(np.zeros(size, shape.dtype))
+            for layer in layers
+            for name in (names.past_key, names.past_value)
+        }
+        return _SegmentRun(open_stage(self.bundle / segment.file), layers, caches)
+
+
+def open_stage(path: Path) -> ort.InferenceSession:
+    """Open one exported stage on the CPU."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+@dataclass(frozen=True, slots=True)
+class _SegmentRun:
+    """One open segment and the caches of its layers."""
+
+    session: ort.InferenceSession
+    layers: range
+    caches: dict[str, ort.OrtValue]
+
+    def forward(self, step: Pass, flowing: Array) -> Array:
+        """Run one pass over ids or hidden states; return hidden `[1, S, H]` or logits `[1, S, V]`."""
+        total = step.start + len(step.ids)
+        given = {
+            names.INPUT_IDS: flowing,
+            names.HIDDEN: flowing,
+            names.SEQLENS_K: np.array([total - 1], np.int32),
+            names.TOTAL_LENGTH: np.array(total, np.int32),
+            names.LOGIT_ROWS: np.arange(len(step.ids), dtype=np.int64),
+        }
+        binding = self.session.io_binding()
+        for spec in self.session.get_inputs():
+            if spec.name in given:
+                binding.bind_cpu_input(spec.name, given[spec.name])
+        binding.bind_output(self.session.get_outputs()[0].name)
         pairs = ((names.past_key, names.present_key), (names.past_value, names.present_value))
-        for layer in layers:
+        for layer in self.layers:
             for past, present in pairs:
                 binding.bind_ortvalue_input(past(layer), self.caches[past(layer)])
                 binding.bind_ortvalue_output(present(layer), self.caches[past(layer)])
-        self.sessions[name].run_with_iobinding(binding)
+        self.session.run_with_iobinding(binding)
         result: Array = binding.get_outputs()[0].numpy()
         return result
-
-    def exit(self, name: str, hidden: Array) -> tuple[Array, Array]:
-        """Run one exit on hidden `[S, H]`; return ids and log-probs `[S, K]`."""
-        ids, logprobs = self.sessions[name].run(None, {names.HIDDEN: hidden[None]})
-        return ids[0], logprobs[0]
 
 
 def compare_target(run: TargetRun, reference: TargetReference, text: str) -> tuple[VerifyResult, ...]:
@@ -162,24 +197,23 @@ def compare_target(run: TargetRun, reference: TargetReference, text: str) -> tup
     hidden value where that is above 1, as hidden states have no fixed scale.
     """
     found = {name: _Largest() for name in run.plan.files}
-    exits = {point.layer: point.name for point in run.plan.exits}
+    steps, hidden = list(plan_passes(reference.ids)), []
+    last = found[run.plan.segments[-1].name]
+    for step, (states, logits) in zip(steps, run.outputs(steps), strict=True):
+        kept, expected = logits[: step.num_kept].astype(np.float32), reference.logits[_rows(step)]
+        last.add(kept, expected, kept.argmax(-1), expected.argmax(-1))
+        hidden.append({layer: state[: step.num_kept] for layer, state in states.items()})
     segment_before = {segment.end_layer: segment.name for segment in run.plan.segments}
-    scale = {layer: max(1.0, float(np.abs(state).max())) for layer, state in reference.hidden.items()}
-    for step in plan_passes(reference.ids):
-        hidden, logits = run.forward(step)
-        rows = slice(step.start, step.start + step.num_kept)
-        for layer, state in hidden.items():
-            ids, logprobs = run.exit(exits[layer], state[: step.num_kept])
-            expected = reference.exit_logprobs[layer][rows]
+    for point in run.plan.exits:
+        states_here = [states[point.layer] for states in hidden]
+        guesses = run.exit(point.name, states_here)
+        scale = max(1.0, float(np.abs(reference.hidden[point.layer]).max()))
+        for step, state, (ids, logprobs) in zip(steps, states_here, guesses, strict=True):
+            expected = reference.exit_logprobs[point.layer][_rows(step)]
             best = expected.argmax(-1)
-            found[exits[layer]].add(logprobs, np.take_along_axis(expected, ids, -1), ids[:, 0], best)
-            kept = state[: step.num_kept].astype(np.float32)
-            found[segment_before[layer]].add(
-                kept / scale[layer], reference.hidden[layer][rows] / scale[layer], ids[:, 0], best
-            )
-        expected = reference.logits[rows]
-        kept = logits[: step.num_kept].astype(np.float32)
-        found[run.plan.segments[-1].name].add(kept, expected, kept.argmax(-1), expected.argmax(-1))
+            found[point.name].add(logprobs, np.take_along_axis(expected, ids, -1), ids[:, 0], best)
+            wanted = reference.hidden[point.layer][_rows(step)]
+            found[segment_before[point.layer]].add(state.astype(np.float32) / scale, wanted / scale, ids[:, 0], best)
     return tuple(
         VerifyResult(
             stage=name,
@@ -190,3 +224,8 @@ def compare_target(run: TargetRun, reference: TargetReference, text: str) -> tup
         )
         for name, result in found.items()
     )
+
+
+def _rows(step: Pass) -> slice:
+    """The rows of the text that a pass is compared at."""
+    return slice(step.start, step.start + step.num_kept)

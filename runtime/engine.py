@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.manifest import TargetEntry
 from mirrorsd.runtime.controller import AutoDriver, CostBook
 from mirrorsd.runtime.draft_link import DraftLink
 from mirrorsd.runtime.draft_session import DraftModel
@@ -142,4 +143,18 @@ def resolve_speculation(defaults: SpeculationConfig, overrides: Mapping[str, obj
     if unknown:
         allowed = ", ".join(SpeculationConfig.__dataclass_fields__)
         raise ConfigError(f"There is no speculation setting {unknown[0]!r}; there are {allowed}.")
-    return replace(defaults, **overrides)  # type: ignore[arg-type]
+    exits = overrides.get("exits")  # JSON knows no tuples
+    given = {**overrides, "exits": tuple(exits)} if isinstance(exits, list) else overrides
+    return replace(defaults, **given)  # type: ignore[arg-type]
+
+
+def check_exits(speculation: SpeculationConfig, target: TargetEntry) -> None:
+    """Refuse exits that a bundle does not have.
+
+    Raises:
+        ConfigError: there is no exit after one of the layers.
+    """
+    present = [point.layer for point in target.exits]
+    absent = [layer for layer in speculation.exits if layer not in present] if speculation.exits != "all" else []
+    if absent:
+        raise ConfigError(f"exits names layer {absent[0]}; this bundle has exits after layers {present}")

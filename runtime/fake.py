@@ -4,7 +4,7 @@ For scheduler tests here, and for programs that embed mirrorsd and want to test 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -67,6 +67,7 @@ class FakeTarget:
         with_logits: bool,
         ledger: Ledger,
         on_exit: Callable[[ExitGuesses], None] | None = None,
+        exits: Collection[int] | None = None,
     ) -> TargetOutput:
         """See `TargetSession.run`."""
         self.num_passes += 1
@@ -74,8 +75,9 @@ class FakeTarget:
         texts = [self._text[: start + row + 1] for row in range(len(tokens))]
         with ledger.time("target", "prefix"):
             exit_logits = np.stack([self._exit_handler(text) for text in texts])
-        if on_exit is not None:
-            on_exit(_top(exit_logits, self._num_candidates))
+        guesses = _top(exit_logits, self._num_candidates)
+        if on_exit is not None and (exits is None or guesses.layer in exits):
+            on_exit(guesses)
         with ledger.time("target", "suffix"):
             time.sleep(self._suffix_seconds)
             logits = np.stack([self._handler(text) for text in texts])

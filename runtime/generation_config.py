@@ -101,6 +101,7 @@ class SpeculationConfig:
         passes: draft passes for a fresh window (`J`); a draft without streams always takes `gamma`.
         pad_rows_to: run every target pass with exactly this many rows; 0 runs what is needed. With equal row counts
             the arithmetic of all methods is the same to the last bit (ALGORITHM.md, "Exactness", 3).
+        exits: which of a bundle's exits are run, by layer, where it has several; the others cost nothing.
         prefill_rows: rows per prefill chunk.
         draft_deadline_s: a draft that keeps the target waiting longer than this is given up.
     """
@@ -112,6 +113,7 @@ class SpeculationConfig:
     allocation: str = "global"
     passes: int = 2
     pad_rows_to: int = 0
+    exits: Literal["all"] | tuple[int, ...] = "all"
     prefill_rows: int = 128
     draft_deadline_s: float = 10.0
 
@@ -125,5 +127,7 @@ class SpeculationConfig:
         require(self.root_source in ROOT_SOURCES, owner, "root_source", self.root_source, ", ".join(ROOT_SOURCES))
         is_padding = self.pad_rows_to == 0 or self.pad_rows_to > self.gamma
         require(is_padding, owner, "pad_rows_to", self.pad_rows_to, "0, or more than gamma")
+        needs_exit = self.root_source == "proxy" and not self.exits
+        require(not needs_exit, owner, "exits", self.exits, 'at least one layer, as root_source is "proxy"')
         require(1 <= self.prefill_rows <= 4096, owner, "prefill_rows", self.prefill_rows, "1 to 4096")
         require(self.draft_deadline_s > 0, owner, "draft_deadline_s", self.draft_deadline_s, "above 0 seconds")

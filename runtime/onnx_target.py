@@ -5,7 +5,7 @@ travel, logits only when sampling asks for them. One binding per number of rows 
 device captures graphs, each is one, replayed at fixed addresses.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +70,7 @@ class OnnxTarget:
         with_logits: bool,
         ledger: Ledger,
         on_exit: Callable[[ExitGuesses], None] | None = None,
+        exits: Collection[int] | None = None,
     ) -> TargetOutput:
         """See `TargetSession.run`."""
         bound = self._bound(len(tokens), is_prefill=False)
@@ -77,7 +78,8 @@ class OnnxTarget:
         for segment in bound.segments:
             with ledger.time("target", segment.name):
                 segment.run()
-            if on_exit is not None and segment is not bound.segments[-1]:
+            is_asked = exits is None or segment.end_layer in exits
+            if on_exit is not None and is_asked and segment is not bound.segments[-1]:
                 with ledger.time("target", "exit"):
                     guesses = self._guess(bound, segment)
                 on_exit(guesses)

@@ -5,7 +5,7 @@ with the new ones behind them. The host keeps the buffers and copies the new row
 back by number here too. Exactness first: on a GPU the caches travel through host memory at every pass.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,7 @@ class OpenVinoTarget:
         with_logits: bool,
         ledger: Ledger,
         on_exit: Callable[[ExitGuesses], None] | None = None,
+        exits: Collection[int] | None = None,
     ) -> TargetOutput:
         """See `TargetSession.run`."""
         rows = tokens[None]
@@ -78,7 +79,8 @@ class OpenVinoTarget:
         for segment in self._segments:
             with ledger.time("target", segment.name):
                 rows = segment.run(rows, start, logit_rows)
-            if on_exit is not None and segment is not self._segments[-1]:
+            is_asked = exits is None or segment.end_layer in exits
+            if on_exit is not None and is_asked and segment is not self._segments[-1]:
                 with ledger.time("target", "exit"):
                     guesses = self._guess(segment.end_layer, rows)
                 on_exit(guesses)

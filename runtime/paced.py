@@ -1,7 +1,7 @@
 """Sessions that take at least as long as a card's `[pace]` says (see `device_maps.pace`)."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
 
 import numpy as np
@@ -61,6 +61,7 @@ class PacedTarget:
         with_logits: bool,
         ledger: Ledger,
         on_exit: Callable[[ExitGuesses], None] | None = None,
+        exits: Collection[int] | None = None,
     ) -> TargetOutput:
         """See `TargetSession.run`. The ledger gets the paced times, not those of the stand-in."""
         started = mark = perf_counter()
@@ -84,7 +85,12 @@ class PacedTarget:
             on_exit(guesses)
 
         output = self._session.run(
-            tokens, start, with_logits=with_logits, ledger=Ledger(), on_exit=deliver if on_exit else None
+            tokens,
+            start,
+            with_logits=with_logits,
+            ledger=Ledger(),
+            on_exit=deliver if on_exit else None,
+            exits=exits,
         )
         hold(pass_ms + num_exits * self._pace.exit_ms, "suffix")
         return output

@@ -12,7 +12,7 @@ from mirrorsd.graphs.errors import GenerationError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.devices import choose_device_map
 from mirrorsd.runtime.draft_session import DraftModel
-from mirrorsd.runtime.engine import Engine, resolve_speculation
+from mirrorsd.runtime.engine import Engine, check_exits, resolve_speculation
 from mirrorsd.runtime.generation import Chunk, GenerationResult
 from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.paced import PacedDraftModel, PacedTargetModel
@@ -85,6 +85,7 @@ class MirrorPipeline:
         tuned = Tuned.read(folder, choice.device_map.name) if use_tuned else None
         defaults = {**(tuned.speculation if tuned else {}), **(speculation or {})}
         resolved = resolve_speculation(speculation_of(choice.device_map), defaults)
+        check_exits(resolved, manifest.target)
         tokenizer = BundleTokenizer(folder)
         engine = _start_engine(folder, manifest, choice.device_map, resolved)
         source = "tuned on this machine" if tuned else f"defaults of {choice.device_map.name}"
@@ -107,7 +108,9 @@ class MirrorPipeline:
 
         Raises:
             GenerationError: the pipeline is closed.
+            ConfigError: it wants exits that the bundle does not have.
         """
+        check_exits(speculation or self.speculation, self.manifest.target)
         with self._lock:
             if not self._is_open:
                 raise GenerationError("This pipeline is closed: load the bundle again.")

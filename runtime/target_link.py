@@ -60,6 +60,7 @@ class TargetLink:
             with_logits=request.chooser.needs_logits,
             ledger=request.ledger,
             on_exit=on_exit,
+            exits=None if request.speculation.exits == "all" else request.speculation.exits,
         )
         return self._worker.submit(job)
 

@@ -3,7 +3,7 @@
 `TargetSession` is the seam: ONNX Runtime implements it (`onnx_target`), tests implement it with a handler (`fake`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple, Protocol, Self
 
 import numpy as np
@@ -72,8 +72,12 @@ class TargetSession(Protocol):
         with_logits: bool,
         ledger: Ledger,
         on_exit: Callable[[ExitGuesses], None] | None = None,
+        exits: Collection[int] | None = None,
     ) -> TargetOutput:
-        """Run rows `tokens [S]` at positions `start ..`; the cache before `start` is kept, anything after replaced."""
+        """Run rows `tokens [S]` at positions `start ..`; the cache before `start` is kept, anything after replaced.
+
+        `on_exit` hears the exits after the layers `exits`, every one where that is None; no other exit is run.
+        """
 
     def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
         """Like `run`, but only the cache is wanted: no exit, at most one row of logits."""

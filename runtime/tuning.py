@@ -102,14 +102,21 @@ def measure_parts(engine: Engine) -> PartTimes:
     return times
 
 
-def candidate_settings(base: SpeculationConfig, num_streams: int) -> list[SpeculationConfig]:
-    """The settings that compete: window length, passes, and where roots come from with how many of them."""
+def candidate_settings(
+    base: SpeculationConfig, num_streams: int, exit_layers: Sequence[int] = ()
+) -> list[SpeculationConfig]:
+    """The settings that compete: window length, passes, where roots come from with how many of them, and which exits.
+
+    A bundle with several exits competes with each of them alone and with none, beside all of them as in the others.
+    """
     gammas = (3, 4, 5, 7, 10)
     passes = (1, 2, 3) if num_streams else (1,)
     sources = (("proxy", 4), ("early", 4), ("progressive", 8), ("progressive", 16))
     by_window = [replace(base, gamma=g, passes=j) for g, j in product(gammas, passes)]
     by_roots = [replace(base, root_source=source, roots=roots) for source, roots in sources]
-    return [*by_window, *by_roots]
+    choices = [(), *((layer,) for layer in exit_layers)] if len(exit_layers) > 1 else []
+    by_exits = [replace(base, root_source="progressive", exits=layers) for layers in choices]
+    return [*by_window, *by_roots, *by_exits]
 
 
 def contend(
@@ -125,7 +132,8 @@ def contend(
         for setting, method in product(settings, methods):
             results.setdefault((setting, method), []).append(decode(setting, method, prompt))
             advance(
-                f"{method}, gamma {setting.gamma}, {setting.passes} passes, {setting.roots} {setting.root_source} roots"
+                f"{method}, gamma {setting.gamma}, {setting.passes} passes, "
+                f"{setting.roots} {setting.root_source} roots, exits {setting.exits}"
             )
     contests = [_judge(setting, method, texts) for (setting, method), texts in results.items()]
     return sorted(contests, key=lambda contest: -contest.tokens_per_second)

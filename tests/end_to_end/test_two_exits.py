@@ -21,6 +21,11 @@ def test_two_exits_give_the_same_text(tiny_pair: tuple[Path, Path], tmp_path: Pa
             mirror = session.generate("Once upon a time", **settings, method="mirror")
             assert mirror.token_ids == plain.token_ids
             assert {"prefix", "middle", "suffix"} <= {span.name for span in mirror.spans}
+        for exits in ((), (1,), (3,)):
+            session = pipe.session(replace(pipe.speculation, exits=exits))
+            mirror = session.generate("Once upon a time", **settings, method="mirror")
+            assert mirror.token_ids == plain.token_ids
+            assert ("exit" in {span.name for span in mirror.spans}) == bool(exits)
 
 
 def _with(pipe: MirrorPipeline, source: str):

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,19 @@ from safetensors.numpy import load_file, save_file
 from mirrorsd.export import ExportOptions, export_pair, verify_target
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError, ExportError, ParityError
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from mirrorsd.export import ExportOptions, export_pair
+
+def watch(stage, fraction):
+    if stage == sys.argv[2]:
+        os.kill(os.getpid(), signal.SIGKILL if os.name != "nt" else signal.SIGTERM)
+
+folder = Path(sys.argv[1])
+export_pair(folder / "target", folder / "draft", folder / "out.mirror", ExportOptions(), watch)
+"""
 
 
 def test_the_bundle_reads_back_and_says_how_exact_it_is(llama_pair: Any) -> None:
@@ -95,6 +110,38 @@ def test_ctrl_c_in_the_middle_leaves_nothing(pair: Path) -> None:
     assert _left(pair) == {"target", "draft"}
 
 
+@pytest.mark.parametrize(
+    ("stage", "finished"),
+    [
+        pytest.param("export suffix", {"prefix"}, id="while the suffix is written"),
+        pytest.param(
+            "carry over", {"prefix", "suffix", "exit2", "draft"}, id="nearly at the end", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_killed_export_goes_on_from_its_finished_stages(
+    llama_pair: Any, pair: Path, stage: str, finished: set[str]
+) -> None:
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(pair), stage], check=False)
+    assert killed.returncode != 0
+    assert _left(pair) == {"target", "draft", ".out.mirror.partial"}
+    with (pair / ".out.mirror.partial" / "target" / "weights.bin").open("ab") as stream:
+        stream.write(b"half-written")
+    (pair / ".out.mirror.partial" / "tokenizer").mkdir()
+    progress: list[str] = []
+    export_pair(
+        pair / "target", pair / "draft", pair / "out.mirror", ExportOptions(), lambda stage, _: progress.append(stage)
+    )
+    assert {"prefix", "suffix", "exit2", "draft"} & set(progress[1].split(": ")[1].split(", ")) == finished
+    assert not {f"export {name}" for name in finished - {"draft"}} & set(progress)
+    assert "verify target" in progress, "what was kept is verified like everything else"
+    assert _left(pair) == {"target", "draft", "out.mirror"}
+    found, expected = read_bundle(pair / "out.mirror"), llama_pair.manifest
+    assert found.verify == expected.verify
+    varying = "draft/draft.xml"  # OpenVINO writes the paths that it converted from into it
+    assert {**found.files, varying: None} == {**expected.files, varying: None}
+
+
 def test_a_wrong_graph_is_refused_and_leaves_nothing(
     llama_pair: Any, pair: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +152,7 @@ def test_a_wrong_graph_is_refused_and_leaves_nothing(
         reference = exact(*args)
         return reference._replace(logits=reference.logits + np.float32(0.01))
 
-    def reuse(model: Any, plan: Any, bundle: Path, on_stage: Any) -> None:
+    def reuse(model: Any, plan: Any, bundle: Path, *_: Any) -> None:
         shutil.copytree(llama_pair.bundle / "target", bundle / "target")
 
     monkeypatch.setattr("mirrorsd.export.pair.target_reference", shifted)
@@ -123,7 +170,7 @@ def test_auto_cuts_where_the_measured_coverage_says(pair: Path, monkeypatch: pyt
     (pair / "target" / "exit_coverage.json").write_text(json.dumps({"layers": {"1": shares, "2": shares, "3": shares}}))
     planned: list[Any] = []
 
-    def stop(model: Any, plan: Any, bundle: Path, on_stage: Any) -> None:
+    def stop(model: Any, plan: Any, *_: Any) -> None:
         planned.append(list(plan.adapters))
         raise KeyboardInterrupt
 

@@ -19,6 +19,7 @@ from mirrorsd.export import ExportOptions, export_pair
 from mirrorsd.export.attention import TREE_ATTENTION
 from mirrorsd.export.checkpoint import open_checkpoint
 from mirrorsd.export.draft_stage import DraftStage
+from mirrorsd.export.journal import Journal
 from mirrorsd.export.loading import draft_shape, target_shape
 from mirrorsd.export.target_graphs import TargetPlan, write_target
 from mirrorsd.export.verify_target import TargetRun, compare_target, target_reference
@@ -152,7 +153,7 @@ def test_a_model_of_the_family(case: Case, make_checkpoint: Callable[..., Path],
     reference = target_reference(model, plan, ids)
     assert reference.logits.std() > 0.3
     (tmp_path / "bundle").mkdir()
-    write_target(model, plan, tmp_path / "bundle", lambda stage: None)
+    write_target(model, plan, tmp_path / "bundle", lambda stage, share: None, Journal(tmp_path / "bundle", ""))
     check(compare_target(TargetRun(tmp_path / "bundle", plan), reference, "random ids"))
     graph = onnx.load(tmp_path / "bundle" / "target" / "prefix.onnx", load_external_data=False).graph
     assert "Neg" not in {node.op_type for node in graph.node}, "rotary positions are left outside of attention"

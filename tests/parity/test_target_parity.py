@@ -9,7 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.contract import exit_contract, segment_contract
+from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.runtime.engine import check_exits
+from mirrorsd.runtime.generation_config import SpeculationConfig
+from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.onnx_target import OnnxTargetModel
 
 TOLERANCE = 1e-4
 
@@ -139,3 +145,38 @@ def test_graphs_are_tight(llama_pair: Any) -> None:
         "Mul",
         "Add",
     }
+
+
+@pytest.mark.parametrize(("exits", "expected"), [(None, [1, 2]), ((), []), ((2,), [2])])
+def test_only_the_chosen_exits_are_run(
+    qwen3_pair: Any, exits: tuple[int, ...] | None, expected: list[int], bound: dict[str, Any]
+) -> None:
+    """A bundle with two borders; an exit that is not chosen costs no run, and the target's answer is the same."""
+    heard: list[int] = []
+    ledger = Ledger()
+    output = bound["session"].run(
+        np.arange(8),
+        0,
+        with_logits=True,
+        ledger=ledger,
+        on_exit=lambda guesses: heard.append(guesses.layer),
+        exits=exits,
+    )
+    assert heard == expected
+    assert sum(span.name == "exit" for span in ledger.spans) == len(expected)
+    np.testing.assert_array_equal(output.logits, bound["logits"])
+
+
+@pytest.fixture(scope="module")
+def bound(qwen3_pair: Any) -> dict[str, Any]:
+    """A session of the runtime, and what it says of eight rows."""
+    placement = load_device_map("cpu").target
+    session = OnnxTargetModel(qwen3_pair.bundle, qwen3_pair.manifest.target, placement).new_session()
+    output = session.run(np.arange(8), 0, with_logits=True, ledger=Ledger())
+    return {"session": session, "logits": output.logits.copy()}
+
+
+def test_exits_that_a_bundle_does_not_have_are_refused(qwen3_pair: Any) -> None:
+    check_exits(SpeculationConfig(exits=(1, 2)), qwen3_pair.manifest.target)
+    with pytest.raises(ConfigError, match=r"exits names layer 3; this bundle has exits after layers \[1, 2\]"):
+        check_exits(SpeculationConfig(exits=(1, 3)), qwen3_pair.manifest.target)

@@ -26,7 +26,7 @@ def test_equal_tensors_share_their_bytes_and_stages_run(tmp_path: Path) -> None:
     with WeightsFile(tmp_path / "weights.bin") as weights:
         for name, array in stages.items():
             model = _stage(array)
-            weights.move_weights(model)
+            list(weights.move_weights(model))
             ir.save(model, tmp_path / f"{name}.onnx")
     assert (tmp_path / "weights.bin").stat().st_size == 2 * weight.nbytes
     rows = np.eye(2, 32, dtype=np.float32)
@@ -38,5 +38,21 @@ def test_equal_tensors_share_their_bytes_and_stages_run(tmp_path: Path) -> None:
 def test_small_tensors_stay_in_the_graph(tmp_path: Path) -> None:
     with WeightsFile(tmp_path / "weights.bin") as weights:
         model = _stage(np.zeros((32, 32), np.float32))
-        weights.move_weights(model)
+        list(weights.move_weights(model))
     assert not isinstance(model.graph.initializers["b"].const_value, ir.ExternalTensor)
+
+
+def test_a_file_goes_on_from_a_recorded_state(tmp_path: Path) -> None:
+    """What came after the state is cut off; what is in the state is not computed again."""
+    path, weight = tmp_path / "weights.bin", np.arange(1024, dtype=np.float32).reshape(32, 32)
+    with WeightsFile(path) as weights:
+        assert weights.missing_bytes([_stage(weight), _stage(weight + 1)]) == 2 * weight.nbytes
+        assert list(weights.move_weights(_stage(weight))) == [weight.nbytes]
+        state = weights.flushed()
+        list(weights.move_weights(_stage(weight + 1)))
+    with WeightsFile(path, state) as weights:
+        assert weights.missing_bytes([_stage(weight), _stage(weight + 2)]) == weight.nbytes
+        assert list(weights.move_weights(_stage(weight))) == [0]
+        assert list(weights.move_weights(_stage(weight + 2))) == [weight.nbytes]
+    stored = np.fromfile(path, np.float32).reshape(2, 32, 32)
+    np.testing.assert_array_equal(stored, [weight, weight + 2])

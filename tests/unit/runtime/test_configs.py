@@ -5,6 +5,7 @@ import pytest
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.runtime.engine import resolve_speculation
 from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
+from mirrorsd.runtime.tuning import candidate_settings
 
 
 @pytest.mark.parametrize(
@@ -43,9 +44,22 @@ def test_sampling_is_on_when_asked_for(settings: dict, expected: bool) -> None:
 
 def test_speculation_overrides() -> None:
     assert resolve_speculation(SpeculationConfig(), {"gamma": 3}).gamma == 3
+    assert resolve_speculation(SpeculationConfig(), {"exits": [2, 4]}).exits == (2, 4), "as a tuned file has it"
     with pytest.raises(ConfigError, match="no speculation setting 'gama'"):
         resolve_speculation(SpeculationConfig(), {"gama": 3})
     with pytest.raises(ConfigError, match="gamma is 99; allowed: 1 to 31"):
         SpeculationConfig(gamma=99)
     with pytest.raises(ConfigError, match="pad_rows_to is 4; allowed: 0, or more than gamma"):
         SpeculationConfig(gamma=6, pad_rows_to=4)
+
+
+def test_proxy_roots_need_an_exit() -> None:
+    with pytest.raises(ConfigError, match=r"exits is \(\); allowed: at least one layer"):
+        SpeculationConfig(root_source="proxy", exits=())
+
+
+def test_the_tuner_tries_each_exit_alone_and_none_where_there_are_several() -> None:
+    base = SpeculationConfig()
+    tried = candidate_settings(base, 3, [12, 20])
+    assert [setting.exits for setting in tried if setting.exits != "all"] == [(), (12,), (20,)]
+    assert {setting.exits for setting in candidate_settings(base, 3, [12])} == {"all"}

@@ -1,0 +1,75 @@
+"""What an export has finished, kept in its work folder so that a killed one can go on.
+
+Owns: the journal's file, its digest of inputs and options, and what counts as finished. Does not own: the work folder
+(`atomic_folder.py`), or what the finished parts are (`target_graphs.py`, `pair.py`).
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+JOURNAL_FILE = ".export-journal"
+
+
+class Journal:
+    """Lines of JSON: the first is the digest of what the export was asked for, each other one a finished part.
+
+    A part is recorded after its files are on disk. A line that a kill cut short is no line.
+    """
+
+    def __init__(self, folder: Path, digest: str) -> None:
+        """Open the journal in `folder`, or begin one; `atomic_folder` has seen to it that the digests agree."""
+        self._path = folder / JOURNAL_FILE
+        self._parts: dict[str, Any] = {}
+        lines = _whole_lines(self._path)
+        for line in lines[1:]:
+            self._parts.update(json.loads(line))
+        kept = lines or [json.dumps(digest)]
+        self._path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+
+    @property
+    def finished(self) -> tuple[str, ...]:
+        """Names of the finished parts, in the order in which they were finished."""
+        return tuple(self._parts)
+
+    def get(self, part: str) -> Any:
+        """What was recorded of `part`; None where it is not finished."""
+        return self._parts.get(part)
+
+    def record(self, part: str, content: Any) -> None:
+        """Note that `part` is finished and its files are on disk; `content` is JSON, and not None."""
+        self._parts[part] = content
+        with self._path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps({part: content}) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def remove(self) -> None:
+        """Take the journal out of a finished folder."""
+        self._path.unlink()
+
+
+def is_of(folder: Path, digest: str) -> bool:
+    """Whether `folder` holds the work of an export with this digest."""
+    lines = _whole_lines(folder / JOURNAL_FILE)
+    return bool(lines) and lines[0] == json.dumps(digest)
+
+
+def digest_of(folders: Iterable[Path], asked: Any) -> str:
+    """Hash what an export depends on: the files in `folders` by name, size and time of change, and `asked` (JSON)."""
+    files = [
+        (path.name, stat.st_size, stat.st_mtime_ns)
+        for folder in folders
+        for path in sorted(folder.iterdir())
+        for stat in [path.stat()]
+    ]
+    return hashlib.sha256(json.dumps([files, asked], sort_keys=True).encode()).hexdigest()
+
+
+def _whole_lines(path: Path) -> list[str]:
+    if not path.is_file():
+        return []
+    return [line[:-1] for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]

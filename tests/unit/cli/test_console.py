@@ -1,0 +1,30 @@
+import doctest
+
+import pytest
+
+from mirrorsd.cli import console
+
+
+def test_docstring_examples() -> None:
+    assert doctest.testmod(console).failed == 0
+
+
+def test_a_pipe_gets_a_line_per_stage_and_one_every_half_minute(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 0.0
+    monkeypatch.setattr(console, "perf_counter", lambda: clock)
+    with console.show_share("exporting") as show:
+        for second, stage, fraction in (
+            (0, "check", 0.0),
+            (10, "prefix", 0.1),
+            (20, "prefix", 0.2),
+            (45, "prefix", 0.5),
+        ):
+            clock = float(second)
+            show(stage, fraction)
+    assert capsys.readouterr().err.splitlines() == [
+        "exporting (0%): check",
+        "exporting (10%, about 2 min left): prefix",
+        "exporting (50%, about 45 s left): prefix",
+    ]

@@ -1,0 +1,56 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from mirrorsd.export.atomic_folder import atomic_folder, check_space
+from mirrorsd.export.journal import JOURNAL_FILE, Journal, digest_of, is_of
+from mirrorsd.graphs.errors import ExportError
+
+
+def test_a_journal_goes_on_after_the_last_whole_line(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "asked")
+    journal.record("prefix", True)
+    journal.record("weights", {"size": 3})
+    with (tmp_path / JOURNAL_FILE).open("a") as stream:
+        stream.write('{"suffix": tr')
+    again = Journal(tmp_path, "asked")
+    assert (again.finished, again.get("weights"), again.get("suffix")) == (("prefix", "weights"), {"size": 3}, None)
+    again.record("suffix", True)
+    assert Journal(tmp_path, "asked").finished == ("prefix", "weights", "suffix")
+    again.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_the_same_export_goes_on(tmp_path: Path) -> None:
+    """The work folder of another export, or of one whose checkpoint has changed since, is thrown away."""
+    checkpoint, final = tmp_path / "target", tmp_path / "out.mirror"
+    checkpoint.mkdir()
+    (checkpoint / "model.safetensors").write_text("weights")
+    digest = digest_of([checkpoint], {"precision": "int4"})
+    left = tmp_path / ".out.mirror.partial"
+    left.mkdir()
+    Journal(left, digest).record("prefix", True)
+    assert is_of(left, digest_of([checkpoint], {"precision": "int4"}))
+    assert not is_of(left, digest_of([checkpoint], {"precision": "int8"}))
+    with atomic_folder(final, overwrite=False, goes_on=lambda folder: is_of(folder, digest)) as folder:
+        assert Journal(folder, digest).finished == ("prefix",)
+    (checkpoint / "model.safetensors").write_text("other weights")
+    final.rename(left)
+    changed = digest_of([checkpoint], {"precision": "int4"})
+    with atomic_folder(final, overwrite=False, goes_on=lambda folder: is_of(folder, changed)) as folder:
+        assert list(folder.iterdir()) == []
+    assert not is_of(tmp_path, digest)
+
+
+def test_a_disk_that_is_too_small_is_refused_beforehand(tmp_path: Path) -> None:
+    check_space(tmp_path, 1000)
+    with pytest.raises(
+        ExportError, match=r"not enough space in .*: 1000000000\.00 GB are needed, \d+\.\d\d GB are free"
+    ):
+        check_space(tmp_path, 10**18)
+
+
+def test_the_digest_is_one_line_of_json(tmp_path: Path) -> None:
+    Journal(tmp_path, digest_of([], []))
+    assert len(json.loads((tmp_path / JOURNAL_FILE).read_text())) == 64
