@@ -63,7 +63,7 @@ def draft(
     times: dict[str, Any] = {"save_every_s": save_every, "report_every": report_every, "counts_cpu": count_cpu}
     config = RunConfig(out=work, schedule=_schedule(seconds), deadline=deadline, **times)
     plan = DraftPlan(hidden=hidden, layers=layers, stream_layers=stream_layers, source=from_model)
-    checkpoint = shared.open_target(target, trained=plan.check(target), tokens=batch * length, threads=threads)
+    checkpoint = shared.open_target(target, trained=plan.check(target, streams), tokens=batch * length, threads=threads)
     plain = output.with_name(f"{output.name}-s0") if baseline else None
     runs = [("draft", streams, output), *([("baseline", 0, plain)] if plain else [])]
     for name, _, _ in runs:
@@ -86,7 +86,7 @@ class DraftPlan:
     stream_layers: int
     source: Path | None
 
-    def check(self, target: Path) -> int:
+    def check(self, target: Path, num_streams: int) -> int:
         """Check the plan against the target; return about how many parameters are trained.
 
         Raises:
@@ -96,13 +96,16 @@ class DraftPlan:
         from mirrorsd.export.checkpoint import open_checkpoint
         from mirrorsd.export.compatibility import check_compatible
         from mirrorsd.training.draft_shape import check_draft_sizes
+        from mirrorsd.training.streaming_draft import check_stream_layers
 
         of_target = open_checkpoint(target, "target")
         if self.source is not None:
             small = open_checkpoint(self.source, "draft")
             check_compatible(of_target, small)
+            check_stream_layers(num_streams, self.stream_layers, int(small.config["num_hidden_layers"]))
             return small.source.num_parameters
         check_draft_sizes(self.hidden, self.layers)
+        check_stream_layers(num_streams, self.stream_layers, self.layers)
         return self.hidden * (int(of_target.config["vocab_size"]) + 12 * self.layers * self.hidden)
 
     def make(self, target: Any, num_streams: int) -> Any:

@@ -72,14 +72,18 @@ class DistillLosses(NamedTuple):
 def distill_losses(
     target: PreTrainedModel, draft: StreamingDraft, ids: Tensor, tip_rows: Tensor, config: DistillConfig
 ) -> DistillLosses:
-    """Compare draft and target on `ids [B,S]` with streams at `tip_rows [T]` (all below `S - s`)."""
+    """Compare draft and target on `ids [B,S]` with streams at `tip_rows [T]` (all below `S - s`).
+
+    Ids that only one of them has (padding at the end of a vocabulary) are left out.
+    """
+    shared = min(target.config.vocab_size, draft.base.config.vocab_size)
     with torch.no_grad():
-        logits_by_target = target(ids, use_cache=False).logits.float()
+        logits_by_target = target(ids, use_cache=False).logits[..., :shared].float()
     hidden = draft(ids, tip_rows)
-    logits_by_draft = draft.logits(hidden.main).float()
+    logits_by_draft = draft.logits(hidden.main)[..., :shared].float()
     main_kl, main_hard = divergence(logits_by_target, logits_by_draft)
     ahead = tip_rows[:, None] + torch.arange(1, draft.num_streams + 1)
-    stream_logits = draft.logits(hidden.streams).float()
+    stream_logits = draft.logits(hidden.streams)[..., :shared].float()
     stream_kl, stream_hard = divergence(logits_by_target[:, ahead], stream_logits)
     stream_kl, stream_hard = stream_kl.mean((0, 1)), stream_hard.mean((0, 1))
     soft = main_kl.mean() + config.stream_weight * stream_kl.sum()

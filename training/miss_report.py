@@ -47,7 +47,7 @@ def measure_misses(
         outputs = target(ids, use_cache=False, output_hidden_states=True)
         written = slice(text.prompt_length - 1, len(text.tokens) - 1)
         truth = ids[0, written.start + 1 :]
-        by_draft = draft.logits(draft(ids, torch.tensor([0])).main[0, written])
+        by_draft = draft.logits(draft(ids, torch.tensor([0])).main[0, written])[..., : target.config.vocab_size]
         own = by_draft.argmax(-1)
         missed = own != truth
         positions, misses = positions + len(truth), misses + int(missed.sum())

@@ -28,7 +28,7 @@ from mirrorsd.graphs.names import STREAM_EMBEDDINGS, STREAMS_FILE, STREAMS_FORMA
 from .attention import StreamRows, use_training_attention
 from .whole_model import load_whole
 
-__all__ = ["DraftHidden", "StreamingDraft"]
+__all__ = ["DraftHidden", "StreamingDraft", "check_stream_layers"]
 
 
 class DraftHidden(NamedTuple):
@@ -36,6 +36,18 @@ class DraftHidden(NamedTuple):
 
     main: Tensor
     streams: Tensor
+
+
+def check_stream_layers(num_streams: int, num_stream_layers: int, num_layers: int) -> None:
+    """Check how many streams pass how many of a draft's layers.
+
+    Raises:
+        ConfigError: Fewer streams than none, or more stream layers than there are layers.
+    """
+    if num_streams < 0:
+        raise ConfigError(f"num_streams is {num_streams}; allowed are 0 (an ordinary draft) and more")
+    if num_streams and not 1 <= num_stream_layers <= num_layers:
+        raise ConfigError(f"num_stream_layers is {num_stream_layers}; allowed are 1..{num_layers} (the draft's layers)")
 
 
 class StreamingDraft(nn.Module):
@@ -49,10 +61,7 @@ class StreamingDraft(nn.Module):
         """
         super().__init__()
         layers, hidden = base.config.num_hidden_layers, base.config.hidden_size
-        if num_streams < 0:
-            raise ConfigError(f"num_streams is {num_streams}; allowed are 0 (an ordinary draft) and more")
-        if num_streams and not 1 <= num_stream_layers <= layers:
-            raise ConfigError(f"num_stream_layers is {num_stream_layers}; allowed are 1..{layers} (the draft's layers)")
+        check_stream_layers(num_streams, num_stream_layers, layers)
         use_training_attention(base)
         base.train(False)  # no dropout: the target's distribution is all the noise there should be
         self.base = base

@@ -86,6 +86,15 @@ def test_streams_learn_from_the_row_that_far_ahead(target: LlamaForCausalLM, tex
     assert losses.streams[1].item() == pytest.approx(expected.item(), rel=1e-4)
 
 
+def test_padding_of_a_vocabulary_is_left_out(target: LlamaForCausalLM, text: TokenStream) -> None:
+    draft = StreamingDraft(tiny_model(2, 16, seed=2), num_streams=1, num_stream_layers=1)
+    ids, tips = text.take(1, 12)[:, :-1], torch.tensor([3])
+    expected = distill_losses(target, draft, ids, tips, CONFIG)
+    target.resize_token_embeddings(44, mean_resizing=False)
+    padded = distill_losses(target, draft, ids, tips, CONFIG)
+    torch.testing.assert_close(padded.total, expected.total)
+
+
 def test_tip_rows_leave_room_for_the_streams() -> None:
     tips = draw_tip_rows(CONFIG, 3, seed=0)
     assert len(tips) == 4
