@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mirrorsd.export.compression_plan import DraftCompression
     from mirrorsd.graphs.manifest import DraftAccuracy
     from mirrorsd.runtime.draft_check import ShapeCheck
+    from mirrorsd.runtime.npu_conformance import Conformance
 
 _NUM_IDS = 512
 
@@ -46,12 +47,14 @@ def compile(
             allows_loss=allow_draft_loss,
         )
         compress(bundle, asked, text)
-    checks = check_shapes(bundle, card, text)
+    checks, exits = check_shapes(bundle, card, text), check_exits(bundle, card)
     if as_json:
-        print_json(report(bundle, card, checks))
+        found = {name: asdict(conformance) for name, conformance in exits.items()}
+        print_json(report(bundle, card, checks) | ({"exits": found} if found else {}))
     else:
         print_checks(card, checks)
-    if not all(check.is_fine for check in checks):
+        print_exits(exits)
+    if not all(check.is_fine for check in checks) or any(found.problems for found in exits.values()):
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -100,6 +103,29 @@ def check_shapes(bundle: Path, card: "DeviceMap", text: Path | None = None) -> "
             checks.append(check_shape(bundle, entry, card.draft, bucket, capacity, ids))
             advance(f"{bucket.rows} rows, {bucket.tips} tips, {capacity} slots")
     return checks
+
+
+def check_exits(bundle: Path, card: "DeviceMap") -> "dict[str, Conformance]":
+    """Hold the exits' graphs against what an NPU takes, and compile them, where the card places them there.
+
+    Raises:
+        DeviceError: the device does not take one.
+    """
+    if card.exit.device == "target":
+        return {}
+    from mirrorsd.runtime.openvino_exit import ROW_BUCKETS, OpenVinoExits
+
+    exits = OpenVinoExits(bundle, read_bundle(bundle).target, card.exit)
+    found = exits.conformance()
+    for rows in ROW_BUCKETS:
+        exits.warm_up(rows)
+    return found
+
+
+def print_exits(exits: "dict[str, Conformance]") -> None:
+    """A line per exit and number of rows."""
+    for name, found in exits.items():
+        print(f"{name}: {'; '.join(found.problems) or 'fine'}, compiled ({found.weight_bytes / 1e6:.1f} MB of weights)")
 
 
 def report(bundle: Path, card: "DeviceMap", checks: "list[ShapeCheck]") -> dict[str, Any]:

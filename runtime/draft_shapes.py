@@ -35,7 +35,9 @@ def device_options(placement: DraftPlacement) -> tuple[str, dict[str, Any]]:
     """Device name and properties for `compile_model` and `import_model`."""
     if placement.emulated:
         interconnect = "NO" if placement.precision == "f32" else "YES"
-        return "NPU", {"NPU_USE_NPUW": "YES", "NPUW_DEVICES": "CPU", "NPUW_F16IC": interconnect}
+        # One part: cut into several, drafts with int4 or mixed weights come out wrong (OpenVINO 2026.4).
+        parts = {"NPUW_ONLINE_PIPELINE": "NONE", "NPUW_F16IC": interconnect}
+        return "NPU", {"NPU_USE_NPUW": "YES", "NPUW_DEVICES": "CPU", **parts}
     options: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1}
     if placement.precision in _PRECISIONS:
         options["INFERENCE_PRECISION_HINT"] = placement.precision

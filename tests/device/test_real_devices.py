@@ -25,6 +25,9 @@ def load_or_skip(bundle: Path, card: str) -> MirrorPipeline:
         "npu-emulated",
         pytest.param("cuda-cpu", marks=pytest.mark.gpu),
         pytest.param("cuda-npu", marks=[pytest.mark.gpu, pytest.mark.npu]),
+        pytest.param("tensorrt-rtx", marks=pytest.mark.gpu),
+        pytest.param("igpu-cpu", marks=pytest.mark.gpu),
+        pytest.param("igpu-npu", marks=[pytest.mark.gpu, pytest.mark.npu]),
     ],
 )
 def test_methods_agree_on_the_device(tiny_bundle: Path, card: str) -> None:
@@ -42,3 +45,41 @@ def test_cuda_computes_what_the_cpu_computes(tiny_bundle: Path) -> None:
     with MirrorPipeline.load(tiny_bundle, device_map="cpu") as pipe:
         on_cpu = pipe.generate(PROMPT, **SETTINGS, method="plain")
     assert on_gpu.token_ids[:8] == on_cpu.token_ids[:8]
+
+
+@pytest.mark.gpu
+def test_captured_passes_equal_plain_ones_on_the_gpu(tiny_bundle: Path, tmp_path: Path) -> None:
+    texts = []
+    for graphs in ("true", "false"):
+        card = tmp_path / f"graphs-{graphs}.toml"
+        target = f'[target]\nprovider = "CUDAExecutionProvider"\ngraphs = {graphs}\n'
+        card.write_text(target, encoding="utf-8")
+        with load_or_skip(tiny_bundle, str(card)) as pipe:
+            texts.append([pipe.generate(PROMPT, **SETTINGS, method=method).token_ids for method in ("plain", "mirror")])
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.gpu
+def test_logits_stay_on_the_gpu_unless_sampling_asks(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with load_or_skip(tiny_bundle, "cuda-cpu") as pipe:
+        read: list[tuple[int, ...]] = []
+        from mirrorsd.runtime.onnx_memory import Tensor
+
+        whole = Tensor.read
+        monkeypatch.setattr(Tensor, "read", lambda tensor: read.append(tuple(tensor.value.shape())) or whole(tensor))
+        vocabulary = pipe.manifest.target.shape.vocab_size
+        pipe.generate(PROMPT, **SETTINGS, method="mirror")
+        assert not [shape for shape in read if vocabulary in shape]
+        pipe.generate(PROMPT, **SETTINGS, method="mirror", do_sample=True, temperature=1.0, seed=1)
+        assert [shape for shape in read if vocabulary in shape]
+
+
+@pytest.mark.npu
+def test_every_draft_shape_compiles_for_the_npu(tiny_bundle: Path) -> None:
+    from mirrorsd.cli.compile import check_shapes
+
+    card = load_device_map("cuda-npu")
+    problems = [line for line in missing_devices(card, device_inventory()) if "NPU" in line]
+    if problems:
+        pytest.skip("; ".join(problems))
+    assert all(check.is_fine for check in check_shapes(tiny_bundle, card))

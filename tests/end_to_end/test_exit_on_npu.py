@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import mirrorsd.cli.compile as compile_command
 from mirrorsd import MirrorPipeline
+from mirrorsd.cli.application import run
 from mirrorsd.device_maps import ExitPlacement, TargetPlacement, load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError, DeviceError
@@ -63,6 +65,14 @@ def test_a_pipeline_with_its_exit_on_an_npu(tiny_bundle: Path, card: Path, monke
             result = pipe.generate("Once upon a time", method="mirror", **settings)
         assert result.token_ids == plain.token_ids
         assert "the NPU is gone" in result.stats.warnings[0]
+
+
+def test_compile_checks_the_exit_too(
+    tiny_bundle: Path, card: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compile_command, "check_shapes", lambda *_: [])
+    assert run(["compile", str(tiny_bundle), "--device-map", str(card)]) == 0
+    assert "exit2.onnx, 32 rows: fine, compiled" in capsys.readouterr().out
 
 
 def test_more_rows_than_it_takes(tiny_bundle: Path) -> None:

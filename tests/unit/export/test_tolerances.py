@@ -17,7 +17,8 @@ def test_fp32_is_held_to_1e_4_and_every_best_token() -> None:
 
 
 def test_every_precision_has_a_tolerance() -> None:
+    from mirrorsd.export.compression_plan import COMPRESSED
     from mirrorsd.export.options import DRAFT_PRECISIONS, TARGET_PRECISIONS
 
     assert set(TARGET_TOLERANCES) == set(TARGET_PRECISIONS)
-    assert set(DRAFT_TOLERANCES) == set(DRAFT_PRECISIONS)
+    assert {*DRAFT_TOLERANCES, *COMPRESSED} == set(DRAFT_PRECISIONS)
