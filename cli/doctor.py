@@ -11,7 +11,7 @@ from rich.table import Table
 
 from mirrorsd.cli import options
 from mirrorsd.cli.console import add_row, print_json, print_table, progress
-from mirrorsd.cli.devices import card_fits
+from mirrorsd.cli.devices import CardFit, card_fits
 from mirrorsd.cli.failures import EXIT_FAILED, EXIT_NO_DEVICE
 from mirrorsd.cli.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import load_device_map
@@ -61,7 +61,7 @@ def doctor(
     usable = [fit.name for fit in fits if not fit.missing and load_device_map(fit.name).pace is None]
     checks = [check_flavours(installed_versions()), check_cores(os.cpu_count() or 1), check_cards(usable)]
     checks += check_versions(installed_versions(), details)
-    checks += [Check(name=f"map {fit.name}", found="; ".join(fit.missing)) for fit in fits if fit.missing]
+    checks += [check_fit(fit) for fit in fits if fit.missing]
     checks += [check for name in usable for check in check_memory(bundle, name)] if bundle else []
     tests = try_bundle(bundle, usable) if bundle else []
     if as_json:
@@ -110,6 +110,11 @@ def check_cards(usable: list[str]) -> Check:
     """At least one device map must fit."""
     advice = "" if usable else "no device map fits; `mirrorsd devices` says what each of them misses"
     return Check(name="device maps", found=", ".join(usable) or "none", advice=advice)
+
+
+def check_fit(fit: CardFit) -> Check:
+    """Why a device map does not fit, which matters to whoever wants that one."""
+    return Check(name=f"map {fit.name}", found="; ".join(fit.missing), advice="only if you want this one")
 
 
 def check_memory(bundle: Path, name: str) -> list[Check]:

@@ -1,5 +1,6 @@
 """The path of a GPU target, on a processor: tensors that only ONNX Runtime touches, passes as captured graphs."""
 
+import importlib.util
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mirrorsd.device_maps import TargetPlacement
+from mirrorsd.device_maps import TargetPlacement, load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime import onnx_session
@@ -107,3 +108,19 @@ def test_every_node_is_accounted_for(tiny_bundle: Path) -> None:
         assert {provider for provider, _ in stage.nodes} == {"CPUExecutionProvider"}
         assert stage.nodes["CPUExecutionProvider", "GroupQueryAttention"] == 2
     assert "CPUExecutionProvider (all " in model.describe()
+
+
+def test_the_gpu_check_itself_works_on_a_processor(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(__file__).parents[2] / "bench" / "gpu.py"
+    spec = importlib.util.spec_from_file_location("gpu", path)
+    assert spec is not None
+    assert spec.loader is not None
+    gpu = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(gpu)
+    card = load_device_map("cpu")
+    assert gpu.bandwidth(card.target) > 1e8
+    found = gpu.check(tiny_bundle, card, 1e10, 8, 1)
+    assert found["is_fine"]
+    assert (found["largest_error"], found["same_top1"], found["positions"]) == (0.0, 1.0, 64)
+    gpu.print_table([found])
+    assert "tiny.mirror" in capsys.readouterr().out
