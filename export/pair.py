@@ -237,10 +237,10 @@ def _build_draft(
     stage = DraftStage(
         parts_of(model.network), contract, shape, streams=streams, context=job.context, num_input_ids=num_input_ids
     )
+    written = "fp32" if options.draft_compression else options.draft_precision
     if journal.get("draft") is None or options.draft_compression is not None:
         (bundle / names.DRAFT_FILE).parent.mkdir(exist_ok=True)
         graph = export_stage(stage, contract, model.lazy_weights(stage))
-        written = "fp32" if options.draft_compression else options.draft_precision
         write_draft(graph, contract, bundle / names.DRAFT_FILE, written)
         journal.record("draft", True)
     entry = DraftEntry(
