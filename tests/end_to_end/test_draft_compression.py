@@ -9,6 +9,7 @@ import numpy as np
 import openvino as ov
 import pytest
 
+import mirrorsd.cli.compile as compile_command
 from mirrorsd.cli.application import run
 from mirrorsd.export import draft_compression, recompress
 from mirrorsd.export.compression_plan import DraftCompression
@@ -16,9 +17,9 @@ from mirrorsd.export.draft_accuracy import TargetTexts, compare_drafts, draft_in
 from mirrorsd.export.draft_compression import compress_weights
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError, ExportError
-from mirrorsd.graphs.manifest import DraftAccuracy
+from mirrorsd.graphs.manifest import DraftAccuracy, Manifest
 
-TEXTS = TargetTexts((tuple(range(3, 75)),), tuple(tuple((5 * i + j) % 290 + 3 for i in range(40)) for j in range(2)))
+TEXTS = TargetTexts((tuple(range(3, 75)),), tuple(tuple((5 * i + j) % 290 + 3 for i in range(30)) for j in range(2)))
 
 
 @pytest.fixture
@@ -39,10 +40,18 @@ def element_types(model: ov.Model) -> dict[str, int]:
 
 @pytest.mark.usefixtures("few_texts")
 def test_compile_compresses_once_and_says_what_it_costs(
-    tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = tmp_path / "tiny.mirror"
     shutil.copytree(tiny_bundle, copy)
+    whole = compile_command.read_bundle
+
+    def first_shape(bundle: Path) -> Manifest:
+        manifest = whole(bundle)
+        few = replace(manifest.draft, buckets=manifest.draft.buckets[:1], capacities=manifest.draft.capacities[:1])
+        return replace(manifest, draft=few)
+
+    monkeypatch.setattr(compile_command, "read_bundle", first_shape)
     command = ["compile", str(copy), "--device-map", "npu-emulated", "--weights", "int8", "--json"]
     assert run(command) == 0
     accuracy = json.loads(capsys.readouterr().out)["draft_accuracy"]
@@ -51,7 +60,7 @@ def test_compile_compresses_once_and_says_what_it_costs(
     assert after.draft_accuracy is not None
     assert accuracy["scheme"] == after.draft_accuracy.scheme == "int8"
     assert len(after.draft_accuracy.agreement) == 1 + after.draft.shape.num_streams
-    assert after.draft_accuracy.num_windows == 2 * (40 - 24 - 1)
+    assert after.draft_accuracy.num_windows == 2 * (30 - 24 - 1)
     assert after.files["draft/draft.bin"].bytes < 0.6 * before.files["draft/draft.bin"].bytes
     assert after.files["target/weights.bin"] == before.files["target/weights.bin"]
     types = element_types(ov.Core().read_model(copy / after.draft.file))
@@ -81,7 +90,7 @@ def test_too_much_loss_is_refused_unless_it_is_allowed(
     assert read_bundle(copy).draft_accuracy == manifest.draft_accuracy == poor
 
 
-@pytest.mark.parametrize(("group_size", "is_data_aware"), [(32, False), (-1, False), (64, True)])
+@pytest.mark.parametrize(("group_size", "is_data_aware"), [(-1, False), (64, True)])
 def test_int4_by_group_by_row_and_with_data(tiny_bundle: Path, group_size: int, is_data_aware: bool) -> None:
     draft = read_bundle(tiny_bundle).draft
     core = ov.Core()
@@ -95,11 +104,11 @@ def test_int4_by_group_by_row_and_with_data(tiny_bundle: Path, group_size: int, 
         if node.get_type_name() == "Constant" and node.get_element_type().get_type_name() == "i4"
     }
     # Rows are 64 and 96 long: 64 does not divide 96, those rows get one scale.
-    assert shapes == {(32,)} if group_size == 32 else {()} if group_size == -1 else {(64,), ()}
-    accuracy = compare_drafts(model, compressed, draft, TEXTS, asked.scheme)
-    # A random draft is a hard case: chance would be one in 300.
-    assert accuracy.agreement[0] > 0.2
-    assert compare_drafts(model, model, draft, TEXTS, "none").agreement == (1.0, 1.0, 1.0)
+    assert shapes == ({()} if group_size == -1 else {(64,), ()})
+    if is_data_aware:
+        accuracy = compare_drafts(model, compressed, draft, TEXTS, asked.scheme)
+        # A random draft is a hard case: chance would be one in 300.
+        assert 1.0 > accuracy.agreement[0] > 0.2
 
 
 def test_calibration_feeds_what_the_draft_is_fed(tiny_bundle: Path) -> None:
