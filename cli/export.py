@@ -10,7 +10,9 @@ from mirrorsd.cli import options
 from mirrorsd.cli.compile import accuracy_line, check_shapes, print_checks, report
 from mirrorsd.cli.console import note, print_json, show_share
 from mirrorsd.cli.failures import EXIT_FAILED
+from mirrorsd.cli.inspect import quality_line
 from mirrorsd.graphs.errors import ConfigError, DeviceError
+from mirrorsd.graphs.quality_bounds import quality_warnings
 
 if TYPE_CHECKING:
     from mirrorsd.device_maps import DeviceMap
@@ -22,7 +24,17 @@ def export(
     draft: Annotated[Path, typer.Option(help="Folder of the draft's checkpoint.", show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the bundle goes.", show_default=False)],
     exit_layer: Annotated[str, typer.Option(help="auto, a layer, or several: 4,6.")] = "auto",
-    precision: Annotated[str, typer.Option(help="The target's weights: fp32, fp16, int8, int4.")] = "fp32",
+    precision: Annotated[str, typer.Option(help="The target's weights: fp32, fp16, bf16, int8, int4.")] = "fp32",
+    head_precision: Annotated[str, typer.Option(help="Its LM head; auto is int8 with integer weights.")] = "auto",
+    embedding_precision: Annotated[str, typer.Option(help="Its embedding; auto as for the head.")] = "auto",
+    block_size: Annotated[
+        int | None, typer.Option(help="Integer weights that share a scale: 32, 64, 128; without it what fits.")
+    ] = None,
+    asymmetric: Annotated[bool, typer.Option("--asymmetric", help="Integer weights with zero points.")] = False,
+    rounding: Annotated[str, typer.Option(help="nearest, or gptq: fitted to the calibration text (int4).")] = "nearest",
+    calibration: Annotated[
+        Path | None, typer.Option(help="Text to report quality on, and for gptq.", show_default=False)
+    ] = None,
     draft_precision: Annotated[str, typer.Option(help="The draft's weights: fp32, fp16, int8, int4.")] = "fp32",
     draft_group: options.DraftGroup = 128,
     draft_data_aware: options.DraftDataAware = False,
@@ -43,6 +55,12 @@ def export(
     chosen = ExportOptions(
         exit_layers=layers,
         precision=precision,
+        head_precision=head_precision,
+        embedding_precision=embedding_precision,
+        block_size=block_size,
+        is_symmetric=not asymmetric,
+        rounding=rounding,
+        calibration_text=None if calibration is None else read_text(calibration),
         draft_precision=draft_precision,
         draft_group=draft_group,
         draft_data_aware=draft_data_aware,
@@ -52,15 +70,26 @@ def export(
     )
     with show_share("exporting") as show:
         manifest = export_pair(target, draft, output, chosen, show)
-    if as_json:
-        document: dict[str, Any] = {"bundle": str(output), "verify": [asdict(result) for result in manifest.verify]}
-    else:
+    present(output, manifest, device_map, as_json=as_json)
+
+
+def present(output: Path, manifest: "Manifest", device_map: str | None, *, as_json: bool) -> None:
+    """Show what was written and how good it is; compile the draft for a card whose devices are here.
+
+    Raises:
+        typer.Exit: a shape of the draft could not be compiled.
+    """
+    if not as_json:
         print("\n".join(summary_lines(output, manifest)))
+    if manifest.target.shape.dtype == "bfloat16":
+        note("the target computes in bfloat16: it runs on ONNX Runtime's CUDAExecutionProvider and on nothing else")
+    for warning in quality_warnings(manifest.quality):
+        note(f"warning: {warning}")
     card = present_card(device_map) if device_map else None
     checks = check_shapes(output, card) if card else []
     if as_json:
         shapes = {"compile": report(output, card, checks)} if card else {}
-        print_json(document | shapes)
+        print_json(summary_document(output, manifest) | shapes)
     elif card:
         print_checks(card, checks)
     if not all(check.is_fine for check in checks):
@@ -113,4 +142,28 @@ def summary_lines(output: Path, manifest: "Manifest") -> list[str]:
     ]
     if manifest.draft_accuracy is not None:
         lines.append(accuracy_line(manifest.draft_accuracy))
+    if manifest.quality:
+        lines.append(f"against fp32: {quality_line(manifest.quality)}")
     return [*lines, f"wrote {output}"]
+
+
+def summary_document(output: Path, manifest: "Manifest") -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "bundle": str(output),
+        "verify": [asdict(result) for result in manifest.verify],
+        "quality": asdict(manifest.quality) if manifest.quality else None,
+        "warnings": list(quality_warnings(manifest.quality)),
+    }
+
+
+def read_text(path: Path) -> str:
+    """Read a text file.
+
+    Raises:
+        ConfigError: it is missing or no UTF-8 text.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--calibration {path} cannot be read as UTF-8 text: {error}") from error

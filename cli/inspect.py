@@ -9,7 +9,8 @@ from mirrorsd.cli import options
 from mirrorsd.cli.compile import accuracy_line
 from mirrorsd.cli.console import add_row, print_json, print_table
 from mirrorsd.graphs.bundle_files import read_bundle
-from mirrorsd.graphs.manifest import Manifest
+from mirrorsd.graphs.manifest import Manifest, QualityEntry, TargetEntry
+from mirrorsd.graphs.quality_bounds import quality_warnings
 
 
 def inspect(bundle: options.Bundle, as_json: options.AsJson = False) -> None:
@@ -22,6 +23,10 @@ def inspect(bundle: options.Bundle, as_json: options.AsJson = False) -> None:
         print_table(table)
     if manifest.draft_accuracy is not None:
         print(accuracy_line(manifest.draft_accuracy))
+    if manifest.quality:
+        print(f"Quality against fp32: {quality_line(manifest.quality)}")
+    for warning in quality_warnings(manifest.quality):
+        print(f"warning: {warning}")
     if coverage_rows(manifest.exit_coverage):
         print_table(_coverage_table(manifest))
 
@@ -35,7 +40,7 @@ def _model_table(manifest: Manifest) -> Table:
         ("family", target.source.family, draft.source.family),
         ("licence", target.source.licence, draft.source.licence),
         ("parameters", f"{target.source.num_parameters:,}", f"{draft.source.num_parameters:,}"),
-        ("precision", target.precision, draft.precision),
+        ("precision", precision_line(target), draft.precision),
         ("layers", str(target.shape.num_layers), str(draft.shape.num_layers)),
         ("vocabulary", f"{target.shape.vocab_size:,}", f"{draft.shape.vocab_size:,}"),
         ("context", str(target.context), ", ".join(map(str, draft.capacities))),
@@ -45,6 +50,27 @@ def _model_table(manifest: Manifest) -> Table:
     for row in rows:
         add_row(table, *row)
     return table
+
+
+def precision_line(target: TargetEntry) -> str:
+    """The target's precision with everything that was chosen about its weights."""
+    storage = target.storage
+    if storage is None or not any(part.startswith("int") for part in (storage.layers, storage.head, storage.embedding)):
+        return f"{target.precision} (CUDA only)" if target.shape.dtype == "bfloat16" else target.precision
+    zero_points = "symmetric" if storage.is_symmetric else "with zero points"
+    blocks = f"blocks of {storage.block_size or 'up to 128'}"
+    return (
+        f"{storage.layers} (head {storage.head}, embedding {storage.embedding}; {blocks}, {zero_points}, "
+        f"rounded by {storage.rounding})"
+    )
+
+
+def quality_line(quality: QualityEntry) -> str:
+    """What a precision costs, in one line."""
+    return (
+        f"perplexity {quality.perplexity:.2f} (fp32 {quality.reference_perplexity:.2f}), same best token at "
+        f"{quality.top1_agreement:.1%} of {quality.positions} positions, text: {quality.text}"
+    )
 
 
 def _stage_table(manifest: Manifest) -> Table:

@@ -65,7 +65,7 @@ def _check_place(final: Path, *, overwrite: bool) -> None:
     if not final.exists():
         return
     if not overwrite:
-        raise ExportError(f"{final} exists already; choose another name, or allow overwriting")
+        raise ExportError(f"{final} exists already; choose another name, or replace it with `--overwrite`")
     if not (final / names.MANIFEST_FILE).is_file():
         raise ExportError(f"{final} exists and is not a bundle, so it is not overwritten; choose another name")
 

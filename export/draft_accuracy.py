@@ -46,7 +46,6 @@ def write_texts(bundle: Path, target: TargetEntry, ids: Sequence[int], *, with_c
     """
     plan = TargetPlan(
         shape=target.shape,
-        precision=target.precision,
         context=target.context,
         num_candidates=target.exits[0].num_candidates,
         adapters={point.layer: None for point in target.exits},

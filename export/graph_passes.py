@@ -9,12 +9,11 @@ import onnx_ir.passes.common as common
 
 from mirrorsd.graphs.errors import ExportError
 
+from .block_formats import WeightFormats
 from .graph_edits import take_over
 from .projection_pass import JoinProjections
-from .quantise_pass import QuantiseWeights
+from .quantise_pass import ChoosePack, QuantiseWeights, round_to_nearest
 from .rotary_pass import FoldRotary
-
-BITS_BY_PRECISION = {"int8": 8, "int4": 4}
 
 
 class FuseSkipNorm(ir.passes.InPlacePass):
@@ -115,13 +114,16 @@ def _same_shape_before(reshape: ir.Node) -> ir.Value | None:
     return found
 
 
-def optimise_stage(model: ir.Model, precision: str, vocab_size: int) -> ir.Model:
+def optimise_stage(
+    model: ir.Model, formats: WeightFormats, vocab_size: int, choose_pack: ChoosePack = round_to_nearest
+) -> ir.Model:
     """Run all passes on an exported target stage, in place.
 
     Args:
         model: The stage as `torch_to_onnx` gives it.
-        precision: "int8" and "int4" quantise the weights; the float ones are already what they should be.
+        formats: What becomes of the weights; the float ones are already what they should be.
         vocab_size: Width of the LM head, by which it is known.
+        choose_pack: How each weight is rounded.
 
     Raises:
         ExportError: the graph has a form that a pass does not support.
@@ -136,9 +138,9 @@ def optimise_stage(model: ir.Model, precision: str, vocab_size: int) -> ir.Model
         common.ClearMetadataAndDocStringPass(),
         common.CommonSubexpressionEliminationPass(),
         common.RemoveUnusedNodesPass(),
+        QuantiseWeights(formats, vocab_size, choose_pack),
+        common.RemoveUnusedNodesPass(),
     )
-    if precision in BITS_BY_PRECISION:
-        chain = (*chain, QuantiseWeights(BITS_BY_PRECISION[precision], vocab_size), common.RemoveUnusedNodesPass())
     for graph_pass in chain:
         try:
             graph_pass(model)

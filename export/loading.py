@@ -16,7 +16,10 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import DraftShape, TargetShape
 from mirrorsd.graphs.errors import ExportError
 
-DTYPE_BY_PRECISION = {"fp32": torch.float32, "fp16": torch.float16, "int8": torch.float32, "int4": torch.float32}
+from .block_formats import COMPUTE_BY_PRECISION
+
+_DTYPE_BY_COMPUTE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+DTYPE_BY_PRECISION = {precision: _DTYPE_BY_COMPUTE[kind] for precision, kind in COMPUTE_BY_PRECISION.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,12 @@ from typing import Literal, Protocol
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.manifest import DraftBucket
 
+from .block_formats import BLOCK_SIZES, COMPUTE_BY_PRECISION, WeightFormats, choose_formats
 from .compression_plan import COMPRESSED, DraftCompression
 
-TARGET_PRECISIONS = ("fp32", "fp16", "int8", "int4")
+TARGET_PRECISIONS = tuple(COMPUTE_BY_PRECISION)
+PART_PRECISIONS = ("auto", *TARGET_PRECISIONS)
+ROUNDINGS = ("nearest", "gptq")
 DRAFT_PRECISIONS = ("fp32", "fp16", *COMPRESSED)
 DEFAULT_BUCKETS = ((4, 1), (4, 4), (8, 1), (8, 8), (16, 16), (32, 32), (128, 1))
 DEFAULT_CAPACITIES = (256, 512, 1024, 2048)
@@ -33,7 +36,12 @@ class ExportOptions:
     Attributes:
         exit_layers: Borders between segments (layers before each exit), or "auto": one, where `exit_coverage.json`
             beside the target says it is best, at half depth without that file.
-        precision: Target weights, one of `TARGET_PRECISIONS`.
+        precision: Weights of the target's layers, one of `TARGET_PRECISIONS`.
+        head_precision: Weights of the LM head and of the exits; "auto" is int8 where the layers are integers.
+        embedding_precision: The token embedding; "auto" as for the head, so that a tied matrix is stored once.
+        block_size: Weights of a row that share a scale, where they are integers; None for the largest blocks that fit.
+        is_symmetric: Whether integers of the layers have no zero points; head and embedding never have any.
+        rounding: "nearest", or "gptq": what minimises the layers' error on the calibration text (nncf; takes longer).
         draft_precision: Draft weights, one of `DRAFT_PRECISIONS`.
         draft_group, draft_data_aware, allow_draft_loss: See `DraftCompression`.
         context: Longest text in tokens; None means the smaller of 2048 and what both models were made for.
@@ -42,11 +50,18 @@ class ExportOptions:
         buckets: Static (rows, tips) shapes of the draft.
         capacities: Static cache capacities of the draft; those at or above `context` are replaced by it.
         verify_text: Text for the parity check; None means the one in the package.
+        calibration_text: Text for the report on quality and for "gptq"; None means `calibration.txt` beside the
+            target's weights, and without that file the text in the package.
         overwrite: Replace an existing bundle once the new one is complete.
     """
 
     exit_layers: Literal["auto"] | tuple[int, ...] = "auto"
     precision: str = "fp32"
+    head_precision: str = "auto"
+    embedding_precision: str = "auto"
+    block_size: int | None = None
+    is_symmetric: bool = True
+    rounding: str = "nearest"
     draft_precision: str = "fp32"
     draft_group: int = 128
     draft_data_aware: bool = False
@@ -57,14 +72,23 @@ class ExportOptions:
     buckets: tuple[tuple[int, int], ...] = DEFAULT_BUCKETS
     capacities: tuple[int, ...] = DEFAULT_CAPACITIES
     verify_text: str | None = None
+    calibration_text: str | None = None
     overwrite: bool = False
 
     def __post_init__(self) -> None:
         _check_choice("precision", self.precision, TARGET_PRECISIONS)
+        _check_choice("head_precision", self.head_precision, PART_PRECISIONS)
+        _check_choice("embedding_precision", self.embedding_precision, PART_PRECISIONS)
+        _check_choice("rounding", self.rounding, ROUNDINGS)
         _check_choice("draft_precision", self.draft_precision, DRAFT_PRECISIONS)
         # Built here for its own checks.
         if self.draft_compression is None and self.draft_data_aware:
             raise ConfigError(f"draft_data_aware is for int4; draft_precision is {self.draft_precision!r}")
+        if self.block_size is not None and self.block_size not in BLOCK_SIZES:
+            raise ConfigError(f"block_size is {self.block_size}; supported are {', '.join(map(str, BLOCK_SIZES))}")
+        if self.rounding != "nearest" and self.precision != "int4":
+            raise ConfigError(f"rounding is {self.rounding!r} with precision {self.precision!r}; it is for int4 layers")
+        self.formats(max(BLOCK_SIZES))
         if self.context is not None and self.context < MIN_CONTEXT:
             raise ConfigError(f"context is {self.context}; at least {MIN_CONTEXT} tokens are needed")
         for name in ("num_exit_candidates", "num_draft_candidates"):
@@ -75,6 +99,21 @@ class ExportOptions:
         _check_ascending("capacities", self.capacities)
         if not self.buckets or any(not 1 <= tips <= rows for rows, tips in self.buckets):
             raise ConfigError(f"buckets is {self.buckets}; every (rows, tips) needs 1 <= tips <= rows")
+
+    def formats(self, embedding_width: int) -> WeightFormats:
+        """How the weights of a target with an embedding of `embedding_width` columns are stored.
+
+        Raises:
+            ConfigError: see `choose_formats`.
+        """
+        return choose_formats(
+            self.precision,
+            head=self.head_precision,
+            embedding=self.embedding_precision,
+            block_size=self.block_size,
+            is_symmetric=self.is_symmetric,
+            embedding_width=embedding_width,
+        )
 
     @property
     def draft_compression(self) -> DraftCompression | None:

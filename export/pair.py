@@ -4,19 +4,32 @@ Owns: the sequence check -> load -> export -> verify -> carry over -> manifest, 
 Does not own: any of those steps.
 """
 
+import shutil
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata, util
 from pathlib import Path
+from typing import NamedTuple
 
 from mirrorsd.families.registry import most_positions, parts_of, smallest_window
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import describe_file
-from mirrorsd.graphs.contract import draft_contract
+from mirrorsd.graphs.contract import TargetShape, draft_contract
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.graphs.manifest import SCHEMA_VERSION, DraftAccuracy, DraftEntry, Manifest, TargetEntry, VerifyResult
+from mirrorsd.graphs.manifest import (
+    SCHEMA_VERSION,
+    DraftAccuracy,
+    DraftEntry,
+    Manifest,
+    QualityEntry,
+    TargetEntry,
+    VerifyResult,
+    WeightStorage,
+)
 
 from .atomic_folder import atomic_folder, check_space
 from .attention import TREE_ATTENTION
+from .aware_quantisation import check_available, collect_inputs
+from .block_formats import WeightFormats, precision_name
 from .carried_files import copy_licences, copy_tokenizer, exit_coverage, generation_defaults, token_entry
 from .checkpoint import Checkpoint, open_checkpoint
 from .compatibility import check_compatible
@@ -36,6 +49,7 @@ from .loading import (
     target_shape,
 )
 from .options import ExportOptions, ExportProgress, check_exit_layers, resolve_capacities, resolve_context
+from .quality import calibration_text, measure_quality, reference_choices
 from .target_graphs import TargetPlan, write_target
 from .tolerances import DRAFT_TOLERANCES, TARGET_TOLERANCES, check_parity
 from .torch_to_onnx import export_stage
@@ -45,6 +59,7 @@ from .verify_text import parity_ids, text_ids
 from .weightless import open_model
 
 PARITY_POSITIONS = 320
+_INPUTS_FOLDER = "inputs"
 _LEAST_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4}
 
 _PACKAGES = (
@@ -93,15 +108,15 @@ def export_pair(
         if journal.finished:
             report(f"going on from a killed export, which had finished: {', '.join(journal.finished)}", 0.0)
         check_space(bundle, _least_bytes(job) - sum(path.stat().st_size for path in bundle.rglob("*")))
-        target_entry, target_results = _build_target(job, bundle, journal, report)
+        built = _build_target(job, bundle, journal, report)
         draft_entry, draft_results = _build_draft(job, bundle, journal, report)
         accuracy = None
         if (asked := options.draft_compression) is not None:
             report("compress draft", 0.9)
-            accuracy = _compress(job, bundle, target_entry, draft_entry, asked)
+            accuracy = _compress(job, bundle, built.entry, draft_entry, asked)
             draft_entry = replace(draft_entry, precision=asked.weights)
         report("carry over", 0.95)
-        manifest = _finish(job, bundle, target_entry, draft_entry, (*target_results, *draft_results))
+        manifest = _finish(job, bundle, built, draft_entry, draft_results)
         if accuracy is not None:
             manifest = replace(manifest, draft_accuracy=accuracy)
         (bundle / names.MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
@@ -117,8 +132,17 @@ class _Job:
     target: Checkpoint
     draft: Checkpoint
     options: ExportOptions
+    formats: WeightFormats
     exit_layers: tuple[int, ...]
     context: int
+
+
+class _BuiltTarget(NamedTuple):
+    """What is known of the target once it is written: its entry, its parity, its quality."""
+
+    entry: TargetEntry
+    results: tuple[VerifyResult, ...]
+    quality: QualityEntry
 
 
 def _digest(job: _Job) -> str:
@@ -142,6 +166,8 @@ def _silent(stage: str, fraction: float) -> None:
 
 def _plan_job(target: Checkpoint, draft: Checkpoint, options: ExportOptions) -> _Job:
     check_compatible(target, draft)
+    if options.rounding == "gptq":
+        check_available()
     vocab_size = min(int(checkpoint.config["vocab_size"]) for checkpoint in (target, draft))
     most_candidates = max(options.num_exit_candidates, options.num_draft_candidates)
     if most_candidates > vocab_size:
@@ -159,6 +185,7 @@ def _plan_job(target: Checkpoint, draft: Checkpoint, options: ExportOptions) -> 
         target=target,
         draft=draft,
         options=options,
+        formats=options.formats(int(target.config.get("word_embed_proj_dim") or target.config["hidden_size"])),
         exit_layers=_exit_layers(target, options),
         context=context,
     )
@@ -179,37 +206,63 @@ def _exit_layers(target: Checkpoint, options: ExportOptions) -> tuple[int, ...]:
     )
 
 
-def _build_target(
-    job: _Job, bundle: Path, journal: Journal, report: ExportProgress
-) -> tuple[TargetEntry, tuple[VerifyResult, ...]]:
+def _build_target(job: _Job, bundle: Path, journal: Journal, report: ExportProgress) -> _BuiltTarget:
     report("load target", 0.02)
     model = open_model(job.target)
-    options, shape = job.options, target_shape(model.network, job.options.precision)
-    adapters = {layer: load_adapter(job.target.folder, layer, shape.hidden_size) for layer in job.exit_layers}
-    plan = TargetPlan(
-        shape=shape,
-        precision=options.precision,
-        context=job.context,
-        num_candidates=options.num_exit_candidates,
-        adapters=adapters,
-    )
+    plan = _target_plan(job, target_shape(model.network, job.options.precision))
     ids, text = _parity_ids(job)
+    calibration = calibration_text(job.target, job.options.calibration_text, job.context)
     reference = target_reference(model, plan, ids)
-    model = open_model(job.target, DTYPE_BY_PRECISION[options.precision])
-    write_target(model, plan, bundle, lambda name, share: report(f"export {name}", 0.1 + 0.4 * share), journal)
-    entry = TargetEntry(
-        source=job.target.source,
+    choices = reference_choices(model, calibration.measured)
+    inputs = bundle / _INPUTS_FOLDER
+    shutil.rmtree(inputs, ignore_errors=True)  # a killed export may have left one
+    try:
+        if job.options.rounding == "gptq":
+            report("collect inputs of products", 0.08)
+            inputs.mkdir()
+            plan = replace(plan, choose_pack=collect_inputs(model, calibration.fitted, inputs).choose_pack)
+        model = open_model(job.target, DTYPE_BY_PRECISION[job.options.precision])
+        write_target(model, plan, bundle, lambda name, share: report(f"export {name}", 0.1 + 0.4 * share), journal)
+    finally:
+        shutil.rmtree(inputs, ignore_errors=True)
+    report("verify target", 0.5)
+    run = TargetRun(bundle, plan)
+    results = compare_target(run, reference, text)
+    check_parity(results, TARGET_TOLERANCES[job.options.precision])
+    report("measure quality", 0.6)
+    return _BuiltTarget(_target_entry(job, plan), results, measure_quality(run, choices, calibration.name))
+
+
+def _target_plan(job: _Job, shape: TargetShape) -> TargetPlan:
+    return TargetPlan(
         shape=shape,
+        formats=job.formats,
+        context=job.context,
+        num_candidates=job.options.num_exit_candidates,
+        adapters={layer: load_adapter(job.target.folder, layer, shape.hidden_size) for layer in job.exit_layers},
+    )
+
+
+def _target_entry(job: _Job, plan: TargetPlan) -> TargetEntry:
+    options, formats = job.options, plan.formats
+    storage = WeightStorage(
+        layers=options.precision,
+        head=precision_name(formats.head, options.precision),
+        embedding=precision_name(formats.embedding, options.precision),
+        block_size=options.block_size,
+        is_symmetric=options.is_symmetric,
+        rounding=options.rounding,
+    )
+    return TargetEntry(
+        source=job.target.source,
+        shape=plan.shape,
         precision=options.precision,
         context=job.context,
         segments=plan.segments,
         exits=plan.exits,
         weights_file=names.WEIGHTS_FILE,
+        storage=storage,
     )
-    report("verify target", 0.5)
-    results = compare_target(TargetRun(bundle, plan), reference, text)
-    check_parity(results, TARGET_TOLERANCES[options.precision])
-    return entry, results
 
 
 def _parity_ids(job: _Job) -> tuple[list[int], str]:
@@ -269,7 +322,7 @@ def _compress(
 
 
 def _finish(
-    job: _Job, bundle: Path, target: TargetEntry, draft: DraftEntry, results: tuple[VerifyResult, ...]
+    job: _Job, bundle: Path, target: _BuiltTarget, draft: DraftEntry, draft_results: tuple[VerifyResult, ...]
 ) -> Manifest:
     """Carry over the small files, hash everything, and describe it all."""
     copy_tokenizer(job.target, bundle)
@@ -278,12 +331,13 @@ def _finish(
     paths = sorted(path for path in bundle.rglob("*") if path.is_file() and path.name != JOURNAL_FILE)
     return Manifest(
         schema=SCHEMA_VERSION,
-        target=target,
+        target=target.entry,
         draft=draft,
         tokens=token_entry(job.target),
-        verify=results,
+        verify=(*target.results, *draft_results),
         versions=_versions(),
         files={path.relative_to(bundle).as_posix(): describe_file(path) for path in paths},
+        quality=target.quality,
         exit_coverage=exit_coverage(job.target),
         generation=generation_defaults(job.target),
     )

@@ -1,9 +1,10 @@
-"""Weights in 8 or 4 bits: matrix products with constant weights become `MatMulNBits`.
+"""Weights as blocks of integers: products become `MatMulNBits`, the embedding becomes `GatherBlockQuantized`.
 
-Owns: round-to-nearest block quantisation and its packing. Does not own: which precisions a user may ask for
-(`options.py`), nor how much the result may differ (`tolerances.py`).
+Owns: which weights of a graph are packed, and the nodes that read them. Does not own: the formats (`block_formats.py`),
+the packing itself (`block_quantisation.py`, `aware_quantisation.py`), how much the result may differ (`tolerances.py`).
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,110 +12,148 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from mirrorsd.graphs import names
+
+from .block_formats import BlockChoice, BlockFormat, WeightFormats
+from .block_quantisation import quantise_rows
 from .graph_edits import add_tensor, take_over
-from .lazy_weight import lazy_weight, pack_rows
+from .lazy_weight import LazyWeight, Pack, lazy_weight, pack_rows
 
 Array = npt.NDArray[Any]
+ChoosePack = Callable[[str, BlockFormat], tuple[str, Pack]]
 
-BLOCK_SIZES = (128, 64, 32)
-HEAD_BITS = 8
 _INT8_ACTIVATIONS = 4
+_CONTRIB = "com.microsoft"
 
 
-def block_size_of(width: int) -> int:
-    """The block size for rows of `width` weights: the largest one that pads them no more than blocks of 32 do.
-
-    Fewer scales are fewer bytes and fewer additions: on a CPU a row through blocks of 128 takes about 0.65 of the time
-    through blocks of 32 (see docs/peers.md).
-
-    >>> block_size_of(1152), block_size_of(192), block_size_of(40)
-    (128, 64, 64)
-    """
-    padded = -(-width // 32) * 32
-    return next(size for size in BLOCK_SIZES if padded % size == 0)
-
-
-def quantise_blocks(weight: Array, bits: int, block_size: int) -> tuple[Array, Array]:
-    """Quantise `weight` `[N, K]` symmetrically in blocks along K.
-
-    With 4 bits a block whose largest magnitude is 0.7 has the scale 0.7 / 7 = 0.1; a weight of -0.32 in it becomes
-    round(-3.2) = -3, stored as -3 + 8 = 5. Two neighbours share a byte, the first in the low half.
-
-    Args:
-        weight: Float weights; K is padded with zeros to whole blocks.
-        bits: 8 or 4.
-        block_size: Weights per scale.
-
-    Returns:
-        Packed uint8 `[N, K / block_size, block_size * bits / 8]` and float32 scales `[N, K / block_size]`.
-    """
-    num_rows, width = weight.shape
-    num_blocks = -(-width // block_size)
-    padded = np.zeros((num_rows, num_blocks * block_size), np.float32)
-    padded[:, :width] = weight
-    blocks = padded.reshape(num_rows, num_blocks, block_size)
-    zero_point = 1 << (bits - 1)
-    scales = np.abs(blocks).max(axis=-1) / (zero_point - 1)
-    scales[scales == 0] = 1.0
-    levels = np.rint(blocks / scales[..., None]) + zero_point
-    packed = levels.clip(0, 2 * zero_point - 1).astype(np.uint8)
-    if bits == 4:
-        packed = packed[..., 0::2] | (packed[..., 1::2] << 4)
-    return packed, scales.astype(np.float32)
+def round_to_nearest(key: str, chosen: BlockFormat) -> tuple[str, Pack]:
+    """Give the recipe's name and the packing of the weight `key`, whatever it is."""
+    return chosen.recipe, partial(quantise_rows, chosen=chosen)
 
 
 class QuantiseWeights(ir.passes.InPlacePass):
-    """Quantise every product with constant weights to `bits`, the LM head to 8 bits.
+    """Pack the constant weights of products and of the token embedding in their formats; None leaves them as they are.
 
-    The head is the `Gemm` with transB that is `head_width` wide. Embedding tables are left as they are.
-    Ensures: no float matrix product with constant weights is left.
+    The embedding's format is symmetric.
+
+    The head is the `Gemm` with transB that is `head_width` wide; the embedding is what `input_ids` gathers from. Equal
+    weights in equal formats give equal tensors, so a tied embedding and head stay one.
+    Ensures: no float matrix product with constant weights is left, but for a head without a format.
     """
 
-    def __init__(self, bits: int, head_width: int) -> None:
-        self._bits = bits
+    def __init__(self, formats: WeightFormats, head_width: int, choose_pack: ChoosePack = round_to_nearest) -> None:
+        self._formats = formats
         self._head_width = head_width
+        self._choose_pack = choose_pack
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Quantise `model`."""
-        weighted = [node for node in model.graph if _weight_of(node) is not None]
-        for node in weighted:
-            self._quantise(model.graph, node)
-        if weighted:
-            model.opset_imports["com.microsoft"] = 1
-        return ir.passes.PassResult(model, modified=bool(weighted))
+        """Pack the weights of `model`."""
+        packed = [self._pack_node(model.graph, node) for node in list(model.graph)]
+        if any(packed):
+            model.opset_imports[_CONTRIB] = 1
+        return ir.passes.PassResult(model, modified=any(packed))
 
     def ensures(self, model: ir.Model) -> None:
         """Check that nothing was overlooked."""
-        if any(_weight_of(node) is not None for node in model.graph):
+        left = [node for node in model.graph if _weight_of(node) is not None]
+        if self._formats.layers is not None and any(self._product_format(node) is not None for node in left):
             raise ir.passes.PostconditionError("a matrix product with float weights is left")
 
-    def _quantise(self, graph: ir.Graph, node: ir.Node) -> None:
+    def _pack_node(self, graph: ir.Graph, node: ir.Node) -> bool:
+        table = _embedding_of(node)
+        if table is not None and self._formats.embedding is not None:
+            self._replace_gather(graph, node, table, self._formats.embedding)
+            return True
         weight = _weight_of(node)
-        assert weight is not None and weight.const_value is not None  # `call` has looked
-        is_by_output = (
-            node.op_type == "Gemm" and "transB" in node.attributes and node.attributes["transB"].as_int() == 1
-        )
+        chosen = None if weight is None else self._product_format(node)
+        if weight is None or chosen is None:
+            return False
+        self._replace_product(graph, node, weight, chosen)
+        return True
+
+    def _product_format(self, node: ir.Node) -> BlockChoice | None:
+        weight = node.inputs[1]
+        assert weight is not None and weight.const_value is not None  # `_weight_of` has looked
+        is_head = _is_by_output(node) and weight.const_value.shape[0] == self._head_width
+        return self._formats.head if is_head else self._formats.layers
+
+    def _replace_product(self, graph: ir.Graph, node: ir.Node, weight: ir.Value, asked: BlockChoice) -> None:
+        assert weight.const_value is not None  # `_weight_of` has looked
         source = lazy_weight(weight.const_value)
-        by_output = source if is_by_output else source.transposed()
-        num_rows, width = by_output.shape.numpy()
-        is_head = is_by_output and num_rows == self._head_width
-        bits = HEAD_BITS if is_head else self._bits
-        block_size = block_size_of(width)
-        num_blocks = -(-width // block_size)
-        shapes = ((num_rows, num_blocks, block_size * bits // 8), (num_rows * num_blocks,))
-        pack = partial(quantise_blocks, bits=bits, block_size=block_size)
-        packed, scales = pack_rows(by_output, f"q{bits}", pack, shapes)
-        sizes = {"K": width, "N": num_rows, "bits": bits, "block_size": block_size}
-        sizes["accuracy_level"] = _INT8_ACTIVATIONS
-        inputs = [node.inputs[0], add_tensor(graph, f"{weight.name}.q{bits}", packed)]
-        inputs.append(add_tensor(graph, f"{weight.name}.scale{bits}", scales))
+        by_output = source if _is_by_output(node) else source.transposed()
+        num_rows, width = (int(size) for size in by_output.shape.numpy())
+        chosen = asked.for_width(width)
+        parts = self._pack(graph, by_output, chosen, is_gather=False)
+        inputs: list[ir.Value | None] = [node.inputs[0], *parts]
         if len(node.inputs) > 2:
-            inputs += [None, None, node.inputs[2]]
-        attributes = [ir.AttrInt64(name, size) for name, size in sizes.items()]
-        quantised = ir.Node("com.microsoft", "MatMulNBits", inputs, attributes, name=node.name)
-        graph.insert_before(node, quantised)
-        take_over(node.outputs[0], quantised.outputs[0])
-        graph.remove(node, safe=True)
+            inputs += [None] * (5 - len(inputs)) + [node.inputs[2]]
+        sizes = {"K": width, "N": num_rows, "accuracy_level": _INT8_ACTIVATIONS}
+        _replace(graph, node, "MatMulNBits", inputs, sizes | _block_sizes(chosen))
+
+    def _replace_gather(self, graph: ir.Graph, node: ir.Node, table: ir.Value, asked: BlockChoice) -> None:
+        assert table.const_value is not None  # `_embedding_of` has looked
+        source = lazy_weight(table.const_value)
+        chosen = asked.for_width(int(source.shape.numpy()[1]))
+        data, scales = self._pack(graph, source, chosen, is_gather=True)
+        inputs = [data, node.inputs[1], scales, _middle_levels(graph, scales, chosen)]
+        _replace(
+            graph, node, "GatherBlockQuantized", inputs, {"gather_axis": 0, "quantize_axis": 1} | _block_sizes(chosen)
+        )
+
+    def _pack(self, graph: ir.Graph, source: LazyWeight, chosen: BlockFormat, *, is_gather: bool) -> list[ir.Value]:
+        """Add the packed tensors of `source` `[N, K]`; the embedding reads the same bytes in two dimensions."""
+        recipe, pack = self._choose_pack(source.key, chosen)
+        compute = source.dtype.numpy()
+        num_rows, width = (int(size) for size in source.shape.numpy())
+        num_blocks = -(-width // chosen.block_size)
+        block_bytes = chosen.block_size * chosen.bits // 8
+        data = (num_rows, num_blocks * block_bytes) if is_gather else (num_rows, num_blocks, block_bytes)
+        scales = (num_rows, num_blocks) if is_gather else (num_rows * num_blocks,)
+        zero_bytes = -(-num_blocks * chosen.bits // 8)
+        zero_points = (num_rows, zero_bytes) if is_gather else (num_rows * zero_bytes,)
+        shapes = (data, scales) if chosen.is_symmetric else (data, scales, zero_points)
+        packed = pack_rows(source, recipe, partial(_pack_as, pack, compute), shapes)
+        kind = "rows" if is_gather else "weights"
+        return [add_tensor(graph, f"{source.key}.{recipe}.{kind}{number}", part) for number, part in enumerate(packed)]
+
+
+def _pack_as(pack: Pack, compute: np.dtype[Any], rows: Array) -> tuple[Array, ...]:
+    """Pack `rows`, with scales of the kind that the stages compute in."""
+    data, scales, *zero_points = pack(rows.astype(np.float32))
+    return (data, scales.astype(compute), *zero_points)
+
+
+def _middle_levels(graph: ir.Graph, scales: ir.Value, chosen: BlockFormat) -> ir.Value:
+    """Zero points of a symmetric embedding, spelt out: what their absence means differs between providers.
+
+    ONNX Runtime's CPU provider then takes the middle level, its CUDA provider has taken 0 (onnxruntime issue 31692).
+    """
+    assert scales.shape is not None  # `_pack` has given it
+    num_rows, num_blocks = scales.shape.numpy()
+    shape = (num_rows, -(-num_blocks * chosen.bits // 8))
+    middle = 0x88 if chosen.bits == 4 else 0x80
+    name = f"{scales.name}.zero_points"
+    tensor = LazyWeight(name, ir.DataType.UINT8, shape, lambda: iter((np.full(shape, middle, np.uint8),)))
+    return add_tensor(graph, name, tensor)
+
+
+def _block_sizes(chosen: BlockFormat) -> dict[str, int]:
+    return {"bits": chosen.bits, "block_size": chosen.block_size}
+
+
+def _replace(
+    graph: ir.Graph, node: ir.Node, operator: str, inputs: list[ir.Value | None], sizes: dict[str, int]
+) -> None:
+    attributes = [ir.AttrInt64(name, size) for name, size in sizes.items()]
+    packed = ir.Node(_CONTRIB, operator, inputs, attributes, name=node.name)
+    graph.insert_before(node, packed)
+    take_over(node.outputs[0], packed.outputs[0])
+    graph.remove(node, safe=True)
+
+
+def _is_by_output(node: ir.Node) -> bool:
+    """Say whether this product's weight lies as `[N, K]`."""
+    return node.op_type == "Gemm" and "transB" in node.attributes and node.attributes["transB"].as_int() == 1
 
 
 def _weight_of(node: ir.Node) -> ir.Value | None:
@@ -125,3 +164,13 @@ def _weight_of(node: ir.Node) -> ir.Value | None:
     if weight is None or weight.const_value is None or len(weight.const_value.shape) != 2:
         return None
     return weight
+
+
+def _embedding_of(node: ir.Node) -> ir.Value | None:
+    """The constant table `[V, H]` that the ids of a text are looked up in."""
+    if node.op_type != "Gather":
+        return None
+    table, ids = node.inputs[:2]
+    if table is None or table.const_value is None or ids is None or ids.name != names.INPUT_IDS:
+        return None
+    return table

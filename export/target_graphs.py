@@ -4,7 +4,7 @@ Owns: segments and exits as ONNX files. Does not own: the modules (`target_stage
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,8 +18,10 @@ from mirrorsd.graphs.manifest import Exit, Segment
 
 from .atomic_folder import check_space, flush_to_disk
 from .attention import GQA_ATTENTION
+from .block_formats import FLOAT_WEIGHTS, WeightFormats
 from .graph_passes import optimise_stage
 from .journal import Journal
+from .quantise_pass import ChoosePack, round_to_nearest
 from .target_stages import ExitStage, SegmentStage
 from .torch_to_onnx import export_stage
 from .weightless import WeightlessModel
@@ -33,13 +35,17 @@ _RECORD_EVERY = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetPlan:
-    """Everything that decides the target's graphs; `adapters` is by exit layer, None for a plain exit."""
+    """Everything that decides the target's graphs; `adapters` is by exit layer, None for a plain exit.
+
+    `choose_pack` rounds the layers' weights where `formats` wants integers.
+    """
 
     shape: TargetShape
     context: int
     num_candidates: int
     adapters: dict[int, Adapter | None]
-    precision: str = "fp32"
+    formats: WeightFormats = FLOAT_WEIGHTS
+    choose_pack: ChoosePack = round_to_nearest
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -137,15 +143,13 @@ def segment_graph(model: WeightlessModel, plan: TargetPlan, segment: Segment) ->
     span = {"first_layer": segment.first_layer, "end_layer": segment.end_layer}
     contract = segment_contract(plan.shape, segment.name, **span)
     stage = SegmentStage(parts_of(model.network), contract, context=plan.context, **span)
-    return optimise_stage(
-        export_stage(stage, contract, model.lazy_weights(stage)), plan.precision, plan.shape.vocab_size
-    )
+    graph = export_stage(stage, contract, model.lazy_weights(stage))
+    return optimise_stage(graph, plan.formats, plan.shape.vocab_size, plan.choose_pack)
 
 
 def exit_graph(model: WeightlessModel, plan: TargetPlan, point: Exit) -> ir.Model:
-    """Export one exit."""
+    """Export one exit; its adapter is stored like the head."""
     contract = exit_contract(plan.shape, point.name, num_candidates=plan.num_candidates)
     stage = ExitStage(parts_of(model.network), plan.num_candidates, plan.adapters[point.layer])
-    return optimise_stage(
-        export_stage(stage, contract, model.lazy_weights(stage)), plan.precision, plan.shape.vocab_size
-    )
+    graph = export_stage(stage, contract, model.lazy_weights(stage))
+    return optimise_stage(graph, replace(plan.formats, layers=plan.formats.head), plan.shape.vocab_size)

@@ -79,6 +79,8 @@ class SegmentStage(nn.Module):
     def choose(self, hidden: Tensor, logit_rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits `[1, R, V]`, the best id `[1, R]` and its lead over the second `[1, R]` (float32)."""
         logits = self.head(hidden.index_select(1, logit_rows))
+        if logits.dtype == torch.bfloat16:
+            logits = logits.float()
         best, ids = torch.topk(logits, 2)
         best = best.float()
         return logits, ids[..., 0], best[..., 0] - best[..., 1]

@@ -1,6 +1,7 @@
 """How far an exported part may be from PyTorch, by precision, and the refusal where it is further.
 
-Owns: the numbers. Does not own: how they are measured (`verify_target.py`, `verify_draft.py`).
+Owns: the numbers. Does not own: how they are measured (`verify_target.py`, `verify_draft.py`), and the bounds beyond
+which quality is worth a warning (`graphs/quality_bounds.py`): those may be passed.
 """
 
 from collections.abc import Iterable
@@ -21,6 +22,7 @@ class Tolerance:
 TARGET_TOLERANCES = {
     "fp32": Tolerance(max_abs_error=1e-4, top1_agreement=1.0),
     "fp16": Tolerance(max_abs_error=0.1, top1_agreement=0.98),
+    "bf16": Tolerance(max_abs_error=0.8, top1_agreement=0.95),
     "int8": Tolerance(max_abs_error=2.0, top1_agreement=0.9),
     "int4": Tolerance(max_abs_error=8.0, top1_agreement=0.5),
 }

@@ -21,6 +21,7 @@ from mirrorsd.graphs.manifest import Segment, VerifyResult
 
 from .target_graphs import TargetPlan
 from .target_stages import ExitStage
+from .upcast import float32_copies
 from .weightless import WeightlessModel
 
 Array = npt.NDArray[Any]
@@ -98,6 +99,7 @@ class TargetRun:
     """The exported target in ONNX Runtime on the CPU, with share-buffer caches.
 
     `outputs` has one stage open at a time; `forward`, for passes that depend on each other, all segments from then on.
+    A bfloat16 target runs as float32 copies: its own graphs need another provider.
     """
 
     bundle: Path
@@ -134,7 +136,7 @@ class TargetRun:
 
     def exit(self, name: str, hidden: Sequence[Array]) -> list[tuple[Array, Array]]:
         """Run one exit on each hidden `[S, H]`; return ids and log-probs `[S, K]`."""
-        session = open_stage(self.bundle / self.plan.files[name])
+        session = self._open(self.plan.files[name])
         found = [session.run(None, {names.HIDDEN: rows[None]}) for rows in hidden]
         return [(ids[0], logprobs[0]) for ids, logprobs in found]
 
@@ -142,19 +144,30 @@ class TargetRun:
         layers = range(segment.first_layer, segment.end_layer)
         shape = self.plan.shape
         size = (1, shape.num_kv_heads, self.plan.context, shape.head_dim)
+        kind = "float32" if self._is_widened else shape.dtype
         caches = {
-            name(layer): ort.OrtValue.ortvalue_from_numpy(np.zeros(size, shape.dtype))
+            name(layer): ort.OrtValue.ortvalue_from_numpy(np.zeros(size, kind))
             for layer in layers
             for name in (names.past_key, names.past_value)
         }
-        return _SegmentRun(open_stage(self.bundle / segment.file), layers, caches)
+        return _SegmentRun(self._open(segment.file), layers, caches)
+
+    @property
+    def _is_widened(self) -> bool:
+        return self.plan.shape.dtype == "bfloat16"
+
+    def _open(self, file: str) -> ort.InferenceSession:
+        if not self._is_widened:
+            return open_stage(self.bundle / file)
+        with float32_copies(self.bundle, [file]) as copies:
+            return open_stage(self.bundle / copies[file], disabled_optimizers=["ConstantFolding"])
 
 
-def open_stage(path: Path) -> ort.InferenceSession:
-    """Open one exported stage on the CPU."""
+def open_stage(path: Path, **settings: list[str]) -> ort.InferenceSession:
+    """Open one exported stage on the CPU, with further settings of ONNX Runtime's session."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], **settings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ class StageContract:
 class TargetShape:
     """The sizes of a target that its contracts depend on.
 
-    `dtype` is the numpy name of hidden states, caches and logits (`float32`, `float16`).
+    `dtype` is the name of what hidden states and caches are made of (`float32`, `float16`, `bfloat16`).
     """
 
     num_layers: int
@@ -42,6 +42,16 @@ class TargetShape:
     num_kv_heads: int
     head_dim: int
     dtype: str = "float32"
+
+    @property
+    def logits_dtype(self) -> str:
+        """What logits are made of: the stages' own kind, float32 where numpy has no such kind."""
+        return "float32" if self.dtype == "bfloat16" else self.dtype
+
+    @property
+    def bytes_per_number(self) -> int:
+        """Size of a number of a cache or a hidden state."""
+        return 4 if self.dtype == "float32" else 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +94,7 @@ def segment_contract(shape: TargetShape, name: str, *, first_layer: int, end_lay
 def _logit_outputs(shape: TargetShape) -> tuple[TensorSpec, ...]:
     """`argmax_gap` is the distance between the best and the second logit: small means a near tie."""
     return (
-        TensorSpec(name=names.LOGITS, dtype=shape.dtype, shape=(1, "R", shape.vocab_size)),
+        TensorSpec(name=names.LOGITS, dtype=shape.logits_dtype, shape=(1, "R", shape.vocab_size)),
         TensorSpec(name=names.ARGMAX_IDS, dtype="int64", shape=(1, "R")),
         TensorSpec(name=names.ARGMAX_GAP, dtype="float32", shape=(1, "R")),
     )

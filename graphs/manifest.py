@@ -48,8 +48,23 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightStorage:
+    """How the target's weights are stored: precisions of its parts, and of integers the blocks and the rounding.
+
+    `block_size` is None where every width of rows has the largest blocks that fit it.
+    """
+
+    layers: str
+    head: str
+    embedding: str
+    block_size: int | None
+    is_symmetric: bool
+    rounding: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TargetEntry:
-    """The target: sizes, the chain of segments and the exits at its borders."""
+    """The target: sizes, the chain of segments and the exits at its borders. `precision` is that of its layers."""
 
     source: SourceModel
     shape: TargetShape
@@ -58,6 +73,7 @@ class TargetEntry:
     segments: tuple[Segment, ...]
     exits: tuple[Exit, ...]
     weights_file: str
+    storage: WeightStorage | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +142,20 @@ class VerifyResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QualityEntry:
+    """The exported target against its fp32 model on `text`: perplexities, and the share of equal best tokens.
+
+    `text` says which: "given", "calibration.txt" (beside the checkpoint's weights) or "built-in".
+    """
+
+    text: str
+    positions: int
+    perplexity: float
+    reference_perplexity: float
+    top1_agreement: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FileEntry:
     """Size in bytes and SHA-256 of one file."""
 
@@ -145,6 +175,7 @@ class Manifest:
     versions: dict[str, str]
     files: dict[str, FileEntry]
     draft_accuracy: DraftAccuracy | None = None
+    quality: QualityEntry | None = None
     exit_coverage: dict[str, Any] = field(default_factory=dict)
     generation: dict[str, Any] = field(default_factory=dict)
 

@@ -69,6 +69,25 @@ def _has_npu_plugin(core: object) -> bool:
     return True
 
 
+def check_computes(device_map: DeviceMap, dtype: str) -> None:
+    """Refuse a device map whose target cannot compute in `dtype`: bfloat16 is for ONNX Runtime's CUDA provider alone.
+
+    ONNX Runtime's CPU provider has no products and no attention in bfloat16, OpenVINO's frontend no such attention.
+
+    Raises:
+        DeviceError: it cannot.
+    """
+    target = device_map.target
+    if dtype != "bfloat16" or (target.runtime, target.provider) == ("onnxruntime", "CUDAExecutionProvider"):
+        return
+    where = target.provider if target.runtime == "onnxruntime" else f"OpenVINO's {target.device}"
+    raise DeviceError(
+        f"this bundle's target computes in bfloat16, which {where} of device map {device_map.name!r} cannot; it runs "
+        "on ONNX Runtime's CUDAExecutionProvider (cuda-cpu, cuda-npu). For this device export it with --precision "
+        "fp32, fp16, int8 or int4"
+    )
+
+
 def missing_devices(device_map: DeviceMap, inventory: DeviceInventory) -> list[str]:
     """Why a device map does not fit this machine, one sentence each; empty if it fits."""
     target, draft = device_map.target, device_map.draft

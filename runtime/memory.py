@@ -113,7 +113,7 @@ def _laid_out(entry: DraftEntry, card: DeviceMap) -> float:
 
 def _target_caches(entry: TargetEntry) -> int:
     shape = entry.shape
-    return 2 * shape.num_layers * shape.num_kv_heads * entry.context * shape.head_dim * np.dtype(shape.dtype).itemsize
+    return 2 * shape.num_layers * shape.num_kv_heads * entry.context * shape.head_dim * shape.bytes_per_number
 
 
 def _draft_caches(entry: DraftEntry) -> int:
@@ -123,7 +123,7 @@ def _draft_caches(entry: DraftEntry) -> int:
 
 
 def _work(entry: TargetEntry) -> int:
-    return _PREFILL_ROWS * _LIVE_ROWS * entry.shape.hidden_size * np.dtype(entry.shape.dtype).itemsize
+    return _PREFILL_ROWS * _LIVE_ROWS * entry.shape.hidden_size * entry.shape.bytes_per_number
 
 
 def _free_system_memory() -> int | None:

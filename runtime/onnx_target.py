@@ -137,7 +137,7 @@ class _BoundPass:
         rows.write(np.arange(num_rows - logit_rows, num_rows))
         self._argmax_ids = place.tensor((1, logit_rows), "int64")
         self._argmax_gap = place.tensor((1, logit_rows), "float32")
-        self._logits = place.tensor((1, logit_rows, shape.vocab_size), shape.dtype)
+        self._logits = place.tensor((1, logit_rows, shape.vocab_size), shape.logits_dtype)
         captures = model.device.captures and logit_rows == num_rows
         self._graph = model.device.next_graph() if captures else None
         # A captured graph keeps the length it was captured with: the whole capacity holds for every pass.

@@ -10,7 +10,7 @@ from mirrorsd.device_maps import DeviceMap
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import GenerationError
 from mirrorsd.graphs.manifest import Manifest
-from mirrorsd.runtime.devices import choose_device_map
+from mirrorsd.runtime.devices import check_computes, choose_device_map
 from mirrorsd.runtime.draft_session import DraftModel
 from mirrorsd.runtime.engine import Engine, check_exits, resolve_speculation
 from mirrorsd.runtime.generation import Chunk, GenerationResult
@@ -82,6 +82,7 @@ class MirrorPipeline:
         folder = Path(bundle)
         manifest = read_bundle(folder)
         choice = choose_device_map(device_map)
+        check_computes(choice.device_map, manifest.target.shape.dtype)
         tuned = Tuned.read(folder, choice.device_map.name) if use_tuned else None
         defaults = {**(tuned.speculation if tuned else {}), **(speculation or {})}
         resolved = resolve_speculation(speculation_of(choice.device_map), defaults)

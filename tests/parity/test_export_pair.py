@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from mirrorsd.export import ExportOptions, export_pair, verify_target
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError, ExportError, ParityError
+from mirrorsd.graphs.quality_bounds import quality_warnings
 
 KILLED = """
 import os, signal, sys
@@ -40,6 +41,15 @@ def test_the_bundle_reads_back_and_says_how_exact_it_is(llama_pair: Any) -> None
     assert manifest.target.exits[0].adapter_rank == 8
     assert manifest.draft.capacities == (256, 384)
     assert {"torch", "onnxruntime", "openvino", "transformers"} <= set(manifest.versions)
+
+
+def test_an_fp32_target_costs_no_quality(llama_pair: Any) -> None:
+    quality = llama_pair.manifest.quality
+    assert quality.text == "built-in"
+    assert quality.positions >= 1000
+    assert quality.top1_agreement == 1.0
+    assert quality.perplexity == pytest.approx(quality.reference_perplexity, rel=1e-4)
+    assert quality_warnings(quality) == ()
 
 
 def test_what_the_checkpoint_says_is_carried_over(llama_pair: Any) -> None:
@@ -222,5 +232,5 @@ def test_options_that_do_not_fit_this_pair_are_refused(pair: Path) -> None:
     with pytest.raises(ConfigError, match="400 candidates were asked for; this vocabulary has 320 tokens"):
         _export(pair, num_draft_candidates=400)
     (pair / "out.mirror").mkdir()
-    with pytest.raises(ExportError, match="exists already"):
+    with pytest.raises(ExportError, match="exists already; choose another name, or replace it with `--overwrite`"):
         _export(pair)

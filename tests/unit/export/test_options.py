@@ -11,11 +11,19 @@ from mirrorsd.graphs.errors import ConfigError
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"precision": "int2"}, r"precision is 'int2'; supported are fp32, fp16, int8, int4"),
         ({"draft_precision": "int3"}, r"draft_precision is 'int3'; supported are fp32, fp16, int8, int4"),
         ({"draft_precision": "int4", "draft_group": 100}, r"group size is 100; allowed: -1, 32, 64, 128"),
         ({"draft_precision": "int8", "draft_data_aware": True}, r"data-aware compression is for int4"),
         ({"draft_data_aware": True}, r"draft_data_aware is for int4; draft_precision is 'fp32'"),
+        ({"precision": "int2"}, r"precision is 'int2'; supported are fp32, fp16, bf16, int8, int4"),
+        ({"head_precision": "int2"}, r"head_precision is 'int2'; supported are auto, fp32"),
+        (
+            {"precision": "int8", "embedding_precision": "bf16"},
+            r"the stages compute in fp32, so a head or embedding in",
+        ),
+        ({"block_size": 16}, r"block_size is 16; supported are 128, 64, 32"),
+        ({"rounding": "gptq"}, r"rounding is 'gptq' with precision 'fp32'; it is for int4 layers"),
+        ({"rounding": "up"}, r"rounding is 'up'; supported are nearest, gptq"),
         ({"context": 10}, r"context is 10; at least 64"),
         (
             {"exit_layers": (4, 2)},

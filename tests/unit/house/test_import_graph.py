@@ -19,7 +19,7 @@ ALLOWED = {
     "training": {"mirrorsd.graphs", "mirrorsd.families", "matplotlib", *TRAINERS},
     "cli": {
         *("mirrorsd", "mirrorsd.graphs", "mirrorsd.device_maps", "mirrorsd.export"),
-        *("mirrorsd.runtime", "mirrorsd.training", "typer", "rich", "matplotlib"),
+        *("mirrorsd.runtime", "mirrorsd.training", "typer", "rich", "matplotlib", "optimum"),
     },
 }
 """What each folder may import besides the standard library and itself."""

@@ -18,7 +18,13 @@ def test_packages_are_the_folders_with_an_init() -> None:
         parts = path.parent.relative_to(ROOT).parts
         if not any(part.startswith(".") or part in ("build", "dist") for part in parts):
             found.add(".".join(("mirrorsd", *parts)))
-    assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == found
+    assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == found | {"optimum.commands.register"}
+
+
+def test_optimum_finds_its_folder_without_an_init() -> None:
+    """The folder is shared with other packages, so an `__init__.py` there would hide theirs."""
+    folder = ROOT / PYPROJECT["tool"]["setuptools"]["package-dir"]["optimum.commands.register"]
+    assert [path.name for path in folder.glob("*.py")] == ["register_mirrorsd.py"]
 
 
 def test_nothing_else_ships_from_the_root() -> None:

@@ -7,8 +7,17 @@ import pytest
 from mirrorsd.device_maps import DeviceMap, TargetPlacement, load_device_map
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime import devices
-from mirrorsd.runtime.devices import AUTO_ORDER, DeviceInventory, choose_device_map, missing_devices
+from mirrorsd.runtime.devices import AUTO_ORDER, DeviceInventory, check_computes, choose_device_map, missing_devices
 from mirrorsd.runtime.onnx_providers import provider_options, session_options
+
+
+def test_bfloat16_is_refused_where_it_cannot_be_computed() -> None:
+    check_computes(load_device_map("cuda-cpu"), "bfloat16")
+    check_computes(load_device_map("cpu"), "float16")
+    with pytest.raises(DeviceError, match="bfloat16, which CPUExecutionProvider of device map 'cpu' cannot"):
+        check_computes(load_device_map("cpu"), "bfloat16")
+    with pytest.raises(DeviceError, match="which OpenVINO's GPU of device map 'igpu-cpu' cannot"):
+        check_computes(load_device_map("igpu-cpu"), "bfloat16")
 
 
 def machine(*openvino: str, providers: tuple[str, ...] = ("CPUExecutionProvider",)) -> DeviceInventory:

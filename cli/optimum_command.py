@@ -1,0 +1,57 @@
+"""`optimum-cli export mirrorsd`: the same command as `mirrorsd export`, where users of Optimum look for it.
+
+Owns: turning the options of `mirrorsd export` into those of Optimum's parser, so that there is one list of them.
+Does not own: what they do (`export.py`), how Optimum finds this (`optimum_register/`).
+"""
+
+import sys
+from argparse import ArgumentParser
+from typing import Any
+
+from optimum.commands.base import BaseOptimumCLICommand, CommandInfo
+
+
+def export_parameters() -> list[Any]:
+    """The arguments and options of `mirrorsd export`, as click describes them."""
+    import typer
+
+    from mirrorsd.cli.application import app
+
+    group: Any = typer.main.get_command(app)
+    return [parameter for parameter in group.commands["export"].params if parameter.name != "help"]
+
+
+class MirrorExportCommand(BaseOptimumCLICommand):  # type: ignore[misc] # optimum has no types
+    """A target and a draft to a mirror bundle."""
+
+    COMMAND = CommandInfo(name="mirrorsd", help="A target and a draft, for mirror speculative decoding.")
+
+    @staticmethod
+    def parse_args(parser: ArgumentParser) -> None:
+        """Add every argument and option of `mirrorsd export`."""
+        for parameter in export_parameters():
+            words: dict[str, Any] = {"help": str(parameter.help or "").replace("%", "%%")}
+            if parameter.param_type_name == "argument":
+                parser.add_argument(parameter.name, **words)
+                continue
+            words["dest"] = parameter.name
+            if parameter.is_flag:
+                words["action"] = "store_true"
+            else:
+                words |= {"required": parameter.required, "default": None, "metavar": parameter.name.upper()}
+            parser.add_argument(*parameter.opts, **words)
+
+    def run(self) -> None:
+        """Run `mirrorsd export` with what was given."""
+        from mirrorsd.cli.application import run
+
+        positional, options = [], []
+        for parameter in export_parameters():
+            value = getattr(self.args, parameter.name)
+            if parameter.param_type_name == "argument":
+                positional.append(value)
+            elif value is True:
+                options.append(parameter.opts[-1])
+            elif value is not None and value is not False:
+                options += [parameter.opts[-1], value]
+        sys.exit(run(["export", *options, "--", *positional]))

@@ -1,0 +1,57 @@
+"""A bfloat16 target on ONNX Runtime's CPU provider, which has no bfloat16 products: the same graphs in float32.
+
+Owns: copies of the graphs whose weights are cast, one by one and at every run, from the shared weights file. They prove
+the graphs and the rounded weights, not bfloat16 arithmetic. Does not own: running and comparing (`verify_target.py`).
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import onnx_ir as ir
+
+_NARROW, _WIDE = ir.DataType.BFLOAT16, ir.DataType.FLOAT
+
+
+@contextmanager
+def float32_copies(bundle: Path, files: Iterable[str]) -> Iterator[dict[str, str]]:
+    """Write float32 copies of the graphs `files` beside them; they read the same weights and go with the block.
+
+    Yields:
+        The copies' bundle paths by those of the originals.
+    """
+    copies = {file: f"{file}.float32" for file in files}
+    try:
+        for file, copy in copies.items():
+            ir.save(_widened(ir.load(bundle / file)), bundle / copy)
+        yield copies
+    finally:
+        for copy in copies.values():
+            (bundle / copy).unlink(missing_ok=True)
+
+
+def _widened(model: ir.Model) -> ir.Model:
+    graph = model.graph
+    for name, value in list(graph.initializers.items()):
+        if value.dtype != _NARROW:
+            continue
+        users = list(value.uses())
+        cast = ir.Node("", "Cast", [value], [ir.AttrInt64("to", _WIDE)], name=f"{name}.float32")
+        graph.insert_before(graph[0], cast)
+        cast.outputs[0].name = f"{name}.float32"
+        for user, index in users:
+            user.replace_input_with(index, cast.outputs[0])
+    for node in graph:
+        is_widened = node.op_type == "Cast" and node.name and node.name.endswith(".float32")
+        if node.op_type == "Cast" and not is_widened and node.attributes["to"].as_int() == _NARROW:
+            node.attributes["to"] = ir.AttrInt64("to", _WIDE)
+        for output in node.outputs:
+            _widen(output)
+    for value in graph.inputs:
+        _widen(value)
+    return model
+
+
+def _widen(value: ir.Value) -> None:
+    if value.dtype == _NARROW:
+        value.type = ir.TensorType(_WIDE)

@@ -1,0 +1,57 @@
+"""`optimum-cli export mirrorsd`: found where Optimum looks, with the options of `mirrorsd export`, and handed on."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+optimum_cli = pytest.importorskip("optimum.commands.optimum_cli", reason="optimum is not installed")
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder as a wheel lays it out, ahead of whatever is installed."""
+    shutil.copytree(ROOT / "cli" / "optimum_register", tmp_path / "optimum" / "commands" / "register")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.startswith("optimum.commands.register")]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+def run_optimum(*words: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(sys, "argv", ["optimum-cli", *words])
+    with pytest.raises(SystemExit) as finished:
+        optimum_cli.main()
+    return int(finished.value.code or 0)
+
+
+@pytest.mark.usefixtures("registered")
+def test_help_lists_the_options_of_mirrorsd_export(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mirrorsd.cli.optimum_command import export_parameters
+
+    assert run_optimum("export", "mirrorsd", "--help", monkeypatch=monkeypatch) == 0
+    printed = capsys.readouterr().out
+    options = [option for parameter in export_parameters() for option in parameter.opts if option.startswith("--")]
+    assert {"--draft", "--precision", "--head-precision", "--rounding", "--overwrite"} <= set(options)
+    assert [option for option in options if option not in printed] == []
+
+
+@pytest.mark.usefixtures("registered")
+def test_what_is_given_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    handed: list[list[str]] = []
+    monkeypatch.setattr("mirrorsd.cli.application.run", lambda words: handed.append(words) or 3)
+    words = ("export", "mirrorsd", "--draft", "D", "-o", "OUT", "--precision", "int4", "--asymmetric", "TARGET")
+    assert run_optimum(*words, monkeypatch=monkeypatch) == 3
+    expected = ["export", "--draft", "D", "--output", "OUT", "--precision", "int4", "--asymmetric", "--", "TARGET"]
+    assert handed == [expected]
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_missing_draft_is_optimum_s_usage_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_optimum("export", "mirrorsd", "-o", "OUT", "TARGET", monkeypatch=monkeypatch) == 2
+    assert "--draft" in capsys.readouterr().err

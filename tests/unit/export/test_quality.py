@@ -1,0 +1,72 @@
+"""The report on quality: windows of the text, losses, and the words where a precision costs too much."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mirrorsd.export.checkpoint import Checkpoint
+from mirrorsd.export.quality import Choices, calibration_text, measure_quality
+from mirrorsd.graphs.errors import ExportError
+from mirrorsd.graphs.manifest import QualityEntry, SourceModel
+from mirrorsd.graphs.quality_bounds import quality_warnings
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def checkpoint(folder: Path) -> Checkpoint:
+    source = SourceModel(name="target", family="llama", licence="unknown", num_parameters=1)
+    return Checkpoint(folder=folder, role="target", config={}, generation={}, source=source, tensors={})
+
+
+STORYTELLER = ROOT / "samples" / "storyteller" / "target"
+
+
+def test_the_last_windows_are_measured_and_others_fitted(tmp_path: Path) -> None:
+    own = calibration_text(checkpoint(STORYTELLER), None, context=1024)
+    assert own.name == "calibration.txt"
+    assert own.measured.shape == own.fitted.shape == (4, 256)
+    assert not np.array_equal(own.measured, own.fitted)
+    (tmp_path / "tokenizer.json").write_bytes((STORYTELLER / "tokenizer.json").read_bytes())
+    built_in = calibration_text(checkpoint(tmp_path), None, context=128)
+    assert (built_in.name, built_in.measured.shape) == ("built-in", (4, 128))
+    short = calibration_text(checkpoint(tmp_path), "Once upon a time there was a fox.", context=1024)
+    assert short.name == "given"
+    assert np.array_equal(short.measured, short.fitted)
+    with pytest.raises(ExportError, match=r"the calibration text \(given\) has 0 tokens; give one of a thousand"):
+        calibration_text(checkpoint(tmp_path), "", context=1024)
+
+
+class ScriptedRun:
+    """Stages whose logits are given: `[L, V]`, the same for every window."""
+
+    def __init__(self, logits: Any) -> None:
+        self.logits = np.asarray(logits, np.float16)
+
+    def outputs(self, steps: Any) -> Any:
+        return (({}, self.logits) for _ in steps)
+
+
+def test_perplexity_and_agreement_by_hand() -> None:
+    """Token 1 has probability 3/4 at row 0 and token 2 1/2 at row 1, so the perplexity is sqrt(4/3 * 2)."""
+    windows = np.array([[0, 1, 2]])
+    reference = Choices(windows, np.array([[1, 1, 0]]), np.array([[0.0, np.log(4.0)]]))
+    logits = np.log([[1 / 8, 3 / 4, 1 / 8], [1 / 4, 1 / 4, 1 / 2], [1 / 2, 1 / 4, 1 / 4]])
+    found = measure_quality(ScriptedRun(logits), reference, "given")  # type: ignore[arg-type]
+    assert found.positions == 3
+    assert found.perplexity == pytest.approx(np.sqrt(8 / 3), rel=1e-3)
+    assert found.reference_perplexity == pytest.approx(2.0)
+    assert found.top1_agreement == pytest.approx(2 / 3)
+
+
+def test_warnings_begin_past_the_bounds() -> None:
+    def entry(perplexity: float, agreement: float) -> QualityEntry:
+        return QualityEntry(
+            text="t", positions=9, perplexity=perplexity, reference_perplexity=10.0, top1_agreement=agreement
+        )
+
+    assert quality_warnings(entry(10.5, 0.9)) == ()
+    assert quality_warnings(None) == ()
+    both = quality_warnings(entry(float("nan"), 0.89))
+    assert ["perplexity rises" in both[0], "at 89.0% of 9 positions, below 90%" in both[1]] == [True, True]
