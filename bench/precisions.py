@@ -48,7 +48,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def remember_traces() -> None:
     """Trace a stage once per compute type; variants differ in what comes after."""
-    trace, traces = target_graphs.export_stage, {}
+    trace = vars(target_graphs)["export_stage"]
+    traces: dict[tuple[str, str], Any] = {}
 
     def remembered(module: Any, contract: Any, weights: Any) -> Any:
         key = (contract.name, str(next(module.parameters()).dtype))
@@ -56,7 +57,7 @@ def remember_traces() -> None:
             traces[key] = trace(module, contract, weights)
         return traces[key].clone()
 
-    target_graphs.export_stage = remembered
+    vars(target_graphs)["export_stage"] = remembered
 
 
 def write_variant(
@@ -110,7 +111,8 @@ def main() -> None:
     model = open_model(checkpoint)
     reference: Choices = reference_choices(model, text.measured)
     chosen = [list(VARIANTS)[int(number)] for number in arguments.variants.split(",")]
-    rows, runs = [], {}
+    rows: list[dict[str, Any]] = []
+    runs: dict[str, TargetRun] = {}
     folder = Path(tempfile.mkdtemp())
     try:
         for number, name in enumerate(chosen):
