@@ -58,14 +58,15 @@ def main(target: Path, texts: Path, extra_steps: int) -> dict[str, Any]:
             shutil.copytree(texts / name, work / name)
         command = [sys.executable, "-m", "mirrorsd.cli", "train", "draft", str(target), "-o", f"{folder}/draft"]
         command += ["--work", str(work), "--seconds", "3000", "--batch", "2", "--length", "256", "--no-compile"]
-        command += ["--threads", "1", "--resume", "--save-every", "5", "--report-every", "1"]
+        command += ["--threads", "1", "--resume", "--save-every", "15", "--report-every", "1"]
         table, checkpoint = work / "draft" / "losses.csv", work / "draft" / "last.pt"
-        rows_at_checkpoint: list[int] = []
+        steps_by_checkpoint: dict[int, int] = {}
 
         def is_far_beyond_a_checkpoint() -> bool:
-            if checkpoint.is_file() and not rows_at_checkpoint:
-                rows_at_checkpoint.append(len(read_losses(table)))
-            return bool(rows_at_checkpoint) and len(read_losses(table)) >= rows_at_checkpoint[0] + extra_steps
+            if not checkpoint.is_file():
+                return False
+            made = len(read_losses(table))
+            return made >= steps_by_checkpoint.setdefault(checkpoint.stat().st_mtime_ns, made) + extra_steps
 
         run_until(command, is_far_beyond_a_checkpoint)
         before = read_losses(table)
@@ -94,7 +95,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("target", type=Path)
     parser.add_argument("texts", type=Path, metavar="WORK")
-    parser.add_argument("--extra-steps", type=int, default=6, help="steps beyond the checkpoint before the kill")
+    parser.add_argument("--extra-steps", type=int, default=4, help="steps beyond the checkpoint before the kill")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     found = main(options.target, options.texts, options.extra_steps)
