@@ -4,6 +4,7 @@
 
 `WORK` must hold text of the target (`mirrorsd train text`). The killed process had gone on undisturbed past its last
 checkpoint; the second one makes the same steps again from that checkpoint, so the first is the undisturbed reference.
+The steps lie behind the warm-up: the learning rate rises and falls with the seconds of training, and seconds differ.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from mirrorsd.cli.machine import describe_machine, installed_versions
 
 TOLERANCE = 1e-3
 PATIENCE_S = 900.0
+WARM_S = 50.0
 
 
 def read_losses(table: Path) -> dict[int, dict[str, float]]:
@@ -34,6 +36,12 @@ def read_losses(table: Path) -> dict[int, dict[str, float]]:
 
 
 _NOT_LOSSES = ("step", "tokens", "seconds")
+
+
+def trained_s(table: Path) -> float:
+    """Seconds of training in the last row."""
+    with table.open(newline="", encoding="utf-8") as file:
+        return max((float(row["seconds"]) for row in csv.DictReader(file) if row["seconds"]), default=0.0)
 
 
 def run_until(command: list[str], is_over: Any) -> None:
@@ -66,6 +74,8 @@ def main(target: Path, texts: Path, extra_steps: int) -> dict[str, Any]:
             if not checkpoint.is_file():
                 return False
             made = len(read_losses(table))
+            if trained_s(table) < WARM_S:
+                return False
             return made >= steps_by_checkpoint.setdefault(checkpoint.stat().st_mtime_ns, made) + extra_steps
 
         run_until(command, is_far_beyond_a_checkpoint)

@@ -79,7 +79,7 @@ def _cut(document: Document, tokenizer: Any, rules: PromptRules, rng: np.random.
             return None
         prompt = chat_prompt(tokenizer, document.messages[: rng.choice(ends)])
         return prompt if len(prompt) <= rules.longest else None
-    ids = list(tokenizer(document.text)["input_ids"])
+    ids = list(tokenizer(document.text, truncation=True, max_length=rules.longest)["input_ids"])
     longest = min(rules.longest // 3, len(ids) - 1)
     if longest < rules.shortest:
         return None

@@ -77,8 +77,8 @@ def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
 class WordTokenizer:
     """One id per word; a chat is `3 user 2`, `4 assistant 2`, and an open 4 at its end."""
 
-    def __call__(self, text: str) -> dict[str, list[int]]:
-        return {"input_ids": [1, *(int(word) for word in text.split())]}
+    def __call__(self, text: str, *, truncation: bool, max_length: int) -> dict[str, list[int]]:
+        return {"input_ids": [1, *(int(word) for word in text.split())][:max_length]}
 
     def apply_chat_template(
         self, messages: list[dict[str, str]], *, add_generation_prompt: bool
