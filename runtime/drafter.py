@@ -164,11 +164,13 @@ class Drafter:
     def _absorb(self, placed: Sequence[Branch], tips: TipGuesses, num_lead: int, scratch: int) -> None:
         rows: list[int] = []
         slots: list[int] = []
+        tips = TipGuesses(tips.ids.copy(), tips.logprobs.copy())
+        predicted = self._predict(tips, placed)
         first_tip = 0
         for branch in placed:
             last_tip = first_tip + len(branch.guesses)
-            own = TipGuesses(tips.ids[first_tip:last_tip].copy(), tips.logprobs[first_tip:last_tip].copy())
-            kept = branch.absorb(self._predict(own, branch.start + len(branch.fed)), own)
+            own = TipGuesses(tips.ids[first_tip:last_tip], tips.logprobs[first_tip:last_tip])
+            kept = branch.absorb(predicted[first_tip:last_tip], own)
             new_slots = range(scratch + len(slots), scratch + len(slots) + kept)
             rows += range(num_lead + first_tip, num_lead + first_tip + kept)
             slots += new_slots
@@ -176,11 +178,14 @@ class Drafter:
             first_tip = last_tip
         self.session.keep_rows(rows, slots)
 
-    def _predict(self, tips: TipGuesses, first_position: int) -> NDArray[np.int64]:
-        """Predicted tokens `[size, 1 + s]` of tips that stand at `first_position` onwards."""
+    def _predict(self, tips: TipGuesses, placed: Sequence[Branch]) -> NDArray[np.int64]:
+        """Predicted tokens `[R, 1 + s]` of all tips, those of the branches' guesses one after another."""
         assert self._chooser is not None
-        size, ahead = tips.ids.shape[:2]
-        positions = first_position + 1 + np.arange(size)[:, None] + np.arange(ahead)[None, :]
+        if not self._chooser.is_sampling:
+            return tips.ids[..., 0]
+        starts = [(branch.start + len(branch.fed), len(branch.guesses)) for branch in placed]
+        tip_positions = np.concatenate([np.arange(start, start + size) for start, size in starts])
+        positions = tip_positions[:, None] + 1 + np.arange(tips.ids.shape[1])[None, :]
         return self._chooser.guess(tips.ids, tips.logprobs, positions)
 
     def _extend_chain(self, branch: Branch, window: NDArray[np.int64]) -> None:
