@@ -1,7 +1,10 @@
 """`auto`: never slower than plain decoding. Runs the fastest method, by what each one's tokens have cost lately.
 
 Costs are kept per pipeline, so a new request starts with what the last ones taught. A method that may have become
-faster is tried again for a few steps; the worse it was, the rarer. Switching changes no token.
+faster is tried again for a few steps; the worse it was, the rarer. And there is a purse: every step of speculation pays
+into it or out of it what it gained or lost against plain decoding. When it is empty, decoding goes on plainly until a
+small share of the tokens has filled it again: what speculation can lose is bounded, whatever the text. Switching
+changes no token.
 """
 
 from mirrorsd.runtime.draft_chain import NO_TOKENS
@@ -12,6 +15,11 @@ _TRIAL_STEPS = 6
 _SWITCH_GAIN = 0.95
 _TRIAL_SHARE = 0.01
 _MIN_PAUSE_TOKENS, _MAX_PAUSE_TOKENS = 64, 4096
+_FIRST_PLAIN_STEPS = 2
+_PURSE_TOKENS, _PURSE_RESUMES, _PURSE_SHARE = 1.5, 0.75, 0.012
+"""In plain tokens' time: what speculation may lose at once, from where it may go on, what a plain token pays in."""
+_EARNED_SHARE, _MOST_EARNED = 0.02, 125.0
+"""What has been gained before widens the purse a little, so that bad luck does not end what pays on the whole."""
 
 
 class TokenCost:
@@ -41,6 +49,9 @@ class CostBook:
 
     def __init__(self, methods: tuple[str, ...]) -> None:
         self.costs = {method: TokenCost() for method in methods}
+        self.purse = _PURSE_TOKENS
+        self.earned = 0.0
+        self.is_saving = False
 
     def start_from(self, tokens_per_second: dict[str, float]) -> None:
         """Begin with speeds that were measured before, as if each method had just run for a while."""
@@ -49,7 +60,16 @@ class CostBook:
                 self.costs[name].observe(1.0 / speed, 1)
 
     def observe(self, method: str, seconds: float, num_tokens: int) -> None:
-        """Learn from one step, and let the others wait."""
+        """Learn from one step, let the others wait, and settle with the purse."""
+        plain = self.costs["plain"]
+        if method == "plain":
+            self.purse += _PURSE_SHARE * num_tokens
+        elif plain.num_steps:
+            gain = num_tokens - seconds / plain.seconds_per_token
+            self.purse += gain
+            self.earned = min(max(self.earned + gain, 0.0), _MOST_EARNED)
+        self.purse = min(self.purse, _PURSE_TOKENS + _EARNED_SHARE * self.earned)
+        self.is_saving = self.purse < (_PURSE_RESUMES if self.is_saving else 0.0)
         for name, cost in self.costs.items():
             if name == method:
                 cost.observe(seconds, num_tokens)
@@ -68,9 +88,14 @@ class CostBook:
             num_steps: how many steps in a row it has run.
             is_trial: whether those were a trial.
 
-        An unmeasured method comes first. A trial ends after a few steps. Otherwise the current method goes on, unless
-        another is cheaper by more than 5 % (hysteresis), or another's pause is over.
+        Plain decoding comes first, for two steps, and whenever the purse is empty. Then an unmeasured method. A trial
+        ends after a few steps. Otherwise the current method goes on, unless another is cheaper by more than 5 %
+        (hysteresis), or another's pause is over.
         """
+        if self.is_saving or self.costs["plain"].num_steps < _FIRST_PLAIN_STEPS:
+            if is_trial and self.costs["plain"].num_steps:
+                self._end_trial(current)
+            return "plain", False
         if num_steps < _TRIAL_STEPS and (is_trial or not self.costs[current].num_steps):
             return current, True
         unmeasured = [name for name, cost in self.costs.items() if not cost.num_steps]
@@ -78,8 +103,7 @@ class CostBook:
             return unmeasured[0], True
         best = self.cheapest()
         if is_trial:
-            self.costs[current].tokens_since = 0
-            self._set_pauses(best)
+            self._end_trial(current)
         if self.costs[best].seconds_per_token < _SWITCH_GAIN * self.costs[current].seconds_per_token:
             return best, False
         for name, cost in self.costs.items():
@@ -88,13 +112,15 @@ class CostBook:
                 return name, True
         return (best if is_trial else current), False
 
-    def _set_pauses(self, best: str) -> None:
+    def _end_trial(self, method: str) -> None:
         """Wait so long between trials of a method that they cost about 1 % of the time.
 
         A method half as fast again as the best (excess 0.5) wastes 3 tokens' time in 6 steps: try again in 300 tokens.
         """
+        self.costs[method].tokens_since = 0
+        best = self.costs[self.cheapest()].seconds_per_token
         for cost in self.costs.values():
-            excess = cost.seconds_per_token / self.costs[best].seconds_per_token - 1.0
+            excess = cost.seconds_per_token / best - 1.0
             cost.pause_tokens = min(max(_TRIAL_STEPS * excess / _TRIAL_SHARE, _MIN_PAUSE_TOKENS), _MAX_PAUSE_TOKENS)
 
 
