@@ -1,6 +1,6 @@
-"""`mirrorsd tune`: measure the parts, try settings on real text, keep the fastest beside the bundle."""
+"""`mirrorsd tune`: measure the parts, learn the pair, replay many settings, run the best for real, keep the fastest."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,9 +14,14 @@ from mirrorsd.cli.prompt_file import BUILT_IN_QUESTIONS, read_questions
 
 if TYPE_CHECKING:
     from mirrorsd import MirrorPipeline
+    from mirrorsd.device_maps import Pace
+    from mirrorsd.runtime.recording import Recording
+    from mirrorsd.runtime.root_scores import RootScores
     from mirrorsd.runtime.tuning import Contest, PartTimes
 
 _FINALISTS = 4
+_NUM_RECORDED = 3
+_COVERED_ROOTS = 16
 
 
 def tune(
@@ -29,7 +34,7 @@ def tune(
     """Find the fastest way to speculate on this machine; `generate` uses it from then on. Changes no token."""
     from mirrorsd import MirrorPipeline
     from mirrorsd.runtime.tuned import Tuned, fingerprint
-    from mirrorsd.runtime.tuning import measure_parts
+    from mirrorsd.runtime.tuning import measure_parts, pace_of
 
     questions = read_questions(prompts) if prompts else BUILT_IN_QUESTIONS
     texts = [question.turns[0] for question in questions][:4]
@@ -37,7 +42,9 @@ def tune(
         note_placement(pipe)
         note("measuring the parts, alone and side by side")
         parts = measure_parts(pipe.engine)
-        plain, contests = _contests(pipe, texts, max_new_tokens)
+        recordings, scores = _learn_pair(pipe, texts, max_new_tokens)
+        pace = pipe.device_map.pace or pace_of(parts)
+        plain, contests = _contests(pipe, texts, max_new_tokens, _heats(pipe, recordings[0], scores, pace))
         card = pipe.device_map.name
     best = contests[0]
     tuned = Tuned(
@@ -47,6 +54,7 @@ def tune(
         predicted_step_ms=round(best.predicted_step_ms, 3),
         measured_step_ms=round(best.step_ms, 3),
         tokens_per_second=_best_by_method([*contests, plain]),
+        root_scores=scores.to_dict(),
     )
     path = tuned.write(bundle)
     if as_json:
@@ -57,10 +65,54 @@ def tune(
     print(f"kept in {path.name}: predicted {tuned.predicted_step_ms} ms a step, measured {tuned.measured_step_ms} ms")
 
 
-def _contests(pipe: "MirrorPipeline", texts: list[str], max_new_tokens: int) -> tuple["Contest", list["Contest"]]:
-    """Heats on one text, finals on all of them; plain decoding runs beside the finals."""
+def _learn_pair(
+    pipe: "MirrorPipeline", texts: list[str], max_new_tokens: int
+) -> tuple[list["Recording"], "RootScores"]:
+    """Record a few texts, greedy and sampled, and fit the root scores to them; the pipeline uses them from here on."""
     from mirrorsd import GenerationConfig
-    from mirrorsd.runtime.tuning import candidate_settings, contend
+    from mirrorsd.runtime.root_scores import RootScores
+    from mirrorsd.runtime.score_fitting import coverage, fit_scores
+    from mirrorsd.runtime.text_recording import record_texts
+
+    greedy = GenerationConfig(max_new_tokens=max_new_tokens, ignore_eos=True)
+    sampled = greedy.with_overrides({"temperature": 1.0, "max_new_tokens": max(max_new_tokens // 2, 1)})
+    chosen = texts[:_NUM_RECORDED]
+    with progress("recording", 2 * len(chosen)) as advance:
+        recordings = [record_texts(pipe, chosen, config, advance=advance) for config in (greedy, sampled)]
+    gamma = pipe.speculation.gamma
+    scores = fit_scores(recordings, gamma)
+    for recording, name in zip(recordings, ("greedy", "T=1"), strict=True):
+        pair = [coverage(recording, one, "both", gamma, [_COVERED_ROOTS])[0] for one in (RootScores(), scores)]
+        note(f"roots found among {_COVERED_ROOTS}, {name}: {pair[0]:.2f} by default scores, {pair[1]:.2f} fitted")
+    pipe.engine.root_scores = scores
+    return recordings, scores
+
+
+def _heats(pipe: "MirrorPipeline", recording: "Recording", scores: "RootScores", pace: "Pace") -> list[Any]:
+    """Replay every setting at the measured times; the best few run for real."""
+    from mirrorsd.runtime.simulation import Scenario, simulate, tokens_per_second
+    from mirrorsd.runtime.tuning import candidate_settings
+
+    exit_layers = [point.layer for point in pipe.manifest.target.exits]
+    settings = candidate_settings(pipe.speculation, pipe.manifest.draft.shape.num_streams, exit_layers)
+    short = replace(recording, texts=recording.texts[:2])
+    speeds: dict[Any, float] = {}
+    with progress("replaying", 2 * len(settings)) as advance:
+        for setting in settings:
+            layers = None if setting.exits == "all" else setting.exits
+            for method in ("mirror", "serial"):
+                scenario = Scenario(pace=pace, speculation=setting, method=method, layers=layers, scores=scores)
+                speeds[setting] = max(speeds.get(setting, 0.0), tokens_per_second(simulate(short, scenario)))
+                advance(f"{method}, gamma {setting.gamma}")
+    return sorted(speeds, key=lambda setting: -speeds[setting])[:_FINALISTS]
+
+
+def _contests(
+    pipe: "MirrorPipeline", texts: list[str], max_new_tokens: int, finalists: list[Any]
+) -> tuple["Contest", list["Contest"]]:
+    """Finals on all texts, for real; plain decoding runs beside them."""
+    from mirrorsd import GenerationConfig
+    from mirrorsd.runtime.tuning import contend
 
     sessions: dict[Any, Any] = {}
 
@@ -71,18 +123,7 @@ def _contests(pipe: "MirrorPipeline", texts: list[str], max_new_tokens: int) -> 
         config = GenerationConfig(max_new_tokens=max_new_tokens, ignore_eos=True, method=method)  # type: ignore[arg-type]
         return session.generate(prompt, config)
 
-    exit_layers = [point.layer for point in pipe.manifest.target.exits]
-    settings = candidate_settings(pipe.speculation, pipe.manifest.draft.shape.num_streams, exit_layers)
-    own = (pipe.speculation.root_source, pipe.speculation.roots, pipe.speculation.exits)
-    by_window = [setting for setting in settings if (setting.root_source, setting.roots, setting.exits) == own]
-    with progress("heats", len(settings) + len(by_window) + 1) as advance:
-        decode(settings[0], "mirror", texts[0])
-        advance("warm")
-        # Where both sides share their cores taking turns wins, with other windows; roots mean nothing to it.
-        heats = contend(settings, ["mirror"], texts[:1], decode, advance)
-        heats += contend(by_window, ["serial"], texts[:1], decode, advance)
-    heats.sort(key=lambda contest: -contest.tokens_per_second)
-    finalists = list(dict.fromkeys(contest.speculation for contest in heats))[:_FINALISTS]
+    decode(finalists[0], "mirror", texts[0])
     with progress("finals", len(texts) * (2 * len(finalists) + 1)) as advance:
         finals = contend(finalists, ["mirror", "serial"], texts, decode, advance)
         plain = contend(finalists[:1], ["plain"], texts, decode, advance)[0]

@@ -40,6 +40,8 @@ def test_tune_measures_chooses_and_is_used(own_bundle: Path, capsys: pytest.Capt
     with MirrorPipeline.load(own_bundle, device_map="cpu") as pipe:
         assert pipe.speculation.gamma == best["speculation"]["gamma"]
         assert "speculation: tuned on this machine" in pipe.placement
+        assert pipe.engine.root_scores.to_dict() == report["root_scores"]
+        assert "both:2:sampled" in pipe.engine.root_scores.fitted
         assert pipe.engine.book.cheapest() == max(report["tokens_per_second"], key=report["tokens_per_second"].get)
 
 
@@ -57,8 +59,10 @@ def test_explicit_settings_win_over_tuned_ones(own_bundle: Path) -> None:
         assert (pipe.speculation.gamma, pipe.speculation.roots) == (5, 2)
 
 
-def test_a_damaged_file_is_named(own_bundle: Path) -> None:
+@pytest.mark.parametrize("content", ["{", None])
+def test_a_damaged_file_is_named(own_bundle: Path, content: str | None) -> None:
     path = tuned_for(own_bundle).write(own_bundle)
-    path.write_text("{", encoding="utf-8")
+    other_scores = json.loads(path.read_text(encoding="utf-8")) | {"root_scores": {"both:3": [[1.0], [1.0], [1.0]]}}
+    path.write_text(content or json.dumps(other_scores), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"tuned-cpu.json is damaged.*mirrorsd tune"):
         Tuned.read(own_bundle, "cpu")
