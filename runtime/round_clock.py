@@ -6,7 +6,14 @@ _MEMORY = 0.8
 
 
 class Estimate:
-    """A running mean of seconds that follows the machine; None until something was measured."""
+    """A running mean of seconds that follows the machine; None until something was measured.
+
+    A measurement counts at most double: a machine that slept in between must not stop the draft for good.
+
+    >>> estimate = Estimate(); estimate.observe(1.0); estimate.observe(60.0)
+    >>> estimate.seconds
+    1.2
+    """
 
     __slots__ = ("seconds",)
 
@@ -15,7 +22,10 @@ class Estimate:
 
     def observe(self, seconds: float) -> None:
         """Learn from one measurement."""
-        self.seconds = seconds if self.seconds is None else _MEMORY * self.seconds + (1 - _MEMORY) * seconds
+        if self.seconds is None:
+            self.seconds = seconds
+        else:
+            self.seconds = _MEMORY * self.seconds + (1 - _MEMORY) * min(seconds, 2 * self.seconds)
 
 
 class RoundClock:

@@ -1,0 +1,88 @@
+"""Where a step's host time goes, and whether steps take what the latency law says.
+
+    python bench/host_time.py storyteller.mirror --device-map cpu --output host_time.json
+
+Gaps between the spans of the ledger, medians over the steps of all texts, in milliseconds: `to_target` from the step's
+start to the prefix's, `between` the stages, `to_accept` from the target's last stage to the acceptance, `after_accept`
+to the step's end (less waiting for the draft). `efficiency` is the law's step (ALGORITHM: prefix + exit + suffix +
+verify + fallbacks, parts as they took side by side) over the measured one; `exposed` the draft's waiting time over the
+step, fallbacks apart.
+"""
+
+import sys
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from mirrorsd import GenerationConfig, GenerationResult, MirrorPipeline
+from mirrorsd.bench import runs
+from mirrorsd.runtime.tuning import predict_step_ms
+
+PASS = ("prefix", "middle", "exit", "suffix", "read")
+
+
+def main() -> None:
+    """Measure serial and mirror decoding, print and write the report."""
+    parser = runs.parser(__doc__, count=4)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--device-map", default="cpu")
+    parser.add_argument("--switch-ms", type=float, default=1e3 * sys.getswitchinterval(), help="Python's thread switch")
+    options = parser.parse_args()
+    sys.setswitchinterval(options.switch_ms / 1e3)
+    prompts = runs.spread_prompts(options.prompts, options.count)
+    config = GenerationConfig(max_new_tokens=options.tokens, ignore_eos=True)
+    with MirrorPipeline.load(options.bundle, device_map=options.device_map, use_tuned=False) as pipe:
+        settings = [runs.Setting(name=method, method=method) for method in ("plain", "serial", "mirror")]
+        found = runs.decode_all(pipe, settings, prompts, config)
+    rows = [{"method": method, **gaps(results), **law(results)} for method, results in found.items()]
+    runs.print_rows(rows, tuple(rows[0]))
+    report = runs.header(options.bundle, device_map=options.device_map, switch_ms=options.switch_ms)
+    runs.finish(report | {"rows": rows}, options.output)
+
+
+def gaps(results: list[GenerationResult]) -> dict[str, Any]:
+    """Median gaps of a step, and their sum as `host`."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for result in results:
+        for step in result.steps:
+            inside = [s for s in result.spans if step.started <= s.start and s.end <= step.ended]
+            stages = sorted((s for s in inside if s.device == "target" and s.name in PASS), key=lambda s: s.start)
+            accepts = [s for s in inside if s.name == "accept"]
+            if not stages or not accepts:
+                continue
+            waited = sum(s.seconds for s in inside if s.name == "exposed")
+            busy = sum(s.seconds for s in stages)
+            parts = {
+                "to_target": stages[0].start - step.started,
+                "between": stages[-1].end - stages[0].start - busy,
+                "to_accept": accepts[0].start - stages[-1].end,
+                "after_accept": step.ended - accepts[0].end - waited,
+            }
+            for name, seconds in parts.items():
+                found[name].append(1e3 * seconds)
+            found["host"].append(1e3 * sum(parts.values()))
+    return {name: round(median(values), 4) for name, values in found.items()}
+
+
+def law(results: list[GenerationResult]) -> dict[str, Any]:
+    """Efficiency against the latency law, and the share of the step that waits for the draft beside fallbacks."""
+    predicted = [predict_step_ms(result) for result in results]
+    measured = [1e3 * sum(s.ended - s.started for s in result.steps) / len(result.steps) for result in results]
+    late = [
+        1e3 * sum(span.seconds for span in r.spans if span.name == "exposed" and _is_late(r, span.start))
+        for r in results
+    ]
+    steps = [len(result.steps) for result in results]
+    exposed = sum(late) / sum(m * n for m, n in zip(measured, steps, strict=True))
+    ratio = median(p / m for p, m in zip(predicted, measured, strict=True))
+    return {"efficiency": round(ratio, 4), "exposed": round(exposed, 4), "step_ms": round(median(measured), 3)}
+
+
+def _is_late(result: GenerationResult, moment: float) -> bool:
+    """Whether the waiting belongs to a step whose window was being finished."""
+    return any(s.started <= moment <= s.ended and s.next_source == "late" for s in result.steps)
+
+
+if __name__ == "__main__":
+    main()
