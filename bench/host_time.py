@@ -3,8 +3,7 @@
     python bench/host_time.py storyteller.mirror --device-map cpu --output host_time.json
 
 Gaps between the spans of the ledger, medians over the steps of all texts, in milliseconds: `to_target` from the step's
-start to the prefix's, `between` the stages, `to_accept` from the target's last stage to the acceptance, `after_accept`
-to the step's end (less waiting for the draft). `efficiency` is the law's step (ALGORITHM: prefix + exit + suffix +
+start to the prefix's, `between` the stages, `after_target` to the step's end, waiting for the draft left out. `efficiency` is the law's step (ALGORITHM: prefix + exit + suffix +
 verify + fallbacks, parts as they took side by side) over the measured one; `exposed` the draft's waiting time over the
 step, fallbacks apart.
 """
@@ -48,16 +47,14 @@ def gaps(results: list[GenerationResult]) -> dict[str, Any]:
         for step in result.steps:
             inside = [s for s in result.spans if step.started <= s.start and s.end <= step.ended]
             stages = sorted((s for s in inside if s.device == "target" and s.name in PASS), key=lambda s: s.start)
-            accepts = [s for s in inside if s.name == "accept"]
-            if not stages or not accepts:
+            if not stages:
                 continue
             waited = sum(s.seconds for s in inside if s.name == "exposed")
             busy = sum(s.seconds for s in stages)
             parts = {
                 "to_target": stages[0].start - step.started,
                 "between": stages[-1].end - stages[0].start - busy,
-                "to_accept": accepts[0].start - stages[-1].end,
-                "after_accept": step.ended - accepts[0].end - waited,
+                "after_target": step.ended - stages[-1].end - waited,
             }
             for name, seconds in parts.items():
                 found[name].append(1e3 * seconds)

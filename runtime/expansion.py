@@ -1,9 +1,9 @@
 """Growing branches beside the target's pass: rounds from the roots known so far until verification ends.
 
 Runs on the draft worker, as jobs that never wait: `begin` when the pass starts, `hear` when an exit has spoken. Once
-something has been prepared, the draft starts no round that would end after verification (by the times learned so far),
-and none that could as well start after the next exit has spoken.
-Between rounds it lets other jobs on its device go first.
+the likelier half has been prepared, the draft starts no round that would end after verification (by the times learned
+so far), and none that could as well start after the next exit has spoken. Between rounds it lets other jobs on its
+device go first.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,9 @@ from mirrorsd.runtime.roots import Root
 from mirrorsd.runtime.target_session import ExitGuesses
 
 _FIRST_ROUND_GRACE = 0.5
-"""Share of a round by which the first one may end late: waiting that long still beats drafting anew."""
+"""Share of a round by which it may end late while too little is prepared: waiting still beats drafting anew."""
+_ENOUGH = 0.5
+"""What the prepared branches' chances must be of all wanted ones'."""
 
 
 class Occasion(NamedTuple):
@@ -93,8 +95,9 @@ class Expansion:
             return False
         due = [branch for branch in self._wanted if len(branch.window) < gamma]
         due.sort(key=self._promise(), reverse=True)
-        has_something = any(branch.fed for branch in self._wanted)
-        grace = 0.0 if has_something else _FIRST_ROUND_GRACE * drafter.clock.shortest_seconds
+        prepared = sum(branch.root.score for branch in self._wanted if branch.fed)
+        is_prepared = prepared >= _ENOUGH * sum(branch.root.score for branch in self._wanted)
+        grace = 0.0 if is_prepared and prepared else _FIRST_ROUND_GRACE * drafter.clock.shortest_seconds
         max_rows = drafter.clock.rows_within(self._occasion.ready_by + grace - drafter.now())
         if not max_rows:
             return False
