@@ -3,9 +3,9 @@
     python bench/host_time.py storyteller.mirror --device-map cpu --output host_time.json
 
 Gaps between the spans of the ledger, medians over the steps of all texts, in milliseconds: `to_target` from the step's
-start to the prefix's, `between` the stages, `after_target` to the step's end, waiting for the draft left out. `efficiency` is the law's step (ALGORITHM: prefix + exit + suffix +
-verify + fallbacks, parts as they took side by side) over the measured one; `exposed` the draft's waiting time over the
-step, fallbacks apart.
+start to the prefix's, `between` the stages, `after_target` to the step's end, waiting for the draft left out.
+`efficiency` is the law's step (prefix, exit, suffix, verify and fallbacks, as they took side by side) over the measured
+one; `exposed` the time spent waiting for the draft over the step's, fallbacks apart.
 """
 
 import sys
