@@ -59,7 +59,7 @@ def test_a_hopeless_draft_still_gives_one_token_per_step(make_bench: Make) -> No
 def test_exact_exit_makes_every_window_a_reuse(
     make_bench: Make, confident_exit: Make, root_source: str, allowed: set[str]
 ) -> None:
-    """An exit that tells the truth puts the correction among the roots: no step falls back, but for a stalled machine."""
+    """An exit that tells the truth puts the correction among the roots: only a stalled machine falls back."""
     bench = make_bench(hit_rate=0.6, roots=8, suffix_seconds=0.02, exit_handler=confident_exit, root_source=root_source)
     bench.decode(PROMPT, "mirror", max_new_tokens=60)
     sources = [step.next_source for step in bench.last_request.steps]
