@@ -37,9 +37,7 @@ def compare(
     ] = None,
     methods: Annotated[str, typer.Option(help="Which methods, separated by commas.")] = "plain,serial,mirror",
     category: Annotated[list[str] | None, typer.Option(help="Only this category; may be repeated.")] = None,
-    by_category: Annotated[
-        bool, typer.Option("--by-category", help="Rows for every category in the JSON too.")
-    ] = False,
+    by_category: Annotated[bool, typer.Option("--by-category", help="Rows per category in the JSON too.")] = False,
     is_raw: Annotated[bool, typer.Option("--raw", help="Go on with the prompts as text; no chat template.")] = False,
     repeats: Annotated[int, typer.Option(help="Measure every question this often.", min=1)] = 1,
     device_map: options.DeviceMapName = "auto",
