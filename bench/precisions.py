@@ -99,7 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("target", type=Path)
     parser.add_argument("--calibration", type=Path)
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=5, help="0 measures no speed")
     parser.add_argument("--tokens", type=int, default=60)
     parser.add_argument("--variants", default=",".join(str(number) for number in range(len(VARIANTS))))
     parser.add_argument("--output", type=Path)
@@ -129,7 +129,7 @@ def main() -> None:
         for _ in range(arguments.turns):
             for name in chosen:
                 speeds[name].append(decode(runs[name], prompt, arguments.tokens))
-        for row in rows:
+        for row in rows if arguments.turns else ():
             row["plain_tokens_per_second"] = round(median(speeds[row["variant"]]), 1)
             row["turns"] = [round(speed, 1) for speed in speeds[row["variant"]]]
     finally:
@@ -143,7 +143,7 @@ def main() -> None:
         "rows": rows,
     }
     for row in rows:
-        print(f"{row['variant']:36s} {row['plain_tokens_per_second']:8.1f} tokens/s")
+        print(f"{row['variant']:36s} {row.get('plain_tokens_per_second', '')} tokens/s")
     if arguments.output:
         arguments.output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
