@@ -45,8 +45,11 @@ FIXTURES = {"llama": "llama_pair", "qwen3": "qwen3_pair"}
 SHARDED = {"gpt2", "olmo2"}
 _INT8 = BlockChoice(bits=8)
 FORMATS = {"fp32": FLOAT_WEIGHTS, "int8": WeightFormats(layers=_INT8, head=_INT8, embedding=_INT8)}
-LARGEST_INT8_ERROR, SMALLEST_INT8_AGREEMENT = 0.5, 0.85
-"""Error of a logit in standard deviations of all logits, and share of equal best tokens, against the fp32 model."""
+LARGEST_INT8_ERROR, SMALLEST_INT8_AGREEMENT = 0.45, 0.9
+"""Error of a logit in standard deviations of all logits, and share of equal best tokens, against the fp32 model.
+
+Random weights of width 64 are the hardest case for 8 bits; the worst of the twelve families has 0.36 and 0.915.
+"""
 ROTARY = {"rope_theta": 10000.0}
 SCALED_ROPE = {
     **ROTARY,
