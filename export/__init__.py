@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ExportOptions", "ExportProgress", "export_pair"]
 
-_NEEDED = ("torch", "transformers", "optimum", "onnx_ir", "onnxscript", "safetensors", "openvino", "onnxruntime")
+_NEEDED = ("torch", "transformers", "onnx_ir", "onnxscript", "safetensors", "openvino", "onnxruntime")
 
 
 def __getattr__(name: str) -> object:

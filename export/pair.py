@@ -5,8 +5,9 @@ Does not own: any of those steps.
 """
 
 import shutil
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -157,7 +158,11 @@ def _least_bytes(job: _Job) -> int:
 
 
 def _versions() -> dict[str, str]:
-    return {name: metadata.version(name) for name in _PACKAGES if util.find_spec(name) is not None}
+    versions: dict[str, str] = {}
+    for name in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def _silent(stage: str, fraction: float) -> None:
