@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from mirrorsd import MirrorPipeline
+from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.graphs.errors import DeviceError
+
 optimum_cli = pytest.importorskip("optimum.commands.optimum_cli", reason="optimum is not installed")
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -60,3 +64,20 @@ def test_a_missing_draft_is_optimum_s_usage_error(
 ) -> None:
     assert run_optimum("export", "mirrorsd", "-o", "OUT", "TARGET", monkeypatch=monkeypatch) == 2
     assert "--draft" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("registered")
+def test_a_bf16_bundle_by_way_of_optimum(
+    tiny_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole export; what it wrote is for CUDA and refused elsewhere."""
+    target, draft = tiny_pair
+    bundle = tmp_path / "bf16.mirror"
+    words = ("--draft", str(draft), "-o", str(bundle), "--precision", "bf16", "--context", "256", str(target))
+    assert run_optimum("export", "mirrorsd", *words, monkeypatch=monkeypatch) == 0
+    manifest = read_bundle(bundle)
+    assert (manifest.target.precision, manifest.target.shape.dtype) == ("bf16", "bfloat16")
+    assert all(result.top1_agreement > 0.9 for result in manifest.verify)
+    with pytest.raises(DeviceError, match="computes in bfloat16, which CPUExecutionProvider"):
+        MirrorPipeline.load(bundle, device_map="cpu")
