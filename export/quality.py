@@ -97,10 +97,19 @@ def measure_quality(run: TargetRun, reference: Choices, name: str) -> QualityEnt
     return QualityEntry(
         text=name,
         positions=int(found.best.size),
-        perplexity=float(np.exp(found.losses.mean())),
-        reference_perplexity=float(np.exp(reference.losses.mean())),
+        perplexity=_perplexity(found.losses),
+        reference_perplexity=_perplexity(reference.losses),
         top1_agreement=float((found.best == reference.best).mean()),
     )
+
+
+def _perplexity(losses: Array) -> float:
+    """Exponential of the mean loss in nats, kept finite: random weights can lose more than a float's exponent holds.
+
+    >>> round(_perplexity(np.array([0.0, 2.0])), 3), _perplexity(np.array([2000.0])) < float("inf")
+    (2.718, True)
+    """
+    return float(np.exp(min(float(losses.mean()), 700.0)))
 
 
 def _choices_of(window: Array, logits: Array) -> tuple[Array, Array]:

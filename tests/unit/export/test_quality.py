@@ -1,11 +1,13 @@
 """The report on quality: windows of the text, losses, and the words where a precision costs too much."""
 
+import doctest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from mirrorsd.export import quality
 from mirrorsd.export.checkpoint import Checkpoint
 from mirrorsd.export.quality import Choices, calibration_text, measure_quality
 from mirrorsd.graphs.errors import ExportError
@@ -70,3 +72,7 @@ def test_warnings_begin_past_the_bounds() -> None:
     assert quality_warnings(None) == ()
     both = quality_warnings(entry(float("nan"), 0.89))
     assert ["perplexity rises" in both[0], "at 89.0% of 9 positions, below 90%" in both[1]] == [True, True]
+
+
+def test_worked_example() -> None:
+    assert doctest.testmod(quality).failed == 0
