@@ -18,9 +18,9 @@ from mirrorsd.runtime.draft_shapes import is_shared
 SYSTEM = "system memory"
 _MB = 1 << 20
 # Python with numpy, ONNX Runtime and OpenVINO imported.
-_LIBRARIES = 90 * _MB
+_LIBRARIES = 80 * _MB
 # OpenVINO's plugin and its threads, at the first compilation.
-_PLUGIN = 40 * _MB
+_PLUGIN = 30 * _MB
 # One compiled draft shape beyond its weights: graph, kernels, buffers.
 _PER_SHAPE = 15 * _MB
 # The same where one model serves all shapes: kernels only.
