@@ -37,6 +37,7 @@ SIZES: dict[str, dict[str, Any]] = {
 SHARD_BYTES = {"100m": 100 << 20, "1b": 1 << 30, "3b": 3 << 30, "8b": 5_000_000_000}
 VOCABULARY = {"100m": 32_000, "1b": 32_000, "3b": 128_256, "8b": 128_256}
 DRAFT = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
+LEAD = 205.0
 BYTES_PER_NUMBER = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
@@ -120,13 +121,14 @@ def write_checkpoint(folder: Path, size: str, sizes: dict[str, Any]) -> None:
 
 
 def random_weight(name: str, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    """Random numbers, but the head is a tenth of the embedding: each token's best successor is itself, by a clear lead.
+    """Random numbers, but the head follows the embedding: each token's best successor is itself, by a clear lead.
 
-    Without a lead every rounding of a random model changes its best token, and no precision would pass the check.
+    Without a lead every rounding of a random model changes its best token, and no precision would pass the check. The
+    lead is the same for every hidden size.
     """
     if len(shape) == 1:
         return torch.ones(shape, dtype=torch.bfloat16)
-    spreads = {"model.embed_tokens.weight": 1.0, "lm_head.weight": 0.1}
+    spreads = {"model.embed_tokens.weight": 1.0, "lm_head.weight": LEAD / shape[1]}
     generator = torch.Generator().manual_seed(2) if name in spreads else generator
     return torch.empty(shape, dtype=torch.bfloat16).normal_(0, spreads.get(name, 0.01), generator=generator)
 
