@@ -39,6 +39,7 @@ def export(
     draft_group: options.DraftGroup = 128,
     draft_data_aware: options.DraftDataAware = False,
     allow_draft_loss: options.AllowDraftLoss = False,
+    draft_noise: options.DraftNoise = "auto",
     context: Annotated[int | None, typer.Option(help="Longest text in tokens; at most 2048 without it.")] = None,
     device_map: Annotated[
         str | None, typer.Option(help="A card to compile the draft for, if its devices are here.")
@@ -65,6 +66,7 @@ def export(
         draft_group=draft_group,
         draft_data_aware=draft_data_aware,
         allow_draft_loss=allow_draft_loss,
+        draft_noise=options.read_choice("--draft-noise", draft_noise),
         context=context,
         overwrite=overwrite,
     )

@@ -20,6 +20,9 @@ DraftDataAware = Annotated[bool, typer.Option("--draft-data-aware", help="int4: 
 AllowDraftLoss = Annotated[
     bool, typer.Option("--allow-draft-loss", help="Keep a draft that loses over 3 % of its accepted length.")
 ]
+DraftNoise = Annotated[
+    str, typer.Option(help="Sampling noise in the draft's graph: yes, no, auto (small vocabularies only).")
+]
 
 MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to produce.", rich_help_panel=TEXT)]
 Temperature = Annotated[
@@ -80,3 +83,15 @@ def checked_method(name: str) -> MethodName:
     if name not in METHODS:
         raise ConfigError(f"Unknown method {name!r}; allowed: {', '.join(METHODS)}.")
     return cast("MethodName", name)
+
+
+def read_choice(option: str, answer: str) -> bool | None:
+    """Read yes, no or auto (None).
+
+    Raises:
+        ConfigError: anything else.
+    """
+    choices = {"yes": True, "no": False, "auto": None}
+    if answer not in choices:
+        raise ConfigError(f"{option} is {answer!r}; allowed: {', '.join(choices)}.")
+    return choices[answer]

@@ -75,7 +75,10 @@ class DraftStage(nn.Module):
                 angles = self.rotary(positions)
                 caches.bias = self._for_groups(stream_bias(mask, tip_rows, self.shape.num_streams))
             hidden = layer(hidden, position_embeddings=angles[number], position_ids=positions, caches=caches)
-        return (*self.predict(hidden, tip_rows, ids.shape[1]), *flatten(caches.new, numbers))
+        noise = None
+        if self.shape.num_noise_rows:
+            noise = by_name[names.DRAFT_NOISE].index_select(0, by_name[names.DRAFT_NOISE_ROWS].flatten())
+        return (*self.predict(hidden, tip_rows, ids.shape[1], noise), *flatten(caches.new, numbers))
 
     def _for_groups(self, bias: Tensor) -> Tensor:
         return bias if self.num_groups == 1 else torch.cat([bias] * self.num_groups, dim=2)
@@ -93,8 +96,11 @@ class DraftStage(nn.Module):
         ahead = ahead.reshape(1, num_tips * num_streams)
         return torch.cat((hidden, entering), dim=1), torch.cat((positions, ahead), dim=1)
 
-    def predict(self, hidden: Tensor, tip_rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-        """Return the best `m` ids and log-probabilities `[R, 1+s, m]` of main and streams at every tip."""
+    def predict(self, hidden: Tensor, tip_rows: Tensor, num_rows: int, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the best `m` ids and log-probabilities `[R, 1+s, m]` of main and streams at every tip.
+
+        Best are those of log-probability plus `noise [R * (1+s), V]`, where given.
+        """
         tips = hidden.index_select(1, tip_rows).squeeze(0).unsqueeze(1)
         if self.shape.num_streams:
             streams = hidden[0, num_rows:].reshape(tip_rows.shape[0], self.shape.num_streams, hidden.shape[2])
@@ -103,7 +109,9 @@ class DraftStage(nn.Module):
         weight = self.lm_head.weight[: self.shape.vocab_size]
         bias = None if self.lm_head.bias is None else self.lm_head.bias[: self.shape.vocab_size]
         logits = self.logit_scale(linear(self.norm(tips), weight, bias).flatten(0, 1))
-        best, ids = top_candidates(logits, self.shape.num_candidates)
+        best, ids = top_candidates(logits if noise is None else logits + noise, self.shape.num_candidates)
+        if noise is not None:
+            best = torch.gather(logits, 1, ids)
         logprobs = best - torch.logsumexp(logits, dim=-1, keepdim=True)
         of_tips = (tip_rows.shape[0], 1 + self.shape.num_streams, self.shape.num_candidates)
         return ids.reshape(of_tips), logprobs.reshape(of_tips)

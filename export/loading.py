@@ -18,6 +18,10 @@ from mirrorsd.graphs.errors import ExportError
 
 from .block_formats import COMPUTE_BY_PRECISION
 
+# Half of the time of a pass on large vocabularies; theirs are sharp enough for the candidates to hold the winner.
+_MOST_NOISE_IDS = 32_768
+# One per position; a text uses them in turn. A window and its branches reach 2 (gamma + 1) + s positions.
+_NOISE_ROWS = 64
 _DTYPE_BY_COMPUTE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 DTYPE_BY_PRECISION = {precision: _DTYPE_BY_COMPUTE[kind] for precision, kind in COMPUTE_BY_PRECISION.items()}
 
@@ -43,16 +47,26 @@ def target_shape(model: Any, precision: str) -> TargetShape:
     )
 
 
-def draft_shape(model: Any, streams: Streams | None, *, target_vocab_size: int, num_candidates: int) -> DraftShape:
-    """Sizes of the draft for its contract; ids beyond the target's vocabulary are cut off."""
+def draft_shape(
+    model: Any, streams: Streams | None, *, target_vocab_size: int, num_candidates: int, has_noise: bool | None = None
+) -> DraftShape:
+    """Sizes of the draft for its contract; ids beyond the target's vocabulary are cut off.
+
+    Noise in the graph (`has_noise`) costs a row of the vocabulary per tip and stream: None takes it up to
+    `_MOST_NOISE_IDS` ids.
+    """
     config = model.config
+    vocab_size = min(config.vocab_size, target_vocab_size)
+    if has_noise is None:
+        has_noise = vocab_size <= _MOST_NOISE_IDS
     return DraftShape(
         num_layers=config.num_hidden_layers,
-        vocab_size=min(config.vocab_size, target_vocab_size),
+        vocab_size=vocab_size,
         num_kv_heads=_num_kv_heads(config),
         head_dim=_head_dim(config),
         num_streams=0 if streams is None else streams.embeddings.shape[0],
         num_candidates=num_candidates,
+        num_noise_rows=_NOISE_ROWS if has_noise else 0,
     )
 
 

@@ -47,6 +47,8 @@ class ExportOptions:
         context: Longest text in tokens; None means the smaller of 2048 and what both models were made for.
         num_exit_candidates: Tokens that an exit names per row (K).
         num_draft_candidates: Tokens that the draft names per tip and stream (m).
+        draft_noise: Whether the draft ranks its candidates with the noise of sampling over its whole vocabulary; None
+            means yes for small vocabularies.
         buckets: Static (rows, tips) shapes of the draft.
         capacities: Static cache capacities of the draft; those at or above `context` are replaced by it.
         verify_text: Text for the parity check; None means the one in the package.
@@ -69,6 +71,7 @@ class ExportOptions:
     context: int | None = None
     num_exit_candidates: int = 16
     num_draft_candidates: int = 16
+    draft_noise: bool | None = None
     buckets: tuple[tuple[int, int], ...] = DEFAULT_BUCKETS
     capacities: tuple[int, ...] = DEFAULT_CAPACITIES
     verify_text: str | None = None

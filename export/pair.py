@@ -288,6 +288,7 @@ def _build_draft(
         streams,
         target_vocab_size=num_input_ids,
         num_candidates=options.num_draft_candidates,
+        has_noise=options.draft_noise,
     )
     report("export draft", 0.7)
     contract = draft_contract(shape)

@@ -142,6 +142,9 @@ class DraftRun:
             names.DRAFT_MASK: mask,
             names.DRAFT_TIP_ROWS: tips.astype(np.int64),
         }
+        if self.shape.num_noise_rows:
+            feeds[names.DRAFT_NOISE] = np.zeros((self.shape.num_noise_rows, self.shape.vocab_size), np.float32)
+            feeds[names.DRAFT_NOISE_ROWS] = np.zeros((len(tips), 1 + self.shape.num_streams), np.int64)
         return {**feeds, **self.caches}
 
     def keep(self, num_rows: int, num_cached: int) -> None:

@@ -56,7 +56,10 @@ class TargetShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftShape:
-    """The sizes of a draft that its contract depends on; `num_streams = 0` is an ordinary causal LM."""
+    """The sizes of a draft that its contract depends on; `num_streams = 0` is an ordinary causal LM.
+
+    `num_noise_rows = 0`: candidates are ranked without the noise of sampling.
+    """
 
     num_layers: int
     vocab_size: int
@@ -65,6 +68,7 @@ class DraftShape:
     num_streams: int
     num_candidates: int
     dtype: str = "float32"
+    num_noise_rows: int = 0
 
 
 def segment_contract(shape: TargetShape, name: str, *, first_layer: int, end_layer: int) -> StageContract:
@@ -121,14 +125,24 @@ def exit_contract(shape: TargetShape, name: str, *, num_candidates: int) -> Stag
     )
 
 
+def _noise_inputs(shape: DraftShape) -> tuple[TensorSpec, ...]:
+    if not shape.num_noise_rows:
+        return ()
+    return (
+        TensorSpec(name=names.DRAFT_NOISE, dtype="float32", shape=(shape.num_noise_rows, shape.vocab_size)),
+        TensorSpec(name=names.DRAFT_NOISE_ROWS, dtype="int64", shape=("R", 1 + shape.num_streams)),
+    )
+
+
 def draft_contract(shape: DraftShape) -> StageContract:
     """Contract of one draft pass over `N` rows with `R` tip rows (Speculative Streaming, arXiv 2402.11131).
 
     `mask` is added to the attention scores: column `k < C` is cache slot `k`, column `C + r` is row `r` of this pass;
     0 lets a row see it, `MASKED` hides it. `tip_rows` index the rows of this pass. Output `[r, 0]` is the
     main prediction of tip `r` (the next token), `[r, j]` that of stream `j` (the token `j` further on), each the
-    best `m` ids with their log-probabilities, best first. `new_*` are the rows' own keys and values: the
-    host writes those it wants to keep into the cache. Streams leave nothing behind.
+    best `m` ids with their log-probabilities, best first. With `noise`, a row per position, the best are those of
+    log-probability plus row `noise_rows[r, j]`: what wins a Gumbel-argmax may be any token. `new_*` are the rows' own
+    keys and values: the host writes those it wants to keep into the cache. Streams leave nothing behind.
     """
     layers = range(shape.num_layers)
     cache = (1, shape.num_kv_heads, "C", shape.head_dim)
@@ -139,6 +153,7 @@ def draft_contract(shape: DraftShape) -> StageContract:
         TensorSpec(name=names.DRAFT_POSITIONS, dtype="int64", shape=(1, "N")),
         TensorSpec(name=names.DRAFT_MASK, dtype="float32", shape=(1, 1, "N", "C+N")),
         TensorSpec(name=names.DRAFT_TIP_ROWS, dtype="int64", shape=("R",)),
+        *_noise_inputs(shape),
         *_per_layer(layers, names.past_key, names.past_value, shape.dtype, cache),
     )
     outputs = (

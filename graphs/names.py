@@ -16,6 +16,8 @@ DRAFT_IDS = "ids"
 DRAFT_POSITIONS = "positions"
 DRAFT_MASK = "mask"
 DRAFT_TIP_ROWS = "tip_rows"
+DRAFT_NOISE = "noise"
+DRAFT_NOISE_ROWS = "noise_rows"
 DRAFT_TIP_IDS = "tip_ids"
 DRAFT_TIP_LOGPROBS = "tip_logprobs"
 

@@ -5,6 +5,7 @@ top-p and min-p keep (ALGORITHM.md, "Exactness"): exactly the target's law, and 
 the method. Filters run in the order of transformers: repetition penalty, temperature, top-k, top-p, min-p.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,8 @@ from mirrorsd.runtime.generation_config import GenerationConfig
 from mirrorsd.runtime.noise import gumbel
 
 _HEAD_TOKENS = 512
+NoiseSource = Callable[[int, int], NDArray[np.float64]]
+"""Position, size of the vocabulary -> what competes with the log-probabilities there, `[V]`."""
 
 
 class Choice(NamedTuple):
@@ -41,13 +44,26 @@ class TokenChooser:
         """Draw the noise of coming positions (while the devices work); forgets the positions before them."""
         if not self.is_sampling or self._is_filtered:
             return
-        wanted = range(first_position, first_position + count)
-        kept = {p: self._noise_by_position[p] for p in wanted if p in self._noise_by_position}
-        missing = [p for p in wanted if p not in kept]
-        tokens = np.arange(vocab_size, dtype=np.int64)
-        for position in missing:
-            kept[position] = gumbel(self._seed, np.asarray(position), tokens)
-        self._noise_by_position = kept
+        known = self._noise_by_position.copy()  # the draft's thread may add to it
+        self._noise_by_position = {position: noise for position, noise in known.items() if position >= first_position}
+        for position in range(first_position, first_position + count):
+            self._noise_at(position, vocab_size)
+
+    def noise_source(self) -> NoiseSource | None:
+        """Noise over the whole vocabulary, times the temperature; None where tokens compete without, or are filtered.
+
+        May be called from any thread.
+        """
+        if not self.is_sampling or self._is_filtered:
+            return None
+        return lambda position, vocab_size: self._temperature * self._noise_at(position, vocab_size)
+
+    def _noise_at(self, position: int, vocab_size: int) -> NDArray[np.float64]:
+        noise = self._noise_by_position.get(position)
+        if noise is None or len(noise) < vocab_size:
+            noise = gumbel(self._seed, np.asarray(position), np.arange(vocab_size, dtype=np.int64))
+            self._noise_by_position[position] = noise
+        return noise[:vocab_size]
 
     def choose(self, logits: NDArray[np.floating], position: int, history: NDArray[np.int64] | None) -> Choice:
         """The target's token at `position`.
@@ -64,10 +80,7 @@ class TokenChooser:
             return _best(None, scores)
         scores /= self._temperature
         if not self._is_filtered:
-            noise = self._noise_by_position.get(position)
-            if noise is None:
-                noise = gumbel(self._seed, np.asarray(position), np.arange(len(scores), dtype=np.int64))
-            return _best(None, scores + noise)
+            return _best(None, scores + self._noise_at(position, len(scores)))
         tokens, kept_scores = keep_likeliest(scores, self._top_k, self._top_p, self._min_p)
         return _best(tokens, kept_scores + gumbel(self._seed, np.asarray(position), tokens))
 
@@ -84,9 +97,11 @@ class TokenChooser:
         Returns:
             `[..., m]`; greedy gives `logprobs` unchanged, so the first candidate wins.
         """
-        if not self.is_sampling:
-            return logprobs
-        return logprobs / self._temperature + gumbel(self._seed, positions[..., None], ids)
+        return logprobs / self._temperature + self.noise(ids, positions) if self.is_sampling else logprobs
+
+    def noise(self, ids: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float64] | float:
+        """What the target adds for tokens `[..., m]` at positions `[...]`; 0 where it adds none."""
+        return gumbel(self._seed, positions[..., None], ids) if self.is_sampling else 0.0
 
     def guess(
         self, ids: NDArray[np.int64], logprobs: NDArray[np.floating], positions: NDArray[np.int64]

@@ -14,6 +14,7 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import StageContract, draft_contract
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import DraftEntry
+from mirrorsd.runtime.draft_noise import DraftNoise
 from mirrorsd.runtime.draft_rows import DraftInputs
 
 PASS_LIMIT_S = 30.0
@@ -92,6 +93,8 @@ class DraftRequest:
                 self._request.set_tensor(name, ov.Tensor(array, shared_memory=True))
         self.bind(cache)
         self.inputs = DraftInputs(*(arrays[name] for name in _HOST_INPUTS))
+        self._noise: DraftNoise | None = None
+        self._noise_rows: NDArray[np.int64] = arrays.get(names.DRAFT_NOISE_ROWS, np.zeros(0, dtype=np.int64))
         self.tip_ids: NDArray[np.int64] = arrays[names.DRAFT_TIP_IDS]
         self.tip_logprobs: NDArray[np.float32] = arrays[names.DRAFT_TIP_LOGPROBS]
         layers = range(entry.shape.num_layers)
@@ -101,6 +104,7 @@ class DraftRequest:
     def clear(self) -> None:
         """Set the inputs to what any device can run: no row sees more than itself."""
         self.inputs.fill([], [])
+        self._noise_rows.fill(0)
 
     def bind(self, cache: SlotCache) -> None:
         """Use `cache` if it has this shape's capacity."""
@@ -108,6 +112,14 @@ class DraftRequest:
             self._cache = cache
             for name, tensor in zip(cache.names, cache.tensors, strict=True):
                 self._request.set_tensor(name, tensor)
+
+    def use_noise(self, noise: DraftNoise, num_tips: int) -> None:
+        """Let the tips' candidates compete with the noise of the positions that they predict."""
+        if self._noise is not noise:
+            self._noise = noise
+            self._request.set_tensor(names.DRAFT_NOISE, noise.tensor)
+        ahead = 1 + np.arange(self._noise_rows.shape[1])
+        self._noise_rows[:num_tips] = noise.rows_at(self.inputs.tip_positions(num_tips)[:, None] + ahead)
 
     def infer(self, limit_s: float = PASS_LIMIT_S) -> None:
         """Run the pass; the calling thread waits, other Python threads go on.

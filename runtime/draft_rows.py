@@ -24,6 +24,11 @@ class DraftInputs:
         self.num_tips = tip_rows.shape[0]
         self.capacity = mask.shape[3] - self.num_rows
 
+    def tip_positions(self, num_tips: int) -> NDArray[np.int64]:
+        """Positions of the first `num_tips` tips of what was filled in."""
+        positions: NDArray[np.int64] = self._positions[0, self._tip_rows[:num_tips]]
+        return positions
+
     def fill(self, blocks: Sequence[RowBlock], tip_rows: Sequence[int]) -> None:
         """Write the rows of a pass; padding rows see only themselves and are nobody's tip.
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.runtime.choosing import NoiseSource
 
 
 class RowBlock(NamedTuple):
@@ -28,7 +29,7 @@ class RowBlock(NamedTuple):
 
 
 class TipGuesses(NamedTuple):
-    """What a pass predicts at its tip rows: `ids` and `logprobs` `[R, 1 + s, m]`, best first.
+    """What a pass predicts at its tip rows: `ids` and `logprobs` `[R, 1 + s, m]`, best first (by both, if with noise).
 
     `[r, 0]` is the token after tip `r`, `[r, j]` the token `j` further on.
     """
@@ -49,6 +50,9 @@ class DraftSession(Protocol):
 
     def prepare(self, num_slots: int) -> None:
         """Before a request: have ready whatever a text of up to `num_slots` cache slots will use."""
+
+    def use_noise(self, source: NoiseSource | None) -> None:
+        """Rank the candidates of a request with the noise of its sampling, where the draft can; None: without."""
 
     def run(self, blocks: Sequence[RowBlock], tip_rows: Sequence[int]) -> TipGuesses:
         """Run one pass. The rows' keys and values stay available to `keep_rows` until the next pass."""

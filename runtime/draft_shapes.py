@@ -19,6 +19,9 @@ def static_shapes(entry: DraftEntry, rows: int, tips: int, capacity: int) -> dic
         names.DRAFT_MASK: [1, 1, rows, capacity + rows],
         names.DRAFT_TIP_ROWS: [tips],
     }
+    if entry.shape.num_noise_rows:
+        shapes[names.DRAFT_NOISE] = [entry.shape.num_noise_rows, entry.shape.vocab_size]
+        shapes[names.DRAFT_NOISE_ROWS] = [tips, 1 + entry.shape.num_streams]
     for layer in range(entry.shape.num_layers):
         for name in (names.past_key(layer), names.past_value(layer)):
             shapes[name] = [1, entry.shape.num_kv_heads, capacity, entry.shape.head_dim]

@@ -32,6 +32,7 @@ class Drafter:
     def prefill(self, tokens: NDArray[np.int64], chooser: TokenChooser, ledger: Ledger) -> None:
         """Start a request: keep the longest common prefix of the cache, feed the rest but the head token."""
         self._chooser, self._ledger = chooser, ledger
+        self.session.use_noise(chooser.noise_source())
         self.branches = {}
         self.chain.restart(tokens)
         with ledger.time("draft", "prefill"):

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.contract import DraftShape
+from mirrorsd.runtime.choosing import NoiseSource
 from mirrorsd.runtime.draft_session import RowBlock, TipGuesses
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
@@ -135,6 +136,9 @@ class FakeDraft:
     def prepare(self, num_slots: int) -> None:
         """See `DraftSession.prepare`."""
         self.prepared_slots.append(num_slots)
+
+    def use_noise(self, source: NoiseSource | None) -> None:
+        """Its handler knows no noise."""
 
     def run(self, blocks: Sequence[RowBlock], tip_rows: Sequence[int]) -> TipGuesses:
         """See `DraftSession.run`."""

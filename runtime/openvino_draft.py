@@ -14,7 +14,9 @@ import numpy as np
 from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
+from mirrorsd.runtime.choosing import NoiseSource
 from mirrorsd.runtime.draft_compiler import DraftCompiler
+from mirrorsd.runtime.draft_noise import DraftNoise
 from mirrorsd.runtime.draft_request import DraftRequest
 from mirrorsd.runtime.draft_session import RowBlock, TipGuesses
 
@@ -58,6 +60,7 @@ class OpenVinoDraft:
         self._model = model
         self._requests: dict[tuple[int, int, int], DraftRequest] = {}
         self._cache = model.shapes.new_cache(self._capacities[0])
+        self._noise = DraftNoise(entry.shape) if entry.shape.num_noise_rows else None
         self._last: DraftRequest | None = None
         self.last_pass_seconds = 0.0
 
@@ -79,12 +82,19 @@ class OpenVinoDraft:
             if capacity >= num_slots:
                 return
 
+    def use_noise(self, source: NoiseSource | None) -> None:
+        """See `DraftSession.use_noise`."""
+        if self._noise is not None:
+            self._noise.follow(source)
+
     def run(self, blocks: Sequence[RowBlock], tip_rows: Sequence[int]) -> TipGuesses:
         """See `DraftSession.run`."""
         num_rows = sum(len(block.tokens) for block in blocks)
         self._reserve(max(_slots_needed(block) for block in blocks))
         request = self._request(self._smallest_bucket(num_rows, len(tip_rows)))
         request.inputs.fill(blocks, tip_rows)
+        if self._noise is not None:
+            request.use_noise(self._noise, len(tip_rows))
         started = perf_counter()
         request.infer()
         self.last_pass_seconds = perf_counter() - started

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from mirrorsd.device_maps import Pace, interpolate
 from mirrorsd.device_maps.pace import Curve
+from mirrorsd.runtime.choosing import NoiseSource
 from mirrorsd.runtime.draft_session import DraftModel, DraftSession, RowBlock, TipGuesses
 from mirrorsd.runtime.ledger import Ledger, Span
 from mirrorsd.runtime.target_session import ExitGuesses, TargetModel, TargetOutput, TargetSession
@@ -118,6 +119,10 @@ class PacedDraft:
     def prepare(self, num_slots: int) -> None:
         """See `DraftSession.prepare`."""
         self._session.prepare(num_slots)
+
+    def use_noise(self, source: NoiseSource | None) -> None:
+        """See `DraftSession.use_noise`."""
+        self._session.use_noise(source)
 
     def run(self, blocks: Sequence[RowBlock], tip_rows: Sequence[int]) -> TipGuesses:
         """See `DraftSession.run`."""

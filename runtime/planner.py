@@ -64,4 +64,11 @@ class RootPlanner:
     ) -> Proxies:
         num_rows = len(window) + 1
         positions = head + 1 + np.arange(num_rows)
-        return Proxies(ids[:num_rows], self._chooser.rank(ids[:num_rows], logprobs[:num_rows], positions))
+        return compete(self._chooser, ids[:num_rows], logprobs[:num_rows], positions)
+
+
+def compete(
+    chooser: TokenChooser, ids: NDArray[np.int64], logprobs: NDArray[np.floating], positions: NDArray[np.int64]
+) -> Proxies:
+    """Candidates `[n, K]` with the noise that the target will use at `positions [n]`."""
+    return Proxies(ids, chooser.rank(ids, logprobs, positions), chooser.noise(ids, positions))

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.contract import DraftShape
+from mirrorsd.runtime.choosing import NoiseSource
 from mirrorsd.runtime.draft_session import RowBlock, TipGuesses
 from mirrorsd.runtime.recording import RecordedText, Recording
 from mirrorsd.runtime.request import Request
@@ -85,6 +86,9 @@ class ReplayDraft:
 
     def prepare(self, num_slots: int) -> None:
         """Nothing to prepare."""
+
+    def use_noise(self, source: NoiseSource | None) -> None:
+        """What was recorded was ranked with its noise."""
 
     def run(self, blocks: Sequence[RowBlock], tip_rows: Sequence[int]) -> TipGuesses:
         """See `DraftSession.run`."""

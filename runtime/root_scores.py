@@ -17,10 +17,14 @@ _MISSING = 1.0
 
 
 class Proxies(NamedTuple):
-    """Candidates at every row: `ids [g+1, K]` and competing `scores [g+1, K]` (noise included; `-inf` is unknown)."""
+    """Candidates at every row: `ids [g+1, K]` and competing `scores [g+1, K]` (`-inf` is unknown).
+
+    `noise [g+1, K]` is what sampling has added to the scores.
+    """
 
     ids: NDArray[np.int64]
     scores: NDArray[np.floating]
+    noise: NDArray[np.floating] | float = 0.0
 
 
 class RootWeights(NamedTuple):
@@ -117,7 +121,9 @@ def log_shares(proxies: Proxies) -> Array:
 def join(draft: Proxies | None, exit_: Proxies | None) -> Candidates:
     """Both candidate lists as one; a token that both name stands once, at the draft's place.
 
-    Rows of which the draft knows nothing (scores `-inf`) count with the exit's shares on both sides.
+    Rows of which the draft knows nothing (scores `-inf`) count with the exit's shares on both sides. A token that one
+    side does not name counts below the last that it names; the exit names the likeliest before noise, so there the
+    token's own noise is added: a token that wins by its noise is seldom named.
 
     >>> draft = Proxies(np.array([[1, 2]]), np.log(np.array([[0.8, 0.2]])))
     >>> both = join(draft, Proxies(np.array([[2, 3]]), np.log(np.array([[0.5, 0.5]]))))
@@ -132,7 +138,7 @@ def join(draft: Proxies | None, exit_: Proxies | None) -> Candidates:
     same = (draft.ids[:, :, None] == exit_.ids[:, None, :]) & known[:, :, None]
     has_twin, place = same.any(axis=2), same.argmax(axis=2)
     draft_floor = by_draft.min(axis=1, keepdims=True) - _MISSING
-    exit_floor = by_exit.min(axis=1, keepdims=True) - _MISSING
+    exit_floor = (by_exit - exit_.noise).min(axis=1, keepdims=True) - _MISSING + draft.noise
     features = np.empty((len(draft.ids), width + width_exit, NUM_TOKEN_FEATURES))
     features[:, :width, 0] = by_draft
     features[:, :width, 1] = np.where(has_twin, np.take_along_axis(by_exit, place, axis=1), exit_floor)

@@ -8,13 +8,12 @@ from numpy.typing import NDArray
 
 from mirrorsd.runtime.choosing import TokenChooser
 from mirrorsd.runtime.generation_config import GenerationConfig
-from mirrorsd.runtime.planner import FIRST_RATE, RATE_MEMORY
+from mirrorsd.runtime.planner import FIRST_RATE, RATE_MEMORY, compete
 from mirrorsd.runtime.recording import RecordedText, Recording
 from mirrorsd.runtime.root_scores import (
     DEFAULTS,
     Array,
     Candidates,
-    Proxies,
     RootScores,
     RootWeights,
     join,
@@ -72,8 +71,8 @@ def _heard(
         text.exit_ids[exit_index, head, :num_rows],
         text.exit_logprobs[exit_index, head, :num_rows],
     )
-    draft = Proxies(draft_ids, chooser.rank(draft_ids, draft_logprobs, positions))
-    exit_ = Proxies(exit_ids, chooser.rank(exit_ids, exit_logprobs, positions))
+    draft = compete(chooser, draft_ids, draft_logprobs, positions)
+    exit_ = compete(chooser, exit_ids, exit_logprobs, positions)
     return join(None if known == "exit" else draft, None if known == "draft" else exit_)
 
 

@@ -43,3 +43,30 @@ def test_ids_that_the_draft_lacks_are_read_as_its_last_one() -> None:
             return list(stage(torch.tensor([[token]]), *rest)[0][0, 0].tolist())
 
     assert best(29) == best(19) != best(3)
+
+
+def test_noise_moves_the_best_candidates_and_leaves_their_logprobs() -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 20, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    model = LlamaForCausalLM(LlamaConfig(num_attention_heads=2, num_key_value_heads=1, **sizes)).eval()
+    model.set_attn_implementation(TREE_ATTENTION)
+    plain = {"num_layers": 1, "vocab_size": 20, "num_kv_heads": 1, "head_dim": 16, "num_streams": 0}
+    cache = torch.zeros(1, 1, 2, 16)
+    rows = (torch.tensor([[3]]), torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, 1, 3), torch.tensor([0]))
+
+    def run(num_candidates: int, num_noise_rows: int, *noise: torch.Tensor) -> tuple[list[int], list[float]]:
+        shape = DraftShape(**plain, num_candidates=num_candidates, num_noise_rows=num_noise_rows)
+        contract = draft_contract(shape)
+        stage = DraftStage(parts_of(model), contract, shape, streams=None, context=64, num_input_ids=20)
+        with torch.no_grad():
+            ids, logprobs, *_ = stage(*rows, *noise, cache, cache)
+        return ids[0, 0].tolist(), logprobs[0, 0].tolist()
+
+    ids, logprobs = run(20, 0)
+    worst = ids[-1]
+    noise = torch.zeros(2, 20)
+    noise[1, worst] = 100.0
+    noisy_ids, noisy_logprobs = run(2, 2, noise, torch.tensor([[1]]))
+    assert noisy_ids == [worst, ids[0]]
+    assert noisy_logprobs == [logprobs[-1], logprobs[0]]
+    assert run(2, 2, noise, torch.tensor([[0]]))[0] == ids[:2]

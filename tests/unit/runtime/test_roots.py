@@ -57,6 +57,16 @@ def test_rows_unknown_to_the_draft_count_with_the_exit_alone() -> None:
     assert found.chances.sum() == pytest.approx(1.0)
 
 
+def test_a_token_that_only_the_draft_names_keeps_its_noise_beside_the_exit_s() -> None:
+    """By the exit, 4 is at best one below 8, its last without noise; noise of 5 still makes it the first."""
+    draft = Proxies(np.array([[4, 7]]), np.array([[5 + np.log(0.1), np.log(0.9)]]), np.array([[5.0, 0.0]]))
+    exit_ = Proxies(np.array([[7, 8]]), np.log([[0.8, 0.2]]), np.zeros((1, 2)))
+    both = join(draft, exit_)
+    by_exit = dict(zip(both.ids[0].tolist(), both.features[0, :, 1].tolist(), strict=True))
+    assert by_exit[4] == pytest.approx(np.log(0.2) - 1 + 5)
+    assert by_exit[7] == pytest.approx(np.log(0.8))
+
+
 def test_empty_window_has_only_the_bonus_row() -> None:
     found = root_chances(np.empty(0, int), join(Proxies(IDS[:1], SCORES[:1]), None), DEFAULTS["draft"], 0.5)
     assert [(root.row, root.token) for root in global_roots(found, 2)] == [(0, 5), (0, 6)]
