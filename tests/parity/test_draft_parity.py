@@ -13,6 +13,7 @@ from mirrorsd.export.checkpoint import open_checkpoint
 from mirrorsd.export.options import DEFAULT_BUCKETS
 from mirrorsd.export.verify_draft import DraftRun, Tree, dense_logprobs
 from mirrorsd.export.weightless import open_model
+from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import draft_contract
 from mirrorsd.training.streaming_draft import StreamingDraft
 
@@ -43,6 +44,27 @@ def test_streams_match_the_training_code(llama_pair: Any) -> None:
     np.testing.assert_allclose(found, np.take_along_axis(wanted, found_ids, -1), atol=TOLERANCE)
     np.testing.assert_array_equal(found_ids[..., 0], wanted.argmax(-1))
     assert found_ids.shape == (3, 4, llama_pair.manifest.draft.shape.num_candidates)
+
+
+def test_noise_chooses_among_all_tokens_of_main_row_and_streams(llama_pair: Any) -> None:
+    """Four rows of noise over the whole vocabulary; candidates are the best by log-probability plus their row."""
+    draft = StreamingDraft.load(llama_pair.draft).eval()
+    rng = np.random.default_rng(7)
+    ids = rng.integers(0, 320, 12).tolist()
+    with torch.no_grad():
+        hidden = draft(torch.tensor([ids]), torch.arange(12))
+        joined = torch.cat((hidden.main[0, :, None], hidden.streams[0]), dim=1)
+        expected = torch.log_softmax(draft.logits(joined), dim=-1).numpy()
+    run = _run(llama_pair)
+    feeds = run.feeds(_chain(ids), 0, np.array([11, 5]))
+    noise = feeds[names.DRAFT_NOISE]
+    noise[:4] = rng.gumbel(size=(4, noise.shape[1]))
+    feeds[names.DRAFT_NOISE_ROWS][:] = [[0, 1, 2, 3], [3, 2, 1, 0]]
+    found = run.request.infer(feeds)
+    wanted = (expected[[11, 5]] + noise[feeds[names.DRAFT_NOISE_ROWS]]).argsort(-1)[..., ::-1][..., :4]
+    np.testing.assert_array_equal(found[names.DRAFT_TIP_IDS][..., :4], wanted)
+    logprobs = np.take_along_axis(expected[[11, 5]], found[names.DRAFT_TIP_IDS], -1)
+    np.testing.assert_allclose(found[names.DRAFT_TIP_LOGPROBS], logprobs, atol=TOLERANCE)
 
 
 def test_a_tree_matches_each_of_its_paths_as_a_chain(llama_pair: Any) -> None:
@@ -115,6 +137,7 @@ def test_every_default_bucket_is_static_and_compiles(llama_pair: Any, rows: int,
         feeds[spec.name] = (rng.integers(0, tips, size) if spec.dtype == "int64" else rng.normal(size=size)).astype(
             spec.dtype
         )
+    feeds[names.DRAFT_NOISE].fill(0.0)  # near ties that fall otherwise in bf16 would hide what is compared here
     on_cpu = ov.Core().compile_model(model, "CPU", exact)(feeds)
     through_wrapper = ov.Core().compile_model(_static(llama_pair, rows, tips, 256), "NPU", wrapped)(feeds)
     for name in ("tip_logprobs", "new_key.2"):
