@@ -1,5 +1,6 @@
 """Paced cards: what they may say, and that a paced session takes the time it is told."""
 
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 
@@ -8,6 +9,7 @@ import pytest
 
 from mirrorsd.device_maps import Pace, builtin_names, load_device_map
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.runtime import paced
 from mirrorsd.runtime.draft_session import RowBlock
 from mirrorsd.runtime.fake import FakeDraft, FakeModel, FakeTarget
 from mirrorsd.runtime.ledger import Ledger
@@ -41,26 +43,42 @@ def test_faulty_pace_is_refused(tmp_path: Path, line: str, message: str) -> None
         load_device_map(str(card))
 
 
-def test_paced_target_takes_its_time_and_books_it() -> None:
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
+    """The clock of paced sessions: it stands still but for their own waiting."""
+    seconds = [0.0]
+
+    def sleep(more: float) -> None:
+        seconds[0] += more
+
+    monkeypatch.setattr(paced, "perf_counter", lambda: seconds[0])
+    monkeypatch.setattr(paced.time, "sleep", sleep)
+    return lambda: seconds[0]
+
+
+def test_paced_target_takes_its_time_and_books_it(now: Callable[[], float]) -> None:
+    """Three rows take 12 ms and the exit 2; the exit lies at half of the depth."""
     target = PacedTarget(FakeTarget(lambda text: np.arange(4.0), vocab_size=4), PACE, num_layers=2)
     ledger, arrived = Ledger(), []
-    started = perf_counter()
-    target.run(
-        np.array([1, 2, 3]), 0, with_logits=False, ledger=ledger, on_exit=lambda _: arrived.append(perf_counter())
-    )
-    seconds = perf_counter() - started
-    assert 0.0139 < seconds < 0.05
-    assert arrived[0] - started == pytest.approx(0.008, abs=0.006)
+    target.run(np.array([1, 2, 3]), 0, with_logits=False, ledger=ledger, on_exit=lambda _: arrived.append(now()))
+    assert now() == pytest.approx(0.014)
+    assert arrived == [pytest.approx(0.008)]
     assert [span.name for span in ledger.spans] == ["prefix", "exit", "suffix"]
-    assert sum(span.seconds for span in ledger.spans) == pytest.approx(seconds, abs=0.005)
+    assert [span.seconds for span in ledger.spans] == pytest.approx([0.006, 0.002, 0.006])
 
 
-def test_paced_draft_takes_its_time() -> None:
+def test_paced_draft_takes_its_time(now: Callable[[], float]) -> None:
     draft = PacedDraft(FakeDraft(lambda text: [1, 1], vocab_size=4, num_streams=1), PACE)
-    started = perf_counter()
     guesses = draft.run([RowBlock([1], 0, 0)], [0])
-    assert 0.006 <= perf_counter() - started < 0.05
+    assert now() == pytest.approx(0.006)
     assert guesses.ids.shape == (1, 2, 1)
+
+
+def test_paced_sessions_really_wait() -> None:
+    draft = PacedDraft(FakeDraft(lambda text: [1], vocab_size=4), PACE)
+    started = perf_counter()
+    draft.run([RowBlock([1], 0, 0)], [0])
+    assert perf_counter() - started >= 0.006
 
 
 def test_paced_models_say_so() -> None:

@@ -3,7 +3,8 @@
 import subprocess
 import sys
 
-TIMED_IMPORT = "import time; start = time.perf_counter(); import mirrorsd; print(time.perf_counter() - start)"
+TIMED_IMPORT = "import time; start = time.process_time(); import mirrorsd; print(time.process_time() - start)"
+"""Seconds of a core: those of the clock on the wall count whatever else the machine does."""
 HELP = """
 import sys
 from mirrorsd.cli.application import run
@@ -20,7 +21,7 @@ def run_python(code: str) -> str:
 
 
 def test_import_takes_less_than_300_ms() -> None:
-    assert min(float(run_python(TIMED_IMPORT)) for _ in range(5)) < 0.3
+    assert min(float(run_python(TIMED_IMPORT)) for _ in range(3)) < 0.3
 
 
 def test_help_loads_nothing_heavy() -> None:

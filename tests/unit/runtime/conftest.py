@@ -1,6 +1,7 @@
 """Scripted models behind the real protocols, and one way to decode with them."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,8 @@ from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.fake import FakeDraft, FakeModel, FakeTarget
 from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.request import Request
+from mirrorsd.runtime.target_session import TargetOutput
+from mirrorsd.runtime.workers import DeviceWorker
 
 VOCAB = 16
 
@@ -45,12 +48,31 @@ def make_draft_handler(hit_rate: float, streams: int) -> Callable[[list[int]], l
     return handler
 
 
+class SteadyTarget(FakeTarget):
+    """Time passes only here, one second a pass, and a pass lasts until the draft has done all it can beside it.
+
+    So what is decided by the clock is the same on every machine. A draft that shall cost time adds to `seconds`.
+    """
+
+    draft_worker: DeviceWorker
+    seconds = 0.0
+
+    def run(self, *arguments: Any, **options: Any) -> TargetOutput:
+        output = super().run(*arguments, **options)
+        while self.draft_worker.has_pending():
+            time.sleep(0.0001)
+        self.seconds += 1.0
+        return output
+
+
 class Bench:
     """An engine over fakes, and the texts it decodes."""
 
     def __init__(self, target: FakeTarget, draft: FakeDraft, speculation: SpeculationConfig) -> None:
         self.target, self.draft, self.speculation = target, draft, speculation
         self.engine = Engine(lambda: FakeModel(lambda: target), lambda: FakeModel(lambda: draft))
+        if isinstance(target, SteadyTarget):
+            target.draft_worker = self.engine.draft_worker
         self.seat = self.engine.open_seat()
         self.cancel = threading.Event()
         self.last_request: Request | None = None
@@ -59,6 +81,8 @@ class Bench:
     def decode(self, prompt: list[int], method: str, **settings: Any) -> list[int]:
         config = GenerationConfig(method=method, **{"max_new_tokens": 40, **settings})
         request = Request(prompt, config, self.speculation, self.seat.context, self.cancel)
+        if isinstance(self.target, SteadyTarget):
+            request.ledger.now = lambda: self.target.seconds
         driver = self.seat.driver(request, method)
         self.last_request, self.last_driver = request, driver
         inflight = driver.start()
@@ -101,9 +125,10 @@ def make_bench() -> Iterator[Callable[..., Bench]]:
         target_handler: Callable[[list[int]], np.ndarray] = scripted_logits,
         vocab: int = VOCAB,
         suffix_seconds: float = 0.0,
+        is_steady: bool = False,
         **speculation: Any,
     ) -> Bench:
-        target = FakeTarget(
+        target = (SteadyTarget if is_steady else FakeTarget)(
             target_handler, vocab_size=vocab, context=context, exit_handler=exit_handler, suffix_seconds=suffix_seconds
         )
         draft = draft or FakeDraft(

@@ -1,6 +1,5 @@
 """`auto` runs what is cheapest, tries the others rarely, and changes no token."""
 
-import time
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -61,11 +60,11 @@ def test_small_differences_do_not_cause_switching() -> None:
 
 def test_a_slow_useless_draft_leaves_plain_decoding(make_bench: Make) -> None:
     def useless(text: list[int]) -> list[int]:
-        time.sleep(0.002)
+        bench.target.seconds += 0.5
         return [99 % 16, 0, 0, 0]
 
     expected = make_bench().decode(PROMPT, "plain", max_new_tokens=120)
-    bench = make_bench(draft=FakeDraft(useless, vocab_size=16, num_streams=3))
+    bench = make_bench(draft=FakeDraft(useless, vocab_size=16, num_streams=3), is_steady=True)
     assert bench.decode(PROMPT, "auto", max_new_tokens=120) == expected
     methods = [step.method for step in bench.last_request.steps]
     assert methods[-60:].count("plain") >= 54
@@ -73,7 +72,7 @@ def test_a_slow_useless_draft_leaves_plain_decoding(make_bench: Make) -> None:
 
 def test_a_good_draft_beside_a_slow_target_is_used(make_bench: Make) -> None:
     expected = make_bench().decode(PROMPT, "plain", max_new_tokens=150)
-    bench = make_bench(hit_rate=1.0, suffix_seconds=0.004)
+    bench = make_bench(hit_rate=1.0, is_steady=True)
     assert bench.decode(PROMPT, "auto", max_new_tokens=150) == expected
     methods = [step.method for step in bench.last_request.steps]
     assert methods[-5:].count("plain") == 0

@@ -52,20 +52,17 @@ def test_a_hopeless_draft_still_gives_one_token_per_step(make_bench: Make) -> No
     assert {step.num_accepted for step in bench.last_request.steps} == {0}
 
 
-@pytest.mark.parametrize(
-    ("root_source", "allowed"),
-    [("proxy", {"exit", "late", "none"}), ("progressive", {"early", "exit", "late", "none"})],
-)
+@pytest.mark.parametrize(("root_source", "sources"), [("proxy", {"exit"}), ("progressive", {"early", "exit"})])
 def test_exact_exit_makes_every_window_a_reuse(
-    make_bench: Make, confident_exit: Make, root_source: str, allowed: set[str]
+    make_bench: Make, confident_exit: Make, root_source: str, sources: set[str]
 ) -> None:
-    """An exit that tells the truth puts the correction among the roots: only a stalled machine falls back."""
-    bench = make_bench(hit_rate=0.6, roots=8, suffix_seconds=0.02, exit_handler=confident_exit, root_source=root_source)
+    """An exit that tells the truth puts the correction among the roots, and there is time to prepare them."""
+    bench = make_bench(hit_rate=0.6, roots=8, is_steady=True, exit_handler=confident_exit, root_source=root_source)
     bench.decode(PROMPT, "mirror", max_new_tokens=60)
-    sources = [step.next_source for step in bench.last_request.steps]
-    assert set(sources) <= allowed | {"fresh"}
-    assert sources.count("fresh") <= 2
-    assert len(sources) > 10
+    steps = bench.last_request.steps
+    assert {step.next_source for step in steps[:-1]} == sources
+    assert steps[-1].next_source == "none"
+    assert len(steps) > 10
 
 
 def test_wrong_exit_falls_back(make_bench: Make) -> None:
@@ -157,15 +154,8 @@ def _raise() -> list[int]:
     raise RuntimeError("the device fell off the bus")
 
 
-@pytest.mark.parametrize(
-    ("method", "after"),  # auto may have left a draft that does not pay before its 30th row
-    [
-        (method, after)
-        for method in ("serial", "mirror", "auto")
-        for after in (0, 1, 9, 30)
-        if (method, after) != ("auto", 30)
-    ],
-)
+@pytest.mark.parametrize("method", ["serial", "mirror", "auto"])
+@pytest.mark.parametrize("after", [0, 1, 9, 30])
 @pytest.mark.parametrize(
     ("failure", "cause"),
     [
@@ -177,7 +167,7 @@ def test_a_draft_that_fails_changes_no_token(
     make_bench: Make, method: str, after: int, failure: Callable[[], list[int]], cause: str
 ) -> None:
     expected = make_bench().decode(PROMPT, "plain")
-    bench = make_bench(draft=failing_draft(failure, after))
+    bench = make_bench(draft=failing_draft(failure, after), is_steady=True)
     with pytest.warns(RuntimeWarning, match=f"The draft failed.*{cause}.*decoded plainly"):
         assert bench.decode(PROMPT, method) == expected
 
@@ -187,18 +177,18 @@ def test_a_draft_that_hangs_is_given_up(make_bench: Make, method: str) -> None:
     release = threading.Event()
 
     def hang() -> list[int]:
-        release.wait(20)
+        release.wait()
         return [0, 0, 0, 0]
 
     expected = make_bench().decode(PROMPT, "plain")
     bench = make_bench(draft=failing_draft(hang, 6), draft_deadline_s=0.2)
-    started = time.perf_counter()
-    with pytest.warns(RuntimeWarning, match=r"did not answer within 0.2 s"):
-        assert bench.decode(PROMPT, method) == expected
-    assert time.perf_counter() - started < 5
-    with pytest.warns(RuntimeWarning, match="still hung"):
-        assert bench.decode(PROMPT, method) == expected
-    release.set()
+    try:
+        with pytest.warns(RuntimeWarning, match=r"did not answer within 0.2 s"):
+            assert bench.decode(PROMPT, method) == expected
+        with pytest.warns(RuntimeWarning, match="still hung"):
+            assert bench.decode(PROMPT, method) == expected
+    finally:
+        release.set()
 
 
 def test_a_draft_that_recovers_is_used_again(make_bench: Make) -> None:
