@@ -3,8 +3,9 @@
     python bench/training_restart.py TARGET WORK --output bench/results/training_restart.json
 
 `WORK` must hold text of the target (`mirrorsd train text`). The killed process had gone on undisturbed past its last
-checkpoint; the second one makes the same steps again from that checkpoint, so the first is the undisturbed reference.
-The steps lie behind the warm-up: the learning rate rises and falls with the seconds of training, and seconds differ.
+checkpoint; the next one makes the same steps again from that checkpoint, so the first is the undisturbed reference.
+The training is killed twice: within its warm-up, where the learning rate rises from step to step, and behind it. The
+decay is left out: there the learning rate falls with the seconds of training, and seconds differ.
 """
 
 import argparse
@@ -20,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from mirrorsd.cli.machine import describe_machine, installed_versions
+from mirrorsd.training.schedule import WarmStableDecay
 
 TOLERANCE = 1e-3
 PATIENCE_S = 900.0
-WARM_S = 50.0
+SECONDS = 3000.0
+WARM_STEPS = WarmStableDecay(budget_s=SECONDS).warm_steps
 
 
 def read_losses(table: Path) -> dict[int, dict[str, float]]:
@@ -36,12 +39,6 @@ def read_losses(table: Path) -> dict[int, dict[str, float]]:
 
 
 _NOT_LOSSES = ("step", "tokens", "seconds")
-
-
-def trained_s(table: Path) -> float:
-    """Seconds of training in the last row."""
-    with table.open(newline="", encoding="utf-8") as file:
-        return max((float(row["seconds"]) for row in csv.DictReader(file) if row["seconds"]), default=0.0)
 
 
 def run_until(command: list[str], is_over: Any) -> None:
@@ -59,31 +56,43 @@ def run_until(command: list[str], is_over: Any) -> None:
 
 
 def main(target: Path, texts: Path, extra_steps: int) -> dict[str, Any]:
-    """Run, kill, resume, compare."""
+    """Run, kill, resume and compare; then once more behind the warm-up."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder) / "work"
         for name in ("text", "text_held_back"):
             shutil.copytree(texts / name, work / name)
         command = [sys.executable, "-m", "mirrorsd.cli", "train", "draft", str(target), "-o", f"{folder}/draft"]
-        command += ["--work", str(work), "--seconds", "3000", "--batch", "2", "--length", "256", "--no-compile"]
-        command += ["--threads", "1", "--resume", "--save-every", "15", "--report-every", "1"]
-        table, checkpoint = work / "draft" / "losses.csv", work / "draft" / "last.pt"
-        steps_by_checkpoint: dict[int, int] = {}
+        command += ["--work", str(work), "--seconds", str(SECONDS), "--batch", "2", "--length", "256", "--no-compile"]
+        command += ["--threads", "1", "--count-cpu", "--resume", "--save-every", "15", "--report-every", "1"]
+        kills = [
+            {"killed": where, **kill_and_compare(command, work / "draft", first_step, extra_steps)}
+            for where, first_step in (("within the warm-up", 0), ("behind the warm-up", WARM_STEPS))
+        ]
+    return {
+        "warm_steps": WARM_STEPS,
+        "kills": kills,
+        "is_the_same": all(kill["largest_difference"] <= TOLERANCE for kill in kills),
+        "machine": describe_machine(),
+        "versions": installed_versions(),
+    }
 
-        def is_far_beyond_a_checkpoint() -> bool:
-            if not checkpoint.is_file():
-                return False
-            made = len(read_losses(table))
-            if trained_s(table) < WARM_S:
-                return False
-            return made >= steps_by_checkpoint.setdefault(checkpoint.stat().st_mtime_ns, made) + extra_steps
 
-        run_until(command, is_far_beyond_a_checkpoint)
-        before = read_losses(table)
-        table.rename(table.with_suffix(".killed.csv"))  # what the second process writes is its own
-        run_until(command, lambda: max(read_losses(table), default=0) >= max(before))
-        again = read_losses(table)
-    return compare(before, again)
+def kill_and_compare(command: list[str], run: Path, first_step: int, extra_steps: int) -> dict[str, Any]:
+    """Kill the training `extra_steps` behind its first checkpoint after `first_step`; let it make them again."""
+    table, checkpoint = run / "losses.csv", run / "last.pt"
+    steps_by_checkpoint: dict[int, int] = {}
+
+    def is_far_beyond_a_checkpoint() -> bool:
+        made = max(read_losses(table), default=0)
+        if not checkpoint.is_file() or made < first_step:
+            return False
+        return made >= steps_by_checkpoint.setdefault(checkpoint.stat().st_mtime_ns, made) + extra_steps
+
+    run_until(command, is_far_beyond_a_checkpoint)
+    before = read_losses(table)
+    table.rename(table.with_suffix(".killed.csv"))  # what the next process writes is its own
+    run_until(command, lambda: max(read_losses(table), default=0) >= max(before))
+    return compare(before, read_losses(table))
 
 
 def compare(before: dict[int, dict[str, float]], again: dict[int, dict[str, float]]) -> dict[str, Any]:
@@ -94,10 +103,7 @@ def compare(before: dict[int, dict[str, float]], again: dict[int, dict[str, floa
         "steps_by_the_killed_process": max(before),
         "steps_compared": len(both),
         "largest_difference": round(difference, 6),
-        "is_the_same": difference <= TOLERANCE,
         "last_losses": {"killed": before[both[-1]], "resumed": again[both[-1]]},
-        "machine": describe_machine(),
-        "versions": installed_versions(),
     }
 
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from mirrorsd.training.schedule import WarmStableDecay
 
 _LOOP_TOKENS = 24
-_WARM_S = 30.0
 SHAPE, LOSS = "Shape", "Loss"
 
 
@@ -121,7 +120,7 @@ class DraftPlan:
 def _schedule(seconds: float) -> "WarmStableDecay":
     from mirrorsd.training.schedule import WarmStableDecay
 
-    return WarmStableDecay(budget_s=seconds, warm_s=min(_WARM_S, seconds / 10), decay_s=seconds / 3)
+    return WarmStableDecay(budget_s=seconds, decay_s=seconds / 3)
 
 
 def _train(model: Any, draft: Any, places: tuple[Path, Path, Path], how: tuple[Any, Any]) -> None:

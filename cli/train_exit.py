@@ -12,8 +12,6 @@ from mirrorsd.cli.console import add_row, note, print_json, print_table, trainin
 from mirrorsd.cli.export import read_exit_layers
 from mirrorsd.graphs.errors import ConfigError
 
-_WARM_S = 5.0
-
 
 def exit_command(
     target: shared.Target,
@@ -47,7 +45,7 @@ def exit_command(
         from mirrorsd.training.schedule import WarmStableDecay
         from mirrorsd.training.timed_run import RunConfig
 
-        schedule = WarmStableDecay(budget_s=seconds, warm_s=min(_WARM_S, seconds / 10), decay_s=seconds / 2)
+        schedule = WarmStableDecay(budget_s=seconds, decay_s=seconds / 2)
         config = RunConfig(
             out=run_folder, schedule=schedule, deadline=deadline, save_every_s=60.0, counts_cpu=count_cpu
         )

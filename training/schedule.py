@@ -1,4 +1,4 @@
-"""Learning rates over a budget of training seconds: warm-up, stable, decay.
+"""Learning rates over a budget of training seconds: warm-up (by steps), stable, decay.
 
 Owns: the shape of the schedule and the clock that counts training seconds.
 Does not own: optimisers, saving (`checkpoints.py`).
@@ -18,31 +18,36 @@ __all__ = ["TrainingClock", "WarmStableDecay"]
 class WarmStableDecay:
     """The learning rate as a share of its peak, over a budget of training seconds.
 
+    The warm-up follows the steps, so that steps made again after a kill have the rates they had. Only where the steps
+    are so slow that it would outlast a tenth of the budget does it follow the seconds.
+
     Attributes:
         budget_s: Length of the whole training in seconds of training.
-        warm_s: Seconds of linear warm-up.
+        warm_steps: Steps of linear warm-up; 0: none.
         decay_s: Seconds of linear decay to zero at the end.
     """
 
     budget_s: float
-    warm_s: float = 30.0
+    warm_steps: int = 50
     decay_s: float = 600.0
 
     def __post_init__(self) -> None:
-        if min(self.budget_s, self.warm_s, self.decay_s) < 0 or self.warm_s + self.decay_s > self.budget_s:
+        if min(self.budget_s, self.warm_steps, self.decay_s) < 0 or self.decay_s > self.budget_s:
             raise ConfigError(
-                f"budget_s={self.budget_s} must hold warm_s={self.warm_s} and decay_s={self.decay_s}; "
-                "give a longer budget"
+                f"budget_s={self.budget_s} must hold decay_s={self.decay_s}, and neither they nor "
+                f"warm_steps={self.warm_steps} may be negative; give a longer budget"
             )
 
-    def share(self, trained_s: float) -> float:
-        """Return the share of the peak rate after `trained_s` seconds.
+    def share(self, trained_s: float, step: int) -> float:
+        """Return the share of the peak rate for the step after `step` steps and `trained_s` seconds.
 
-        >>> schedule = WarmStableDecay(budget_s=100, warm_s=10, decay_s=40)
-        >>> [schedule.share(second) for second in (5, 30, 80, 100)]
-        [0.5, 1.0, 0.5, 0.0]
+        >>> schedule = WarmStableDecay(budget_s=100, warm_steps=50, decay_s=40)
+        >>> [schedule.share(second, step=9 * second) for second in (1, 5, 30, 80, 100)]
+        [0.2, 0.92, 1.0, 0.5, 0.0]
+        >>> schedule.share(5, step=1)  # slow steps: half a tenth of the budget is over
+        0.5
         """
-        warm = trained_s / self.warm_s if self.warm_s else 1.0
+        warm = max((step + 1) / self.warm_steps, 10 * trained_s / self.budget_s) if self.warm_steps else 1.0
         decay = (self.budget_s - trained_s) / self.decay_s if self.decay_s else float(trained_s < self.budget_s)
         return max(0.0, min(1.0, warm, decay))
 

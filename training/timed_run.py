@@ -51,7 +51,7 @@ class RunConfig:
 
     Attributes:
         out: Folder for checkpoints and the table of losses.
-        schedule: Learning rate over the budget of seconds.
+        schedule: Learning rate over the steps of the warm-up and the budget of seconds.
         deadline: Seconds since 1970 at which the run must be over; pauses then shorten it. None: no deadline.
         save_every_s: Training seconds between checkpoints.
         check_every_s: Training seconds between measurements on held-back text.
@@ -170,7 +170,7 @@ class TimedRun:
     def _one_step(self, train_step: Callable[[float], tuple[int, dict[str, float]]]) -> None:
         if self.is_decaying() and not (self._config.out / "pre_decay.pt").exists():
             self.save("pre_decay.pt")
-        tokens, losses = train_step(self._config.schedule.share(self.elapsed_s()))
+        tokens, losses = train_step(self._config.schedule.share(self.elapsed_s(), self.step))
         step_s = self.clock.tick()
         self.step += 1
         self.tokens += tokens

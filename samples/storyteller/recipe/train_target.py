@@ -74,7 +74,7 @@ def main(
 ) -> None:
     """Train; `deadline` (seconds since 1970) shortens the run where pauses have made it late."""
     torch.set_num_threads(threads)
-    schedule = WarmStableDecay(budget_s=seconds, warm_s=60.0, decay_s=decay_seconds)
+    schedule = WarmStableDecay(budget_s=seconds, decay_s=decay_seconds)
     train(packed, RunConfig(out=out, schedule=schedule, deadline=deadline, check_every_s=600.0), exit_weight)
 
 

@@ -45,7 +45,7 @@ def test_both_forms_are_read(tmp_path: Path) -> None:
 
 
 def run_in(folder: Path, width: int = 3) -> TimedRun:
-    schedule = WarmStableDecay(budget_s=10, warm_s=0, decay_s=0)
+    schedule = WarmStableDecay(budget_s=10, warm_steps=0, decay_s=0)
     return TimedRun(RunConfig(out=folder, schedule=schedule), {"model": nn.Linear(2, width)})
 
 

@@ -52,7 +52,7 @@ def one_second_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def short_run(out: Path) -> RunConfig:
-    return RunConfig(out=out, schedule=WarmStableDecay(budget_s=40, warm_s=2, decay_s=10), report_every=5)
+    return RunConfig(out=out, schedule=WarmStableDecay(budget_s=40, warm_steps=2, decay_s=10), report_every=5)
 
 
 CONFIG = DistillConfig(sequences=4, length=24, is_compiled=False)

@@ -22,7 +22,7 @@ def train(out, steps, pause):
     model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 10))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     stream = TokenStream(np.random.default_rng(0).integers(0, 10, 200).astype(np.uint16))
-    schedule = WarmStableDecay(budget_s=steps, warm_s=0, decay_s=0)
+    schedule = WarmStableDecay(budget_s=steps, warm_steps=0, decay_s=0)
     config = RunConfig(out=out, schedule=schedule, save_every_s=2.5, check_every_s=1000, report_every=1)
     run = TimedRun(config, {"model": model, "optimizer": optimizer, "stream": stream}, lambda progress: None)
     def tick():

@@ -17,20 +17,22 @@ class KilledError(Exception):
     pass
 
 
-def train(out: Path, steps: int, kill_at: int | None = None) -> list[float]:
-    """Predict the next token with one linear layer; every step takes one second of the budget."""
+def train(
+    out: Path, steps: int, kill_at: int | None = None, *, seconds: float = 1.0, warm_steps: int = 0
+) -> list[float]:
+    """Predict the next token with one linear layer; every step takes `seconds` of the budget, which is `steps`."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 10))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     stream = TokenStream(np.random.default_rng(0).integers(0, 10, 200).astype(np.uint16))
-    schedule = WarmStableDecay(budget_s=steps, warm_s=0, decay_s=2)
+    schedule = WarmStableDecay(budget_s=steps, warm_steps=warm_steps, decay_s=2)
     config = RunConfig(out=out, schedule=schedule, save_every_s=0.5, check_every_s=1000)
     run = TimedRun(config, {"model": model, "optimizer": optimizer, "stream": stream})
     losses: list[float] = []
 
     def tick() -> float:
-        run.clock.trained_s += 1.0
-        return 1.0
+        run.clock.trained_s += seconds
+        return seconds
 
     run.clock.tick = tick  # type: ignore[method-assign]
 
@@ -54,6 +56,14 @@ def test_a_resumed_run_repeats_the_undisturbed_one(tmp_path: Path) -> None:
     with pytest.raises(KilledError):
         train(tmp_path / "two", steps=8, kill_at=5)
     assert train(tmp_path / "two", steps=8) == undisturbed[5:]
+
+
+def test_a_run_killed_in_its_warm_up_repeats_the_undisturbed_one(tmp_path: Path) -> None:
+    """The machine is twice as fast after the kill: the warm-up follows the steps, not the seconds."""
+    undisturbed = train(tmp_path / "one", steps=100, warm_steps=20)
+    with pytest.raises(KilledError):
+        train(tmp_path / "two", steps=100, kill_at=5, warm_steps=20)
+    assert train(tmp_path / "two", steps=100, seconds=0.5, warm_steps=20)[:15] == undisturbed[5:20]
 
 
 def test_the_state_before_the_decay_is_kept(tmp_path: Path) -> None:

@@ -77,14 +77,20 @@ def test_a_checkpoint_appears_complete_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_schedule_warms_holds_and_decays() -> None:
-    schedule = WarmStableDecay(budget_s=100, warm_s=10, decay_s=40)
-    assert [schedule.share(second) for second in (0, 5, 30, 80, 100, 120)] == [0, 0.5, 1, 0.5, 0, 0]
+    schedule = WarmStableDecay(budget_s=100, warm_steps=10, decay_s=40)
+    after = [schedule.share(second, step) for second, step in ((0, 0), (1, 4), (2, 9), (30, 90), (80, 300), (100, 400))]
+    assert after == [0.1, 0.5, 1, 1, 0.5, 0]
     assert not schedule.is_decaying(59) and schedule.is_decaying(60)
+
+
+def test_slow_steps_are_warm_after_a_tenth_of_the_budget() -> None:
+    schedule = WarmStableDecay(budget_s=1000, warm_steps=50, decay_s=0)
+    assert [schedule.share(60.0 * step, step) for step in range(3)] == [0.02, 0.6, 1.0]
 
 
 def test_schedule_longer_than_the_budget_is_refused() -> None:
     with pytest.raises(ConfigError, match="give a longer budget"):
-        WarmStableDecay(budget_s=50, warm_s=20, decay_s=40)
+        WarmStableDecay(budget_s=30, decay_s=40)
 
 
 def test_a_pause_counts_as_one_usual_step() -> None:
