@@ -124,11 +124,11 @@ def random_weight(name: str, shape: torch.Size, generator: torch.Generator) -> t
     """Random numbers, but the head follows the embedding: each token's best successor is itself, by a clear lead.
 
     Without a lead every rounding of a random model changes its best token, and no precision would pass the check. The
-    lead is the same for every hidden size.
+    lead stops growing with the hidden size at 2,048.
     """
     if len(shape) == 1:
         return torch.ones(shape, dtype=torch.bfloat16)
-    spreads = {"model.embed_tokens.weight": 1.0, "lm_head.weight": LEAD / shape[1]}
+    spreads = {"model.embed_tokens.weight": 1.0, "lm_head.weight": min(0.1, LEAD / shape[1])}
     generator = torch.Generator().manual_seed(2) if name in spreads else generator
     return torch.empty(shape, dtype=torch.bfloat16).normal_(0, spreads.get(name, 0.01), generator=generator)
 
