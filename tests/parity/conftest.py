@@ -1,6 +1,7 @@
 """Random checkpoints with the features that matter (grouped and wide heads, tied, streams), and their bundles."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,14 +100,23 @@ def make_checkpoint(tokenizer_json: str) -> MakeCheckpoint:
 
 
 class ExportedPair:
-    """Two checkpoint folders, their bundle, its manifest, and the progress that the export reported."""
+    """Two checkpoint folders, their bundle, its manifest, and the progress that the export reported.
 
-    def __init__(self, folder: Path, options: ExportOptions) -> None:
+    `killed_at` holds copies of the work folder by stage: what was on disk when the export first reported that stage,
+    and so what it would have left had it been killed there.
+    """
+
+    def __init__(self, folder: Path, options: ExportOptions, killed_at: tuple[str, ...] = ()) -> None:
         self.target, self.draft, self.bundle = folder / "target", folder / "draft", folder / "pair.mirror"
         self.progress: list[tuple[str, float]] = []
-        self.manifest: Manifest = export_pair(
-            self.target, self.draft, self.bundle, options, lambda stage, share: self.progress.append((stage, share))
-        )
+        self.killed_at = {stage: folder / "killed" / str(number) for number, stage in enumerate(killed_at)}
+        self.manifest: Manifest = export_pair(self.target, self.draft, self.bundle, options, self._watch)
+
+    def _watch(self, stage: str, share: float) -> None:
+        self.progress.append((stage, share))
+        copy = self.killed_at.get(stage)
+        if copy is not None and not copy.exists():
+            shutil.copytree(self.bundle.with_name(f".{self.bundle.name}.partial"), copy)
 
 
 @pytest.fixture(scope="session")
@@ -128,7 +138,7 @@ def llama_pair(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPat
     for role in ("target", "draft"):
         (folder / role / "generation_config.json").write_text(json.dumps(generation))
     (folder / "target" / "exit_coverage.json").write_text('{"positions": 3}')
-    return ExportedPair(folder, ExportOptions())
+    return ExportedPair(folder, ExportOptions(), killed_at=("export suffix", "carry over"))
 
 
 @pytest.fixture(scope="session")

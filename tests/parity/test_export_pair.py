@@ -22,7 +22,7 @@ from pathlib import Path
 from mirrorsd.export import ExportOptions, export_pair
 
 def watch(stage, fraction):
-    if stage == sys.argv[2]:
+    if stage == "export suffix":
         os.kill(os.getpid(), signal.SIGKILL if os.name != "nt" else signal.SIGTERM)
 
 folder = Path(sys.argv[1])
@@ -109,9 +109,16 @@ def _left(pair: Path) -> set[str]:
     return {path.name for path in pair.iterdir()}
 
 
-def test_ctrl_c_in_the_middle_leaves_nothing(pair: Path) -> None:
+def _kill(llama_pair: Any, pair: Path, stage: str) -> None:
+    """Leave what an export of `pair` leaves that is killed when it reports `stage`."""
+    shutil.copytree(llama_pair.killed_at[stage], pair / ".out.mirror.partial")
+
+
+def test_ctrl_c_in_the_middle_leaves_nothing(llama_pair: Any, pair: Path) -> None:
+    _kill(llama_pair, pair, "carry over")
+
     def stop(stage: str, share: float) -> None:
-        if stage == "export suffix":
+        if stage == "verify target":
             assert (pair / ".out.mirror.partial" / "target" / "prefix.onnx").is_file()
             raise KeyboardInterrupt
 
@@ -120,21 +127,38 @@ def test_ctrl_c_in_the_middle_leaves_nothing(pair: Path) -> None:
     assert _left(pair) == {"target", "draft"}
 
 
+@pytest.mark.slow
+def test_a_kill_leaves_what_is_on_disk(llama_pair: Any, pair: Path) -> None:
+    """A real SIGKILL; the other tests take the copy that it is compared with for one."""
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(pair)], check=False)
+    assert killed.returncode != 0
+    assert _left(pair) == {"target", "draft", ".out.mirror.partial"}
+    assert _contents(pair / ".out.mirror.partial") == _contents(llama_pair.killed_at["export suffix"])
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 @pytest.mark.parametrize(
     ("stage", "finished"),
     [
         pytest.param("export suffix", {"prefix"}, id="while the suffix is written"),
-        pytest.param(
-            "carry over", {"prefix", "suffix", "exit2", "draft"}, id="nearly at the end", marks=pytest.mark.slow
-        ),
+        pytest.param("carry over", {"prefix", "suffix", "exit2", "draft"}, id="nearly at the end"),
     ],
 )
 def test_a_killed_export_goes_on_from_its_finished_stages(
-    llama_pair: Any, pair: Path, stage: str, finished: set[str]
+    llama_pair: Any, pair: Path, stage: str, finished: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(pair), stage], check=False)
-    assert killed.returncode != 0
-    assert _left(pair) == {"target", "draft", ".out.mirror.partial"}
+    """The target's stages are exported anew where they are missing; a missing draft is copied, to save time."""
+    _kill(llama_pair, pair, stage)
+    monkeypatch.setattr("mirrorsd.export.pair.export_stage", lambda *_: None)
+    monkeypatch.setattr(
+        "mirrorsd.export.pair.write_draft",
+        lambda *_: shutil.copytree(
+            llama_pair.bundle / "draft", pair / ".out.mirror.partial" / "draft", dirs_exist_ok=True
+        ),
+    )
     with (pair / ".out.mirror.partial" / "target" / "weights.bin").open("ab") as stream:
         stream.write(b"half-written")
     (pair / ".out.mirror.partial" / "tokenizer").mkdir()
