@@ -6,14 +6,13 @@ one sentence, warned about once, after which every window is empty and decoding 
 
 import warnings
 from collections.abc import Callable
-from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, TypeVar
 
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.drafter import Drafter
 from mirrorsd.runtime.ledger import Ledger
-from mirrorsd.runtime.workers import DeviceWorker
+from mirrorsd.runtime.workers import DeviceWorker, Ticket
 
 Result = TypeVar("Result")
 _PREPARE_S = 600.0
@@ -33,7 +32,8 @@ class DraftLink:
         self._worker = worker
         self._deadline_s = deadline_s
         self._ledger = ledger
-        self._posted: list[Future[Any]] = []
+        self._posted: list[Ticket[Any]] = []
+        self._held: list[Callable[[], object]] = []
 
     def prepare(self, num_slots: int) -> None:
         """Let the draft's device get ready for a text of `num_slots` slots before the first token.
@@ -41,7 +41,7 @@ class DraftLink:
         Compiling may take longer than any round: this waits as long as it takes, up to `_PREPARE_S`.
         """
         self.post(partial(self.drafter.session.prepare, num_slots))
-        if self._posted and not wait_for(self._posted[-1], _PREPARE_S):
+        if self._posted and not self._posted[-1].wait(_PREPARE_S):
             self._give_up(f"it was not ready within {_PREPARE_S:g} s")
         self.is_working()
 
@@ -52,6 +52,19 @@ class DraftLink:
                 self._posted.append(self._worker.submit(job))
             except DeviceError as error:
                 self._give_up(str(error))
+
+    def hold(self, job: Callable[[], object]) -> None:
+        """Keep a job that nobody waits for until `release` or the next `ask`.
+
+        What the draft tidies up between two passes would otherwise take the interpreter from the scheduler, while the
+        target has nothing to do. Never call this or `release` while another thread may.
+        """
+        self._held.append(job)
+
+    def release(self) -> None:
+        """Post what was kept."""
+        while self._held:
+            self.post(self._held.pop(0))
 
     def has_waiting(self) -> bool:
         """Whether another job waits for the draft's device."""
@@ -64,15 +77,16 @@ class DraftLink:
         """
         if not self.is_working():
             return default
-        future = self._worker.submit(job)
+        self.release()
+        ticket = self._worker.submit(job)
         with self._ledger.time("host", "exposed"):
-            is_done = wait_for(future, self._deadline_s)
+            is_done = ticket.wait(self._deadline_s)
         if not is_done:
             self._give_up(f"it did not answer within {self._deadline_s:g} s")
             return default
-        if not self.is_working() or self._has_failed(future):
+        if not self.is_working() or self._has_failed(ticket):
             return default
-        return future.result()
+        return ticket.result()
 
     def is_working(self) -> bool:
         """Whether the draft can still be used; looks at the jobs that have ended since the last call."""
@@ -80,8 +94,9 @@ class DraftLink:
             self._has_failed(self._posted.pop(0))
         return self.failure is None
 
-    def _has_failed(self, future: "Future[Any]") -> bool:
-        error = future.exception()
+    def _has_failed(self, ticket: Ticket[Any]) -> bool:
+        """Whether a job that is over has failed; then the draft is given up."""
+        error = ticket.error
         if error is not None:
             self._give_up(f"{type(error).__name__}: {error}")
         return error is not None
@@ -91,8 +106,3 @@ class DraftLink:
             self.failure = reason
             message = f"The draft failed ({reason}); the rest of this text is decoded plainly. The text is unaffected."
             warnings.warn(message, RuntimeWarning, stacklevel=2)
-
-
-def wait_for(future: "Future[Any]", timeout_s: float) -> bool:
-    """Wait until a future is done; False if it is not within `timeout_s`."""
-    return bool(wait([future], timeout=timeout_s).done)

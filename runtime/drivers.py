@@ -5,7 +5,6 @@ besides the caches and the text. Which tokens come out never depends on the driv
 """
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -23,6 +22,7 @@ from mirrorsd.runtime.request import Request, StepRecord
 from mirrorsd.runtime.round_clock import PassClock
 from mirrorsd.runtime.target_link import TargetLink
 from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
+from mirrorsd.runtime.workers import Ticket
 
 
 class InFlight(NamedTuple):
@@ -74,7 +74,9 @@ class PlainDriver:
     def step(self, inflight: InFlight) -> Outcome:
         """Verify the window in flight, commit what the target says, find the next window."""
         started = self.request.ledger.now()
-        output = self._run_target(inflight).result()
+        ticket = self._run_target(inflight)
+        self.request.chooser.draw_ahead(inflight.head + 1, len(inflight.window) + 1, self.target.vocab_size)
+        output = ticket.result()
         acceptance = self._accept(inflight, output)
         tokens = self._commit(inflight, acceptance)
         window, source = self._next_window(inflight, acceptance)
@@ -86,12 +88,8 @@ class PlainDriver:
     def close(self) -> None:
         """Leave nothing running that belongs to this request."""
 
-    def _run_target(
-        self, inflight: InFlight, on_exit: Callable[[ExitGuesses], None] | None = None
-    ) -> "Future[TargetOutput]":
-        future = self.target.submit(self.request, inflight.head, inflight.window, on_exit)
-        self.request.chooser.draw_ahead(inflight.head + 1, len(inflight.window) + 1, self.target.vocab_size)
-        return future
+    def _run_target(self, inflight: InFlight) -> Ticket[TargetOutput]:
+        return self.target.submit(self.request, inflight.head, inflight.window)
 
     def _accept(self, inflight: InFlight, output: TargetOutput) -> Acceptance:
         """Compare the window with the target's choices, row by row."""
@@ -141,6 +139,7 @@ class SerialDriver(PlainDriver):
     def _post_prefill(self) -> None:
         request = self.request
         tokens = request.tokens.copy()
+        self.draft.release()
         self.draft.post(partial(self.draft.drafter.prefill, tokens, request.chooser, request.ledger))
 
     def _fresh_window(self) -> NDArray[np.int64]:
@@ -184,18 +183,25 @@ class MirrorDriver(SerialDriver):
         self._num_heard = 0
         self._pass_started = 0.0
 
-    def _run_target(
-        self, inflight: InFlight, on_exit: Callable[[ExitGuesses], None] | None = None
-    ) -> "Future[TargetOutput]":
+    def _run_target(self, inflight: InFlight) -> Ticket[TargetOutput]:
         self._table = self._new_table()
         self._pass_started = self.request.ledger.now()
         self._num_heard, self._num_rows = 0, 1 + len(inflight.window)
-        if self.draft.is_working() and self.request.window_limit():
-            occasion = self._occasion(inflight)
-            expansion = Expansion(self.draft, self.planner, occasion, self._table)
-            self.draft.post(expansion.begin)
-            on_exit = partial(self._pass_on, expansion) if self.planner.is_listening else None
-        return super()._run_target(inflight, on_exit)
+        if not self.draft.is_working() or not self.request.window_limit():
+            return super()._run_target(inflight)
+        expansion = Expansion(self.draft, self.planner, self._occasion(inflight), self._table)
+        return self.target.submit(
+            self.request,
+            inflight.head,
+            inflight.window,
+            on_start=partial(self._begin, expansion),
+            on_exit=partial(self._pass_on, expansion) if self.planner.is_listening else None,
+        )
+
+    def _begin(self, expansion: Expansion) -> None:
+        """Runs on the target's thread, just before the pass: wake the draft."""
+        self.draft.release()
+        self.draft.post(expansion.begin)
 
     def _occasion(self, inflight: InFlight) -> Occasion:
         """This pass, with the times that passes and their exits have taken lately."""
@@ -218,7 +224,7 @@ class MirrorDriver(SerialDriver):
         if not limit or branch is None or not self.draft.is_working():
             return super()._next_window(inflight, acceptance)
         window = branch.tokens[:limit]
-        self.draft.post(
+        self.draft.hold(
             partial(self.draft.drafter.adopt, inflight.head, acceptance.num_accepted, acceptance.next_token, window)
         )
         return window, branch.source
@@ -226,6 +232,7 @@ class MirrorDriver(SerialDriver):
     def close(self) -> None:
         """Stop branches that nobody will read."""
         self._table.close()
+        self.draft.release()
 
     def _pass_on(self, expansion: Expansion, guesses: ExitGuesses) -> None:
         """Runs on the target's thread, between prefix and suffix: hand the exit's guesses to the draft's device."""

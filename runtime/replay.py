@@ -4,7 +4,6 @@ Owns how a row of a replay finds its place in a recording. Does not own time, wh
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ from mirrorsd.runtime.draft_session import RowBlock, TipGuesses
 from mirrorsd.runtime.recording import RecordedText, Recording
 from mirrorsd.runtime.request import Request
 from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
+from mirrorsd.runtime.workers import Ticket
 
 _ALIAS_STRIDE = 7919
 
@@ -161,9 +161,12 @@ class ReplayTarget:
         request: Request,
         head: int,
         window: NDArray[np.int64],
-        on_exit: Callable[[ExitGuesses], None] | None,
-    ) -> "Future[TargetOutput]":
+        on_start: Callable[[], None] | None = None,
+        on_exit: Callable[[ExitGuesses], None] | None = None,
+    ) -> Ticket[TargetOutput]:
         """The pass over the head token and the window; over when this returns."""
+        if on_start is not None:
+            on_start()
         places = [self._places.at(head)]
         for token in window.tolist():
             places.append(self._places.after(places[-1], token))
@@ -177,6 +180,6 @@ class ReplayTarget:
             reports.append((layer, partial(on_exit, ExitGuesses(layer, ids, logprobs))))
         self._spend(len(places), reports)
         truth = self._text.tokens[np.minimum(self._text.num_prompt + np.asarray(heads), len(self._text.tokens) - 1)]
-        done: Future[TargetOutput] = Future()
-        done.set_result(TargetOutput(truth, np.ones(len(places), dtype=np.float32), None))
+        done: Ticket[TargetOutput] = Ticket()
+        done.finish(TargetOutput(truth, np.ones(len(places), dtype=np.float32), None))
         return done

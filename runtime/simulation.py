@@ -189,7 +189,11 @@ class SimulatedLink:
     def __init__(self, drafter: Drafter, devices: Devices) -> None:
         self.drafter = drafter
         self._devices = devices
-        self.post, self.has_waiting = devices.post, devices.has_waiting
+        self.post = self.hold = devices.post
+        self.has_waiting = devices.has_waiting
+
+    def release(self) -> None:
+        """Nothing is ever held: jobs take no host time here."""
 
     def ask(self, job: Callable[[], Result], default: Result) -> Result:
         """See `DraftLink.ask`."""

@@ -1,7 +1,6 @@
 """The scheduler's line to the target worker: chunked prefill, passes over windows, the record of what is cached."""
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 
 import numpy as np
@@ -10,7 +9,7 @@ from numpy.typing import NDArray
 from mirrorsd.runtime.draft_chain import longest_common_prefix
 from mirrorsd.runtime.request import Request
 from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput, TargetSession
-from mirrorsd.runtime.workers import DeviceWorker
+from mirrorsd.runtime.workers import DeviceWorker, Ticket
 
 
 class TargetLink:
@@ -43,9 +42,14 @@ class TargetLink:
         request: Request,
         head: int,
         window: NDArray[np.int64],
-        on_exit: Callable[[ExitGuesses], None] | None,
-    ) -> "Future[TargetOutput]":
-        """Start a pass over the head token and the window; rows are padded where equal row counts are asked for."""
+        on_start: Callable[[], None] | None = None,
+        on_exit: Callable[[ExitGuesses], None] | None = None,
+    ) -> Ticket[TargetOutput]:
+        """Start a pass over the head token and the window; rows are padded where equal row counts are asked for.
+
+        `on_start` and `on_exit` run on the target's thread, just before its device starts and between its stages: while
+        the device works, that thread leaves the interpreter to whom they woke.
+        """
         rows = np.empty(1 + len(window), dtype=np.int64)
         rows[0] = request.tokens[head]
         rows[1:] = window
@@ -53,7 +57,7 @@ class TargetLink:
         padded = request.speculation.pad_rows_to
         if len(rows) < padded <= self.context - head:
             rows = np.concatenate([rows, np.zeros(padded - len(rows), dtype=np.int64)])
-        job = partial(
+        run = partial(
             self._session.run,
             rows,
             head,
@@ -62,7 +66,7 @@ class TargetLink:
             on_exit=on_exit,
             exits=None if request.speculation.exits == "all" else request.speculation.exits,
         )
-        return self._worker.submit(job)
+        return self._worker.submit(run if on_start is None else partial(_after, on_start, run))
 
     def keep(self, request: Request, num_cached: int) -> None:
         """Note that the first `num_cached` positions of the committed text are cached."""
@@ -72,3 +76,8 @@ class TargetLink:
     def _remember(self, start: int, tokens: NDArray[np.int64]) -> None:
         self._cached[start : start + len(tokens)] = tokens
         self._num_cached = start + len(tokens)
+
+
+def _after(first: Callable[[], None], then: Callable[[], TargetOutput]) -> TargetOutput:
+    first()
+    return then()

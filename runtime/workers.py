@@ -3,14 +3,53 @@
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.pinning import pin_current_thread
 
 Result = TypeVar("Result")
 _MAX_PENDING = 32
+
+
+class Ticket(Generic[Result]):
+    """What a submitted job gives: its result or its error, once it is done.
+
+    A step hands over between threads several times, so this is one lock where a `concurrent.futures.Future` is a
+    condition, its lock and a list of waiters: half the time from the end of a job until its waiter runs.
+    """
+
+    __slots__ = ("_is_done", "_result", "_wake", "error")
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self._result: Result | None = None
+        self._is_done = False
+        self._wake = threading.Lock()
+        self._wake.acquire()
+
+    def finish(self, result: Result | None, error: BaseException | None = None) -> None:
+        """Give the result, or the error, to whoever waits; once."""
+        self._result, self.error = result, error
+        self._is_done = True
+        self._wake.release()
+
+    def done(self) -> bool:
+        """Whether the job is over."""
+        return self._is_done
+
+    def wait(self, timeout_s: float = -1.0) -> bool:
+        """Wait until the job is over, by default as long as it takes; False if it is not within `timeout_s`."""
+        if not self._is_done and self._wake.acquire(timeout=timeout_s):
+            self._wake.release()
+        return self._is_done
+
+    def result(self) -> Result:
+        """Wait for the job; its result, or its error raised here."""
+        self.wait()
+        if self.error is not None:
+            raise self.error
+        return cast(Result, self._result)
 
 
 class DeviceWorker:
@@ -21,15 +60,15 @@ class DeviceWorker:
 
     def __init__(self, name: str, cores: Sequence[int] = ()) -> None:
         self.name = name
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Ticket[Any]] | None] = queue.SimpleQueue()
         self._num_pending = 0
         self._count_lock = threading.Lock()
         self._is_closed = False
         self._thread = threading.Thread(target=self._work, args=(tuple(cores),), name=f"mirrorsd-{name}", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Callable[[], Result]) -> "Future[Result]":
-        """Queue a job; its result or exception arrives in the future.
+    def submit(self, job: Callable[[], Result]) -> Ticket[Result]:
+        """Queue a job; its result or exception arrives in the ticket.
 
         Raises:
             DeviceError: the worker is closed, or so far behind that its queue is full.
@@ -40,9 +79,9 @@ class DeviceWorker:
             if self._num_pending >= _MAX_PENDING:
                 raise DeviceError(f"The {self.name} worker has {_MAX_PENDING} jobs waiting: the device has stalled.")
             self._num_pending += 1
-        future: Future[Result] = Future()
-        self._jobs.put((job, future))
-        return future
+        ticket: Ticket[Result] = Ticket()
+        self._jobs.put((job, ticket))
+        return ticket
 
     def run(self, job: Callable[[], Result]) -> Result:
         """Submit a job and wait for it."""
@@ -67,16 +106,16 @@ class DeviceWorker:
     def _work(self, cores: tuple[int, ...]) -> None:
         pin_current_thread(cores)
         while (entry := self._jobs.get()) is not None:
-            job, future = entry
+            job, ticket = entry
             try:
                 result = job()
             except BaseException as error:  # handed to whoever waits, on its own thread
                 self._count_down()
-                future.set_exception(error)
+                ticket.finish(None, error)
             else:
                 self._count_down()
-                future.set_result(result)
-            del entry, job, future
+                ticket.finish(result)
+            del entry, job, ticket
 
     def _count_down(self) -> None:
         with self._count_lock:
