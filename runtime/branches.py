@@ -41,6 +41,11 @@ class Branch:
         """The tokens after the root: confirmed ones, then guesses."""
         return (self.fed + self.guesses)[1:]
 
+    @property
+    def num_window(self) -> int:
+        """How many tokens there are after the root."""
+        return len(self.fed) + len(self.guesses) - 1
+
     def absorb(self, predicted: NDArray[np.int64], tips: TipGuesses) -> int:
         """Take in a pass that was fed all current guesses; return how many of its rows to keep.
 

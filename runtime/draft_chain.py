@@ -3,7 +3,8 @@
 Cache slot `p` holds the token at position `p` for every fed chain token; slots after the chain are scratch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ class DraftChain:
         self.session = session
         self.num_fed = 0
         self.num_known = 0
+        self._num_noted = 0
         size, width = session.capacity + _SLACK, session.shape.num_candidates
         self._tokens = np.zeros(size, dtype=np.int64)
         self._next_ids = np.zeros((size, width), dtype=np.int64)
@@ -41,7 +43,8 @@ class DraftChain:
         self.num_fed = longest_common_prefix(self._tokens[: self.num_fed], tokens[:-1])
         self.num_known = len(tokens)
         self._tokens[: len(tokens)] = tokens
-        self._next_logprobs[:] = -np.inf
+        self._next_logprobs[: self._num_noted] = -np.inf
+        self._num_noted = 0
         self.session.forget_after(self.num_fed)
 
     def forget(self) -> None:
@@ -56,7 +59,9 @@ class DraftChain:
         """Forget the tokens from position `num_known` on: a rollback by number, nothing moves."""
         self.num_known = num_known
         self.num_fed = min(self.num_fed, num_known)
-        self._next_logprobs[max(num_known - 1, 0) :] = -np.inf
+        first = max(num_known - 1, 0)
+        self._next_logprobs[first : self._num_noted] = -np.inf
+        self._num_noted = min(self._num_noted, first)
 
     def append(self, tokens: Sequence[int] | NDArray[np.int64]) -> None:
         """Make tokens known after the last one; they are not fed yet."""
@@ -88,11 +93,14 @@ class DraftChain:
         """
         return check_guesses(self.session.run(blocks, tip_rows), len(tip_rows), self.session.shape)
 
-    def note_candidates(self, position: int, ids: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:
-        """Remember what the draft thinks comes after each position from `position` on: `[n, m]`, best first."""
-        stop = position + len(ids)
-        self._next_ids[position:stop] = ids
-        self._next_logprobs[position:stop] = logprobs
+    def note_candidates(
+        self, position: int, ids: Iterable[NDArray[np.int64]], logprobs: Iterable[NDArray[np.float32]]
+    ) -> None:
+        """Remember what the draft thinks comes after each position from `position` on: `n` times `[m]`, best first."""
+        for place, of_ids, of_logprobs in zip(count(position), ids, logprobs, strict=False):
+            self._next_ids[place] = of_ids
+            self._next_logprobs[place] = of_logprobs
+            self._num_noted = max(self._num_noted, place + 1)
 
     def candidates(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """What the draft thinks comes after positions `start .. stop - 1`: ids and log-probabilities `[n, m]`.

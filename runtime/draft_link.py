@@ -5,7 +5,9 @@ one sentence, warned about once, after which every window is empty and decoding 
 """
 
 import warnings
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -33,7 +35,7 @@ class DraftLink:
         self._deadline_s = deadline_s
         self._ledger = ledger
         self._posted: list[Ticket[Any]] = []
-        self._held: list[Callable[[], object]] = []
+        self._held: deque[Callable[[], object]] = deque()
 
     def prepare(self, num_slots: int) -> None:
         """Let the draft's device get ready for a text of `num_slots` slots before the first token.
@@ -57,14 +59,15 @@ class DraftLink:
         """Keep a job that nobody waits for until `release` or the next `ask`.
 
         What the draft tidies up between two passes would otherwise take the interpreter from the scheduler, while the
-        target has nothing to do. Never call this or `release` while another thread may.
+        target has nothing to do.
         """
         self._held.append(job)
 
     def release(self) -> None:
         """Post what was kept."""
-        while self._held:
-            self.post(self._held.pop(0))
+        with suppress(IndexError):  # empty; a length looked at first could be another thread's
+            while True:
+                self.post(self._held.popleft())
 
     def has_waiting(self) -> bool:
         """Whether another job waits for the draft's device."""

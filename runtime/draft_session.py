@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Sequence
+from math import isnan
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -89,8 +90,9 @@ def check_guesses(guesses: TipGuesses, num_tips: int, shape: DraftShape) -> TipG
     expected = (num_tips, 1 + shape.num_streams)
     if guesses.ids.shape[:2] != expected or guesses.logprobs.shape != guesses.ids.shape:
         raise DeviceError(f"The draft returned guesses of shape {guesses.ids.shape}, expected {(*expected, 'm')}.")
-    if guesses.ids.size and (guesses.ids.min() < 0 or guesses.ids.max() >= shape.vocab_size):
+    # Without a sign, ids below 0 are the largest: one look finds both ends. A minimum with a NaN is one.
+    if guesses.ids.size and guesses.ids.astype(np.uint64).max() >= shape.vocab_size:
         raise DeviceError(f"The draft returned token ids outside 0 .. {shape.vocab_size - 1}.")
-    if np.isnan(guesses.logprobs[..., 0]).any():
+    if guesses.ids.size and isnan(guesses.logprobs[..., 0].min()):
         raise DeviceError("The draft returned log-probabilities that are not numbers.")
     return guesses

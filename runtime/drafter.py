@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mirrorsd.runtime.branches import Branch
 from mirrorsd.runtime.choosing import TokenChooser
-from mirrorsd.runtime.draft_chain import NO_TOKENS, DraftChain, longest_common_prefix
+from mirrorsd.runtime.draft_chain import NO_TOKENS, DraftChain
 from mirrorsd.runtime.draft_session import DraftSession, RowBlock, TipGuesses
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.roots import Root
@@ -55,7 +55,7 @@ class Drafter:
             chain.feed(head)
         branch = Branch(Root(0, chain.token(head), 1.0, "fresh"), head)
         for _ in range(passes):
-            is_done = len(branch.window) >= gamma
+            is_done = branch.num_window >= gamma
             if is_done or not self.grow([branch], head + len(branch.fed), gamma, self._max_rows, "fresh"):
                 break
         window = np.asarray(branch.window[:gamma], dtype=np.int64)
@@ -146,7 +146,6 @@ class Drafter:
             started = self.now()
             with self._ledger.time("draft", label):
                 tips = self.chain.run(blocks, range(num_lead, num_rows))
-                self.chain.keep(self.chain.num_fed + num_lead)
                 self._absorb(placed, tips, num_lead, scratch)
             self.clock.observe(num_rows, self.now() - started)
         return placed
@@ -163,8 +162,9 @@ class Drafter:
         )
 
     def _absorb(self, placed: Sequence[Branch], tips: TipGuesses, num_lead: int, scratch: int) -> None:
-        rows: list[int] = []
-        slots: list[int] = []
+        """Take in what a round predicted; cache the rows of the chain tokens it led with, and of confirmed guesses."""
+        chain = self.chain
+        rows, slots = [*range(num_lead)], [*range(chain.num_fed, chain.num_fed + num_lead)]
         tips = TipGuesses(tips.ids.copy(), tips.logprobs.copy())
         predicted = self._predict(tips, placed)
         first_tip = 0
@@ -172,12 +172,14 @@ class Drafter:
             last_tip = first_tip + len(branch.guesses)
             own = TipGuesses(tips.ids[first_tip:last_tip], tips.logprobs[first_tip:last_tip])
             kept = branch.absorb(predicted[first_tip:last_tip], own)
-            new_slots = range(scratch + len(slots), scratch + len(slots) + kept)
+            new_slots = range(scratch, scratch + kept)
             rows += range(num_lead + first_tip, num_lead + first_tip + kept)
             slots += new_slots
             branch.slots += new_slots
             first_tip = last_tip
+            scratch += kept
         self.session.keep_rows(rows, slots)
+        chain.num_fed += num_lead
 
     def _predict(self, tips: TipGuesses, placed: Sequence[Branch]) -> NDArray[np.int64]:
         """Predicted tokens `[R, 1 + s]` of all tips, those of the branches' guesses one after another."""
@@ -191,8 +193,10 @@ class Drafter:
 
     def _extend_chain(self, branch: Branch, window: NDArray[np.int64]) -> None:
         """Append `window` after the head; the branch's fed rows that agree with it become cached chain rows."""
-        agreed = 1 + longest_common_prefix(np.asarray(branch.fed[1:], dtype=np.int64), window)
-        num_kept = min(agreed, len(branch.slots))
+        tokens = window.tolist()
+        num_kept = min(len(branch.slots), 1 + len(tokens))
+        while num_kept > 1 and branch.fed[1:num_kept] != tokens[: num_kept - 1]:
+            num_kept -= 1
         destinations = range(branch.start, branch.start + num_kept)
         if branch.slots[:num_kept] != list(destinations):
             self.session.move_slots(branch.slots[:num_kept], destinations)
@@ -201,4 +205,4 @@ class Drafter:
         num_noted = min(len(branch.candidate_ids), len(window) + 1)
         if num_noted:
             ids, logprobs = branch.candidate_ids[:num_noted], branch.candidate_logprobs[:num_noted]
-            self.chain.note_candidates(branch.start, np.stack(ids), np.stack(logprobs))
+            self.chain.note_candidates(branch.start, ids, logprobs)

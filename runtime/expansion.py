@@ -93,7 +93,7 @@ class Expansion:
         gamma, drafter = self._occasion.gamma, self._drafter
         if self._is_worth_waiting():
             return False
-        due = [branch for branch in self._wanted if len(branch.window) < gamma]
+        due = [branch for branch in self._wanted if branch.num_window < gamma]
         due.sort(key=self._promise(), reverse=True)
         prepared = sum(branch.root.score for branch in self._wanted if branch.fed)
         is_prepared = prepared >= _ENOUGH * sum(branch.root.score for branch in self._wanted)
@@ -126,4 +126,4 @@ class Expansion:
     def _promise(self) -> Callable[[Branch], Any]:
         """Expected gain per row: the root's chance, times the chance that what is there already is right."""
         rate = self._planner.acceptance_rate
-        return lambda branch: branch.root.score * np.power(rate, len(branch.window)) / len(branch.guesses)
+        return lambda branch: branch.root.score * rate**branch.num_window / len(branch.guesses)
