@@ -36,9 +36,9 @@ def accept_window(window: NDArray[np.int64], choose_row: Callable[[int], Choice]
     (3, 4)
     """
     gaps = []
-    for row in range(len(window) + 1):
+    for row, token in enumerate((*window.tolist(), None)):
         choice = choose_row(row)
         gaps.append(choice.gap)
-        if row == len(window) or choice.token != window[row]:
+        if choice.token != token:
             return Acceptance(row, choice.token, tuple(gaps))
-    raise AssertionError("unreachable: the last row always returns")
+    raise AssertionError("unreachable: no choice equals the None after the window")

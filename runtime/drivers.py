@@ -95,8 +95,8 @@ class PlainDriver:
         """Compare the window with the target's choices, row by row."""
         request, head = self.request, inflight.head
         if not request.chooser.needs_logits:
-            argmax_ids, argmax_gap = output.argmax_ids, output.argmax_gap
-            return accept_window(inflight.window, lambda row: Choice(int(argmax_ids[row]), float(argmax_gap[row])))
+            choices = list(map(Choice, output.argmax_ids.tolist(), output.argmax_gap.tolist()))
+            return accept_window(inflight.window, choices.__getitem__)
         text = request.text_with(inflight.window)
         logits = output.logits
         assert logits is not None

@@ -132,6 +132,7 @@ class _BoundPass:
         shape, place = model.entry.shape, model.device.place
         self._ids = place.tensor((1, num_rows), "int64")
         self._seqlens_k = place.tensor((1,), "int32")
+        self._last_row = np.zeros(1, dtype=np.int32)
         self._total_length, total_length = host_scalar()
         rows = place.tensor((logit_rows,), "int64")
         rows.write(np.arange(num_rows - logit_rows, num_rows))
@@ -173,7 +174,8 @@ class _BoundPass:
         """Set this pass's rows and how many cache rows there are after it."""
         total = start + len(tokens)
         self._ids.write(tokens[None])
-        self._seqlens_k.write(np.array([total - 1], dtype=np.int32))
+        self._last_row[0] = total - 1
+        self._seqlens_k.write(self._last_row)
         self._total_length[()] = self._fixed_length or total
 
     def read(self, with_logits: bool) -> TargetOutput:

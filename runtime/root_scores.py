@@ -6,6 +6,8 @@ then prepared is `roots`. Wrong weights cost speed, never a token.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from math import log
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -111,11 +113,17 @@ def key(known: str, layer: int, *, is_sampling: bool) -> str:
 
 def log_shares(proxies: Proxies) -> Array:
     """Log of each candidate's share of its row, `[g+1, K]`; rows of which nothing is known give zeros."""
-    scores = np.asarray(proxies.scores, dtype=np.float64)
-    known = np.where(np.isfinite(scores), scores, 0.0)
-    shifted = known - known.max(axis=1, keepdims=True)
-    shares: Array = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    shares = np.array(proxies.scores, dtype=np.float64)
+    shares[~np.isfinite(shares)] = 0.0
+    shares -= shares.max(axis=1, keepdims=True)
+    shares -= np.log(np.exp(shares).sum(axis=1, keepdims=True))
     return shares
+
+
+@cache
+def _log_ranks(width: int) -> Array:
+    """Logarithm of one plus the rank, for ranks `0 .. width`; not to be written to."""
+    return np.log1p(np.arange(width + 1))
 
 
 def join(draft: Proxies | None, exit_: Proxies | None) -> Candidates:
@@ -135,20 +143,22 @@ def join(draft: Proxies | None, exit_: Proxies | None) -> Candidates:
     width, width_exit = draft.ids.shape[1], exit_.ids.shape[1]
     known = np.isfinite(draft.scores[:, :1])
     by_draft, by_exit = log_shares(draft), log_shares(exit_)
+    ranks, ranks_exit = _log_ranks(width), _log_ranks(width_exit)
     same = (draft.ids[:, :, None] == exit_.ids[:, None, :]) & known[:, :, None]
     has_twin, place = same.any(axis=2), same.argmax(axis=2)
     draft_floor = by_draft.min(axis=1, keepdims=True) - _MISSING
     exit_floor = (by_exit - exit_.noise).min(axis=1, keepdims=True) - _MISSING + draft.noise
     features = np.empty((len(draft.ids), width + width_exit, NUM_TOKEN_FEATURES))
     features[:, :width, 0] = by_draft
-    features[:, :width, 1] = np.where(has_twin, np.take_along_axis(by_exit, place, axis=1), exit_floor)
-    features[:, :width, 2] = np.log1p(np.arange(width))
-    features[:, :width, 3] = np.where(has_twin, np.log1p(place), np.log1p(width_exit))
+    features[:, :width, 1] = np.where(has_twin, by_exit[np.arange(len(place))[:, None], place], exit_floor)
+    features[:, :width, 2] = ranks[:width]
+    features[:, :width, 3] = ranks_exit[np.where(has_twin, place, width_exit)]
     features[:, width:, 0] = np.where(known, draft_floor, by_exit)
     features[:, width:, 1] = by_exit
-    features[:, width:, 3] = np.log1p(np.arange(width_exit))
-    features[:, width:, 2] = np.where(known, np.log1p(width), features[:, width:, 3])
-    is_real = np.concatenate([np.broadcast_to(known, draft.ids.shape), ~same.any(axis=1)], axis=1)
+    features[:, width:, 3] = ranks_exit[:width_exit]
+    features[:, width:, 2] = np.where(known, ranks[width], ranks_exit[:width_exit])
+    is_real = np.empty(features.shape[:2], dtype=np.bool_)
+    is_real[:, :width], is_real[:, width:] = known, ~same.any(axis=1)
     return Candidates(np.concatenate([draft.ids, exit_.ids], axis=1), features, is_real)
 
 
@@ -158,7 +168,7 @@ def _alone(draft: Proxies | None, exit_: Proxies | None) -> Candidates:
     features = np.zeros((*only.ids.shape, NUM_TOKEN_FEATURES))
     side = 0 if draft is not None else 1
     features[:, :, side] = log_shares(only)
-    features[:, :, side + 2] = np.log1p(np.arange(only.ids.shape[1]))
+    features[:, :, side + 2] = _log_ranks(only.ids.shape[1])[:-1]
     return Candidates(only.ids, features, np.isfinite(only.scores))
 
 
@@ -174,13 +184,13 @@ def row_features(window: NDArray[np.int64], candidates: Candidates, acceptance_r
     is_own = (ids == window[:, None]) & real
     floor = shares.min(axis=1) - _MISSING
     features = np.ones((num_rows, NUM_ROW_FEATURES))
-    own = np.take_along_axis(shares, is_own.argmax(axis=1)[:, None, None], axis=1)[:, 0]
-    features[:, 1:3] = np.where(is_own.any(axis=1)[:, None], own, floor)
-    others = np.where((is_own | ~real)[:, :, None], -np.inf, shares).max(axis=1)
+    rows, places = np.arange(num_rows), is_own.argmax(axis=1)
+    features[:, 1:3] = np.where(is_own[rows, places, None], shares[rows, places], floor)
+    others = np.where((real & ~is_own)[:, :, None], shares, -np.inf).max(axis=1)
     features[:, 3:5] = np.where(np.isfinite(others), others, 0.0)
-    features[:, 5] = np.arange(num_rows) / 10
+    features[:, 5] = rows / 10
     rate = min(max(acceptance_rate, 0.02), 0.98)
-    features[:, 6] = np.log(rate / (1 - rate))
+    features[:, 6] = log(rate / (1 - rate))
     return features
 
 
@@ -212,7 +222,8 @@ def root_chances(
     num_window = len(window)
     logits = row_features(window, candidates, acceptance_rate) @ np.asarray(weights.accept)
     accept = 1.0 / (1.0 + np.exp(-logits))
-    reach = np.concatenate([[1.0], np.cumprod(accept)])
+    reach = np.ones(num_window + 1)
+    np.cumprod(accept, out=reach[1:])
     reach[:num_window] *= 1.0 - accept
     features, real, ids = candidates.features, candidates.is_real, candidates.ids
     is_correction = real[:num_window] & (ids[:num_window] != window[:, None])

@@ -37,10 +37,10 @@ def global_roots(found: RootChances, budget: int, source: str = "exit") -> list[
     [(1, 9), (0, 6), (0, 7)]
     """
     best = np.argsort(-found.chances, axis=None, kind="stable")[:budget]
-    rows, columns = np.unravel_index(best, found.chances.shape)
-    chances, ids = found.chances[rows, columns].tolist(), found.ids[rows, columns].tolist()
+    rows = best // found.chances.shape[1]
+    chances, ids = found.chances.ravel()[best], found.ids.ravel()[best]
     return [
         Root(row, token, chance, source)
-        for row, token, chance in zip(rows.tolist(), ids, chances, strict=True)
+        for row, token, chance in zip(rows.tolist(), ids.tolist(), chances.tolist(), strict=True)
         if chance > 0
     ]
