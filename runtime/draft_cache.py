@@ -20,7 +20,7 @@ from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import DraftEntry, Manifest
-from mirrorsd.runtime.draft_shapes import device_options, host_options
+from mirrorsd.runtime.draft_shapes import cache_type, device_options, host_options
 
 _FORMAT = "mirrorsd-compiled-draft-1"
 _DEVICE_PROPERTIES = ("FULL_DEVICE_NAME", "DEVICE_ARCHITECTURE", "NPU_DRIVER_VERSION", "NPU_COMPILER_VERSION")
@@ -126,11 +126,12 @@ def open_draft_cache(bundle: Path, entry: DraftEntry, placement: DraftPlacement,
     weights = Path(entry.file).with_suffix(".bin").as_posix()
     draft = [manifest.files[name].sha256 for name in (entry.file, weights) if name in manifest.files]
     device, options = device_options(placement)
+    options |= {"device": device, "host": host_options(placement), "kept_in": str(cache_type(core, entry, placement))}
     made_by = {
         "format": _FORMAT,
         "OpenVINO": ov.get_version(),
         **_describe_device(core, "CPU" if placement.emulated else device),
-        "options": json.dumps({"device": device, **options, "host": host_options(placement)}, sort_keys=True),
+        "options": json.dumps(options, sort_keys=True),
         "draft": "+".join(draft),
     }
     words = (device, *(["emulated"] if placement.emulated else []), placement.precision, f"{placement.threads}t")

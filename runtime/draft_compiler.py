@@ -15,7 +15,14 @@ from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import DraftEntry
 from mirrorsd.runtime.draft_cache import open_draft_cache
 from mirrorsd.runtime.draft_request import DraftRequest, Runnable, Shape, SlotCache
-from mirrorsd.runtime.draft_shapes import device_options, host_options, is_shared, static_shapes
+from mirrorsd.runtime.draft_shapes import (
+    cache_type,
+    device_options,
+    host_options,
+    is_shared,
+    static_shapes,
+    with_cache_of,
+)
 
 _MOST_AHEAD_BYTES = 1 << 30
 
@@ -30,6 +37,7 @@ class DraftCompiler:
         self._device, self._options = device_options(placement)
         if host := host_options(placement):
             self.core.set_property("CPU", host)
+        self._cache_type = cache_type(self.core, entry, placement)
         self.is_shared = is_shared(entry, placement, self._path.with_suffix(".bin").stat().st_size)
         self._compiled: dict[str, Runnable] = {}
         self._warm: set[Shape] = set()
@@ -63,7 +71,7 @@ class DraftCompiler:
         if self._placement.device == "NPU":
             smallest = min(self._entry.buckets, key=lambda bucket: (bucket.rows, bucket.tips))
             owner = self.compiled(smallest.rows, smallest.tips, capacity).create_infer_request()
-        return SlotCache(self._entry, capacity, owner)
+        return SlotCache(self._entry, capacity, self._cache_type, owner)
 
     def new_request(self, shape: Shape, cache: SlotCache) -> DraftRequest:
         """A request for passes of one shape, bound to a cache of that capacity."""
@@ -89,6 +97,7 @@ class DraftCompiler:
         shape = (rows, tips, capacity)
         model = self._read() if self.is_shared else self.static_model(*shape)
         try:
+            model = with_cache_of(model, self._entry, self._cache_type)
             compiled = self.core.compile_model(model, self._device, self._options)
         except RuntimeError as error:
             raise DeviceError(

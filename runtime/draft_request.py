@@ -19,6 +19,7 @@ from mirrorsd.runtime.draft_rows import DraftInputs
 
 PASS_LIMIT_S = 30.0
 """Far above any pass: what takes longer hangs. Waiting for a late draft is the scheduler's business, not this."""
+_NEW = "new_"
 _HOST_INPUTS = (names.DRAFT_IDS, names.DRAFT_POSITIONS, names.DRAFT_MASK, names.DRAFT_TIP_ROWS)
 
 Shape = tuple[int, int, int]
@@ -26,9 +27,13 @@ Shape = tuple[int, int, int]
 
 
 class SlotCache:
-    """Key and value caches of all layers, `[1, kvh, C, hd]` each, key and value in turn."""
+    """Key and value caches of all layers, `[1, kvh, C, hd]` each, key and value in turn.
 
-    def __init__(self, entry: DraftEntry, capacity: int, owner: ov.InferRequest | None = None) -> None:
+    Attributes:
+        kind: what they are kept in. numpy has no bf16: its numbers are moved about as float16, bit by bit.
+    """
+
+    def __init__(self, entry: DraftEntry, capacity: int, kind: ov.Type, owner: ov.InferRequest | None = None) -> None:
         """Make an empty cache: in the tensors of `owner`, a request of that capacity, or in ordinary memory.
 
         An NPU computes on its own requests' tensors; from ordinary memory it would copy the cache at every pass.
@@ -37,8 +42,9 @@ class SlotCache:
         layers = range(entry.shape.num_layers)
         self.capacity = capacity
         self.names = [name for layer in layers for name in (names.past_key(layer), names.past_value(layer))]
-        self.arrays: list[NDArray[np.floating]] = [np.zeros(shape, dtype=entry.shape.dtype) for _ in self.names]
-        self.tensors = [ov.Tensor(array, shared_memory=True) for array in self.arrays]
+        self.kind = kind
+        self.arrays: list[NDArray[np.floating]] = [np.zeros(shape, dtype=_numpy_type(kind)) for _ in self.names]
+        self.tensors = [_tensor_on(array, kind) for array in self.arrays]
         if owner is not None:
             self.tensors = [owner.get_tensor(name) for name in self.names]
             self.arrays = [tensor.data for tensor in self.tensors]
@@ -88,9 +94,10 @@ class DraftRequest:
         if has_tensors:
             arrays = {name: self._request.get_tensor(name).data for name in _port_names(contract)}
         else:
-            arrays = _arrays(contract, shape)
+            arrays = _arrays(contract, shape, cache.kind)
             for name, array in arrays.items():
-                self._request.set_tensor(name, ov.Tensor(array, shared_memory=True))
+                kind = cache.kind if name.startswith(_NEW) else ov.Type(array.dtype)
+                self._request.set_tensor(name, _tensor_on(array, kind))
         self.bind(cache)
         self.inputs = DraftInputs(*(arrays[name] for name in _HOST_INPUTS))
         self._noise: DraftNoise | None = None
@@ -153,14 +160,24 @@ def _port_names(contract: StageContract) -> list[str]:
     return [spec.name for spec in (*contract.inputs, *contract.outputs) if not spec.name.startswith("past_")]
 
 
-def _arrays(contract: StageContract, shape: Shape) -> dict[str, NDArray[Any]]:
-    """Host memory for every port but the caches."""
+def _arrays(contract: StageContract, shape: Shape, kind: ov.Type) -> dict[str, NDArray[Any]]:
+    """Host memory for every port but the caches; new keys and values are of `kind`."""
     rows, tips, capacity = shape
     sizes = {"N": rows, "R": tips, "C": capacity, "C+N": capacity + rows}
     specs = {spec.name: spec for spec in (*contract.inputs, *contract.outputs)}
     return {
         name: np.zeros(
-            [sizes[dim] if isinstance(dim, str) else dim for dim in specs[name].shape], dtype=specs[name].dtype
+            [sizes[dim] if isinstance(dim, str) else dim for dim in specs[name].shape],
+            dtype=_numpy_type(kind) if name.startswith(_NEW) else specs[name].dtype,
         )
         for name in _port_names(contract)
     }
+
+
+def _numpy_type(kind: ov.Type) -> np.dtype[Any]:
+    return np.dtype(np.float16 if kind == ov.Type.bf16 else kind.to_dtype())
+
+
+def _tensor_on(array: NDArray[Any], kind: ov.Type) -> ov.Tensor:
+    """A tensor on the array's own memory."""
+    return ov.Tensor(array, ov.Shape(array.shape), kind)

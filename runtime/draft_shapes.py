@@ -2,6 +2,10 @@
 
 from typing import Any
 
+import numpy as np
+import openvino as ov
+from openvino.preprocess import PrePostProcessor
+
 from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.graphs import names
 from mirrorsd.graphs.manifest import DraftEntry
@@ -26,6 +30,32 @@ def static_shapes(entry: DraftEntry, rows: int, tips: int, capacity: int) -> dic
         for name in (names.past_key(layer), names.past_value(layer)):
             shapes[name] = [1, entry.shape.num_kv_heads, capacity, entry.shape.head_dim]
     return shapes
+
+
+def cache_type(core: ov.Core, entry: DraftEntry, placement: DraftPlacement) -> ov.Type:
+    """What keys and values are kept in: bf16 where a processor computes in it, otherwise what the graph says.
+
+    The processor would convert the whole cache at every pass; what comes out of a pass was rounded to bf16 already, so
+    that keeping it so loses nothing.
+    """
+    own = ov.Type(np.dtype(entry.shape.dtype))
+    if placement.device != "CPU" or placement.emulated or placement.precision not in ("auto", "bf16"):
+        return own
+    if placement.precision == "auto":
+        is_bf16 = core.get_property("CPU", "INFERENCE_PRECISION_HINT") == ov.Type.bf16
+    else:
+        is_bf16 = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return ov.Type.bf16 if is_bf16 else own
+
+
+def with_cache_of(model: ov.Model, entry: DraftEntry, kind: ov.Type) -> ov.Model:
+    """The draft's graph with past and new keys and values of another type; `model` is used up."""
+    ports = PrePostProcessor(model)
+    for layer in range(entry.shape.num_layers):
+        for past, new in ((names.past_key, names.new_key), (names.past_value, names.new_value)):
+            ports.input(past(layer)).tensor().set_element_type(kind)
+            ports.output(new(layer)).tensor().set_element_type(kind)
+    return ports.build()
 
 
 def is_shared(entry: DraftEntry, placement: DraftPlacement, weight_bytes: int) -> bool:
