@@ -5,7 +5,8 @@
 Gaps between the spans of the ledger, medians over the steps of all texts, in milliseconds: `to_target` from the step's
 start to the prefix's, `between` the stages, `after_target` to the step's end, waiting for the draft left out.
 `efficiency` is the law's step (prefix, exit, suffix, verify and fallbacks, as they took side by side) over the measured
-one; `exposed` the time spent waiting for the draft over the step's, fallbacks apart.
+one; `exposed` the time spent waiting for the draft over the step's, fallbacks apart. `round` is the draft's median round
+as its own thread sees it, `asked` from asking for a window to having it, with both hand-overs.
 """
 
 import sys
@@ -34,7 +35,7 @@ def main() -> None:
     with MirrorPipeline.load(options.bundle, device_map=options.device_map, use_tuned=False) as pipe:
         settings = [runs.Setting(name=method, method=method) for method in ("plain", "serial", "mirror")]
         found = runs.decode_all(pipe, settings, prompts, config)
-    rows = [{"method": method, **gaps(results), **law(results)} for method, results in found.items()]
+    rows = [{"method": method, **gaps(results), **law(results), **rounds(results)} for method, results in found.items()]
     runs.print_rows(rows, tuple(rows[0]))
     report = runs.header(options.bundle, device_map=options.device_map, switch_ms=options.switch_ms)
     runs.finish(report | {"rows": rows}, options.output)
@@ -74,6 +75,15 @@ def law(results: list[GenerationResult]) -> dict[str, Any]:
     exposed = sum(late) / sum(m * n for m, n in zip(measured, steps, strict=True))
     ratio = median(p / m for p, m in zip(predicted, measured, strict=True))
     return {"efficiency": round(ratio, 4), "exposed": round(exposed, 4), "step_ms": round(median(measured), 3)}
+
+
+def rounds(results: list[GenerationResult]) -> dict[str, Any]:
+    """The draft's rounds and what waiting for one takes, median milliseconds, and tokens per second."""
+    spans = [span for result in results for span in result.spans]
+    by_draft = [1e3 * s.seconds for s in spans if s.device == "draft" and s.name in ("fresh", "expand")]
+    asked = [1e3 * s.seconds for s in spans if s.name == "exposed"]
+    found = {name: round(median(times), 3) if times else 0.0 for name, times in (("round", by_draft), ("asked", asked))}
+    return found | {"tokens_per_second": round(median(result.stats.tokens_per_second for result in results), 1)}
 
 
 def _is_late(result: GenerationResult, moment: float) -> bool:

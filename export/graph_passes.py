@@ -1,4 +1,4 @@
-"""The chain of passes from an exported target stage to the graph that ships, and the small passes of it.
+"""The chain of passes from an exported stage to the graph that ships, and the small passes of it.
 
 Owns: norm fusion, reshape clean-up, the order of all passes. Does not own: rotary (`rotary_pass.py`),
 joint projections (`projection_pass.py`), weights on disk.
@@ -112,6 +112,13 @@ def _same_shape_before(reshape: ir.Node) -> ir.Value | None:
             break
         node = producer
     return found
+
+
+def optimise_draft(model: ir.Model) -> ir.Model:
+    """Join the projections of an exported draft, in place; OpenVINO fuses the rest when it compiles."""
+    for graph_pass in (JoinProjections(), common.RemoveUnusedNodesPass()):
+        graph_pass(model)
+    return model
 
 
 def optimise_stage(

@@ -40,6 +40,7 @@ from .draft_compression import compress_draft
 from .draft_ir import write_draft
 from .draft_stage import DraftStage
 from .exit_choice import choose_exit_layer
+from .graph_passes import optimise_draft
 from .journal import JOURNAL_FILE, Journal, digest_of, is_of
 from .loading import (
     DTYPE_BY_PRECISION,
@@ -299,7 +300,7 @@ def _build_draft(
     written = "fp32" if options.draft_compression else options.draft_precision
     if journal.get("draft") is None or options.draft_compression is not None:
         (bundle / names.DRAFT_FILE).parent.mkdir(exist_ok=True)
-        graph = export_stage(stage, contract, model.lazy_weights(stage))
+        graph = optimise_draft(export_stage(stage, contract, model.lazy_weights(stage)))
         write_draft(graph, contract, bundle / names.DRAFT_FILE, written)
         journal.record("draft", True)
     entry = DraftEntry(

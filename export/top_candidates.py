@@ -27,5 +27,5 @@ def top_candidates(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     _, best_chunks = torch.topk(chunks.amax(1), count)
     index = best_chunks[:, None, :].expand(num_rows, chunk, count)
     values, places = torch.topk(torch.gather(chunks, 2, index).reshape(num_rows, chunk * count), count)
-    ids = places // count * num_chunks + torch.gather(best_chunks, 1, places % count)
-    return values, ids
+    of_places = torch.arange(chunk)[:, None] * num_chunks + best_chunks[:, None, :]
+    return values, torch.gather(of_places.reshape(num_rows, chunk * count), 1, places)

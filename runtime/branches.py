@@ -1,6 +1,5 @@
 """Branches: continuations of roots, grown pass by pass, and the table through which the scheduler reads them."""
 
-import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -77,7 +76,7 @@ class BranchTable:
 
     def __init__(self) -> None:
         self._windows: dict[tuple[int, int], BranchWindow] = {}
-        self._closed = threading.Event()
+        self._is_closed = False
 
     def publish(self, branch: Branch, gamma: int) -> None:
         """Make a branch's current window visible; a later call replaces it."""
@@ -90,9 +89,9 @@ class BranchTable:
 
     def close(self) -> None:
         """Tell the draft worker that verification is over: start no further round."""
-        self._closed.set()
+        self._is_closed = True
 
     @property
     def is_closed(self) -> bool:
         """Whether the scheduler has stopped reading."""
-        return self._closed.is_set()
+        return self._is_closed

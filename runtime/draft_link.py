@@ -63,11 +63,11 @@ class DraftLink:
         """
         self._held.append(job)
 
-    def release(self) -> None:
-        """Post what was kept."""
-        with suppress(IndexError):  # empty; a length looked at first could be another thread's
-            while True:
-                self.post(self._held.popleft())
+    def release(self, job: Callable[[], object] | None = None) -> None:
+        """Post what was kept, and `job` after it, as one job."""
+        whole = self._after_held(job or _nothing)
+        if whole is not _nothing:
+            self.post(whole)
 
     def has_waiting(self) -> bool:
         """Whether another job waits for the draft's device."""
@@ -80,8 +80,7 @@ class DraftLink:
         """
         if not self.is_working():
             return default
-        self.release()
-        ticket = self._worker.submit(job)
+        ticket = self._worker.submit(self._after_held(job))
         with self._ledger.time("host", "exposed"):
             is_done = ticket.wait(self._deadline_s)
         if not is_done:
@@ -97,6 +96,14 @@ class DraftLink:
             self._has_failed(self._posted.pop(0))
         return self.failure is None
 
+    def _after_held(self, job: Callable[[], Result]) -> Callable[[], Result]:
+        """`job`, with everything that was kept before it."""
+        held: list[Callable[[], object]] = []
+        with suppress(IndexError):  # empty; a length looked at first could be another thread's
+            while True:
+                held.append(self._held.popleft())
+        return partial(_in_turn, held, job) if held else job
+
     def _has_failed(self, ticket: Ticket[Any]) -> bool:
         """Whether a job that is over has failed; then the draft is given up."""
         error = ticket.error
@@ -109,3 +116,13 @@ class DraftLink:
             self.failure = reason
             message = f"The draft failed ({reason}); the rest of this text is decoded plainly. The text is unaffected."
             warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+def _in_turn(first: list[Callable[[], object]], last: Callable[[], Result]) -> Result:
+    for job in first:
+        job()
+    return last()
+
+
+def _nothing() -> None:
+    """What is posted where only what was kept is to run."""

@@ -139,8 +139,7 @@ class SerialDriver(PlainDriver):
     def _post_prefill(self) -> None:
         request = self.request
         tokens = request.tokens.copy()
-        self.draft.release()
-        self.draft.post(partial(self.draft.drafter.prefill, tokens, request.chooser, request.ledger))
+        self.draft.release(partial(self.draft.drafter.prefill, tokens, request.chooser, request.ledger))
 
     def _fresh_window(self) -> NDArray[np.int64]:
         limit = self.request.window_limit()
@@ -194,14 +193,9 @@ class MirrorDriver(SerialDriver):
             self.request,
             inflight.head,
             inflight.window,
-            on_start=partial(self._begin, expansion),
+            on_start=partial(self.draft.release, expansion.begin),
             on_exit=partial(self._pass_on, expansion) if self.planner.is_listening else None,
         )
-
-    def _begin(self, expansion: Expansion) -> None:
-        """Runs on the target's thread, just before the pass: wake the draft."""
-        self.draft.release()
-        self.draft.post(expansion.begin)
 
     def _occasion(self, inflight: InFlight) -> Occasion:
         """This pass, with the times that passes and their exits have taken lately."""

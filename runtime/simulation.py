@@ -192,8 +192,10 @@ class SimulatedLink:
         self.post = self.hold = devices.post
         self.has_waiting = devices.has_waiting
 
-    def release(self) -> None:
-        """Nothing is ever held: jobs take no host time here."""
+    def release(self, job: Callable[[], object] | None = None) -> None:
+        """Post a job; nothing is ever held, since posting takes no host time here."""
+        if job is not None:
+            self.post(job)
 
     def ask(self, job: Callable[[], Result], default: Result) -> Result:
         """See `DraftLink.ask`."""

@@ -9,12 +9,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.export.checkpoint import open_checkpoint
 from mirrorsd.export.options import DEFAULT_BUCKETS
 from mirrorsd.export.verify_draft import DraftRun, Tree, dense_logprobs
 from mirrorsd.export.weightless import open_model
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import draft_contract
+from mirrorsd.runtime import draft_compiler
+from mirrorsd.runtime.draft_session import RowBlock
+from mirrorsd.runtime.openvino_draft import OpenVinoDraftModel
 from mirrorsd.training.streaming_draft import StreamingDraft
 
 TOLERANCE = 1e-4
@@ -149,3 +153,40 @@ def test_every_default_bucket_is_static_and_compiles(llama_pair: Any, rows: int,
 def test_every_default_capacity_reshapes(llama_pair: Any) -> None:
     for (rows, tips), capacity in itertools.product(DEFAULT_BUCKETS, (256, 384)):
         assert not _static(llama_pair, rows, tips, capacity).is_dynamic()
+
+
+def test_projections_of_the_same_rows_are_one_product(llama_pair: Any) -> None:
+    """Query, key and value; output; gate and up; down: four products a layer, and the head."""
+    entry = llama_pair.manifest.draft
+    products = [op for op in ov.Core().read_model(llama_pair.bundle / entry.file).get_ops() if is_weighted(op)]
+    assert len(products) == 4 * entry.shape.num_layers + 1
+
+
+def is_weighted(op: ov.Node) -> bool:
+    """Whether this is a product with a weight."""
+    weight = op.input_value(1).get_node() if op.get_type_name() == "MatMul" else op
+    while weight.get_type_name() in ("Convert", "Transpose"):
+        weight = weight.input_value(0).get_node()
+    return op.get_type_name() == "MatMul" and weight.get_type_name() == "Constant"
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_cache_in_bf16_changes_no_guess(llama_pair: Any, monkeypatch: pytest.MonkeyPatch, is_shared: bool) -> None:
+    """Where the processor computes in bf16, what a pass gives back was rounded to it already."""
+    expected = _guesses_behind_a_cache(llama_pair, is_shared)
+    monkeypatch.setattr(draft_compiler, "cache_type", lambda core, entry, placement: ov.Type.f32)
+    for found, wanted in zip(_guesses_behind_a_cache(llama_pair, is_shared), expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def _guesses_behind_a_cache(pair: Any, is_shared: bool) -> list[np.ndarray]:
+    model = OpenVinoDraftModel(pair.bundle, pair.manifest.draft, DraftPlacement(device="CPU", precision="auto"))
+    model.shapes.cache, model.shapes.is_shared = None, is_shared
+    session = model.new_session()
+    session.run([RowBlock(list(range(5, 25)), 0, 0)], [19])
+    session.keep_rows(range(20), range(20))
+    session.run([RowBlock([7, 8], 20, 20), RowBlock([9], 22, 20, (), 2)], [2])
+    session.keep_rows([0, 1, 2], [20, 21, 30])
+    session.move_slots([30], [22])
+    guesses = session.run([RowBlock([3, 4], 23, 23)], [0, 1])
+    return [guesses.ids.copy(), guesses.logprobs.copy()]

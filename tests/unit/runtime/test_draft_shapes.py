@@ -1,9 +1,14 @@
 """What a draft is compiled with: the emulated NPU computes what the card says, not what the CPU would rather."""
 
+from typing import Any
+
+import openvino as ov
 import pytest
 
 from mirrorsd.device_maps import DraftPlacement, load_device_map
-from mirrorsd.runtime.draft_shapes import device_options, host_options
+from mirrorsd.graphs.contract import DraftShape
+from mirrorsd.graphs.manifest import DraftEntry, SourceModel
+from mirrorsd.runtime.draft_shapes import cache_type, device_options, host_options
 
 
 @pytest.mark.parametrize(("precision", "interconnect", "computed"), [("f32", "NO", "f32"), ("f16", "YES", "f32")])
@@ -20,3 +25,44 @@ def test_real_devices_need_no_host_options() -> None:
     assert host_options(load_device_map("cpu").draft) == {}
     assert host_options(load_device_map("cuda-npu").draft) == {}
     assert device_options(load_device_map("cuda-npu").draft)[1]["INFERENCE_PRECISION_HINT"] == "f16"
+
+
+class _Core:
+    """A processor with or without bf16, as OpenVINO describes it."""
+
+    def __init__(self, *, has_bf16: bool) -> None:
+        self._found: dict[str, Any] = {
+            "INFERENCE_PRECISION_HINT": ov.Type.bf16 if has_bf16 else ov.Type.f32,
+            "OPTIMIZATION_CAPABILITIES": ["FP32", "BF16"] if has_bf16 else ["FP32"],
+        }
+
+    def get_property(self, device: str, name: str) -> Any:
+        assert device == "CPU"
+        return self._found[name]
+
+
+@pytest.mark.parametrize("precision", ["auto", "bf16"])
+def test_the_cache_is_in_bf16_only_where_the_processor_computes_in_it(precision: str) -> None:
+    on_cpu = DraftPlacement(device="CPU", precision=precision)
+    assert _kind(on_cpu, has_bf16=True) == ov.Type.bf16
+    assert _kind(on_cpu, has_bf16=False) == ov.Type.f32
+
+
+def test_the_cache_is_what_the_graph_says_elsewhere() -> None:
+    assert _kind(DraftPlacement(device="CPU", precision="f32"), has_bf16=True) == ov.Type.f32
+    assert _kind(DraftPlacement(device="NPU", precision="auto"), has_bf16=True) == ov.Type.f32
+    assert _kind(DraftPlacement(device="NPU", emulated=True, precision="bf16"), has_bf16=True) == ov.Type.f32
+
+
+def _kind(placement: DraftPlacement, *, has_bf16: bool) -> ov.Type:
+    shape = DraftShape(num_layers=1, vocab_size=8, num_kv_heads=1, head_dim=8, num_streams=0, num_candidates=1)
+    entry = DraftEntry(
+        source=SourceModel(name="d", family="llama", licence="unknown", num_parameters=1),
+        shape=shape,
+        precision="fp32",
+        num_stream_layers=0,
+        file="draft/draft.xml",
+        buckets=(),
+        capacities=(64,),
+    )
+    return cache_type(_Core(has_bf16=has_bf16), entry, placement)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.workers import DeviceWorker
+from mirrorsd.runtime.workers import DeviceWorker, Ticket
 
 
 def test_jobs_run_in_order_on_one_thread() -> None:
@@ -38,3 +38,25 @@ def test_a_closed_worker_refuses() -> None:
     worker.close()
     with pytest.raises(DeviceError, match="closed"):
         worker.submit(lambda: 1)
+
+
+def test_a_ticket_waits_as_long_as_asked_and_may_be_read_twice() -> None:
+    worker, release = DeviceWorker("test"), threading.Event()
+    ticket = worker.submit(lambda: release.wait() and 5)
+    assert not ticket.wait(0.01)
+    assert not ticket.done()
+    release.set()
+    assert (ticket.result(), ticket.result(), ticket.wait(0.0), ticket.done()) == (5, 5, True, True)
+    assert worker.close()
+
+
+def test_all_who_wait_for_a_ticket_are_woken() -> None:
+    ticket: Ticket[int] = Ticket()
+    found: list[int] = []
+    waiting = [threading.Thread(target=lambda: found.append(ticket.result())) for _ in range(3)]
+    for thread in waiting:
+        thread.start()
+    ticket.finish(7)
+    for thread in waiting:
+        thread.join(5)
+    assert found == [7, 7, 7]
