@@ -5,8 +5,8 @@
 Gaps between the spans of the ledger, medians over the steps of all texts, in milliseconds: `to_target` from the step's
 start to the prefix's, `between` the stages, `after_target` to the step's end, waiting for the draft left out.
 `efficiency` is the law's step (prefix, exit, suffix, verify and fallbacks, as they took side by side) over the measured
-one; `exposed` the time spent waiting for the draft over the step's, fallbacks apart. `round` is the draft's median round
-as its own thread sees it, `asked` from asking for a window to having it, with both hand-overs.
+one; `exposed` the time spent waiting for the draft over the step's, fallbacks apart. `round` is the draft's median
+round as its own thread sees it, `asked` from asking for a window to having it, with both hand-overs.
 """
 
 import sys
