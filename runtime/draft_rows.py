@@ -29,7 +29,7 @@ class DraftInputs:
 
     def tip_positions(self, num_tips: int) -> NDArray[np.int64]:
         """Positions of the first `num_tips` tips of what was filled in."""
-        positions: NDArray[np.int64] = self._positions[0, self._tip_rows[:num_tips]]
+        positions: NDArray[np.int64] = self._positions[self._tip_rows[:num_tips]]
         return positions
 
     def fill(self, blocks: Sequence[RowBlock], tip_rows: Sequence[int]) -> None:
