@@ -15,7 +15,7 @@ import numpy as np
 
 from mirrorsd import GenerationConfig, MirrorPipeline
 from mirrorsd.bench import runs
-from mirrorsd.runtime.controller import CostBook
+from mirrorsd.runtime.cost_book import CostBooks
 
 FOREIGN = (
     "Der Hund lief schnell über die alte Brücke und bellte die Enten an.",
@@ -60,7 +60,7 @@ def measure(
     for prompt in prompts:
         losses: list[list[float]] = [[], []]
         for _ in range(repeats):
-            pipe.engine.book = CostBook(("mirror", "serial", "plain"))
+            pipe.engine.books = CostBooks()
             for number in range(2):
                 before = session.generate(config=config.with_overrides({"method": "plain"}), **prompt).stats
                 stats = session.generate(config=config, **prompt).stats

@@ -54,6 +54,7 @@ def compare(
     passes: options.Passes = None,
     exits: options.Exits = None,
     pad_rows_to: options.PadRowsTo = None,
+    layout: options.Layout = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure several methods on the same questions. Exit status 1 if their texts differ."""
@@ -71,21 +72,21 @@ def compare(
     )
     roots_settings = {"roots": roots, "root_source": root_source, "allocation": allocation}
     speed = {"gamma": gamma, "passes": passes, "pad_rows_to": pad_rows_to, **roots_settings}
-    with open_pipeline(bundle, device_map, {**speed, "exits": options.read_exits(exits)}) as pipe:
+    with open_pipeline(bundle, device_map, {**speed, "exits": options.read_exits(exits)}, layout) as pipe:
         note_placement(pipe)
         answer = answer_with(pipe, config, is_raw=is_raw or not has_chat_template(bundle))
         with progress("comparing", len(questions) * repeats) as advance:
             measurements = measure(questions, chosen_methods, repeats, answer, advance)
-        map_name, is_paced = pipe.device_map.name, pipe.device_map.pace is not None
+        where, is_paced = {"device_map": pipe.device_map.name, "layout": pipe.layout}, pipe.device_map.pace is not None
     rows, differences = summarise(measurements, chosen_methods), find_differences(measurements)
     note_differences(differences)
     if as_json:
-        wants_categories = by_category or bool(category)
-        print_json(report_document(bundle, map_name, rows, is_identical=not differences, by_category=wants_categories))
+        wants = by_category or bool(category)
+        print_json(report_document(bundle, where, rows, is_identical=not differences, by_category=wants))
     else:
         print_rows(rows)
         if is_paced:
-            print(f"PACED: the times are those of the card {map_name}, not of this machine")
+            print(f"PACED: the times are those of the card {where['device_map']}, not of this machine")
         print(f"identical: {'no' if differences else 'yes'}")
     if differences:
         raise typer.Exit(EXIT_FAILED)
@@ -144,12 +145,12 @@ def choose_questions(questions: tuple[Question, ...], categories: list[str]) -> 
 
 
 def report_document(
-    bundle: Path, device_map: str, rows: list[dict[str, Any]], *, is_identical: bool, by_category: bool
+    bundle: Path, where: dict[str, str], rows: list[dict[str, Any]], *, is_identical: bool, by_category: bool
 ) -> dict[str, Any]:
     """The object of `compare --json`."""
     return {
         "bundle": str(bundle),
-        "device_map": device_map,
+        **where,
         "machine": describe_machine(),
         "versions": installed_versions(),
         "identical": is_identical,

@@ -41,6 +41,7 @@ def generate(
     passes: options.Passes = None,
     exits: options.Exits = None,
     pad_rows_to: options.PadRowsTo = None,
+    layout: options.Layout = None,
     trace: Annotated[Path | None, typer.Option(help="Write what each device did when, as a Chrome trace.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -62,7 +63,7 @@ def generate(
     )
     roots_settings = {"roots": roots, "root_source": root_source, "allocation": allocation}
     speed = {"gamma": gamma, "passes": passes, "pad_rows_to": pad_rows_to, **roots_settings}
-    with open_pipeline(bundle, device_map, {**speed, "exits": options.read_exits(exits)}) as pipe:
+    with open_pipeline(bundle, device_map, {**speed, "exits": options.read_exits(exits)}, layout) as pipe:
         if as_json:
             result = pipe.generate(request.prompt, config, messages=request.messages)
             print_json(result_document(result, pipe.device_map.name))
@@ -96,6 +97,7 @@ def result_document(result: "GenerationResult", device_map: str) -> dict[str, An
         "num_tokens": len(result.token_ids),
         "method": result.method,
         "device_map": device_map,
+        "layout": result.layout,
         "seconds": stats["seconds"],
         "tokens_per_second": stats["tokens_per_second"],
         "stats": {name: stats[name] for name in (*fields, *more_fields)},

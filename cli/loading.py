@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 SpeedOptions = Mapping[str, object]
 
 
-def open_pipeline(bundle: Path, device_map: str, speed: SpeedOptions) -> "MirrorPipeline":
+def open_pipeline(bundle: Path, device_map: str, speed: SpeedOptions, layout: str | None = None) -> "MirrorPipeline":
     """Load a bundle; an option that is None keeps the device map's value."""
     from mirrorsd import MirrorPipeline
 
     given = {name: value for name, value in speed.items() if value is not None}
-    return MirrorPipeline.load(bundle, device_map=device_map, speculation=given)
+    return MirrorPipeline.load(bundle, device_map=device_map, speculation=given, layout=layout)
 
 
 def note_placement(pipe: "MirrorPipeline") -> None:

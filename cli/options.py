@@ -13,6 +13,10 @@ TEXT, SPEED = "Text", "Speed"
 
 Bundle = Annotated[Path, typer.Argument(help="Folder made by `mirrorsd export`.", show_default=False)]
 DeviceMapName = Annotated[str, typer.Option("--device-map", help="Built-in card, a .toml file, or auto.")]
+Layout = Annotated[
+    str | None,
+    typer.Option(help="How target and draft share the processor: apart or shared.", rich_help_panel=SPEED),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")]
 
 DraftGroup = Annotated[int, typer.Option(help="int4: weights per scale: 32, 64, 128, or -1 for a whole row.")]

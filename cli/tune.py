@@ -1,27 +1,40 @@
-"""`mirrorsd tune`: measure the parts, learn the pair, replay many settings, run the best for real, keep the fastest."""
+"""`mirrorsd tune`: measure the parts, learn the pair, replay many settings, run the best for real, keep the fastest.
 
+Where a card permits several layouts of the processor's cores, the models are loaded once per layout, side by side, so
+that layouts compete by turns like everything else.
+"""
+
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from mirrorsd.cli import options
-from mirrorsd.cli.console import add_row, note, print_json, print_table, progress
+from mirrorsd.cli.compare import has_chat_template
+from mirrorsd.cli.console import note, print_json, progress
 from mirrorsd.cli.loading import note_placement
 from mirrorsd.cli.prompt_file import BUILT_IN_QUESTIONS, read_questions
+from mirrorsd.cli.tune_report import print_contests, print_parts
 
 if TYPE_CHECKING:
-    from mirrorsd import MirrorPipeline
-    from mirrorsd.device_maps import Pace
+    from mirrorsd import GenerationConfig, MirrorPipeline
+    from mirrorsd.runtime.part_times import PartTimes
     from mirrorsd.runtime.recording import Recording
     from mirrorsd.runtime.root_scores import RootScores
-    from mirrorsd.runtime.tuning import Contest, PartTimes
+    from mirrorsd.runtime.tuned import Tuned
+    from mirrorsd.runtime.tuning import Contest, Entrant
 
-_FINALISTS = 4
+    Pipes = dict[str, MirrorPipeline]
+    """The bundle, loaded once per layout."""
+    Prompt = str | list[dict[str, str]]
+
+_FINALISTS = {"greedy": 4, "sampled": 3}
 _NUM_RECORDED = 3
 _COVERED_ROOTS = 16
+_SAMPLED = {"temperature": 1.0}
 
 
 def tune(
@@ -32,109 +45,164 @@ def tune(
     as_json: options.AsJson = False,
 ) -> None:
     """Find the fastest way to speculate on this machine; `generate` uses it from then on. Changes no token."""
-    from mirrorsd import MirrorPipeline
-    from mirrorsd.runtime.tuned import Tuned, fingerprint
-    from mirrorsd.runtime.tuning import measure_parts, pace_of
+    from mirrorsd import GenerationConfig
+    from mirrorsd.runtime.part_times import measure_parts
 
+    started = perf_counter()
     questions = read_questions(prompts) if prompts else BUILT_IN_QUESTIONS
-    texts = [question.turns[0] for question in questions][:4]
-    with MirrorPipeline.load(bundle, device_map=device_map, use_tuned=False) as pipe:
-        note_placement(pipe)
+    texts = _prompts(bundle, [question.turns[0] for question in questions][:4])
+    greedy = GenerationConfig(max_new_tokens=max_new_tokens, ignore_eos=True)
+    configs = {"greedy": greedy, "sampled": greedy.with_overrides(_SAMPLED)}
+    with ExitStack() as stack:
+        pipes = _load(stack, bundle, device_map)
         note("measuring the parts, alone and side by side")
-        parts = measure_parts(pipe.engine)
-        recordings, scores = _learn_pair(pipe, texts, max_new_tokens)
-        pace = pipe.device_map.pace or pace_of(parts)
-        plain, contests = _contests(pipe, texts, max_new_tokens, _heats(pipe, recordings[0], scores, pace))
-        card = pipe.device_map.name
-    best = contests[0]
-    tuned = Tuned(
-        card=card,
-        fingerprint=fingerprint(bundle),
-        speculation=_changed(best),
-        predicted_step_ms=round(best.predicted_step_ms, 3),
-        measured_step_ms=round(best.step_ms, 3),
-        tokens_per_second=_best_by_method([*contests, plain]),
-        root_scores=scores.to_dict(),
-    )
+        parts = {layout: measure_parts(pipe.engine) for layout, pipe in pipes.items()}
+        recordings, scores = _learn_pair(pipes, texts, configs)
+        entrants = {kind: _heats(pipes, recordings[kind], scores, parts, _FINALISTS[kind]) for kind in configs}
+        contests = {kind: _finals(kind, pipes, entrants[kind], texts, configs[kind]) for kind in configs}
+        card = next(iter(pipes.values())).device_map.name
+    tuned = _summary(bundle, card, contests, scores)
     path = tuned.write(bundle)
+    seconds = perf_counter() - started
     if as_json:
-        print_json({"parts": asdict(parts), "contests": [_row(c) for c in contests], **asdict(tuned)})
+        rows = {f"{kind}_contests": [_row(contest) for contest in found] for kind, found in contests.items()}
+        measured = {layout: asdict(times) for layout, times in parts.items()}
+        print_json({"seconds": round(seconds, 1), "parts": measured, **rows, **asdict(tuned)})
         return
-    _print_parts(parts)
-    _print_contests(plain, contests)
-    print(f"kept in {path.name}: predicted {tuned.predicted_step_ms} ms a step, measured {tuned.measured_step_ms} ms")
+    print_parts(parts)
+    for kind, found in contests.items():
+        print_contests(f"{kind} texts", found)
+    print(
+        f"kept in {path.name}: layout {tuned.layout}; predicted {tuned.predicted_step_ms} ms a step, measured "
+        f"{tuned.measured_step_ms} ms. Took {seconds:.0f} s."
+    )
+
+
+def _prompts(bundle: Path, turns: list[str]) -> "list[Prompt]":
+    """As `compare` asks them: through the chat template, if the bundle has one."""
+    return [[{"role": "user", "content": turn}] if has_chat_template(bundle) else turn for turn in turns]
+
+
+def _load(stack: ExitStack, bundle: Path, device_map: str) -> "Pipes":
+    """The pipeline of every layout that the card permits; of the first only, where memory does not hold more."""
+    from mirrorsd import MirrorPipeline
+    from mirrorsd.runtime.devices import choose_device_map
+    from mirrorsd.runtime.memory import SYSTEM, free_memory, memory_needs
+
+    layouts = choose_device_map(device_map).device_map.layouts
+    pipes: Pipes = {}
+    for layout in layouts:
+        pipe = MirrorPipeline.load(bundle, device_map=device_map, use_tuned=False, layout=layout)
+        pipes[layout] = stack.enter_context(pipe)
+        note_placement(pipe)
+        need = sum(part.total for part in memory_needs(pipe.manifest, pipe.device_map) if part.device == SYSTEM)
+        free = free_memory(SYSTEM)
+        if len(pipes) < len(layouts) and free is not None and free < need:
+            note(f"memory does not hold the models twice: of layouts {', '.join(layouts)} only {layout} is measured")
+            break
+    return pipes
 
 
 def _learn_pair(
-    pipe: "MirrorPipeline", texts: list[str], max_new_tokens: int
-) -> tuple[list["Recording"], "RootScores"]:
-    """Record a few texts, greedy and sampled, and fit the root scores to them; the pipeline uses them from here on."""
-    from mirrorsd import GenerationConfig
+    pipes: "Pipes", texts: "list[Prompt]", configs: "dict[str, GenerationConfig]"
+) -> tuple["dict[str, Recording]", "RootScores"]:
+    """Record a few texts, greedy and sampled, and fit the root scores to them; the pipelines use them from here on."""
     from mirrorsd.runtime.root_scores import RootScores
     from mirrorsd.runtime.score_fitting import coverage, fit_scores
     from mirrorsd.runtime.text_recording import record_texts
 
-    greedy = GenerationConfig(max_new_tokens=max_new_tokens, ignore_eos=True)
-    sampled = greedy.with_overrides({"temperature": 1.0, "max_new_tokens": max(max_new_tokens // 2, 1)})
+    pipe = next(iter(pipes.values()))
+    halved = {"max_new_tokens": max(configs["sampled"].max_new_tokens // 2, 1)}
+    lengths = configs | {"sampled": configs["sampled"].with_overrides(halved)}
     chosen = texts[:_NUM_RECORDED]
     with progress("recording", 2 * len(chosen)) as advance:
-        recordings = [record_texts(pipe, chosen, config, advance=advance) for config in (greedy, sampled)]
+        recordings = {kind: record_texts(pipe, chosen, config, advance=advance) for kind, config in lengths.items()}
     gamma = pipe.speculation.gamma
-    scores = fit_scores(recordings, gamma)
-    for recording, name in zip(recordings, ("greedy", "T=1"), strict=True):
+    scores = fit_scores(list(recordings.values()), gamma)
+    for kind, recording in recordings.items():
         pair = [coverage(recording, one, "both", gamma, [_COVERED_ROOTS])[0] for one in (RootScores(), scores)]
-        note(f"roots found among {_COVERED_ROOTS}, {name}: {pair[0]:.2f} by default scores, {pair[1]:.2f} fitted")
-    pipe.engine.root_scores = scores
+        note(f"roots found among {_COVERED_ROOTS}, {kind}: {pair[0]:.2f} by default scores, {pair[1]:.2f} fitted")
+    for one in pipes.values():
+        one.engine.root_scores = scores
     return recordings, scores
 
 
-def _heats(pipe: "MirrorPipeline", recording: "Recording", scores: "RootScores", pace: "Pace") -> list[Any]:
-    """Replay every setting at the measured times; the best few run for real."""
-    from mirrorsd.runtime.simulation import Scenario, simulate, tokens_per_second
-    from mirrorsd.runtime.tuning import candidate_settings
+def _heats(
+    pipes: "Pipes", recording: "Recording", scores: "RootScores", parts: "dict[str, PartTimes]", count: int
+) -> "list[Entrant]":
+    """Replay every setting at the measured times of every layout; the best few of each, and plain, run for real."""
+    from mirrorsd.runtime.part_times import pace_of
+    from mirrorsd.runtime.tuning import Entrant, candidate_settings, finalists, rank_settings
 
-    exit_layers = [point.layer for point in pipe.manifest.target.exits]
-    settings = candidate_settings(pipe.speculation, pipe.manifest.draft.shape.num_streams, exit_layers)
     short = replace(recording, texts=recording.texts[:2])
-    speeds: dict[Any, float] = {}
-    with progress("replaying", 2 * len(settings)) as advance:
-        for setting in settings:
-            layers = None if setting.exits == "all" else setting.exits
-            for method in ("mirror", "serial"):
-                scenario = Scenario(pace=pace, speculation=setting, method=method, layers=layers, scores=scores)
-                speeds[setting] = max(speeds.get(setting, 0.0), tokens_per_second(simulate(short, scenario)))
-                advance(f"{method}, gamma {setting.gamma}")
-    return sorted(speeds, key=lambda setting: -speeds[setting])[:_FINALISTS]
+    entrants = []
+    for layout, pipe in pipes.items():
+        exit_layers = [point.layer for point in pipe.manifest.target.exits]
+        settings = candidate_settings(pipe.speculation, pipe.manifest.draft.shape.num_streams, exit_layers)
+        paces = {
+            method: pipe.device_map.pace or pace_of(parts[layout], is_side_by_side=method == "mirror")
+            for method in ("mirror", "serial")
+        }
+        with progress(f"replaying {layout}", 2 * len(settings)) as advance:
+            ranked = rank_settings(short, settings, paces, scores, advance)
+        entrants += [Entrant(layout, *chosen) for chosen in finalists(ranked, count)]
+        entrants.append(Entrant(layout, "plain", pipe.speculation))
+    return entrants
 
 
-def _contests(
-    pipe: "MirrorPipeline", texts: list[str], max_new_tokens: int, finalists: list[Any]
-) -> tuple["Contest", list["Contest"]]:
-    """Finals on all texts, for real; plain decoding runs beside them."""
-    from mirrorsd import GenerationConfig
+def _finals(
+    kind: str, pipes: "Pipes", entrants: "list[Entrant]", texts: "list[Prompt]", config: "GenerationConfig"
+) -> "list[Contest]":
+    """All entrants on all texts, for real and by turns; fastest first."""
     from mirrorsd.runtime.tuning import contend
 
     sessions: dict[Any, Any] = {}
 
-    def decode(setting: Any, method: str, prompt: str) -> Any:
-        if setting not in sessions:
-            sessions[setting] = pipe.session(setting)
-        session = sessions[setting]
-        config = GenerationConfig(max_new_tokens=max_new_tokens, ignore_eos=True, method=method)  # type: ignore[arg-type]
-        return session.generate(prompt, config)
+    def decode(entrant: "Entrant", prompt: "Prompt", **overrides: Any) -> Any:
+        place = (entrant.layout, entrant.speculation)
+        if place not in sessions:
+            sessions[place] = pipes[entrant.layout].session(entrant.speculation)
+        given = {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
+        return sessions[place].generate(config=config, method=entrant.method, **given, **overrides)
 
-    decode(finalists[0], "mirror", texts[0])
-    with progress("finals", len(texts) * (2 * len(finalists) + 1)) as advance:
-        finals = contend(finalists, ["mirror", "serial"], texts, decode, advance)
-        plain = contend(finalists[:1], ["plain"], texts, decode, advance)[0]
-    return plain, finals
+    for entrant in entrants:
+        decode(entrant, texts[0], max_new_tokens=8)
+    with progress(f"{kind} finals", len(texts) * len(entrants)) as advance:
+        found = contend(entrants, texts, decode, advance)
+    for session in sessions.values():
+        session.close()
+    return found
 
 
-def _best_by_method(contests: list["Contest"]) -> dict[str, float]:
-    """Contests come fastest first, so the first of each method counts."""
+def _summary(bundle: Path, card: str, contests: "dict[str, list[Contest]]", scores: "RootScores") -> "Tuned":
+    """The fastest layout, and the fastest speculation in it, for greedy and for sampled texts."""
+    from mirrorsd.runtime.tuned import Tuned, fingerprint
+    from mirrorsd.runtime.tuning import fastest_layout
+
+    layout = fastest_layout(*contests.values())
+    here = {kind: [c for c in found if c.layout == layout] for kind, found in contests.items()}
+    best = {kind: next(c for c in found if c.method != "plain") for kind, found in here.items()}
+    return Tuned(
+        card=card,
+        fingerprint=fingerprint(bundle),
+        layout=layout,
+        speculation=_changed(best["greedy"]),
+        predicted_step_ms=round(best["greedy"].predicted_step_ms, 3),
+        measured_step_ms=round(best["greedy"].step_ms, 3),
+        tokens_per_second=_best_by_method(here["greedy"], "tokens_per_second"),
+        tokens_per_step=_best_by_method(here["greedy"], "tokens_per_step"),
+        sampled_speculation=_changed(best["sampled"]),
+        sampled_tokens_per_second=_best_by_method(here["sampled"], "tokens_per_second"),
+        sampled_tokens_per_step=_best_by_method(here["sampled"], "tokens_per_step"),
+        root_scores=scores.to_dict(),
+    )
+
+
+def _best_by_method(contests: "list[Contest]", figure: str) -> dict[str, float]:
+    """A figure of each method; contests come fastest first, so the first of each method counts."""
     found: dict[str, float] = {}
     for contest in contests:
-        found.setdefault(contest.method, round(contest.tokens_per_second, 2))
+        found.setdefault(contest.method, round(getattr(contest, figure), 3))
     return found
 
 
@@ -145,50 +213,3 @@ def _changed(best: "Contest") -> dict[str, Any]:
 
 def _row(contest: "Contest") -> dict[str, Any]:
     return {**asdict(contest), "speculation": _changed(contest)}
-
-
-def _print_parts(parts: "PartTimes") -> None:
-    table = Table("rows", "prefix ms", "exit ms", "suffix ms", "draft round ms")
-    for rows, stages in parts.target.items():
-        cells = [f"{stages.get(name, 0.0):.2f}" for name in ("prefix", "exit", "suffix")]
-        draft = parts.draft.get(rows)
-        add_row(table, str(rows), *cells, "" if draft is None else f"{draft:.2f}")
-    print_table(table)
-    print(f"side by side: target x {parts.target_slowdown:.2f}, draft x {parts.draft_slowdown:.2f}")
-
-
-def named_exits(exits: Literal["all"] | tuple[int, ...]) -> str:
-    """The exits in a word or two: `all`, `none`, `12,20`."""
-    return exits if exits == "all" else ",".join(map(str, exits)) or "none"
-
-
-def _print_contests(plain: "Contest", contests: list["Contest"]) -> None:
-    table = Table(
-        "method",
-        "gamma",
-        "passes",
-        "roots",
-        "from",
-        "exits",
-        "tokens/s",
-        "/ plain",
-        "accepted",
-        "reuse",
-        "step ms",
-        "law ms",
-    )
-    for contest in (*contests, plain):
-        setting = contest.speculation
-        add_row(
-            table,
-            contest.method,
-            *(str(value) for value in (setting.gamma, setting.passes, setting.roots, setting.root_source)),
-            named_exits(setting.exits),
-            f"{contest.tokens_per_second:.1f}",
-            f"{contest.tokens_per_second / plain.tokens_per_second:.2f}",
-            f"{contest.mean_accepted:.2f}",
-            f"{contest.reuse_rate:.2f}",
-            f"{contest.step_ms:.2f}",
-            f"{contest.predicted_step_ms:.2f}",
-        )
-    print_table(table)

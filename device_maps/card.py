@@ -5,7 +5,7 @@ Whether the devices are present on this machine is for the runtime to say.
 
 from dataclasses import dataclass, field
 
-from mirrorsd.device_maps.checks import require_between, require_cores, require_one_of
+from mirrorsd.device_maps.checks import require_between, require_cores, require_distinct, require_one_of
 from mirrorsd.device_maps.pace import Pace
 from mirrorsd.graphs.errors import ConfigError
 
@@ -25,6 +25,8 @@ ACTIVATION_GROUPS = (0, 32, 64, 128)
 PRECISIONS = ("f32", "bf16", "f16", "auto")
 ALLOCATIONS = ("global", "per_row")
 ROOT_SOURCES = ("proxy", "early", "progressive")
+APART, SHARED = "apart", "shared"
+LAYOUTS = (APART, SHARED)
 MAX_THREADS = 256
 MAX_GAMMA = 31
 MAX_ROOTS = 128
@@ -169,7 +171,9 @@ class DeviceMap:
     """One card.
 
     `fallbacks` names the cards that may stand in where this one's devices are absent, best first; `pace`, if any, sets
-    the stage times of hardware that is not there.
+    the stage times of hardware that is not there. `layouts` are the permitted ways to share out the processor's cores,
+    the first one in force until `mirrorsd tune` has found which is fastest: `apart` as target and draft say, `shared`
+    with `shared_cores` for both (all that the process may use if none are named).
     """
 
     name: str
@@ -180,10 +184,24 @@ class DeviceMap:
     speculation: SpeculationDefaults = field(default_factory=SpeculationDefaults)
     fallbacks: tuple[str, ...] = ()
     pace: Pace | None = None
+    layouts: tuple[str, ...] = (APART,)
+    shared_cores: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """A card has a name, and never falls back to itself."""
+        """A card has a name, never falls back to itself, and shares cores only where both devices are the processor."""
         if not self.name:
             raise ConfigError("name is empty; give the card a name.")
         if self.name in self.fallbacks:
             raise ConfigError(f"fallbacks of {self.name!r} name the card itself; remove it.")
+        self._check_layouts()
+
+    def _check_layouts(self) -> None:
+        require_distinct("layouts", self.layouts, LAYOUTS)
+        require_cores("shared_cores", self.shared_cores, 1)
+        is_shareable = self.target.is_on_cpu and self.draft.device == "CPU"
+        if SHARED in self.layouts and not is_shareable:
+            raise ConfigError(
+                "layouts has 'shared', but target and draft do not both compute on the processor; remove it."
+            )
+        if self.shared_cores and SHARED not in self.layouts:
+            raise ConfigError(f"shared_cores is {list(self.shared_cores)}, but layouts has no 'shared'; add it.")

@@ -1,6 +1,6 @@
 """Range checks of card fields: every refusal names the field, what was found and what is allowed."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from mirrorsd.graphs.errors import ConfigError
 
@@ -23,3 +23,9 @@ def require_cores(field: str, found: tuple[int, ...], threads: int) -> None:
         raise ConfigError(f"{field} is {list(found)}; allowed: different core numbers from 0, or [] for no pinning.")
     if found and len(found) < threads:
         raise ConfigError(f"{field} has {len(found)} core(s) for {threads} threads; name a core per thread, or [].")
+
+
+def require_distinct(field: str, found: Sequence[str], allowed: Collection[str]) -> None:
+    """Refuse an empty list, words that are not in `allowed`, and words that come twice."""
+    if not found or len(set(found)) != len(found) or not set(found) <= set(allowed):
+        raise ConfigError(f"{field} is {list(found)}; allowed: one or more of {', '.join(map(repr, allowed))}.")

@@ -1,127 +1,54 @@
 """`auto`: never slower than plain decoding. Runs the fastest method, by what each one's tokens have cost lately.
 
-Costs are kept per pipeline, so a new request starts with what the last ones taught. A method that may have become
-faster is tried again for a few steps; the worse it was, the rarer. And there is a purse: every step of speculation pays
-into it or out of it what it gained or lost against plain decoding. When it is empty, decoding goes on plainly until a
-small share of the tokens has filled it again: what speculation can lose is bounded, whatever the text. Switching
-changes no token.
+While it decodes plainly, because speculation does not pay or nothing is known yet, the draft is asked for a window on
+the side, now and then and without waiting. Plain decoding goes on and shows how much of it was right: only a window
+that would have paid brings speculation back, and then what is left of it is already there. Switching changes no token.
 """
 
-from mirrorsd.runtime.draft_chain import NO_TOKENS
+import numpy as np
+from numpy.typing import NDArray
+
+from mirrorsd.runtime.cost_book import CostBook
+from mirrorsd.runtime.draft_chain import NO_TOKENS, longest_common_prefix
 from mirrorsd.runtime.drivers import InFlight, MirrorDriver, Outcome, PlainDriver, SerialDriver
 
-_MEMORY = 0.9
-_TRIAL_STEPS = 6
-_SWITCH_GAIN = 0.95
-_TRIAL_SHARE = 0.01
-_MIN_PAUSE_TOKENS, _MAX_PAUSE_TOKENS = 64, 4096
-_FIRST_PLAIN_STEPS = 2
-_PURSE_TOKENS, _PURSE_RESUMES, _PURSE_SHARE = 1.5, 0.75, 0.012
-"""In plain tokens' time: what speculation may lose at once, from where it may go on, what a plain token pays in."""
-_EARNED_SHARE, _MOST_EARNED = 0.02, 125.0
-"""What has been gained before widens the purse a little, so that bad luck does not end what pays on the whole."""
+_MIN_PAUSE_TOKENS, _MAX_PAUSE_TOKENS = 8, 256
+"""Between two windows on the side; it doubles with every one that does not pay, so that hopeless texts cost little."""
 
 
-class TokenCost:
-    """Seconds per token of one method: a running mean over steps, and when it deserves another trial."""
+class SideWindow:
+    """A window that the draft works out while decoding goes on plainly, and how much of it came true."""
 
-    def __init__(self) -> None:
-        self.num_steps = 0
-        self.pause_tokens = float(_MIN_PAUSE_TOKENS)
-        self.tokens_since = 0
-        self._seconds = 0.0
-        self._tokens = 0.0
+    def __init__(self, serial: SerialDriver) -> None:
+        self._request = serial.request
+        self._first = self._request.num_tokens
+        self.asked = self._request.ledger.now()
+        self._answers: list[NDArray[np.int64]] = []
+        serial.post_window(self._answers.append)
 
     @property
-    def seconds_per_token(self) -> float:
-        """The running mean; infinite until measured."""
-        return self._seconds / self._tokens if self._tokens else float("inf")
+    def is_there(self) -> bool:
+        """Whether the draft has answered."""
+        return bool(self._answers)
 
-    def observe(self, seconds: float, num_tokens: int) -> None:
-        """Learn from one step."""
-        self.num_steps += 1
-        self._seconds = _MEMORY * self._seconds + seconds
-        self._tokens = _MEMORY * self._tokens + num_tokens
+    @property
+    def num_right(self) -> int:
+        """How many of its tokens have been decoded by now."""
+        return longest_common_prefix(self._answers[0], self._decoded)
 
+    @property
+    def is_refuted(self) -> bool:
+        """Whether a token came that it does not have; nothing more of it can come true."""
+        return self.num_right < len(self._decoded)
 
-class CostBook:
-    """What every method costs on this pipeline, and which one to run next."""
+    @property
+    def rest(self) -> NDArray[np.int64]:
+        """What has not been decoded yet."""
+        return self._answers[0][len(self._decoded) :]
 
-    def __init__(self, methods: tuple[str, ...]) -> None:
-        self.costs = {method: TokenCost() for method in methods}
-        self.purse = _PURSE_TOKENS
-        self.earned = 0.0
-        self.is_saving = False
-
-    def start_from(self, tokens_per_second: dict[str, float]) -> None:
-        """Begin with speeds that were measured before, as if each method had just run for a while."""
-        for name, speed in tokens_per_second.items():
-            for _ in range(_TRIAL_STEPS):
-                self.costs[name].observe(1.0 / speed, 1)
-
-    def observe(self, method: str, seconds: float, num_tokens: int) -> None:
-        """Learn from one step, let the others wait, and settle with the purse."""
-        plain = self.costs["plain"]
-        if method == "plain":
-            self.purse += _PURSE_SHARE * num_tokens
-        elif plain.num_steps:
-            gain = num_tokens - seconds / plain.seconds_per_token
-            self.purse += gain
-            self.earned = min(max(self.earned + gain, 0.0), _MOST_EARNED)
-        self.purse = min(self.purse, _PURSE_TOKENS + _EARNED_SHARE * self.earned)
-        self.is_saving = self.purse < (_PURSE_RESUMES if self.is_saving else 0.0)
-        for name, cost in self.costs.items():
-            if name == method:
-                cost.observe(seconds, num_tokens)
-            else:
-                cost.tokens_since += num_tokens
-
-    def cheapest(self) -> str:
-        """The method with the lowest cost per token."""
-        return min(self.costs, key=lambda name: self.costs[name].seconds_per_token)
-
-    def next_method(self, current: str, num_steps: int, *, is_trial: bool) -> tuple[str, bool]:
-        """The method for the next step and whether it is on trial.
-
-        Args:
-            current: the method of the last step.
-            num_steps: how many steps in a row it has run.
-            is_trial: whether those were a trial.
-
-        Plain decoding comes first, for two steps, and whenever the purse is empty. Then an unmeasured method. A trial
-        ends after a few steps. Otherwise the current method goes on, unless another is cheaper by more than 5 %
-        (hysteresis), or another's pause is over.
-        """
-        if self.is_saving or self.costs["plain"].num_steps < _FIRST_PLAIN_STEPS:
-            if is_trial and self.costs["plain"].num_steps:
-                self._end_trial(current)
-            return "plain", False
-        if num_steps < _TRIAL_STEPS and (is_trial or not self.costs[current].num_steps):
-            return current, True
-        unmeasured = [name for name, cost in self.costs.items() if not cost.num_steps]
-        if unmeasured:
-            return unmeasured[0], True
-        best = self.cheapest()
-        if is_trial:
-            self._end_trial(current)
-        if self.costs[best].seconds_per_token < _SWITCH_GAIN * self.costs[current].seconds_per_token:
-            return best, False
-        for name, cost in self.costs.items():
-            if name != current and cost.tokens_since >= cost.pause_tokens:
-                cost.tokens_since = 0
-                return name, True
-        return (best if is_trial else current), False
-
-    def _end_trial(self, method: str) -> None:
-        """Wait so long between trials of a method that they cost about 1 % of the time.
-
-        A method half as fast again as the best (excess 0.5) wastes 3 tokens' time in 6 steps: try again in 300 tokens.
-        """
-        self.costs[method].tokens_since = 0
-        best = self.costs[self.cheapest()].seconds_per_token
-        for cost in self.costs.values():
-            excess = cost.seconds_per_token / best - 1.0
-            cost.pause_tokens = min(max(_TRIAL_STEPS * excess / _TRIAL_SHARE, _MIN_PAUSE_TOKENS), _MAX_PAUSE_TOKENS)
+    @property
+    def _decoded(self) -> NDArray[np.int64]:
+        return self._request.tokens[self._first :]
 
 
 class AutoDriver:
@@ -134,22 +61,33 @@ class AutoDriver:
         self._drivers: dict[str, PlainDriver] = {"mirror": mirror, "serial": serial, "plain": plain}
         self._serial = serial
         self._book = book
+        book.begin_text()
         self._method = book.cheapest()
+        self._is_resting = not book.is_worth_starting()
         self._is_trial = False
         self._num_steps = 0
-        self._is_draft_synced = True
+        self._is_draft_synced = not self._is_resting
+        self._side: SideWindow | None = None
+        self._ask_at = 0
+        self._pause_tokens = _MIN_PAUSE_TOKENS
+        self._gain_before = book.net_gain
 
     def start(self) -> InFlight:
-        """Prefill both devices, whatever comes first: a switch must not have to wait for the draft's prefill."""
-        return self._serial.start()
+        """Prefill both devices at once; wait for a first window only if speculation is expected to pay."""
+        if not self._is_resting:
+            return self._serial.start()
+        self._side = SideWindow(self._serial)
+        return self._drivers["plain"].start()
 
     def step(self, inflight: InFlight) -> Outcome:
         """One step of the method that is cheapest now."""
         started = self.request.ledger.now()
-        self._choose()
-        outcome = self._drivers[self._method].step(self._prepare(inflight))
+        inflight = self._choose(inflight)
+        is_draft_busy = self._side is not None and not self._side.is_there
+        outcome = self._drivers[self._method].step(inflight)
         self._num_steps += 1
-        self._book.observe(self._method, self.request.ledger.now() - started, len(outcome.tokens))
+        seconds = self.request.ledger.now() - started
+        self._book.observe(self._method, seconds, len(outcome.tokens), is_disturbed=is_draft_busy)
         return outcome
 
     def close(self) -> None:
@@ -157,16 +95,26 @@ class AutoDriver:
         for driver in self._drivers.values():
             driver.close()
 
-    def _choose(self) -> None:
-        method, is_trial = self._book.next_method(self._method, self._num_steps, is_trial=self._is_trial)
+    def _choose(self, inflight: InFlight) -> InFlight:
+        """Settle on a method, and make the window in flight fit it."""
         if not self._serial.draft.is_working():
-            method, is_trial = "plain", False
+            self._run("plain", is_trial=False)
+        elif self._is_resting:
+            return self._look_aside(inflight)
+        else:
+            method, is_trial = self._book.next_method(self._method, self._num_steps, is_trial=self._is_trial)
+            self._run(method, is_trial=is_trial)
+            if method == "plain" and not is_trial:
+                self._rest()
+        return self._prepare(inflight)
+
+    def _run(self, method: str, *, is_trial: bool) -> None:
         if method != self._method:
             self._num_steps = 0
         self._method, self._is_trial = method, is_trial
 
     def _prepare(self, inflight: InFlight) -> InFlight:
-        """Make the window in flight fit the method: none for plain; a fresh one when the draft comes back."""
+        """No window for plain decoding; a fresh one when the draft comes back from a trial of it."""
         if self._method == "plain":
             self._is_draft_synced = False
             return InFlight(inflight.head, NO_TOKENS)
@@ -174,3 +122,41 @@ class AutoDriver:
             return inflight
         self._is_draft_synced = True
         return InFlight(inflight.head, self._serial.draft_window())
+
+    def _rest(self) -> None:
+        """Decode plainly from here on; after a stretch of speculation that has paid, the pauses are short again."""
+        self._is_resting = True
+        if self._book.net_gain > self._gain_before:
+            self._pause_tokens = _MIN_PAUSE_TOKENS
+        self._ask_at = self.request.num_tokens + self._pause_tokens
+
+    def _look_aside(self, inflight: InFlight) -> InFlight:
+        """Go on plainly, unless a window on the side has shown that speculation would pay."""
+        self._run("plain", is_trial=False)
+        side = self._side
+        if side is None:
+            if self.request.num_tokens >= self._ask_at:
+                self._side = SideWindow(self._serial)
+        elif not side.is_there:
+            self._serial.draft.check_answer(side.asked)
+        else:
+            method = self._book.method_for(side.num_right)
+            if method is not None and not side.is_refuted:
+                return self._resume(method, InFlight(inflight.head, side.rest))
+            if side.is_refuted or not len(side.rest):
+                self._dismiss()
+        return self._prepare(inflight)
+
+    def _dismiss(self) -> None:
+        self._side = None
+        self._ask_at = self.request.num_tokens + self._pause_tokens
+        self._pause_tokens = min(2 * self._pause_tokens, _MAX_PAUSE_TOKENS)
+
+    def _resume(self, method: str, inflight: InFlight) -> InFlight:
+        """Speculate again, with what is left of the window: the draft's chain has it already."""
+        self._dismiss()
+        self._book.resume()
+        self._gain_before = self._book.net_gain
+        self._run(method, is_trial=True)
+        self._is_resting, self._is_draft_synced = False, True
+        return inflight

@@ -136,6 +136,12 @@ class SerialDriver(PlainDriver):
         self._post_prefill()
         return self._fresh_window()
 
+    def post_window(self, receive: Callable[[NDArray[np.int64]], None]) -> None:
+        """Have a window after the committed text drafted, without waiting; `receive` is told on the draft's thread."""
+        self._post_prefill()
+        limit = self.request.window_limit()
+        self.draft.post(lambda: receive(self.draft.drafter.fresh(limit, self.passes)))
+
     def _post_prefill(self) -> None:
         request = self.request
         tokens = request.tokens.copy()

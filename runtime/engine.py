@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.manifest import TargetEntry
-from mirrorsd.runtime.controller import AutoDriver, CostBook
+from mirrorsd.runtime.controller import AutoDriver
+from mirrorsd.runtime.cost_book import CostBooks
 from mirrorsd.runtime.draft_link import DraftLink
 from mirrorsd.runtime.draft_session import DraftModel
 from mirrorsd.runtime.drafter import Drafter
@@ -26,7 +27,7 @@ class Engine:
     The models are loaded on their own workers' threads, so that whatever threads they start stay on their cores.
 
     Attributes:
-        book: what every method has cost lately.
+        books: what every method has cost lately, in greedy and in sampled texts.
         root_scores: how likely roots are, for this pair.
     """
 
@@ -40,7 +41,7 @@ class Engine:
     ) -> None:
         self.target_worker = DeviceWorker("target", target_cores)
         self.draft_worker = DeviceWorker("draft", draft_cores)
-        self.book = CostBook(("mirror", "serial", "plain"))
+        self.books = CostBooks()
         self.root_scores = RootScores()
         try:
             target = self.target_worker.submit(load_target)
@@ -101,7 +102,8 @@ class Seat:
             return serial
         planner = RootPlanner(speculation, request.chooser, self._engine.root_scores)
         mirror = MirrorDriver(request, self._target, link, passes, planner)
-        return mirror if method == "mirror" else AutoDriver(plain, serial, mirror, self._engine.book)
+        book = self._engine.books.of(request.config)
+        return mirror if method == "mirror" else AutoDriver(plain, serial, mirror, book)
 
     def _is_draft_ready(self) -> bool:
         """Whether the draft answers; one that failed but is not hung starts over with an empty cache."""

@@ -31,6 +31,7 @@ class GenerationResult:
         stop_reason: `eos`, `stop_token`, `stop_string`, `length` (max_new_tokens) or `context` (no room left).
         method: what ran: `mirror`, `serial`, `plain`, or `auto` (`stats.steps_by_method` says what it chose).
         device_map: name of the device map.
+        layout: how target and draft shared the processor (see `layouts`).
         stats: figures; see `GenerationStats`.
         spans: what each device did when.
         steps: the verification steps.
@@ -42,6 +43,7 @@ class GenerationResult:
     stop_reason: str
     method: str
     device_map: str
+    layout: str
     stats: GenerationStats
     spans: tuple[Span, ...] = field(repr=False)
     steps: tuple[StepRecord, ...] = field(repr=False)

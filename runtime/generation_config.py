@@ -1,7 +1,7 @@
 """What a caller may ask for: `GenerationConfig` (the text) and `SpeculationConfig` (the speed)."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from mirrorsd.graphs.errors import ConfigError
 
@@ -131,3 +131,14 @@ class SpeculationConfig:
         require(not needs_exit, owner, "exits", self.exits, 'at least one layer, as root_source is "proxy"')
         require(1 <= self.prefill_rows <= 4096, owner, "prefill_rows", self.prefill_rows, "1 to 4096")
         require(self.draft_deadline_s > 0, owner, "draft_deadline_s", self.draft_deadline_s, "above 0 seconds")
+
+
+class Speculations(NamedTuple):
+    """How greedy and how sampled texts are speculated: a draft agrees with sampled ones less often."""
+
+    greedy: SpeculationConfig
+    sampled: SpeculationConfig
+
+    def of(self, config: GenerationConfig) -> SpeculationConfig:
+        """The one for such a text."""
+        return self.sampled if config.is_sampling else self.greedy

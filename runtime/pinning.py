@@ -1,7 +1,39 @@
-"""Keeping a thread on its cores, so that two devices on one processor do not wait for each other."""
+"""Which cores there are, and keeping a thread on some: two devices on one processor must not wait for each other."""
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+_SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+
+
+class Cores(NamedTuple):
+    """Numbers of cores to pin to (none where the system does not let us), and how many threads they carry."""
+
+    numbers: tuple[int, ...]
+    num_threads: int
+
+
+def usable_cores(siblings: str = _SIBLINGS) -> Cores:
+    """One processor number for every physical core that this process may use.
+
+    Where nobody says which numbers share a core, or threads cannot be pinned, each number counts as a core.
+
+    Args:
+        siblings: pattern of the files that say which numbers share a core; "0,4" beside cpu0 and cpu4.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return Cores((), os.cpu_count() or 1)
+    seen: set[str] = set()
+    numbers: list[int] = []
+    for number in sorted(os.sched_getaffinity(0)):
+        path = Path(siblings.format(number))
+        core = path.read_text(encoding="ascii").strip() if path.is_file() else str(number)
+        if core not in seen:
+            seen.add(core)
+            numbers.append(number)
+    return Cores(tuple(numbers), len(numbers))
 
 
 def pin_current_thread(cores: Sequence[int]) -> None:

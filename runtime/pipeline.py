@@ -14,7 +14,8 @@ from mirrorsd.runtime.devices import check_computes, choose_device_map
 from mirrorsd.runtime.draft_session import DraftModel
 from mirrorsd.runtime.engine import Engine, check_exits, resolve_speculation
 from mirrorsd.runtime.generation import Chunk, GenerationResult
-from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
+from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig, Speculations
+from mirrorsd.runtime.layouts import Layout, choose_layout, target_thread_cores
 from mirrorsd.runtime.paced import PacedDraftModel, PacedTargetModel
 from mirrorsd.runtime.root_scores import RootScores
 from mirrorsd.runtime.session import MirrorSession
@@ -35,8 +36,9 @@ class MirrorPipeline:
 
     Attributes:
         manifest: what the bundle says about itself.
-        device_map: the device map in use.
-        speculation: how it speculates (never changes the text).
+        device_map: the device map in use, as its layout has it.
+        speculation: how it speculates in greedy texts (never changes the text).
+        sampled_speculation: the same in sampled texts.
         placement: why this device map, and one line per device saying what really runs where.
     """
 
@@ -45,11 +47,12 @@ class MirrorPipeline:
         engine: Engine,
         tokenizer: BundleTokenizer,
         manifest: Manifest,
-        device_map: DeviceMap,
-        speculation: SpeculationConfig,
+        layout: Layout,
+        speculations: Speculations,
         placement: Sequence[str] = (),
     ) -> None:
-        self.manifest, self.device_map, self.speculation = manifest, device_map, speculation
+        self.manifest, self._layout, self.device_map = manifest, layout, layout.device_map
+        self.speculation, self.sampled_speculation = speculations
         self.placement = list(placement)
         self._engine, self._tokenizer = engine, tokenizer
         self._sessions: list[MirrorSession] = []
@@ -65,6 +68,7 @@ class MirrorPipeline:
         device_map: str = "auto",
         speculation: Mapping[str, object] | None = None,
         use_tuned: bool = True,
+        layout: str | None = None,
     ) -> Self:
         """Load a bundle.
 
@@ -73,10 +77,11 @@ class MirrorPipeline:
             device_map: name of a card, path of a card, or `auto`.
             speculation: values of `SpeculationConfig` to use instead of the card's own.
             use_tuned: start from what `mirrorsd tune` found, where it fits this machine.
+            layout: one of the card's `layouts`; by default the one that was found fastest, else the card's first.
 
         Raises:
             BundleError: missing, damaged, of another schema, or unsafe.
-            ConfigError: unknown device map or speculation setting.
+            ConfigError: unknown device map or speculation setting, or a layout that the card does not permit.
             DeviceError: a device of the map is absent, or cannot run the bundle.
         """
         folder = Path(bundle)
@@ -84,17 +89,26 @@ class MirrorPipeline:
         choice = choose_device_map(device_map)
         check_computes(choice.device_map, manifest.target.shape.dtype)
         tuned = Tuned.read(folder, choice.device_map.name) if use_tuned else None
-        defaults = {**(tuned.speculation if tuned else {}), **(speculation or {})}
-        resolved = resolve_speculation(speculation_of(choice.device_map), defaults)
-        check_exits(resolved, manifest.target)
+        laid_out = choose_layout(choice.device_map, layout, tuned)
+        found = tuned if tuned and tuned.layout == laid_out.name else None
+        speculations = _resolve(choice.device_map, found, speculation or {})
+        for one in speculations:
+            check_exits(one, manifest.target)
         tokenizer = BundleTokenizer(folder)
-        engine = _start_engine(folder, manifest, choice.device_map, resolved)
-        source = "tuned on this machine" if tuned else f"defaults of {choice.device_map.name}"
+        engine = _start_engine(folder, manifest, laid_out.device_map, speculations.greedy)
+        source = "tuned on this machine" if found else f"defaults of {choice.device_map.name}"
         if tuned:
-            engine.book.start_from(tuned.tokens_per_second)
             engine.root_scores = RootScores.from_dict(tuned.root_scores)
-        placement = [*choice.reasons, *engine.describe(), f"speculation: {source}"]
-        return cls(engine, tokenizer, manifest, choice.device_map, resolved, placement)
+        if found:
+            engine.books.greedy.start_from(found.tokens_per_second, found.tokens_per_step)
+            engine.books.sampled.start_from(found.sampled_tokens_per_second, found.sampled_tokens_per_step)
+        placement = [*choice.reasons, laid_out.reason, *engine.describe(), f"speculation: {source}"]
+        return cls(engine, tokenizer, manifest, laid_out, speculations, placement)
+
+    @property
+    def layout(self) -> str:
+        """How target and draft share the processor's cores (see `layouts`)."""
+        return self._layout.name
 
     @property
     def engine(self) -> Engine:
@@ -105,7 +119,7 @@ class MirrorPipeline:
         """Open a session with caches of its own; it shares the devices fairly with the others.
 
         Args:
-            speculation: how this session speculates; the pipeline's own way by default.
+            speculation: how this session speculates; the pipeline's own ways by default.
 
         Raises:
             GenerationError: the pipeline is closed.
@@ -119,8 +133,8 @@ class MirrorPipeline:
                 self._engine.open_seat(),
                 self._tokenizer,
                 self.manifest,
-                speculation or self.speculation,
-                self.device_map.name,
+                Speculations(speculation or self.speculation, speculation or self.sampled_speculation),
+                self._layout,
                 lambda: self._is_open,
             )
             self._sessions.append(session)
@@ -189,6 +203,14 @@ def speculation_of(card: DeviceMap) -> SpeculationConfig:
     )
 
 
+def _resolve(card: DeviceMap, tuned: Tuned | None, given: Mapping[str, object]) -> Speculations:
+    """The card's settings, what was tuned on top of them, what the caller gives on top of both."""
+    defaults = speculation_of(card)
+    greedy = tuned.speculation if tuned else {}
+    sampled = tuned.sampled_speculation or greedy if tuned else {}
+    return Speculations(*(resolve_speculation(defaults, {**one, **given}) for one in (greedy, sampled)))
+
+
 def _start_engine(folder: Path, manifest: Manifest, card: DeviceMap, speculation: SpeculationConfig) -> Engine:
     """Load both models on their workers, run each once, and set the pace if the card has one."""
     from mirrorsd.runtime.openvino_draft import OpenVinoDraftModel
@@ -207,7 +229,7 @@ def _start_engine(folder: Path, manifest: Manifest, card: DeviceMap, speculation
         model.new_session().warm_up()
         return PacedDraftModel(model, card.pace) if card.pace else model
 
-    return Engine(load_target, load_draft, target_cores=card.target.cores, draft_cores=card.draft.cores)
+    return Engine(load_target, load_draft, target_cores=target_thread_cores(card.target), draft_cores=card.draft.cores)
 
 
 def _target_class(card: DeviceMap) -> "type[OnnxTargetModel] | type[OpenVinoTargetModel]":

@@ -9,8 +9,9 @@ from mirrorsd.graphs.errors import GenerationError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.engine import Seat
 from mirrorsd.runtime.generation import Chunk, GenerationResult, Stop, run_steps
-from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
+from mirrorsd.runtime.generation_config import GenerationConfig, Speculations
 from mirrorsd.runtime.generation_stats import summarise
+from mirrorsd.runtime.layouts import Layout
 from mirrorsd.runtime.request import Request
 from mirrorsd.runtime.stopping import StopWatch
 from mirrorsd.runtime.tokenization import BundleTokenizer, Message
@@ -27,12 +28,12 @@ class MirrorSession:
         seat: Seat,
         tokenizer: BundleTokenizer,
         manifest: Manifest,
-        speculation: SpeculationConfig,
-        device_map: str,
+        speculations: Speculations,
+        layout: Layout,
         is_open: Callable[[], bool],
     ) -> None:
         self._seat, self._tokenizer, self._manifest = seat, tokenizer, manifest
-        self._speculation, self._device_map, self._is_pipeline_open = speculation, device_map, is_open
+        self._speculations, self._layout, self._is_pipeline_open = speculations, layout, is_open
         self._cancel = threading.Event()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -77,7 +78,8 @@ class MirrorSession:
         """
         settings = (config or GenerationConfig()).with_overrides(overrides)
         ids = self._encode(prompt, messages, token_ids)
-        return self._stream(Request(ids, settings, self._speculation, self._seat.context, self._cancel))
+        speculation = self._speculations.of(settings)
+        return self._stream(Request(ids, settings, speculation, self._seat.context, self._cancel))
 
     def cancel(self) -> None:
         """Stop this session's current generation from any thread: it raises `Cancelled` within one step."""
@@ -119,7 +121,8 @@ class MirrorSession:
             token_ids=stop.token_ids,
             stop_reason=stop.reason,
             method=method,
-            device_map=self._device_map,
+            device_map=self._layout.device_map.name,
+            layout=self._layout.name,
             stats=summarise(request, started, perf_counter(), warnings),
             spans=tuple(request.ledger.spans),
             steps=tuple(request.steps),

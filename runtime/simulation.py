@@ -16,7 +16,8 @@ import numpy as np
 from mirrorsd.device_maps import Pace, interpolate
 from mirrorsd.runtime.branches import Branch, BranchTable
 from mirrorsd.runtime.choosing import TokenChooser
-from mirrorsd.runtime.controller import AutoDriver, CostBook
+from mirrorsd.runtime.controller import AutoDriver
+from mirrorsd.runtime.cost_book import CostBook
 from mirrorsd.runtime.draft_link import DraftLink
 from mirrorsd.runtime.drafter import Drafter
 from mirrorsd.runtime.drivers import Driver, MirrorDriver, PlainDriver, SerialDriver
@@ -204,6 +205,9 @@ class SimulatedLink:
     def is_working(self) -> bool:
         """Yes."""
         return True
+
+    def check_answer(self, asked: float) -> None:
+        """It answers in time."""
 
 
 class SimulatedMirror(MirrorDriver):

@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
+from mirrorsd.device_maps.card import APART, LAYOUTS
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.runtime.root_scores import RootScores
@@ -26,11 +27,16 @@ class Tuned:
     Attributes:
         card: name of the device map.
         fingerprint: of machine, versions and bundle; see `fingerprint`.
-        speculation: values of `SpeculationConfig`.
+        layout: of the processor's cores; files without it were measured `apart`.
+        speculation: values of `SpeculationConfig`, for greedy texts.
         predicted_step_ms: by the latency law, from the parts' times.
         measured_step_ms: in the run that won.
         tokens_per_second: best of each method in the same run; `auto` starts from them.
+        tokens_per_step: of the same texts; 1 where nothing is said.
         root_scores: fitted to the pair, see `RootScores.to_dict`.
+        sampled_speculation: as `speculation`, for sampled texts; empty if they were not measured.
+        sampled_tokens_per_second: as `tokens_per_second`, for sampled texts.
+        sampled_tokens_per_step: as `tokens_per_step`, for sampled texts.
     """
 
     card: str
@@ -40,10 +46,17 @@ class Tuned:
     measured_step_ms: float
     tokens_per_second: dict[str, float]
     root_scores: dict[str, Any] = field(default_factory=dict)
+    layout: str = APART
+    sampled_speculation: dict[str, Any] = field(default_factory=dict)
+    sampled_tokens_per_second: dict[str, float] = field(default_factory=dict)
+    tokens_per_step: dict[str, float] = field(default_factory=dict)
+    sampled_tokens_per_step: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse root scores of another form (`ValueError`)."""
+        """Refuse root scores of another form, and unknown layouts (`ValueError`)."""
         RootScores.from_dict(self.root_scores)
+        if self.layout not in LAYOUTS:
+            raise ValueError(f"layout is {self.layout!r}, expected one of {', '.join(LAYOUTS)}")
 
     def write(self, bundle: Path) -> Path:
         """Keep it beside the bundle, whole or not at all."""

@@ -1,105 +1,53 @@
-"""Finding the fastest way to speculate on this machine: times of the parts, replays at those times, then contests.
+"""Finding the fastest way to speculate on this machine: replays at the parts' times, then contests.
 
-Many settings are replayed from recorded texts at the parts' times (both devices at work), so that windows grow as long
-as this machine's target makes rows cheap. The best few decode for real, and measured tokens per second decide.
+Many settings are replayed from recorded texts at the parts' times, so that windows grow as long as this machine's
+target makes rows cheap. The best few decode for real, in every layout of the processor's cores, and measured tokens per
+second decide.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
-from time import perf_counter
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from mirrorsd.device_maps import Pace
-from mirrorsd.runtime.draft_session import RowBlock
-from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.generation import GenerationResult
 from mirrorsd.runtime.generation_config import SpeculationConfig
-from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.recording import Recording
+from mirrorsd.runtime.root_scores import RootScores
+from mirrorsd.runtime.simulation import Scenario, simulate, tokens_per_second
 
-ROW_COUNTS = (1, 2, 4, 8, 16)
-_REPEATS = 12
-_SIDE_BY_SIDE_SECONDS = 0.4
-
-Timing = TypeVar("Timing")
-Decode = Callable[[SpeculationConfig, str, str], GenerationResult]
-"""Settings, method, prompt -> a finished text."""
+_SAME_SPEED = 0.97
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartTimes:
-    """Medians in milliseconds.
+class Entrant(NamedTuple):
+    """One way to decode."""
 
-    Attributes:
-        target: by number of rows: `prefix`, `exit`, `suffix`.
-        draft: by number of rows of a round.
-        target_slowdown: a target pass beside a busy draft, over one alone.
-        draft_slowdown: a draft round beside a busy target, over one alone.
-    """
+    layout: str
+    method: str
+    speculation: SpeculationConfig
 
-    target: dict[int, dict[str, float]]
-    draft: dict[int, float]
-    target_slowdown: float
-    draft_slowdown: float
+
+Prompt = TypeVar("Prompt")
+Decode = Callable[[Entrant, Prompt], GenerationResult]
+"""Entrant, prompt -> a finished text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contest:
-    """What one setting did."""
+    """What one entrant did."""
 
-    speculation: SpeculationConfig
+    layout: str
     method: str
+    speculation: SpeculationConfig
     tokens_per_second: float
+    tokens_per_step: float
     step_ms: float
     predicted_step_ms: float
     mean_accepted: float
     reuse_rate: float
-
-
-def measure_parts(engine: Engine) -> PartTimes:
-    """Time every part, first alone, then both devices at once."""
-    target = engine.target_worker.run(engine.target_model.new_session)
-    draft = engine.draft_worker.run(engine.draft_model.new_session)
-
-    def target_pass(num_rows: int) -> Ledger:
-        ledger = Ledger()
-        rows = np.zeros(num_rows, dtype=np.int64)
-        target.run(rows, 64, with_logits=False, ledger=ledger, on_exit=lambda _: None)
-        return ledger
-
-    def draft_round(num_rows: int) -> float:
-        started = perf_counter()
-        draft.run([RowBlock([0] * num_rows, 64, 64)], range(num_rows))
-        return 1e3 * (perf_counter() - started)
-
-    def busy(work: Callable[[], object]) -> list[float]:
-        times, end = [], perf_counter() + _SIDE_BY_SIDE_SECONDS
-        while perf_counter() < end:
-            started = perf_counter()
-            work()
-            times.append(1e3 * (perf_counter() - started))
-        return times
-
-    by_rows = {rows: _stage_medians(engine.target_worker.run(partial(_many, target_pass, rows))) for rows in ROW_COUNTS}
-    by_size = {
-        size: float(np.median(engine.draft_worker.run(partial(_many, draft_round, size)))) for size in draft.round_sizes
-    }
-    smallest = min(draft.round_sizes)
-    side_target = engine.target_worker.submit(lambda: busy(lambda: target_pass(8)))
-    side_draft = engine.draft_worker.submit(lambda: busy(lambda: draft_round(smallest)))
-    target_alone = sum(by_rows[8].values())
-    times = PartTimes(
-        target=by_rows,
-        draft=by_size,
-        target_slowdown=float(np.median(side_target.result())) / target_alone,
-        draft_slowdown=float(np.median(side_draft.result())) / by_size[smallest],
-    )
-    target.close()
-    draft.close()
-    return times
 
 
 def candidate_settings(
@@ -119,24 +67,72 @@ def candidate_settings(
     return list(dict.fromkeys([base, *by_window, *by_roots, *by_exits]))
 
 
-def contend(
+def rank_settings(
+    recording: Recording,
     settings: Sequence[SpeculationConfig],
-    methods: Sequence[str],
-    prompts: Sequence[str],
-    decode: Decode,
-    advance: Callable[[str], None],
+    paces: Mapping[str, Pace],
+    scores: RootScores,
+    advance: Callable[[str], None] = lambda _: None,
+) -> list[tuple[str, SpeculationConfig]]:
+    """Replay every setting by every method, each method at its own pace: `(method, setting)`, fastest first.
+
+    Settings that differ in roots or exits only are one and the same to serial decoding, which has neither.
+    """
+    speeds: dict[tuple[str, SpeculationConfig], float] = {}
+    by_window = {(setting.gamma, setting.passes): setting for setting in reversed(settings)}
+    for method, pace in paces.items():
+        for setting in by_window.values() if method == "serial" else settings:
+            layers = None if setting.exits == "all" else setting.exits
+            scenario = Scenario(pace=pace, speculation=setting, method=method, layers=layers, scores=scores)
+            speeds[method, setting] = tokens_per_second(simulate(recording, scenario))
+            advance(f"{method}, gamma {setting.gamma}")
+    return sorted(speeds, key=lambda entry: -speeds[entry])
+
+
+def finalists(ranked: Sequence[tuple[str, SpeculationConfig]], count: int) -> list[tuple[str, SpeculationConfig]]:
+    """The first `count`, and the first of every method that is not among them."""
+    chosen = list(ranked[:count])
+    for method, setting in ranked[count:]:
+        if method not in {name for name, _ in chosen}:
+            chosen.append((method, setting))
+    return chosen
+
+
+def contend(
+    entrants: Sequence[Entrant], prompts: Sequence[Prompt], decode: Decode[Prompt], advance: Callable[[str], None]
 ) -> list[Contest]:
-    """Run every setting by every method on every prompt, in turn; fastest first."""
-    results: dict[tuple[SpeculationConfig, str], list[GenerationResult]] = {}
-    for prompt in prompts:
-        for setting, method in product(settings, methods):
-            results.setdefault((setting, method), []).append(decode(setting, method, prompt))
+    """Let every entrant decode every prompt, in turn; fastest first. Who comes first rotates."""
+    results: dict[Entrant, list[GenerationResult]] = {}
+    for number, prompt in enumerate(prompts):
+        shift = number * max(len(entrants) // len(prompts), 1) % len(entrants)
+        for entrant in (*entrants[shift:], *entrants[:shift]):
+            results.setdefault(entrant, []).append(decode(entrant, prompt))
+            setting = entrant.speculation
             advance(
-                f"{method}, gamma {setting.gamma}, {setting.passes} passes, "
+                f"{entrant.layout}, {entrant.method}, gamma {setting.gamma}, {setting.passes} passes, "
                 f"{setting.roots} {setting.root_source} roots, exits {setting.exits}"
             )
-    contests = [_judge(setting, method, texts) for (setting, method), texts in results.items()]
+    contests = [_judge(entrant, texts) for entrant, texts in results.items()]
     return sorted(contests, key=lambda contest: -contest.tokens_per_second)
+
+
+def fastest_layout(*groups: Sequence[Contest]) -> str:
+    """The layout whose best speeds have the highest geometric mean over the groups (greedy texts, sampled texts).
+
+    Where layouts differ by 3 % or less, the one with the fastest plain decoding: that is what is left on texts that
+    defeat the draft.
+    """
+    layouts = dict.fromkeys(contest.layout for contest in groups[0])
+
+    def best(layout: str, methods: set[str]) -> float:
+        speeds = [
+            max(c.tokens_per_second for c in group if c.layout == layout and c.method in methods) for group in groups
+        ]
+        return float(np.exp(np.mean(np.log(speeds))))
+
+    overall = {layout: best(layout, {"plain", "serial", "mirror"}) for layout in layouts}
+    close = [layout for layout in layouts if overall[layout] >= _SAME_SPEED * max(overall.values())]
+    return max(close, key=lambda layout: best(layout, {"plain"}))
 
 
 def predict_step_ms(result: GenerationResult) -> float:
@@ -151,43 +147,28 @@ def predict_step_ms(result: GenerationResult) -> float:
     return before + suffix + parts["verify"] + fresh_ms
 
 
-def _judge(setting: SpeculationConfig, method: str, texts: list[GenerationResult]) -> Contest:
+def typical_seconds(times: Sequence[float]) -> float:
+    """Mean of all but the fastest and the slowest tenth: one step that waited for another program decides nothing.
+
+    >>> typical_seconds([1.0] * 9 + [50.0])
+    1.0
+    """
+    cut = len(times) // 10
+    return float(np.mean(sorted(times)[cut : len(times) - cut]))
+
+
+def _judge(entrant: Entrant, texts: list[GenerationResult]) -> Contest:
     stats = [text.stats for text in texts]
-    steps = [step for text in texts for step in text.steps]
+    step_seconds = typical_seconds([step.ended - step.started for text in texts for step in text.steps])
+    tokens_per_step = sum(text.num_tokens for text in texts) / sum(stat.steps for stat in stats)
     return Contest(
-        speculation=setting,
-        method=method,
-        tokens_per_second=float(np.mean([stat.tokens_per_second for stat in stats])),
-        step_ms=1e3 * float(np.mean([step.ended - step.started for step in steps])),
+        layout=entrant.layout,
+        method=entrant.method,
+        speculation=entrant.speculation,
+        tokens_per_second=tokens_per_step / step_seconds,
+        tokens_per_step=tokens_per_step,
+        step_ms=1e3 * step_seconds,
         predicted_step_ms=float(np.mean([predict_step_ms(text) for text in texts])),
         mean_accepted=float(np.mean([stat.mean_accepted for stat in stats])),
         reuse_rate=float(np.mean([stat.reuse_rate for stat in stats])),
     )
-
-
-def _many(work: Callable[[int], Timing], num_rows: int) -> list[Timing]:
-    work(num_rows)
-    return [work(num_rows) for _ in range(_REPEATS)]
-
-
-def _stage_medians(ledgers: list[Ledger]) -> dict[str, float]:
-    names = dict.fromkeys(span.name for ledger in ledgers for span in ledger.spans if span.name != "read")
-    return {
-        name: 1e3 * float(np.median([sum(s.seconds for s in led.spans if s.name == name) for led in ledgers]))
-        for name in names
-    }
-
-
-def pace_of(parts: PartTimes) -> Pace:
-    """The parts' times as a pace, both devices at work: what a replay of this machine takes.
-
-    A pass without its exits is the target's time; the prompt's tokens cost nothing.
-    """
-    slow = parts.target_slowdown
-    target = tuple((float(rows), slow * _without_exit(stages)) for rows, stages in parts.target.items())
-    draft = tuple((float(rows), parts.draft_slowdown * ms) for rows, ms in sorted(parts.draft.items()))
-    return Pace(target_ms=target, draft_ms=draft, exit_ms=slow * parts.target[8].get("exit", 0.0))
-
-
-def _without_exit(stages: dict[str, float]) -> float:
-    return sum(ms for name, ms in stages.items() if name != "exit")

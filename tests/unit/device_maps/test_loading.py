@@ -34,6 +34,11 @@ def test_cpu_card_gives_each_side_a_core() -> None:
     assert card.draft.is_on_cpu
 
 
+def test_only_the_cpu_card_may_share_its_cores() -> None:
+    assert load_device_map("cpu").layouts == ("apart", "shared")
+    assert {load_device_map(name).layouts for name in builtin_names() if name != "cpu"} == {("apart",)}
+
+
 def test_emulated_npu_is_an_npu_on_the_cpu() -> None:
     draft = load_device_map("npu-emulated").draft
     assert (draft.device, draft.emulated, draft.is_on_cpu) == ("NPU", True, True)
@@ -81,6 +86,15 @@ def test_own_card_by_path_with_defaults(tmp_path: Path) -> None:
         ("[speculation]\ngamma = 0", "speculation.gamma is 0; allowed: 1 to "),
         ('[speculation]\nallocation = "best"', "speculation.allocation is 'best'; allowed: 'global', 'per_row'"),
         ('fallbacks = ["mine"]', "fallbacks of 'mine' name the card itself"),
+        ("layouts = []", r"layouts is \[\]; allowed: one or more of 'apart', 'shared'"),
+        ('layouts = ["apart", "apart"]', r"layouts is \['apart', 'apart'\]; allowed"),
+        ('layouts = ["both"]', r"layouts is \['both'\]; allowed: one or more of 'apart', 'shared'"),
+        (
+            'layouts = ["shared"]\n[draft]\ndevice = "NPU"',
+            "layouts has 'shared', but target and draft do not both compute on the processor",
+        ),
+        ("shared_cores = [0, 1]", r"shared_cores is \[0, 1\], but layouts has no 'shared'"),
+        ('layouts = ["shared"]\nshared_cores = [1, 1]', r"shared_cores is \[1, 1\]; allowed: different"),
         ('name = ""', "name is empty"),
         ("[draft", "is not a valid TOML file"),
     ],

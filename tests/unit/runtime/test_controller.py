@@ -4,7 +4,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from mirrorsd.runtime.controller import CostBook
+from mirrorsd.runtime.cost_book import CostBook
 from mirrorsd.runtime.fake import FakeDraft
 
 Make = Callable[..., Any]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.controller import CostBook
+from mirrorsd.runtime.cost_book import CostBook
 
 METHODS = ("mirror", "serial", "plain")
 

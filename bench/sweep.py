@@ -1,0 +1,200 @@
+"""`auto` after `mirrorsd tune`, against the best of {plain, serial, mirror} x layouts over a small grid of settings.
+
+    mirrorsd tune scaled.mirror --device-map cpu
+    python bench/sweep.py scaled.mirror --device-map cpu --work sweep.jsonl --output sweep.json
+    python bench/sweep.py scaled.mirror --device-map cpu --work sweep1.jsonl --temperature 1 --output sweep_sampled.json
+
+All take turns on every prompt; who comes first rotates. A row is the mean over prompts of the median over repeats.
+`--seconds 50` stops after so long, between two prompts; the same command goes on where it stopped, as what is done
+is kept in `--work`. A report is made once all is done.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import fmean, median
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from mirrorsd import GenerationConfig, MirrorPipeline
+from mirrorsd.bench import runs
+from mirrorsd.runtime.devices import choose_device_map
+from mirrorsd.runtime.engine import resolve_speculation
+from mirrorsd.runtime.generation_stats import GenerationStats
+from mirrorsd.runtime.session import MirrorSession
+
+SERIAL = ((3, 1), (5, 2), (7, 3))
+MIRROR = ((5, 2), (7, 3))
+"""Window length and passes."""
+KEPT = ("tokens_per_second", "seconds", "steps", "tokens_per_step", "draft_exposed_ms", "reuse_by_source")
+
+Answer = dict[str, Any]
+"""One text by one arm: `arm`, `prompt`, `repeat`, `kept` (of its statistics) and `ids`."""
+
+
+class Arm(NamedTuple):
+    """One way to decode; `layout` is empty for `auto`, which takes the tuned one."""
+
+    layout: str
+    method: str
+    gamma: int = 0
+    passes: int = 0
+
+    @property
+    def name(self) -> str:
+        """What the table calls it."""
+        window = f", gamma {self.gamma}, {self.passes} passes" if self.gamma else ""
+        return f"{self.layout} {self.method}{window}" if self.layout else self.method
+
+
+def main() -> None:
+    """Run what is still to do, then print and write the report."""
+    parser = runs.parser(__doc__, count=6, tokens=128)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--device-map", default="cpu")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--work", type=Path, required=True, help="what is done so far, a line per text")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long; go on later")
+    options = parser.parse_args()
+    layouts = choose_device_map(options.device_map).device_map.layouts
+    arms = arms_of(layouts)
+    units = [(repeat, prompt) for repeat in range(options.repeats) for prompt in range(options.count)]
+    missing = [unit for unit in units if unit not in finished(read(options.work), arms)]
+    layout = run(options, arms, missing) if missing else ""
+    answers = read(options.work)
+    left = len(units) - len(finished(answers, arms))
+    if left:
+        print(f"{left} of {len(units)} rounds are left: run the same command again")
+        return
+    report = runs.header(options.bundle, device_map=options.device_map, tokens=options.tokens)
+    report |= {"temperature": options.temperature, "prompts": options.count, "repeats": options.repeats}
+    report |= summary(answers, arms, layouts) | {"tuned_layout": layout or answers[0]["tuned_layout"]}
+    runs.print_rows(report["rows"], ("arm", "tokens_per_second", "tokens_per_step", "draft_exposed_ms", "reuse"))
+    print(f"best: {report['best']}")
+    for name in ("auto_to_best", "auto_to_plain"):
+        print(f"{name}: {report[name]:.3f}")
+    runs.finish(report, options.output)
+
+
+def arms_of(layouts: Sequence[str]) -> list[Arm]:
+    """All that compete: plain decoding, and both kinds of speculation over the grid, in every layout; and `auto`."""
+    arms = [Arm(layout, "plain") for layout in layouts]
+    arms += [Arm(layout, "serial", *setting) for layout in layouts for setting in SERIAL]
+    arms += [Arm(layout, "mirror", *setting) for layout in layouts for setting in MIRROR]
+    return [*arms, Arm("", "auto")]
+
+
+def run(options: argparse.Namespace, arms: Sequence[Arm], units: Sequence[tuple[int, int]]) -> str:
+    """Decode round by round until the time is up; the layout that `auto` runs in."""
+    ends = perf_counter() + options.seconds
+    prompts = runs.spread_prompts(options.prompts, options.count)
+    config = GenerationConfig(max_new_tokens=options.tokens, temperature=options.temperature or None, ignore_eos=True)
+    with ExitStack() as stack, options.work.open("a", encoding="utf-8") as work:
+        sessions, layout = open_sessions(stack, options, arms)
+        for arm, session in sessions.items():
+            short = config.with_overrides({"method": arm.method, "max_new_tokens": 8})
+            session.generate(messages=prompts[0], config=short)
+        for repeat, number in units:
+            shift = (repeat * options.count + number) % len(arms)
+            seeded = config.with_overrides({"seed": number})
+            for arm in (*arms[shift:], *arms[:shift]):
+                chosen = seeded.with_overrides({"method": arm.method})
+                result = sessions[arm].generate(messages=prompts[number], config=chosen)
+                answer = {"arm": arm.name, "prompt": number, "repeat": repeat, "tuned_layout": layout}
+                answer |= {"kept": kept(result.stats), "ids": list(result.token_ids)}
+                work.write(json.dumps(answer) + "\n")
+            work.flush()
+            if perf_counter() > ends:
+                break
+    return layout
+
+
+def open_sessions(
+    stack: ExitStack, options: argparse.Namespace, arms: Sequence[Arm]
+) -> tuple[dict[Arm, MirrorSession], str]:
+    """A session per arm on a pipeline per layout, and one on the tuned pipeline; the tuned pipeline's layout."""
+    tuned = stack.enter_context(MirrorPipeline.load(options.bundle, device_map=options.device_map))
+    if "speculation: tuned on this machine" not in tuned.placement:
+        raise SystemExit(f"run `mirrorsd tune {options.bundle} --device-map {options.device_map}` first")
+    pipes = {
+        layout: stack.enter_context(
+            MirrorPipeline.load(options.bundle, device_map=options.device_map, use_tuned=False, layout=layout)
+        )
+        for layout in dict.fromkeys(arm.layout for arm in arms if arm.layout)
+    }
+    for pipe in pipes.values():
+        pipe.engine.root_scores = tuned.engine.root_scores
+    sessions = {}
+    for arm in arms:
+        pipe = pipes.get(arm.layout, tuned)
+        window = {"gamma": arm.gamma, "passes": arm.passes} if arm.gamma else {}
+        sessions[arm] = pipe.session(resolve_speculation(pipe.speculation, window) if arm.layout else None)
+    return sessions, tuned.layout
+
+
+def kept(stats: GenerationStats) -> dict[str, Any]:
+    """The figures of a text that the report needs."""
+    return {name: getattr(stats, name) for name in KEPT} | {"steps_by_method": stats.steps_by_method}
+
+
+def read(work: Path) -> list[Answer]:
+    """All texts that are done; a line that was cut off does not count."""
+
+    def whole_lines() -> Iterator[Answer]:
+        for line in work.read_text(encoding="utf-8").splitlines() if work.is_file() else ():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                continue
+
+    return list(whole_lines())
+
+
+def finished(answers: Sequence[Answer], arms: Sequence[Arm]) -> set[tuple[int, int]]:
+    """Repeats and prompts that every arm has done."""
+    done: dict[tuple[int, int], set[str]] = {}
+    for answer in answers:
+        done.setdefault((answer["repeat"], answer["prompt"]), set()).add(answer["arm"])
+    return {unit for unit, names in done.items() if names >= {arm.name for arm in arms}}
+
+
+def summary(answers: Sequence[Answer], arms: Sequence[Arm], layouts: Sequence[str]) -> dict[str, Any]:
+    """Rows, the best arm, and `auto` over the best and over the fastest plain decoding."""
+    rows = [row(arm, [answer for answer in answers if answer["arm"] == arm.name]) for arm in arms]
+    speeds = {found["arm"]: found["tokens_per_second"] for found in rows}
+    auto = speeds.pop("auto")
+    best = max(speeds, key=lambda name: speeds[name])
+    plain = max(speeds[Arm(layout, "plain").name] for layout in layouts)
+    found = {"rows": rows, "best": best, "auto_to_best": round(auto / speeds[best], 4)}
+    return found | {"auto_to_plain": round(auto / plain, 4), "different_texts": different_texts(answers)}
+
+
+def row(arm: Arm, answers: Sequence[Answer]) -> dict[str, Any]:
+    """One arm's figures: speeds as means over prompts of medians over repeats, the others weighted by steps."""
+    by_prompt: dict[int, list[float]] = {}
+    for answer in answers:
+        by_prompt.setdefault(answer["prompt"], []).append(answer["kept"]["tokens_per_second"])
+    found: dict[str, Any] = {"arm": arm.name}
+    found["tokens_per_second"] = round(fmean(median(speeds) for speeds in by_prompt.values()), 2)
+    figures = [answer["kept"] for answer in answers]
+    steps = [figure["steps"] for figure in figures]
+    for name in ("tokens_per_step", "draft_exposed_ms"):
+        found[name] = round(fmean((figure[name] for figure in figures), steps), 4)
+    sources = sorted({source for figure in figures for source in figure["reuse_by_source"]})
+    reuse = {source: fmean((f["reuse_by_source"].get(source, 0.0) for f in figures), steps) for source in sources}
+    found["reuse"] = {source: round(share, 4) for source, share in reuse.items()}
+    methods = sorted({method for figure in figures for method in figure["steps_by_method"]})
+    return found | {"steps": {m: sum(f["steps_by_method"].get(m, 0) for f in figures) for m in methods}}
+
+
+def different_texts(answers: Sequence[Answer]) -> int:
+    """How many texts are not what the first arm said: near ties that passes of several rows round differently."""
+    reference: dict[int, list[int]] = {}
+    return sum(reference.setdefault(answer["prompt"], answer["ids"]) != answer["ids"] for answer in answers)
+
+
+if __name__ == "__main__":
+    main()

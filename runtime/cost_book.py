@@ -1,0 +1,187 @@
+"""What each method costs on a pipeline, and which one to run next: the knowledge behind `auto`.
+
+Costs are kept per pipeline, so a new request starts with what the last ones taught. A method that may have become
+faster is tried again for a few steps; the worse it was, the rarer. And there is a purse: every step of speculation pays
+into it or out of it what it gained or lost against plain decoding. When it is empty, decoding goes on plainly until a
+small share of the tokens has filled it again: what speculation can lose is bounded, whatever the text. Does not own the
+steps (`controller`).
+"""
+
+from mirrorsd.runtime.generation_config import GenerationConfig
+
+_MEMORY = 0.9
+_TRIAL_STEPS = 6
+_SWITCH_GAIN = 0.95
+_TRIAL_SHARE = 0.01
+_MIN_PAUSE_TOKENS, _MAX_PAUSE_TOKENS = 64, 4096
+_FIRST_PLAIN_STEPS = 2
+_PURSE_TOKENS, _PURSE_RESUMES, _PURSE_SHARE = 1.5, 0.75, 0.012
+"""In plain tokens' time: what speculation may lose at once, from where it may go on, what a plain token pays in."""
+_EARNED_SHARE, _MOST_EARNED = 0.02, 125.0
+"""What has been gained before widens the purse a little, so that bad luck does not end what pays on the whole."""
+
+
+class TokenCost:
+    """Seconds per token of one method: a running mean over steps, and when it deserves another trial."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.pause_tokens = float(_MIN_PAUSE_TOKENS)
+        self.tokens_since = 0
+        self._seconds = 0.0
+        self._tokens = 0.0
+        self._steps = 0.0
+
+    @property
+    def seconds_per_token(self) -> float:
+        """The running mean; infinite until measured."""
+        return self._seconds / self._tokens if self._tokens else float("inf")
+
+    @property
+    def seconds_per_step(self) -> float:
+        """The running mean; 0 until measured."""
+        return self._seconds / self._steps if self._steps else 0.0
+
+    def observe(self, seconds: float, num_tokens: float) -> None:
+        """Learn from one step."""
+        self.num_steps += 1
+        self._steps = _MEMORY * self._steps + 1
+        self._seconds = _MEMORY * self._seconds + seconds
+        self._tokens = _MEMORY * self._tokens + num_tokens
+
+
+class CostBook:
+    """What every method costs on this pipeline, and which one to run next."""
+
+    def __init__(self, methods: tuple[str, ...] = ("mirror", "serial", "plain")) -> None:
+        self.costs = {method: TokenCost() for method in methods}
+        self.purse = _PURSE_TOKENS
+        self.earned = 0.0
+        self.is_saving = False
+        self.net_gain = 0.0
+
+    def start_from(self, tokens_per_second: dict[str, float], tokens_per_step: dict[str, float] | None = None) -> None:
+        """Begin with what was measured before, as if each method had just run for a while."""
+        for name, speed in tokens_per_second.items():
+            num_tokens = (tokens_per_step or {}).get(name, 1.0)
+            for _ in range(_TRIAL_STEPS):
+                self.costs[name].observe(num_tokens / speed, num_tokens)
+        self._set_pauses()
+
+    def begin_text(self) -> None:
+        """Let a new text risk no more than the first one: what others have earned is not its own to lose."""
+        self.earned = 0.0
+        self.purse = min(self.purse, _PURSE_TOKENS)
+
+    def is_worth_starting(self) -> bool:
+        """Whether a new text should speculate from its first step on."""
+        is_known = self.costs["plain"].num_steps >= _FIRST_PLAIN_STEPS
+        return is_known and not self.is_saving and self.cheapest() != "plain"
+
+    def method_for(self, num_right: int) -> str | None:
+        """The method of speculation for which a window with so many right tokens would have paid; None if for none.
+
+        A step that takes 2.2 plain tokens' time needs two right tokens; one that was never measured gets its trial for
+        one.
+        """
+        plain = self.costs["plain"]
+        if plain.num_steps < _FIRST_PLAIN_STEPS or not num_right:
+            return None
+        rivals = [name for name in self.costs if name != "plain"]
+        unmeasured = [name for name in rivals if not self.costs[name].num_steps]
+        best = min(rivals, key=lambda name: self.costs[name].seconds_per_step)
+        if not unmeasured and (1 + num_right) * plain.seconds_per_token <= self.costs[best].seconds_per_step:
+            return None
+        return unmeasured[0] if unmeasured else best
+
+    def resume(self) -> None:
+        """Let speculation have another go before the purse has filled by itself: there is evidence for it."""
+        self.is_saving = False
+        self.purse = max(self.purse, _PURSE_RESUMES)
+
+    def observe(self, method: str, seconds: float, num_tokens: int, *, is_disturbed: bool = False) -> None:
+        """Learn from one step, let the others wait, and settle with the purse.
+
+        Args:
+            method: what ran.
+            seconds: how long it took.
+            num_tokens: what it brought.
+            is_disturbed: the draft worked on the side: this is not what plain decoding costs.
+        """
+        plain = self.costs["plain"]
+        if method == "plain":
+            self.purse += _PURSE_SHARE * num_tokens
+        elif plain.num_steps:
+            gain = num_tokens - seconds / plain.seconds_per_token
+            self.purse += gain
+            self.net_gain += gain
+            self.earned = min(max(self.earned + gain, 0.0), _MOST_EARNED)
+        self.purse = min(self.purse, _PURSE_TOKENS + _EARNED_SHARE * self.earned)
+        self.is_saving = self.purse < (_PURSE_RESUMES if self.is_saving else 0.0)
+        for name, cost in self.costs.items():
+            if name == method:
+                if not is_disturbed:
+                    cost.observe(seconds, num_tokens)
+            else:
+                cost.tokens_since += num_tokens
+
+    def cheapest(self) -> str:
+        """The method with the lowest cost per token."""
+        return min(self.costs, key=lambda name: self.costs[name].seconds_per_token)
+
+    def next_method(self, current: str, num_steps: int, *, is_trial: bool) -> tuple[str, bool]:
+        """The method for the next step and whether it is on trial.
+
+        Args:
+            current: the method of the last step.
+            num_steps: how many steps in a row it has run.
+            is_trial: whether those were a trial.
+
+        Plain decoding comes first, for two steps, and whenever the purse is empty. Then an unmeasured method. A trial
+        ends after a few steps. Otherwise the current method goes on, unless another is cheaper by more than 5 %
+        (hysteresis), or another's pause is over.
+        """
+        if self.is_saving or self.costs["plain"].num_steps < _FIRST_PLAIN_STEPS:
+            if is_trial and self.costs["plain"].num_steps:
+                self._end_trial(current)
+            return "plain", False
+        if num_steps < _TRIAL_STEPS and (is_trial or not self.costs[current].num_steps):
+            return current, True
+        unmeasured = [name for name, cost in self.costs.items() if not cost.num_steps]
+        if unmeasured:
+            return unmeasured[0], True
+        best = self.cheapest()
+        if is_trial:
+            self._end_trial(current)
+        if self.costs[best].seconds_per_token < _SWITCH_GAIN * self.costs[current].seconds_per_token:
+            return best, False
+        for name, cost in self.costs.items():
+            if name != current and cost.tokens_since >= cost.pause_tokens:
+                cost.tokens_since = 0
+                return name, True
+        return (best if is_trial else current), False
+
+    def _end_trial(self, method: str) -> None:
+        """Wait so long between trials of a method that they cost about 1 % of the time.
+
+        A method half as fast again as the best (excess 0.5) wastes 3 tokens' time in 6 steps: try again in 300 tokens.
+        """
+        self.costs[method].tokens_since = 0
+        self._set_pauses()
+
+    def _set_pauses(self) -> None:
+        best = self.costs[self.cheapest()].seconds_per_token
+        for cost in self.costs.values():
+            excess = cost.seconds_per_token / best - 1.0
+            cost.pause_tokens = min(max(_TRIAL_STEPS * excess / _TRIAL_SHARE, _MIN_PAUSE_TOKENS), _MAX_PAUSE_TOKENS)
+
+
+class CostBooks:
+    """A book for greedy texts and one for sampled ones: what a window is worth differs between them."""
+
+    def __init__(self) -> None:
+        self.greedy, self.sampled = CostBook(), CostBook()
+
+    def of(self, config: GenerationConfig) -> CostBook:
+        """The book for such a text."""
+        return self.sampled if config.is_sampling else self.greedy

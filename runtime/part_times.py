@@ -1,0 +1,118 @@
+"""How long each part of a step takes on this machine: medians, alone and with both devices at work.
+
+Owns the measuring, and the pace that comes of it. Which settings are fast at that pace is for `tuning` to find.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import TypeVar
+
+import numpy as np
+
+from mirrorsd.device_maps import Pace
+from mirrorsd.runtime.draft_session import RowBlock
+from mirrorsd.runtime.engine import Engine
+from mirrorsd.runtime.ledger import Ledger
+
+ROW_COUNTS = (1, 2, 4, 8, 16)
+_REPEATS = 12
+_SIDE_BY_SIDE_SECONDS = 0.4
+
+Timing = TypeVar("Timing")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartTimes:
+    """Medians in milliseconds.
+
+    Attributes:
+        target: by number of rows: `prefix`, `exit`, `suffix`.
+        draft: by number of rows of a round.
+        target_slowdown: a target pass beside a busy draft, over one alone.
+        draft_slowdown: a draft round beside a busy target, over one alone.
+    """
+
+    target: dict[int, dict[str, float]]
+    draft: dict[int, float]
+    target_slowdown: float
+    draft_slowdown: float
+
+
+def measure_parts(engine: Engine) -> PartTimes:
+    """Time every part, first alone, then both devices at once."""
+    target = engine.target_worker.run(engine.target_model.new_session)
+    draft = engine.draft_worker.run(engine.draft_model.new_session)
+
+    def target_pass(num_rows: int) -> Ledger:
+        ledger = Ledger()
+        rows = np.zeros(num_rows, dtype=np.int64)
+        target.run(rows, 64, with_logits=False, ledger=ledger, on_exit=lambda _: None)
+        return ledger
+
+    def draft_round(num_rows: int) -> float:
+        started = perf_counter()
+        draft.run([RowBlock([0] * num_rows, 64, 64)], range(num_rows))
+        return 1e3 * (perf_counter() - started)
+
+    def busy(work: Callable[[], object]) -> list[float]:
+        times, end = [], perf_counter() + _SIDE_BY_SIDE_SECONDS
+        while perf_counter() < end:
+            started = perf_counter()
+            work()
+            times.append(1e3 * (perf_counter() - started))
+        return times
+
+    passes = engine.target_worker.run(partial(_by_turns, target_pass, ROW_COUNTS))
+    rounds = engine.draft_worker.run(partial(_by_turns, draft_round, draft.round_sizes))
+    by_rows = {rows: _stage_medians(ledgers) for rows, ledgers in passes.items()}
+    by_size = {size: float(np.median(times)) for size, times in rounds.items()}
+    smallest = min(draft.round_sizes)
+    side_target = engine.target_worker.submit(lambda: busy(lambda: target_pass(8)))
+    side_draft = engine.draft_worker.submit(lambda: busy(lambda: draft_round(smallest)))
+    target_alone = sum(by_rows[8].values())
+    times = PartTimes(
+        target=by_rows,
+        draft=by_size,
+        target_slowdown=float(np.median(side_target.result())) / target_alone,
+        draft_slowdown=float(np.median(side_draft.result())) / by_size[smallest],
+    )
+    target.close()
+    draft.close()
+    return times
+
+
+def _by_turns(work: Callable[[int], Timing], sizes: Sequence[int]) -> dict[int, list[Timing]]:
+    """Repeat all sizes in turn, after an untimed run of each: whatever disturbs the machine meets all of them."""
+    for size in sizes:
+        work(size)
+    turns = [{size: work(size) for size in sizes} for _ in range(_REPEATS)]
+    return {size: [turn[size] for turn in turns] for size in sizes}
+
+
+def _stage_medians(ledgers: list[Ledger]) -> dict[str, float]:
+    names = dict.fromkeys(span.name for ledger in ledgers for span in ledger.spans if span.name != "read")
+    return {
+        name: 1e3 * float(np.median([sum(s.seconds for s in led.spans if s.name == name) for led in ledgers]))
+        for name in names
+    }
+
+
+def pace_of(parts: PartTimes, *, is_side_by_side: bool = True) -> Pace:
+    """The parts' times as a pace: what a replay of this machine takes.
+
+    A pass without its exits is the target's time; the prompt's tokens cost nothing.
+
+    Args:
+        parts: What was measured.
+        is_side_by_side: both devices at work, as in mirror decoding; by turns otherwise.
+    """
+    slow, draft_slow = (parts.target_slowdown, parts.draft_slowdown) if is_side_by_side else (1.0, 1.0)
+    target = tuple((float(rows), slow * _without_exit(stages)) for rows, stages in parts.target.items())
+    draft = tuple((float(rows), draft_slow * ms) for rows, ms in sorted(parts.draft.items()))
+    return Pace(target_ms=target, draft_ms=draft, exit_ms=slow * parts.target[8].get("exit", 0.0))
+
+
+def _without_exit(stages: dict[str, float]) -> float:
+    return sum(ms for name, ms in stages.items() if name != "exit")

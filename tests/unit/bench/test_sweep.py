@@ -1,0 +1,53 @@
+"""The sweep's bookkeeping: what is left to do after a stop, and what the report makes of the texts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mirrorsd.bench import sweep
+
+
+def answer(arm: sweep.Arm, speed: float, *, prompt: int = 0, repeat: int = 0, **changes: Any) -> sweep.Answer:
+    figures = {"tokens_per_step": 2.0, "draft_exposed_ms": 1.0, "reuse_by_source": {"early": 0.5}, "seconds": 1.0}
+    kept = {"tokens_per_second": speed, "steps": 10, "steps_by_method": {arm.method: 10}, **figures}
+    return {"arm": arm.name, "prompt": prompt, "repeat": repeat, "kept": kept, "ids": [1, 2], **changes}
+
+
+def test_every_method_competes_in_every_layout_and_auto_once() -> None:
+    arms = sweep.arms_of(["apart", "shared"])
+    assert {(arm.layout, arm.method) for arm in arms[:-1]} == {
+        (layout, method) for layout in ("apart", "shared") for method in ("plain", "serial", "mirror")
+    }
+    assert arms[-1] == sweep.Arm("", "auto")
+    assert len({arm.name for arm in arms}) == len(arms)
+
+
+def test_a_round_counts_once_every_arm_has_done_it(tmp_path: Path) -> None:
+    arms = [sweep.Arm("apart", "plain"), sweep.Arm("", "auto")]
+    answers = [answer(arms[0], 1.0), answer(arms[1], 1.0), answer(arms[0], 1.0, prompt=1)]
+    assert sweep.finished(answers, arms) == {(0, 0)}
+    work = tmp_path / "work.jsonl"
+    work.write_text('{"arm": "auto"}\n{"arm": "cut o', encoding="utf-8")
+    assert sweep.read(work) == [{"arm": "auto"}]
+    assert sweep.read(tmp_path / "none.jsonl") == []
+
+
+def test_auto_is_held_against_the_best_arm_and_the_fastest_plain_decoding() -> None:
+    plain = [sweep.Arm("apart", "plain"), sweep.Arm("shared", "plain")]
+    serial, auto = sweep.Arm("shared", "serial", 5, 2), sweep.Arm("", "auto")
+    answers = [answer(plain[0], 50.0), answer(plain[1], 80.0), answer(auto, 190.0)]
+    # Medians over repeats (200, 100), then the mean over prompts.
+    answers += [answer(serial, speed, repeat=number) for number, speed in enumerate((200.0, 9.0, 201.0))]
+    answers += [answer(serial, 200.0, prompt=1, ids=[1, 3])]
+    found = sweep.summary(answers, [*plain, serial, auto], ["apart", "shared"])
+    assert (found["best"], found["auto_to_best"]) == ("shared serial, gamma 5, 2 passes", 0.95)
+    assert found["auto_to_plain"] == pytest.approx(190 / 80)
+    assert found["rows"][2]["tokens_per_second"] == 200.0
+    assert found["rows"][2]["reuse"] == {"early": 0.5}
+
+
+def test_texts_that_differ_are_counted() -> None:
+    arm = sweep.Arm("apart", "plain")
+    texts = [answer(arm, 1.0), answer(arm, 1.0, ids=[1, 9]), answer(arm, 1.0, prompt=1, ids=[4])]
+    assert sweep.different_texts(texts) == 1

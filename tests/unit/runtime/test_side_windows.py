@@ -1,0 +1,152 @@
+"""`auto` on texts that defeat the draft, in simulated time: what it loses, and how it comes back."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mirrorsd.runtime.controller import AutoDriver
+from mirrorsd.runtime.cost_book import CostBook
+from mirrorsd.runtime.drivers import InFlight, Outcome
+
+GAMMA = 4
+PLAIN_SECONDS = 1.0
+
+
+class Text:
+    """A text, what the draft makes of it, and the time that has passed: a plain step takes a second."""
+
+    def __init__(self, num_tokens: int, hit_rate: float, seed: int = 0) -> None:
+        random = np.random.default_rng(seed)
+        self.truth = random.integers(1, 1000, num_tokens + GAMMA + 2)
+        self.hits = random.random(len(self.truth)) < hit_rate
+        self.num_tokens, self.seconds = 1, 0.0
+        self.ledger = SimpleNamespace(now=lambda: self.seconds)
+        self.methods: list[str] = []
+
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        return self.truth[: self.num_tokens]
+
+    def window(self) -> NDArray[np.int64]:
+        """The draft's next tokens; 0 wherever it misses."""
+        following = slice(self.num_tokens, self.num_tokens + GAMMA)
+        return np.where(self.hits[following], self.truth[following], 0)
+
+
+class Driver:
+    """One method: a step takes `seconds` and commits what is right of the window, and one token."""
+
+    def __init__(self, text: Text, name: str, seconds: float, side_seconds: float = 0.0) -> None:
+        self.request, self.name, self.seconds, self.side_seconds = text, name, seconds, side_seconds
+        self.draft = SimpleNamespace(is_working=lambda: True, check_answer=lambda _: None)
+        self.pending: list[Any] = []
+
+    def start(self) -> InFlight:
+        return InFlight(0, self.request.window() if self.name != "plain" else np.zeros(0, dtype=np.int64))
+
+    draft_window = Text.window
+
+    def post_window(self, receive: Any) -> None:
+        receive(self.request.window())
+        self.request.seconds += self.side_seconds
+
+    def step(self, inflight: InFlight) -> Outcome:
+        text = self.request
+        assert inflight.head == text.num_tokens - 1
+        right = inflight.window == text.truth[text.num_tokens : text.num_tokens + len(inflight.window)]
+        num_accepted = len(right) if right.all() else int(np.argmin(right))
+        tokens = text.truth[text.num_tokens : text.num_tokens + num_accepted + 1].tolist()
+        text.num_tokens += len(tokens)
+        text.seconds += self.seconds
+        text.methods.append(self.name)
+        window = text.window() if self.name != "plain" else np.zeros(0, dtype=np.int64)
+        return Outcome(tokens, num_accepted, InFlight(inflight.head + len(tokens), window), self.name)
+
+    def close(self) -> None: ...
+
+
+def decode(
+    book: CostBook, num_tokens: int, hit_rate: float, step_seconds: float, side_seconds: float = 0.3, seed: int = 0
+) -> tuple[float, Text]:
+    """Time over plain decoding, less one, and the text; mirror decoding is a little dearer than serial decoding."""
+    text = Text(num_tokens, hit_rate, seed)
+    serial = Driver(text, "serial", step_seconds, side_seconds)
+    serial.draft_window = text.window  # type: ignore[method-assign]
+    drivers = [Driver(text, "plain", PLAIN_SECONDS), serial, Driver(text, "mirror", step_seconds + 0.2)]
+    auto = AutoDriver(*drivers, book)  # type: ignore[arg-type]
+    inflight = auto.start()
+    while text.num_tokens <= num_tokens:
+        inflight = auto.step(inflight).inflight
+    return text.seconds / (text.num_tokens - 1) - 1.0, text
+
+
+def tuned_book() -> CostBook:
+    book = CostBook()
+    speeds = {"plain": 1.0, "serial": 1.6, "mirror": 1.5}
+    book.start_from(speeds, {"plain": 1.0, "serial": 3.5, "mirror": 3.5})
+    return book
+
+
+@pytest.mark.parametrize("step_seconds", [1.3, 2.2, 3.5])
+@pytest.mark.parametrize("hit_rate", [0.0, 0.1])
+def test_a_hopeless_first_text_costs_three_percent_at_most(step_seconds: float, hit_rate: float) -> None:
+    losses = [decode(CostBook(), 128, hit_rate, step_seconds, seed=seed)[0] for seed in range(20)]
+    assert np.mean(losses) <= 0.03
+
+
+@pytest.mark.parametrize("step_seconds", [1.3, 2.2, 3.0])
+def test_a_hopeless_text_on_a_tuned_pipeline_costs_three_percent_at_most(step_seconds: float) -> None:
+    assert decode(tuned_book(), 128, 0.0, step_seconds)[0] <= 0.03
+
+
+@pytest.mark.parametrize("step_seconds", [1.3, 2.2, 3.0])
+def test_a_hopeless_text_after_good_ones_costs_no_more(step_seconds: float) -> None:
+    book = tuned_book()
+    assert decode(book, 300, 0.95, step_seconds)[0] < 0.0
+    assert decode(book, 128, 0.0, step_seconds)[0] <= 0.03
+
+
+def test_a_long_hopeless_text_costs_less_and_less() -> None:
+    assert decode(CostBook(), 3000, 0.05, 2.2)[0] <= 0.015
+
+
+def test_a_good_first_text_is_speculated_as_soon_as_a_window_came_true() -> None:
+    loss, text = decode(CostBook(), 200, 1.0, 1.3)
+    assert text.methods[:2] == ["plain", "plain"]
+    assert "plain" not in text.methods[2:20]
+    assert loss < -0.6
+
+
+def test_a_good_text_after_a_hopeless_one_is_speculated_again() -> None:
+    book = tuned_book()
+    decode(book, 200, 0.0, 2.2)
+    loss, text = decode(book, 200, 0.95, 2.2)
+    assert text.methods.count("plain") < 30
+    assert loss < -0.3
+
+
+def test_a_tuned_pipeline_speculates_from_the_first_step() -> None:
+    _, text = decode(tuned_book(), 100, 1.0, 1.3)
+    assert text.methods[0] == "serial"
+
+
+def test_windows_that_come_true_but_cost_more_than_they_bring_are_left() -> None:
+    """One token in two right, three plain tokens' time for a step."""
+    assert np.mean([decode(CostBook(), 400, 0.5, 3.0, seed=seed)[0] for seed in range(10)]) <= 0.03
+
+
+def test_windows_on_the_side_become_rare_where_they_never_pay() -> None:
+    text = Text(600, 0.0)
+    asked: list[int] = []
+    serial = Driver(text, "serial", 2.0)
+    serial.post_window = lambda receive: (asked.append(text.num_tokens), receive(text.window()))  # type: ignore
+    auto = AutoDriver(Driver(text, "plain", 1.0), serial, Driver(text, "mirror", 2.0), CostBook())  # type: ignore
+    inflight = auto.start()
+    while text.num_tokens < 600:
+        inflight = auto.step(inflight).inflight
+    assert set(text.methods) == {"plain"}
+    assert np.diff(asked).tolist() == sorted(np.diff(asked).tolist())
+    assert len(asked) <= 8
