@@ -25,8 +25,8 @@ from mirrorsd.runtime.engine import resolve_speculation
 from mirrorsd.runtime.generation_stats import GenerationStats
 from mirrorsd.runtime.session import MirrorSession
 
-SERIAL = ((3, 1), (5, 2), (7, 3))
-MIRROR = ((5, 2), (7, 3))
+SERIAL = ((3, 1), (9, 2), (12, 3))
+MIRROR = ((9, 2),)
 """Window length and passes."""
 KEPT = ("tokens_per_second", "seconds", "steps", "tokens_per_step", "draft_exposed_ms", "reuse_by_source")
 

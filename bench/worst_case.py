@@ -3,10 +3,13 @@
     python bench/worst_case.py storyteller.mirror --device-map paced-laptop --output worst_case.json
 
 Prompts are random tokens and texts in other languages than the draft knows; greedy and at T=1.5, where nothing can be
-foreseen. `first` is the first request after loading, with nothing tuned and nothing learned; `later` the next one.
-Plain decoding of the same prompt runs before each. Losses are over the time of the steps; negative ones are gains.
+foreseen. `first` is the first request after loading, with nothing learned from other texts (and nothing tuned, unless
+`--tuned`); `later` the next one. Plain decoding of the same prompt runs by turns with it, before or after; both start
+with caches that hold another text. Losses are over the time of the steps, those called `whole` over the time from the
+call to the last token, the prompt included; medians over repeats and prompts. Negative ones are gains.
 """
 
+from copy import deepcopy
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,7 +18,8 @@ import numpy as np
 
 from mirrorsd import GenerationConfig, MirrorPipeline
 from mirrorsd.bench import runs
-from mirrorsd.runtime.cost_book import CostBooks
+from mirrorsd.runtime.generation_stats import GenerationStats
+from mirrorsd.runtime.session import MirrorSession
 
 FOREIGN = (
     "Der Hund lief schnell über die alte Brücke und bellte die Enten an.",
@@ -24,6 +28,10 @@ FOREIGN = (
     "むかしむかし、あるところにおじいさんとおばあさんがいました。",
 )
 TEMPERATURES = (None, 1.5)
+OTHER_TEXT = [7, 7, 7]
+
+Losses = dict[str, list[float]]
+"""By `first`, `first_whole`, `later`, `later_whole`: one per repeat."""
 
 
 def main() -> None:
@@ -32,9 +40,10 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--device-map", default="paced-laptop")
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--tuned", action="store_true", help="start from what `mirrorsd tune` found, layout included")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    with MirrorPipeline.load(options.bundle, device_map=options.device_map, use_tuned=False) as pipe:
+    with MirrorPipeline.load(options.bundle, device_map=options.device_map, use_tuned=options.tuned) as pipe:
         random = np.random.default_rng(0)
         vocab_size = pipe.manifest.target.shape.vocab_size
         prompts: list[dict[str, Any]] = [
@@ -45,34 +54,48 @@ def main() -> None:
             config = GenerationConfig(max_new_tokens=options.tokens, temperature=temperature, seed=1, ignore_eos=True)
             rows += [measure(pipe, "random", prompts[: options.count], config, options.repeats)]
             rows += [measure(pipe, "foreign", prompts[options.count :], config, options.repeats)]
+        where = {"device_map": options.device_map, "layout": pipe.layout, "is_tuned": options.tuned}
     runs.print_rows(rows, tuple(rows[0]))
-    report = runs.header(options.bundle, device_map=options.device_map, tokens=options.tokens)
+    report = runs.header(options.bundle, **where, tokens=options.tokens, repeats=options.repeats)
     runs.finish(report | {"rows": rows}, options.output)
 
 
 def measure(
     pipe: MirrorPipeline, name: str, prompts: list[dict[str, Any]], config: GenerationConfig, repeats: int
 ) -> dict[str, Any]:
-    """Losses of first requests (a new book of costs before each) and of those after them; medians over repeats."""
-    session = pipe.session()
+    """Losses of first requests (the books of costs as they were loaded before each) and of those after them."""
+    session, books = pipe.session(), deepcopy(pipe.engine.books)
     session.generate(config=config.with_overrides({"method": "mirror"}), **prompts[0])
-    first, later, steps = [], [], {"plain": 0, "serial": 0, "mirror": 0}
+    found: list[Losses] = []
+    steps = {"plain": 0, "serial": 0, "mirror": 0}
     for prompt in prompts:
-        losses: list[list[float]] = [[], []]
-        for _ in range(repeats):
-            pipe.engine.books = CostBooks()
-            for number in range(2):
-                before = session.generate(config=config.with_overrides({"method": "plain"}), **prompt).stats
-                stats = session.generate(config=config, **prompt).stats
-                losses[number].append(before.tokens_per_second / stats.tokens_per_second - 1.0)
-                steps = {method: count + stats.steps_by_method.get(method, 0) for method, count in steps.items()}
-        first.append(median(losses[0]))
-        later.append(median(losses[1]))
+        losses: Losses = {}
+        for repeat in range(repeats):
+            pipe.engine.books = deepcopy(books)
+            for request in ("first", "later"):
+                plain, auto = by_turns(session, prompt, config, auto_first=repeat % 2 == 1)
+                losses.setdefault(request, []).append(plain.tokens_per_second / auto.tokens_per_second - 1.0)
+                losses.setdefault(f"{request}_whole", []).append(auto.seconds / plain.seconds - 1.0)
+                steps = {method: count + auto.steps_by_method.get(method, 0) for method, count in steps.items()}
+        found.append(losses)
     session.close()
-    temperature = config.temperature or 0.0
-    row: dict[str, Any] = {"prompts": f"{name}, T={temperature:g}", "first": round(median(first), 4)}
-    row |= {"first_worst": round(max(first), 4), "later": round(median(later), 4), "later_worst": round(max(later), 4)}
+    pipe.engine.books = books
+    row: dict[str, Any] = {"prompts": f"{name}, T={config.temperature or 0.0:g}"}
+    for request in found[0]:
+        medians = [median(losses[request]) for losses in found]
+        row |= {request: round(median(medians), 4), f"{request}_worst": round(max(medians), 4)}
     return row | {"steps": steps}
+
+
+def by_turns(
+    session: MirrorSession, prompt: dict[str, Any], config: GenerationConfig, *, auto_first: bool
+) -> tuple[GenerationStats, GenerationStats]:
+    """Statistics of the same text by plain decoding and by `auto`."""
+    found = {}
+    for method in ("auto", "plain") if auto_first else ("plain", "auto"):
+        session.generate(token_ids=OTHER_TEXT, max_new_tokens=2, ignore_eos=True, method="serial")
+        found[method] = session.generate(config=config.with_overrides({"method": method}), **prompt).stats
+    return found["plain"], found["auto"]
 
 
 if __name__ == "__main__":

@@ -55,12 +55,13 @@ def candidate_settings(
 ) -> list[SpeculationConfig]:
     """The settings that compete: window length, passes, where roots come from with how many of them, and which exits.
 
+    One pass gives `1 + num_streams` tokens, so that windows of up to so many take one pass, whatever is allowed.
     A bundle with several exits competes with each of them alone and with none, beside all of them as in the others.
     """
     gammas = (2, 3, 4, 5, 7, 9, 12)
     passes = (1, 2, 3) if num_streams else (1,)
     sources = (("proxy", 4), ("early", 4), ("progressive", 8), ("progressive", 16))
-    by_window = [replace(base, gamma=g, passes=j) for g, j in product(gammas, passes)]
+    by_window = [replace(base, gamma=g, passes=j) for g, j in product(gammas, passes) if g > 1 + num_streams or j == 1]
     by_roots = [replace(base, root_source=source, roots=roots) for source, roots in sources]
     choices = [(), *((layer,) for layer in exit_layers)] if len(exit_layers) > 1 else []
     by_exits = [replace(base, root_source="progressive", exits=layers) for layers in choices]

@@ -32,6 +32,7 @@ class ScriptedPipeline:
 
     def __init__(self, answer: Callable[[str, str], list[int]]) -> None:
         self.device_map = load_device_map("cpu")
+        self.layout = "apart"
         self.placement = ["target: here", "draft: there"]
         self.requests: list[tuple[str | None, Any, GenerationConfig]] = []
         self._answer = answer
@@ -46,6 +47,7 @@ class ScriptedPipeline:
             text=text,
             token_ids=ids,
             method=config.method,
+            layout=self.layout,
             stats=stats,
             write_trace=lambda path: path.write_text("trace"),
         )
@@ -70,8 +72,11 @@ def use_pipeline(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str, st
     def install(answer: Callable[[str, str], list[int]]) -> ScriptedPipeline:
         pipeline = ScriptedPipeline(answer)
 
-        def load(bundle: Path, *, device_map: str, speculation: dict[str, object]) -> ScriptedPipeline:
+        def load(
+            bundle: Path, *, device_map: str, speculation: dict[str, object], layout: str | None
+        ) -> ScriptedPipeline:
             pipeline.loaded = (bundle, device_map, speculation)  # type: ignore[attr-defined]
+            pipeline.layout = layout or "apart"
             return pipeline
 
         monkeypatch.setattr("mirrorsd.runtime.MirrorPipeline.load", load)

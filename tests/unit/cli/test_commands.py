@@ -48,8 +48,8 @@ def test_generate_json_has_exactly_the_documented_fields(use_pipeline: Any, caps
     use_pipeline(same_answer)
     assert run(["generate", "b.mirror", "Once", "--method", "mirror", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    fields = {"text", "token_ids", "num_tokens", "method", "device_map", "seconds", "tokens_per_second", "stats"}
-    assert set(document) == fields
+    fields = {"text", "token_ids", "num_tokens", "method", "device_map", "layout", "seconds", "tokens_per_second"}
+    assert set(document) == fields | {"stats"}
     assert set(document["stats"]) == STATS_FIELDS
     assert (document["text"], document["num_tokens"], document["method"]) == ("<1><2><3>", 3, "mirror")
 
@@ -57,7 +57,9 @@ def test_generate_json_has_exactly_the_documented_fields(use_pipeline: Any, caps
 def test_generate_hands_every_option_on(use_pipeline: Any) -> None:
     pipeline = use_pipeline(same_answer)
     text_options = "--temperature 0.8 --top-k 5 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.2 --seed 7 --stop END"
-    speed_options = "--gamma 4 --roots 16 --allocation per_row --passes 3 --root-source proxy --device-map cpu"
+    speed_options = (
+        "--gamma 4 --roots 16 --allocation per_row --passes 3 --root-source proxy --device-map cpu --layout shared"
+    )
     more = "--stop FIN --max-new-tokens 9 --ignore-eos --chat"
     assert run(["generate", "b.mirror", "Hi", *f"{text_options} {speed_options} {more}".split()]) == 0
     assert pipeline.loaded == (
@@ -65,6 +67,7 @@ def test_generate_hands_every_option_on(use_pipeline: Any) -> None:
         "cpu",
         {"gamma": 4, "roots": 16, "allocation": "per_row", "passes": 3, "root_source": "proxy"},
     )
+    assert pipeline.layout == "shared"
     prompt, messages, config = pipeline.requests[0]
     assert (prompt, messages) == (None, [{"role": "user", "content": "Hi"}])
     assert (config.temperature, config.top_k, config.top_p, config.min_p) == (0.8, 5, 0.9, 0.1)
@@ -90,7 +93,7 @@ def test_compare_json(use_pipeline: Any, capsys: pytest.CaptureFixture[str]) -> 
     use_pipeline(same_answer)
     assert run(["compare", "b.mirror", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert set(document) == {"bundle", "device_map", "machine", "versions", "identical", "rows"}
+    assert set(document) == {"bundle", "device_map", "layout", "machine", "versions", "identical", "rows"}
     assert document["identical"] is True
     assert [row["method"] for row in document["rows"]] == ["plain", "serial", "mirror"]
     assert {row["category"] for row in document["rows"]} == {"all"}
