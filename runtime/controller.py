@@ -14,6 +14,10 @@ from mirrorsd.runtime.drivers import InFlight, MirrorDriver, Outcome, PlainDrive
 
 _MIN_PAUSE_TOKENS, _MAX_PAUSE_TOKENS = 8, 256
 """Between two windows on the side; it doubles with every one that does not pay, so that hopeless texts cost little."""
+_FIRST_ASK = 4
+"""After speculation has ended, the first window is asked for in this part of the pause: it may have been bad luck."""
+_UNPROVEN_GAMMA = 3
+"""Longest window until a text has gained something: its first misses cost little."""
 
 
 class SideWindow:
@@ -71,6 +75,8 @@ class AutoDriver:
         self._ask_at = 0
         self._pause_tokens = _MIN_PAUSE_TOKENS
         self._gain_before = book.net_gain
+        self._gamma = self.request.gamma
+        self.request.gamma = min(_UNPROVEN_GAMMA, self._gamma)
 
     def start(self) -> InFlight:
         """Prefill both devices at once; wait for a first window only if speculation is expected to pay."""
@@ -88,6 +94,8 @@ class AutoDriver:
         self._num_steps += 1
         seconds = self.request.ledger.now() - started
         self._book.observe(self._method, seconds, len(outcome.tokens), is_disturbed=is_draft_busy)
+        if self._book.earned > 0.0:
+            self.request.gamma = self._gamma
         return outcome
 
     def close(self) -> None:
@@ -128,7 +136,7 @@ class AutoDriver:
         self._is_resting = True
         if self._book.net_gain > self._gain_before:
             self._pause_tokens = _MIN_PAUSE_TOKENS
-        self._ask_at = self.request.num_tokens + self._pause_tokens
+        self._ask_at = self.request.num_tokens + self._pause_tokens // _FIRST_ASK
 
     def _look_aside(self, inflight: InFlight) -> InFlight:
         """Go on plainly, unless a window on the side has shown that speculation would pay."""

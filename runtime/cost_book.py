@@ -17,8 +17,8 @@ _MIN_PAUSE_TOKENS, _MAX_PAUSE_TOKENS = 64, 4096
 _FIRST_PLAIN_STEPS = 2
 _PURSE_TOKENS, _PURSE_RESUMES, _PURSE_SHARE = 1.5, 0.75, 0.012
 """In plain tokens' time: what speculation may lose at once, from where it may go on, what a plain token pays in."""
-_EARNED_SHARE, _MOST_EARNED = 0.02, 125.0
-"""What has been gained before widens the purse a little, so that bad luck does not end what pays on the whole."""
+_EARNED_SHARE, _MOST_EARNED = 0.5, 16.0
+"""What was gained in the same text widens the purse, so that bad luck does not end what pays on the whole."""
 
 
 class TokenCost:
