@@ -12,8 +12,9 @@ from mirrorsd.runtime.cost_book import CostBook
 from mirrorsd.runtime.draft_chain import NO_TOKENS, longest_common_prefix
 from mirrorsd.runtime.drivers import InFlight, MirrorDriver, Outcome, PlainDriver, SerialDriver
 
-_MIN_PAUSE_TOKENS, _MAX_PAUSE_TOKENS = 8, 256
-"""Between two windows on the side; it doubles with every one that does not pay, so that hopeless texts cost little."""
+_FIRST_PAUSE, _FIRST_HOPELESS_PAUSE, _LONGEST_PAUSE = 6, 16, 256
+"""Tokens between two windows on the side, where speculation has paid so far and where it has not; triples with every
+window that does not pay, so that hopeless texts cost little."""
 _FIRST_ASK = 4
 """After speculation has ended, the first window is asked for in this part of the pause: it may have been bad luck."""
 _UNPROVEN_GAMMA = 3
@@ -73,7 +74,7 @@ class AutoDriver:
         self._is_draft_synced = not self._is_resting
         self._side: SideWindow | None = None
         self._ask_at = 0
-        self._pause_tokens = _MIN_PAUSE_TOKENS
+        self._pause_tokens = _FIRST_HOPELESS_PAUSE if self._is_resting else _FIRST_PAUSE
         self._gain_before = book.net_gain
         self._gamma = self.request.gamma
         self.request.gamma = min(_UNPROVEN_GAMMA, self._gamma)
@@ -135,7 +136,7 @@ class AutoDriver:
         """Decode plainly from here on; after a stretch of speculation that has paid, the pauses are short again."""
         self._is_resting = True
         if self._book.net_gain > self._gain_before:
-            self._pause_tokens = _MIN_PAUSE_TOKENS
+            self._pause_tokens = _FIRST_PAUSE
         self._ask_at = self.request.num_tokens + self._pause_tokens // _FIRST_ASK
 
     def _look_aside(self, inflight: InFlight) -> InFlight:
@@ -148,7 +149,7 @@ class AutoDriver:
         elif not side.is_there:
             self._serial.draft.check_answer(side.asked)
         else:
-            method = self._book.method_for(side.num_right)
+            method = self._book.method_for(side.num_right, is_whole=not len(side.rest))
             if method is not None and not side.is_refuted:
                 return self._resume(method, InFlight(inflight.head, side.rest))
             if side.is_refuted or not len(side.rest):
@@ -158,7 +159,7 @@ class AutoDriver:
     def _dismiss(self) -> None:
         self._side = None
         self._ask_at = self.request.num_tokens + self._pause_tokens
-        self._pause_tokens = min(2 * self._pause_tokens, _MAX_PAUSE_TOKENS)
+        self._pause_tokens = min(3 * self._pause_tokens, _LONGEST_PAUSE)
 
     def _resume(self, method: str, inflight: InFlight) -> InFlight:
         """Speculate again, with what is left of the window: the draft's chain has it already."""

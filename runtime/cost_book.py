@@ -17,6 +17,7 @@ _MIN_PAUSE_TOKENS, _MAX_PAUSE_TOKENS = 64, 4096
 _FIRST_PLAIN_STEPS = 2
 _PURSE_TOKENS, _PURSE_RESUMES, _PURSE_SHARE = 1.5, 0.75, 0.012
 """In plain tokens' time: what speculation may lose at once, from where it may go on, what a plain token pays in."""
+_WHOLE_WINDOW = 3
 _EARNED_SHARE, _MOST_EARNED = 0.5, 16.0
 """What was gained in the same text widens the purse, so that bad luck does not end what pays on the whole."""
 
@@ -78,11 +79,11 @@ class CostBook:
         is_known = self.costs["plain"].num_steps >= _FIRST_PLAIN_STEPS
         return is_known and not self.is_saving and self.cheapest() != "plain"
 
-    def method_for(self, num_right: int) -> str | None:
+    def method_for(self, num_right: int, *, is_whole: bool = False) -> str | None:
         """The method of speculation for which a window with so many right tokens would have paid; None if for none.
 
         A step that takes 2.2 plain tokens' time needs two right tokens; one that was never measured gets its trial for
-        one.
+        one. Three right ones that are the whole window (`is_whole`) always suffice: nobody knows how many more it were.
         """
         plain = self.costs["plain"]
         if plain.num_steps < _FIRST_PLAIN_STEPS or not num_right:
@@ -90,7 +91,11 @@ class CostBook:
         rivals = [name for name in self.costs if name != "plain"]
         unmeasured = [name for name in rivals if not self.costs[name].num_steps]
         best = min(rivals, key=lambda name: self.costs[name].seconds_per_step)
-        if not unmeasured and (1 + num_right) * plain.seconds_per_token <= self.costs[best].seconds_per_step:
+        is_proof = is_whole and num_right >= _WHOLE_WINDOW
+        if (
+            not (unmeasured or is_proof)
+            and (1 + num_right) * plain.seconds_per_token <= self.costs[best].seconds_per_step
+        ):
             return None
         return unmeasured[0] if unmeasured else best
 

@@ -24,6 +24,8 @@ from mirrorsd.runtime.target_link import TargetLink
 from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
 from mirrorsd.runtime.workers import Ticket
 
+_SIDE_PASSES = 3
+
 
 class InFlight(NamedTuple):
     """The next thing to verify: the head token stands at position `head`, `window` follows it."""
@@ -137,10 +139,15 @@ class SerialDriver(PlainDriver):
         return self._fresh_window()
 
     def post_window(self, receive: Callable[[NDArray[np.int64]], None]) -> None:
-        """Have a window after the committed text drafted, without waiting; `receive` is told on the draft's thread."""
+        """Have a short window after the committed text drafted, without waiting; `receive` is told on the draft's thread.
+
+        One pass of a streaming draft, a few of an ordinary one: this window is a question, not a step.
+        """
         self._post_prefill()
         limit = self.request.window_limit()
-        self.draft.post(lambda: receive(self.draft.drafter.fresh(limit, self.passes)))
+        drafter = self.draft.drafter
+        passes = 1 if drafter.session.shape.num_streams else min(self.passes, _SIDE_PASSES)
+        self.draft.post(lambda: receive(drafter.fresh(limit, passes)))
 
     def _post_prefill(self) -> None:
         request = self.request
