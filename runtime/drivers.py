@@ -139,7 +139,7 @@ class SerialDriver(PlainDriver):
         return self._fresh_window()
 
     def post_window(self, receive: Callable[[NDArray[np.int64]], None]) -> None:
-        """Have a short window after the committed text drafted, without waiting; `receive` is told on the draft's thread.
+        """Have a short window after the text drafted, without waiting; `receive` is told on the draft's thread.
 
         One pass of a streaming draft, a few of an ordinary one: this window is a question, not a step.
         """
