@@ -43,8 +43,13 @@ class SideWindow:
 
     @property
     def is_refuted(self) -> bool:
-        """Whether a token came that it does not have; nothing more of it can come true."""
-        return self.num_right < len(self._decoded)
+        """Whether another token came than one of its own; nothing more of it can come true."""
+        return self.num_right < min(len(self._decoded), len(self._answers[0]))
+
+    @property
+    def is_overtaken(self) -> bool:
+        """Whether more was decoded than it has: the draft's chain ends before the text does."""
+        return len(self._decoded) > len(self._answers[0])
 
     @property
     def rest(self) -> NDArray[np.int64]:
@@ -151,7 +156,8 @@ class AutoDriver:
         else:
             method = self._book.method_for(side.num_right, is_whole=not len(side.rest))
             if method is not None and not side.is_refuted:
-                return self._resume(method, InFlight(inflight.head, side.rest))
+                rest = self._serial.draft_window() if side.is_overtaken else side.rest
+                return self._resume(method, InFlight(inflight.head, rest))
             if side.is_refuted or not len(side.rest):
                 self._dismiss()
         return self._prepare(inflight)

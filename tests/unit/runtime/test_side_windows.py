@@ -181,3 +181,21 @@ def test_windows_on_the_side_become_rare_where_they_never_pay() -> None:
     assert set(text.methods) == {"plain"}
     assert np.diff(asked).tolist() == sorted(np.diff(asked).tolist())
     assert len(asked) <= 8
+
+
+def test_a_right_window_that_came_too_late_still_counts() -> None:
+    """The draft answers when plain decoding is past its window: a fresh one follows."""
+    text, answers = Text(60, 1.0), []
+    serial = Driver(text, "serial", 1.3)
+    serial.post_window = lambda receive: answers.append((receive, text.window()))  # type: ignore
+    serial.draft_window = text.window  # type: ignore[method-assign]
+    auto = AutoDriver(Driver(text, "plain", 1.0), serial, Driver(text, "mirror", 1.5), tuned_book())  # type: ignore
+    auto._rest()
+    inflight = InFlight(0, text.window()[:0])
+    while text.num_tokens < 60:
+        inflight = auto.step(inflight).inflight
+        if answers and text.methods.count("plain") == GAMMA + 4:
+            receive, window = answers.pop()
+            receive(window)
+    assert text.methods.count("plain") <= GAMMA + 5
+    assert text.methods[-1] != "plain"
