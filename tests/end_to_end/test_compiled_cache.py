@@ -2,6 +2,7 @@
 
 import gc
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,13 @@ def open_draft(bundle: Path) -> tuple[OpenVinoDraftModel, OpenVinoDraft]:
     session = model.new_session()
     session.warm_up()
     return model, session
+
+
+def open_in_f32(bundle: Path) -> tuple[OpenVinoDraftModel, OpenVinoDraft]:
+    """Two kernels round differently: in bf16 that turns near ties of a random model round."""
+    placement = replace(load_device_map("cpu").draft, precision="f32")
+    model = OpenVinoDraftModel(bundle, read_bundle(bundle).draft, placement)
+    return model, model.new_session()
 
 
 def guesses(session: OpenVinoDraft) -> list[int]:
@@ -85,9 +93,9 @@ def test_without_a_cache_everything_works(tiny_bundle: Path, tmp_path: Path) -> 
 
 
 def test_one_model_for_all_shapes_says_the_same(compiled_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = guesses(open_draft(compiled_bundle)[1])
+    expected = guesses(open_in_f32(compiled_bundle)[1])
     monkeypatch.setattr(draft_shapes, "MOST_STATIC_BYTES", 0)
-    model, session = open_draft(compiled_bundle)
+    model, session = open_in_f32(compiled_bundle)
     assert model.shapes.is_shared
     assert "one model for all shapes" in model.describe()
     assert guesses(session) == expected
