@@ -46,6 +46,14 @@ def test_measured_speeds_spare_the_first_trials() -> None:
     assert run.count("plain") == 60
 
 
+def test_a_trial_of_long_steps_waits_longer_for_the_next() -> None:
+    """Six steps of four tokens, half as dear again: 12 tokens' time, one per cent of 1,200."""
+    book = CostBook(("mirror", "serial", "plain"))
+    book.start_from({"mirror": 2.0, "serial": 3.0, "plain": 1.0}, {"mirror": 4.0, "serial": 4.0, "plain": 1.0})
+    assert round(book.costs["mirror"].pause_tokens) == 1200
+    assert round(book.costs["plain"].pause_tokens) == 1200
+
+
 def test_a_method_that_became_faster_is_found_again() -> None:
     _, book = simulate({"mirror": 3.0, "serial": 3.0, "plain": 1.0}, 300)
     run, _ = simulate({"mirror": 0.3, "serial": 3.0, "plain": 1.0}, 1500, book)
