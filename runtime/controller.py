@@ -12,7 +12,7 @@ from mirrorsd.runtime.cost_book import CostBook
 from mirrorsd.runtime.draft_chain import NO_TOKENS, longest_common_prefix
 from mirrorsd.runtime.drivers import InFlight, MirrorDriver, Outcome, PlainDriver, SerialDriver
 
-_FIRST_PAUSE, _FIRST_HOPELESS_PAUSE, _LONGEST_PAUSE = 6, 16, 256
+_FIRST_PAUSE, _FIRST_HOPELESS_PAUSE, _LONGEST_PAUSE = 4, 16, 256
 """Tokens between two windows on the side, where speculation has paid so far and where it has not; triples with every
 window that does not pay, so that hopeless texts cost little."""
 _FIRST_ASK = 4
@@ -80,7 +80,6 @@ class AutoDriver:
         self._side: SideWindow | None = None
         self._ask_at = 0
         self._pause_tokens = _FIRST_HOPELESS_PAUSE if self._is_resting else _FIRST_PAUSE
-        self._gain_before = book.net_gain
         self._gamma = self.request.gamma
         self.request.gamma = min(_UNPROVEN_GAMMA, self._gamma)
 
@@ -138,10 +137,10 @@ class AutoDriver:
         return InFlight(inflight.head, self._serial.draft_window())
 
     def _rest(self) -> None:
-        """Decode plainly from here on; after a stretch of speculation that has paid, the pauses are short again."""
+        """Decode plainly from here on; the text is unproven again."""
         self._is_resting = True
-        if self._book.net_gain > self._gain_before:
-            self._pause_tokens = _FIRST_PAUSE
+        self._book.earned = 0.0
+        self.request.gamma = min(_UNPROVEN_GAMMA, self._gamma)
         self._ask_at = self.request.num_tokens + self._pause_tokens // _FIRST_ASK
 
     def _look_aside(self, inflight: InFlight) -> InFlight:
@@ -171,7 +170,8 @@ class AutoDriver:
         """Speculate again, with what is left of the window: the draft's chain has it already."""
         self._dismiss()
         self._book.resume()
-        self._gain_before = self._book.net_gain
+        if self._book.cheapest() != "plain":
+            self._pause_tokens = _FIRST_PAUSE
         self._run(method, is_trial=True)
         self._is_resting, self._is_draft_synced = False, True
         return inflight

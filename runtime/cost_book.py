@@ -64,7 +64,6 @@ class CostBook:
         self.purse = _PURSE_TOKENS
         self.earned = 0.0
         self.is_saving = False
-        self.net_gain = 0.0
 
     def start_from(self, tokens_per_second: dict[str, float], tokens_per_step: dict[str, float] | None = None) -> None:
         """Begin with what was measured before, as if each method had just run for a while."""
@@ -124,7 +123,6 @@ class CostBook:
         elif plain.num_steps:
             gain = num_tokens - seconds / plain.seconds_per_token
             self.purse += gain
-            self.net_gain += gain
             self.earned = min(max(self.earned + gain, 0.0), _MOST_EARNED)
         self.purse = min(self.purse, _PURSE_TOKENS + _EARNED_SHARE * self.earned)
         self.is_saving = self.purse < (_PURSE_RESUMES if self.is_saving else 0.0)

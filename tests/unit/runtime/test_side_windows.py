@@ -107,7 +107,8 @@ def test_bad_luck_does_not_end_windows_that_pay_on_the_whole() -> None:
         (decode_with_dear_rows(0.8, seed, only_serial=True), decode_with_dear_rows(0.8, seed)) for seed in range(20)
     ]
     ratios = [serial / auto for serial, auto in pairs]
-    assert np.mean(ratios) >= 0.93
+    assert np.mean(ratios) >= 0.95
+    assert min(ratios) >= 0.75
 
 
 def test_dear_rows_on_a_hopeless_text_cost_three_percent_at_most() -> None:
