@@ -18,9 +18,10 @@ from mirrorsd.graphs.errors import ExportError
 
 from .block_formats import COMPUTE_BY_PRECISION
 
-# Half of the time of a pass on large vocabularies; theirs are sharp enough for the candidates to hold the winner.
+# Beyond this the noise is read for too many ids: 32 lists of 150,000 would be 19 MB in every pass.
 _MOST_NOISE_IDS = 32_768
-# One per position; a text uses them in turn. A window and its branches reach 2 (gamma + 1) + s positions.
+# One per position, used in turn. Enough for windows of up to 29 tokens and their branches, 2 (gamma + 1) + s positions;
+# where longer ones meet in a row, candidates are ranked with another position's noise, which costs speed only.
 _NOISE_ROWS = 64
 _DTYPE_BY_COMPUTE = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 DTYPE_BY_PRECISION = {precision: _DTYPE_BY_COMPUTE[kind] for precision, kind in COMPUTE_BY_PRECISION.items()}
