@@ -10,10 +10,15 @@ from mirrorsd.runtime.roots import Root
 
 
 class BranchWindow(NamedTuple):
-    """A finished or unfinished branch as the scheduler sees it: the tokens after the root, and where it came from."""
+    """A finished or unfinished branch as the scheduler sees it: the tokens after the root, and where it came from.
+
+    `shares [n, 2]` and `num_main` are those of `WindowLength.cut`.
+    """
 
     tokens: NDArray[np.int64]
     source: str
+    shares: NDArray[np.float64]
+    num_main: int
 
 
 class Branch:
@@ -21,10 +26,11 @@ class Branch:
 
     `start` is the root token's absolute position: the branch sees every chain token before it. `fed` are the tokens
     (root first) whose keys and values are in `slots`; `guesses` are the tokens predicted after them. Entry `t` of
-    `candidate_ids` and `candidate_logprobs` (`[m]` each) is what the draft thinks comes after token `t` of the branch.
+    `candidate_ids` and `candidate_logprobs` (`[m]` each) is what the draft thinks comes after token `t` of the branch;
+    entry `t` of `shares` (`[2]`) is how sure it is of the one it chose there (see `WindowLength.cut`).
     """
 
-    __slots__ = ("candidate_ids", "candidate_logprobs", "fed", "guesses", "root", "slots", "start")
+    __slots__ = ("candidate_ids", "candidate_logprobs", "fed", "guesses", "root", "shares", "slots", "start")
 
     def __init__(self, root: Root, start: int) -> None:
         self.root = root
@@ -34,6 +40,7 @@ class Branch:
         self.guesses: list[int] = [root.token]
         self.candidate_ids: list[NDArray[np.int64]] = []
         self.candidate_logprobs: list[NDArray[np.float32]] = []
+        self.shares: list[NDArray[np.float64]] = []
 
     @property
     def window(self) -> list[int]:
@@ -45,11 +52,16 @@ class Branch:
         """How many tokens there are after the root."""
         return len(self.fed) + len(self.guesses) - 1
 
-    def absorb(self, predicted: NDArray[np.int64], tips: TipGuesses) -> int:
+    def published(self, gamma: int) -> BranchWindow:
+        """The branch as the scheduler sees it, `gamma` tokens at most."""
+        tokens = np.asarray(self.window[:gamma], dtype=np.int64)
+        return BranchWindow(tokens, self.root.source, np.asarray(self.shares[:gamma]).reshape(-1, 2), len(self.fed))
+
+    def absorb(self, predicted: NDArray[np.int64], shares: NDArray[np.float64], tips: TipGuesses) -> int:
         """Take in a pass that was fed all current guesses; return how many of its rows to keep.
 
-        `predicted[r, 0]` is the draft's next token after fed row `r`, `predicted[r, j]` the token `j` further on;
-        `tips` are the candidate lists they were chosen from. A row is kept while the main guess before it agrees with
+        `predicted[r, 0]` is the draft's next token after fed row `r`, `predicted[r, j]` the token `j` further on, with
+        `shares [r, j, 2]`; `tips` are the candidate lists they were chosen from. A row is kept while the main guess before it agrees with
         it (Speculative Streaming, section 3.2).
 
         Guesses `[5, 6, 7]` were fed; the draft says 6 after 5, then 9 after 6: rows 5 and 6 stay, 9 replaces 7 and the
@@ -57,7 +69,8 @@ class Branch:
 
         >>> branch = Branch(Root(0, 5, 1.0, "exit"), 10); branch.guesses = [5, 6, 7]
         >>> predicted = np.array([[6, 0, 0], [9, 8, 4], [1, 0, 0]])
-        >>> branch.absorb(predicted, TipGuesses(predicted[..., None], np.zeros((3, 3, 1)))), branch.fed, branch.guesses
+        >>> tips = TipGuesses(predicted[..., None], np.zeros((3, 3, 1)))
+        >>> branch.absorb(predicted, np.zeros((3, 3, 2)), tips), branch.fed, branch.guesses
         (2, [5, 6], [9, 8, 4])
         """
         kept = 1
@@ -68,6 +81,7 @@ class Branch:
         self.guesses = predicted[last].tolist()
         self.candidate_ids[first:] = [*tips.ids[:kept, 0], *tips.ids[last, 1:]]
         self.candidate_logprobs[first:] = [*tips.logprobs[:kept, 0], *tips.logprobs[last, 1:]]
+        self.shares[first:] = [*shares[:kept, 0], *shares[last, 1:]]
         return kept
 
 
@@ -80,8 +94,7 @@ class BranchTable:
 
     def publish(self, branch: Branch, gamma: int) -> None:
         """Make a branch's current window visible; a later call replaces it."""
-        window = np.asarray(branch.window[:gamma], dtype=np.int64)
-        self._windows[branch.root.row, branch.root.token] = BranchWindow(window, branch.root.source)
+        self._windows[branch.root.row, branch.root.token] = branch.published(gamma)
 
     def get(self, row: int, token: int) -> BranchWindow | None:
         """The window prepared for the root, or None."""

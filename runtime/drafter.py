@@ -4,17 +4,30 @@ Owned by the draft worker: no method may be called from two threads.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.branches import Branch
+from mirrorsd.runtime.branches import Branch, BranchWindow
 from mirrorsd.runtime.choosing import TokenChooser
 from mirrorsd.runtime.draft_chain import NO_TOKENS, DraftChain
 from mirrorsd.runtime.draft_session import DraftSession, RowBlock, TipGuesses
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.roots import Root
 from mirrorsd.runtime.round_clock import RoundClock
+from mirrorsd.runtime.row_budget import Confirmations, share_out
+from mirrorsd.runtime.window_length import WindowLength, WindowOrder
+
+_LEAST_SHARE = -20.0
+"""In logs, behind the best: what a row's only candidate leaves to others."""
+
+
+class Offer(NamedTuple):
+    """A branch that may grow, and what feeding each of its guesses is worth: never more than the guess before it."""
+
+    branch: Branch
+    worths: Sequence[float]
 
 
 class Drafter:
@@ -24,6 +37,7 @@ class Drafter:
         self.session = session
         self.chain = DraftChain(session)
         self.clock = RoundClock(session.round_sizes)
+        self.confirmations = Confirmations(session.shape.num_streams)
         self.branches: dict[tuple[int, int], Branch] = {}
         self._max_rows = max(session.round_sizes)
         self._chooser: TokenChooser | None = None
@@ -47,20 +61,27 @@ class Drafter:
         self.chain.forget()
         self.branches = {}
 
-    def fresh(self, gamma: int, passes: int) -> NDArray[np.int64]:
-        """Continue the chain from its head token with up to `gamma` tokens in `passes` passes."""
+    def fresh(self, order: WindowOrder) -> NDArray[np.int64]:
+        """Continue the chain from its head token."""
         chain, head = self.chain, self.chain.head
-        gamma = min(gamma, self.session.capacity - chain.num_known)
+        limit = min(order.limit, self.session.capacity - chain.num_known)
         if head - chain.num_fed >= self._max_rows:
             chain.feed(head)
         branch = Branch(Root(0, chain.token(head), 1.0, "fresh"), head)
-        for _ in range(passes):
-            is_done = branch.num_window >= gamma
-            if is_done or not self.grow([branch], head + len(branch.fed), gamma, self._max_rows, "fresh"):
+        for number in range(order.passes):
+            if branch.num_window >= limit or (number and not self._is_worthwhile(branch, number, order.length)):
                 break
-        window = np.asarray(branch.window[:gamma], dtype=np.int64)
+            whole = Offer(branch, [1.0] * len(branch.guesses))
+            if not self.grow([whole], head + len(branch.fed), limit, self._max_rows, head):
+                break
+        window = cut_window(branch.published(limit), order)
         self._extend_chain(branch, window)
         return window
+
+    def _is_worthwhile(self, branch: Branch, passes: int, length: WindowLength | None) -> bool:
+        if length is None:
+            return True
+        return length.is_pass_worthwhile(np.asarray(branch.shares), len(branch.fed), passes, self.clock.shortest_seconds)
 
     def adopt(self, head: int, num_accepted: int, token: int, window: NDArray[np.int64]) -> None:
         """Make the verified text and the next window the chain; move the branch's cache rows to their positions.
@@ -81,7 +102,7 @@ class Drafter:
             self.chain.append(window)
 
     def resolve(
-        self, head: int, num_accepted: int, token: int, gamma: int, passes: int
+        self, head: int, num_accepted: int, token: int, order: WindowOrder
     ) -> tuple[NDArray[np.int64], str]:
         """The next window when the scheduler found none: a branch that finished late, or a fresh one.
 
@@ -90,65 +111,58 @@ class Drafter:
         """
         branch = self.branches.get((num_accepted, token))
         if branch is not None and branch.fed:
-            window = np.asarray(branch.window[:gamma], dtype=np.int64)
+            window = cut_window(branch.published(order.limit), order)
             self.adopt(head, num_accepted, token, window)
             return window, "late"
         self.adopt(head, num_accepted, token, NO_TOKENS)
-        return self.fresh(gamma, passes), "fresh"
-
-    def feed_window(self) -> None:
-        """Feed the window's unfed tokens, so that the draft has candidates after every one of them."""
-        chain = self.chain
-        stop = min(chain.num_known, self.session.capacity)
-        num_rows = stop - chain.num_fed
-        if not 0 < num_rows <= min(self._max_rows, self.session.max_tips):
-            return
-        with self._ledger.time("draft", "expand"):
-            tips = chain.run([chain.block(stop)], range(num_rows))
-            first = chain.num_fed
-            chain.keep(stop)
-            chain.note_candidates(first, tips.ids[:, 0], tips.logprobs[:, 0])
+        return self.fresh(order), "fresh"
 
     def first_scratch_slot(self) -> int:
         """The first cache slot after the chain and all branches."""
         used = [branch.slots[-1] + 1 for branch in self.branches.values() if branch.slots]
         return max([self.chain.num_known, *used])
 
-    def grow(self, due: Sequence[Branch], scratch: int, gamma: int, max_rows: int, label: str) -> list[Branch]:
-        """One round: feed the chain tokens that the branches need, and the guesses of as many branches as fit.
+    def grow(self, due: Sequence[Offer], scratch: int, gamma: int, max_rows: int, lead_to: int) -> list[Branch]:
+        """One round: feed the chain up to `lead_to`, and the worthiest of the branches' guesses.
 
         Args:
-            due: branches to grow, most wanted first.
+            due: branches to grow, and what feeding each of their guesses is worth.
             scratch: first free cache slot.
             gamma: most tokens after a root.
             max_rows: most rows of this round.
-            label: what the ledger calls it.
+            lead_to: position before which all chain tokens are to be fed; no branch starts after it.
 
         Returns:
             The branches that grew; empty if not even the first one fits.
         """
         if not due:
             return []
-        num_lead = max(0, max(branch.start for branch in due) - self.chain.num_fed)
-        room = min(max_rows - num_lead, self.session.capacity - scratch, self.session.max_tips)
-        blocks = [self.chain.block(self.chain.num_fed + num_lead)] if num_lead else []
+        label = "fresh" if due[0].branch.root.source == "fresh" else "expand"
+        num_lead = max(0, lead_to - self.chain.num_fed)
+        first_tip = num_lead if label == "fresh" else 0
+        room = min(max_rows, self.session.capacity - scratch + num_lead, self.session.max_tips + first_tip) - num_lead
+        shares = share_out([offer.worths[: 1 + gamma - len(offer.branch.fed)] for offer in due], max(room, 0))
+        blocks = [self.chain.block(lead_to)] if num_lead else []
         placed: list[Branch] = []
-        num_rows = num_lead
-        for branch in due:
-            size = min(len(branch.guesses), 1 + gamma - len(branch.fed))
-            if num_rows - num_lead + size > room:
-                break
-            branch.guesses = branch.guesses[:size]
-            blocks.append(self._block(branch, num_lead))
-            placed.append(branch)
-            num_rows += size
+        for (branch, _), share in zip(due, shares, strict=True):
+            if share:
+                branch.guesses = branch.guesses[:share]
+                blocks.append(self._block(branch, num_lead))
+                placed.append(branch)
+        num_rows = num_lead + sum(shares)
         if placed:
             started = self.now()
             with self._ledger.time("draft", label):
-                tips = self.chain.run(blocks, range(num_lead, num_rows))
-                self._absorb(placed, tips, num_lead, scratch)
+                tips = self.chain.run(blocks, range(first_tip, num_rows))
+                self._absorb(placed, self._note_lead(tips, num_lead - first_tip), num_lead, scratch)
             self.clock.observe(num_rows, self.now() - started)
         return placed
+
+    def _note_lead(self, tips: TipGuesses, num_noted: int) -> TipGuesses:
+        """Take what came after the chain's tokens as its candidates; what is left is the branches'."""
+        tips = TipGuesses(tips.ids.copy(), tips.logprobs.copy())
+        self.chain.note_candidates(self.chain.num_fed, tips.ids[:num_noted, 0], tips.logprobs[:num_noted, 0])
+        return TipGuesses(tips.ids[num_noted:], tips.logprobs[num_noted:])
 
     def _block(self, branch: Branch, num_lead: int) -> RowBlock:
         """Rows for the branch's guesses: they see the chain before its start, and the branch's own cache slots."""
@@ -165,13 +179,13 @@ class Drafter:
         """Take in what a round predicted; cache the rows of the chain tokens it led with, and of confirmed guesses."""
         chain = self.chain
         rows, slots = [*range(num_lead)], [*range(chain.num_fed, chain.num_fed + num_lead)]
-        tips = TipGuesses(tips.ids.copy(), tips.logprobs.copy())
-        predicted = self._predict(tips, placed)
+        predicted, shares = self._predict(tips, placed)
         first_tip = 0
         for branch in placed:
             last_tip = first_tip + len(branch.guesses)
             own = TipGuesses(tips.ids[first_tip:last_tip], tips.logprobs[first_tip:last_tip])
-            kept = branch.absorb(predicted[first_tip:last_tip], own)
+            kept = branch.absorb(predicted[first_tip:last_tip], shares[first_tip:last_tip], own)
+            self.confirmations.observe(len(own.ids), kept)
             new_slots = range(scratch, scratch + kept)
             rows += range(num_lead + first_tip, num_lead + first_tip + kept)
             slots += new_slots
@@ -181,15 +195,23 @@ class Drafter:
         self.session.keep_rows(rows, slots)
         chain.num_fed += num_lead
 
-    def _predict(self, tips: TipGuesses, placed: Sequence[Branch]) -> NDArray[np.int64]:
-        """Predicted tokens `[R, 1 + s]` of all tips, those of the branches' guesses one after another."""
+    def _predict(self, tips: TipGuesses, placed: Sequence[Branch]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Predicted tokens `[R, 1 + s]` of all tips, those of the branches' guesses one after another, and shares.
+
+        The shares `[R, 1 + s, 2]` are those of `WindowLength.cut`.
+        """
         assert self._chooser is not None
-        if not self._chooser.is_sampling:
-            return tips.ids[..., 0]
         starts = [(branch.start + len(branch.fed), len(branch.guesses)) for branch in placed]
         tip_positions = np.concatenate([np.arange(start, start + size) for start, size in starts])
         positions = tip_positions[:, None] + 1 + np.arange(tips.ids.shape[1])[None, :]
-        return self._chooser.guess(tips.ids, tips.logprobs, positions)
+        scores = self._chooser.rank(tips.ids, tips.logprobs, positions).astype(np.float64)
+        best = scores.argmax(axis=-1)[..., None]
+        own = np.take_along_axis(scores, best, axis=-1)
+        shares = np.empty((*tips.ids.shape[:2], 2))
+        shares[..., 0] = -np.log(np.exp(scores - own).sum(axis=-1))
+        np.put_along_axis(scores, best, -np.inf, axis=-1)
+        shares[..., 1] = np.maximum(scores.max(axis=-1) - own[..., 0], _LEAST_SHARE) + shares[..., 0]
+        return np.take_along_axis(tips.ids, best, axis=-1)[..., 0], shares
 
     def _extend_chain(self, branch: Branch, window: NDArray[np.int64]) -> None:
         """Append `window` after the head; the branch's fed rows that agree with it become cached chain rows."""
@@ -206,3 +228,10 @@ class Drafter:
         if num_noted:
             ids, logprobs = branch.candidate_ids[:num_noted], branch.candidate_logprobs[:num_noted]
             self.chain.note_candidates(branch.start, ids, logprobs)
+
+
+def cut_window(found: BranchWindow, order: WindowOrder) -> NDArray[np.int64]:
+    """As much of a window as was ordered."""
+    if order.length is None:
+        return found.tokens[: order.limit]
+    return found.tokens[: order.length.cut(found.shares, found.num_main, order.limit)]

@@ -16,12 +16,14 @@ from mirrorsd.runtime.branches import BranchTable
 from mirrorsd.runtime.choosing import Choice
 from mirrorsd.runtime.draft_chain import NO_TOKENS
 from mirrorsd.runtime.draft_link import DraftLink
+from mirrorsd.runtime.drafter import cut_window
 from mirrorsd.runtime.expansion import Expansion, Occasion
 from mirrorsd.runtime.planner import RootPlanner
 from mirrorsd.runtime.request import Request, StepRecord
 from mirrorsd.runtime.round_clock import PassClock
 from mirrorsd.runtime.target_link import TargetLink
 from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
+from mirrorsd.runtime.window_length import WindowOrder
 from mirrorsd.runtime.workers import Ticket
 
 _SIDE_PASSES = 3
@@ -133,6 +135,14 @@ class SerialDriver(PlainDriver):
         self.target.prefill(self.request)
         return InFlight(self.request.num_tokens - 1, self._fresh_window())
 
+    def step(self, inflight: InFlight) -> Outcome:
+        """As in plain decoding; the lengths of windows learn from it."""
+        outcome = super().step(inflight)
+        if self.request.length is not None:
+            done = self.request.steps[-1]
+            self.request.length.observe(done.num_window, done.num_accepted, done.ended - done.started)
+        return outcome
+
     def draft_window(self) -> NDArray[np.int64]:
         """Bring the draft up to the committed text, after steps without it, and draft a window."""
         self._post_prefill()
@@ -147,7 +157,7 @@ class SerialDriver(PlainDriver):
         limit = self.request.window_limit()
         drafter = self.draft.drafter
         passes = 1 if drafter.session.shape.num_streams else min(self.passes, _SIDE_PASSES)
-        self.draft.post(lambda: receive(drafter.fresh(limit, passes)))
+        self.draft.post(lambda: receive(drafter.fresh(WindowOrder(limit, passes))))
 
     def _post_prefill(self) -> None:
         request = self.request
@@ -155,22 +165,19 @@ class SerialDriver(PlainDriver):
         self.draft.release(partial(self.draft.drafter.prefill, tokens, request.chooser, request.ledger))
 
     def _fresh_window(self) -> NDArray[np.int64]:
-        limit = self.request.window_limit()
-        return self.draft.ask(partial(self.draft.drafter.fresh, limit, self.passes), NO_TOKENS) if limit else NO_TOKENS
+        order = self._order()
+        return self.draft.ask(partial(self.draft.drafter.fresh, order), NO_TOKENS) if order.limit else NO_TOKENS
+
+    def _order(self) -> WindowOrder:
+        return WindowOrder(self.request.window_limit(), self.passes, self.request.length)
 
     def _next_window(self, inflight: InFlight, acceptance: Acceptance) -> tuple[NDArray[np.int64], str]:
         """Ask the draft and wait for its answer."""
-        limit = self.request.window_limit()
-        if not limit:
+        order = self._order()
+        if not order.limit:
             return NO_TOKENS, "none"
-        job = partial(
-            self.draft.drafter.resolve,
-            inflight.head,
-            acceptance.num_accepted,
-            acceptance.next_token,
-            limit,
-            self.passes,
-        )
+        num_accepted, token = acceptance.num_accepted, acceptance.next_token
+        job = partial(self.draft.drafter.resolve, inflight.head, num_accepted, token, order)
         return self.draft.ask(job, (NO_TOKENS, "none"))
 
 
@@ -226,11 +233,11 @@ class MirrorDriver(SerialDriver):
 
     def _next_window(self, inflight: InFlight, acceptance: Acceptance) -> tuple[NDArray[np.int64], str]:
         """The branch of the root that came true, if there is one; otherwise ask the draft and wait."""
-        limit = self.request.window_limit()
+        order = self._order()
         branch = self._table.get(acceptance.num_accepted, acceptance.next_token)
-        if not limit or branch is None or not self.draft.is_working():
+        if not order.limit or branch is None or not self.draft.is_working():
             return super()._next_window(inflight, acceptance)
-        window = branch.tokens[:limit]
+        window = cut_window(branch, order)
         self.draft.hold(
             partial(self.draft.drafter.adopt, inflight.head, acceptance.num_accepted, acceptance.next_token, window)
         )

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from mirrorsd.device_maps.pace import Curve
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.manifest import TargetEntry
 from mirrorsd.runtime.controller import AutoDriver
@@ -18,6 +19,7 @@ from mirrorsd.runtime.request import Request
 from mirrorsd.runtime.root_scores import RootScores
 from mirrorsd.runtime.target_link import TargetLink
 from mirrorsd.runtime.target_session import TargetModel
+from mirrorsd.runtime.window_length import LearnedLengths, WindowLength
 from mirrorsd.runtime.workers import DeviceWorker
 
 
@@ -29,6 +31,8 @@ class Engine:
     Attributes:
         books: what every method has cost lately, in greedy and in sampled texts.
         root_scores: how likely roots are, for this pair.
+        target_ms: what the target's pass takes, by rows; empty while nobody knows.
+        lengths: what texts have taught about windows, by whether they are sampled.
     """
 
     def __init__(
@@ -43,6 +47,8 @@ class Engine:
         self.draft_worker = DeviceWorker("draft", draft_cores)
         self.books = CostBooks()
         self.root_scores = RootScores()
+        self.target_ms: Curve = ()
+        self.lengths = {is_sampling: LearnedLengths() for is_sampling in (False, True)}
         try:
             target = self.target_worker.submit(load_target)
             draft = self.draft_worker.submit(load_draft)
@@ -55,6 +61,14 @@ class Engine:
     def open_seat(self) -> "Seat":
         """Caches of its own for one more session."""
         return Seat(self)
+
+    def window_length(self, request: Request) -> WindowLength | None:
+        """What cuts the windows of a request, if it wants that and the target's times are known."""
+        if not self.target_ms or request.speculation.window == "full":
+            return None
+        is_sampling = request.chooser.is_sampling
+        weights = self.root_scores.weights("draft", 0, is_sampling=is_sampling)
+        return WindowLength(self.target_ms, weights.accept, self.lengths[is_sampling])
 
     def describe(self) -> list[str]:
         """One line per device."""
@@ -96,6 +110,7 @@ class Seat:
         link = DraftLink(self._drafter, self._engine.draft_worker, speculation.draft_deadline_s, request.ledger)
         self._link = link
         link.prepare(min(self._draft_session.capacity, request.max_tokens + _scratch_slots(speculation)))
+        request.length = self._engine.window_length(request)
         passes = speculation.passes if self._draft_session.shape.num_streams else request.gamma
         serial = SerialDriver(request, self._target, link, passes)
         if method == "serial":

@@ -6,20 +6,23 @@ so far), and none that could as well start after the next exit has spoken. Betwe
 device go first.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.branches import Branch, BranchTable
 from mirrorsd.runtime.draft_link import DraftLink
+from mirrorsd.runtime.drafter import Offer
 from mirrorsd.runtime.planner import RootPlanner
 from mirrorsd.runtime.roots import Root
 from mirrorsd.runtime.target_session import ExitGuesses
 
 _FIRST_ROUND_GRACE = 0.5
 """Share of a round by which it may end late while too little is prepared: waiting still beats drafting anew."""
+_ROOT_WORTH = 2.0
+"""How much more than one more token of a branch its root is worth."""
 _ENOUGH = 0.5
 """What the prepared branches' chances must be of all wanted ones'."""
 
@@ -50,8 +53,6 @@ class Expansion:
     def begin(self) -> None:
         """Start from the draft's own candidates; nothing to do where only the exit's count."""
         if self._planner.is_early and not self._table.is_closed:
-            if self._has_time_for(3):
-                self._drafter.feed_window()
             self._replan()
             self._work()
 
@@ -93,23 +94,25 @@ class Expansion:
         gamma, drafter = self._occasion.gamma, self._drafter
         if self._is_worth_waiting():
             return False
-        due = [branch for branch in self._wanted if branch.num_window < gamma]
-        due.sort(key=self._promise(), reverse=True)
+        due = [self._offer(branch) for branch in self._wanted if branch.num_window < gamma]
         prepared = sum(branch.root.score for branch in self._wanted if branch.fed)
         is_prepared = prepared >= _ENOUGH * sum(branch.root.score for branch in self._wanted)
         grace = 0.0 if is_prepared and prepared else _FIRST_ROUND_GRACE * drafter.clock.shortest_seconds
         max_rows = drafter.clock.rows_within(self._occasion.ready_by + grace - drafter.now())
         if not max_rows:
             return False
-        grown = drafter.grow(due, drafter.first_scratch_slot(), gamma, max_rows, "expand")
+        num_fed = drafter.chain.num_fed
+        grown = drafter.grow(due, drafter.first_scratch_slot(), gamma, max_rows, self._lead_to(due))
         for branch in grown:
             self._table.publish(branch, gamma)
+        if self._planner.is_early and drafter.chain.num_fed > num_fed:
+            self._replan()
         return bool(grown)
 
-    def _has_time_for(self, num_rounds: int) -> bool:
-        """Whether that many of the smallest rounds fit beside the pass: knowing more costs one of them."""
-        shortest = self._drafter.clock.shortest_seconds
-        return self._drafter.now() + num_rounds * shortest <= self._occasion.ready_by
+    def _lead_to(self, due: Sequence[Offer]) -> int:
+        """How far a round feeds the chain: to the window's end where the draft's own candidates count."""
+        chain, first = self._drafter.chain, max((offer.branch.start for offer in due), default=0)
+        return min(chain.num_known, self._drafter.session.capacity) if self._planner.is_early else first
 
     def _is_worth_waiting(self) -> bool:
         """Whether the next exit speaks so soon that as many rounds fit after it as from now on: `hear` goes on then.
@@ -123,7 +126,14 @@ class Expansion:
         num_after = (ready_by - heard_by[0]) // round_seconds
         return heard_by[0] > now and num_after >= 1 and num_after == (ready_by - now) // round_seconds
 
-    def _promise(self) -> Callable[[Branch], Any]:
-        """Expected gain per row: the root's chance, times the chance that what is there already is right."""
+    def _offer(self, branch: Branch) -> Offer:
+        """What each guess is worth: the chance that the branch comes true, is right so far, and keeps the guess.
+
+        The root's own row counts more: without it, a root that comes true leaves the target waiting.
+        """
         rate = self._planner.acceptance_rate
-        return lambda branch: branch.root.score * rate**branch.num_window / len(branch.guesses)
+        if not branch.fed:
+            return Offer(branch, [_ROOT_WORTH * branch.root.score])
+        chances = self._drafter.confirmations.chances(len(branch.guesses))
+        right = rate ** (len(branch.fed) + np.arange(len(chances)))
+        return Offer(branch, (branch.root.score * right * chances).tolist())

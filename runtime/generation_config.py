@@ -8,6 +8,7 @@ from mirrorsd.graphs.errors import ConfigError
 Method = Literal["mirror", "serial", "plain", "auto"]
 METHODS: tuple[Method, ...] = ("mirror", "serial", "plain", "auto")
 ALLOCATIONS = ("global", "per_row")
+WINDOWS = ("full", "worthwhile")
 ROOT_SOURCES = ("proxy", "early", "progressive")
 
 
@@ -98,7 +99,9 @@ class SpeculationConfig:
         root_source: `proxy` waits for the exit's guesses (the paper), `early` starts from the draft's own runners-up,
             `progressive` starts early and is corrected by the exit.
         allocation: `global` spends `roots` where they are likeliest, `per_row` spends `kappa` at every row.
-        passes: draft passes for a fresh window (`J`); a draft without streams always takes `gamma`.
+        passes: most draft passes for a fresh window (`J`); a draft without streams always takes up to `gamma`.
+        window: `full` verifies all that the draft has prepared; `worthwhile` only what is likely enough for its rows'
+            time, and drafts on only while that pays, where the target's times are known (paced or tuned).
         pad_rows_to: run every target pass with exactly this many rows; 0 runs what is needed. With equal row counts
             the arithmetic of all methods is the same to the last bit (ALGORITHM.md, "Exactness", 3).
         exits: which of a bundle's exits are run, by layer, where it has several; the others cost nothing.
@@ -112,6 +115,7 @@ class SpeculationConfig:
     root_source: str = "progressive"
     allocation: str = "global"
     passes: int = 2
+    window: str = "worthwhile"
     pad_rows_to: int = 0
     exits: Literal["all"] | tuple[int, ...] = "all"
     prefill_rows: int = 128
@@ -124,6 +128,7 @@ class SpeculationConfig:
         require(1 <= self.kappa <= 16, owner, "kappa", self.kappa, "1 to 16")
         require(self.allocation in ALLOCATIONS, owner, "allocation", self.allocation, ", ".join(ALLOCATIONS))
         require(1 <= self.passes <= 32, owner, "passes", self.passes, "1 to 32")
+        require(self.window in WINDOWS, owner, "window", self.window, ", ".join(WINDOWS))
         require(self.root_source in ROOT_SOURCES, owner, "root_source", self.root_source, ", ".join(ROOT_SOURCES))
         is_padding = self.pad_rows_to == 0 or self.pad_rows_to > self.gamma
         require(is_padding, owner, "pad_rows_to", self.pad_rows_to, "0, or more than gamma")

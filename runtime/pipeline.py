@@ -97,9 +97,11 @@ class MirrorPipeline:
         tokenizer = BundleTokenizer(folder)
         engine = _start_engine(folder, manifest, laid_out.device_map, speculations.greedy)
         source = "tuned on this machine" if found else f"defaults of {choice.device_map.name}"
+        engine.target_ms = laid_out.device_map.pace.target_ms if laid_out.device_map.pace else ()
         if tuned:
             engine.root_scores = RootScores.from_dict(tuned.root_scores)
         if found:
+            engine.target_ms = found.target_ms or engine.target_ms
             engine.books.greedy.start_from(found.tokens_per_second, found.tokens_per_step)
             engine.books.sampled.start_from(found.sampled_tokens_per_second, found.sampled_tokens_per_step)
         placement = [*choice.reasons, laid_out.reason, *engine.describe(), f"speculation: {source}"]

@@ -31,6 +31,7 @@ def record_text(
     """
     first, chooser = num_prompt - 1, TokenChooser(config)
     draft = engine.draft_worker.run(engine.draft_model.new_session)
+    engine.draft_worker.run(partial(draft.use_noise, chooser.noise_source()))
     target = engine.target_worker.run(engine.target_model.new_session)
     room = min(depth, target.context - len(tokens), draft.capacity - len(tokens))
     ids, logprobs = engine.draft_worker.run(partial(ask_draft, draft, tokens, first, room, chooser))

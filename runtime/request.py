@@ -11,6 +11,7 @@ from mirrorsd.graphs.errors import Cancelled, ContextLengthError, GenerationErro
 from mirrorsd.runtime.choosing import TokenChooser
 from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.window_length import WindowLength
 
 
 class StepRecord(NamedTuple):
@@ -35,6 +36,7 @@ class Request:
     Attributes:
         gamma: most window tokens.
         num_reused: prompt tokens that were cached from an earlier request.
+        length: what cuts its windows; None leaves them as long as they come.
         near_ties: absolute positions of committed tokens whose runner-up was closer than the near-tie gap.
     """
 
@@ -53,6 +55,7 @@ class Request:
         self.gamma = speculation.gamma
         self.num_prompt = self.num_tokens = len(prompt)
         self.num_reused = 0
+        self.length: WindowLength | None = None
         self.max_tokens = min(context, len(prompt) + config.max_new_tokens)
         self.steps: list[StepRecord] = []
         self.near_ties: list[int] = []

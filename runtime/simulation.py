@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from mirrorsd.runtime.replay import ReplayDraft, ReplayTarget
 from mirrorsd.runtime.request import Request
 from mirrorsd.runtime.root_scores import RootScores
 from mirrorsd.runtime.target_link import TargetLink
+from mirrorsd.runtime.window_length import LearnedLengths, WindowLength
 
 Result = TypeVar("Result")
 HOST_MS, ROUND_MS = 0.45, 0.3
@@ -61,10 +62,17 @@ class Scenario:
     scores: RootScores = field(default_factory=RootScores)
 
 
+class Memory(NamedTuple):
+    """What one text teaches the next."""
+
+    book: CostBook
+    lengths: LearnedLengths
+
+
 def simulate(recording: Recording, scenario: Scenario) -> list[GenerationStats]:
-    """Replay every text; the statistics are those of a real run, in simulated time. `auto` learns from text to text."""
-    book = CostBook(("mirror", "serial", "plain"))
-    return [_replay(recording, text, scenario, book) for text in recording.texts]
+    """Replay every text; the statistics are those of a real run, in simulated time. Texts learn from those before."""
+    memory = Memory(CostBook(), LearnedLengths())
+    return [_replay(recording, text, scenario, memory) for text in recording.texts]
 
 
 def tokens_per_second(stats: Sequence[GenerationStats]) -> float:
@@ -73,7 +81,7 @@ def tokens_per_second(stats: Sequence[GenerationStats]) -> float:
     return tokens / sum(stat.tokens_per_step * stat.steps / stat.tokens_per_second for stat in stats)
 
 
-def _replay(recording: Recording, text: RecordedText, scenario: Scenario, book: CostBook) -> GenerationStats:
+def _replay(recording: Recording, text: RecordedText, scenario: Scenario, memory: Memory) -> GenerationStats:
     config = GenerationConfig(
         max_new_tokens=text.num_heads, temperature=recording.temperature or None, seed=text.seed, ignore_eos=True
     )
@@ -83,7 +91,10 @@ def _replay(recording: Recording, text: RecordedText, scenario: Scenario, book: 
     request.ledger = devices.ledger
     request.chooser = _ReplayChooser(config)
     request.gamma = min(request.gamma, text.depth)
-    driver = _driver(recording, text, scenario, request, devices, book)
+    if scenario.speculation.window == "worthwhile":
+        weights = scenario.scores.weights("draft", 0, is_sampling=request.chooser.is_sampling)
+        request.length = WindowLength(scenario.pace.target_ms, weights.accept, memory.lengths)
+    driver = _driver(recording, text, scenario, request, devices, memory.book)
     inflight = driver.start()
     while request.num_tokens < request.max_tokens:
         inflight = driver.step(inflight).inflight

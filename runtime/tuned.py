@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from mirrorsd.device_maps.card import APART, LAYOUTS
+from mirrorsd.device_maps.pace import Curve, check_curve
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.runtime.root_scores import RootScores
@@ -33,6 +34,7 @@ class Tuned:
         measured_step_ms: in the run that won.
         tokens_per_second: best of each method in the same run; `auto` starts from them.
         tokens_per_step: of the same texts; 1 where nothing is said.
+        target_ms: what the target's pass takes, exits included, as `[rows, ms]` points; empty where nothing is said.
         root_scores: fitted to the pair, see `RootScores.to_dict`.
         sampled_speculation: as `speculation`, for sampled texts; empty if they were not measured.
         sampled_tokens_per_second: as `tokens_per_second`, for sampled texts.
@@ -46,6 +48,7 @@ class Tuned:
     measured_step_ms: float
     tokens_per_second: dict[str, float]
     root_scores: dict[str, Any] = field(default_factory=dict)
+    target_ms: Curve = ()
     layout: str = APART
     sampled_speculation: dict[str, Any] = field(default_factory=dict)
     sampled_tokens_per_second: dict[str, float] = field(default_factory=dict)
@@ -53,8 +56,11 @@ class Tuned:
     sampled_tokens_per_step: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse root scores of another form, and unknown layouts (`ValueError`)."""
+        """Refuse root scores of another form, unknown layouts, and times that are none (`ValueError`)."""
         RootScores.from_dict(self.root_scores)
+        if self.target_ms:
+            object.__setattr__(self, "target_ms", tuple((float(rows), float(ms)) for rows, ms in self.target_ms))
+            check_curve("target_ms", self.target_ms)
         if self.layout not in LAYOUTS:
             raise ValueError(f"layout is {self.layout!r}, expected one of {', '.join(LAYOUTS)}")
 
@@ -78,7 +84,7 @@ class Tuned:
             return None
         try:
             tuned = cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, ConfigError) as error:
             raise ConfigError(f"{path} is damaged ({error}). Delete it, or run `mirrorsd tune` again.") from error
         return tuned if tuned.fingerprint == fingerprint(bundle) else None
 

@@ -1,0 +1,50 @@
+"""Which rows a draft round feeds: those whose tokens are likeliest to be verified and then to be right.
+
+Every guess that is fed costs a row, and is kept only if the row before it confirms it. Where streams are often wrong
+(sampling), feeding all guesses of a few branches wastes most of a round: feeding the surer guesses of many is better.
+Does not own which branches there are (`planner`), nor how many rows a round may have (`round_clock`).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+_FIRST_CHANCE, _MEMORY = 0.5, 0.97
+
+
+class Confirmations:
+    """How often the draft confirms its own guesses: by place in the pass, given that all before were confirmed."""
+
+    def __init__(self, num_streams: int) -> None:
+        self._chances = np.full(num_streams, _FIRST_CHANCE)
+
+    def observe(self, num_fed: int, num_kept: int) -> None:
+        """Learn from a branch of which `num_fed` guesses were fed and `num_kept` kept (the first always is).
+
+        >>> seen = Confirmations(3); seen.observe(4, 2)
+        >>> seen.chances(4).round(4).tolist()
+        [1.0, 0.515, 0.2498, 0.1249]
+        """
+        tried = min(num_kept, num_fed - 1, len(self._chances))
+        self._chances[:tried] *= _MEMORY
+        self._chances[: min(num_kept - 1, tried)] += 1 - _MEMORY
+
+    def chances(self, num_guesses: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """Chance of each of a branch's guesses to be kept, `[num_guesses]`; the first one's is 1."""
+        places = np.minimum(np.arange(num_guesses - 1), len(self._chances) - 1)
+        return np.concatenate([[1.0], np.cumprod(self._chances[places])])
+
+
+def share_out(worths: Sequence[Sequence[float]], num_rows: int) -> list[int]:
+    """How many of its rows each branch gets: the `num_rows` worthiest of all, those of a branch in their order.
+
+    `worths[b]` are the worths of branch `b`'s rows; none is worthier than the row before it.
+
+    >>> share_out([[8.0, 4.0, 2.0], [3.0, 1.0]], 3)
+    [2, 1]
+    """
+    offers = sorted((-worth, branch) for branch, rows in enumerate(worths) for worth in rows)
+    shares = [0] * len(worths)
+    for _, branch in offers[:num_rows]:
+        shares[branch] += 1
+    return shares

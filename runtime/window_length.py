@@ -1,0 +1,146 @@
+"""How long a window is: as many tokens as are likely enough to be right for what their rows cost the target.
+
+A row more costs little where the target's time is flat in rows and much where it is not, and a token is worth what the
+text's speed makes of it: both are measured, so the same rule gives long windows on a GPU, short ones on int8 weights on
+a processor, and none on a text that the draft does not know. The same account says whether another pass of the draft
+pays. Does not own how roots are chosen (`planner`) nor which method runs (`cost_book`). Changes no token.
+"""
+
+from math import log
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirrorsd.device_maps.pace import Curve, interpolate
+
+Array = NDArray[np.float64]
+_MOST_ROWS = 33
+_FIRST_RATE, _RATE_MEMORY = 0.6, 0.95
+_RATIO_MEMORY, _RATIO_PRIOR = 0.98, 5.0
+_SPEED_MEMORY = 0.95
+_FIRST_GAIN = 0.8
+_SUREST = 0.995
+
+
+class WindowOrder(NamedTuple):
+    """What the draft is asked for: at most `limit` tokens in at most `passes` passes, cut by `length` if there is one."""
+
+    limit: int
+    passes: int
+    length: "WindowLength | None" = None
+
+
+class Ratio:
+    """How much of something came true, over how much was expected."""
+
+    def __init__(self, first: float = 1.0) -> None:
+        self._happened, self._expected = first * _RATIO_PRIOR, _RATIO_PRIOR
+
+    def observe(self, happened: float, expected: float) -> None:
+        """Learn from one case."""
+        self._happened = _RATIO_MEMORY * self._happened + happened
+        self._expected = _RATIO_MEMORY * self._expected + expected
+
+    @property
+    def value(self) -> float:
+        """1 where expectations are right."""
+        return self._happened / self._expected
+
+
+class LearnedLengths:
+    """What texts teach about windows, kept from request to request; greedy and sampled texts have one each.
+
+    Attributes:
+        tokens_per_second: of steps with windows, lately; 0 before the first.
+        main: of tokens that the draft's main row chose.
+        stream: of tokens that only a stream has guessed.
+        gains: expected tokens that one more pass has brought, by passes before it, per unit of chance that what was
+            confirmed before it is right.
+    """
+
+    def __init__(self, tokens_per_second: float = 0.0) -> None:
+        self.tokens_per_second = tokens_per_second
+        self.main, self.stream = Ratio(), Ratio()
+        self.gains = [Ratio(_FIRST_GAIN) for _ in range(_MOST_ROWS)]
+
+
+class WindowLength:
+    """Cuts the windows of one request."""
+
+    def __init__(self, target_ms: Curve, weights: tuple[float, ...], learned: LearnedLengths) -> None:
+        """Use a target whose pass takes `target_ms` (`[rows, ms]` points), and a draft judged by `weights`.
+
+        `weights` are those of `RootWeights.accept` where only the draft is known.
+        """
+        self._row_seconds = np.array([interpolate(target_ms, rows) / 1e3 for rows in range(1, _MOST_ROWS + 1)])
+        self._weights, self._learned = weights, learned
+        self._acceptance_rate = _FIRST_RATE
+        self._expected: list[tuple[float, bool]] = []
+        self._last_pass = (0.0, 0.0)
+
+    @property
+    def _tokens_per_second(self) -> float:
+        return max(self._learned.tokens_per_second, 1.0 / max(self._row_seconds[0], 1e-9))
+
+    def cut(self, shares: NDArray[np.floating], num_main: int, limit: int) -> int:
+        """How many of a window's tokens to verify, at most `limit`.
+
+        Args:
+            shares: `[n, 2]` log-share of each token among its row's candidates, and of the best other one.
+            num_main: how many of them the draft's main row chose, the others being streams' guesses.
+            limit: the most that can be useful.
+        """
+        chances = self._chances(shares[:limit], num_main)
+        length = int(np.argmax(self._worths(self._reach(chances, num_main))))
+        self._expected = [(chance, row < num_main) for row, chance in enumerate(chances[:length].tolist())]
+        return length
+
+    def is_pass_worthwhile(self, shares: NDArray[np.floating], num_main: int, passes: int, seconds: float) -> bool:
+        """Whether one more pass of the draft would pay, after `passes` of them; one takes `seconds`.
+
+        Learns what the last pass has brought. See `cut` for `shares` and `num_main`.
+        """
+        reach = self._reach(self._chances(shares, num_main), num_main)
+        value = float(self._worths(reach).max())
+        gains, (last_value, last_reach) = self._learned.gains, self._last_pass
+        if passes > 1:
+            gains[passes - 1].observe(value - last_value, last_reach)
+        confirmed = float(reach[num_main - 1]) if num_main else 1.0
+        self._last_pass = (value, confirmed)
+        return gains[passes].value * confirmed > self._tokens_per_second * seconds
+
+    def observe(self, num_window: int, num_accepted: int, seconds: float) -> None:
+        """Learn from a step: `num_accepted` of `num_window` tokens were right, and it took `seconds`."""
+        learned, num_tried = self._learned, min(num_accepted + 1, num_window)
+        if num_window == len(self._expected):
+            for row, (chance, is_main) in enumerate(self._expected[:num_tried]):
+                (learned.main if is_main else learned.stream).observe(row < num_accepted, chance)
+        for row in range(num_tried):
+            rate = self._acceptance_rate
+            self._acceptance_rate = _RATE_MEMORY * rate + (1 - _RATE_MEMORY) * (row < num_accepted)
+        self._expected = []
+        speed = (1 + num_accepted) / max(seconds, 1e-9)
+        known = learned.tokens_per_second
+        learned.tokens_per_second = 1 / (_SPEED_MEMORY / known + (1 - _SPEED_MEMORY) / speed) if known else speed
+
+    def _chances(self, shares: NDArray[np.floating], num_main: int) -> Array:
+        """Chance of every token, given those before it, before what texts have taught."""
+        constant, own, _, other, _, row, rate = self._weights
+        known = log(self._acceptance_rate / (1 - self._acceptance_rate))
+        logits = constant + rate * known + own * shares[:, 0] + other * shares[:, 1] + row / 10 * np.arange(len(shares))
+        chances: Array = 1.0 / (1.0 + np.exp(-logits))
+        return chances
+
+    def _reach(self, chances: Array, num_main: int) -> Array:
+        """Chance that everything up to each token is right."""
+        chances = chances.copy()
+        chances[:num_main] *= self._learned.main.value
+        chances[num_main:] *= self._learned.stream.value
+        return np.cumprod(np.minimum(chances, _SUREST))
+
+    def _worths(self, reach: Array) -> Array:
+        """What windows of `0 .. n` tokens bring, in tokens, less the tokens that their rows' time would have brought."""
+        rows = np.minimum(np.arange(len(reach) + 1), _MOST_ROWS - 1)
+        costs = self._tokens_per_second * (self._row_seconds[rows] - self._row_seconds[0])
+        return np.concatenate([[0.0], np.cumsum(reach)]) - costs
