@@ -27,7 +27,7 @@ from mirrorsd.runtime.session import MirrorSession
 
 SERIAL = ((3, 1), (9, 2), (12, 3))
 MIRROR = ((9, 2),)
-"""Window length and passes."""
+"""Window length and passes; these windows are not cut. The tuned ones, which are, compete beside them."""
 KEPT = ("tokens_per_second", "seconds", "steps", "tokens_per_step", "draft_exposed_ms", "reuse_by_source")
 
 Answer = dict[str, Any]
@@ -35,7 +35,7 @@ Answer = dict[str, Any]
 
 
 class Arm(NamedTuple):
-    """One way to decode; `layout` is empty for `auto`, which takes the tuned one."""
+    """One way to decode; without a `layout`, in the tuned one with the tuned settings."""
 
     layout: str
     method: str
@@ -45,8 +45,10 @@ class Arm(NamedTuple):
     @property
     def name(self) -> str:
         """What the table calls it."""
+        if not self.layout:
+            return self.method if self.method == "auto" else f"tuned {self.method}"
         window = f", gamma {self.gamma}, {self.passes} passes" if self.gamma else ""
-        return f"{self.layout} {self.method}{window}" if self.layout else self.method
+        return f"{self.layout} {self.method}{window}"
 
 
 def main() -> None:
@@ -84,7 +86,7 @@ def arms_of(layouts: Sequence[str]) -> list[Arm]:
     arms = [Arm(layout, "plain") for layout in layouts]
     arms += [Arm(layout, "serial", *setting) for layout in layouts for setting in SERIAL]
     arms += [Arm(layout, "mirror", *setting) for layout in layouts for setting in MIRROR]
-    return [*arms, Arm("", "auto")]
+    return [*arms, *(Arm("", method) for method in ("serial", "mirror", "auto"))]
 
 
 def run(options: argparse.Namespace, arms: Sequence[Arm], units: Sequence[tuple[int, int]]) -> str:
@@ -130,7 +132,7 @@ def open_sessions(
     sessions = {}
     for arm in arms:
         pipe = pipes.get(arm.layout, tuned)
-        window = {"gamma": arm.gamma, "passes": arm.passes} if arm.gamma else {}
+        window = {"gamma": arm.gamma, "passes": arm.passes, "window": "full"} if arm.gamma else {}
         sessions[arm] = pipe.session(resolve_speculation(pipe.speculation, window) if arm.layout else None)
     return sessions, tuned.layout
 

@@ -46,7 +46,7 @@ def tune(
 ) -> None:
     """Find the fastest way to speculate on this machine; `generate` uses it from then on. Changes no token."""
     from mirrorsd import GenerationConfig
-    from mirrorsd.runtime.part_times import measure_parts
+    from mirrorsd.runtime.part_times import measure_parts, pass_ms
 
     started = perf_counter()
     questions = read_questions(prompts) if prompts else BUILT_IN_QUESTIONS
@@ -57,11 +57,14 @@ def tune(
         pipes = _load(stack, bundle, device_map)
         note("measuring the parts, alone and side by side")
         parts = {layout: measure_parts(pipe.engine) for layout, pipe in pipes.items()}
+        for layout, pipe in pipes.items():
+            pipe.engine.target_ms = pass_ms(parts[layout])
         recordings, scores = _learn_pair(pipes, texts, configs)
         entrants = {kind: _heats(pipes, recordings[kind], scores, parts, _FINALISTS[kind]) for kind in configs}
         contests = {kind: _finals(kind, pipes, entrants[kind], texts, configs[kind]) for kind in configs}
         card = next(iter(pipes.values())).device_map.name
     tuned = _summary(bundle, card, contests, scores)
+    tuned = replace(tuned, target_ms=pass_ms(parts[tuned.layout]))
     path = tuned.write(bundle)
     seconds = perf_counter() - started
     if as_json:
@@ -207,7 +210,7 @@ def _best_by_method(contests: "list[Contest]", figure: str) -> dict[str, float]:
 
 
 def _changed(best: "Contest") -> dict[str, Any]:
-    names = ("gamma", "roots", "root_source", "allocation", "passes", "exits")
+    names = ("gamma", "roots", "root_source", "allocation", "passes", "window", "exits")
     return {name: getattr(best.speculation, name) for name in names}
 
 

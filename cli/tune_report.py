@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mirrorsd.runtime.tuning import Contest
 
 _CONTEST_COLUMNS = (
-    *("layout", "method", "gamma", "passes", "roots", "from", "exits"),
+    *("layout", "method", "gamma", "passes", "window", "roots", "from", "exits"),
     *("tokens/s", "/ plain", "accepted", "reuse", "step ms", "law ms"),
 )
 
@@ -37,7 +37,8 @@ def print_contests(title: str, contests: "Sequence[Contest]") -> None:
     table = Table(*_CONTEST_COLUMNS, title=title, title_justify="left")
     for contest in contests:
         setting = contest.speculation
-        settings = (setting.gamma, setting.passes, setting.roots, setting.root_source, named_exits(setting.exits))
+        window = (setting.gamma, setting.passes, setting.window)
+        settings = (*window, setting.roots, setting.root_source, named_exits(setting.exits))
         figures = (contest.mean_accepted, contest.reuse_rate, contest.step_ms, contest.predicted_step_ms)
         add_row(
             table,

@@ -18,7 +18,7 @@ window that does not pay, so that hopeless texts cost little."""
 _FIRST_ASK = 4
 """After speculation has ended, the first window is asked for in this part of the pause: it may have been bad luck."""
 _UNPROVEN_GAMMA = 3
-"""Longest window until a text has gained something: its first misses cost little."""
+"""Longest window until a text has gained something, where nothing else cuts windows: its first misses cost little."""
 
 
 class SideWindow:
@@ -80,8 +80,10 @@ class AutoDriver:
         self._side: SideWindow | None = None
         self._ask_at = 0
         self._pause_tokens = _FIRST_HOPELESS_PAUSE if self._is_resting else _FIRST_PAUSE
-        self._gamma = self.request.gamma
-        self.request.gamma = min(_UNPROVEN_GAMMA, self._gamma)
+        self._gamma = self._unproven_gamma = self.request.gamma
+        if self.request.length is None:
+            self._unproven_gamma = min(_UNPROVEN_GAMMA, self._gamma)
+        self.request.gamma = self._unproven_gamma
 
     def start(self) -> InFlight:
         """Prefill both devices at once; wait for a first window only if speculation is expected to pay."""
@@ -140,7 +142,7 @@ class AutoDriver:
         """Decode plainly from here on; the text is unproven again."""
         self._is_resting = True
         self._book.earned = 0.0
-        self.request.gamma = min(_UNPROVEN_GAMMA, self._gamma)
+        self.request.gamma = self._unproven_gamma
         self._ask_at = self.request.num_tokens + self._pause_tokens // _FIRST_ASK
 
     def _look_aside(self, inflight: InFlight) -> InFlight:

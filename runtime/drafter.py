@@ -79,9 +79,8 @@ class Drafter:
         return window
 
     def _is_worthwhile(self, branch: Branch, passes: int, length: WindowLength | None) -> bool:
-        if length is None:
-            return True
-        return length.is_pass_worthwhile(np.asarray(branch.shares), len(branch.fed), passes, self.clock.shortest_seconds)
+        seconds = self.clock.shortest_seconds
+        return length is None or length.is_pass_worthwhile(np.asarray(branch.shares), len(branch.fed), passes, seconds)
 
     def adopt(self, head: int, num_accepted: int, token: int, window: NDArray[np.int64]) -> None:
         """Make the verified text and the next window the chain; move the branch's cache rows to their positions.
@@ -101,9 +100,7 @@ class Drafter:
         else:
             self.chain.append(window)
 
-    def resolve(
-        self, head: int, num_accepted: int, token: int, order: WindowOrder
-    ) -> tuple[NDArray[np.int64], str]:
+    def resolve(self, head: int, num_accepted: int, token: int, order: WindowOrder) -> tuple[NDArray[np.int64], str]:
         """The next window when the scheduler found none: a branch that finished late, or a fresh one.
 
         Returns:

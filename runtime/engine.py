@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from mirrorsd.device_maps.pace import Curve
+from mirrorsd.device_maps.pace import Curve, interpolate
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.manifest import TargetEntry
 from mirrorsd.runtime.controller import AutoDriver
@@ -66,9 +66,10 @@ class Engine:
         """What cuts the windows of a request, if it wants that and the target's times are known."""
         if not self.target_ms or request.speculation.window == "full":
             return None
-        is_sampling = request.chooser.is_sampling
+        is_sampling, padded = request.chooser.is_sampling, request.speculation.pad_rows_to
+        target_ms = ((1.0, interpolate(self.target_ms, padded)),) if padded else self.target_ms
         weights = self.root_scores.weights("draft", 0, is_sampling=is_sampling)
-        return WindowLength(self.target_ms, weights.accept, self.lengths[is_sampling])
+        return WindowLength(target_ms, weights.accept, self.lengths[is_sampling])
 
     def describe(self) -> list[str]:
         """One line per device."""

@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from mirrorsd.device_maps import Pace
+from mirrorsd.device_maps.pace import Curve
 from mirrorsd.runtime.draft_session import RowBlock
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.ledger import Ledger
@@ -112,6 +113,11 @@ def pace_of(parts: PartTimes, *, is_side_by_side: bool = True) -> Pace:
     target = tuple((float(rows), slow * _without_exit(stages)) for rows, stages in parts.target.items())
     draft = tuple((float(rows), draft_slow * ms) for rows, ms in sorted(parts.draft.items()))
     return Pace(target_ms=target, draft_ms=draft, exit_ms=slow * parts.target[8].get("exit", 0.0))
+
+
+def pass_ms(parts: PartTimes) -> Curve:
+    """What a pass of the target takes, by rows, with all of its exits: `[rows, ms]` points."""
+    return tuple((float(rows), round(sum(stages.values()), 3)) for rows, stages in parts.target.items())
 
 
 def _without_exit(stages: dict[str, float]) -> float:

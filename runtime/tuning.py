@@ -14,7 +14,7 @@ import numpy as np
 
 from mirrorsd.device_maps import Pace
 from mirrorsd.runtime.generation import GenerationResult
-from mirrorsd.runtime.generation_config import SpeculationConfig
+from mirrorsd.runtime.generation_config import WINDOWS, SpeculationConfig
 from mirrorsd.runtime.recording import Recording
 from mirrorsd.runtime.root_scores import RootScores
 from mirrorsd.runtime.simulation import Scenario, simulate, tokens_per_second
@@ -55,16 +55,15 @@ def candidate_settings(
 ) -> list[SpeculationConfig]:
     """The settings that compete: window length, passes, where roots come from with how many of them, and which exits.
 
-    One pass gives `1 + num_streams` tokens, so that windows of up to so many take one pass, whatever is allowed.
+    Lengths and passes are the most that is allowed: windows are cut to what is worthwhile, and a few compete uncut.
     A bundle with several exits competes with each of them alone and with none, beside all of them as in the others.
     """
-    gammas = (2, 3, 4, 5, 7, 9, 12)
-    passes = (1, 2, 3) if num_streams else (1,)
-    sources = (("proxy", 4), ("early", 4), ("progressive", 8), ("progressive", 16))
-    by_window = [replace(base, gamma=g, passes=j) for g, j in product(gammas, passes) if g > 1 + num_streams or j == 1]
-    by_roots = [replace(base, root_source=source, roots=roots) for source, roots in sources]
+    windows = ((3, 1), (6, 2), (12, 2), (12, 4)) if num_streams else ((3, 1), (6, 1), (12, 1))
+    sources = (("proxy", 4), ("early", 4), ("progressive", 8), ("progressive", 16), ("progressive", 24))
+    by_window = [replace(base, gamma=g, passes=j, window=w) for (g, j), w in product(windows, WINDOWS)]
+    by_roots = [replace(base, gamma=12, root_source=source, roots=roots) for source, roots in sources]
     choices = [(), *((layer,) for layer in exit_layers)] if len(exit_layers) > 1 else []
-    by_exits = [replace(base, root_source="progressive", exits=layers) for layers in choices]
+    by_exits = [replace(base, gamma=12, root_source="progressive", exits=layers) for layers in choices]
     return list(dict.fromkeys([base, *by_window, *by_roots, *by_exits]))
 
 
@@ -80,7 +79,7 @@ def rank_settings(
     Settings that differ in roots or exits only are one and the same to serial decoding, which has neither.
     """
     speeds: dict[tuple[str, SpeculationConfig], float] = {}
-    by_window = {(setting.gamma, setting.passes): setting for setting in reversed(settings)}
+    by_window = {(setting.gamma, setting.passes, setting.window): setting for setting in reversed(settings)}
     for method, pace in paces.items():
         for setting in by_window.values() if method == "serial" else settings:
             layers = None if setting.exits == "all" else setting.exits

@@ -24,7 +24,7 @@ _SUREST = 0.995
 
 
 class WindowOrder(NamedTuple):
-    """What the draft is asked for: at most `limit` tokens in at most `passes` passes, cut by `length` if there is one."""
+    """What the draft is asked for: at most `limit` tokens in at most `passes` passes; `length` cuts them."""
 
     limit: int
     passes: int
@@ -81,7 +81,7 @@ class WindowLength:
 
     @property
     def _tokens_per_second(self) -> float:
-        return max(self._learned.tokens_per_second, 1.0 / max(self._row_seconds[0], 1e-9))
+        return max(self._learned.tokens_per_second, 1.0 / max(float(self._row_seconds[0]), 1e-9))
 
     def cut(self, shares: NDArray[np.floating], num_main: int, limit: int) -> int:
         """How many of a window's tokens to verify, at most `limit`.
@@ -137,10 +137,11 @@ class WindowLength:
         chances = chances.copy()
         chances[:num_main] *= self._learned.main.value
         chances[num_main:] *= self._learned.stream.value
-        return np.cumprod(np.minimum(chances, _SUREST))
+        return np.asarray(np.cumprod(np.minimum(chances, _SUREST)), dtype=np.float64)
 
     def _worths(self, reach: Array) -> Array:
-        """What windows of `0 .. n` tokens bring, in tokens, less the tokens that their rows' time would have brought."""
+        """What windows of `0 .. n` tokens bring, in tokens, less what their rows' time would have brought."""
         rows = np.minimum(np.arange(len(reach) + 1), _MOST_ROWS - 1)
-        costs = self._tokens_per_second * (self._row_seconds[rows] - self._row_seconds[0])
-        return np.concatenate([[0.0], np.cumsum(reach)]) - costs
+        worths: Array = self._tokens_per_second * (self._row_seconds[0] - self._row_seconds[rows])
+        worths[1:] += np.cumsum(reach)
+        return worths
