@@ -5,6 +5,8 @@ the side, now and then and without waiting. Plain decoding goes on and shows how
 that would have paid brings speculation back, and then what is left of it is already there. Switching changes no token.
 """
 
+from itertools import takewhile
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,6 +19,7 @@ _FIRST_PAUSE, _FIRST_HOPELESS_PAUSE, _LONGEST_PAUSE = 4, 16, 256
 window that does not pay, so that hopeless texts cost little."""
 _FIRST_ASK = 4
 """After speculation has ended, the first window is asked for in this part of the pause: it may have been bad luck."""
+_PASS = ("prefix", "middle", "suffix")
 _UNPROVEN_GAMMA = 3
 """Longest window until a text has gained something, where nothing else cuts windows: its first misses cost little."""
 
@@ -100,10 +103,20 @@ class AutoDriver:
         outcome = self._drivers[self._method].step(inflight)
         self._num_steps += 1
         seconds = self.request.ledger.now() - started
+        if self._method == "serial":
+            self._observe_pace(started)
         self._book.observe(self._method, seconds, len(outcome.tokens), is_disturbed=is_draft_busy)
         if self._book.earned > 0.0:
             self.request.gamma = self._gamma
         return outcome
+
+    def _observe_pace(self, started: float) -> None:
+        """Tell the book how fast the target is now: in serial decoding nothing runs beside it."""
+        request = self.request
+        if request.length is not None:
+            spans = takewhile(lambda span: span.start >= started, reversed(request.ledger.spans))
+            seconds = sum(span.seconds for span in spans if span.device == "target" and span.name in _PASS)
+            self._book.observe_pace(seconds / request.length.pass_seconds(1 + request.steps[-1].num_window))
 
     def close(self) -> None:
         """Leave nothing running."""

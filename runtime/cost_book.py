@@ -1,7 +1,8 @@
 """What each method costs on a pipeline, and which one to run next: the knowledge behind `auto`.
 
 Costs are kept per pipeline, so a new request starts with what the last ones taught. A method that may have become
-faster is tried again for a few steps; the worse it was, the rarer. And there is a purse: every step of speculation pays
+faster is tried again for a few steps; the worse it was, the rarer. Methods of speculation share their luck: what a
+text gives to one, it would give to the others. And there is a purse: every step of speculation pays
 into it or out of it what it gained or lost against plain decoding. When it is empty, decoding goes on plainly until a
 small share of the tokens has filled it again: what speculation can lose is bounded, whatever the text. Does not own the
 steps (`controller`).
@@ -15,9 +16,10 @@ _SWITCH_GAIN = 0.95
 _TRIAL_SHARE = 0.01
 _MIN_PAUSE_TOKENS, _MAX_PAUSE_TOKENS = 64, 4096
 _FIRST_PLAIN_STEPS = 2
-_PURSE_TOKENS, _PURSE_RESUMES, _PURSE_SHARE = 1.5, 0.75, 0.012
+_PURSE_TOKENS, _PURSE_RESUMES, _PURSE_SHARE = 3.0, 0.75, 0.01
 """In plain tokens' time: what speculation may lose at once, from where it may go on, what a plain token pays in."""
 _WHOLE_WINDOW = 3
+_USUAL_MEMORY = 0.98
 _EARNED_SHARE, _MOST_EARNED = 0.5, 16.0
 """What was gained in the same text widens the purse, so that bad luck does not end what pays on the whole."""
 
@@ -29,6 +31,7 @@ class TokenCost:
         self.num_steps = 0
         self.pause_tokens = float(_MIN_PAUSE_TOKENS)
         self.tokens_since = 0
+        self.usual_tokens = 0.0
         self._seconds = 0.0
         self._tokens = 0.0
         self._steps = 0.0
@@ -51,6 +54,15 @@ class TokenCost:
     def observe(self, seconds: float, num_tokens: float) -> None:
         """Learn from one step."""
         self.num_steps += 1
+        known = self.usual_tokens or num_tokens
+        self.usual_tokens = _USUAL_MEMORY * known + (1 - _USUAL_MEMORY) * num_tokens
+        self._remember(seconds, num_tokens)
+
+    def share_luck(self, luck: float) -> None:
+        """Count a step that another method has run, and that brought `luck` times what it usually brings."""
+        self._remember(self.seconds_per_step, luck * self.usual_tokens)
+
+    def _remember(self, seconds: float, num_tokens: float) -> None:
         self._steps = _MEMORY * self._steps + 1
         self._seconds = _MEMORY * self._seconds + seconds
         self._tokens = _MEMORY * self._tokens + num_tokens
@@ -64,6 +76,7 @@ class CostBook:
         self.purse = _PURSE_TOKENS
         self.earned = 0.0
         self.is_saving = False
+        self._plain_reference = 0.0
 
     def start_from(self, tokens_per_second: dict[str, float], tokens_per_step: dict[str, float] | None = None) -> None:
         """Begin with what was measured before, as if each method had just run for a while."""
@@ -71,7 +84,16 @@ class CostBook:
             num_tokens = (tokens_per_step or {}).get(name, 1.0)
             for _ in range(_TRIAL_STEPS):
                 self.costs[name].observe(num_tokens / speed, num_tokens)
+        self._plain_reference = self.costs["plain"].seconds_per_token if "plain" in tokens_per_second else 0.0
         self._set_pauses()
+
+    def observe_pace(self, slowdown: float) -> None:
+        """Learn that the target takes `slowdown` times what it took when plain decoding was measured by `tune`.
+
+        Plain decoding does not run while speculation pays: this keeps its cost up with the machine.
+        """
+        if self._plain_reference:
+            self.costs["plain"].observe(slowdown * self._plain_reference, 1)
 
     def begin_text(self) -> None:
         """Let a new text risk no more than the first one: what others have earned is not its own to lose."""
@@ -121,6 +143,7 @@ class CostBook:
         if method == "plain":
             self.purse += _PURSE_SHARE * num_tokens
         elif plain.num_steps:
+            self._share_luck(method, num_tokens)
             gain = num_tokens - seconds / plain.seconds_per_token
             self.purse += gain
             self.earned = min(max(self.earned + gain, 0.0), _MOST_EARNED)
@@ -132,6 +155,12 @@ class CostBook:
                     cost.observe(seconds, num_tokens)
             else:
                 cost.tokens_since += num_tokens
+
+    def _share_luck(self, method: str, num_tokens: int) -> None:
+        usual = self.costs[method].usual_tokens
+        for name, cost in self.costs.items():
+            if name not in (method, "plain") and cost.num_steps and usual:
+                cost.share_luck(num_tokens / usual)
 
     def cheapest(self) -> str:
         """The method with the lowest cost per token."""

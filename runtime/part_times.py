@@ -110,14 +110,14 @@ def pace_of(parts: PartTimes, *, is_side_by_side: bool = True) -> Pace:
         is_side_by_side: both devices at work, as in mirror decoding; by turns otherwise.
     """
     slow, draft_slow = (parts.target_slowdown, parts.draft_slowdown) if is_side_by_side else (1.0, 1.0)
-    target = tuple((float(rows), slow * _without_exit(stages)) for rows, stages in parts.target.items())
+    target = tuple((rows, slow * ms) for rows, ms in pass_ms(parts))
     draft = tuple((float(rows), draft_slow * ms) for rows, ms in sorted(parts.draft.items()))
     return Pace(target_ms=target, draft_ms=draft, exit_ms=slow * parts.target[8].get("exit", 0.0))
 
 
 def pass_ms(parts: PartTimes) -> Curve:
-    """What a pass of the target takes, by rows, with all of its exits: `[rows, ms]` points."""
-    return tuple((float(rows), round(sum(stages.values()), 3)) for rows, stages in parts.target.items())
+    """What a pass of the target takes, by rows, without its exits: `[rows, ms]` points."""
+    return tuple((float(rows), round(_without_exit(stages), 3)) for rows, stages in parts.target.items())
 
 
 def _without_exit(stages: dict[str, float]) -> float:

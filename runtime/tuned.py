@@ -34,7 +34,7 @@ class Tuned:
         measured_step_ms: in the run that won.
         tokens_per_second: best of each method in the same run; `auto` starts from them.
         tokens_per_step: of the same texts; 1 where nothing is said.
-        target_ms: what the target's pass takes, exits included, as `[rows, ms]` points; empty where nothing is said.
+        target_ms: what the target's pass takes, exits left out, as `[rows, ms]` points; empty where nothing is said.
         root_scores: fitted to the pair, see `RootScores.to_dict`.
         sampled_speculation: as `speculation`, for sampled texts; empty if they were not measured.
         sampled_tokens_per_second: as `tokens_per_second`, for sampled texts.

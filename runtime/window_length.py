@@ -79,6 +79,10 @@ class WindowLength:
         self._expected: list[tuple[float, bool]] = []
         self._last_pass = (0.0, 0.0)
 
+    def pass_seconds(self, num_rows: int) -> float:
+        """What a pass of the target takes, by the times that were measured."""
+        return float(self._row_seconds[min(num_rows, _MOST_ROWS) - 1])
+
     @property
     def _tokens_per_second(self) -> float:
         return max(self._learned.tokens_per_second, 1.0 / max(float(self._row_seconds[0]), 1e-9))
