@@ -10,10 +10,10 @@ steps (`controller`).
 
 from mirrorsd.runtime.generation_config import GenerationConfig
 
-_MEMORY = 0.9
+_MEMORY = 0.95
 _TRIAL_STEPS = 6
 _SWITCH_GAIN = 0.95
-_TRIAL_SHARE = 0.01
+_TRIAL_SHARE = 0.005
 _MIN_PAUSE_TOKENS, _MAX_PAUSE_TOKENS = 64, 4096
 _FIRST_PLAIN_STEPS = 2
 _PURSE_TOKENS, _PURSE_RESUMES, _PURSE_SHARE = 3.0, 0.75, 0.01
@@ -76,7 +76,7 @@ class CostBook:
         self.purse = _PURSE_TOKENS
         self.earned = 0.0
         self.is_saving = False
-        self._plain_reference = 0.0
+        self._plain_reference = self._plain_now = 0.0
 
     def start_from(self, tokens_per_second: dict[str, float], tokens_per_step: dict[str, float] | None = None) -> None:
         """Begin with what was measured before, as if each method had just run for a while."""
@@ -88,12 +88,13 @@ class CostBook:
         self._set_pauses()
 
     def observe_pace(self, slowdown: float) -> None:
-        """Learn that the target takes `slowdown` times what it took when plain decoding was measured by `tune`.
+        """Learn that the target took, in the step that `observe` comes with, `slowdown` times what `tune` measured.
 
         Plain decoding does not run while speculation pays: this keeps its cost up with the machine.
         """
         if self._plain_reference:
-            self.costs["plain"].observe(slowdown * self._plain_reference, 1)
+            self._plain_now = slowdown * self._plain_reference
+            self.costs["plain"].observe(self._plain_now, 1)
 
     def begin_text(self) -> None:
         """Let a new text risk no more than the first one: what others have earned is not its own to lose."""
@@ -144,9 +145,10 @@ class CostBook:
             self.purse += _PURSE_SHARE * num_tokens
         elif plain.num_steps:
             self._share_luck(method, num_tokens)
-            gain = num_tokens - seconds / plain.seconds_per_token
+            gain = num_tokens - seconds / (self._plain_now or plain.seconds_per_token)
             self.purse += gain
             self.earned = min(max(self.earned + gain, 0.0), _MOST_EARNED)
+        self._plain_now = 0.0
         self.purse = min(self.purse, _PURSE_TOKENS + _EARNED_SHARE * self.earned)
         self.is_saving = self.purse < (_PURSE_RESUMES if self.is_saving else 0.0)
         for name, cost in self.costs.items():
@@ -162,9 +164,9 @@ class CostBook:
             if name not in (method, "plain") and cost.num_steps and usual:
                 cost.share_luck(num_tokens / usual)
 
-    def cheapest(self) -> str:
-        """The method with the lowest cost per token."""
-        return min(self.costs, key=lambda name: self.costs[name].seconds_per_token)
+    def cheapest(self, but: str = "") -> str:
+        """The method with the lowest cost per token, `but` left out."""
+        return min((name for name in self.costs if name != but), key=lambda name: self.costs[name].seconds_per_token)
 
     def next_method(self, current: str, num_steps: int, *, is_trial: bool) -> tuple[str, bool]:
         """The method for the next step and whether it is on trial.
@@ -176,7 +178,8 @@ class CostBook:
 
         Plain decoding comes first, for two steps, and whenever the purse is empty. Then an unmeasured method. A trial
         ends after a few steps. Otherwise the current method goes on, unless another is cheaper by more than 5 %
-        (hysteresis), or another's pause is over.
+        (hysteresis), or another's pause is over. From speculation back to plain decoding it is the purse that decides:
+        a few steps of bad luck are not yet a text that defeats the draft.
         """
         if self.is_saving or self.costs["plain"].num_steps < _FIRST_PLAIN_STEPS:
             if is_trial and self.costs["plain"].num_steps:
@@ -187,7 +190,7 @@ class CostBook:
         unmeasured = [name for name, cost in self.costs.items() if not cost.num_steps]
         if unmeasured:
             return unmeasured[0], True
-        best = self.cheapest()
+        best = self.cheapest(but="" if is_trial or current == "plain" else "plain")
         if is_trial:
             self._end_trial(current)
         if self.costs[best].seconds_per_token < _SWITCH_GAIN * self.costs[current].seconds_per_token:
@@ -199,10 +202,10 @@ class CostBook:
         return (best if is_trial else current), False
 
     def _end_trial(self, method: str) -> None:
-        """Wait so long between trials of a method that they cost about 1 % of the time.
+        """Wait so long between trials of a method that they cost about 0.5 % of the time.
 
         A method half as dear again as the best (excess 0.5) that brings 4 tokens a step wastes 12 tokens' time in 6
-        steps: try again in 1,200 tokens.
+        steps: try again in 2,400 tokens.
         """
         self.costs[method].tokens_since = 0
         self._set_pauses()
