@@ -1,5 +1,6 @@
 """Branches: continuations of roots, grown pass by pass, and the table through which the scheduler reads them."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -7,17 +8,18 @@ from numpy.typing import NDArray
 
 from mirrorsd.runtime.draft_session import TipGuesses
 from mirrorsd.runtime.roots import Root
+from mirrorsd.runtime.window_length import Share
 
 
 class BranchWindow(NamedTuple):
     """A finished or unfinished branch as the scheduler sees it: the tokens after the root, and where it came from.
 
-    `shares [n, 2]` and `num_main` are those of `WindowLength.cut`.
+    `shares` and `num_main` are those of `WindowLength.cut`.
     """
 
     tokens: NDArray[np.int64]
     source: str
-    shares: NDArray[np.float64]
+    shares: list[Share]
     num_main: int
 
 
@@ -27,7 +29,7 @@ class Branch:
     `start` is the root token's absolute position: the branch sees every chain token before it. `fed` are the tokens
     (root first) whose keys and values are in `slots`; `guesses` are the tokens predicted after them. Entry `t` of
     `candidate_ids` and `candidate_logprobs` (`[m]` each) is what the draft thinks comes after token `t` of the branch;
-    entry `t` of `shares` (`[2]`) is how sure it is of the one it chose there (see `WindowLength.cut`).
+    entry `t` of `shares` is how sure it is of the one it chose there (see `WindowLength.cut`).
     """
 
     __slots__ = ("candidate_ids", "candidate_logprobs", "fed", "guesses", "root", "shares", "slots", "start")
@@ -40,7 +42,7 @@ class Branch:
         self.guesses: list[int] = [root.token]
         self.candidate_ids: list[NDArray[np.int64]] = []
         self.candidate_logprobs: list[NDArray[np.float32]] = []
-        self.shares: list[NDArray[np.float64]] = []
+        self.shares: list[Share] = []
 
     @property
     def window(self) -> list[int]:
@@ -55,14 +57,14 @@ class Branch:
     def published(self, gamma: int) -> BranchWindow:
         """The branch as the scheduler sees it, `gamma` tokens at most."""
         tokens = np.asarray(self.window[:gamma], dtype=np.int64)
-        return BranchWindow(tokens, self.root.source, np.asarray(self.shares[:gamma]).reshape(-1, 2), len(self.fed))
+        return BranchWindow(tokens, self.root.source, self.shares[:gamma], len(self.fed))
 
-    def absorb(self, predicted: NDArray[np.int64], shares: NDArray[np.float64], tips: TipGuesses) -> int:
+    def absorb(self, predicted: NDArray[np.int64], shares: Sequence[Sequence[Share]], tips: TipGuesses) -> int:
         """Take in a pass that was fed all current guesses; return how many of its rows to keep.
 
         `predicted[r, 0]` is the draft's next token after fed row `r`, `predicted[r, j]` the token `j` further on, with
-        `shares [r, j, 2]`; `tips` are the candidate lists they were chosen from. A row is kept while the main guess before it agrees with
-        it (Speculative Streaming, section 3.2).
+        `shares[r][j]`; `tips` are the candidate lists they were chosen from. A row is kept while the main guess
+        before it agrees with it (Speculative Streaming, section 3.2).
 
         Guesses `[5, 6, 7]` were fed; the draft says 6 after 5, then 9 after 6: rows 5 and 6 stay, 9 replaces 7 and the
         streams of row 1 follow it:
@@ -70,7 +72,7 @@ class Branch:
         >>> branch = Branch(Root(0, 5, 1.0, "exit"), 10); branch.guesses = [5, 6, 7]
         >>> predicted = np.array([[6, 0, 0], [9, 8, 4], [1, 0, 0]])
         >>> tips = TipGuesses(predicted[..., None], np.zeros((3, 3, 1)))
-        >>> branch.absorb(predicted, np.zeros((3, 3, 2)), tips), branch.fed, branch.guesses
+        >>> branch.absorb(predicted, np.zeros((3, 3, 2)).tolist(), tips), branch.fed, branch.guesses
         (2, [5, 6], [9, 8, 4])
         """
         kept = 1
@@ -81,7 +83,7 @@ class Branch:
         self.guesses = predicted[last].tolist()
         self.candidate_ids[first:] = [*tips.ids[:kept, 0], *tips.ids[last, 1:]]
         self.candidate_logprobs[first:] = [*tips.logprobs[:kept, 0], *tips.logprobs[last, 1:]]
-        self.shares[first:] = [*shares[:kept, 0], *shares[last, 1:]]
+        self.shares[first:] = [*(row[0] for row in shares[:kept]), *shares[last][1:]]
         return kept
 
 

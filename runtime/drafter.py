@@ -17,7 +17,7 @@ from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.roots import Root
 from mirrorsd.runtime.round_clock import RoundClock
 from mirrorsd.runtime.row_budget import Confirmations, share_out
-from mirrorsd.runtime.window_length import WindowLength, WindowOrder
+from mirrorsd.runtime.window_length import Share, WindowLength, WindowOrder
 
 _LEAST_SHARE = -20.0
 """In logs, behind the best: what a row's only candidate leaves to others."""
@@ -80,7 +80,7 @@ class Drafter:
 
     def _is_worthwhile(self, branch: Branch, passes: int, length: WindowLength | None) -> bool:
         seconds = self.clock.shortest_seconds
-        return length is None or length.is_pass_worthwhile(np.asarray(branch.shares), len(branch.fed), passes, seconds)
+        return length is None or length.is_pass_worthwhile(branch.shares, len(branch.fed), passes, seconds)
 
     def adopt(self, head: int, num_accepted: int, token: int, window: NDArray[np.int64]) -> None:
         """Make the verified text and the next window the chain; move the branch's cache rows to their positions.
@@ -192,11 +192,8 @@ class Drafter:
         self.session.keep_rows(rows, slots)
         chain.num_fed += num_lead
 
-    def _predict(self, tips: TipGuesses, placed: Sequence[Branch]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Predicted tokens `[R, 1 + s]` of all tips, those of the branches' guesses one after another, and shares.
-
-        The shares `[R, 1 + s, 2]` are those of `WindowLength.cut`.
-        """
+    def _predict(self, tips: TipGuesses, placed: Sequence[Branch]) -> tuple[NDArray[np.int64], list[list[Share]]]:
+        """Predicted tokens `[R, 1 + s]` of all tips, those of the branches' guesses one after another, and shares."""
         assert self._chooser is not None
         starts = [(branch.start + len(branch.fed), len(branch.guesses)) for branch in placed]
         tip_positions = np.concatenate([np.arange(start, start + size) for start, size in starts])
@@ -208,7 +205,7 @@ class Drafter:
         shares[..., 0] = -np.log(np.exp(scores - own).sum(axis=-1))
         np.put_along_axis(scores, best, -np.inf, axis=-1)
         shares[..., 1] = np.maximum(scores.max(axis=-1) - own[..., 0], _LEAST_SHARE) + shares[..., 0]
-        return np.take_along_axis(tips.ids, best, axis=-1)[..., 0], shares
+        return np.take_along_axis(tips.ids, best, axis=-1)[..., 0], shares.tolist()
 
     def _extend_chain(self, branch: Branch, window: NDArray[np.int64]) -> None:
         """Append `window` after the head; the branch's fed rows that agree with it become cached chain rows."""

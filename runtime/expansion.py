@@ -17,6 +17,7 @@ from mirrorsd.runtime.draft_link import DraftLink
 from mirrorsd.runtime.drafter import Offer
 from mirrorsd.runtime.planner import RootPlanner
 from mirrorsd.runtime.roots import Root
+from mirrorsd.runtime.row_budget import worth_by_rows
 from mirrorsd.runtime.target_session import ExitGuesses
 
 _FIRST_ROUND_GRACE = 0.5
@@ -94,15 +95,16 @@ class Expansion:
         gamma, drafter = self._occasion.gamma, self._drafter
         if self._is_worth_waiting():
             return False
-        due = [self._offer(branch) for branch in self._wanted if branch.num_window < gamma]
+        due = self._offers(gamma)
         prepared = sum(branch.root.score for branch in self._wanted if branch.fed)
         is_prepared = prepared >= _ENOUGH * sum(branch.root.score for branch in self._wanted)
         grace = 0.0 if is_prepared and prepared else _FIRST_ROUND_GRACE * drafter.clock.shortest_seconds
-        max_rows = drafter.clock.rows_within(self._occasion.ready_by + grace - drafter.now())
+        num_fed, lead_to = drafter.chain.num_fed, self._lead_to(due)
+        worths = worth_by_rows([offer.worths for offer in due], max(0, lead_to - num_fed))
+        max_rows = drafter.clock.best_rows(worths, self._occasion.ready_by + grace - drafter.now())
         if not max_rows:
             return False
-        num_fed = drafter.chain.num_fed
-        grown = drafter.grow(due, drafter.first_scratch_slot(), gamma, max_rows, self._lead_to(due))
+        grown = drafter.grow(due, drafter.first_scratch_slot(), gamma, max_rows, lead_to)
         for branch in grown:
             self._table.publish(branch, gamma)
         if self._planner.is_early and drafter.chain.num_fed > num_fed:
@@ -126,14 +128,21 @@ class Expansion:
         num_after = (ready_by - heard_by[0]) // round_seconds
         return heard_by[0] > now and num_after >= 1 and num_after == (ready_by - now) // round_seconds
 
-    def _offer(self, branch: Branch) -> Offer:
-        """What each guess is worth: the chance that the branch comes true, is right so far, and keeps the guess.
+    def _offers(self, gamma: int) -> list[Offer]:
+        """What may grow, and what each guess is worth.
 
-        The root's own row counts more: without it, a root that comes true leaves the target waiting.
+        That is the chance that the branch comes true, is right so far, and keeps the guess. The root's own row counts
+        more: without it, a root that comes true leaves the target waiting.
         """
-        rate = self._planner.acceptance_rate
-        if not branch.fed:
-            return Offer(branch, [_ROOT_WORTH * branch.root.score])
-        chances = self._drafter.confirmations.chances(len(branch.guesses))
-        right = rate ** (len(branch.fed) + np.arange(len(chances)))
-        return Offer(branch, (branch.root.score * right * chances).tolist())
+        rate, confirmations = self._planner.acceptance_rate, self._drafter.confirmations
+        kept = confirmations.chances(1 + self._drafter.session.shape.num_streams)
+        worths = [*(kept * rate ** np.arange(len(kept))).tolist()]
+        offers = []
+        for branch in self._wanted:
+            score, num_fed = branch.root.score, len(branch.fed)
+            if not num_fed:
+                offers.append(Offer(branch, [_ROOT_WORTH * score]))
+            elif branch.num_window < gamma:
+                chance = score * rate**num_fed
+                offers.append(Offer(branch, [chance * worth for worth in worths[: len(branch.guesses)]]))
+        return offers

@@ -1,6 +1,9 @@
-"""How long a draft round takes, learned while running, and how many rows fit into the time that is left."""
+"""How long a draft round takes, learned while running, and which size is worth most in the time that is left."""
 
 from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 _MEMORY = 0.8
 
@@ -46,21 +49,33 @@ class RoundClock:
         """What the smallest round takes; 0 until it was measured."""
         return next(iter(self._estimates.values())).seconds or 0.0
 
-    def rows_within(self, seconds: float) -> int:
-        """Most rows of a round that should be over within `seconds`; 0 if none is.
+    def best_rows(self, worth_by_rows: NDArray[np.float64], seconds: float) -> int:
+        """Rows of the round that is worth most for its time, of those that should be over within `seconds`; 0 if none.
 
-        Sizes that were never measured count as affordable: that is how they get measured.
+        A size that was never measured is taken where there is one: that is how it gets measured.
+
+        Args:
+            worth_by_rows: `[rows + 1]` what rounds of `0 ..` rows are worth; rounds of more are worth the last.
+            seconds: what is left.
+
+        With rounds of 4 rows in 1 ms and of 8 in 1.5 ms, 8 rows are taken if the second four are worth more than half
+        of the first four:
 
         >>> clock = RoundClock([4, 8, 16])
-        >>> clock.observe(4, 0.001); clock.observe(8, 0.002); clock.observe(16, 10.0)
-        >>> clock.rows_within(1.0), clock.rows_within(0.0)
-        (8, 0)
+        >>> clock.observe(4, 0.001); clock.observe(8, 0.0015); clock.observe(16, 10.0)
+        >>> clock.best_rows(np.array([0, 1, 2, 3, 4, 4.5, 5, 5.5, 6.5]), 1.0)
+        8
+        >>> clock.best_rows(np.array([0, 1, 2, 3, 4, 4.5]), 1.0), clock.best_rows(np.array([0, 1]), 0.0)
+        (4, 0)
         """
-        affordable = 0
+        best, best_rate = 0, 0.0
         for size, estimate in self._estimates.items():
-            if estimate.seconds is None or estimate.seconds <= seconds:
-                affordable = size
-        return affordable
+            worth = float(worth_by_rows[min(size, len(worth_by_rows) - 1)])
+            if estimate.seconds is None:
+                best, best_rate = (size, float("inf")) if worth else (best, best_rate)
+            elif estimate.seconds <= seconds and worth / estimate.seconds > best_rate:
+                best, best_rate = size, worth / estimate.seconds
+        return best
 
 
 class PassClock:

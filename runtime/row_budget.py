@@ -8,6 +8,7 @@ Does not own which branches there are (`planner`), nor how many rows a round may
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 _FIRST_CHANCE, _MEMORY = 0.5, 0.97
 
@@ -29,7 +30,7 @@ class Confirmations:
         self._chances[:tried] *= _MEMORY
         self._chances[: min(num_kept - 1, tried)] += 1 - _MEMORY
 
-    def chances(self, num_guesses: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def chances(self, num_guesses: int) -> NDArray[np.float64]:
         """Chance of each of a branch's guesses to be kept, `[num_guesses]`; the first one's is 1."""
         places = np.minimum(np.arange(num_guesses - 1), len(self._chances) - 1)
         return np.concatenate([[1.0], np.cumprod(self._chances[places])])
@@ -48,3 +49,13 @@ def share_out(worths: Sequence[Sequence[float]], num_rows: int) -> list[int]:
     for _, branch in offers[:num_rows]:
         shares[branch] += 1
     return shares
+
+
+def worth_by_rows(worths: Sequence[Sequence[float]], num_lead: int) -> NDArray[np.float64]:
+    """What rounds of `0 ..` rows are worth, of which the first `num_lead` feed the chain and are worth nothing.
+
+    >>> worth_by_rows([[8.0, 4.0], [3.0]], 1).tolist()
+    [0.0, 0.0, 8.0, 12.0, 15.0]
+    """
+    offers = np.sort([worth for rows in worths for worth in rows])[::-1]
+    return np.concatenate([np.zeros(num_lead + 1), np.cumsum(offers)])

@@ -6,15 +6,15 @@ a processor, and none on a text that the draft does not know. The same account s
 pays. Does not own how roots are chosen (`planner`) nor which method runs (`cost_book`). Changes no token.
 """
 
-from math import log
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from math import exp, log
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from mirrorsd.device_maps.pace import Curve, interpolate
 
-Array = NDArray[np.float64]
+Share = Sequence[float]
+"""Two logs: of a token's share among the candidates of its row, and of the best other one's."""
 _MOST_ROWS = 33
 _FIRST_RATE, _RATE_MEMORY = 0.6, 0.95
 _RATIO_MEMORY, _RATIO_PRIOR = 0.98, 5.0
@@ -65,15 +65,23 @@ class LearnedLengths:
         self.gains = [Ratio(_FIRST_GAIN) for _ in range(_MOST_ROWS)]
 
 
+class Reach(NamedTuple):
+    """Of every token: `chances`, given those before it and before what texts have taught; `reach`, after, of all."""
+
+    chances: list[float]
+    reach: list[float]
+
+
 class WindowLength:
-    """Cuts the windows of one request."""
+    """Cuts the windows of one request. Plain floats: a dozen tokens are too few for arrays to be fast."""
 
     def __init__(self, target_ms: Curve, weights: tuple[float, ...], learned: LearnedLengths) -> None:
         """Use a target whose pass takes `target_ms` (`[rows, ms]` points), and a draft judged by `weights`.
 
         `weights` are those of `RootWeights.accept` where only the draft is known.
         """
-        self._row_seconds = np.array([interpolate(target_ms, rows) / 1e3 for rows in range(1, _MOST_ROWS + 1)])
+        self._pass_seconds = [interpolate(target_ms, rows) / 1e3 for rows in range(1, _MOST_ROWS + 1)]
+        self._row_seconds = [after - before for before, after in pairwise(self._pass_seconds)]
         self._weights, self._learned = weights, learned
         self._acceptance_rate = _FIRST_RATE
         self._expected: list[tuple[float, bool]] = []
@@ -81,36 +89,33 @@ class WindowLength:
 
     def pass_seconds(self, num_rows: int) -> float:
         """What a pass of the target takes, by the times that were measured."""
-        return float(self._row_seconds[min(num_rows, _MOST_ROWS) - 1])
+        return self._pass_seconds[min(num_rows, _MOST_ROWS) - 1]
 
-    @property
-    def _tokens_per_second(self) -> float:
-        return max(self._learned.tokens_per_second, 1.0 / max(float(self._row_seconds[0]), 1e-9))
-
-    def cut(self, shares: NDArray[np.floating], num_main: int, limit: int) -> int:
+    def cut(self, shares: Sequence[Share], num_main: int, limit: int) -> int:
         """How many of a window's tokens to verify, at most `limit`.
 
         Args:
-            shares: `[n, 2]` log-share of each token among its row's candidates, and of the best other one.
+            shares: of each token.
             num_main: how many of them the draft's main row chose, the others being streams' guesses.
             limit: the most that can be useful.
         """
-        chances = self._chances(shares[:limit], num_main)
-        length = int(np.argmax(self._worths(self._reach(chances, num_main))))
-        self._expected = [(chance, row < num_main) for row, chance in enumerate(chances[:length].tolist())]
+        found = self._reach(shares[:limit], num_main)
+        worths = self._worths(found.reach)
+        length = worths.index(max(worths))
+        self._expected = [(chance, row < num_main) for row, chance in enumerate(found.chances[:length])]
         return length
 
-    def is_pass_worthwhile(self, shares: NDArray[np.floating], num_main: int, passes: int, seconds: float) -> bool:
+    def is_pass_worthwhile(self, shares: Sequence[Share], num_main: int, passes: int, seconds: float) -> bool:
         """Whether one more pass of the draft would pay, after `passes` of them; one takes `seconds`.
 
         Learns what the last pass has brought. See `cut` for `shares` and `num_main`.
         """
-        reach = self._reach(self._chances(shares, num_main), num_main)
-        value = float(self._worths(reach).max())
+        reach = self._reach(shares, num_main).reach
+        value = max(self._worths(reach))
         gains, (last_value, last_reach) = self._learned.gains, self._last_pass
         if passes > 1:
             gains[passes - 1].observe(value - last_value, last_reach)
-        confirmed = float(reach[num_main - 1]) if num_main else 1.0
+        confirmed = reach[num_main - 1] if num_main else 1.0
         self._last_pass = (value, confirmed)
         return gains[passes].value * confirmed > self._tokens_per_second * seconds
 
@@ -128,24 +133,24 @@ class WindowLength:
         known = learned.tokens_per_second
         learned.tokens_per_second = 1 / (_SPEED_MEMORY / known + (1 - _SPEED_MEMORY) / speed) if known else speed
 
-    def _chances(self, shares: NDArray[np.floating], num_main: int) -> Array:
-        """Chance of every token, given those before it, before what texts have taught."""
-        constant, own, _, other, _, row, rate = self._weights
-        known = log(self._acceptance_rate / (1 - self._acceptance_rate))
-        logits = constant + rate * known + own * shares[:, 0] + other * shares[:, 1] + row / 10 * np.arange(len(shares))
-        chances: Array = 1.0 / (1.0 + np.exp(-logits))
-        return chances
+    @property
+    def _tokens_per_second(self) -> float:
+        return max(self._learned.tokens_per_second, 1.0 / max(self._pass_seconds[0], 1e-9))
 
-    def _reach(self, chances: Array, num_main: int) -> Array:
-        """Chance that everything up to each token is right."""
-        chances = chances.copy()
-        chances[:num_main] *= self._learned.main.value
-        chances[num_main:] *= self._learned.stream.value
-        return np.asarray(np.cumprod(np.minimum(chances, _SUREST)), dtype=np.float64)
+    def _reach(self, shares: Sequence[Share], num_main: int) -> Reach:
+        constant, of_own, _, of_other, _, of_row, of_rate = self._weights
+        constant += of_rate * log(self._acceptance_rate / (1 - self._acceptance_rate))
+        main, stream = self._learned.main.value, self._learned.stream.value
+        found, so_far = Reach([], []), 1.0
+        for row, (own, other) in enumerate(shares):
+            chance = 1 / (1 + exp(-(constant + of_own * own + of_other * other + of_row * row / 10)))
+            so_far *= min(chance * (main if row < num_main else stream), _SUREST)
+            found.chances.append(chance)
+            found.reach.append(so_far)
+        return found
 
-    def _worths(self, reach: Array) -> Array:
+    def _worths(self, reach: Sequence[float]) -> list[float]:
         """What windows of `0 .. n` tokens bring, in tokens, less what their rows' time would have brought."""
-        rows = np.minimum(np.arange(len(reach) + 1), _MOST_ROWS - 1)
-        worths: Array = self._tokens_per_second * (self._row_seconds[0] - self._row_seconds[rows])
-        worths[1:] += np.cumsum(reach)
-        return worths
+        speed = self._tokens_per_second
+        gains = (right - speed * seconds for right, seconds in zip(reach, self._row_seconds, strict=False))
+        return [0.0, *accumulate(gains)]
