@@ -16,8 +16,9 @@ _SWITCH_GAIN = 0.95
 _TRIAL_SHARE = 0.005
 _MIN_PAUSE_TOKENS, _MAX_PAUSE_TOKENS = 64, 4096
 _FIRST_PLAIN_STEPS = 2
-_PURSE_TOKENS, _PURSE_RESUMES, _PURSE_SHARE = 3.0, 0.75, 0.01
+_PURSE_TOKENS, _PURSE_RESUMES, _PURSE_SHARE = 2.5, 0.75, 0.01
 """In plain tokens' time: what speculation may lose at once, from where it may go on, what a plain token pays in."""
+_STEP_SHARE = 0.5
 _WHOLE_WINDOW = 3
 _USUAL_MEMORY = 0.98
 _EARNED_SHARE, _MOST_EARNED = 0.5, 16.0
@@ -54,13 +55,18 @@ class TokenCost:
     def observe(self, seconds: float, num_tokens: float) -> None:
         """Learn from one step."""
         self.num_steps += 1
-        known = self.usual_tokens or num_tokens
-        self.usual_tokens = _USUAL_MEMORY * known + (1 - _USUAL_MEMORY) * num_tokens
         self._remember(seconds, num_tokens)
+        self._get_used_to(num_tokens)
 
     def share_luck(self, luck: float) -> None:
         """Count a step that another method has run, and that brought `luck` times what it usually brings."""
-        self._remember(self.seconds_per_step, luck * self.usual_tokens)
+        num_tokens = luck * self.usual_tokens
+        self._remember(self.seconds_per_step, num_tokens)
+        self._get_used_to(num_tokens)
+
+    def _get_used_to(self, num_tokens: float) -> None:
+        known = self.usual_tokens or num_tokens
+        self.usual_tokens = _USUAL_MEMORY * known + (1 - _USUAL_MEMORY) * num_tokens
 
     def _remember(self, seconds: float, num_tokens: float) -> None:
         self._steps = _MEMORY * self._steps + 1
@@ -150,13 +156,20 @@ class CostBook:
             self.earned = min(max(self.earned + gain, 0.0), _MOST_EARNED)
         self._plain_now = 0.0
         self.purse = min(self.purse, _PURSE_TOKENS + _EARNED_SHARE * self.earned)
-        self.is_saving = self.purse < (_PURSE_RESUMES if self.is_saving else 0.0)
+        self.is_saving = self.purse < (_PURSE_RESUMES if self.is_saving else self._least_purse(method))
         for name, cost in self.costs.items():
             if name == method:
                 if not is_disturbed:
                     cost.observe(seconds, num_tokens)
             else:
                 cost.tokens_since += num_tokens
+
+    def _least_purse(self, method: str) -> float:
+        """What the purse must hold for another step: half of what it loses if nothing is right."""
+        cost, plain = self.costs[method], self.costs["plain"]
+        if method == "plain" or not plain.num_steps:
+            return 0.0
+        return max(0.0, _STEP_SHARE * (cost.seconds_per_step / plain.seconds_per_token - 1.0))
 
     def _share_luck(self, method: str, num_tokens: int) -> None:
         usual = self.costs[method].usual_tokens

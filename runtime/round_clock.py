@@ -73,8 +73,8 @@ class RoundClock:
             worth = float(worth_by_rows[min(size, len(worth_by_rows) - 1)])
             if estimate.seconds is None:
                 best, best_rate = (size, float("inf")) if worth else (best, best_rate)
-            elif estimate.seconds <= seconds and worth / estimate.seconds > best_rate:
-                best, best_rate = size, worth / estimate.seconds
+            elif estimate.seconds <= seconds and (rate := worth / max(estimate.seconds, 1e-9)) > best_rate:
+                best, best_rate = size, rate
         return best
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 
 from mirrorsd.device_maps import Pace, interpolate
+from mirrorsd.device_maps.pace import Curve
 from mirrorsd.runtime.branches import Branch, BranchTable
 from mirrorsd.runtime.choosing import TokenChooser
 from mirrorsd.runtime.controller import AutoDriver
@@ -33,8 +34,10 @@ from mirrorsd.runtime.target_link import TargetLink
 from mirrorsd.runtime.window_length import LearnedLengths, WindowLength
 
 Result = TypeVar("Result")
-HOST_MS, ROUND_MS = 0.45, 0.3
-"""Measured in paced runs on two cores: `host` of a mirror step, and a draft round beyond its pace."""
+HOST_MS = 0.33
+ROUND_MS = ((4.0, 0.5), (24.0, 0.8), (32.0, 2.0))
+"""Measured in paced runs on two cores: `host` of a mirror step, and by its rows what a draft round takes beyond its
+pace (32 rows take the core longer than the pace of `paced-laptop`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +51,7 @@ class Scenario:
         layers: which of the recorded exits are used; all by default.
         num_streams: streams of the draft that are used; all by default. 0 makes it an ordinary draft.
         host_ms: what the host takes for a step.
-        round_ms: what the host takes for a draft round: masks, cache rows, waking up.
+        round_ms: `[rows, ms]` points of what a draft round takes beyond its pace: masks, cache rows, waking up.
         scores: of the pair.
     """
 
@@ -58,7 +61,7 @@ class Scenario:
     layers: tuple[int, ...] | None = None
     num_streams: int | None = None
     host_ms: float = HOST_MS
-    round_ms: float = ROUND_MS
+    round_ms: Curve = ROUND_MS
     scores: RootScores = field(default_factory=RootScores)
 
 
@@ -142,7 +145,8 @@ class Devices:
     def run_round(self, num_rows: int) -> None:
         """A round of the draft. Long ones are prefills, which cost nothing here."""
         if num_rows <= self._pace.draft_ms[-1][0] or num_rows <= 64:
-            self._draft += (interpolate(self._pace.draft_ms, num_rows) + self._pace.transfer_ms + self._round_ms) / 1e3
+            beyond = self._pace.transfer_ms + interpolate(self._round_ms, num_rows)
+            self._draft += (interpolate(self._pace.draft_ms, num_rows) + beyond) / 1e3
 
     def run_pass(self, num_rows: int, reports: list[tuple[int, Callable[[], None]]]) -> None:
         """A pass of the target: exits report on the way, the draft works beside it, the host waits to its end."""

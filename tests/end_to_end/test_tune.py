@@ -48,6 +48,7 @@ def test_tune_measures_chooses_and_is_used(own_bundle: Path, capsys: pytest.Capt
         assert pipe.speculation.gamma == best["speculation"]["gamma"]
         assert pipe.sampled_speculation.gamma == report["sampled_speculation"]["gamma"]
         assert "speculation: tuned on this machine" in pipe.placement
+        assert [list(point) for point in pipe.engine.target_ms] == report["target_ms"]
         assert pipe.engine.root_scores.to_dict() == report["root_scores"]
         assert "both:2:sampled" in pipe.engine.root_scores.fitted
         speeds = report["tokens_per_second"]

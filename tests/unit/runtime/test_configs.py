@@ -61,7 +61,7 @@ def test_proxy_roots_need_an_exit() -> None:
 def test_the_tuner_tries_no_second_pass_for_windows_that_one_pass_fills() -> None:
     tried = {(setting.gamma, setting.passes) for setting in candidate_settings(SpeculationConfig(), 3)}
     assert {passes for gamma, passes in tried if gamma <= 4} == {1}
-    assert {passes for gamma, passes in tried if gamma == 5} == {1, 2, 3}
+    assert {passes for gamma, passes in tried if gamma == 12} == {2, 4}
     assert {setting.passes for setting in candidate_settings(SpeculationConfig(passes=1), 0)} == {1}
 
 

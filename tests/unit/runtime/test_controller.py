@@ -4,6 +4,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import pytest
+
 from mirrorsd.runtime.cost_book import CostBook
 from mirrorsd.runtime.fake import FakeDraft
 
@@ -47,16 +49,16 @@ def test_measured_speeds_spare_the_first_trials() -> None:
 
 
 def test_a_trial_of_long_steps_waits_longer_for_the_next() -> None:
-    """Six steps of four tokens, half as dear again: 12 tokens' time, one per cent of 1,200."""
+    """Six steps of four tokens, half as dear again: 12 tokens' time, half a per cent of 2,400."""
     book = CostBook(("mirror", "serial", "plain"))
     book.start_from({"mirror": 2.0, "serial": 3.0, "plain": 1.0}, {"mirror": 4.0, "serial": 4.0, "plain": 1.0})
-    assert round(book.costs["mirror"].pause_tokens) == 1200
-    assert round(book.costs["plain"].pause_tokens) == 1200
+    assert round(book.costs["mirror"].pause_tokens) == 2400
+    assert round(book.costs["plain"].pause_tokens) == 2400
 
 
 def test_a_method_that_became_faster_is_found_again() -> None:
     _, book = simulate({"mirror": 3.0, "serial": 3.0, "plain": 1.0}, 300)
-    run, _ = simulate({"mirror": 0.3, "serial": 3.0, "plain": 1.0}, 1500, book)
+    run, _ = simulate({"mirror": 0.3, "serial": 3.0, "plain": 1.0}, 3000, book)
     assert run[-200:].count("mirror") > 150
 
 
@@ -84,3 +86,25 @@ def test_a_good_draft_beside_a_slow_target_is_used(make_bench: Make) -> None:
     assert bench.decode(PROMPT, "auto", max_new_tokens=150) == expected
     methods = [step.method for step in bench.last_request.steps]
     assert methods[-5:].count("plain") == 0
+
+
+def test_methods_of_speculation_share_their_luck() -> None:
+    """Serial steps that bring half of the usual show nothing about serial decoding as against mirror decoding."""
+    book = CostBook(("mirror", "serial", "plain"))
+    book.start_from({"mirror": 80.0, "serial": 100.0, "plain": 40.0}, {"mirror": 4.0, "serial": 4.0, "plain": 1.0})
+    for _ in range(20):
+        book.observe("serial", 0.04, 2)
+    costs = {name: cost.seconds_per_token for name, cost in book.costs.items()}
+    assert costs["mirror"] / costs["serial"] == pytest.approx(100 / 80, rel=0.05)
+    assert book.next_method("serial", 20, is_trial=False) == ("serial", False)
+
+
+def test_a_machine_that_slows_down_is_not_mistaken_for_a_bad_text() -> None:
+    """All takes three times as long as when it was tuned: speculation is as good as ever and must not stop."""
+    book = CostBook(("mirror", "serial", "plain"))
+    book.start_from({"mirror": 50.0, "serial": 100.0, "plain": 50.0}, {"mirror": 4.0, "serial": 4.0, "plain": 1.0})
+    for _ in range(30):
+        book.observe_pace(3.0)
+        book.observe("serial", 3 * 0.04, 4)
+    assert not book.is_saving
+    assert book.costs["plain"].seconds_per_token == pytest.approx(3 / 50, rel=0.3)

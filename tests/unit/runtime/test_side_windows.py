@@ -26,6 +26,7 @@ class Text:
         self.num_tokens, self.seconds = 1, 0.0
         self.ledger = SimpleNamespace(now=lambda: self.seconds)
         self.methods: list[str] = []
+        self.length = None
 
     @property
     def tokens(self) -> NDArray[np.int64]:

@@ -9,6 +9,8 @@ import pytest
 
 from mirrorsd.device_maps import Pace
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.runtime.choosing import TokenChooser
+from mirrorsd.runtime.fake import FakeDraft
 from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.recorder import record_text
 from mirrorsd.runtime.recording import RecordedText, Recording
@@ -46,6 +48,23 @@ def test_recording_says_what_the_models_say(make_bench: Make, scripted: Make, dr
             assert text.exit_ids[0, head, depth, 0] == scripted(along).argmax()
 
 
+def test_a_sampled_recording_ranks_with_the_noise_of_its_text(
+    make_bench: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draft's graph adds it, so that what is recorded is what a sampled run would have seen."""
+    heard: list[Any] = []
+    monkeypatch.setattr(FakeDraft, "use_noise", lambda _, source: heard.append(source))
+    bench = make_bench()
+    tokens = np.array(PROMPT + bench.decode(PROMPT, "plain"))
+    sampled = GenerationConfig(temperature=1.0, seed=5)
+    for config in (sampled, GenerationConfig()):
+        record_text(bench.engine, tokens, len(PROMPT), config, 4)
+    assert heard[-1] is None
+    expected = TokenChooser(sampled).noise_source()
+    assert expected is not None
+    assert np.array_equal(heard[-2](11, 16), expected(11, 16))
+
+
 def test_outcome_is_the_leading_agreement() -> None:
     shape = {"num_prompt": 2, "seed": 0, "draft_ids": np.zeros(0), "draft_logprobs": np.zeros(0)}
     windows = np.array([[7, 8, 1], [8, 9, 2], [9, 3, 3]])
@@ -57,7 +76,7 @@ def test_outcome_is_the_leading_agreement() -> None:
 
 
 def test_replay_takes_the_steps_of_the_real_run(make_bench: Make) -> None:
-    settings = {"gamma": 6, "passes": 3, "roots": 12}
+    settings = {"gamma": 6, "passes": 3, "roots": 12, "window": "full"}
     recording = record(make_bench)
     for method in ("plain", "serial"):
         bench = make_bench(hit_rate=0.7, **settings)

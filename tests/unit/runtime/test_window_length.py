@@ -1,0 +1,108 @@
+"""Windows are as long as their rows are worth: flat targets get long ones, dear rows and unsure tokens short ones."""
+
+from collections.abc import Callable
+from math import log
+from typing import Any
+
+import pytest
+
+from mirrorsd.runtime.generation_config import SpeculationConfig
+from mirrorsd.runtime.root_scores import DEFAULTS
+from mirrorsd.runtime.window_length import LearnedLengths, WindowLength
+
+Make = Callable[..., Any]
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+FLAT = ((1.0, 20.0), (8.0, 20.1))
+STEEP = ((1.0, 20.0), (8.0, 150.0))
+SURE, UNSURE = (log(0.95), log(0.02)), (log(0.3), log(0.25))
+WEIGHTS = DEFAULTS["draft"].accept
+
+
+def length(target_ms: Any, learned: LearnedLengths | None = None) -> WindowLength:
+    return WindowLength(target_ms, WEIGHTS, learned or LearnedLengths(50.0))
+
+
+def test_rows_that_cost_nothing_are_all_verified() -> None:
+    assert length(FLAT).cut([SURE] * 9, 9, 12) == 9
+
+
+def test_limit_is_kept() -> None:
+    assert length(FLAT).cut([SURE] * 9, 9, 4) == 4
+
+
+def test_dear_rows_shorten_the_window() -> None:
+    assert length(STEEP).cut([SURE] * 9, 9, 12) < length(FLAT).cut([SURE] * 9, 9, 12)
+
+
+def test_unsure_tokens_are_not_worth_dear_rows() -> None:
+    steep = length(STEEP)
+    assert steep.cut([UNSURE] * 9, 9, 12) == 0
+    assert steep.cut([SURE, *[UNSURE] * 8], 9, 12) == 1
+
+
+def test_faster_text_makes_rows_dearer() -> None:
+    """A row costs the tokens that its time would have brought."""
+    slow, fast = (length(STEEP, LearnedLengths(speed)).cut([SURE] * 9, 9, 12) for speed in (50.0, 65.0))
+    assert fast < slow
+
+
+def test_streams_that_keep_failing_are_trusted_less() -> None:
+    learned = LearnedLengths(50.0)
+    first = length(STEEP, learned).cut([SURE] * 4, 1, 12)
+    for _ in range(40):
+        one = length(FLAT, learned)
+        one.observe(one.cut([SURE] * 4, 1, 12), 1, 0.02)
+    learned.tokens_per_second = 50.0
+    assert learned.stream.value < 0.5 < learned.main.value
+    assert length(STEEP, learned).cut([SURE] * 4, 1, 12) < first
+
+
+def test_steps_whose_window_came_from_elsewhere_teach_no_chances() -> None:
+    learned = LearnedLengths(50.0)
+    length(FLAT, learned).observe(7, 0, 0.02)
+    assert learned.main.value == learned.stream.value == 1.0
+
+
+def test_another_pass_pays_where_it_is_cheap() -> None:
+    one = length(FLAT)
+    assert one.is_pass_worthwhile([SURE] * 4, 1, 1, 0.001)
+    assert not one.is_pass_worthwhile([SURE] * 4, 1, 1, 0.1)
+
+
+def test_passes_that_bring_nothing_are_given_up() -> None:
+    learned = LearnedLengths(50.0)
+    asked = 0
+    for _ in range(60):
+        one = length(FLAT, learned)
+        if one.is_pass_worthwhile([UNSURE] * 2, 1, 1, 0.003):
+            asked += 1
+            one.is_pass_worthwhile([UNSURE] * 2, 1, 2, 0.003)
+    assert 0 < asked < 60
+
+
+@pytest.mark.parametrize("method", ["serial", "mirror"])
+def test_cut_windows_change_no_token(make_bench: Make, method: str) -> None:
+    """The draft is right half of the time, a row costs five times a pass: windows are short, the text is the same."""
+    plain = make_bench(hit_rate=0.5).decode(PROMPT, "plain", max_new_tokens=80)
+    bench = make_bench(hit_rate=0.5, gamma=6, passes=2)
+    bench.engine.target_ms = ((1.0, 20.0), (8.0, 720.0))
+    assert bench.decode(PROMPT, method, max_new_tokens=80) == plain
+    cut = [step.num_window for step in bench.last_request.steps]
+    full = make_bench(hit_rate=0.5, gamma=6, passes=2)
+    full.decode(PROMPT, method, max_new_tokens=80)
+    assert sum(cut) < sum(step.num_window for step in full.last_request.steps)
+
+
+def test_full_windows_are_left_alone(make_bench: Make) -> None:
+    bench = make_bench(hit_rate=0.5, gamma=6, window="full")
+    bench.engine.target_ms = ((1.0, 20.0), (8.0, 720.0))
+    bench.decode(PROMPT, "serial", max_new_tokens=40)
+    assert bench.last_request.length is None
+    assert SpeculationConfig().window == "worthwhile"
+
+
+def test_padded_passes_cost_the_same_whatever_the_window(make_bench: Make) -> None:
+    bench = make_bench(hit_rate=0.5, gamma=6, pad_rows_to=8)
+    bench.engine.target_ms = ((1.0, 20.0), (8.0, 720.0))
+    bench.decode(PROMPT, "serial", max_new_tokens=40)
+    assert bench.last_request.length.pass_seconds(1) == bench.last_request.length.pass_seconds(8)
