@@ -1,6 +1,6 @@
 """`mirrorsd compare`: the same questions by several methods: speeds, and whether the texts are the same."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,6 +52,7 @@ def compare(
     root_source: options.RootSource = None,
     allocation: options.Allocation = None,
     passes: options.Passes = None,
+    window: options.Window = None,
     exits: options.Exits = None,
     pad_rows_to: options.PadRowsTo = None,
     layout: options.Layout = None,
@@ -71,7 +72,7 @@ def compare(
         ignore_eos=ignore_eos,
     )
     roots_settings = {"roots": roots, "root_source": root_source, "allocation": allocation}
-    speed = {"gamma": gamma, "passes": passes, "pad_rows_to": pad_rows_to, **roots_settings}
+    speed = {"gamma": gamma, "passes": passes, "window": window, "pad_rows_to": pad_rows_to, **roots_settings}
     with open_pipeline(bundle, device_map, {**speed, "exits": options.read_exits(exits)}, layout) as pipe:
         note_placement(pipe)
         answer = answer_with(pipe, config, is_raw=is_raw or not has_chat_template(bundle))
@@ -99,6 +100,11 @@ def note_differences(differences: Iterable[Difference]) -> None:
             f"question {difference.question_id}, turn {difference.turn}: {difference.method} differs from "
             f"{difference.reference} at token {difference.position}"
         )
+
+
+def as_asked(bundle: Path, turns: Sequence[str]) -> list[str | list[dict[str, str]]]:
+    """First turns as `compare` asks them: through the chat template, if the bundle has one."""
+    return [[{"role": "user", "content": turn}] if has_chat_template(bundle) else turn for turn in turns]
 
 
 def has_chat_template(bundle: Path) -> bool:

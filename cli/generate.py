@@ -39,6 +39,7 @@ def generate(
     root_source: options.RootSource = None,
     allocation: options.Allocation = None,
     passes: options.Passes = None,
+    window: options.Window = None,
     exits: options.Exits = None,
     pad_rows_to: options.PadRowsTo = None,
     layout: options.Layout = None,
@@ -62,7 +63,7 @@ def generate(
         ignore_eos=ignore_eos,
     )
     roots_settings = {"roots": roots, "root_source": root_source, "allocation": allocation}
-    speed = {"gamma": gamma, "passes": passes, "pad_rows_to": pad_rows_to, **roots_settings}
+    speed = {"gamma": gamma, "passes": passes, "window": window, "pad_rows_to": pad_rows_to, **roots_settings}
     with open_pipeline(bundle, device_map, {**speed, "exits": options.read_exits(exits)}, layout) as pipe:
         if as_json:
             result = pipe.generate(request.prompt, config, messages=request.messages)

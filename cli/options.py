@@ -48,7 +48,11 @@ RootSource = Annotated[
     str | None, typer.Option(help="Where branches come from: proxy, early or progressive.", rich_help_panel=SPEED)
 ]
 Allocation = Annotated[str | None, typer.Option(help="global or per_row.", rich_help_panel=SPEED)]
-Passes = Annotated[int | None, typer.Option(help="Draft passes per window.", rich_help_panel=SPEED)]
+Passes = Annotated[int | None, typer.Option(help="Most draft passes per window.", rich_help_panel=SPEED)]
+Window = Annotated[
+    str | None,
+    typer.Option(help="worthwhile (as long as its rows' time is worth) or full.", rich_help_panel=SPEED),
+]
 Exits = Annotated[
     str | None,
     typer.Option(help="Which of the bundle's exits to run: all, none, or layers: 12,20.", rich_help_panel=SPEED),

@@ -7,6 +7,7 @@ import typer
 from rich.table import Table
 
 from mirrorsd.cli import options
+from mirrorsd.cli.compare import as_asked
 from mirrorsd.cli.console import add_row, note, print_json, print_table, progress
 from mirrorsd.cli.prompt_file import BUILT_IN_QUESTIONS, read_questions
 from mirrorsd.graphs.errors import ConfigError
@@ -38,6 +39,7 @@ def simulate(
     root_source: options.RootSource = None,
     allocation: options.Allocation = None,
     passes: options.Passes = None,
+    window: options.Window = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Replay recorded texts on the pace of a card: what a machine of those speeds would do with this pair."""
@@ -51,7 +53,8 @@ def simulate(
     card = load_device_map(device_map)
     if card.pace is None:
         raise ConfigError(f"The card {card.name} has no [pace] to replay on; name one that has, such as paced-laptop.")
-    given = {"gamma": gamma, "roots": roots, "root_source": root_source, "allocation": allocation, "passes": passes}
+    of_roots = {"roots": roots, "root_source": root_source, "allocation": allocation}
+    given = {"gamma": gamma, "passes": passes, "window": window, **of_roots}
     wanted = {name: value for name, value in given.items() if value is not None}
     speculation = resolve_speculation(speculation_of(card), wanted)
     if source.is_dir():
@@ -76,7 +79,7 @@ def _record(bundle: Path, prompts: Path | None, record: Path | None, config: Any
     from mirrorsd.runtime.text_recording import record_texts
 
     questions = read_questions(prompts) if prompts else BUILT_IN_QUESTIONS
-    texts = [question.turns[0] for question in questions]
+    texts = as_asked(bundle, [question.turns[0] for question in questions])
     with MirrorPipeline.load(bundle) as pipe, progress("recording", len(texts)) as advance:
         recording = record_texts(pipe, texts, config, advance=advance)
     if record is not None:

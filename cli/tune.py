@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mirrorsd.cli import options
-from mirrorsd.cli.compare import has_chat_template
+from mirrorsd.cli.compare import as_asked
 from mirrorsd.cli.console import note, print_json, progress
 from mirrorsd.cli.loading import note_placement
 from mirrorsd.cli.prompt_file import BUILT_IN_QUESTIONS, read_questions
@@ -50,7 +50,7 @@ def tune(
 
     started = perf_counter()
     questions = read_questions(prompts) if prompts else BUILT_IN_QUESTIONS
-    texts = _prompts(bundle, [question.turns[0] for question in questions][:4])
+    texts = as_asked(bundle, [question.turns[0] for question in questions][:4])
     greedy = GenerationConfig(max_new_tokens=max_new_tokens, ignore_eos=True)
     configs = {"greedy": greedy, "sampled": greedy.with_overrides(_SAMPLED)}
     with ExitStack() as stack:
@@ -79,11 +79,6 @@ def tune(
         f"kept in {path.name}: layout {tuned.layout}; predicted {tuned.predicted_step_ms} ms a step, measured "
         f"{tuned.measured_step_ms} ms. Took {seconds:.0f} s."
     )
-
-
-def _prompts(bundle: Path, turns: list[str]) -> "list[Prompt]":
-    """As `compare` asks them: through the chat template, if the bundle has one."""
-    return [[{"role": "user", "content": turn}] if has_chat_template(bundle) else turn for turn in turns]
 
 
 def _load(stack: ExitStack, bundle: Path, device_map: str) -> "Pipes":
