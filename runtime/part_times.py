@@ -109,7 +109,9 @@ def pace_of(parts: PartTimes, *, is_side_by_side: bool = True) -> Pace:
         parts: What was measured.
         is_side_by_side: both devices at work, as in mirror decoding; by turns otherwise.
     """
-    slow, draft_slow = (parts.target_slowdown, parts.draft_slowdown) if is_side_by_side else (1.0, 1.0)
+    slow, draft_slow = 1.0, 1.0
+    if is_side_by_side:  # a part that repeats alone finds its caches warm: it is not faster for having company
+        slow, draft_slow = max(1.0, parts.target_slowdown), max(1.0, parts.draft_slowdown)
     target = tuple((rows, slow * ms) for rows, ms in pass_ms(parts))
     draft = tuple((float(rows), draft_slow * ms) for rows, ms in sorted(parts.draft.items()))
     return Pace(target_ms=target, draft_ms=draft, exit_ms=slow * parts.target[8].get("exit", 0.0))

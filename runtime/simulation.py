@@ -35,9 +35,9 @@ from mirrorsd.runtime.window_length import LearnedLengths, WindowLength
 
 Result = TypeVar("Result")
 HOST_MS = 0.33
-ROUND_MS = ((4.0, 0.5), (24.0, 0.8), (32.0, 2.0))
+ROUND_MS = ((4.0, 1.0), (24.0, 1.9), (32.0, 3.0))
 """Measured in paced runs on two cores: `host` of a mirror step, and by its rows what a draft round takes beyond its
-pace (32 rows take the core longer than the pace of `paced-laptop`)."""
+pace, planning included (32 rows take the core longer than the pace of `paced-laptop`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
