@@ -82,8 +82,8 @@ def compare(
     rows, differences = summarise(measurements, chosen_methods), find_differences(measurements)
     note_differences(differences)
     if as_json:
-        wants = by_category or bool(category)
-        print_json(report_document(bundle, where, rows, is_identical=not differences, by_category=wants))
+        shown = rows if by_category or category else [row for row in rows if row["category"] == ALL_CATEGORIES]
+        print_json(report_document(bundle, where, shown, is_identical=not differences))
     else:
         print_rows(rows)
         if is_paced:
@@ -151,7 +151,7 @@ def choose_questions(questions: tuple[Question, ...], categories: list[str]) -> 
 
 
 def report_document(
-    bundle: Path, where: dict[str, str], rows: list[dict[str, Any]], *, is_identical: bool, by_category: bool
+    bundle: Path, where: dict[str, str], rows: list[dict[str, Any]], *, is_identical: bool
 ) -> dict[str, Any]:
     """The object of `compare --json`."""
     return {
@@ -160,7 +160,7 @@ def report_document(
         "machine": describe_machine(),
         "versions": installed_versions(),
         "identical": is_identical,
-        "rows": [row for row in rows if by_category or row["category"] == ALL_CATEGORIES],
+        "rows": rows,
     }
 
 
