@@ -86,11 +86,16 @@ def compare(
         print_json(report_document(bundle, where, shown, is_identical=not differences))
     else:
         print_rows(rows)
-        if is_paced:
-            print(f"PACED: the times are those of the card {where['device_map']}, not of this machine")
-        print(f"identical: {'no' if differences else 'yes'}")
+        print_verdict(where["device_map"], is_paced=is_paced, is_identical=not differences)
     if differences:
         raise typer.Exit(EXIT_FAILED)
+
+
+def print_verdict(card: str, *, is_paced: bool, is_identical: bool) -> None:
+    """Say whose times these were, and whether the texts are the same."""
+    if is_paced:
+        print(f"PACED: the times are those of the card {card}, not of this machine")
+    print(f"identical: {'yes' if is_identical else 'no'}")
 
 
 def note_differences(differences: Iterable[Difference]) -> None:
