@@ -28,7 +28,10 @@ def print_parts(parts_by_layout: "Mapping[str, PartTimes]") -> None:
             draft = parts.draft.get(rows)
             add_row(table, str(rows), *cells, "" if draft is None else f"{draft:.2f}")
         print_table(table)
-        print(f"side by side: target x {parts.target_slowdown:.2f}, draft x {parts.draft_slowdown:.2f}")
+        print(
+            f"side by side: target x {parts.target_slowdown:.2f}, draft x {parts.draft_slowdown:.2f}; "
+            f"hand-over {parts.transfer_ms:.2f} ms"
+        )
 
 
 def print_contests(title: str, contests: "Sequence[Contest]") -> None:

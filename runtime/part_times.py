@@ -6,7 +6,7 @@ Owns the measuring, and the pace that comes of it. Which settings are fast at th
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import TypeVar
 
 import numpy as np
@@ -20,6 +20,7 @@ from mirrorsd.runtime.ledger import Ledger
 ROW_COUNTS = (1, 2, 4, 8, 16)
 _REPEATS = 12
 _SIDE_BY_SIDE_SECONDS = 0.4
+_NAP_SECONDS = 0.002
 
 Timing = TypeVar("Timing")
 
@@ -33,12 +34,14 @@ class PartTimes:
         draft: by number of rows of a round.
         target_slowdown: a target pass beside a busy draft, over one alone.
         draft_slowdown: a draft round beside a busy target, over one alone.
+        transfer_ms: from the target's thread having something for the draft until the draft's thread has it.
     """
 
     target: dict[int, dict[str, float]]
     draft: dict[int, float]
     target_slowdown: float
     draft_slowdown: float
+    transfer_ms: float
 
 
 def measure_parts(engine: Engine) -> PartTimes:
@@ -78,10 +81,21 @@ def measure_parts(engine: Engine) -> PartTimes:
         draft=by_size,
         target_slowdown=float(np.median(side_target.result())) / target_alone,
         draft_slowdown=float(np.median(side_draft.result())) / by_size[smallest],
+        transfer_ms=engine.target_worker.run(partial(_hand_over_ms, engine)),
     )
     target.close()
     draft.close()
     return times
+
+
+def _hand_over_ms(engine: Engine) -> float:
+    """Median time until a job that the target's thread posts begins on the draft's, which has gone to sleep before."""
+    times = []
+    for _ in range(_REPEATS):
+        sleep(_NAP_SECONDS)
+        posted = perf_counter()
+        times.append(1e3 * (engine.draft_worker.run(perf_counter) - posted))
+    return float(np.median(times))
 
 
 def _by_turns(work: Callable[[int], Timing], sizes: Sequence[int]) -> dict[int, list[Timing]]:
@@ -114,7 +128,8 @@ def pace_of(parts: PartTimes, *, is_side_by_side: bool = True) -> Pace:
         slow, draft_slow = max(1.0, parts.target_slowdown), max(1.0, parts.draft_slowdown)
     target = tuple((rows, slow * ms) for rows, ms in pass_ms(parts))
     draft = tuple((float(rows), draft_slow * ms) for rows, ms in sorted(parts.draft.items()))
-    return Pace(target_ms=target, draft_ms=draft, exit_ms=slow * parts.target[8].get("exit", 0.0))
+    exit_ms = slow * parts.target[8].get("exit", 0.0)
+    return Pace(target_ms=target, draft_ms=draft, exit_ms=exit_ms, transfer_ms=parts.transfer_ms)
 
 
 def pass_ms(parts: PartTimes) -> Curve:
