@@ -1,16 +1,17 @@
 """What each method costs on a pipeline, and which one to run next: the knowledge behind `auto`.
 
 Costs are kept per pipeline, so a new request starts with what the last ones taught. A method that may have become
-faster is tried again for a few steps; the worse it was, the rarer. Methods of speculation share their luck: what a
-text gives to one, it would give to the others. And there is a purse: every step of speculation pays
+faster is tried again for a few steps; the worse it was, the rarer. And there is a purse: every step of speculation pays
 into it or out of it what it gained or lost against plain decoding. When it is empty, decoding goes on plainly until a
 small share of the tokens has filled it again: what speculation can lose is bounded, whatever the text. Does not own the
 steps (`controller`).
 """
 
-from mirrorsd.runtime.generation_config import GenerationConfig
+from statistics import fmean
 
-_MEMORY = 0.95
+from mirrorsd.runtime.generation_config import GenerationConfig
+from mirrorsd.runtime.token_cost import Luck, TokenCost
+
 _TRIAL_STEPS = 6
 _SWITCH_GAIN = 0.95
 _TRIAL_SHARE = 0.005
@@ -20,65 +21,18 @@ _PURSE_TOKENS, _PURSE_RESUMES, _PURSE_SHARE = 2.5, 0.75, 0.01
 """In plain tokens' time: what speculation may lose at once, from where it may go on, what a plain token pays in."""
 _STEP_SHARE = 0.5
 _WHOLE_WINDOW = 3
-_USUAL_MEMORY = 0.98
 _EARNED_SHARE, _MOST_EARNED = 0.5, 16.0
 """What was gained in the same text widens the purse, so that bad luck does not end what pays on the whole."""
-
-
-class TokenCost:
-    """Seconds per token of one method: a running mean over steps, and when it deserves another trial."""
-
-    def __init__(self) -> None:
-        self.num_steps = 0
-        self.pause_tokens = float(_MIN_PAUSE_TOKENS)
-        self.tokens_since = 0
-        self.usual_tokens = 0.0
-        self._seconds = 0.0
-        self._tokens = 0.0
-        self._steps = 0.0
-
-    @property
-    def seconds_per_token(self) -> float:
-        """The running mean; infinite until measured."""
-        return self._seconds / self._tokens if self._tokens else float("inf")
-
-    @property
-    def tokens_per_step(self) -> float:
-        """The running mean; 1 until measured."""
-        return self._tokens / self._steps if self._steps else 1.0
-
-    @property
-    def seconds_per_step(self) -> float:
-        """The running mean; 0 until measured."""
-        return self._seconds / self._steps if self._steps else 0.0
-
-    def observe(self, seconds: float, num_tokens: float) -> None:
-        """Learn from one step."""
-        self.num_steps += 1
-        self._remember(seconds, num_tokens)
-        self._get_used_to(num_tokens)
-
-    def share_luck(self, luck: float) -> None:
-        """Count a step that another method has run, and that brought `luck` times what it usually brings."""
-        num_tokens = luck * self.usual_tokens
-        self._remember(self.seconds_per_step, num_tokens)
-        self._get_used_to(num_tokens)
-
-    def _get_used_to(self, num_tokens: float) -> None:
-        known = self.usual_tokens or num_tokens
-        self.usual_tokens = _USUAL_MEMORY * known + (1 - _USUAL_MEMORY) * num_tokens
-
-    def _remember(self, seconds: float, num_tokens: float) -> None:
-        self._steps = _MEMORY * self._steps + 1
-        self._seconds = _MEMORY * self._seconds + seconds
-        self._tokens = _MEMORY * self._tokens + num_tokens
 
 
 class CostBook:
     """What every method costs on this pipeline, and which one to run next."""
 
     def __init__(self, methods: tuple[str, ...] = ("mirror", "serial", "plain")) -> None:
-        self.costs = {method: TokenCost() for method in methods}
+        self._luck = Luck()
+        self.costs = {
+            method: TokenCost(Luck() if method == "plain" else self._luck, _MIN_PAUSE_TOKENS) for method in methods
+        }
         self.purse = _PURSE_TOKENS
         self.earned = 0.0
         self.is_saving = False
@@ -86,10 +40,13 @@ class CostBook:
 
     def start_from(self, tokens_per_second: dict[str, float], tokens_per_step: dict[str, float] | None = None) -> None:
         """Begin with what was measured before, as if each method had just run for a while."""
+        tokens = {name: (tokens_per_step or {}).get(name, 1.0) for name in tokens_per_second}
+        usual = fmean([brought for name, brought in tokens.items() if name != "plain"] or [1.0])
+        self._luck.observe(usual, _TRIAL_STEPS)
         for name, speed in tokens_per_second.items():
-            num_tokens = (tokens_per_step or {}).get(name, 1.0)
-            for _ in range(_TRIAL_STEPS):
-                self.costs[name].observe(num_tokens / speed, num_tokens)
+            if name == "plain":
+                self.costs[name].observe(1.0 / speed, 1)
+            self.costs[name].start_from(tokens[name] / speed, 1.0 if name == "plain" else tokens[name] / usual)
         self._plain_reference = self.costs["plain"].seconds_per_token if "plain" in tokens_per_second else 0.0
         self._set_pauses()
 
@@ -150,7 +107,6 @@ class CostBook:
         if method == "plain":
             self.purse += _PURSE_SHARE * num_tokens
         elif plain.num_steps:
-            self._share_luck(method, num_tokens)
             gain = num_tokens - seconds / (self._plain_now or plain.seconds_per_token)
             self.purse += gain
             self.earned = min(max(self.earned + gain, 0.0), _MOST_EARNED)
@@ -170,12 +126,6 @@ class CostBook:
         if method == "plain" or not plain.num_steps:
             return 0.0
         return max(0.0, _STEP_SHARE * (cost.seconds_per_step / plain.seconds_per_token - 1.0))
-
-    def _share_luck(self, method: str, num_tokens: int) -> None:
-        usual = self.costs[method].usual_tokens
-        for name, cost in self.costs.items():
-            if name not in (method, "plain") and cost.num_steps and usual:
-                cost.share_luck(num_tokens / usual)
 
     def cheapest(self, but: str = "") -> str:
         """The method with the lowest cost per token, `but` left out."""

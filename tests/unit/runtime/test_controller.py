@@ -92,8 +92,8 @@ def test_methods_of_speculation_share_their_luck() -> None:
     """Serial steps that bring half of the usual show nothing about serial decoding as against mirror decoding."""
     book = CostBook(("mirror", "serial", "plain"))
     book.start_from({"mirror": 80.0, "serial": 100.0, "plain": 40.0}, {"mirror": 4.0, "serial": 4.0, "plain": 1.0})
-    for _ in range(20):
-        book.observe("serial", 0.04, 2)
+    for brought in [4] * 10 + [2] * 20:
+        book.observe("serial", 0.04, brought)
     costs = {name: cost.seconds_per_token for name, cost in book.costs.items()}
     assert costs["mirror"] / costs["serial"] == pytest.approx(100 / 80, rel=0.05)
     assert book.next_method("serial", 20, is_trial=False) == ("serial", False)
