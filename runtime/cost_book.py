@@ -21,6 +21,8 @@ _PURSE_TOKENS, _PURSE_RESUMES, _PURSE_SHARE = 2.5, 0.75, 0.01
 """In plain tokens' time: what speculation may lose at once, from where it may go on, what a plain token pays in."""
 _STEP_SHARE = 0.5
 _WHOLE_WINDOW = 3
+_RECORD_MEMORY = 0.5
+"""How much of what earlier texts have gained still counts after another text."""
 _EARNED_SHARE, _MOST_EARNED = 0.5, 16.0
 """What was gained in the same text widens the purse, so that bad luck does not end what pays on the whole."""
 
@@ -36,6 +38,7 @@ class CostBook:
         self.purse = _PURSE_TOKENS
         self.earned = 0.0
         self.is_saving = False
+        self._gained = self._record = 0.0
         self._plain_reference = self._plain_now = 0.0
 
     def start_from(self, tokens_per_second: dict[str, float], tokens_per_step: dict[str, float] | None = None) -> None:
@@ -60,9 +63,15 @@ class CostBook:
             self.costs["plain"].observe(self._plain_now, 1)
 
     def begin_text(self) -> None:
-        """Let a new text risk no more than the first one: what others have earned is not its own to lose."""
-        self.earned = 0.0
-        self.purse = min(self.purse, _PURSE_TOKENS)
+        """Let a new text risk no more than the first one: what others have earned is not its own to lose.
+
+        It may risk as much where speculation has gained on the texts before, and only what is left where it has lost.
+        """
+        self._luck.begin_text()
+        self._record = _RECORD_MEMORY * self._record + self._gained
+        self.earned = self._gained = 0.0
+        self.purse = _PURSE_TOKENS if self._record > 0 else min(self.purse, _PURSE_TOKENS)
+        self.is_saving = self.is_saving and self.purse < _PURSE_RESUMES
 
     def is_worth_starting(self) -> bool:
         """Whether a new text should speculate from its first step on."""
@@ -109,6 +118,7 @@ class CostBook:
         elif plain.num_steps:
             gain = num_tokens - seconds / (self._plain_now or plain.seconds_per_token)
             self.purse += gain
+            self._gained += gain
             self.earned = min(max(self.earned + gain, 0.0), _MOST_EARNED)
         self._plain_now = 0.0
         self.purse = min(self.purse, _PURSE_TOKENS + _EARNED_SHARE * self.earned)

@@ -15,6 +15,7 @@ class Luck:
 
     def __init__(self) -> None:
         self._tokens = self._steps = 0.0
+        self._usual = 0.0
         self._runner: TokenCost | None = None
         self._num_run = 0
 
@@ -29,10 +30,16 @@ class Luck:
 
     def observe(self, num_tokens: float, num_steps: int = 1, runner: "TokenCost | None" = None) -> None:
         """Learn from steps of `runner` that brought `num_tokens` each."""
+        self._usual = _LONG_MEMORY * (self._usual or num_tokens) + (1 - _LONG_MEMORY) * num_tokens
         self._num_run = self.steps_since(runner) + num_steps if runner else 0
         self._runner = runner
         self._steps = _MEMORY * self._steps + num_steps
         self._tokens = _MEMORY * self._tokens + num_steps * num_tokens
+
+    def begin_text(self) -> None:
+        """Forget how the last text has ended: a new one is expected to be like most."""
+        if self._steps:
+            self._steps, self._tokens = _KNOWN_STEPS, _KNOWN_STEPS * self._usual
 
 
 class TokenCost:
