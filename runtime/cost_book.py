@@ -20,6 +20,7 @@ _FIRST_PLAIN_STEPS = 2
 _PURSE_TOKENS, _PURSE_RESUMES, _PURSE_SHARE = 2.5, 0.75, 0.01
 """In plain tokens' time: what speculation may lose at once, from where it may go on, what a plain token pays in."""
 _STEP_SHARE = 0.5
+_PACE_MEMORY = 0.8
 _WHOLE_WINDOW = 3
 _RECORD_MEMORY = 0.5
 """How much of what earlier texts have gained still counts after another text."""
@@ -39,7 +40,7 @@ class CostBook:
         self.earned = 0.0
         self.is_saving = False
         self._gained = self._record = 0.0
-        self._plain_reference = self._plain_now = 0.0
+        self._plain_reference = self._plain_now = self._slowdown = 0.0
 
     def start_from(self, tokens_per_second: dict[str, float], tokens_per_step: dict[str, float] | None = None) -> None:
         """Begin with what was measured before, as if each method had just run for a while."""
@@ -56,9 +57,12 @@ class CostBook:
     def observe_pace(self, slowdown: float) -> None:
         """Learn that the target took, in the step that `observe` comes with, `slowdown` times what `tune` measured.
 
-        Plain decoding does not run while speculation pays: this keeps its cost up with the machine.
+        Plain decoding does not run while speculation pays: this keeps its cost up with the machine. Passes of one row
+        and of many need not slow down alike: every real step of plain decoding corrects what this makes of it.
         """
         if self._plain_reference:
+            known = self._slowdown or slowdown
+            self._slowdown = _PACE_MEMORY * known + (1 - _PACE_MEMORY) * slowdown
             self._plain_now = slowdown * self._plain_reference
             self.costs["plain"].observe(self._plain_now, 1)
 
@@ -115,6 +119,9 @@ class CostBook:
         plain = self.costs["plain"]
         if method == "plain":
             self.purse += _PURSE_SHARE * num_tokens
+            if self._slowdown and not is_disturbed:
+                true = seconds / num_tokens / self._slowdown
+                self._plain_reference = _PACE_MEMORY * self._plain_reference + (1 - _PACE_MEMORY) * true
         elif plain.num_steps:
             gain = num_tokens - seconds / (self._plain_now or plain.seconds_per_token)
             self.purse += gain

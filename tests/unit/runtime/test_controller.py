@@ -108,3 +108,18 @@ def test_a_machine_that_slows_down_is_not_mistaken_for_a_bad_text() -> None:
         book.observe("serial", 3 * 0.04, 4)
     assert not book.is_saving
     assert book.costs["plain"].seconds_per_token == pytest.approx(3 / 50, rel=0.3)
+
+
+def test_plain_steps_correct_what_longer_passes_say_of_them() -> None:
+    """Passes of many rows take as long as ever, those of one row half as long: speculation stops paying."""
+    book = CostBook(("mirror", "serial", "plain"))
+    book.start_from({"mirror": 50.0, "serial": 65.0, "plain": 50.0}, {"mirror": 2.0, "serial": 2.0, "plain": 1.0})
+    for _ in range(40):
+        book.observe_pace(1.0)
+        book.observe("serial", 2 / 65, 2)
+        book.observe("plain", 0.01, 1)
+    assert book.costs["plain"].seconds_per_token < 1.3 * 0.01
+    book.observe_pace(1.0)
+    before = book.purse
+    book.observe("serial", 2 / 65, 2)
+    assert book.purse < before
