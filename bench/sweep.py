@@ -121,8 +121,10 @@ def open_sessions(
     tuned = stack.enter_context(MirrorPipeline.load(options.bundle, device_map=options.device_map))
     if "speculation: tuned on this machine" not in tuned.placement:
         raise SystemExit(f"run `mirrorsd tune {options.bundle} --device-map {options.device_map}` first")
-    pipes = {
-        layout: stack.enter_context(
+    pipes = {  # one pipeline per layout: two of the same differ by 10 %, wherever their memory came to lie
+        layout: tuned
+        if layout == tuned.layout
+        else stack.enter_context(
             MirrorPipeline.load(options.bundle, device_map=options.device_map, use_tuned=False, layout=layout)
         )
         for layout in dict.fromkeys(arm.layout for arm in arms if arm.layout)
