@@ -20,6 +20,7 @@ _FIRST_PLAIN_STEPS = 2
 _PURSE_TOKENS, _PURSE_RESUMES, _PURSE_SHARE = 2.5, 0.75, 0.01
 """In plain tokens' time: what speculation may lose at once, from where it may go on, what a plain token pays in."""
 _STEP_SHARE = 0.5
+"""What the purse must hold for another step, of what that step loses if nothing is right."""
 _PACE_MEMORY = 0.8
 _WHOLE_WINDOW = 3
 _RECORD_MEMORY = 0.5
