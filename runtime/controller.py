@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.cost_book import CostBook
-from mirrorsd.runtime.draft_chain import NO_TOKENS, longest_common_prefix
+from mirrorsd.runtime.draft_chain import longest_common_prefix
 from mirrorsd.runtime.drivers import InFlight, MirrorDriver, Outcome, PlainDriver, SerialDriver
 
 _FIRST_PAUSE, _FIRST_HOPELESS_PAUSE, _LONGEST_PAUSE = 4, 16, 256
@@ -77,7 +77,7 @@ class AutoDriver:
         book.begin_text()
         self._method = book.cheapest()
         self._is_resting = not book.is_worth_starting()
-        self._is_trial = False
+        self._is_trial = self._has_resumed = False
         self._num_steps = 0
         self._is_draft_synced = not self._is_resting
         self._side: SideWindow | None = None
@@ -98,14 +98,17 @@ class AutoDriver:
     def step(self, inflight: InFlight) -> Outcome:
         """One step of the method that is cheapest now."""
         started = self.request.ledger.now()
+        self._has_resumed = False
         inflight = self._choose(inflight)
+        is_partial = self._has_resumed or (self._method == "plain" and len(inflight.window) > 0)
         is_draft_busy = self._side is not None and not self._side.is_there
         outcome = self._drivers[self._method].step(inflight)
         self._num_steps += 1
         seconds = self.request.ledger.now() - started
         if self._method == "serial":
             self._observe_pace(started)
-        self._book.observe(self._method, seconds, len(outcome.tokens), is_disturbed=is_draft_busy)
+        num_tokens = len(outcome.tokens)
+        self._book.observe(self._method, seconds, num_tokens, is_disturbed=is_draft_busy, is_partial=is_partial)
         if self._book.earned > 0.0:
             self.request.gamma = self._gamma
         return outcome
@@ -132,7 +135,7 @@ class AutoDriver:
         else:
             method, is_trial = self._book.next_method(self._method, self._num_steps, is_trial=self._is_trial)
             self._run(method, is_trial=is_trial)
-            if method == "plain" and not is_trial:
+            if method == "plain" and not is_trial and not len(inflight.window):
                 self._rest()
         return self._prepare(inflight)
 
@@ -142,10 +145,13 @@ class AutoDriver:
         self._method, self._is_trial = method, is_trial
 
     def _prepare(self, inflight: InFlight) -> InFlight:
-        """No window for plain decoding; a fresh one when the draft comes back from a trial of it."""
+        """A fresh window when the draft comes back from a trial of plain decoding.
+
+        The window that plain decoding finds in flight is verified: drafting it is what was dear.
+        """
         if self._method == "plain":
             self._is_draft_synced = False
-            return InFlight(inflight.head, NO_TOKENS)
+            return inflight
         if self._is_draft_synced:
             return inflight
         self._is_draft_synced = True
@@ -188,5 +194,5 @@ class AutoDriver:
         if self._book.cheapest() != "plain":
             self._pause_tokens = _FIRST_PAUSE
         self._run(method, is_trial=True)
-        self._is_resting, self._is_draft_synced = False, True
+        self._is_resting, self._is_draft_synced, self._has_resumed = False, True, True
         return inflight

@@ -108,7 +108,9 @@ class CostBook:
         self.is_saving = False
         self.purse = max(self.purse, _PURSE_RESUMES)
 
-    def observe(self, method: str, seconds: float, num_tokens: int, *, is_disturbed: bool = False) -> None:
+    def observe(
+        self, method: str, seconds: float, num_tokens: int, *, is_disturbed: bool = False, is_partial: bool = False
+    ) -> None:
         """Learn from one step, let the others wait, and settle with the purse.
 
         Args:
@@ -116,9 +118,10 @@ class CostBook:
             seconds: how long it took.
             num_tokens: what it brought.
             is_disturbed: the draft worked on the side: this is not what plain decoding costs.
+            is_partial: it verified the rest of a window, or one and drafted no other: this is what no method costs.
         """
         plain = self.costs["plain"]
-        if method == "plain":
+        if method == "plain" and not is_partial:
             self.purse += _PURSE_SHARE * num_tokens
             if self._slowdown and not is_disturbed:
                 true = seconds / num_tokens / self._slowdown
@@ -133,7 +136,7 @@ class CostBook:
         self.is_saving = self.purse < (_PURSE_RESUMES if self.is_saving else self._least_purse(method))
         for name, cost in self.costs.items():
             if name == method:
-                if not is_disturbed:
+                if not (is_disturbed or is_partial):
                     cost.observe(seconds, num_tokens)
             else:
                 cost.tokens_since += num_tokens

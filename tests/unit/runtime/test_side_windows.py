@@ -201,3 +201,37 @@ def test_a_right_window_that_came_too_late_still_counts() -> None:
             receive(window)
     assert text.methods.count("plain") <= GAMMA + 5
     assert text.methods[-1] != "plain"
+
+
+def start_auto(text: Text, book: CostBook) -> tuple[AutoDriver, InFlight]:
+    serial = Driver(text, "serial", 1.3)
+    serial.draft_window = text.window  # type: ignore[method-assign]
+    auto = AutoDriver(Driver(text, "plain", 1.0), serial, Driver(text, "mirror", 1.5), book)  # type: ignore[arg-type]
+    return auto, auto.start()
+
+
+def test_a_window_that_was_drafted_is_verified_although_speculation_ends() -> None:
+    """What it brings can take speculation up again at once; it is not what a plain token costs."""
+    text, book = Text(60, 1.0), tuned_book()
+    auto, inflight = start_auto(text, book)
+    inflight = auto.step(inflight).inflight
+    plain, book.purse, book.is_saving = book.costs["plain"].seconds_per_token, 0.0, True
+    outcome = auto.step(inflight)
+    assert (outcome.method, len(outcome.tokens)) == ("plain", len(inflight.window) + 1)
+    assert len(inflight.window) > 0
+    assert book.costs["plain"].seconds_per_token == plain
+    assert auto.step(outcome.inflight).method == "serial"
+    assert text.methods.count("plain") == 1
+
+
+def test_the_rest_of_a_window_does_not_teach_what_steps_bring() -> None:
+    """Most of a window on the side was decoded plainly before its rest is verified: that step brings little."""
+    text, book = Text(60, 1.0), tuned_book()
+    auto, _ = start_auto(text, book)
+    auto._rest()
+    known = book.costs["serial"].seconds_per_token
+    inflight, methods = InFlight(0, text.window()[:0]), text.methods
+    while not methods or methods[-1] == "plain":
+        inflight = auto.step(inflight).inflight
+    assert methods.count("plain") > 1
+    assert book.costs["serial"].seconds_per_token == known
