@@ -110,8 +110,9 @@ def export_pair(
         if journal.finished:
             report(f"going on from a killed export, which had finished: {', '.join(journal.finished)}", 0.0)
         check_space(bundle, _least_bytes(job) - sum(path.stat().st_size for path in bundle.rglob("*")))
-        built = _build_target(job, bundle, journal, report)
+        # The draft first: it is small, and one that fails its check must not cost a large target's export.
         draft_entry, draft_results = _build_draft(job, bundle, journal, report)
+        built = _build_target(job, bundle, journal, report)
         accuracy = None
         if (asked := options.draft_compression) is not None:
             report("compress draft", 0.9)
@@ -213,7 +214,7 @@ def _exit_layers(target: Checkpoint, options: ExportOptions) -> tuple[int, ...]:
 
 
 def _build_target(job: _Job, bundle: Path, journal: Journal, report: ExportProgress) -> _BuiltTarget:
-    report("load target", 0.02)
+    report("load target", 0.2)
     model = open_model(job.target)
     plan = _target_plan(job, target_shape(model.network, job.options.precision))
     ids, text = _parity_ids(job)
@@ -224,18 +225,18 @@ def _build_target(job: _Job, bundle: Path, journal: Journal, report: ExportProgr
     shutil.rmtree(inputs, ignore_errors=True)  # a killed export may have left one
     try:
         if job.options.rounding == "gptq":
-            report("collect inputs of products", 0.08)
+            report("collect inputs of products", 0.22)
             inputs.mkdir()
             plan = replace(plan, choose_pack=collect_inputs(model, calibration.fitted, inputs).choose_pack)
         model = open_model(job.target, DTYPE_BY_PRECISION[job.options.precision])
-        write_target(model, plan, bundle, lambda name, share: report(f"export {name}", 0.1 + 0.4 * share), journal)
+        write_target(model, plan, bundle, lambda name, share: report(f"export {name}", 0.25 + 0.4 * share), journal)
     finally:
         shutil.rmtree(inputs, ignore_errors=True)
-    report("verify target", 0.5)
+    report("verify target", 0.65)
     run = TargetRun(bundle, plan)
     results = compare_target(run, reference, text)
     check_parity(results, TARGET_TOLERANCES[job.options.precision])
-    report("measure quality", 0.6)
+    report("measure quality", 0.75)
     return _BuiltTarget(_target_entry(job, plan), results, measure_quality(run, choices, calibration.name))
 
 
@@ -279,7 +280,7 @@ def _parity_ids(job: _Job) -> tuple[list[int], str]:
 def _build_draft(
     job: _Job, bundle: Path, journal: Journal, report: ExportProgress
 ) -> tuple[DraftEntry, tuple[VerifyResult, ...]]:
-    report("load draft", 0.65)
+    report("load draft", 0.02)
     model = open_model(job.draft)
     options, config = job.options, model.network.config
     streams = load_streams(job.draft.folder, config.hidden_size, config.num_hidden_layers)
@@ -291,7 +292,7 @@ def _build_draft(
         num_candidates=options.num_draft_candidates,
         has_noise=options.draft_noise,
     )
-    report("export draft", 0.7)
+    report("export draft", 0.05)
     contract = draft_contract(shape)
     model.network.set_attn_implementation(TREE_ATTENTION)
     stage = DraftStage(
@@ -312,7 +313,7 @@ def _build_draft(
         buckets=options.draft_buckets,
         capacities=resolve_capacities(options.capacities, job.context),
     )
-    report("verify draft", 0.85)
+    report("verify draft", 0.15)
     ids, text = _parity_ids(job)
     run = DraftRun(bundle / names.DRAFT_FILE, shape, job.context)
     results = (compare_draft(run, model, streams, ids, text),)

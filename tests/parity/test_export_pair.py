@@ -143,23 +143,15 @@ def _contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("stage", "finished"),
     [
-        pytest.param("export suffix", {"prefix"}, id="while the suffix is written"),
+        pytest.param("export suffix", {"draft", "prefix"}, id="while the suffix is written"),
         pytest.param("carry over", {"prefix", "suffix", "exit2", "draft"}, id="nearly at the end"),
     ],
 )
 def test_a_killed_export_goes_on_from_its_finished_stages(
-    llama_pair: Any, pair: Path, stage: str, finished: set[str], monkeypatch: pytest.MonkeyPatch
+    llama_pair: Any, pair: Path, stage: str, finished: set[str]
 ) -> None:
-    """The target's stages are exported anew where they are missing; a missing draft is copied, to save time."""
+    """The target's stages are exported anew where they are missing."""
     _kill(llama_pair, pair, stage)
-    monkeypatch.setattr("mirrorsd.export.pair.export_stage", lambda *_: None)
-    monkeypatch.setattr("mirrorsd.export.pair.optimise_draft", lambda graph: graph)
-    monkeypatch.setattr(
-        "mirrorsd.export.pair.write_draft",
-        lambda *_: shutil.copytree(
-            llama_pair.bundle / "draft", pair / ".out.mirror.partial" / "draft", dirs_exist_ok=True
-        ),
-    )
     with (pair / ".out.mirror.partial" / "target" / "weights.bin").open("ab") as stream:
         stream.write(b"half-written")
     (pair / ".out.mirror.partial" / "tokenizer").mkdir()
@@ -190,6 +182,7 @@ def test_a_wrong_graph_is_refused_and_leaves_nothing(
     def reuse(model: Any, plan: Any, bundle: Path, *_: Any) -> None:
         shutil.copytree(llama_pair.bundle / "target", bundle / "target")
 
+    _leave_out_the_draft(monkeypatch)
     monkeypatch.setattr("mirrorsd.export.pair.target_reference", shifted)
     monkeypatch.setattr("mirrorsd.export.pair.write_target", reuse)
     with pytest.raises(
@@ -209,6 +202,7 @@ def test_auto_cuts_where_the_measured_coverage_says(pair: Path, monkeypatch: pyt
         planned.append(list(plan.adapters))
         raise KeyboardInterrupt
 
+    _leave_out_the_draft(monkeypatch)
     monkeypatch.setattr("mirrorsd.export.pair.write_target", stop)
     with pytest.raises(KeyboardInterrupt):
         _export(pair)
@@ -216,6 +210,34 @@ def test_auto_cuts_where_the_measured_coverage_says(pair: Path, monkeypatch: pyt
     with pytest.raises(KeyboardInterrupt):
         _export(pair)
     assert planned == [[2], [1]]
+
+
+def _leave_out_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mirrorsd.export.pair._build_draft", lambda *_: (None, ()))
+
+
+def test_a_wrong_draft_is_refused_before_the_target_is_exported(
+    llama_pair: Any, pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target may take an hour; other weights than the graph was made of stand for a graph that is wrong."""
+    monkeypatch.setattr("mirrorsd.export.pair.export_stage", lambda *_: None)
+    monkeypatch.setattr("mirrorsd.export.pair.optimise_draft", lambda graph: graph)
+    monkeypatch.setattr(
+        "mirrorsd.export.pair.write_draft",
+        lambda *_: shutil.copytree(
+            llama_pair.bundle / "draft", pair / ".out.mirror.partial" / "draft", dirs_exist_ok=True
+        ),
+    )
+    asked: list[str] = []
+    weights = load_file(pair / "draft" / "model.safetensors")
+    shifted = {name: weight + np.float32(0.01) if "q_proj" in name else weight for name, weight in weights.items()}
+    save_file(shifted, pair / "draft" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ParityError, match="stage 'draft' differs from PyTorch"):
+        export_pair(
+            pair / "target", pair / "draft", pair / "out.mirror", ExportOptions(), lambda stage, _: asked.append(stage)
+        )
+    assert not {"load target", "export prefix"} & set(asked)
+    assert _left(pair) == {"target", "draft"}
 
 
 def test_a_draft_whose_window_ends_within_the_context_is_refused(pair: Path) -> None:
