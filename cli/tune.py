@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     Prompt = str | list[dict[str, str]]
 
 _FINALISTS = {"greedy": 4, "sampled": 3}
+_SEEDS = {"greedy": 1, "sampled": 2}
+"""How often the finals decode every text: sampled ones differ so much from seed to seed that one says little."""
 _NUM_RECORDED = 3
 _COVERED_ROOTS = 16
 _SAMPLED = {"temperature": 1.0}
@@ -110,11 +112,9 @@ def _learn_pair(
     from mirrorsd.runtime.text_recording import record_texts
 
     pipe = next(iter(pipes.values()))
-    halved = {"max_new_tokens": max(configs["sampled"].max_new_tokens // 2, 1)}
-    lengths = configs | {"sampled": configs["sampled"].with_overrides(halved)}
     chosen = texts[:_NUM_RECORDED]
     with progress("recording", 2 * len(chosen)) as advance:
-        recordings = {kind: record_texts(pipe, chosen, config, advance=advance) for kind, config in lengths.items()}
+        recordings = {kind: record_texts(pipe, chosen, config, advance=advance) for kind, config in configs.items()}
     gamma = pipe.speculation.gamma
     scores = fit_scores(list(recordings.values()), gamma)
     for kind, recording in recordings.items():
@@ -132,7 +132,6 @@ def _heats(
     from mirrorsd.runtime.part_times import pace_of
     from mirrorsd.runtime.tuning import Entrant, candidate_settings, finalists, rank_settings
 
-    short = replace(recording, texts=recording.texts[:2])
     entrants = []
     for layout, pipe in pipes.items():
         exit_layers = [point.layer for point in pipe.manifest.target.exits]
@@ -142,7 +141,7 @@ def _heats(
             for method in ("mirror", "serial")
         }
         with progress(f"replaying {layout}", 2 * len(settings)) as advance:
-            ranked = rank_settings(short, settings, paces, scores, advance)
+            ranked = rank_settings(recording, settings, paces, scores, advance)
         entrants += [Entrant(layout, *chosen) for chosen in finalists(ranked, count)]
         entrants.append(Entrant(layout, "plain", pipe.speculation))
     return entrants
@@ -156,17 +155,18 @@ def _finals(
 
     sessions: dict[Any, Any] = {}
 
-    def decode(entrant: "Entrant", prompt: "Prompt", **overrides: Any) -> Any:
-        place = (entrant.layout, entrant.speculation)
+    def decode(entrant: "Entrant", asked: "tuple[Prompt, int]", **overrides: Any) -> Any:
+        place, (prompt, seed) = (entrant.layout, entrant.speculation), asked
         if place not in sessions:
             sessions[place] = pipes[entrant.layout].session(entrant.speculation)
         given = {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
-        return sessions[place].generate(config=config, method=entrant.method, **given, **overrides)
+        return sessions[place].generate(config=config, method=entrant.method, seed=seed, **given, **overrides)
 
+    every = [(text, seed) for seed in range(_SEEDS[kind]) for text in texts]
     for entrant in entrants:
-        decode(entrant, texts[0], max_new_tokens=8)
-    with progress(f"{kind} finals", len(texts) * len(entrants)) as advance:
-        found = contend(entrants, texts, decode, advance)
+        decode(entrant, every[0], max_new_tokens=8)
+    with progress(f"{kind} finals", len(every) * len(entrants)) as advance:
+        found = contend(entrants, every, decode, advance)
     for session in sessions.values():
         session.close()
     return found

@@ -1,6 +1,7 @@
 """`mirrorsd tune` on real sessions: what it finds is kept, used, and thrown away when it no longer fits."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -31,10 +32,17 @@ def tuned_for(bundle: Path, **changes: object) -> Tuned:
     return Tuned(**{**values, **changes})
 
 
+def _num_finals(printed: str, kind: str) -> int:
+    return max(int(total) for total in re.findall(rf"{kind} finals \d+/(\d+)", printed))
+
+
 @pytest.mark.slow
 def test_tune_measures_chooses_and_is_used(own_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["tune", str(own_bundle), "--device-map", "cpu", "--max-new-tokens", "12", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    report = json.loads(printed.out)
+    texts = {kind: _num_finals(printed.err, kind) / len(report[f"{kind}_contests"]) for kind in ("greedy", "sampled")}
+    assert texts == {"greedy": 4, "sampled": 8}, "sampled texts differ from seed to seed: two seeds each"
     contests = [row for row in report["greedy_contests"] if row["layout"] == report["layout"]]
     best = next(row for row in contests if row["method"] != "plain")
     assert contests == sorted(contests, key=lambda row: -row["tokens_per_second"])
