@@ -35,6 +35,10 @@ def draft(
     hidden: Annotated[int, typer.Option(help="Hidden size, from scratch.", rich_help_panel=SHAPE)] = 256,
     layers: Annotated[int, typer.Option(help="Layers, from scratch.", rich_help_panel=SHAPE)] = 3,
     stream_weight: Annotated[float, typer.Option(help="Weight of each stream's loss.", rich_help_panel=LOSS)] = 0.2,
+    document_share: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Share of --corpus itself in each batch.", rich_help_panel=LOSS),
+    ] = 0.0,
     batch: shared.Batch = 6,
     length: shared.Length = 1024,
     seconds: shared.Seconds = 1300.0,
@@ -67,11 +71,13 @@ def draft(
     runs = [("draft", streams, output), *([("baseline", 0, plain)] if plain else [])]
     for name, _, _ in runs:
         shared.check_fresh(work / name, resume=resume)
+    source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts)
+    documents = shared.open_documents(checkpoint, source) if document_share else None
     model = shared.load_target(checkpoint)
-    shared.prepare_texts(model, checkpoint, work, shared.TextSource(corpus=corpus, held_back=held_back, count=texts))
+    shared.prepare_texts(model, checkpoint, work, source)
     for name, num_streams, folder in runs:
-        untrained = plan.make(model, num_streams)
-        _train(model, untrained, (target, work, folder), (replace(config, out=work / name), loss))
+        untrained, text = plan.make(model, num_streams), _training_text(work, documents, document_share)
+        _train(model, untrained, text, (target, work, folder), (replace(config, out=work / name), loss))
     found = measure_drafts(model, output, plain, work)
     print_json(found) if as_json else print_report(found)
 
@@ -123,7 +129,15 @@ def _schedule(seconds: float) -> "WarmStableDecay":
     return WarmStableDecay(budget_s=seconds, decay_s=seconds / 3)
 
 
-def _train(model: Any, draft: Any, places: tuple[Path, Path, Path], how: tuple[Any, Any]) -> None:
+def _training_text(work: Path, documents: Any, share: float) -> Any:
+    """What the target wrote, mixed with documents if there are any."""
+    from mirrorsd.training.token_stream import MixedStream
+
+    text = _open_text(work / shared.TEXT_FOLDER)
+    return text if documents is None else MixedStream(text, documents, share)
+
+
+def _train(model: Any, draft: Any, text: Any, places: tuple[Path, Path, Path], how: tuple[Any, Any]) -> None:
     """Train one draft and put it in its folder; `places` are target, work folder and the draft's folder."""
     from mirrorsd.training.distill_draft import distill_draft
     from mirrorsd.training.loss_curve import plot_losses
@@ -133,8 +147,7 @@ def _train(model: Any, draft: Any, places: tuple[Path, Path, Path], how: tuple[A
     target, work, folder = places
     config, loss = how
     with training_bar(f"training {config.out.name}") as show:
-        texts = (_open_text(work / shared.TEXT_FOLDER), _open_text(work / shared.HELD_BACK_FOLDER))
-        distill_draft(model, draft, texts, config, loss, show)
+        distill_draft(model, draft, (text, _open_text(work / shared.HELD_BACK_FOLDER)), config, loss, show)
     if (config.out / LOSSES_FILE).is_file():
         plot_losses(config.out / LOSSES_FILE, config.out / "losses.png")
     with finished_folder(folder) as partial:

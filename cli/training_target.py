@@ -11,7 +11,9 @@ from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:
     from mirrorsd.export.checkpoint import Checkpoint
+    from mirrorsd.training.corpus import Document
     from mirrorsd.training.self_text import SelfText
+    from mirrorsd.training.token_stream import TokenStream
 
 Target = Annotated[Path, typer.Argument(help="Folder of the target's checkpoint.", show_default=False)]
 Corpus = Annotated[
@@ -96,14 +98,9 @@ def prepare_texts(target: Any, checkpoint: "Checkpoint", work: Path, source: Tex
                 f"{work / missing[0]} holds no text of the target; give --corpus, so that it can write some"
             )
         return
-    from mirrorsd.training.corpus import read_documents, split_held_back
     from mirrorsd.training.self_text import SelfTextConfig
 
-    documents = read_documents(source.corpus)
-    if source.held_back is None:
-        documents, held_back = split_held_back(documents)
-    else:
-        held_back = read_documents(source.held_back)
+    documents, held_back = _read_corpus(source.corpus, source.held_back)
     end = checkpoint.eos_ids[0]
     written = SelfTextConfig(end=end, batch=128)
     held = SelfTextConfig(end=end, max_new_tokens=_HELD_BACK_TOKENS, temperatures=(0.0,))
@@ -111,6 +108,30 @@ def prepare_texts(target: Any, checkpoint: "Checkpoint", work: Path, source: Tex
     _write(
         target, checkpoint, (held_back, work / HELD_BACK_FOLDER, min(_HELD_BACK_TEXTS, source.count), held), source.part
     )
+
+
+def open_documents(checkpoint: "Checkpoint", source: TextSource) -> "TokenStream":
+    """The documents of the corpus that may be trained on, as they are.
+
+    Raises:
+        ConfigError: no corpus, or one with bad lines.
+    """
+    from mirrorsd.training.document_text import document_tokens
+    from mirrorsd.training.self_prompts import load_tokenizer
+    from mirrorsd.training.token_stream import TokenStream
+
+    if source.corpus is None:
+        raise ConfigError("--document-share trains on documents too; give --corpus, where they are")
+    documents, _ = _read_corpus(source.corpus, source.held_back)
+    return TokenStream(document_tokens(documents, load_tokenizer(checkpoint.folder), checkpoint.eos_ids[0]))
+
+
+def _read_corpus(corpus: Path, held_back: Path | None) -> "tuple[list[Document], list[Document]]":
+    """Documents to train on, and those that are held back."""
+    from mirrorsd.training.corpus import read_documents, split_held_back
+
+    documents = read_documents(corpus)
+    return split_held_back(documents) if held_back is None else (documents, read_documents(held_back))
 
 
 def _write(target: Any, checkpoint: "Checkpoint", job: tuple[Any, Path, int, Any], part: tuple[int, int]) -> None:

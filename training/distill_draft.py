@@ -25,7 +25,7 @@ from .divergence import divergence
 from .optimizers import descend, make_optimizers, set_rate
 from .streaming_draft import StreamingDraft
 from .timed_run import RunConfig, RunProgress, TimedRun, print_progress
-from .token_stream import TokenStream
+from .token_stream import MixedStream, TokenStream
 
 __all__ = ["DistillConfig", "DistillLosses", "distill_draft", "distill_losses", "embed_like_target"]
 
@@ -110,7 +110,7 @@ def embed_like_target(draft: StreamingDraft, target: PreTrainedModel) -> None:
 def distill_draft(
     target: PreTrainedModel,
     draft: StreamingDraft,
-    streams: tuple[TokenStream, TokenStream],
+    streams: tuple[TokenStream | MixedStream, TokenStream],
     run: RunConfig,
     config: DistillConfig,
     show: Callable[[RunProgress], None] = print_progress,
@@ -120,7 +120,7 @@ def distill_draft(
     Args:
         target: The teacher; it is frozen.
         draft: The student.
-        streams: Training text and held-back text, both written by the target.
+        streams: Training text (by the target, or mixed with documents) and held-back text by the target.
         run: Where, and for how many seconds; a killed run goes on where it was.
         config: Loss and batch.
         show: Told how far it is.

@@ -22,7 +22,7 @@ from mirrorsd.graphs.errors import ConfigError
 
 from .self_text import SelfText, SelfTextConfig, generate_batch
 
-__all__ = ["join_texts", "load_texts", "write_self_text"]
+__all__ = ["join_texts", "load_texts", "pack_tokens", "write_self_text"]
 
 PLAN_FILE = "plan.json"
 _MOST_SHORT_IDS = 1 << 16
@@ -92,7 +92,7 @@ def _save_batch(
     beside = path.with_suffix(".partial.npz")
     np.savez(
         beside,
-        tokens=_pack(texts),
+        tokens=pack_tokens(texts),
         lengths=np.array([len(text) for text in texts]),
         prompt_lengths=np.array(prompt_lengths),
         temperatures=temperatures,
@@ -100,7 +100,7 @@ def _save_batch(
     beside.replace(path)
 
 
-def _pack(texts: Sequence[list[int]]) -> NDArray[np.uint16 | np.uint32]:
+def pack_tokens(texts: Sequence[list[int]]) -> NDArray[np.uint16 | np.uint32]:
     """Join token ids in as few bytes as they need."""
     joined = np.concatenate([np.array(text, np.uint32) for text in texts])
     return joined if joined.max(initial=0) >= _MOST_SHORT_IDS else joined.astype(np.uint16)
@@ -126,4 +126,4 @@ def load_texts(folder: Path) -> list[SelfText]:
 def join_texts(texts: Sequence[SelfText], seed: int = 0) -> NDArray[np.uint16 | np.uint32]:
     """Return the texts as one stream of tokens, in random order."""
     order = np.random.default_rng(seed).permutation(len(texts))
-    return _pack([texts[number].tokens for number in order])
+    return pack_tokens([texts[number].tokens for number in order])

@@ -1,6 +1,6 @@
-"""A long row of tokens, read in rectangles from front to back, again and again.
+"""Long rows of tokens, read in rectangles from front to back, again and again.
 
-Owns: the place in the row, so that a resumed training goes on at the next token.
+Owns: the place in a row, so that a resumed training goes on at the next token.
 Does not own: what the tokens mean.
 """
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import ConfigError
 
-__all__ = ["TokenStream"]
+__all__ = ["MixedStream", "TokenStream"]
 
 
 class TokenStream:
@@ -61,3 +61,36 @@ class TokenStream:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on at a saved place."""
         self.place = state["place"]
+
+
+class MixedStream:
+    """Two streams side by side: in every batch, a share of the sequences comes from the second.
+
+    >>> first, second = TokenStream(np.zeros(9, np.uint16)), TokenStream(np.ones(9, np.uint16))
+    >>> MixedStream(first, second, share=0.5).take(2, 2).tolist()
+    [[0, 0, 0], [1, 1, 1]]
+    """
+
+    def __init__(self, first: TokenStream, second: TokenStream, share: float) -> None:
+        """Mix `1 - share` of `first` with `share` of `second`, rounded to whole sequences."""
+        self._streams = {"first": first, "second": second}
+        self._share = share
+
+    def take(self, sequences: int, length: int) -> torch.Tensor:
+        """Return the next `[sequences, length + 1]` token ids (int64): the first stream's, then the second's.
+
+        Raises:
+            ConfigError: A stream is shorter than its part of the batch.
+        """
+        of_second = round(self._share * sequences)
+        counts = {"first": sequences - of_second, "second": of_second}
+        return torch.cat([self._streams[name].take(count, length) for name, count in counts.items() if count])
+
+    def state_dict(self) -> dict[str, dict[str, int]]:
+        """Return the place in both."""
+        return {name: stream.state_dict() for name, stream in self._streams.items()}
+
+    def load_state_dict(self, state: dict[str, dict[str, int]]) -> None:
+        """Go on at saved places."""
+        for name, stream in self._streams.items():
+            stream.load_state_dict(state[name])

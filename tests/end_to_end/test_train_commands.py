@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from mirrorsd.cli.application import run
 
@@ -61,15 +62,23 @@ def test_a_draft_and_its_baseline(
     assert "correction at" in capsys.readouterr().out
 
 
-def test_a_draft_from_a_small_model(trained: Path, tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_draft_from_a_small_model_on_documents_too(
+    trained: Path, tiny_pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     small = tmp_path / "small"
     shutil.copytree(tiny_pair[1], small)
     (small / "streams.safetensors").unlink()
     sizes = ("--streams", "1", "--stream-layers", "1", *SIZES)
     start = ("--from-model", str(small), "-o", str(tmp_path / "draft"), "--work", str(tmp_path / "work"))
     shutil.copytree(trained / "work", tmp_path / "work", ignore=shutil.ignore_patterns("draft*", "baseline", "exits"))
-    assert run(["train", "draft", str(trained / "target"), *start, *sizes, *QUICK]) == 0
+    documents = ("--document-share", "0.5", "--texts", "2")
+    assert run(["train", "draft", str(trained / "target"), *start, *sizes, *QUICK, *documents]) == 2
+    assert "give --corpus, where they are" in capsys.readouterr().err
+    corpus = ("--corpus", str(trained / "corpus.jsonl"))
+    assert run(["train", "draft", str(trained / "target"), *start, *sizes, *QUICK, *documents, *corpus]) == 0
     assert json.loads((tmp_path / "draft" / "config.json").read_text())["num_hidden_layers"] == 2
+    state = torch.load(tmp_path / "work" / "draft" / "last.pt", weights_only=True)
+    assert min(stream["place"] for stream in state["text"].values()) > 0, "both were read"
 
 
 def test_a_draft_with_another_vocabulary_is_refused(
