@@ -39,7 +39,7 @@ def document_tokens(
 
 def _encode(documents: Sequence[Document], tokenizer: Any, end: int) -> Iterator[list[int]]:
     texts = [document.text for document in documents if not document.messages]
-    plain = iter(tokenizer(texts)["input_ids"] if texts else [])
+    plain = iter(tokenizer(texts, verbose=False)["input_ids"] if texts else [])
     for document in documents:
         if document.messages:
             yield list(tokenizer.apply_chat_template(list(document.messages))["input_ids"])
