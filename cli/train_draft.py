@@ -35,10 +35,7 @@ def draft(
     hidden: Annotated[int, typer.Option(help="Hidden size, from scratch.", rich_help_panel=SHAPE)] = 256,
     layers: Annotated[int, typer.Option(help="Layers, from scratch.", rich_help_panel=SHAPE)] = 3,
     stream_weight: Annotated[float, typer.Option(help="Weight of each stream's loss.", rich_help_panel=LOSS)] = 0.2,
-    document_share: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="Share of --corpus itself in each batch.", rich_help_panel=LOSS),
-    ] = 0.0,
+    document_share: shared.DocumentShare = 0.0,
     batch: shared.Batch = 6,
     length: shared.Length = 1024,
     seconds: shared.Seconds = 1300.0,

@@ -25,6 +25,7 @@ HeldBack = Annotated[
 ]
 Texts = Annotated[int, typer.Option(help="Texts that the target writes.")]
 Work = Annotated[Path, typer.Option(help="Folder for text, checkpoints and curves.", show_default=False)]
+DocumentShare = Annotated[float, typer.Option(min=0, max=1, help="Share of each batch that is --corpus as it is.")]
 Batch = Annotated[int, typer.Option(help="Texts per step of training.")]
 Length = Annotated[int, typer.Option(help="Tokens of each.")]
 Seconds = Annotated[float, typer.Option(help="Seconds of training.")]

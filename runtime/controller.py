@@ -97,14 +97,15 @@ class AutoDriver:
 
     def step(self, inflight: InFlight) -> Outcome:
         """One step of the method that is cheapest now."""
-        started = self.request.ledger.now()
+        ledger = self.request.ledger
+        started, queued_s = ledger.now(), ledger.queued_s
         self._has_resumed = False
         inflight = self._choose(inflight)
         is_partial = self._has_resumed or (self._method == "plain" and len(inflight.window) > 0)
         is_draft_busy = self._side is not None and not self._side.is_there
         outcome = self._drivers[self._method].step(inflight)
         self._num_steps += 1
-        seconds = self.request.ledger.now() - started
+        seconds = ledger.now() - started - (ledger.queued_s - queued_s)
         if self._method == "serial":
             self._observe_pace(started)
         num_tokens = len(outcome.tokens)

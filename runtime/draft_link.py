@@ -51,7 +51,7 @@ class DraftLink:
         """Queue a job without waiting for it. May be called from any thread."""
         if self.failure is None:
             try:
-                self._posted.append(self._worker.submit(job))
+                self._posted.append(self._worker.submit(job, self._ledger))
             except DeviceError as error:
                 self._give_up(str(error))
 
@@ -80,7 +80,7 @@ class DraftLink:
         """
         if not self.is_working():
             return default
-        ticket = self._worker.submit(self._after_held(job))
+        ticket = self._worker.submit(self._after_held(job), self._ledger)
         with self._ledger.time("host", "exposed"):
             is_done = ticket.wait(self._deadline_s)
         if not is_done:
@@ -88,6 +88,7 @@ class DraftLink:
             return default
         if not self.is_working() or self._has_failed(ticket):
             return default
+        self._ledger.queued_s += ticket.queued_s
         return ticket.result()
 
     def check_answer(self, asked: float) -> None:

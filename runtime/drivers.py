@@ -81,6 +81,7 @@ class PlainDriver:
         ticket = self._run_target(inflight)
         self.request.chooser.draw_ahead(inflight.head + 1, len(inflight.window) + 1, self.target.vocab_size)
         output = ticket.result()
+        self.request.ledger.queued_s += ticket.queued_s
         acceptance = self._accept(inflight, output)
         tokens = self._commit(inflight, acceptance)
         window, source = self._next_window(inflight, acceptance)
@@ -137,10 +138,12 @@ class SerialDriver(PlainDriver):
 
     def step(self, inflight: InFlight) -> Outcome:
         """As in plain decoding; the lengths of windows learn from it."""
+        queued_s = self.request.ledger.queued_s
         outcome = super().step(inflight)
         if self.request.length is not None:
             done = self.request.steps[-1]
-            self.request.length.observe(done.num_window, done.num_accepted, done.ended - done.started)
+            own_s = done.ended - done.started - (self.request.ledger.queued_s - queued_s)
+            self.request.length.observe(done.num_window, done.num_accepted, own_s)
         return outcome
 
     def draft_window(self) -> NDArray[np.int64]:

@@ -28,12 +28,14 @@ class Ledger:
 
     Attributes:
         now: the clock, in seconds; `perf_counter` unless time is simulated.
+        queued_s: seconds that the scheduler waited while a device worked for other requests.
     """
 
-    __slots__ = ("now", "spans")
+    __slots__ = ("now", "queued_s", "spans")
 
     def __init__(self, now: Callable[[], float] = perf_counter) -> None:
         self.now = now
+        self.queued_s = 0.0
         self.spans: list[Span] = []
 
     def time(self, device: str, name: str) -> "Timing":

@@ -66,7 +66,8 @@ class TargetLink:
             on_exit=on_exit,
             exits=None if request.speculation.exits == "all" else request.speculation.exits,
         )
-        return self._worker.submit(run if on_start is None else partial(_after, on_start, run))
+        job = run if on_start is None else partial(_after, on_start, run)
+        return self._worker.submit(job, request.ledger)
 
     def keep(self, request: Request, num_cached: int) -> None:
         """Note that the first `num_cached` positions of the committed text are cached."""

@@ -2,8 +2,10 @@
 
 import queue
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar, cast
+from time import perf_counter
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.pinning import pin_current_thread
@@ -17,12 +19,17 @@ class Ticket(Generic[Result]):
 
     A step hands over between threads several times, so this is one lock where a `concurrent.futures.Future` is a
     condition, its lock and a list of waiters: half the time from the end of a job until its waiter runs.
+
+    Attributes:
+        error: what the job raised.
+        queued_s: seconds that the job stood behind another owner's; 0 if it did not.
     """
 
-    __slots__ = ("_is_done", "_result", "_wake", "error")
+    __slots__ = ("_is_done", "_result", "_wake", "error", "queued_s")
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
+        self.queued_s = 0.0
         self._result: Result | None = None
         self._is_done = False
         self._wake = threading.Lock()
@@ -52,6 +59,15 @@ class Ticket(Generic[Result]):
         return cast(Result, self._result)
 
 
+class _Entry(NamedTuple):
+    """A job in the queue; `queued_at` (seconds of `perf_counter`) if another owner's job is before it."""
+
+    job: Callable[[], Any]
+    ticket: Ticket[Any]
+    owner: object
+    queued_at: float | None
+
+
 class DeviceWorker:
     """Runs jobs of one device one after another, in the order given, on one (pinned) thread.
 
@@ -60,15 +76,16 @@ class DeviceWorker:
 
     def __init__(self, name: str, cores: Sequence[int] = ()) -> None:
         self.name = name
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Ticket[Any]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
         self._num_pending = 0
+        self._pending_by_owner: Counter[object] = Counter()
         self._count_lock = threading.Lock()
         self._is_closed = False
         self._thread = threading.Thread(target=self._work, args=(tuple(cores),), name=f"mirrorsd-{name}", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Callable[[], Result]) -> Ticket[Result]:
-        """Queue a job; its result or exception arrives in the ticket.
+    def submit(self, job: Callable[[], Result], owner: object = None) -> Ticket[Result]:
+        """Queue a job; its result or exception arrives in the ticket, and how long it stood behind another owner's.
 
         Raises:
             DeviceError: the worker is closed, or so far behind that its queue is full.
@@ -78,9 +95,11 @@ class DeviceWorker:
         with self._count_lock:
             if self._num_pending >= _MAX_PENDING:
                 raise DeviceError(f"The {self.name} worker has {_MAX_PENDING} jobs waiting: the device has stalled.")
+            is_behind = self._num_pending > self._pending_by_owner[owner]
             self._num_pending += 1
+            self._pending_by_owner[owner] += 1
         ticket: Ticket[Result] = Ticket()
-        self._jobs.put((job, ticket))
+        self._jobs.put(_Entry(job, ticket, owner, perf_counter() if is_behind else None))
         return ticket
 
     def run(self, job: Callable[[], Result]) -> Result:
@@ -106,17 +125,22 @@ class DeviceWorker:
     def _work(self, cores: tuple[int, ...]) -> None:
         pin_current_thread(cores)
         while (entry := self._jobs.get()) is not None:
-            job, ticket = entry
+            ticket = entry.ticket
+            if entry.queued_at is not None:
+                ticket.queued_s = perf_counter() - entry.queued_at
             try:
-                result = job()
+                result = entry.job()
             except BaseException as error:  # handed to whoever waits, on its own thread
-                self._count_down()
+                self._count_down(entry.owner)
                 ticket.finish(None, error)
             else:
-                self._count_down()
+                self._count_down(entry.owner)
                 ticket.finish(result)
-            del entry, job, ticket
+            del entry, ticket
 
-    def _count_down(self) -> None:
+    def _count_down(self, owner: object) -> None:
         with self._count_lock:
             self._num_pending -= 1
+            self._pending_by_owner[owner] -= 1
+            if not self._pending_by_owner[owner]:
+                del self._pending_by_owner[owner]

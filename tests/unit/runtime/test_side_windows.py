@@ -24,7 +24,7 @@ class Text:
         self.truth = random.integers(1, 1000, num_tokens + gamma + 2)
         self.hits = random.random(len(self.truth)) < hit_rate
         self.num_tokens, self.seconds = 1, 0.0
-        self.ledger = SimpleNamespace(now=lambda: self.seconds)
+        self.ledger = SimpleNamespace(now=lambda: self.seconds, queued_s=0.0)
         self.methods: list[str] = []
         self.length = None
 
@@ -235,3 +235,28 @@ def test_the_rest_of_a_window_does_not_teach_what_steps_bring() -> None:
         inflight = auto.step(inflight).inflight
     assert methods.count("plain") > 1
     assert book.costs["serial"].seconds_per_token == known
+
+
+def test_waiting_for_another_conversation_is_not_held_against_a_method() -> None:
+    """Each step of speculation waits two plain tokens' time in a queue: the text is decoded as if it had not."""
+
+    def methods(waiting: float) -> list[str]:
+        text = Text(120, 0.9)
+        auto, inflight = start_auto(text, tuned_book())
+        while text.num_tokens <= 120:
+            speculates = len(inflight.window) > 0
+            outcome_of = auto._drivers["serial"].step
+
+            def step(inflight: InFlight, outcome_of: Any = outcome_of) -> Outcome:
+                text.seconds += waiting
+                text.ledger.queued_s += waiting
+                return outcome_of(inflight)
+
+            if speculates:
+                auto._drivers["serial"].step = step  # type: ignore[method-assign]
+            inflight = auto.step(inflight).inflight
+            auto._drivers["serial"].step = outcome_of  # type: ignore[method-assign]
+        return text.methods
+
+    assert methods(waiting=2.0) == methods(waiting=0.0)
+    assert methods(waiting=2.0).count("plain") < 10

@@ -1,6 +1,7 @@
 """One thread per device: order, errors, a bounded queue, and an end that never blocks."""
 
 import threading
+import time
 
 import pytest
 
@@ -60,3 +61,16 @@ def test_all_who_wait_for_a_ticket_are_woken() -> None:
     for thread in waiting:
         thread.join(5)
     assert found == [7, 7, 7]
+
+
+def test_a_job_knows_how_long_it_stood_behind_anothers() -> None:
+    worker, release = DeviceWorker("test"), threading.Event()
+    worker.submit(release.wait, "one")
+    own, other = worker.submit(lambda: 1, "one"), worker.submit(lambda: 2, "two")
+    time.sleep(0.05)
+    release.set()
+    assert (own.result(), other.result()) == (1, 2)
+    assert own.queued_s == 0.0, "its own job was before it"
+    assert other.queued_s >= 0.05
+    assert worker.run(lambda: 3) == 3
+    assert worker.close()
