@@ -92,7 +92,8 @@ class AutoDriver:
         """Prefill both devices at once; wait for a first window only if speculation is expected to pay."""
         if not self._is_resting:
             return self._serial.start()
-        self._side = SideWindow(self._serial)
+        if self._book.may_ask():
+            self._side = SideWindow(self._serial)
         return self._drivers["plain"].start()
 
     def step(self, inflight: InFlight) -> Outcome:
@@ -170,7 +171,7 @@ class AutoDriver:
         self._run("plain", is_trial=False)
         side = self._side
         if side is None:
-            if self.request.num_tokens >= self._ask_at:
+            if self.request.num_tokens >= self._ask_at and self._book.may_ask():
                 self._side = SideWindow(self._serial)
         elif not side.is_there:
             self._serial.draft.check_answer(side.asked)
@@ -185,6 +186,7 @@ class AutoDriver:
 
     def _dismiss(self) -> None:
         self._side = None
+        self._book.asking.settle()
         self._ask_at = self.request.num_tokens + self._pause_tokens
         self._pause_tokens = min(3 * self._pause_tokens, _LONGEST_PAUSE)
 

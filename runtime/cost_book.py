@@ -9,6 +9,7 @@ steps (`controller`).
 
 from statistics import fmean
 
+from mirrorsd.runtime.asking_budget import AskingBudget
 from mirrorsd.runtime.generation_config import GenerationConfig
 from mirrorsd.runtime.token_cost import Luck, TokenCost
 
@@ -38,6 +39,7 @@ class CostBook:
             method: TokenCost(Luck() if method == "plain" else self._luck, _MIN_PAUSE_TOKENS) for method in methods
         }
         self.purse = _PURSE_TOKENS
+        self.asking = AskingBudget()
         self.earned = 0.0
         self.is_saving = False
         self._gained = self._record = 0.0
@@ -73,6 +75,8 @@ class CostBook:
         It may risk as much where speculation has gained on the texts before, and only what is left where it has lost.
         """
         self._luck.begin_text()
+        if self.cheapest() != "plain":
+            self.asking.begin_text()
         self._record = _RECORD_MEMORY * self._record + self._gained
         self.earned = self._gained = 0.0
         self.purse = _PURSE_TOKENS if self._record > 0 else min(self.purse, _PURSE_TOKENS)
@@ -82,6 +86,10 @@ class CostBook:
         """Whether a new text should speculate from its first step on."""
         is_known = self.costs["plain"].num_steps >= _FIRST_PLAIN_STEPS
         return is_known and not self.is_saving and self.cheapest() != "plain"
+
+    def may_ask(self) -> bool:
+        """Whether a window on the side is worth its cost now; always while there is a method that nobody knows."""
+        return self.asking.is_enough or not all(cost.num_steps for cost in self.costs.values())
 
     def method_for(self, num_right: int, *, is_whole: bool = False) -> str | None:
         """The method of speculation for which a window with so many right tokens would have paid; None if for none.
@@ -123,6 +131,9 @@ class CostBook:
         plain = self.costs["plain"]
         if method == "plain" and not is_partial:
             self.purse += _PURSE_SHARE * num_tokens
+            if is_disturbed and plain.num_steps:
+                self.asking.pay(seconds / plain.seconds_per_token - num_tokens)
+            self.asking.put_aside(num_tokens)
             if self._slowdown and not is_disturbed:
                 true = seconds / num_tokens / self._slowdown
                 self._plain_reference = _PACE_MEMORY * self._plain_reference + (1 - _PACE_MEMORY) * true

@@ -44,13 +44,17 @@ class Drafter:
         self._ledger = Ledger()
 
     def prefill(self, tokens: NDArray[np.int64], chooser: TokenChooser, ledger: Ledger) -> None:
-        """Start a request: keep the longest common prefix of the cache, feed the rest but the head token."""
+        """Start a request: keep the longest common prefix of the cache, feed the rest but the head token.
+
+        What is few enough to go with the first round is left to it.
+        """
         self._chooser, self._ledger = chooser, ledger
         self.session.use_noise(chooser.noise_source())
         self.branches = {}
         self.chain.restart(tokens)
-        with ledger.time("draft", "prefill"):
-            self.chain.feed(len(tokens) - 1)
+        if self.chain.head - self.chain.num_fed >= self._max_rows:
+            with ledger.time("draft", "prefill"):
+                self.chain.feed(self.chain.head)
 
     def now(self) -> float:
         """Seconds, by the clock of the current request."""

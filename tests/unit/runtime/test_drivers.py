@@ -128,6 +128,13 @@ def test_generation_ends_at_the_context(make_bench: Make, method: str) -> None:
     assert make_bench(context=40, hit_rate=0.9).decode(PROMPT, method, max_new_tokens=500) == expected
 
 
+def test_a_short_text_goes_with_the_first_round(make_bench: Make) -> None:
+    """What the draft has not seen yet, up to a round's rows, costs no pass of its own: one for the first window."""
+    bench = make_bench(hit_rate=0.0, passes=1)
+    bench.decode(PROMPT, "serial", max_new_tokens=2)
+    assert (bench.draft.num_passes, bench.draft.texts_fed[len(PROMPT) - 1]) == (1, PROMPT)
+
+
 def test_long_prompt_is_prefilled_in_chunks(make_bench: Make) -> None:
     prompt = [int(token) for token in np.random.default_rng(0).integers(0, VOCAB, 150)]
     expected = make_bench().decode(prompt, "plain")
