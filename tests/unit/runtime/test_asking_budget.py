@@ -28,7 +28,7 @@ def test_windows_that_cost_nothing_are_never_waited_for() -> None:
 
 
 def test_a_step_beside_the_draft_pays_for_it() -> None:
-    """A plain step of a second takes three while the draft works; how long plain steps take is not learned from that."""
+    """A plain step of a second takes three while the draft works: that is not what plain steps take."""
     book = CostBook()
     book.start_from({"plain": 1.0, "serial": 0.9, "mirror": 0.8}, {"plain": 1.0, "serial": 2.0, "mirror": 2.0})
     assert book.may_ask()
