@@ -35,6 +35,7 @@ def draft(
     hidden: Annotated[int, typer.Option(help="Hidden size, from scratch.", rich_help_panel=SHAPE)] = 256,
     layers: Annotated[int, typer.Option(help="Layers, from scratch.", rich_help_panel=SHAPE)] = 3,
     stream_weight: Annotated[float, typer.Option(help="Weight of each stream's loss.", rich_help_panel=LOSS)] = 0.2,
+    argmax_weight: shared.ArgmaxWeight = 0.2,
     document_share: shared.DocumentShare = 0.0,
     batch: shared.Batch = 6,
     length: shared.Length = 1024,
@@ -59,14 +60,15 @@ def draft(
     check_replaceable(output)
     if baseline and deadline is not None:
         raise ConfigError("--baseline gives both drafts the same time, and --deadline would cut the second one short")
-    loss = DistillConfig(stream_weight=stream_weight, sequences=batch, length=length, is_compiled=compile_loss)
+    weights = {"stream_weight": stream_weight, "argmax_weight": argmax_weight}
+    loss = DistillConfig(**weights, sequences=batch, length=length, is_compiled=compile_loss)
     times: dict[str, Any] = {"save_every_s": save_every, "report_every": report_every, "counts_cpu": count_cpu}
     config = RunConfig(out=work, schedule=_schedule(seconds), deadline=deadline, **times)
     plan = DraftPlan(hidden=hidden, layers=layers, stream_layers=stream_layers, source=from_model)
     checkpoint = shared.open_target(target, trained=plan.check(target, streams), tokens=batch * length, threads=threads)
     plain = output.with_name(f"{output.name}-s0") if baseline else None
     runs = [("draft", streams, output), *([("baseline", 0, plain)] if plain else [])]
-    for name, _, _ in runs:
+    for name, *_ in runs:
         shared.check_fresh(work / name, resume=resume)
     source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts)
     documents = shared.open_documents(checkpoint, source) if document_share else None

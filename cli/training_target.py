@@ -25,6 +25,10 @@ HeldBack = Annotated[
 ]
 Texts = Annotated[int, typer.Option(help="Texts that the target writes.")]
 Work = Annotated[Path, typer.Option(help="Folder for text, checkpoints and curves.", show_default=False)]
+ArgmaxWeight = Annotated[
+    float,
+    typer.Option(min=0, max=1, help="Share of the loss that asks for the target's best token, not for its chances."),
+]
 DocumentShare = Annotated[float, typer.Option(min=0, max=1, help="Share of each batch that is --corpus as it is.")]
 Batch = Annotated[int, typer.Option(help="Texts per step of training.")]
 Length = Annotated[int, typer.Option(help="Tokens of each.")]

@@ -71,7 +71,7 @@ def test_a_draft_from_a_small_model_on_documents_too(
     sizes = ("--streams", "1", "--stream-layers", "1", *SIZES)
     start = ("--from-model", str(small), "-o", str(tmp_path / "draft"), "--work", str(tmp_path / "work"))
     shutil.copytree(trained / "work", tmp_path / "work", ignore=shutil.ignore_patterns("draft*", "baseline", "exits"))
-    documents = ("--document-share", "0.5", "--texts", "2")
+    documents = ("--document-share", "0.5", "--argmax-weight", "0", "--texts", "2")
     assert run(["train", "draft", str(trained / "target"), *start, *sizes, *QUICK, *documents]) == 2
     assert "give --corpus, where they are" in capsys.readouterr().err
     corpus = ("--corpus", str(trained / "corpus.jsonl"))
