@@ -25,6 +25,7 @@ ACTIVATION_GROUPS = (0, 32, 64, 128)
 PRECISIONS = ("f32", "bf16", "f16", "auto")
 ALLOCATIONS = ("global", "per_row")
 ROOT_SOURCES = ("proxy", "early", "progressive")
+WINDOWS = ("full", "worthwhile")
 APART, SHARED = "apart", "shared"
 LAYOUTS = (APART, SHARED)
 MAX_THREADS = 256
@@ -146,7 +147,8 @@ class SpeculationDefaults:
     """How widely to speculate when the caller does not say.
 
     `gamma` window tokens, `roots` branches per step under `global` allocation, `kappa` candidates per row under
-    `per_row`, `root_source` whose guesses roots come from, `passes` draft passes per window (see docs/device-maps.md).
+    `per_row`, `root_source` whose guesses roots come from, `passes` draft passes per window, `window` whether windows
+    are cut to what is worth its rows' time (see docs/device-maps.md).
     """
 
     gamma: int = 6
@@ -155,6 +157,7 @@ class SpeculationDefaults:
     allocation: str = "global"
     kappa: int = 8
     passes: int = 2
+    window: str = "worthwhile"
 
     def __post_init__(self) -> None:
         """Check every field on its own."""
@@ -164,6 +167,7 @@ class SpeculationDefaults:
         require_one_of("speculation.allocation", self.allocation, ALLOCATIONS)
         require_between("speculation.kappa", self.kappa, 1, MAX_KAPPA)
         require_between("speculation.passes", self.passes, 1, MAX_PASSES)
+        require_one_of("speculation.window", self.window, WINDOWS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

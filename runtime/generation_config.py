@@ -3,13 +3,11 @@
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Self
 
+from mirrorsd.device_maps.card import ALLOCATIONS, ROOT_SOURCES, WINDOWS
 from mirrorsd.graphs.errors import ConfigError
 
 Method = Literal["mirror", "serial", "plain", "auto"]
 METHODS: tuple[Method, ...] = ("mirror", "serial", "plain", "auto")
-ALLOCATIONS = ("global", "per_row")
-WINDOWS = ("full", "worthwhile")
-ROOT_SOURCES = ("proxy", "early", "progressive")
 
 
 def require(is_fine: bool, owner: str, field: str, value: object, allowed: str) -> None:

@@ -202,6 +202,7 @@ def speculation_of(card: DeviceMap) -> SpeculationConfig:
         kappa=defaults.kappa,
         allocation=defaults.allocation,
         passes=defaults.passes,
+        window=defaults.window,
     )
 
 

@@ -120,3 +120,10 @@ def test_a_damaged_file_is_named(own_bundle: Path, content: str | None) -> None:
     path.write_text(content or json.dumps(other_scores), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"tuned-cpu.json is damaged.*mirrorsd tune"):
         Tuned.read(own_bundle, "cpu")
+
+
+def test_a_card_says_whether_windows_are_cut(own_bundle: Path, tmp_path: Path) -> None:
+    card = tmp_path / "whole.toml"
+    card.write_text('name = "whole"\n[speculation]\nwindow = "full"\n', encoding="utf-8")
+    with MirrorPipeline.load(own_bundle, device_map=str(card)) as pipe:
+        assert pipe.speculation.window == "full"

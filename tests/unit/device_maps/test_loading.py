@@ -85,6 +85,7 @@ def test_own_card_by_path_with_defaults(tmp_path: Path) -> None:
         ("[draft]\nemulated = true", "only 'NPU' can be emulated"),
         ("[speculation]\ngamma = 0", "speculation.gamma is 0; allowed: 1 to "),
         ('[speculation]\nallocation = "best"', "speculation.allocation is 'best'; allowed: 'global', 'per_row'"),
+        ('[speculation]\nwindow = "long"', "speculation.window is 'long'; allowed: 'full', 'worthwhile'"),
         ('fallbacks = ["mine"]', "fallbacks of 'mine' name the card itself"),
         ("layouts = []", r"layouts is \[\]; allowed: one or more of 'apart', 'shared'"),
         ('layouts = ["apart", "apart"]', r"layouts is \['apart', 'apart'\]; allowed"),
