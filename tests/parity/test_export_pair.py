@@ -29,6 +29,9 @@ folder = Path(sys.argv[1])
 export_pair(folder / "target", folder / "draft", folder / "out.mirror", ExportOptions(), watch)
 """
 
+VARYING = "draft/draft.xml"
+"""OpenVINO does not write the same graph in the same words every time."""
+
 
 def test_the_bundle_reads_back_and_says_how_exact_it_is(llama_pair: Any) -> None:
     manifest = read_bundle(llama_pair.bundle)
@@ -133,7 +136,8 @@ def test_a_kill_leaves_what_is_on_disk(llama_pair: Any, pair: Path) -> None:
     killed = subprocess.run([sys.executable, "-c", KILLED, str(pair)], check=False)
     assert killed.returncode != 0
     assert _left(pair) == {"target", "draft", ".out.mirror.partial"}
-    assert _contents(pair / ".out.mirror.partial") == _contents(llama_pair.killed_at["export suffix"])
+    left, copied = (_contents(f) for f in (pair / ".out.mirror.partial", llama_pair.killed_at["export suffix"]))
+    assert {**left, VARYING: b""} == {**copied, VARYING: b""}
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
@@ -165,8 +169,7 @@ def test_a_killed_export_goes_on_from_its_finished_stages(
     assert _left(pair) == {"target", "draft", "out.mirror"}
     found, expected = read_bundle(pair / "out.mirror"), llama_pair.manifest
     assert found.verify == expected.verify
-    varying = "draft/draft.xml"  # OpenVINO writes the paths that it converted from into it
-    assert {**found.files, varying: None} == {**expected.files, varying: None}
+    assert {**found.files, VARYING: None} == {**expected.files, VARYING: None}
 
 
 def test_a_wrong_graph_is_refused_and_leaves_nothing(
