@@ -78,6 +78,7 @@ class AutoDriver:
         self._method = book.cheapest()
         self._is_resting = not book.is_worth_starting()
         self._is_trial = self._has_resumed = False
+        self._num_right_at_last = 0
         self._num_steps = 0
         self._is_draft_synced = not self._is_resting
         self._side: SideWindow | None = None
@@ -110,6 +111,8 @@ class AutoDriver:
         if self._method == "serial":
             self._observe_pace(started)
         num_tokens = len(outcome.tokens)
+        is_last = self._method == "plain" and not self._is_trial
+        self._num_right_at_last = outcome.num_accepted if is_last else 0
         self._book.observe(self._method, seconds, num_tokens, is_disturbed=is_draft_busy, is_partial=is_partial)
         if self._book.earned > 0.0:
             self.request.gamma = self._gamma
@@ -135,11 +138,19 @@ class AutoDriver:
         elif self._is_resting:
             return self._look_aside(inflight)
         else:
-            method, is_trial = self._book.next_method(self._method, self._num_steps, is_trial=self._is_trial)
+            method, is_trial = self._next_method()
             self._run(method, is_trial=is_trial)
             if method == "plain" and not is_trial and not len(inflight.window):
                 self._rest()
         return self._prepare(inflight)
+
+    def _next_method(self) -> tuple[str, bool]:
+        """What the book says; but a last window that would have paid, verified by plain decoding, goes on."""
+        paid = self._book.method_for(self._num_right_at_last)
+        if paid is None:
+            return self._book.next_method(self._method, self._num_steps, is_trial=self._is_trial)
+        self._book.resume()
+        return paid, True
 
     def _run(self, method: str, *, is_trial: bool) -> None:
         if method != self._method:

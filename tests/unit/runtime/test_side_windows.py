@@ -224,6 +224,20 @@ def test_a_window_that_was_drafted_is_verified_although_speculation_ends() -> No
     assert text.methods.count("plain") == 1
 
 
+def test_a_last_window_that_pays_goes_on_although_luck_was_bad() -> None:
+    """A few bad steps make speculation look dearer than plain decoding; what was in flight says otherwise."""
+    text, book = Text(60, 1.0), tuned_book()
+    auto, inflight = start_auto(text, book)
+    inflight = auto.step(inflight).inflight
+    for _ in range(12):
+        book.observe("serial", 2.5, 1)
+    assert book.cheapest() == "plain"
+    book.purse, book.is_saving = 0.0, True
+    last = auto.step(inflight)
+    assert (last.method, len(last.tokens) > 2) == ("plain", True)
+    assert auto.step(last.inflight).method == "serial"
+
+
 def test_the_rest_of_a_window_does_not_teach_what_steps_bring() -> None:
     """Most of a window on the side was decoded plainly before its rest is verified: that step brings little."""
     text, book = Text(60, 1.0), tuned_book()
