@@ -235,7 +235,7 @@ def test_a_last_window_that_pays_goes_on_although_luck_was_bad() -> None:
     book.purse, book.is_saving = 0.0, True
     last = auto.step(inflight)
     assert (last.method, len(last.tokens) > 2) == ("plain", True)
-    assert auto.step(last.inflight).method == "serial"
+    assert auto.step(last.inflight).method != "plain"
 
 
 def test_the_rest_of_a_window_does_not_teach_what_steps_bring() -> None:
