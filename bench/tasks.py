@@ -32,10 +32,12 @@ def main() -> None:
     parser.add_argument("--per-task", type=int, default=2, help="questions of each task")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=0, help="of sampled texts, which differ much from seed to seed")
     options = parser.parse_args()
     questions = first_of_each(read_questions(options.prompts), options.per_task)
     rows, is_identical = measure(options, questions)
     report = runs.header(options.bundle, device_map=options.device_map, temperature=options.temperature)
+    report["seed"] = options.seed
     report |= {"questions": len(questions), "repeats": options.repeats, "tokens": options.tokens}
     runs.print_rows(rows, COLUMNS)
     print(f"identical: {'yes' if is_identical else 'no'}")
@@ -52,7 +54,8 @@ def first_of_each(questions: Sequence[Question], count: int) -> list[Question]:
 
 def measure(options: Namespace, questions: Sequence[Question]) -> tuple[list[dict[str, Any]], bool]:
     """Rows per setting and task, and whether all settings gave the same texts."""
-    config = GenerationConfig(max_new_tokens=options.tokens, temperature=options.temperature or None, ignore_eos=True)
+    sampling = {"temperature": options.temperature or None, "seed": options.seed}
+    config = GenerationConfig(max_new_tokens=options.tokens, ignore_eos=True, **sampling)
     found: dict[tuple[str, str], list[GenerationResult]] = {}
     texts: dict[str, set[tuple[int, ...]]] = {}
     with ExitStack() as stack:
