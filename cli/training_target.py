@@ -29,6 +29,9 @@ ArgmaxWeight = Annotated[
     float,
     typer.Option(min=0, max=1, help="Share of the loss that asks for the target's best token, not for its chances."),
 ]
+StreamsFrom = Annotated[
+    float, typer.Option(min=0, max=1, help="Share of the training after which the streams join the main rows.")
+]
 DocumentShare = Annotated[float, typer.Option(min=0, max=1, help="Share of each batch that is --corpus as it is.")]
 Batch = Annotated[int, typer.Option(help="Texts per step of training.")]
 Length = Annotated[int, typer.Option(help="Tokens of each.")]

@@ -36,6 +36,7 @@ class DistillConfig:
 
     Attributes:
         stream_weight: Weight of each stream's loss (the main row has 1).
+        streams_from: Share of the training after which the streams join; before it only main rows are trained.
         argmax_weight: Share of cross-entropy with the target's argmax; the rest is KL.
         sequences: Sequences per step.
         length: Tokens per sequence.
@@ -46,6 +47,7 @@ class DistillConfig:
     """
 
     stream_weight: float = 0.2
+    streams_from: float = 0.0
     argmax_weight: float = 0.2
     sequences: int = 6
     length: int = 1024
@@ -55,13 +57,13 @@ class DistillConfig:
     other_rate: float = 2.5e-3
 
     def __post_init__(self) -> None:
-        for name in ("stream_weight", "argmax_weight", "tip_share"):
+        for name in ("stream_weight", "streams_from", "argmax_weight", "tip_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; allowed is 0..1")
 
 
 class DistillLosses(NamedTuple):
-    """Loss to minimise, KL of the main row, KL per stream `[s]`, share of rows with the target's argmax."""
+    """Loss to minimise, KL of the main row, KL per stream `[s]` (NaN without tips), share of rows with its argmax."""
 
     total: Tensor
     main: Tensor
@@ -72,7 +74,7 @@ class DistillLosses(NamedTuple):
 def distill_losses(
     target: PreTrainedModel, draft: StreamingDraft, ids: Tensor, tip_rows: Tensor, config: DistillConfig
 ) -> DistillLosses:
-    """Compare draft and target on `ids [B,S]` with streams at `tip_rows [T]` (all below `S - s`).
+    """Compare draft and target on `ids [B,S]` with streams at `tip_rows [T]` (all below `S - s`; none: main rows only).
 
     Ids that only one of them has (padding at the end of a vocabulary) are left out.
     """
@@ -82,12 +84,14 @@ def distill_losses(
     hidden = draft(ids, tip_rows)
     logits_by_draft = draft.logits(hidden.main)[..., :shared].float()
     main_kl, main_hard = divergence(logits_by_target, logits_by_draft)
-    ahead = tip_rows[:, None] + torch.arange(1, draft.num_streams + 1)
-    stream_logits = draft.logits(hidden.streams)[..., :shared].float()
-    stream_kl, stream_hard = divergence(logits_by_target[:, ahead], stream_logits)
-    stream_kl, stream_hard = stream_kl.mean((0, 1)), stream_hard.mean((0, 1))
-    soft = main_kl.mean() + config.stream_weight * stream_kl.sum()
-    hard = main_hard.mean() + config.stream_weight * stream_hard.sum()
+    soft, hard = main_kl.mean(), main_hard.mean()
+    stream_kl = torch.full((draft.num_streams,), torch.nan)
+    if len(tip_rows):
+        ahead = tip_rows[:, None] + torch.arange(1, draft.num_streams + 1)
+        stream_logits = draft.logits(hidden.streams)[..., :shared].float()
+        stream_kl, stream_hard = (part.mean((0, 1)) for part in divergence(logits_by_target[:, ahead], stream_logits))
+        soft = soft + config.stream_weight * stream_kl.sum()
+        hard = hard + config.stream_weight * stream_hard.sum()
     total = (1 - config.argmax_weight) * soft + config.argmax_weight * hard
     agreement = (logits_by_draft.argmax(-1) == logits_by_target.argmax(-1)).float().mean()
     return DistillLosses(total, main_kl.mean().detach(), stream_kl.detach(), agreement)
@@ -131,11 +135,16 @@ def distill_draft(
     timed = TimedRun(run, {"draft": draft, "text": text, **optimizers}, show)
     losses_of = torch.compile(distill_losses, dynamic=False) if config.is_compiled else distill_losses
 
+    def tips() -> Tensor:
+        if timed.done_share() < config.streams_from:
+            return torch.empty(0, dtype=torch.long)
+        return draw_tip_rows(config, draft.num_streams, timed.step)
+
     def step(share: float) -> tuple[int, dict[str, float]]:
         set_rate(optimizers.values(), share)
         ids = text.take(config.sequences, config.length)[:, :-1]
         with torch.autocast("cpu", torch.bfloat16):
-            losses = losses_of(target, draft, ids, draw_tip_rows(config, draft.num_streams, timed.step), config)
+            losses = losses_of(target, draft, ids, tips(), config)
         descend(losses.total, draft.parameters(), optimizers.values())
         return ids.numel(), describe(losses)
 

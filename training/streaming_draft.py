@@ -79,14 +79,14 @@ class StreamingDraft(nn.Module):
 
         Args:
             ids: `[B,S]` token ids; row `i` is at position `i`.
-            tip_rows: `[T]` the rows that carry streams, the same in every sequence.
+            tip_rows: `[T]` the rows that carry streams, the same in every sequence; `[0]` for main rows only.
         """
         parts, (batch, size) = self._parts, ids.shape
         positions = torch.arange(size, device=ids.device)[None]
         hidden, rows = parts.embed(ids, positions), None
         angles = parts.angles(hidden, positions)
         for number, layer in enumerate(parts.layers):
-            if number == len(parts.layers) - self.num_stream_layers and self.num_streams:
+            if number == len(parts.layers) - self.num_stream_layers and self.num_streams and len(tip_rows):
                 ahead = tip_rows[:, None] + torch.arange(1, self.num_streams + 1, device=ids.device)
                 positions = torch.cat((positions, ahead.reshape(1, -1)), dim=1)
                 streams = (hidden[:, tip_rows, None] + self.stream_embeddings).flatten(1, 2)

@@ -147,6 +147,10 @@ class TimedRun:
         left_s = self._config.deadline - time.time()
         return max(self.clock.trained_s, self._config.schedule.budget_s - left_s)
 
+    def done_share(self) -> float:
+        """Return the share of the budget that is over."""
+        return self.elapsed_s() / self._config.schedule.budget_s if self._config.schedule.budget_s else 1.0
+
     def is_decaying(self) -> bool:
         """Say whether the learning rate is falling."""
         return self._config.schedule.is_decaying(self.elapsed_s())

@@ -1,5 +1,7 @@
 """Forty steps of training bring a tiny draft and tiny adapters nearer to a tiny target."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,7 @@ from mirrorsd.training.exit_adapter import exit_losses, make_adapters, train_ada
 from mirrorsd.training.loss_curve import plot_losses
 from mirrorsd.training.schedule import TrainingClock, WarmStableDecay
 from mirrorsd.training.streaming_draft import StreamingDraft
-from mirrorsd.training.timed_run import LOSSES_FILE, RunConfig
+from mirrorsd.training.timed_run import LOSSES_FILE, RunConfig, RunProgress
 from mirrorsd.training.token_stream import TokenStream
 
 
@@ -84,6 +86,21 @@ def test_streams_learn_from_the_row_that_far_ahead(target: LlamaForCausalLM, tex
     by_streams = draft.logits(draft(ids, tips).streams).log_softmax(-1)
     expected = (by_target[0, 5].exp() * (by_target[0, 5] - by_streams[0, 0, 1])).sum()
     assert losses.streams[1].item() == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_streams_join_late_and_learn_from_then_on(target: LlamaForCausalLM, text: TokenStream, tmp_path: Path) -> None:
+    draft = StreamingDraft(tiny_model(2, 16, seed=2), num_streams=2, num_stream_layers=1)
+    untrained, seen = draft.stream_embeddings.detach().clone(), []
+
+    def show(progress: RunProgress) -> None:
+        moved = bool((draft.stream_embeddings != untrained).any())
+        seen.append((math.isnan(progress.losses["stream_1"]), moved))
+
+    config = replace(CONFIG, streams_from=0.5)
+    distill_draft(target, draft, (text, text), short_run(tmp_path), config, show)
+    half = len(seen) // 2
+    assert seen[:half] == [(True, False)] * half
+    assert seen[half:] == [(False, True)] * (len(seen) - half)
 
 
 def test_padding_of_a_vocabulary_is_left_out(target: LlamaForCausalLM, text: TokenStream) -> None:
