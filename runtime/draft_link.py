@@ -73,6 +73,11 @@ class DraftLink:
         """Whether another job waits for the draft's device."""
         return self._worker.has_waiting()
 
+    @property
+    def round_seconds(self) -> float:
+        """What the smallest round takes lately; 0 until it was measured. May be read from any thread."""
+        return self.drafter.clock.shortest_seconds
+
     def ask(self, job: Callable[[], Result], default: Result) -> Result:
         """Run a job after those posted before, and wait; `default` if the draft fails or is already given up.
 
@@ -81,6 +86,7 @@ class DraftLink:
         if not self.is_working():
             return default
         ticket = self._worker.submit(self._after_held(job), self._ledger)
+        asked = self._ledger.now()
         with self._ledger.time("host", "exposed"):
             is_done = ticket.wait(self._deadline_s)
         if not is_done:
@@ -89,6 +95,7 @@ class DraftLink:
         if not self.is_working() or self._has_failed(ticket):
             return default
         self._ledger.queued_s += ticket.queued_s
+        self._ledger.drafted_s += self._ledger.now() - asked - ticket.queued_s
         return ticket.result()
 
     def check_answer(self, asked: float) -> None:

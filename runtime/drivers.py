@@ -81,10 +81,12 @@ class PlainDriver:
         ticket = self._run_target(inflight)
         self.request.chooser.draw_ahead(inflight.head + 1, len(inflight.window) + 1, self.target.vocab_size)
         output = ticket.result()
-        self.request.ledger.queued_s += ticket.queued_s
         acceptance = self._accept(inflight, output)
         tokens = self._commit(inflight, acceptance)
+        drafted_s = self.request.ledger.drafted_s
         window, source = self._next_window(inflight, acceptance)
+        if ticket.queued_s:  # the next pass would have to queue, too, so that drafting its window costs nothing
+            self.request.ledger.queued_s += ticket.queued_s + self.request.ledger.drafted_s - drafted_s
         num_accepted = acceptance.num_accepted
         step = StepRecord(started, self.request.ledger.now(), len(inflight.window), num_accepted, source, self.name)
         self.request.record(step)
@@ -209,7 +211,7 @@ class MirrorDriver(SerialDriver):
         self._table = self._new_table()
         self._pass_started = self.request.ledger.now()
         self._num_heard, self._num_rows = 0, 1 + len(inflight.window)
-        if not self.draft.is_working() or not self.request.window_limit():
+        if not self.draft.is_working() or not self.request.window_limit() or self._is_crowded():
             return super()._run_target(inflight)
         expansion = Expansion(self.draft, self.planner, self._occasion(inflight), self._table)
         return self.target.submit(
@@ -219,6 +221,15 @@ class MirrorDriver(SerialDriver):
             on_start=partial(self.draft.release, expansion.begin),
             on_exit=partial(self._pass_on, expansion) if self.planner.is_listening else None,
         )
+
+    def _is_crowded(self) -> bool:
+        """Whether another conversation keeps the target so busy that the next window may as well be drafted afresh.
+
+        Its passes are at least as long as drafting takes, so nobody waits; and the draft is free for that window.
+        """
+        if not self.target.serves_others(self.request):
+            return False
+        return self.passes * self.draft.round_seconds <= self._pass_time.seconds(self._num_rows)
 
     def _occasion(self, inflight: InFlight) -> Occasion:
         """This pass, with the times that passes and their exits have taken lately."""

@@ -153,6 +153,10 @@ class ReplayTarget:
     def prefill(self, request: Request) -> None:
         """Nothing to do: the prompt's time is not replayed."""
 
+    def serves_others(self, request: Request) -> bool:
+        """There is nobody else."""
+        return False
+
     def keep(self, request: Request, num_cached: int) -> None:
         """Nothing is cached."""
 

@@ -69,6 +69,10 @@ class TargetLink:
         job = run if on_start is None else partial(_after, on_start, run)
         return self._worker.submit(job, request.ledger)
 
+    def serves_others(self, request: Request) -> bool:
+        """Whether the target is at work for another conversation, or will be first."""
+        return self._worker.serves_others(request.ledger)
+
     def keep(self, request: Request, num_cached: int) -> None:
         """Note that the first `num_cached` positions of the committed text are cached."""
         start = self._num_cached

@@ -114,6 +114,10 @@ class DeviceWorker:
         """Whether another job waits behind the running one."""
         return not self._jobs.empty()
 
+    def serves_others(self, owner: object) -> bool:
+        """Whether a job of another owner is waiting or running."""
+        return self._num_pending > self._pending_by_owner[owner]
+
     def close(self, timeout_s: float = 5.0) -> bool:
         """Let queued jobs finish and end the thread; False if it did not end in time (it is hung)."""
         if not self._is_closed:

@@ -1,6 +1,7 @@
 """Several sessions on one pair of devices: each gets its own exact text, whatever the others do."""
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +13,7 @@ from mirrorsd.runtime.engine import Engine, Seat
 from mirrorsd.runtime.fake import FakeDraft, FakeModel, FakeTarget
 from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.request import Request
+from mirrorsd.runtime.workers import DeviceWorker
 
 PROMPTS = [[3, 1, 4, 1, 5], [2, 7, 1, 8, 2, 8], [1, 1, 2, 3, 5, 8, 13]]
 
@@ -117,3 +119,45 @@ def test_a_seat_is_released_on_the_workers_after_what_runs_there(engine: Engine)
     release.set()
     engine.draft_worker.run(lambda: None)
     assert events == ["round", "mirrorsd-draft"]
+
+
+@pytest.mark.parametrize("is_crowded", [False, True])
+def test_nothing_is_prepared_while_another_conversation_fills_the_target(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, is_crowded: bool
+) -> None:
+    expected = decode(engine.open_seat(), PROMPTS[0], "plain")
+    monkeypatch.setattr(DeviceWorker, "serves_others", lambda worker, owner: is_crowded)
+    seat = engine.open_seat()
+    request = new_request(seat, PROMPTS[0], "mirror")
+    assert finish(seat, request) == expected
+    sources = {step.next_source for step in request.steps}
+    assert (sources <= {"fresh", "none"}) == is_crowded
+    assert any(span.name == "expand" for span in request.ledger.spans) != is_crowded
+
+
+def test_drafting_behind_anothers_pass_counts_as_queueing(scripted: Callable, draft_handler: Callable) -> None:
+    """Another's jobs fill the target, and drafting takes 5 ms: what counts of a step is little more than its pass."""
+
+    def slow_draft(text: list[int]) -> list[int]:
+        time.sleep(0.005 / 4)
+        return draft_handler(0.8, 3)(text)
+
+    made = Engine(
+        lambda: FakeModel(lambda: FakeTarget(scripted, vocab_size=16, suffix_seconds=0.002)),
+        lambda: FakeModel(lambda: FakeDraft(slow_draft, vocab_size=16, num_streams=3)),
+    )
+    request, stop = new_request(made.open_seat(), PROMPTS[0], "serial"), threading.Event()
+
+    def crowd() -> None:
+        while not stop.is_set():
+            made.target_worker.submit(lambda: time.sleep(0.03), "another").wait()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(crowd)
+        finish(made.open_seat(), request)
+        stop.set()
+    made.close()
+    seconds = sum(step.ended - step.started for step in request.steps) - request.ledger.queued_s
+    passes = 0.002 * len(request.steps)
+    assert request.ledger.drafted_s > passes
+    assert seconds - passes < 0.5 * request.ledger.drafted_s

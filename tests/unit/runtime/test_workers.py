@@ -74,3 +74,15 @@ def test_a_job_knows_how_long_it_stood_behind_anothers() -> None:
     assert other.queued_s >= 0.05
     assert worker.run(lambda: 3) == 3
     assert worker.close()
+
+
+def test_a_worker_knows_whether_it_serves_others() -> None:
+    worker, release = DeviceWorker("test"), threading.Event()
+    assert not worker.serves_others("one")
+    job = worker.submit(release.wait, "one")
+    assert not worker.serves_others("one")
+    assert worker.serves_others("two")
+    release.set()
+    job.wait()
+    assert not worker.serves_others("two")
+    assert worker.close()
