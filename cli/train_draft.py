@@ -36,6 +36,7 @@ def draft(
     layers: Annotated[int, typer.Option(help="Layers, from scratch.", rich_help_panel=SHAPE)] = 3,
     stream_weight: Annotated[float, typer.Option(help="Weight of each stream's loss.", rich_help_panel=LOSS)] = 0.2,
     streams_from: shared.StreamsFrom = 0.0,
+    tip_share: shared.TipShare = 0.2,
     argmax_weight: shared.ArgmaxWeight = 0.2,
     document_share: shared.DocumentShare = 0.0,
     batch: shared.Batch = 6,
@@ -61,8 +62,9 @@ def draft(
     check_replaceable(output)
     if baseline and deadline is not None:
         raise ConfigError("--baseline gives both drafts the same time, and --deadline would cut the second one short")
-    weights = {"stream_weight": stream_weight, "streams_from": streams_from, "argmax_weight": argmax_weight}
-    loss = DistillConfig(**weights, sequences=batch, length=length, is_compiled=compile_loss)
+    weights = {"stream_weight": stream_weight, "argmax_weight": argmax_weight}
+    rows = {"streams_from": streams_from, "tip_share": tip_share}
+    loss = DistillConfig(**weights, **rows, sequences=batch, length=length, is_compiled=compile_loss)
     times: dict[str, Any] = {"save_every_s": save_every, "report_every": report_every, "counts_cpu": count_cpu}
     config = RunConfig(out=work, schedule=_schedule(seconds), deadline=deadline, **times)
     plan = DraftPlan(hidden=hidden, layers=layers, stream_layers=stream_layers, source=from_model)

@@ -32,6 +32,7 @@ ArgmaxWeight = Annotated[
 StreamsFrom = Annotated[
     float, typer.Option(min=0, max=1, help="Share of the training after which the streams join the main rows.")
 ]
+TipShare = Annotated[float, typer.Option(min=0, max=1, help="Share of the rows that carry streams in a step.")]
 DocumentShare = Annotated[float, typer.Option(min=0, max=1, help="Share of each batch that is --corpus as it is.")]
 Batch = Annotated[int, typer.Option(help="Texts per step of training.")]
 Length = Annotated[int, typer.Option(help="Tokens of each.")]
