@@ -40,9 +40,14 @@ class TokenChooser:
         self._is_filtered = config.top_k > 0 or config.top_p < 1 or config.min_p > 0
         self._noise_by_position: dict[int, NDArray[np.float64]] = {}
 
+    @property
+    def draws_ahead(self) -> bool:
+        """Whether there is noise to draw while the devices work."""
+        return self.is_sampling and not self._is_filtered
+
     def draw_ahead(self, first_position: int, count: int, vocab_size: int) -> None:
         """Draw the noise of coming positions (while the devices work); forgets the positions before them."""
-        if not self.is_sampling or self._is_filtered:
+        if not self.draws_ahead:
             return
         known = self._noise_by_position.copy()  # the draft's thread may add to it
         self._noise_by_position = {position: noise for position, noise in known.items() if position >= first_position}

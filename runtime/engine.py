@@ -26,7 +26,8 @@ from mirrorsd.runtime.workers import DeviceWorker
 class Engine:
     """Target and draft models, one worker each.
 
-    The models are loaded on their own workers' threads, so that whatever threads they start stay on their cores.
+    The models are loaded on their own workers' threads, so that whatever threads they start stay on their cores. A
+    target on a processor may be lent to the threads that wait for it; other devices keep what they need per thread.
 
     Attributes:
         books: what every method has cost lately, in greedy and in sampled texts.
@@ -42,8 +43,9 @@ class Engine:
         *,
         target_cores: tuple[int, ...] = (),
         draft_cores: tuple[int, ...] = (),
+        is_target_lent: bool = False,
     ) -> None:
-        self.target_worker = DeviceWorker("target", target_cores)
+        self.target_worker = DeviceWorker("target", target_cores, is_lent=is_target_lent)
         self.draft_worker = DeviceWorker("draft", draft_cores)
         self.books = CostBooks()
         self.root_scores = RootScores()

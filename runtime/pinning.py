@@ -1,7 +1,8 @@
 """Which cores there are, and keeping a thread on some: two devices on one processor must not wait for each other."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,3 +46,17 @@ def pin_current_thread(cores: Sequence[int]) -> None:
         usable = set(cores) & os.sched_getaffinity(0)
         if usable:
             os.sched_setaffinity(0, usable)
+
+
+@contextmanager
+def pinned(cores: Sequence[int]) -> Iterator[None]:
+    """Keep the calling thread on these cores within the block, as `pin_current_thread` does."""
+    if not cores or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    usual = os.sched_getaffinity(0)
+    pin_current_thread(cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, usual)

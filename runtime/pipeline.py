@@ -232,7 +232,13 @@ def _start_engine(folder: Path, manifest: Manifest, card: DeviceMap, speculation
         model.new_session().warm_up()
         return PacedDraftModel(model, card.pace) if card.pace else model
 
-    return Engine(load_target, load_draft, target_cores=target_thread_cores(card.target), draft_cores=card.draft.cores)
+    return Engine(
+        load_target,
+        load_draft,
+        target_cores=target_thread_cores(card.target),
+        draft_cores=card.draft.cores,
+        is_target_lent=card.target.is_on_cpu,
+    )
 
 
 def _target_class(card: DeviceMap) -> "type[OnnxTargetModel] | type[OpenVinoTargetModel]":

@@ -47,7 +47,8 @@ class TargetLink:
     ) -> Ticket[TargetOutput]:
         """Start a pass over the head token and the window; rows are padded where equal row counts are asked for.
 
-        `on_start` and `on_exit` run on the target's thread, just before its device starts and between its stages: while
+        Where the caller has nothing to do meanwhile, the pass may be over when this returns. `on_start` and `on_exit`
+        run on the target's thread, just before its device starts and between its stages: while
         the device works, that thread leaves the interpreter to whom they woke.
         """
         rows = np.empty(1 + len(window), dtype=np.int64)
@@ -67,7 +68,9 @@ class TargetLink:
             exits=None if request.speculation.exits == "all" else request.speculation.exits,
         )
         job = run if on_start is None else partial(_after, on_start, run)
-        return self._worker.submit(job, request.ledger)
+        if request.chooser.draws_ahead:
+            return self._worker.submit(job, request.ledger)
+        return self._worker.perform(job, request.ledger)
 
     def serves_others(self, request: Request) -> bool:
         """Whether the target is at work for another conversation, or will be first."""

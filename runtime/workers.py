@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.pinning import pin_current_thread
+from mirrorsd.runtime.pinning import pin_current_thread, pinned
 
 Result = TypeVar("Result")
 _MAX_PENDING = 32
@@ -71,17 +71,20 @@ class _Entry(NamedTuple):
 class DeviceWorker:
     """Runs jobs of one device one after another, in the order given, on one (pinned) thread.
 
-    The thread is a daemon: a device call that never returns cannot keep the program alive.
+    The thread is a daemon: a device call that never returns cannot keep the program alive. Where `is_lent`, a free
+    device also works on the thread of whoever waits for it (`perform`).
     """
 
-    def __init__(self, name: str, cores: Sequence[int] = ()) -> None:
+    def __init__(self, name: str, cores: Sequence[int] = (), *, is_lent: bool = False) -> None:
         self.name = name
+        self._cores, self._is_lent = tuple(cores), is_lent
+        self._device = threading.Lock()
         self._jobs: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
         self._num_pending = 0
         self._pending_by_owner: Counter[object] = Counter()
         self._count_lock = threading.Lock()
         self._is_closed = False
-        self._thread = threading.Thread(target=self._work, args=(tuple(cores),), name=f"mirrorsd-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=f"mirrorsd-{name}", daemon=True)
         self._thread.start()
 
     def submit(self, job: Callable[[], Result], owner: object = None) -> Ticket[Result]:
@@ -90,17 +93,31 @@ class DeviceWorker:
         Raises:
             DeviceError: the worker is closed, or so far behind that its queue is full.
         """
-        if self._is_closed:
-            raise DeviceError(f"The {self.name} worker is closed.")
         with self._count_lock:
-            if self._num_pending >= _MAX_PENDING:
-                raise DeviceError(f"The {self.name} worker has {_MAX_PENDING} jobs waiting: the device has stalled.")
-            is_behind = self._num_pending > self._pending_by_owner[owner]
-            self._num_pending += 1
-            self._pending_by_owner[owner] += 1
+            self._check_room()
+            is_behind = self.serves_others(owner)
+            self._count_up(owner)
         ticket: Ticket[Result] = Ticket()
         self._jobs.put(_Entry(job, ticket, owner, perf_counter() if is_behind else None))
         return ticket
+
+    def perform(self, job: Callable[[], Result], owner: object = None) -> Ticket[Result]:
+        """As `submit`, for a caller that would only wait: a free device that is lent does the job on its thread.
+
+        That saves waking two threads, 0.1-0.2 ms. The ticket is done then.
+
+        Raises:
+            DeviceError: as `submit`.
+        """
+        with self._count_lock:
+            self._check_room()
+            is_free = self._is_lent and not self._num_pending
+            if is_free:
+                self._count_up(owner)
+        if not is_free:
+            return self.submit(job, owner)
+        with self._device, pinned(self._cores):
+            return self._do(_Entry(job, Ticket(), owner, None))
 
     def run(self, job: Callable[[], Result]) -> Result:
         """Submit a job and wait for it."""
@@ -124,23 +141,41 @@ class DeviceWorker:
             self._is_closed = True
             self._jobs.put(None)
         self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        if self._thread.is_alive() or not self._device.acquire(timeout=timeout_s):
+            return False
+        self._device.release()
+        return True
 
-    def _work(self, cores: tuple[int, ...]) -> None:
-        pin_current_thread(cores)
+    def _work(self) -> None:
+        pin_current_thread(self._cores)
         while (entry := self._jobs.get()) is not None:
-            ticket = entry.ticket
-            if entry.queued_at is not None:
-                ticket.queued_s = perf_counter() - entry.queued_at
-            try:
-                result = entry.job()
-            except BaseException as error:  # handed to whoever waits, on its own thread
-                self._count_down(entry.owner)
-                ticket.finish(None, error)
-            else:
-                self._count_down(entry.owner)
-                ticket.finish(result)
-            del entry, ticket
+            with self._device:
+                self._do(entry)
+            del entry
+
+    def _do(self, entry: _Entry) -> Ticket[Any]:
+        ticket = entry.ticket
+        if entry.queued_at is not None:
+            ticket.queued_s = perf_counter() - entry.queued_at
+        try:
+            result = entry.job()
+        except BaseException as error:  # handed to whoever waits, on its own thread
+            self._count_down(entry.owner)
+            ticket.finish(None, error)
+        else:
+            self._count_down(entry.owner)
+            ticket.finish(result)
+        return ticket
+
+    def _check_room(self) -> None:
+        if self._is_closed:
+            raise DeviceError(f"The {self.name} worker is closed.")
+        if self._num_pending >= _MAX_PENDING:
+            raise DeviceError(f"The {self.name} worker has {_MAX_PENDING} jobs waiting: the device has stalled.")
+
+    def _count_up(self, owner: object) -> None:
+        self._num_pending += 1
+        self._pending_by_owner[owner] += 1
 
     def _count_down(self, owner: object) -> None:
         with self._count_lock:

@@ -18,11 +18,12 @@ from mirrorsd.runtime.workers import DeviceWorker
 PROMPTS = [[3, 1, 4, 1, 5], [2, 7, 1, 8, 2, 8], [1, 1, 2, 3, 5, 8, 13]]
 
 
-@pytest.fixture
-def engine(scripted: Callable, draft_handler: Callable):
+@pytest.fixture(params=[False, True], ids=["own thread", "lent"])
+def engine(scripted: Callable, draft_handler: Callable, request: pytest.FixtureRequest):
     made = Engine(
         lambda: FakeModel(lambda: FakeTarget(scripted, vocab_size=16, suffix_seconds=0.002)),
         lambda: FakeModel(lambda: FakeDraft(draft_handler(0.8, 3), vocab_size=16, num_streams=3)),
+        is_target_lent=request.param,
     )
     yield made
     made.close()

@@ -1,5 +1,6 @@
 """One thread per device: order, errors, a bounded queue, and an end that never blocks."""
 
+import os
 import threading
 import time
 
@@ -85,4 +86,52 @@ def test_a_worker_knows_whether_it_serves_others() -> None:
     release.set()
     job.wait()
     assert not worker.serves_others("two")
+    assert worker.close()
+
+
+def test_a_free_device_that_is_lent_works_on_the_callers_thread() -> None:
+    worker = DeviceWorker("test", is_lent=True)
+    here = worker.perform(threading.get_ident)
+    assert here.done()
+    assert here.result() == threading.get_ident()
+    assert worker.run(threading.get_ident) != threading.get_ident()
+    error = worker.perform(lambda: 1 // 0).error
+    assert isinstance(error, ZeroDivisionError)
+    assert not worker.has_pending()
+    assert worker.close()
+    with pytest.raises(DeviceError, match="closed"):
+        worker.perform(threading.get_ident)
+
+
+def test_a_device_is_lent_to_one_at_a_time() -> None:
+    """While a caller's thread has the device, others' jobs wait for it, in their order, and know how long."""
+    worker, began, release, order = DeviceWorker("test", is_lent=True), threading.Event(), threading.Event(), []
+
+    def long_job() -> None:
+        began.set()
+        release.wait(5)
+        order.append("first")
+
+    first = threading.Thread(target=lambda: worker.perform(long_job, "one"))
+    first.start()
+    assert began.wait(5)
+    second = worker.perform(lambda: order.append("second"), "two")
+    third = worker.submit(lambda: order.append("third"), "two")
+    assert not second.done()
+    assert worker.serves_others("two")
+    time.sleep(0.05)
+    release.set()
+    first.join(5)
+    assert third.wait(5)
+    assert order == ["first", "second", "third"]
+    assert second.queued_s >= 0.05
+    assert worker.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads are pinned on Linux only")
+def test_a_lent_device_keeps_to_its_cores_and_leaves_the_callers_as_they_were() -> None:
+    usual = os.sched_getaffinity(0)
+    worker = DeviceWorker("test", (min(usual),), is_lent=True)
+    assert worker.perform(lambda: os.sched_getaffinity(0)).result() == {min(usual)}
+    assert os.sched_getaffinity(0) == usual
     assert worker.close()
