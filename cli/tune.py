@@ -175,11 +175,12 @@ def _finals(
 def _summary(bundle: Path, card: str, contests: "dict[str, list[Contest]]", scores: "RootScores") -> "Tuned":
     """The fastest layout, and the fastest speculation in it, for greedy and for sampled texts."""
     from mirrorsd.runtime.tuned import Tuned, fingerprint
-    from mirrorsd.runtime.tuning import fastest_layout
+    from mirrorsd.runtime.tuning import best_speculation, fastest_layout
 
     layout = fastest_layout(*contests.values())
     here = {kind: [c for c in found if c.layout == layout] for kind, found in contests.items()}
-    best = {kind: next(c for c in found if c.method != "plain") for kind, found in here.items()}
+    best = {kind: best_speculation(found) for kind, found in here.items()}
+    here = {kind: [best[kind], *found] for kind, found in here.items()}
     return Tuned(
         card=card,
         fingerprint=fingerprint(bundle),
@@ -197,7 +198,7 @@ def _summary(bundle: Path, card: str, contests: "dict[str, list[Contest]]", scor
 
 
 def _best_by_method(contests: "list[Contest]", figure: str) -> dict[str, float]:
-    """A figure of each method; contests come fastest first, so the first of each method counts."""
+    """A figure of each method; contests come best first, so the first of each method counts."""
     found: dict[str, float] = {}
     for contest in contests:
         found.setdefault(contest.method, round(getattr(contest, figure), 3))

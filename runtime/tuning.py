@@ -136,6 +136,23 @@ def fastest_layout(*groups: Sequence[Contest]) -> str:
     return max(close, key=lambda layout: best(layout, {"plain"}))
 
 
+def best_speculation(contests: Sequence[Contest]) -> Contest:
+    """The fastest that speculates; of those by its method that differ from it by 3 % or less, the least bound one.
+
+    That is one whose windows are cut by what they are worth, with the most passes and tokens allowed: it can follow
+    texts that are easier than those of the contest, and gives up little on those that are not.
+    """
+    fastest = max((c for c in contests if c.method != "plain"), key=lambda contest: contest.tokens_per_second)
+    least = _SAME_SPEED * fastest.tokens_per_second
+    close = [c for c in contests if c.method == fastest.method and c.tokens_per_second >= least]
+
+    def freedom(contest: Contest) -> tuple[bool, int, int, float]:
+        given = contest.speculation
+        return given.window == "worthwhile", given.passes, given.gamma, contest.tokens_per_second
+
+    return max(close, key=freedom)
+
+
 def predict_step_ms(result: GenerationResult) -> float:
     """The latency law (ALGORITHM.md, "Latency") with the parts' times of this very run.
 

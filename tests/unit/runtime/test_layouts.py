@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from mirrorsd.runtime.layouts import choose_layout, lay_out, target_thread_cores
 from mirrorsd.runtime.onnx_providers import session_options
 from mirrorsd.runtime.pinning import Cores, usable_cores
 from mirrorsd.runtime.tuned import Tuned
-from mirrorsd.runtime.tuning import Contest, fastest_layout, finalists
+from mirrorsd.runtime.tuning import Contest, best_speculation, fastest_layout, finalists
 
 FOUR = Cores((0, 1, 2, 3), 4)
 
@@ -23,10 +24,10 @@ def tuned(layout: str) -> Tuned:
     return Tuned(card="cpu", fingerprint="", layout=layout, **values)  # type: ignore[arg-type]
 
 
-def contest(layout: str, method: str, speed: float) -> Contest:
+def contest(layout: str, method: str, speed: float, **speculation: Any) -> Contest:
     steps = {"tokens_per_step": 1.0, "step_ms": 1.0, "predicted_step_ms": 1.0}
     figures = {**steps, "tokens_per_second": speed, "mean_accepted": 0.0, "reuse_rate": 0.0}
-    return Contest(layout=layout, method=method, speculation=SpeculationConfig(), **figures)
+    return Contest(layout=layout, method=method, speculation=SpeculationConfig(**speculation), **figures)
 
 
 def test_the_first_layout_until_tuned_then_the_fastest_unless_asked() -> None:
@@ -98,6 +99,17 @@ def test_among_equals_the_fastest_plain_decoding_decides() -> None:
         ("shared", "plain"): 14.0,
     }
     assert fastest_layout([contest(*place, speed) for place, speed in speeds.items()]) == "shared"
+
+
+def test_among_equals_the_least_bound_speculation_is_kept() -> None:
+    fastest = contest("shared", "serial", 100.0, gamma=12, passes=2, window="worthwhile")
+    free = contest("shared", "serial", 97.5, gamma=12, passes=4, window="worthwhile")
+    uncut = contest("shared", "serial", 99.0, gamma=12, passes=4, window="full")
+    slow = contest("shared", "serial", 96.0, gamma=12, passes=5, window="worthwhile")
+    mirror = contest("shared", "mirror", 99.0, gamma=12, passes=6, window="worthwhile")
+    plain = contest("shared", "plain", 120.0, passes=7)
+    assert best_speculation([plain, fastest, uncut, mirror, free, slow]) is free
+    assert best_speculation([plain, fastest, uncut, mirror, slow]) is fastest
 
 
 def test_every_method_gets_to_the_finals() -> None:
