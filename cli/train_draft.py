@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 _LOOP_TOKENS = 24
 SHAPE, LOSS = "Shape", "Loss"
 
+FromModel = Annotated[
+    Path | None, typer.Option(help="Start from this small causal LM with the same tokenizer.", rich_help_panel=SHAPE)
+]
+Baseline = Annotated[
+    bool, typer.Option("--baseline", help="Train an s = 0 draft of the same size for as long, and compare.")
+]
+
 
 def draft(
     target: shared.Target,
@@ -26,10 +33,7 @@ def draft(
     corpus: shared.Corpus = None,
     held_back: shared.HeldBack = None,
     texts: shared.Texts = 9000,
-    from_model: Annotated[
-        Path | None,
-        typer.Option(help="Start from this small causal LM with the same tokenizer.", rich_help_panel=SHAPE),
-    ] = None,
+    from_model: FromModel = None,
     streams: Annotated[int, typer.Option(help="Streams; 0 makes an ordinary draft.", rich_help_panel=SHAPE)] = 3,
     stream_layers: Annotated[int, typer.Option(help="Top layers that streams pass.", rich_help_panel=SHAPE)] = 2,
     hidden: Annotated[int, typer.Option(help="Hidden size, from scratch.", rich_help_panel=SHAPE)] = 256,
@@ -42,9 +46,7 @@ def draft(
     batch: shared.Batch = 6,
     length: shared.Length = 1024,
     seconds: shared.Seconds = 1300.0,
-    baseline: Annotated[
-        bool, typer.Option("--baseline", help="Train an s = 0 draft of the same size for as long, and compare.")
-    ] = False,
+    baseline: Baseline = False,
     resume: shared.Resume = False,
     compile_loss: Annotated[bool, typer.Option("--compile/--no-compile", help="Compile the loss first.")] = True,
     save_every: Annotated[float, typer.Option(help="Seconds of training between checkpoints.")] = 100.0,

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from mirrorsd.runtime.cost_book import CostBook
 from mirrorsd.runtime.draft_chain import longest_common_prefix
-from mirrorsd.runtime.drivers import InFlight, MirrorDriver, Outcome, PlainDriver, SerialDriver
+from mirrorsd.runtime.drivers import InFlight, Outcome, PlainDriver, SerialDriver
+from mirrorsd.runtime.mirror_driver import MirrorDriver
 
 _FIRST_PAUSE, _FIRST_HOPELESS_PAUSE, _LONGEST_PAUSE = 4, 16, 256
 """Tokens between two windows on the side, where speculation has paid so far and where it has not; triples with every

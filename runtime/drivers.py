@@ -1,4 +1,4 @@
-"""The three decoding methods, as siblings that share every helper: plain, serial, mirror.
+"""Plain and serial decoding; `mirror_driver` has the third method, as a sibling that shares every helper.
 
 `step(inflight) -> outcome` verifies one window and finds the next one; the window in flight is the loop's only state
 besides the caches and the text. Which tokens come out never depends on the driver.
@@ -12,17 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.acceptance import Acceptance, accept_window
-from mirrorsd.runtime.branches import BranchTable
 from mirrorsd.runtime.choosing import Choice
 from mirrorsd.runtime.draft_chain import NO_TOKENS
 from mirrorsd.runtime.draft_link import DraftLink
-from mirrorsd.runtime.drafter import cut_window
-from mirrorsd.runtime.expansion import Expansion, Occasion
-from mirrorsd.runtime.planner import RootPlanner
 from mirrorsd.runtime.request import Request, StepRecord
-from mirrorsd.runtime.round_clock import PassClock
 from mirrorsd.runtime.target_link import TargetLink
-from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
+from mirrorsd.runtime.target_session import TargetOutput
 from mirrorsd.runtime.window_length import WindowOrder
 from mirrorsd.runtime.workers import Ticket
 
@@ -184,88 +179,3 @@ class SerialDriver(PlainDriver):
         num_accepted, token = acceptance.num_accepted, acceptance.next_token
         job = partial(self.draft.drafter.resolve, inflight.head, num_accepted, token, order)
         return self.draft.ask(job, (NO_TOKENS, "none"))
-
-
-class MirrorDriver(SerialDriver):
-    """Mirror speculative decoding: while the target's suffix runs, the draft prepares for each likely correction.
-
-    The two devices meet once per step, at verification (Mirror-SD, arXiv 2510.13161, section 3).
-    """
-
-    name = "mirror"
-
-    def __init__(
-        self, request: Request, target: TargetLink, draft: DraftLink, passes: int, planner: RootPlanner
-    ) -> None:
-        super().__init__(request, target, draft, passes)
-        self.planner = planner
-        self._new_table: Callable[[], BranchTable] = BranchTable
-        self._table = BranchTable()
-        self._pass_time = PassClock()
-        self._exit_times: list[PassClock] = []
-        self._num_rows = 0
-        self._num_heard = 0
-        self._pass_started = 0.0
-
-    def _run_target(self, inflight: InFlight) -> Ticket[TargetOutput]:
-        self._table = self._new_table()
-        self._pass_started = self.request.ledger.now()
-        self._num_heard, self._num_rows = 0, 1 + len(inflight.window)
-        if not self.draft.is_working() or not self.request.window_limit() or self._is_crowded():
-            return super()._run_target(inflight)
-        expansion = Expansion(self.draft, self.planner, self._occasion(inflight), self._table)
-        return self.target.submit(
-            self.request,
-            inflight.head,
-            inflight.window,
-            on_start=partial(self.draft.release, expansion.begin),
-            on_exit=partial(self._pass_on, expansion) if self.planner.is_listening else None,
-        )
-
-    def _is_crowded(self) -> bool:
-        """Whether another conversation keeps the target so busy that the next window may as well be drafted afresh.
-
-        Its passes are at least as long as drafting takes, so nobody waits; and the draft is free for that window.
-        """
-        if not self.target.serves_others(self.request):
-            return False
-        return self.passes * self.draft.round_seconds <= self._pass_time.seconds(self._num_rows)
-
-    def _occasion(self, inflight: InFlight) -> Occasion:
-        """This pass, with the times that passes and their exits have taken lately."""
-        started, num_rows = self._pass_started, self._num_rows
-        ready_by = started + self._pass_time.seconds(num_rows)
-        heard_by = tuple(started + time.seconds(num_rows) for time in self._exit_times if self.planner.is_listening)
-        return Occasion(inflight.head, inflight.window, self.request.gamma, ready_by, heard_by)
-
-    def _accept(self, inflight: InFlight, output: TargetOutput) -> Acceptance:
-        acceptance = super()._accept(inflight, output)
-        self._table.close()
-        self._pass_time.observe(self._num_rows, self.request.ledger.now() - self._pass_started)
-        self.planner.observe(len(inflight.window), acceptance.num_accepted)
-        return acceptance
-
-    def _next_window(self, inflight: InFlight, acceptance: Acceptance) -> tuple[NDArray[np.int64], str]:
-        """The branch of the root that came true, if there is one; otherwise ask the draft and wait."""
-        order = self._order()
-        branch = self._table.get(acceptance.num_accepted, acceptance.next_token)
-        if not order.limit or branch is None or not self.draft.is_working():
-            return super()._next_window(inflight, acceptance)
-        window = cut_window(branch, order)
-        self.draft.hold(
-            partial(self.draft.drafter.adopt, inflight.head, acceptance.num_accepted, acceptance.next_token, window)
-        )
-        return window, branch.source
-
-    def close(self) -> None:
-        """Stop branches that nobody will read."""
-        self._table.close()
-        self.draft.release()
-
-    def _pass_on(self, expansion: Expansion, guesses: ExitGuesses) -> None:
-        """Runs on the target's thread, between prefix and suffix: hand the exit's guesses to the draft's device."""
-        if self._num_heard == len(self._exit_times):
-            self._exit_times.append(PassClock())
-        self._exit_times[self._num_heard].observe(self._num_rows, self.request.ledger.now() - self._pass_started)
-        self._num_heard += 1
-        self.draft.post(partial(expansion.hear, guesses))

@@ -12,8 +12,9 @@ from mirrorsd.runtime.cost_book import CostBooks
 from mirrorsd.runtime.draft_link import DraftLink
 from mirrorsd.runtime.draft_session import DraftModel
 from mirrorsd.runtime.drafter import Drafter
-from mirrorsd.runtime.drivers import Driver, MirrorDriver, PlainDriver, SerialDriver
+from mirrorsd.runtime.drivers import Driver, PlainDriver, SerialDriver
 from mirrorsd.runtime.generation_config import SpeculationConfig
+from mirrorsd.runtime.mirror_driver import MirrorDriver
 from mirrorsd.runtime.planner import RootPlanner
 from mirrorsd.runtime.request import Request
 from mirrorsd.runtime.root_scores import RootScores

@@ -21,10 +21,11 @@ from mirrorsd.runtime.controller import AutoDriver
 from mirrorsd.runtime.cost_book import CostBook
 from mirrorsd.runtime.draft_link import DraftLink
 from mirrorsd.runtime.drafter import Drafter
-from mirrorsd.runtime.drivers import Driver, MirrorDriver, PlainDriver, SerialDriver
+from mirrorsd.runtime.drivers import Driver, PlainDriver, SerialDriver
 from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.generation_stats import GenerationStats, summarise
 from mirrorsd.runtime.ledger import Ledger, Span
+from mirrorsd.runtime.mirror_driver import MirrorDriver
 from mirrorsd.runtime.planner import RootPlanner
 from mirrorsd.runtime.recording import RecordedText, Recording
 from mirrorsd.runtime.replay import ReplayDraft, ReplayTarget

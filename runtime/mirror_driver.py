@@ -1,0 +1,111 @@
+"""Mirror decoding: while the target verifies one window, the draft prepares the next for each likely outcome."""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirrorsd.runtime.acceptance import Acceptance
+from mirrorsd.runtime.branches import BranchTable
+from mirrorsd.runtime.draft_link import DraftLink
+from mirrorsd.runtime.drafter import cut_window
+from mirrorsd.runtime.drivers import InFlight, SerialDriver
+from mirrorsd.runtime.expansion import Expansion, Occasion
+from mirrorsd.runtime.planner import RootPlanner
+from mirrorsd.runtime.request import Request
+from mirrorsd.runtime.round_clock import PassClock
+from mirrorsd.runtime.target_link import TargetLink
+from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
+from mirrorsd.runtime.workers import Ticket
+
+
+class MirrorDriver(SerialDriver):
+    """Mirror speculative decoding: while the target's suffix runs, the draft prepares for each likely correction.
+
+    The two devices meet once per step, at verification (Mirror-SD, arXiv 2510.13161, section 3).
+    """
+
+    name = "mirror"
+
+    def __init__(
+        self, request: Request, target: TargetLink, draft: DraftLink, passes: int, planner: RootPlanner
+    ) -> None:
+        super().__init__(request, target, draft, passes)
+        self.planner = planner
+        self._new_table: Callable[[], BranchTable] = BranchTable
+        self._table = BranchTable()
+        self._pass_time = PassClock()
+        self._exit_times: list[PassClock] = []
+        self._expansion: Expansion | None = None
+        self._num_rows = 0
+        self._num_heard = 0
+        self._pass_started = 0.0
+
+    def _run_target(self, inflight: InFlight) -> Ticket[TargetOutput]:
+        self._table = self._new_table()
+        self._num_heard, self._num_rows = 0, 1 + len(inflight.window)
+        is_preparing = self.draft.is_working() and self.request.window_limit() > 0 and not self._is_crowded()
+        return self.target.submit(
+            self.request,
+            inflight.head,
+            inflight.window,
+            on_start=partial(self._begin, inflight if is_preparing else None),
+            on_exit=self._pass_on if is_preparing and self.planner.is_listening else None,
+        )
+
+    def _begin(self, inflight: InFlight | None) -> None:
+        """Runs on the target's thread as its device starts: let the draft prepare for what comes after `inflight`."""
+        self._pass_started = self.request.ledger.now()
+        if inflight is not None:
+            self._expansion = Expansion(self.draft, self.planner, self._occasion(inflight), self._table)
+            self.draft.release(self._expansion.begin)
+
+    def _is_crowded(self) -> bool:
+        """Whether another conversation keeps the target so busy that the next window may as well be drafted afresh.
+
+        Its passes are at least as long as drafting takes, so nobody waits; and the draft is free for that window.
+        """
+        if not self.target.serves_others(self.request):
+            return False
+        return self.passes * self.draft.round_seconds <= self._pass_time.seconds(self._num_rows)
+
+    def _occasion(self, inflight: InFlight) -> Occasion:
+        """This pass, with the times that passes and their exits have taken lately."""
+        started, num_rows = self._pass_started, self._num_rows
+        ready_by = started + self._pass_time.seconds(num_rows)
+        heard_by = tuple(started + time.seconds(num_rows) for time in self._exit_times if self.planner.is_listening)
+        return Occasion(inflight.head, inflight.window, self.request.gamma, ready_by, heard_by)
+
+    def _accept(self, inflight: InFlight, output: TargetOutput) -> Acceptance:
+        acceptance = super()._accept(inflight, output)
+        self._table.close()
+        self._pass_time.observe(self._num_rows, self.request.ledger.now() - self._pass_started)
+        self.planner.observe(len(inflight.window), acceptance.num_accepted)
+        return acceptance
+
+    def _next_window(self, inflight: InFlight, acceptance: Acceptance) -> tuple[NDArray[np.int64], str]:
+        """The branch of the root that came true, if there is one; otherwise ask the draft and wait."""
+        order = self._order()
+        branch = self._table.get(acceptance.num_accepted, acceptance.next_token)
+        if not order.limit or branch is None or not self.draft.is_working():
+            return super()._next_window(inflight, acceptance)
+        window = cut_window(branch, order)
+        self.draft.hold(
+            partial(self.draft.drafter.adopt, inflight.head, acceptance.num_accepted, acceptance.next_token, window)
+        )
+        return window, branch.source
+
+    def close(self) -> None:
+        """Stop branches that nobody will read."""
+        self._table.close()
+        self.draft.release()
+
+    def _pass_on(self, guesses: ExitGuesses) -> None:
+        """Runs on the target's thread, between prefix and suffix: hand the exit's guesses to the draft's device."""
+        if self._num_heard == len(self._exit_times):
+            self._exit_times.append(PassClock())
+        self._exit_times[self._num_heard].observe(self._num_rows, self.request.ledger.now() - self._pass_started)
+        self._num_heard += 1
+        assert self._expansion is not None
+        self.draft.post(partial(self._expansion.hear, guesses))
