@@ -44,7 +44,9 @@ def test_tune_measures_chooses_and_is_used(own_bundle: Path, capsys: pytest.Capt
     texts = {kind: _num_finals(printed.err, kind) / len(report[f"{kind}_contests"]) for kind in ("greedy", "sampled")}
     assert texts == {"greedy": 4, "sampled": 8}, "sampled texts differ from seed to seed: two seeds each"
     contests = [row for row in report["greedy_contests"] if row["layout"] == report["layout"]]
-    best = next(row for row in contests if row["method"] != "plain")
+    fastest = next(row for row in contests if row["method"] != "plain")
+    chosen = [row for row in contests if row["speculation"] == report["speculation"]]
+    assert max(row["tokens_per_second"] for row in chosen) >= 0.97 * fastest["tokens_per_second"]
     assert contests == sorted(contests, key=lambda row: -row["tokens_per_second"])
     assert {(row["layout"], row["method"]) for row in report["sampled_contests"]} == {
         (layout, method) for layout in ("apart", "shared") for method in ("plain", "serial", "mirror")
@@ -54,7 +56,7 @@ def test_tune_measures_chooses_and_is_used(own_bundle: Path, capsys: pytest.Capt
     assert report["seconds"] > 0
     with MirrorPipeline.load(own_bundle, device_map="cpu") as pipe:
         assert pipe.layout == report["layout"]
-        assert pipe.speculation.gamma == best["speculation"]["gamma"]
+        assert pipe.speculation.gamma == report["speculation"]["gamma"]
         assert pipe.sampled_speculation.gamma == report["sampled_speculation"]["gamma"]
         assert "speculation: tuned on this machine" in pipe.placement
         assert [list(point) for point in pipe.engine.target_ms] == report["target_ms"]
