@@ -42,6 +42,7 @@ def draft(
     streams_from: shared.StreamsFrom = 0.0,
     tip_share: shared.TipShare = 0.2,
     argmax_weight: shared.ArgmaxWeight = 0.2,
+    prompt_weight: shared.PromptWeight = 1.0,
     document_share: shared.DocumentShare = 0.0,
     batch: shared.Batch = 6,
     length: shared.Length = 1024,
@@ -64,7 +65,7 @@ def draft(
     check_replaceable(output)
     if baseline and deadline is not None:
         raise ConfigError("--baseline gives both drafts the same time, and --deadline would cut the second one short")
-    weights = {"stream_weight": stream_weight, "argmax_weight": argmax_weight}
+    weights = {"stream_weight": stream_weight, "argmax_weight": argmax_weight, "prompt_weight": prompt_weight}
     rows = {"streams_from": streams_from, "tip_share": tip_share}
     loss = DistillConfig(**weights, **rows, sequences=batch, length=length, is_compiled=compile_loss)
     times: dict[str, Any] = {"save_every_s": save_every, "report_every": report_every, "counts_cpu": count_cpu}
@@ -163,7 +164,8 @@ def _train(model: Any, draft: Any, text: Any, places: tuple[Path, Path, Path], h
 def _open_text(folder: Path) -> Any:
     """Read what the target wrote, the greater part of its loops left out: they teach nothing new."""
     from mirrorsd.training.self_text import cut_before_loop
-    from mirrorsd.training.text_folder import join_texts, load_texts
+    from mirrorsd.training.text_folder import join_texts, load_texts, mark_own
     from mirrorsd.training.token_stream import TokenStream
 
-    return TokenStream(join_texts([cut_before_loop(text, keep=_LOOP_TOKENS) for text in load_texts(folder)]))
+    texts = [cut_before_loop(text, keep=_LOOP_TOKENS) for text in load_texts(folder)]
+    return TokenStream(join_texts(texts), mark_own(texts))

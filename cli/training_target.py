@@ -33,6 +33,9 @@ StreamsFrom = Annotated[
     float, typer.Option(min=0, max=1, help="Share of the training after which the streams join the main rows.")
 ]
 TipShare = Annotated[float, typer.Option(min=0, max=1, help="Share of the rows that carry streams in a step.")]
+PromptWeight = Annotated[
+    float, typer.Option(min=0, max=1, help="Weight of prompts and documents; what the target wrote has 1.")
+]
 DocumentShare = Annotated[float, typer.Option(min=0, max=1, help="Share of each batch that is --corpus as it is.")]
 Batch = Annotated[int, typer.Option(help="Texts per step of training.")]
 Length = Annotated[int, typer.Option(help="Tokens of each.")]
@@ -132,7 +135,8 @@ def open_documents(checkpoint: "Checkpoint", source: TextSource) -> "TokenStream
     if source.corpus is None:
         raise ConfigError("--document-share trains on documents too; give --corpus, where they are")
     documents, _ = _read_corpus(source.corpus, source.held_back)
-    return TokenStream(document_tokens(documents, load_tokenizer(checkpoint.folder), checkpoint.eos_ids[0]))
+    tokens = document_tokens(documents, load_tokenizer(checkpoint.folder), checkpoint.eos_ids[0])
+    return TokenStream(tokens, own=False)
 
 
 def _read_corpus(corpus: Path, held_back: Path | None) -> "tuple[list[Document], list[Document]]":

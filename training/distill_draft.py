@@ -5,6 +5,7 @@ Does not own: the text (`self_text.py`), the loop (`timed_run.py`), measuring ac
 
 Loss: `KL(target || draft)` at the main rows, plus `stream_weight * KL(target at row r + j || stream j of row r)` for
 every stream, plus a share of plain cross-entropy with the target's argmax (that is what greedy decoding asks for).
+Tokens that the target did not write (prompts, documents) may count less: there is nothing to draft in a prompt.
 Streams sit on a random part of the rows, fresh in each step, so that they cost about as much as the main rows.
 """
 
@@ -27,7 +28,7 @@ from .streaming_draft import StreamingDraft
 from .timed_run import RunConfig, RunProgress, TimedRun, print_progress
 from .token_stream import MixedStream, TokenStream
 
-__all__ = ["DistillConfig", "DistillLosses", "distill_draft", "distill_losses", "embed_like_target"]
+__all__ = ["DistillConfig", "DistillLosses", "MarkedText", "distill_draft", "distill_losses", "embed_like_target"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,7 @@ class DistillConfig:
         stream_weight: Weight of each stream's loss (the main row has 1).
         streams_from: Share of the training after which the streams join; before it only main rows are trained.
         argmax_weight: Share of cross-entropy with the target's argmax; the rest is KL.
+        prompt_weight: Weight of tokens that the target did not write itself, which have 1.
         sequences: Sequences per step.
         length: Tokens per sequence.
         tip_share: Share of the rows that carry streams in a step.
@@ -49,6 +51,7 @@ class DistillConfig:
     stream_weight: float = 0.2
     streams_from: float = 0.0
     argmax_weight: float = 0.2
+    prompt_weight: float = 1.0
     sequences: int = 6
     length: int = 1024
     tip_share: float = 0.2
@@ -57,7 +60,7 @@ class DistillConfig:
     other_rate: float = 2.5e-3
 
     def __post_init__(self) -> None:
-        for name in ("stream_weight", "streams_from", "argmax_weight", "tip_share"):
+        for name in ("stream_weight", "streams_from", "argmax_weight", "prompt_weight", "tip_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; allowed is 0..1")
 
@@ -71,30 +74,53 @@ class DistillLosses(NamedTuple):
     agreement: Tensor
 
 
+class MarkedText(NamedTuple):
+    """Rows to compare: `ids [B,S]`, and `own [B,S]`: the target wrote the token that the row predicts (bool)."""
+
+    ids: Tensor
+    own: Tensor
+
+    @classmethod
+    def of(cls, taken: tuple[Tensor, Tensor]) -> MarkedText:
+        """Cut what a stream gave, `[B,S+1]` each: a row predicts the token after its own."""
+        ids, own = taken
+        return cls(ids[:, :-1], own[:, 1:])
+
+    def weights(self, of_prompt: float) -> Tensor:
+        """How much each row counts, `[B,S]`."""
+        return torch.where(self.own, 1.0, of_prompt)
+
+
 def distill_losses(
-    target: PreTrainedModel, draft: StreamingDraft, ids: Tensor, tip_rows: Tensor, config: DistillConfig
+    target: PreTrainedModel, draft: StreamingDraft, text: MarkedText, tip_rows: Tensor, config: DistillConfig
 ) -> DistillLosses:
-    """Compare draft and target on `ids [B,S]` with streams at `tip_rows [T]` (all below `S - s`; none: main rows only).
+    """Compare draft and target on a text with streams at `tip_rows [T]` (all below `S - s`; none: main rows only).
 
     Ids that only one of them has (padding at the end of a vocabulary) are left out.
     """
+    ids, weights = text.ids, text.weights(config.prompt_weight)
     shared = min(target.config.vocab_size, draft.base.config.vocab_size)
     with torch.no_grad():
         logits_by_target = target(ids, use_cache=False).logits[..., :shared].float()
     hidden = draft(ids, tip_rows)
     logits_by_draft = draft.logits(hidden.main)[..., :shared].float()
     main_kl, main_hard = divergence(logits_by_target, logits_by_draft)
-    soft, hard = main_kl.mean(), main_hard.mean()
+    soft, hard = _mean(main_kl, weights), _mean(main_hard, weights)
     stream_kl = torch.full((draft.num_streams,), torch.nan)
     if len(tip_rows):
         ahead = tip_rows[:, None] + torch.arange(1, draft.num_streams + 1)
         stream_logits = draft.logits(hidden.streams)[..., :shared].float()
-        stream_kl, stream_hard = (part.mean((0, 1)) for part in divergence(logits_by_target[:, ahead], stream_logits))
-        soft = soft + config.stream_weight * stream_kl.sum()
-        hard = hard + config.stream_weight * stream_hard.sum()
+        every_kl, every_hard = divergence(logits_by_target[:, ahead], stream_logits)
+        soft = soft + config.stream_weight * _mean(every_kl, weights[:, ahead]) * draft.num_streams
+        hard = hard + config.stream_weight * _mean(every_hard, weights[:, ahead]) * draft.num_streams
+        stream_kl = every_kl.mean((0, 1))
     total = (1 - config.argmax_weight) * soft + config.argmax_weight * hard
     agreement = (logits_by_draft.argmax(-1) == logits_by_target.argmax(-1)).float().mean()
     return DistillLosses(total, main_kl.mean().detach(), stream_kl.detach(), agreement)
+
+
+def _mean(losses: Tensor, weights: Tensor) -> Tensor:
+    return (losses * weights).sum() / weights.sum().clamp(min=1)
 
 
 @torch.no_grad()
@@ -142,11 +168,11 @@ def distill_draft(
 
     def step(share: float) -> tuple[int, dict[str, float]]:
         set_rate(optimizers.values(), share)
-        ids = text.take(config.sequences, config.length)[:, :-1]
+        taken = MarkedText.of(text.take_marked(config.sequences, config.length))
         with torch.autocast("cpu", torch.bfloat16):
-            losses = losses_of(target, draft, ids, tips(), config)
+            losses = losses_of(target, draft, taken, tips(), config)
         descend(losses.total, draft.parameters(), optimizers.values())
-        return ids.numel(), describe(losses)
+        return taken.ids.numel(), describe(losses)
 
     timed.run(step, _make_check(target, draft, held_back, config, losses_of))
     return timed
@@ -178,10 +204,10 @@ def _make_check(
         held_back.place = 0
         found: list[dict[str, float]] = []
         for batch in range(min(4, len(held_back) // (config.sequences * config.length))):
-            ids = held_back.take(config.sequences, config.length)[:, :-1]
+            taken = MarkedText.of(held_back.take_marked(config.sequences, config.length))
             with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
                 tip_rows = draw_tip_rows(config, draft.num_streams, batch)
-                found.append(describe(losses_of(target, draft, ids, tip_rows, config)))
+                found.append(describe(losses_of(target, draft, taken, tip_rows, config)))
         if found:
             means = {name: sum(row[name] for row in found) / len(found) for name in found[0]}
             shown = " ".join(f"{name} {mean:.3f}" for name, mean in means.items())

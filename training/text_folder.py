@@ -22,7 +22,7 @@ from mirrorsd.graphs.errors import ConfigError
 
 from .self_text import SelfText, SelfTextConfig, generate_batch
 
-__all__ = ["join_texts", "load_texts", "pack_tokens", "write_self_text"]
+__all__ = ["join_texts", "load_texts", "mark_own", "pack_tokens", "write_self_text"]
 
 PLAN_FILE = "plan.json"
 _MOST_SHORT_IDS = 1 << 16
@@ -125,5 +125,14 @@ def load_texts(folder: Path) -> list[SelfText]:
 
 def join_texts(texts: Sequence[SelfText], seed: int = 0) -> NDArray[np.uint16 | np.uint32]:
     """Return the texts as one stream of tokens, in random order."""
-    order = np.random.default_rng(seed).permutation(len(texts))
-    return pack_tokens([texts[number].tokens for number in order])
+    return pack_tokens([texts[number].tokens for number in _shuffled(texts, seed)])
+
+
+def mark_own(texts: Sequence[SelfText], seed: int = 0) -> NDArray[np.bool_]:
+    """Say of every token of `join_texts(texts, seed)` whether the target wrote it; its prompt it did not."""
+    shuffled = [texts[number] for number in _shuffled(texts, seed)]
+    return np.concatenate([np.arange(len(text.tokens)) >= text.prompt_length for text in shuffled])
+
+
+def _shuffled(texts: Sequence[SelfText], seed: int) -> NDArray[np.intp]:
+    return np.random.default_rng(seed).permutation(len(texts))

@@ -1,6 +1,6 @@
 """Long rows of tokens, read in rectangles from front to back, again and again.
 
-Owns: the place in a row, so that a resumed training goes on at the next token.
+Owns: the place in a row, so that a resumed training goes on at the next token; which tokens the target wrote itself.
 Does not own: what the tokens mean.
 """
 
@@ -25,9 +25,15 @@ class TokenStream:
     ([[0, 1, 2, 3], [3, 4, 5, 6]], 6)
     """
 
-    def __init__(self, tokens: NDArray[np.uint16 | np.uint32]) -> None:
-        """Start at the front of `tokens`."""
-        self._tokens = tokens
+    def __init__(self, tokens: NDArray[np.uint16 | np.uint32], own: NDArray[np.bool_] | bool = True) -> None:
+        """Start at the front of `tokens`; `own` says which of them the target wrote: one answer for all, or one each.
+
+        Raises:
+            ConfigError: There are not as many marks as tokens.
+        """
+        if not isinstance(own, bool) and own.shape != tokens.shape:
+            raise ConfigError(f"{own.size} marks for {tokens.size} tokens; every token needs one")
+        self._tokens, self._own = tokens, own
         self.place = 0
 
     @classmethod
@@ -44,15 +50,23 @@ class TokenStream:
         Raises:
             ConfigError: The stream is shorter than one such rectangle.
         """
+        return self.take_marked(sequences, length)[0]
+
+    def take_marked(self, sequences: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the next `[sequences, length + 1]` token ids (int64), and which of them the target wrote (bool).
+
+        Raises:
+            ConfigError: The stream is shorter than one such rectangle.
+        """
         needed = sequences * length + 1
         if needed > len(self._tokens):
             raise ConfigError(f"a batch of {sequences} x {length} needs {needed} tokens; there are {len(self._tokens)}")
         if self.place + needed > len(self._tokens):
             self.place = 0
-        starts = self.place + length * np.arange(sequences)
+        places = self.place + length * np.arange(sequences)[:, None] + np.arange(length + 1)
         self.place += sequences * length
-        rows = np.stack([self._tokens[start : start + length + 1] for start in starts])
-        return torch.from_numpy(rows.astype(np.int64))
+        own = np.full(places.shape, self._own) if isinstance(self._own, bool) else self._own[places]
+        return torch.from_numpy(self._tokens[places].astype(np.int64)), torch.from_numpy(own)
 
     def state_dict(self) -> dict[str, int]:
         """Return the place."""
@@ -82,9 +96,14 @@ class MixedStream:
         Raises:
             ConfigError: A stream is shorter than its part of the batch.
         """
+        return self.take_marked(sequences, length)[0]
+
+    def take_marked(self, sequences: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the next ids as `take` does, and which of them the target wrote (bool, same shape)."""
         of_second = round(self._share * sequences)
         counts = {"first": sequences - of_second, "second": of_second}
-        return torch.cat([self._streams[name].take(count, length) for name, count in counts.items() if count])
+        parts = [self._streams[name].take_marked(count, length) for name, count in counts.items() if count]
+        return torch.cat([ids for ids, _ in parts]), torch.cat([own for _, own in parts])
 
     def state_dict(self) -> dict[str, dict[str, int]]:
         """Return the place in both."""

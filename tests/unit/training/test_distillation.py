@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.distill_draft import (
     DistillConfig,
+    MarkedText,
     distill_draft,
     distill_losses,
     draw_tip_rows,
@@ -64,11 +65,11 @@ def test_distillation_brings_draft_and_streams_nearer(
     target: LlamaForCausalLM, text: TokenStream, tmp_path: Path
 ) -> None:
     draft = StreamingDraft(tiny_model(2, 16, seed=2), num_streams=2, num_stream_layers=1)
-    ids = text.take(4, 24)[:, :-1]
+    taken = MarkedText.of(text.take_marked(4, 24))
     tips = draw_tip_rows(CONFIG, 2, seed=5)
-    before = distill_losses(target, draft, ids, tips, CONFIG)
+    before = distill_losses(target, draft, taken, tips, CONFIG)
     distill_draft(target, draft, (text, text), short_run(tmp_path), CONFIG)
-    after = distill_losses(target, draft, ids, tips, CONFIG)
+    after = distill_losses(target, draft, taken, tips, CONFIG)
     assert after.main < before.main
     assert (after.streams < before.streams).all()
     plot_losses(tmp_path / LOSSES_FILE, tmp_path / "losses.png")
@@ -78,12 +79,12 @@ def test_distillation_brings_draft_and_streams_nearer(
 def test_streams_learn_from_the_row_that_far_ahead(target: LlamaForCausalLM, text: TokenStream) -> None:
     # A draft that is the target has no loss at its main rows; stream j is compared with the target at row r + j.
     draft = StreamingDraft(target, num_streams=2, num_stream_layers=1)
-    ids, tips = text.take(1, 12)[:, :-1], torch.tensor([3])
-    losses = distill_losses(target, draft, ids, tips, CONFIG)
+    taken, tips = MarkedText.of(text.take_marked(1, 12)), torch.tensor([3])
+    losses = distill_losses(target, draft, taken, tips, CONFIG)
     assert losses.main.item() == pytest.approx(0, abs=1e-5)
     assert losses.agreement.item() == 1.0
-    by_target = target(ids).logits.log_softmax(-1)
-    by_streams = draft.logits(draft(ids, tips).streams).log_softmax(-1)
+    by_target = target(taken.ids).logits.log_softmax(-1)
+    by_streams = draft.logits(draft(taken.ids, tips).streams).log_softmax(-1)
     expected = (by_target[0, 5].exp() * (by_target[0, 5] - by_streams[0, 0, 1])).sum()
     assert losses.streams[1].item() == pytest.approx(expected.item(), rel=1e-4)
 
@@ -105,11 +106,25 @@ def test_streams_join_late_and_learn_from_then_on(target: LlamaForCausalLM, text
 
 def test_padding_of_a_vocabulary_is_left_out(target: LlamaForCausalLM, text: TokenStream) -> None:
     draft = StreamingDraft(tiny_model(2, 16, seed=2), num_streams=1, num_stream_layers=1)
-    ids, tips = text.take(1, 12)[:, :-1], torch.tensor([3])
-    expected = distill_losses(target, draft, ids, tips, CONFIG)
+    taken, tips = MarkedText.of(text.take_marked(1, 12)), torch.tensor([3])
+    expected = distill_losses(target, draft, taken, tips, CONFIG)
     target.resize_token_embeddings(44, mean_resizing=False)
-    padded = distill_losses(target, draft, ids, tips, CONFIG)
+    padded = distill_losses(target, draft, taken, tips, CONFIG)
     torch.testing.assert_close(padded.total, expected.total)
+
+
+def test_prompts_count_as_much_as_they_should(target: LlamaForCausalLM, text: TokenStream) -> None:
+    # Rows whose next token the target did not write; two rows' streams, of which one looks at written tokens only.
+    draft = StreamingDraft(tiny_model(2, 16, seed=2), num_streams=1, num_stream_layers=1)
+    ids, tips = text.take(1, 12)[:, :-1], torch.tensor([2, 7])
+    own = torch.arange(12)[None] >= 6
+    written = [distill_losses(target, draft, MarkedText(ids, mark), tips, CONFIG) for mark in (own, ~own)]
+    config = replace(CONFIG, prompt_weight=0.0)
+    alone = [distill_losses(target, draft, MarkedText(ids, mark), tips, config) for mark in (own, ~own)]
+    assert written[0].total.item() == pytest.approx(written[1].total.item()), "with a weight of 1 it does not matter"
+    assert (alone[0].total + alone[1].total).item() == pytest.approx(2 * written[0].total.item(), rel=1e-4)
+    assert alone[0].total.item() != pytest.approx(alone[1].total.item(), rel=1e-3)
+    assert alone[0].main.item() == pytest.approx(written[0].main.item()), "what is shown counts every row"
 
 
 def test_tip_rows_leave_room_for_the_streams() -> None:

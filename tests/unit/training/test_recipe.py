@@ -17,12 +17,12 @@ RECIPE = Path(__file__).parents[3] / "samples" / "storyteller" / "recipe"
 def recipe_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(RECIPE))
     yield
-    for name in ("read_corpus", "corpus_mix", "story_tokenizer", "sums", "build_corpus"):
+    for name in ("read_corpus", "corpus_mix", "story_tokenizer", "sums", "build_corpus", "task_prompts"):
         sys.modules.pop(name, None)
 
 
-def write_set(folder: Path, content: bytes) -> Path:
-    with lzma.open(folder / "tales.jsonl.xz", "wb") as file:
+def write_set(folder: Path, content: bytes, name: str = "tales") -> Path:
+    with lzma.open(folder / f"{name}.jsonl.xz", "wb") as file:
         file.write(content)
     return folder
 
@@ -105,6 +105,37 @@ def test_documents_are_in_the_form_that_training_reads(tmp_path: Path) -> None:
     tale, talk = read_documents(tmp_path / "documents.jsonl")
     assert tale.text == "Once.\n\nTwice."
     assert [(turn["role"], turn["content"]) for turn in talk.messages] == chat
+
+
+def test_task_prompts_end_with_the_user_and_leave_out_what_is_held_back(tmp_path: Path) -> None:
+    from read_corpus import is_held_back
+    from task_prompts import main
+
+    story = 'There was an old man who had three sons, all of them lazy. "Go," said he. So they went, and Hans cried.'
+    records = {
+        "fairy_tales": [{"title": f"tale {n}", "text": f"{story} " * 3 + f"This was tale {n}."} for n in range(200)],
+        "children_books": [{"title": "Kim", "text": "Left out."}, {"title": "Hans", "text": f"{story} " * 9}],
+        "fairy_tale_qa": [{"story": "tale 1", "context": story, "question": "Who?", "answer": "hans"}] * 4,
+        "math": [{"question": f"{n} + 1 = ?", "answer": f"#### {n + 1}"} for n in range(9)],
+        "dialogues": [
+            {"id": "a", "turns": [["user", "Tea"], ["assistant", "Yes."], ["assistant", "Sugar?"], ["user", "No"]]},
+            {"id": "b", "turns": [["user", "Cake"], ["assistant", "Here."]]},
+        ],
+        "short_qa": [{"question": "where is it?", "answers": ["Rome"]}],
+        "instructions": [{"instruction": "Name one.", "input": "", "output": "One."}],
+    }
+    for name, rows in records.items():
+        write_set(tmp_path, "".join(json.dumps(row) + "\n" for row in rows).encode(), name)
+    main(tmp_path, tmp_path / "prompts.jsonl", count=120)
+    prompts = [json.loads(line)["messages"] for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
+    assert len({json.dumps(prompt) for prompt in prompts}) == len(prompts) == 120
+    assert all(prompt[-1]["role"] == "user" for prompt in prompts)
+    held = [f"tale {number}." for number in range(200) if is_held_back(f"tale-{number}")]
+    said = [turn["content"] for prompt in prompts for turn in prompt]
+    assert held and not any(tale in text for tale in held for text in said)
+    assert not any("Left out" in text for text in said)
+    for sign in ("about an old man who had three sons.", "Summarize this", "Tea", "= ?", "Name one."):
+        assert any(sign in text for text in said), sign
 
 
 def test_sums_are_right() -> None:

@@ -10,8 +10,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.corpus import Document
 from mirrorsd.training.self_prompts import PromptRules, cut_prompts
-from mirrorsd.training.self_text import SelfTextConfig, generate_batch
-from mirrorsd.training.text_folder import join_texts, load_texts, write_self_text
+from mirrorsd.training.self_text import SelfText, SelfTextConfig, generate_batch
+from mirrorsd.training.text_folder import join_texts, load_texts, mark_own, write_self_text
+from mirrorsd.training.token_stream import MixedStream, TokenStream
 
 END = 2
 
@@ -116,7 +117,18 @@ def test_text_of_other_prompts_is_not_mixed_in(target: LlamaForCausalLM, tmp_pat
 
 
 def test_ids_beyond_two_bytes_survive(tmp_path: Path) -> None:
-    from mirrorsd.training.self_text import SelfText
-
     assert join_texts([SelfText([1, 70_000], 1)]).tolist() == [1, 70_000]
     assert join_texts([SelfText([1, 7], 1)]).dtype == np.uint16
+
+
+def test_the_targets_own_tokens_are_known_in_the_joined_text() -> None:
+    texts = [SelfText([1, 2, 30, 31], 2), SelfText([3, 32], 1), SelfText([4, 5, 6], 3)]
+    tokens, own = join_texts(texts, seed=3), mark_own(texts, seed=3)
+    assert sorted(tokens[own].tolist()) == [30, 31, 32]
+    ids, marks = TokenStream(tokens, own).take_marked(2, 4)
+    assert (ids[marks] >= 30).all()
+    assert (ids[~marks] < 30).all()
+    both = MixedStream(TokenStream(tokens, own), TokenStream(tokens, own=False), share=0.5)
+    assert both.take_marked(2, 4)[1].sum(-1).tolist() == [int(marks[0].sum()), 0]
+    with pytest.raises(ConfigError, match="2 marks for 9 tokens"):
+        TokenStream(tokens, own[:2])
