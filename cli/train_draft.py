@@ -36,6 +36,9 @@ def draft(
     from_model: FromModel = None,
     streams: Annotated[int, typer.Option(help="Streams; 0 makes an ordinary draft.", rich_help_panel=SHAPE)] = 3,
     stream_layers: Annotated[int, typer.Option(help="Top layers that streams pass.", rich_help_panel=SHAPE)] = 2,
+    stream_rank: Annotated[
+        int, typer.Option(min=0, help="Hidden units of the streams' own adapters; 0: none.", rich_help_panel=SHAPE)
+    ] = 0,
     hidden: Annotated[int, typer.Option(help="Hidden size, from scratch.", rich_help_panel=SHAPE)] = 256,
     layers: Annotated[int, typer.Option(help="Layers, from scratch.", rich_help_panel=SHAPE)] = 3,
     stream_weight: Annotated[float, typer.Option(help="Weight of each stream's loss.", rich_help_panel=LOSS)] = 0.2,
@@ -70,7 +73,9 @@ def draft(
     loss = DistillConfig(**weights, **rows, sequences=batch, length=length, is_compiled=compile_loss)
     times: dict[str, Any] = {"save_every_s": save_every, "report_every": report_every, "counts_cpu": count_cpu}
     config = RunConfig(out=work, schedule=_schedule(seconds), deadline=deadline, **times)
-    plan = DraftPlan(hidden=hidden, layers=layers, stream_layers=stream_layers, source=from_model)
+    plan = DraftPlan(
+        hidden=hidden, layers=layers, stream_layers=stream_layers, stream_rank=stream_rank, source=from_model
+    )
     checkpoint = shared.open_target(target, trained=plan.check(target, streams), tokens=batch * length, threads=threads)
     plain = output.with_name(f"{output.name}-s0") if baseline else None
     runs = [("draft", streams, output), *([("baseline", 0, plain)] if plain else [])]
@@ -94,6 +99,7 @@ class DraftPlan:
     hidden: int
     layers: int
     stream_layers: int
+    stream_rank: int
     source: Path | None
 
     def check(self, target: Path, num_streams: int) -> int:
@@ -122,7 +128,7 @@ class DraftPlan:
         """Return the untrained draft with that many streams."""
         from mirrorsd.training.draft_shape import draft_from_model, draft_from_scratch
 
-        streams = {"num_streams": num_streams, "num_stream_layers": self.stream_layers}
+        streams = {"num_streams": num_streams, "num_stream_layers": self.stream_layers, "stream_rank": self.stream_rank}
         if self.source is not None:
             return draft_from_model(self.source, **streams)
         return draft_from_scratch(target, hidden=self.hidden, layers=self.layers, **streams)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from mirrorsd.families.decoder_parts import DecoderParts
+from mirrorsd.families.stream_adapter import adapt_streams
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import MASKED, DraftShape, StageContract
 
@@ -23,7 +24,8 @@ class DraftStage(nn.Module):
     """One pass over `N` rows that predicts at `R` tip rows, `1 + s` tokens each.
 
     Main rows run through all layers as the checkpoint does. Stream `j` of a tip enters at layer
-    `num_layers - num_stream_layers` as the tip's hidden state plus `P_j`, at the tip's position plus `j`.
+    `num_layers - num_stream_layers` as the tip's hidden state plus `P_j`, at the tip's position plus `j`; before
+    each of its layers and behind the last it passes its adapters, if there are any.
     """
 
     def __init__(
@@ -56,6 +58,8 @@ class DraftStage(nn.Module):
         if streams is not None:
             self.first_stream_layer -= streams.num_stream_layers
             self.streams = nn.Parameter(streams.embeddings.to(dtype), requires_grad=False)
+            halves = [half.to(dtype) for adapter in streams.adapters for half in adapter]
+            self.adapters = nn.ParameterList(nn.Parameter(half, requires_grad=False) for half in halves)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Run the pass; inputs and outputs are those of `draft_contract`, in its order."""
@@ -74,7 +78,9 @@ class DraftStage(nn.Module):
                 hidden, positions = self.add_streams(hidden, positions, tip_rows)
                 angles = self.rotary(positions)
                 caches.bias = self._for_groups(stream_bias(mask, tip_rows, self.shape.num_streams))
+            hidden = self.adapt(hidden, ids.shape[1], number - self.first_stream_layer)
             hidden = layer(hidden, position_embeddings=angles[number], position_ids=positions, caches=caches)
+        hidden = self.adapt(hidden, ids.shape[1], self.shape.num_layers - self.first_stream_layer)
         noise = None
         if self.shape.num_noise_rows:
             noise = by_name[names.DRAFT_NOISE].index_select(0, by_name[names.DRAFT_NOISE_ROWS].flatten())
@@ -95,6 +101,13 @@ class DraftStage(nn.Module):
         entering = entering.reshape(1, num_tips * num_streams, hidden_size)
         ahead = ahead.reshape(1, num_tips * num_streams)
         return torch.cat((hidden, entering), dim=1), torch.cat((positions, ahead), dim=1)
+
+    def adapt(self, hidden: Tensor, num_rows: int, place: int) -> Tensor:
+        """Let the streams, which stand behind `num_rows` main rows, pass their adapter of this place."""
+        if place < 0 or not self.shape.num_streams or not len(self.adapters):
+            return hidden
+        down, up = self.adapters[2 * place], self.adapters[2 * place + 1]
+        return torch.cat((hidden[:, :num_rows], adapt_streams(hidden[:, num_rows:], down, up)), dim=1)
 
     def predict(self, hidden: Tensor, tip_rows: Tensor, num_rows: int, noise: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the best `m` ids and log-probabilities `[R, 1+s, m]` of main and streams at every tip.

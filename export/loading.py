@@ -29,10 +29,17 @@ DTYPE_BY_PRECISION = {precision: _DTYPE_BY_COMPUTE[kind] for precision, kind in 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streams:
-    """A streaming draft's extra tensor `[s, Hd]` and how many top layers the streams pass."""
+    """What a streaming draft has beside an ordinary one's weights.
+
+    Attributes:
+        embeddings: `[s, Hd]`.
+        num_stream_layers: How many top layers the streams pass.
+        adapters: (down `[rank, Hd]`, up `[Hd, rank]`) before each of these layers and behind the last; or none.
+    """
 
     embeddings: Tensor
     num_stream_layers: int
+    adapters: tuple[tuple[Tensor, Tensor], ...] = ()
 
 
 def target_shape(model: Any, precision: str) -> TargetShape:
@@ -90,7 +97,7 @@ def load_streams(folder: Path, hidden_size: int, num_layers: int) -> Streams | N
     path = folder / names.STREAMS_FILE
     if not path.is_file():
         return None
-    metadata, tensors = _read_tensors(path, names.STREAMS_FORMAT)
+    metadata, tensors = _read_tensors(path, names.STREAMS_FORMAT, names.ADAPTED_STREAMS_FORMAT)
     embeddings = tensors.get(names.STREAM_EMBEDDINGS)
     num_stream_layers = int(metadata.get("num_stream_layers", 0))
     if embeddings is None or embeddings.ndim != 2 or embeddings.shape[1] != hidden_size:
@@ -99,7 +106,12 @@ def load_streams(folder: Path, hidden_size: int, num_layers: int) -> Streams | N
         )
     if not 1 <= num_stream_layers <= num_layers:
         raise ExportError(f"{path} says num_stream_layers = {num_stream_layers}; this draft allows 1..{num_layers}")
-    return Streams(embeddings=embeddings, num_stream_layers=num_stream_layers)
+    adapters: tuple[tuple[Tensor, Tensor], ...] = ()
+    if metadata["format"] == names.ADAPTED_STREAMS_FORMAT:
+        places = range(num_stream_layers + 1)
+        pairs = [(names.stream_adapter_down(place), names.stream_adapter_up(place)) for place in places]
+        adapters = tuple(_adapter(path, tensors, pair, hidden_size) for pair in pairs)
+    return Streams(embeddings=embeddings, num_stream_layers=num_stream_layers, adapters=adapters)
 
 
 def adapter_layers(folder: Path, num_layers: int) -> frozenset[int]:
@@ -125,24 +137,29 @@ def load_adapter(folder: Path, layer: int, hidden_size: int) -> tuple[Tensor, Te
     if not path.is_file():
         return None
     tensors = _read_tensors(path, names.EXIT_ADAPTERS_FORMAT)[1]
-    down, up = tensors.get(names.adapter_down(layer)), tensors.get(names.adapter_up(layer))
-    if down is None or up is None:
-        return None
+    pair = (names.adapter_down(layer), names.adapter_up(layer))
+    return None if tensors.keys().isdisjoint(pair) else _adapter(path, tensors, pair, hidden_size)
+
+
+def _adapter(path: Path, tensors: dict[str, Tensor], pair: tuple[str, str], hidden_size: int) -> tuple[Tensor, Tensor]:
+    """Take two matrices `[rank, hidden_size]` and `[hidden_size, rank]` out of a file's tensors."""
+    down, up = (tensors.get(name, torch.empty(0)) for name in pair)
     if down.ndim != 2 or down.shape[1] != hidden_size or up.shape != (hidden_size, down.shape[0]):
         raise ExportError(
-            f"{path}: the adapter after layer {layer} has shapes {tuple(down.shape)} and {tuple(up.shape)}; "
+            f"{path}: {pair[0]!r} and {pair[1]!r} have shapes {tuple(down.shape)} and {tuple(up.shape)}; "
             f"expected (rank, {hidden_size}) and ({hidden_size}, rank)"
         )
     return down, up
 
 
-def _read_tensors(path: Path, expected_format: str) -> tuple[dict[str, str], dict[str, Tensor]]:
+def _read_tensors(path: Path, *formats: str) -> tuple[dict[str, str], dict[str, Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118 - not a dict
     except SafetensorError as error:
         raise ExportError(f"{path} cannot be read: {error}") from error
-    if metadata.get("format") != expected_format:
-        raise ExportError(f"{path} has format {metadata.get('format')!r}; this mirrorsd reads {expected_format!r}")
+    if metadata.get("format") not in formats:
+        readable = " and ".join(map(repr, formats))
+        raise ExportError(f"{path} has format {metadata.get('format')!r}; this mirrorsd reads {readable}")
     return metadata, tensors

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mirrorsd.families.registry import parts_of
+from mirrorsd.families.stream_adapter import adapt_streams
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import MASKED, DraftShape
 from mirrorsd.graphs.manifest import VerifyResult
@@ -81,13 +82,23 @@ def dense_logprobs(
                 hidden = torch.cat((hidden, entering.reshape(1, -1, hidden.shape[-1])), dim=1)
                 ahead = place[:, None] + torch.arange(1, num_streams + 1)
                 place, mask = torch.cat((place, ahead.reshape(-1))), _additive(_with_streams(sees, num_streams))
+            hidden = _adapted(hidden, len(ids), streams, number - first_stream_layer)
             angles = parts.angles(hidden, place[None])[number]
             hidden = layer(hidden, attention_mask=mask, position_embeddings=angles, position_ids=place[None])
+        hidden = _adapted(hidden, len(ids), streams, len(parts.layers) - first_stream_layer)
         logits = parts.logit_scale(parts.lm_head(parts.norm(hidden)))[0, :, :vocab_size]
         logprobs = torch.log_softmax(logits, dim=-1)
     main, ahead = logprobs[: len(ids), None], logprobs[len(ids) :].reshape(len(ids), num_streams, vocab_size)
     joined: Array = torch.cat((main, ahead), dim=1).numpy()
     return joined
+
+
+def _adapted(hidden: Tensor, num_rows: int, streams: Streams | None, place: int) -> Tensor:
+    """Pass the rows behind the main rows through the streams' adapter of this place."""
+    if streams is None or not streams.adapters or place < 0:
+        return hidden
+    down, up = (half.to(hidden.dtype) for half in streams.adapters[place])
+    return torch.cat((hidden[:, :num_rows], adapt_streams(hidden[:, num_rows:], down, up)), dim=1)
 
 
 def _with_streams(sees: Array, num_streams: int) -> Array:

@@ -29,6 +29,7 @@ TOKENIZER_FOLDER = "tokenizer"
 
 STREAMS_FILE = "streams.safetensors"
 STREAMS_FORMAT = "mirrorsd-streams-1"
+ADAPTED_STREAMS_FORMAT = "mirrorsd-streams-2"
 STREAM_EMBEDDINGS = "stream_embeddings"
 EXIT_ADAPTERS_FILE = "exit_adapters.safetensors"
 EXIT_ADAPTERS_FORMAT = "mirrorsd-exit-1"
@@ -63,6 +64,16 @@ def new_key(layer: int) -> str:
 def new_value(layer: int) -> str:
     """Name of the value rows that one draft pass adds in `layer`."""
     return f"new_value.{layer}"
+
+
+def stream_adapter_down(place: int) -> str:
+    """Name of the first matrix of the streams' adapter before their layer `place`; behind the last one for all."""
+    return f"adapters.{place}.down.weight"
+
+
+def stream_adapter_up(place: int) -> str:
+    """Name of that adapter's second matrix."""
+    return f"adapters.{place}.up.weight"
 
 
 def adapter_down(layer: int) -> str:

@@ -80,11 +80,24 @@ def scale_up(source: Path, output: Path, width: int, depth: int) -> None:
         save_file(moved, output / adapters.name, metadata={"format": "mirrorsd-exit-1"})
     streams = source / "streams.safetensors"
     if streams.is_file():
-        with safe_open(streams, framework="pt") as file:
-            metadata, embeddings = file.metadata(), file.get_tensor("stream_embeddings").float()
-        metadata["num_stream_layers"] = str(int(metadata["num_stream_layers"]) * depth)
-        padded = torch.nn.functional.pad(embeddings, (0, hidden * (width - 1)))
-        save_file({"stream_embeddings": padded}, output / streams.name, metadata=metadata)
+        scale_up_streams(streams, output / streams.name, width, depth)
+
+
+def scale_up_streams(source: Path, output: Path, width: int, depth: int) -> None:
+    """Widen stream embeddings and adapters; the added layers get adapters that add nothing."""
+    with safe_open(source, framework="pt") as file:
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+    metadata["num_stream_layers"] = str(int(metadata["num_stream_layers"]) * depth)
+    embeddings = tensors.pop("stream_embeddings")
+    hidden = embeddings.shape[1]
+    wide = {"stream_embeddings": torch.nn.functional.pad(embeddings, (0, hidden * (width - 1)))}
+    last = max((int(name.split(".")[1]) for name in tensors), default=0)
+    for name, tensor in tensors.items():
+        prefix, place, rest = name.split(".", 2)
+        adapter = widen(name, tensor, hidden, width).contiguous()
+        for copy in range(depth if int(place) < last else 1):
+            wide[f"{prefix}.{int(place) * depth + copy}.{rest}"] = torch.zeros_like(adapter) if copy else adapter
+    save_file(wide, output, metadata=metadata)
 
 
 if __name__ == "__main__":

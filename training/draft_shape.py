@@ -36,7 +36,7 @@ def check_draft_sizes(hidden: int, layers: int) -> None:
 
 
 def draft_from_scratch(
-    target: PreTrainedModel, *, hidden: int, layers: int, num_streams: int, num_stream_layers: int
+    target: PreTrainedModel, *, hidden: int, layers: int, num_streams: int, num_stream_layers: int, stream_rank: int = 0
 ) -> StreamingDraft:
     """Return an untrained Llama-like draft for `target`; its embeddings start like the target's where they can.
 
@@ -62,13 +62,15 @@ def draft_from_scratch(
         bos_token_id=given.bos_token_id,
         eos_token_id=given.eos_token_id,
     )
-    draft = StreamingDraft(LlamaForCausalLM(config), num_streams=num_streams, num_stream_layers=num_stream_layers)
+    streams = {"num_streams": num_streams, "num_stream_layers": num_stream_layers, "stream_rank": stream_rank}
+    draft = StreamingDraft(LlamaForCausalLM(config), **streams)
     if hidden <= given.hidden_size:
         embed_like_target(draft, target)
     return draft
 
 
-def draft_from_model(folder: Path, *, num_streams: int, num_stream_layers: int) -> StreamingDraft:
+def draft_from_model(folder: Path, *, num_streams: int, num_stream_layers: int, stream_rank: int = 0) -> StreamingDraft:
     """Return an ordinary small causal LM with untrained streams put onto it."""
     torch.manual_seed(_SEED)
-    return StreamingDraft(load_whole(folder), num_streams=num_streams, num_stream_layers=num_stream_layers)
+    streams = {"num_streams": num_streams, "num_stream_layers": num_stream_layers, "stream_rank": stream_rank}
+    return StreamingDraft(load_whole(folder), **streams)

@@ -6,6 +6,7 @@ Does not own: the exported graph with masks and tip rows (`mirrorsd.export`).
 A stream `j` (1..s) of row `r` enters at layer `N_d - N_s` as `h_r + P_j` at rope position `position(r) + j`, passes
 through the top `N_s` layers with the same weights, and attends to rows `0..r` and to streams `1..j` of its own row.
 Main rows never see streams. The main row predicts the token at `position + 1`, stream `j` that at `position + 1 + j`.
+Before each of these layers and behind the last one, streams may pass an adapter that main rows do not.
 (Speculative Streaming, arXiv 2402.11131, section 3.1, with learned stream embeddings and an identity projection.)
 """
 
@@ -22,8 +23,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mirrorsd.families import DecoderParts, parts_of
+from mirrorsd.families.stream_adapter import adapt_streams
+from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError, ExportError
-from mirrorsd.graphs.names import STREAM_EMBEDDINGS, STREAMS_FILE, STREAMS_FORMAT
 
 from .attention import StreamRows, use_training_attention
 from .whole_model import load_whole
@@ -50,11 +52,30 @@ def check_stream_layers(num_streams: int, num_stream_layers: int, num_layers: in
         raise ConfigError(f"num_stream_layers is {num_stream_layers}; allowed are 1..{num_layers} (the draft's layers)")
 
 
+class StreamAdapter(nn.Module):
+    """A residual on the rows of streams; it starts as the identity."""
+
+    def __init__(self, hidden: int, rank: int) -> None:
+        """Make an adapter of `rank` hidden units."""
+        super().__init__()
+        self.down = nn.Linear(hidden, rank, bias=False)
+        self.up = nn.Linear(rank, hidden, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return adapted rows, same shape."""
+        return adapt_streams(rows, self.down.weight, self.up.weight)
+
+
 class StreamingDraft(nn.Module):
     """A causal decoder with `s` streams in its top `num_stream_layers` layers."""
 
-    def __init__(self, base: PreTrainedModel, *, num_streams: int, num_stream_layers: int) -> None:
+    def __init__(
+        self, base: PreTrainedModel, *, num_streams: int, num_stream_layers: int, stream_rank: int = 0
+    ) -> None:
         """Put streams onto `base` (an untrained embedding each); without streams it is an ordinary draft.
+
+        Adapters of `stream_rank` are the streams' own; 0: none.
 
         Raises:
             ConfigError: Fewer streams than none, or more stream layers than the base has layers.
@@ -68,6 +89,8 @@ class StreamingDraft(nn.Module):
         self._parts: DecoderParts = parts_of(base)
         self.num_stream_layers = num_stream_layers
         self.stream_embeddings = nn.Parameter(torch.randn(num_streams, hidden) * 0.02)
+        places = num_stream_layers + 1 if num_streams and stream_rank else 0
+        self.adapters = nn.ModuleList(StreamAdapter(hidden, stream_rank) for _ in range(places))
 
     @property
     def num_streams(self) -> int:
@@ -85,18 +108,26 @@ class StreamingDraft(nn.Module):
         positions = torch.arange(size, device=ids.device)[None]
         hidden, rows = parts.embed(ids, positions), None
         angles = parts.angles(hidden, positions)
+        first_stream_layer = len(parts.layers) - self.num_stream_layers
         for number, layer in enumerate(parts.layers):
-            if number == len(parts.layers) - self.num_stream_layers and self.num_streams and len(tip_rows):
+            if number == first_stream_layer and self.num_streams and len(tip_rows):
                 ahead = tip_rows[:, None] + torch.arange(1, self.num_streams + 1, device=ids.device)
                 positions = torch.cat((positions, ahead.reshape(1, -1)), dim=1)
                 streams = (hidden[:, tip_rows, None] + self.stream_embeddings).flatten(1, 2)
                 hidden = torch.cat((hidden, streams), dim=1)
                 angles = parts.angles(hidden, positions)
                 rows = StreamRows(size, tip_rows, self.num_streams)
+            hidden = self._adapt(hidden, size, number - first_stream_layer)
             hidden = layer(hidden, position_embeddings=angles[number], position_ids=positions, rows=rows)
-        hidden = parts.norm(hidden)
+        hidden = parts.norm(self._adapt(hidden, size, self.num_stream_layers))
         shape = (batch, len(tip_rows), self.num_streams, hidden.shape[-1])
         return DraftHidden(hidden[:, :size], hidden[:, size:].reshape(shape))
+
+    def _adapt(self, hidden: Tensor, num_rows: int, place: int) -> Tensor:
+        """Adapt the rows of streams, which follow `num_rows` main rows once they are in."""
+        if hidden.shape[1] == num_rows or not len(self.adapters):
+            return hidden
+        return torch.cat((hidden[:, :num_rows], self.adapters[place](hidden[:, num_rows:])), dim=1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Apply the shared LM head to hidden states `[..., H]`."""
@@ -106,15 +137,17 @@ class StreamingDraft(nn.Module):
         """Write an ordinary Hugging Face folder, and the stream embeddings beside the weights."""
         base: Any = copy.deepcopy(self.base)
         base.to(dtype).save_pretrained(folder)
+        if not self.num_streams:
+            return
         metadata = {
-            "format": STREAMS_FORMAT,
+            "format": names.ADAPTED_STREAMS_FORMAT if len(self.adapters) else names.STREAMS_FORMAT,
             "num_streams": str(self.num_streams),
             "num_stream_layers": str(self.num_stream_layers),
         }
-        if not self.num_streams:
-            return
-        embeddings = self.stream_embeddings.detach().to(dtype).contiguous()
-        save_file({STREAM_EMBEDDINGS: embeddings}, folder / STREAMS_FILE, metadata=metadata)
+        tensors = {names.STREAM_EMBEDDINGS: self.stream_embeddings}
+        tensors |= {f"adapters.{name}": weight for name, weight in self.adapters.named_parameters()}
+        written = {name: tensor.detach().to(dtype).contiguous() for name, tensor in tensors.items()}
+        save_file(written, folder / names.STREAMS_FILE, metadata=metadata)
 
     @classmethod
     def load(cls, folder: Path) -> StreamingDraft:
@@ -123,15 +156,18 @@ class StreamingDraft(nn.Module):
         Raises:
             ExportError: The streams file is not of this format.
         """
-        path = folder / STREAMS_FILE
+        path = folder / names.STREAMS_FILE
         if not path.is_file():
             return cls(load_whole(folder), num_streams=0, num_stream_layers=0)
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            if metadata.get("format") != STREAMS_FORMAT:
-                raise ExportError(f"{path} has format {metadata.get('format')!r}; expected {STREAMS_FORMAT!r}")
-            embeddings = file.get_tensor(STREAM_EMBEDDINGS).float()
-        stream_layers = int(metadata["num_stream_layers"])
-        draft = cls(load_whole(folder), num_streams=len(embeddings), num_stream_layers=stream_layers)
+            if metadata.get("format") not in (names.STREAMS_FORMAT, names.ADAPTED_STREAMS_FORMAT):
+                expected = f"{names.STREAMS_FORMAT!r} or {names.ADAPTED_STREAMS_FORMAT!r}"
+                raise ExportError(f"{path} has format {metadata.get('format')!r}; expected {expected}")
+            tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118 - not a dict
+        embeddings, first = tensors.pop(names.STREAM_EMBEDDINGS), tensors.get(names.stream_adapter_down(0))
+        streams = {"num_streams": len(embeddings), "num_stream_layers": int(metadata["num_stream_layers"])}
+        draft = cls(load_whole(folder), **streams, stream_rank=0 if first is None else len(first))
         draft.stream_embeddings.data.copy_(embeddings)
+        draft.adapters.load_state_dict({name.removeprefix("adapters."): tensor for name, tensor in tensors.items()})
         return draft

@@ -58,7 +58,7 @@ def tokenizer_json() -> str:
 
 @pytest.fixture(scope="session")
 def make_checkpoint(tokenizer_json: str) -> MakeCheckpoint:
-    """Save a random model of `family` with a tokenizer; `num_streams` and `adapter_layers` add the files beside it."""
+    """Save a random model of `family` with a tokenizer; streams and `adapter_layers` add the files beside it."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -68,6 +68,7 @@ def make_checkpoint(tokenizer_json: str) -> MakeCheckpoint:
         *,
         seed: int,
         num_streams: int = 0,
+        stream_rank: int = 0,
         adapter_layers: tuple[int, ...] = (),
         **sizes: Any,
     ) -> Path:
@@ -84,9 +85,13 @@ def make_checkpoint(tokenizer_json: str) -> MakeCheckpoint:
         (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
         width = config.hidden_size
         if num_streams:
-            metadata = {"format": "mirrorsd-streams-1", "num_streams": str(num_streams), "num_stream_layers": "2"}
-            embeddings = torch.randn(num_streams, width) * 0.3
-            save_file({"stream_embeddings": embeddings}, folder / "streams.safetensors", metadata)
+            kind = f"mirrorsd-streams-{2 if stream_rank else 1}"
+            metadata = {"format": kind, "num_streams": str(num_streams), "num_stream_layers": "2"}
+            tensors = {"stream_embeddings": torch.randn(num_streams, width) * 0.3}
+            for place in range(3 if stream_rank else 0):
+                tensors[f"adapters.{place}.down.weight"] = torch.randn(stream_rank, width) * 0.3
+                tensors[f"adapters.{place}.up.weight"] = torch.randn(width, stream_rank) * 0.3
+            save_file(tensors, folder / "streams.safetensors", metadata)
         if adapter_layers:
             tensors = {
                 f"layers.{layer}.{part}.weight": torch.randn((8, width) if part == "down" else (width, 8)) * 0.1
@@ -121,7 +126,7 @@ class ExportedPair:
 
 @pytest.fixture(scope="session")
 def llama_pair(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> ExportedPair:
-    """Tied Llama of 4 layers with scaled rope and an adapter; a draft with 3 streams in the top two of 3 layers."""
+    """Tied Llama of 4 layers with scaled rope and an adapter; 3 adapted streams in the top 2 of the draft's 3."""
     folder = tmp_path_factory.mktemp("llama")
     make_checkpoint(
         folder / "target",
@@ -132,7 +137,8 @@ def llama_pair(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPat
         tie_word_embeddings=True,
         rope_parameters=SCALED_ROPE,
     )
-    make_checkpoint(folder / "draft", "llama", seed=2, num_hidden_layers=3, num_streams=3, tie_word_embeddings=True)
+    streams = {"num_streams": 3, "stream_rank": 8}
+    make_checkpoint(folder / "draft", "llama", seed=2, num_hidden_layers=3, tie_word_embeddings=True, **streams)
     (folder / "target" / "README.md").write_text("---\nlicense: mit\n---\n")
     generation = {"eos_token_id": [0, 5], "temperature": 0.7, "top_k": 20}
     for role in ("target", "draft"):

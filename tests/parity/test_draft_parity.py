@@ -156,10 +156,10 @@ def test_every_default_capacity_reshapes(llama_pair: Any) -> None:
 
 
 def test_projections_of_the_same_rows_are_one_product(llama_pair: Any) -> None:
-    """Query, key and value; output; gate and up; down: four products a layer, and the head."""
+    """Query, key and value; output; gate and up; down: four products a layer, two an adapter, and the head."""
     entry = llama_pair.manifest.draft
     products = [op for op in ov.Core().read_model(llama_pair.bundle / entry.file).get_ops() if is_weighted(op)]
-    assert len(products) == 4 * entry.shape.num_layers + 1
+    assert len(products) == 4 * entry.shape.num_layers + 2 * (entry.num_stream_layers + 1) + 1
 
 
 def is_weighted(op: ov.Node) -> bool:

@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from mirrorsd.training.streaming_draft import StreamingDraft
+
 SIZES = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -53,3 +55,20 @@ def test_logits_stay_the_same(tmp_path: Path, family: str, is_tied: bool, width:
     narrow = expected.hidden_states[2] @ adapters["layers.2.down.weight"].T
     torch.testing.assert_close(wide, narrow, atol=1e-3, rtol=1e-4)
     assert moved[f"layers.{2 * depth}.up.weight"].shape == (32 * width, 4)
+
+
+@pytest.mark.parametrize("stream_rank", [0, 4])
+@pytest.mark.parametrize(("width", "depth"), [(3, 1), (2, 3)])
+def test_streams_say_the_same(tmp_path: Path, stream_rank: int, width: int, depth: int) -> None:
+    torch.manual_seed(0)
+    streams = {"num_streams": 2, "num_stream_layers": 2, "stream_rank": stream_rank}
+    draft = StreamingDraft(LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True)), **streams)
+    for parameter in draft.parameters():
+        torch.nn.init.normal_(parameter, mean=1.0 if parameter.ndim == 1 else 0.0, std=0.2)
+    draft.save(tmp_path / "small", dtype=torch.float32)
+    load_sample().scale_up(tmp_path / "small", tmp_path / "large", width, depth)
+    large = StreamingDraft.load(tmp_path / "large")
+    ids, tips = torch.randint(0, 97, (1, 9)), torch.tensor([3, 8])
+    with torch.no_grad():
+        expected, found = draft.logits(draft(ids, tips).streams), large.logits(large(ids, tips).streams)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)

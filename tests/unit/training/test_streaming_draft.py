@@ -14,32 +14,52 @@ from mirrorsd.training.streaming_draft import StreamingDraft
 ROWS, STREAMS, STREAM_LAYERS = 7, 3, 2
 
 
-def tiny_draft(seed: int = 0) -> StreamingDraft:
+def tiny_draft(seed: int = 0, stream_rank: int = 0) -> StreamingDraft:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=50, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
         intermediate_size=48, tie_word_embeddings=True, max_position_embeddings=64, initializer_range=0.3,
     )  # fmt: skip
-    draft = StreamingDraft(LlamaForCausalLM(config), num_streams=STREAMS, num_stream_layers=STREAM_LAYERS)
+    streams = {"num_streams": STREAMS, "num_stream_layers": STREAM_LAYERS, "stream_rank": stream_rank}
+    draft = StreamingDraft(LlamaForCausalLM(config), **streams)
     draft.stream_embeddings.data.normal_()
+    for adapter in draft.adapters:
+        adapter.up.weight.data.normal_()
     return draft.eval()
 
 
 @torch.no_grad()
-def test_main_rows_are_the_base_model() -> None:
-    draft = tiny_draft()
+@pytest.mark.parametrize("stream_rank", [0, 8])
+def test_main_rows_are_the_base_model(stream_rank: int) -> None:
+    draft = tiny_draft(stream_rank=stream_rank)
     ids = torch.randint(0, 50, (2, ROWS))
     logits = draft.logits(draft(ids, torch.tensor([1, 3])).main)
     torch.testing.assert_close(logits, draft.base(ids).logits, atol=1e-5, rtol=1e-5)
 
 
-def test_files_come_back(tmp_path: Path) -> None:
-    draft = tiny_draft()
+@pytest.mark.parametrize("stream_rank", [0, 8])
+def test_files_come_back(tmp_path: Path, stream_rank: int) -> None:
+    draft = tiny_draft(stream_rank=stream_rank)
     draft.save(tmp_path, dtype=torch.float32)
     again = StreamingDraft.load(tmp_path)
     ids, tips = torch.randint(0, 50, (1, ROWS)), torch.tensor([4])
     torch.testing.assert_close(again(ids, tips).streams, draft(ids, tips).streams)
     assert (again.num_streams, again.num_stream_layers) == (STREAMS, STREAM_LAYERS)
+    assert len(again.adapters) == (STREAM_LAYERS + 1 if stream_rank else 0)
+
+
+@torch.no_grad()
+def test_untrained_adapters_change_nothing_and_trained_ones_the_streams() -> None:
+    plain, adapted = tiny_draft(), tiny_draft(stream_rank=8)
+    adapted.base.load_state_dict(plain.base.state_dict())
+    adapted.stream_embeddings.data.copy_(plain.stream_embeddings)
+    ids, tips = torch.randint(0, 50, (1, ROWS)), torch.tensor([4])
+    expected = plain(ids, tips).streams
+    for place in (*range(STREAM_LAYERS + 1), None):
+        for number, adapter in enumerate(adapted.adapters):
+            adapter.up.weight.data.fill_(0.1 if number == place else 0.0)
+        is_same = torch.allclose(adapted(ids, tips).streams, expected, atol=1e-5)
+        assert is_same == (place is None), place
 
 
 def test_saving_leaves_the_draft_as_it_was(tmp_path: Path) -> None:
@@ -61,7 +81,7 @@ def test_without_a_streams_file_it_is_an_ordinary_draft(tmp_path: Path) -> None:
 def test_streams_of_another_format_are_refused(tmp_path: Path) -> None:
     tiny_draft().save(tmp_path)
     save_file({"stream_embeddings": torch.zeros(1, 32)}, tmp_path / STREAMS_FILE, metadata={"format": "else"})
-    with pytest.raises(ExportError, match="'else'; expected 'mirrorsd-streams-1'"):
+    with pytest.raises(ExportError, match="'else'; expected 'mirrorsd-streams-1' or 'mirrorsd-streams-2'"):
         StreamingDraft.load(tmp_path)
 
 
