@@ -21,6 +21,9 @@ SHAPE, LOSS = "Shape", "Loss"
 FromModel = Annotated[
     Path | None, typer.Option(help="Start from this small causal LM with the same tokenizer.", rich_help_panel=SHAPE)
 ]
+MoreText = Annotated[
+    list[Path] | None, typer.Option(help="WORK of another `train text` with this target: its text is read too.")
+]
 Baseline = Annotated[
     bool, typer.Option("--baseline", help="Train an s = 0 draft of the same size for as long, and compare.")
 ]
@@ -33,6 +36,7 @@ def draft(
     corpus: shared.Corpus = None,
     held_back: shared.HeldBack = None,
     texts: shared.Texts = 9000,
+    more_text: MoreText = None,
     from_model: FromModel = None,
     streams: Annotated[int, typer.Option(help="Streams; 0 makes an ordinary draft.", rich_help_panel=SHAPE)] = 3,
     stream_layers: Annotated[int, typer.Option(help="Top layers that streams pass.", rich_help_panel=SHAPE)] = 2,
@@ -85,8 +89,9 @@ def draft(
     documents = shared.open_documents(checkpoint, source) if document_share else None
     model = shared.load_target(checkpoint)
     shared.prepare_texts(model, checkpoint, work, source)
+    written = [work / shared.TEXT_FOLDER, *(other / shared.TEXT_FOLDER for other in more_text or ())]
     for name, num_streams, folder in runs:
-        untrained, text = plan.make(model, num_streams), _training_text(work, documents, document_share)
+        untrained, text = plan.make(model, num_streams), _training_text(written, documents, document_share)
         _train(model, untrained, text, (target, work, folder), (replace(config, out=work / name), loss))
     found = measure_drafts(model, output, plain, work)
     print_json(found) if as_json else print_report(found)
@@ -140,11 +145,11 @@ def _schedule(seconds: float) -> "WarmStableDecay":
     return WarmStableDecay(budget_s=seconds, decay_s=seconds / 3)
 
 
-def _training_text(work: Path, documents: Any, share: float) -> Any:
+def _training_text(written: list[Path], documents: Any, share: float) -> Any:
     """What the target wrote, mixed with documents if there are any."""
     from mirrorsd.training.token_stream import MixedStream
 
-    text = _open_text(work / shared.TEXT_FOLDER)
+    text = _open_text(*written)
     return text if documents is None else MixedStream(text, documents, share)
 
 
@@ -167,11 +172,11 @@ def _train(model: Any, draft: Any, text: Any, places: tuple[Path, Path, Path], h
     note(f"wrote {folder}; losses in {config.out}")
 
 
-def _open_text(folder: Path) -> Any:
+def _open_text(*folders: Path) -> Any:
     """Read what the target wrote, the greater part of its loops left out: they teach nothing new."""
     from mirrorsd.training.self_text import cut_before_loop
     from mirrorsd.training.text_folder import join_texts, load_texts, mark_own
     from mirrorsd.training.token_stream import TokenStream
 
-    texts = [cut_before_loop(text, keep=_LOOP_TOKENS) for text in load_texts(folder)]
+    texts = [cut_before_loop(text, keep=_LOOP_TOKENS) for folder in folders for text in load_texts(folder)]
     return TokenStream(join_texts(texts), mark_own(texts))

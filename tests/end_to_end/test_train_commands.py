@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mirrorsd.cli.application import run
+from mirrorsd.training.streaming_draft import StreamingDraft
 
 SIZES = ("--batch", "2", "--length", "32")
 DRAFT = ("--hidden", "64", "--layers", "1", "--streams", "2", "--stream-layers", "1", *SIZES)
@@ -74,8 +75,12 @@ def test_a_draft_from_a_small_model_on_documents_too(
     documents = ("--document-share", "0.5", "--argmax-weight", "0", "--texts", "2")
     assert run(["train", "draft", str(trained / "target"), *start, *sizes, *QUICK, *documents]) == 2
     assert "give --corpus, where they are" in capsys.readouterr().err
-    corpus = ("--corpus", str(trained / "corpus.jsonl"))
-    assert run(["train", "draft", str(trained / "target"), *start, *sizes, *QUICK, *documents, *corpus]) == 0
+    own = ("--corpus", str(trained / "corpus.jsonl"), "--stream-rank", "4", "--prompt-weight", "0.5", "--more-text")
+    command = ["train", "draft", str(trained / "target"), *start, *sizes, *QUICK, *documents, *own]
+    assert run([*command, str(tmp_path / "elsewhere")]) == 2
+    assert "elsewhere/text holds no text" in capsys.readouterr().err.replace("\n", "").replace("\\", "/")
+    assert run([*command, str(trained / "work")]) == 0
+    assert len(StreamingDraft.load(tmp_path / "draft").adapters) == 2
     assert json.loads((tmp_path / "draft" / "config.json").read_text())["num_hidden_layers"] == 2
     state = torch.load(tmp_path / "work" / "draft" / "last.pt", weights_only=True)
     assert min(stream["place"] for stream in state["text"].values()) > 0, "both were read"
