@@ -21,6 +21,9 @@ SHAPE, LOSS = "Shape", "Loss"
 FromModel = Annotated[
     Path | None, typer.Option(help="Start from this small causal LM with the same tokenizer.", rich_help_panel=SHAPE)
 ]
+StreamRank = Annotated[
+    int, typer.Option(min=0, help="Hidden units of the streams' own adapters; 0: none.", rich_help_panel=SHAPE)
+]
 MoreText = Annotated[
     list[Path] | None, typer.Option(help="WORK of another `train text` with this target: its text is read too.")
 ]
@@ -40,9 +43,7 @@ def draft(
     from_model: FromModel = None,
     streams: Annotated[int, typer.Option(help="Streams; 0 makes an ordinary draft.", rich_help_panel=SHAPE)] = 3,
     stream_layers: Annotated[int, typer.Option(help="Top layers that streams pass.", rich_help_panel=SHAPE)] = 2,
-    stream_rank: Annotated[
-        int, typer.Option(min=0, help="Hidden units of the streams' own adapters; 0: none.", rich_help_panel=SHAPE)
-    ] = 0,
+    stream_rank: StreamRank = 0,
     hidden: Annotated[int, typer.Option(help="Hidden size, from scratch.", rich_help_panel=SHAPE)] = 256,
     layers: Annotated[int, typer.Option(help="Layers, from scratch.", rich_help_panel=SHAPE)] = 3,
     stream_weight: Annotated[float, typer.Option(help="Weight of each stream's loss.", rich_help_panel=LOSS)] = 0.2,
@@ -70,29 +71,25 @@ def draft(
     from mirrorsd.training.timed_run import RunConfig
 
     check_replaceable(output)
-    if baseline and deadline is not None:
-        raise ConfigError("--baseline gives both drafts the same time, and --deadline would cut the second one short")
+    _check_deadline(deadline, has_baseline=baseline)
     weights = {"stream_weight": stream_weight, "argmax_weight": argmax_weight, "prompt_weight": prompt_weight}
     rows = {"streams_from": streams_from, "tip_share": tip_share}
     loss = DistillConfig(**weights, **rows, sequences=batch, length=length, is_compiled=compile_loss)
-    times: dict[str, Any] = {"save_every_s": save_every, "report_every": report_every, "counts_cpu": count_cpu}
-    config = RunConfig(out=work, schedule=_schedule(seconds), deadline=deadline, **times)
-    plan = DraftPlan(
-        hidden=hidden, layers=layers, stream_layers=stream_layers, stream_rank=stream_rank, source=from_model
-    )
+    times: dict[str, Any] = {"save_every_s": save_every, "deadline": deadline, "counts_cpu": count_cpu}
+    config = RunConfig(out=work, schedule=_schedule(seconds), report_every=report_every, **times)
+    plan = DraftPlan(hidden=hidden, layers=layers, stream_layers=stream_layers, rank=stream_rank, source=from_model)
     checkpoint = shared.open_target(target, trained=plan.check(target, streams), tokens=batch * length, threads=threads)
     plain = output.with_name(f"{output.name}-s0") if baseline else None
     runs = [("draft", streams, output), *([("baseline", 0, plain)] if plain else [])]
-    for name, *_ in runs:
-        shared.check_fresh(work / name, resume=resume)
+    shared.check_fresh(*(work / name for name, *_ in runs), resume=resume)
     source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts)
     documents = shared.open_documents(checkpoint, source) if document_share else None
     model = shared.load_target(checkpoint)
     shared.prepare_texts(model, checkpoint, work, source)
-    written = [work / shared.TEXT_FOLDER, *(other / shared.TEXT_FOLDER for other in more_text or ())]
     for name, num_streams, folder in runs:
-        untrained, text = plan.make(model, num_streams), _training_text(written, documents, document_share)
-        _train(model, untrained, text, (target, work, folder), (replace(config, out=work / name), loss))
+        text = _training_text([work, *(more_text or ())], documents, document_share)
+        how = (replace(config, out=work / name), loss)
+        _train(model, plan.make(model, num_streams), text, (target, work, folder), how)
     found = measure_drafts(model, output, plain, work)
     print_json(found) if as_json else print_report(found)
 
@@ -104,7 +101,7 @@ class DraftPlan:
     hidden: int
     layers: int
     stream_layers: int
-    stream_rank: int
+    rank: int
     source: Path | None
 
     def check(self, target: Path, num_streams: int) -> int:
@@ -133,10 +130,15 @@ class DraftPlan:
         """Return the untrained draft with that many streams."""
         from mirrorsd.training.draft_shape import draft_from_model, draft_from_scratch
 
-        streams = {"num_streams": num_streams, "num_stream_layers": self.stream_layers, "stream_rank": self.stream_rank}
+        streams = {"num_streams": num_streams, "num_stream_layers": self.stream_layers, "stream_rank": self.rank}
         if self.source is not None:
             return draft_from_model(self.source, **streams)
         return draft_from_scratch(target, hidden=self.hidden, layers=self.layers, **streams)
+
+
+def _check_deadline(deadline: float | None, *, has_baseline: bool) -> None:
+    if has_baseline and deadline is not None:
+        raise ConfigError("--baseline gives both drafts the same time, and --deadline would cut the second one short")
 
 
 def _schedule(seconds: float) -> "WarmStableDecay":
@@ -145,11 +147,11 @@ def _schedule(seconds: float) -> "WarmStableDecay":
     return WarmStableDecay(budget_s=seconds, decay_s=seconds / 3)
 
 
-def _training_text(written: list[Path], documents: Any, share: float) -> Any:
+def _training_text(works: list[Path], documents: Any, share: float) -> Any:
     """What the target wrote, mixed with documents if there are any."""
     from mirrorsd.training.token_stream import MixedStream
 
-    text = _open_text(*written)
+    text = _open_text(*(work / shared.TEXT_FOLDER for work in works))
     return text if documents is None else MixedStream(text, documents, share)
 
 

@@ -166,14 +166,15 @@ def held_back_texts(work: Path) -> "list[SelfText]":
     return [cut_before_loop(text) for text in load_texts(work / HELD_BACK_FOLDER) if text.temperature == 0]
 
 
-def check_fresh(folder: Path, *, resume: bool) -> None:
+def check_fresh(*folders: Path, resume: bool) -> None:
     """Refuse to go on with a training that nobody asked to go on with.
 
     Raises:
         ConfigError: there is one, and `--resume` was not given.
     """
-    if not resume and (folder / "last.pt").is_file():
-        raise ConfigError(f"{folder} holds a training already; add --resume to go on with it, or give another --work")
+    begun = [folder for folder in folders if (folder / "last.pt").is_file()]
+    if begun and not resume:
+        raise ConfigError(f"{begun[0]} holds a training already; add --resume to go on with it, or give another --work")
 
 
 def note_text(work: Path) -> None:

@@ -29,7 +29,7 @@ def widen(name: str, tensor: torch.Tensor, hidden: int, width: int) -> torch.Ten
         return torch.cat([tensor * width**-0.5, tensor.new_ones(hidden * (width - 1))])
     if name.endswith(("q_norm.weight", "k_norm.weight")):
         return tensor
-    is_vocabulary = name.endswith(("embed_tokens.weight", "lm_head.weight"))
+    is_vocabulary = name.endswith(("embed_tokens.weight", "lm_head.weight", "stream_embeddings"))
     is_rank = ".down.weight" in name or ".up.weight" in name
     rows = tensor.shape[0] * (1 if is_vocabulary or ".down.weight" in name else width)
     shape = (rows, *(size * (1 if is_rank and ".up." in name else width) for size in tensor.shape[1:]))
@@ -49,7 +49,7 @@ def deepen(tensors: dict[str, torch.Tensor], depth: int) -> dict[str, torch.Tens
     """Every layer followed by `depth - 1` layers that add nothing to the residual stream."""
     deep = {}
     for name, tensor in tensors.items():
-        match = re.match(r"(.*layers\.)(\d+)(\..*)", name)
+        match = re.match(r"(.*(?:layers|adapters)\.)(\d+)(\..*)", name)
         for copy in range(depth if match else 1):
             new_name = f"{match[1]}{int(match[2]) * depth + copy}{match[3]}" if match else name
             is_silent = copy > 0 and name.endswith(ZERO_ROWS)
@@ -80,24 +80,13 @@ def scale_up(source: Path, output: Path, width: int, depth: int) -> None:
         save_file(moved, output / adapters.name, metadata={"format": "mirrorsd-exit-1"})
     streams = source / "streams.safetensors"
     if streams.is_file():
-        scale_up_streams(streams, output / streams.name, width, depth)
-
-
-def scale_up_streams(source: Path, output: Path, width: int, depth: int) -> None:
-    """Widen stream embeddings and adapters; the added layers get adapters that add nothing."""
-    with safe_open(source, framework="pt") as file:
-        metadata, tensors = file.metadata(), {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
-    metadata["num_stream_layers"] = str(int(metadata["num_stream_layers"]) * depth)
-    embeddings = tensors.pop("stream_embeddings")
-    hidden = embeddings.shape[1]
-    wide = {"stream_embeddings": torch.nn.functional.pad(embeddings, (0, hidden * (width - 1)))}
-    last = max((int(name.split(".")[1]) for name in tensors), default=0)
-    for name, tensor in tensors.items():
-        prefix, place, rest = name.split(".", 2)
-        adapter = widen(name, tensor, hidden, width).contiguous()
-        for copy in range(depth if int(place) < last else 1):
-            wide[f"{prefix}.{int(place) * depth + copy}.{rest}"] = torch.zeros_like(adapter) if copy else adapter
-    save_file(wide, output, metadata=metadata)
+        with safe_open(streams, framework="pt") as file:
+            metadata = file.metadata()
+        num_stream_layers = int(metadata["num_stream_layers"]) * depth
+        wide = {name: widen(name, tensor, hidden, width) for name, tensor in load_file(streams).items()}
+        kept = {n: t for n, t in deepen(wide, depth).items() if int(re.sub(r"\D", "", n) or 0) <= num_stream_layers}
+        metadata["num_stream_layers"] = str(num_stream_layers)
+        save_file(kept, output / streams.name, metadata=metadata)
 
 
 if __name__ == "__main__":
