@@ -48,8 +48,8 @@ class DistillConfig:
         other_rate: Peak rate of AdamW.
     """
 
-    stream_weight: float = 0.2
-    streams_from: float = 0.0
+    stream_weight: float = 0.05
+    streams_from: float = 0.33
     argmax_weight: float = 0.2
     prompt_weight: float = 1.0
     sequences: int = 6
