@@ -134,7 +134,7 @@ class StreamingDraft(nn.Module):
         return self._parts.logit_scale(self._parts.lm_head(hidden))
 
     def save(self, folder: Path, *, dtype: torch.dtype = torch.float16) -> None:
-        """Write an ordinary Hugging Face folder, and the stream embeddings beside the weights."""
+        """Write an ordinary Hugging Face folder, and beside the weights what only the streams have."""
         base: Any = copy.deepcopy(self.base)
         base.to(dtype).save_pretrained(folder)
         if not self.num_streams:
@@ -154,7 +154,7 @@ class StreamingDraft(nn.Module):
         """Read a draft in single precision; without a streams file it is an ordinary one.
 
         Raises:
-            ExportError: The streams file is not of this format.
+            ExportError: The streams file is not of this format, or does not fit the draft.
         """
         path = folder / names.STREAMS_FILE
         if not path.is_file():
@@ -168,6 +168,12 @@ class StreamingDraft(nn.Module):
         embeddings, first = tensors.pop(names.STREAM_EMBEDDINGS), tensors.get(names.stream_adapter_down(0))
         streams = {"num_streams": len(embeddings), "num_stream_layers": int(metadata["num_stream_layers"])}
         draft = cls(load_whole(folder), **streams, stream_rank=0 if first is None else len(first))
-        draft.stream_embeddings.data.copy_(embeddings)
-        draft.adapters.load_state_dict({name.removeprefix("adapters."): tensor for name, tensor in tensors.items()})
+        own = {"stream_embeddings": embeddings, **tensors}
+        try:
+            missing = draft.load_state_dict(own, strict=False).missing_keys
+        except RuntimeError as error:
+            raise ExportError(f"{path} does not fit the draft beside it; train the draft again ({error})") from error
+        lacking = [name for name in missing if not name.startswith("base.")]
+        if lacking:
+            raise ExportError(f"{path} lacks {', '.join(lacking)}; train the draft again")
         return draft

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from mirrorsd.graphs.errors import ConfigError, ExportError
@@ -89,3 +90,22 @@ def test_streams_of_another_format_are_refused(tmp_path: Path) -> None:
 def test_impossible_shapes_are_refused(streams: int, layers: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         StreamingDraft(tiny_draft().base, num_streams=streams, num_stream_layers=layers)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("adapters.1.up.weight", None, r"lacks adapters.1.up.weight; train the draft again"),
+        ("adapters.1.up.weight", torch.ones(8, 8), r"does not fit the draft beside it.*adapters.1.up.weight"),
+    ],
+)
+def test_adapters_that_do_not_fit_are_refused(
+    tmp_path: Path, name: str, tensor: torch.Tensor | None, message: str
+) -> None:
+    tiny_draft(stream_rank=8).save(tmp_path)
+    with safe_open(tmp_path / STREAMS_FILE, framework="pt") as file:
+        metadata = file.metadata()
+    tensors = {**load_file(tmp_path / STREAMS_FILE), name: tensor}
+    save_file({key: part for key, part in tensors.items() if part is not None}, tmp_path / STREAMS_FILE, metadata)
+    with pytest.raises(ExportError, match=f"(?s){message}"):
+        StreamingDraft.load(tmp_path)
