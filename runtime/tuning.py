@@ -60,9 +60,10 @@ def candidate_settings(
     A bundle with several exits competes with each of them alone and with none, beside all of them as in the others.
     """
     windows = ((3, 1), (6, 2), (12, 2), (12, 4)) if num_streams else ((3, 1), (6, 1), (12, 1))
-    sources = (("proxy", 4), ("early", 4), ("progressive", 8), ("progressive", 16), ("progressive", 24))
+    sources = (("proxy", 4), *product(("early",), (8, 24)), *product(("progressive",), (8, 16, 24)))
+    most = windows[-1][1]
     by_window = [replace(base, gamma=g, passes=j, window=w) for (g, j), w in product(windows, WINDOWS)]
-    by_roots = [replace(base, gamma=12, root_source=source, roots=roots) for source, roots in sources]
+    by_roots = [replace(base, gamma=12, passes=most, root_source=source, roots=roots) for source, roots in sources]
     choices = [(), *((layer,) for layer in exit_layers)] if len(exit_layers) > 1 else []
     by_exits = [replace(base, gamma=12, root_source="progressive", exits=layers) for layers in choices]
     return list(dict.fromkeys([base, *by_window, *by_roots, *by_exits]))
@@ -91,12 +92,19 @@ def rank_settings(
 
 
 def finalists(ranked: Sequence[tuple[str, SpeculationConfig]], count: int) -> list[tuple[str, SpeculationConfig]]:
-    """The first `count`, and the first of every method that is not among them."""
+    """The first `count`, and the first of every method that is not among them: of mirror decoding, with and without exits.
+
+    An exit costs its own time, which a replay knows, and the draft's host a new plan, which it does not.
+    """
     chosen = list(ranked[:count])
-    for method, setting in ranked[count:]:
-        if method not in {name for name, _ in chosen}:
-            chosen.append((method, setting))
+    for entry in ranked[count:]:
+        if _kind(*entry) not in {_kind(*other) for other in chosen}:
+            chosen.append(entry)
     return chosen
+
+
+def _kind(method: str, setting: SpeculationConfig) -> tuple[str, bool]:
+    return method, method == "mirror" and setting.root_source != "early" and bool(setting.exits)
 
 
 def contend(

@@ -65,6 +65,11 @@ def test_the_tuner_tries_no_second_pass_for_windows_that_one_pass_fills() -> Non
     assert {setting.passes for setting in candidate_settings(SpeculationConfig(passes=1), 0)} == {1}
 
 
+def test_the_tuner_tries_as_many_roots_without_the_exit_as_with_it() -> None:
+    tried = {(setting.root_source, setting.roots) for setting in candidate_settings(SpeculationConfig(), 3)}
+    assert {("early", 8), ("early", 24), ("progressive", 8), ("progressive", 24)} <= tried
+
+
 def test_the_tuner_tries_each_exit_alone_and_none_where_there_are_several() -> None:
     base = SpeculationConfig()
     tried = candidate_settings(base, 3, [12, 20])

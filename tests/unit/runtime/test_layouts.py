@@ -117,3 +117,11 @@ def test_every_method_gets_to_the_finals() -> None:
     ranked = [("serial", setting) for setting in settings] + [("mirror", setting) for setting in settings]
     assert finalists(ranked, 2) == [ranked[0], ranked[1], ranked[3]]
     assert finalists(ranked, 4) == ranked[:4]
+
+
+def test_mirror_decoding_gets_to_the_finals_with_exits_and_without() -> None:
+    early, alone = SpeculationConfig(root_source="early"), SpeculationConfig(exits=())
+    listening = [SpeculationConfig(gamma=gamma) for gamma in (2, 3, 4)]
+    ranked = [("mirror", setting) for setting in (*listening, early, alone)]
+    assert finalists(ranked, 2) == [*ranked[:2], ranked[3]]
+    assert finalists([("serial", early), *reversed(ranked)], 1) == [("serial", early), ranked[4], ranked[2]]
