@@ -92,7 +92,7 @@ def rank_settings(
 
 
 def finalists(ranked: Sequence[tuple[str, SpeculationConfig]], count: int) -> list[tuple[str, SpeculationConfig]]:
-    """The first `count`, and the first of every method that is not among them: of mirror decoding, with and without exits.
+    """The first `count`, and the first of every method that is not among them; of mirror, with exits and without.
 
     An exit costs its own time, which a replay knows, and the draft's host a new plan, which it does not.
     """
