@@ -59,10 +59,10 @@ class Branch:
         tokens = np.asarray(self.window[:gamma], dtype=np.int64)
         return BranchWindow(tokens, self.root.source, self.shares[:gamma], len(self.fed))
 
-    def absorb(self, predicted: NDArray[np.int64], shares: Sequence[Sequence[Share]], tips: TipGuesses) -> int:
+    def absorb(self, predicted: Sequence[Sequence[int]], shares: Sequence[Sequence[Share]], tips: TipGuesses) -> int:
         """Take in a pass that was fed all current guesses; return how many of its rows to keep.
 
-        `predicted[r, 0]` is the draft's next token after fed row `r`, `predicted[r, j]` the token `j` further on, with
+        `predicted[r][0]` is the draft's next token after fed row `r`, `predicted[r][j]` the token `j` further on, with
         `shares[r][j]`; `tips` are the candidate lists they were chosen from. A row is kept while the main guess
         before it agrees with it (Speculative Streaming, section 3.2).
 
@@ -70,17 +70,17 @@ class Branch:
         streams of row 1 follow it:
 
         >>> branch = Branch(Root(0, 5, 1.0, "exit"), 10); branch.guesses = [5, 6, 7]
-        >>> predicted = np.array([[6, 0, 0], [9, 8, 4], [1, 0, 0]])
-        >>> tips = TipGuesses(predicted[..., None], np.zeros((3, 3, 1)))
+        >>> predicted = [[6, 0, 0], [9, 8, 4], [1, 0, 0]]
+        >>> tips = TipGuesses(np.array(predicted)[..., None], np.zeros((3, 3, 1)))
         >>> branch.absorb(predicted, np.zeros((3, 3, 2)).tolist(), tips), branch.fed, branch.guesses
         (2, [5, 6], [9, 8, 4])
         """
         kept = 1
-        while kept < len(self.guesses) and predicted[kept - 1, 0] == self.guesses[kept]:
+        while kept < len(self.guesses) and predicted[kept - 1][0] == self.guesses[kept]:
             kept += 1
         first, last = len(self.fed), kept - 1
         self.fed += self.guesses[:kept]
-        self.guesses = predicted[last].tolist()
+        self.guesses = [*predicted[last]]
         self.candidate_ids[first:] = [*tips.ids[:kept, 0], *tips.ids[last, 1:]]
         self.candidate_logprobs[first:] = [*tips.logprobs[:kept, 0], *tips.logprobs[last, 1:]]
         self.shares[first:] = [*(row[0] for row in shares[:kept]), *shares[last][1:]]

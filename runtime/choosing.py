@@ -102,7 +102,11 @@ class TokenChooser:
         Returns:
             `[..., m]`; greedy gives `logprobs` unchanged, so the first candidate wins.
         """
-        return logprobs / self._temperature + self.noise(ids, positions) if self.is_sampling else logprobs
+        return self.scores(logprobs, self.noise(ids, positions)) if self.is_sampling else logprobs
+
+    def scores(self, logprobs: NDArray[np.floating], noise: NDArray[np.float64] | float) -> NDArray[np.floating]:
+        """`rank`, where the candidates' `noise` is known."""
+        return logprobs / self._temperature + noise if self.is_sampling else logprobs
 
     def noise(self, ids: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float64] | float:
         """What the target adds for tokens `[..., m]` at positions `[...]`; 0 where it adds none."""

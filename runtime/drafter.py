@@ -196,20 +196,22 @@ class Drafter:
         self.session.keep_rows(rows, slots)
         chain.num_fed += num_lead
 
-    def _predict(self, tips: TipGuesses, placed: Sequence[Branch]) -> tuple[NDArray[np.int64], list[list[Share]]]:
+    def _predict(self, tips: TipGuesses, placed: Sequence[Branch]) -> tuple[list[list[int]], list[list[Share]]]:
         """Predicted tokens `[R, 1 + s]` of all tips, those of the branches' guesses one after another, and shares."""
         assert self._chooser is not None
         starts = [(branch.start + len(branch.fed), len(branch.guesses)) for branch in placed]
         tip_positions = np.concatenate([np.arange(start, start + size) for start, size in starts])
         positions = tip_positions[:, None] + 1 + np.arange(tips.ids.shape[1])[None, :]
-        scores = self._chooser.rank(tips.ids, tips.logprobs, positions).astype(np.float64)
-        best = scores.argmax(axis=-1)[..., None]
-        own = np.take_along_axis(scores, best, axis=-1)
-        shares = np.empty((*tips.ids.shape[:2], 2))
-        shares[..., 0] = -np.log(np.exp(scores - own).sum(axis=-1))
-        np.put_along_axis(scores, best, -np.inf, axis=-1)
-        shares[..., 1] = np.maximum(scores.max(axis=-1) - own[..., 0], _LEAST_SHARE) + shares[..., 0]
-        return np.take_along_axis(tips.ids, best, axis=-1)[..., 0], shares.tolist()
+        num_candidates = tips.ids.shape[-1]
+        scores = self._chooser.rank(tips.ids, tips.logprobs, positions).reshape(-1, num_candidates).astype(np.float64)
+        every, best = np.arange(len(scores)), scores.argmax(axis=1)
+        own = scores[every, best]
+        shares = np.empty((len(scores), 2))
+        shares[:, 0] = -np.log(np.exp(scores - own[:, None]).sum(axis=1))
+        scores[every, best] = -np.inf
+        shares[:, 1] = np.maximum(scores.max(axis=1) - own, _LEAST_SHARE) + shares[:, 0]
+        predicted = tips.ids.reshape(-1, num_candidates)[every, best]
+        return predicted.reshape(positions.shape).tolist(), shares.reshape(*positions.shape, 2).tolist()
 
     def _extend_chain(self, branch: Branch, window: NDArray[np.int64]) -> None:
         """Append `window` after the head; the branch's fed rows that agree with it become cached chain rows."""

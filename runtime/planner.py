@@ -71,4 +71,5 @@ def compete(
     chooser: TokenChooser, ids: NDArray[np.int64], logprobs: NDArray[np.floating], positions: NDArray[np.int64]
 ) -> Proxies:
     """Candidates `[n, K]` with the noise that the target will use at `positions [n]`."""
-    return Proxies(ids, chooser.rank(ids, logprobs, positions), chooser.noise(ids, positions))
+    noise = chooser.noise(ids, positions)
+    return Proxies(ids, chooser.scores(logprobs, noise), noise)
