@@ -105,7 +105,7 @@ class TokenChooser:
         return self.scores(logprobs, self.noise(ids, positions)) if self.is_sampling else logprobs
 
     def scores(self, logprobs: NDArray[np.floating], noise: NDArray[np.float64] | float) -> NDArray[np.floating]:
-        """`rank`, where the candidates' `noise` is known."""
+        """As `rank`, for candidates whose `noise` is known: `logprobs` and result `[..., m]`."""
         return logprobs / self._temperature + noise if self.is_sampling else logprobs
 
     def noise(self, ids: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float64] | float:

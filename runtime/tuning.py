@@ -60,7 +60,7 @@ def candidate_settings(
     A bundle with several exits competes with each of them alone and with none, beside all of them as in the others.
     """
     windows = ((3, 1), (6, 2), (12, 2), (12, 4)) if num_streams else ((3, 1), (6, 1), (12, 1))
-    sources = (("proxy", 4), *product(("early",), (8, 24)), *product(("progressive",), (8, 16, 24)))
+    sources = (("proxy", 4), ("early", 8), ("early", 24), ("progressive", 8), ("progressive", 16), ("progressive", 24))
     most = windows[-1][1]
     by_window = [replace(base, gamma=g, passes=j, window=w) for (g, j), w in product(windows, WINDOWS)]
     by_roots = [replace(base, gamma=12, passes=most, root_source=source, roots=roots) for source, roots in sources]
