@@ -96,6 +96,8 @@ class AutoDriver:
             return self._serial.start()
         if self._book.may_ask():
             self._side = SideWindow(self._serial)
+            if self._side.is_there:
+                self._book.pay_for_asking(self.request.ledger.now() - self._side.asked)
         return self._drivers["plain"].start()
 
     def step(self, inflight: InFlight) -> Outcome:
@@ -103,9 +105,11 @@ class AutoDriver:
         ledger = self.request.ledger
         started, queued_s = ledger.now(), ledger.queued_s
         self._has_resumed = False
+        side = self._side
         inflight = self._choose(inflight)
         is_partial = self._has_resumed or (self._method == "plain" and len(inflight.window) > 0)
-        is_draft_busy = self._side is not None and not self._side.is_there
+        has_asked = self._side is not None and self._side is not side
+        is_draft_busy = has_asked or (self._side is not None and not self._side.is_there)
         outcome = self._drivers[self._method].step(inflight)
         self._num_steps += 1
         seconds = ledger.now() - started - (ledger.queued_s - queued_s)

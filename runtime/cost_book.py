@@ -46,6 +46,7 @@ class CostBook:
         self.is_saving = False
         self._gained = self._record = 0.0
         self._plain_reference = self._plain_now = self._slowdown = 0.0
+        self._has_decoded_plainly = False
 
     def start_from(self, tokens_per_second: dict[str, float], tokens_per_step: dict[str, float] | None = None) -> None:
         """Begin with what was measured before, as if each method had just run for a while."""
@@ -58,6 +59,10 @@ class CostBook:
             self.costs[name].start_from(tokens[name] / speed, 1.0 if name == "plain" else tokens[name] / usual)
         self._plain_reference = self.costs["plain"].seconds_per_token if "plain" in tokens_per_second else 0.0
         self._set_pauses()
+        rivals = [cost for name, cost in self.costs.items() if name != "plain" and cost.num_steps]
+        if rivals and self.cheapest() == "plain":
+            step = min(cost.seconds_per_step for cost in rivals)
+            self.asking.expect(step / self.costs["plain"].seconds_per_token - 1.0)
 
     def observe_pace(self, slowdown: float) -> None:
         """Learn that the target took, in the step that `observe` comes with, `slowdown` times what `tune` measured.
@@ -66,6 +71,8 @@ class CostBook:
         and of many need not slow down alike: every real step of plain decoding corrects what this makes of it.
         """
         if self._plain_reference:
+            if not self._slowdown and self._has_decoded_plainly:  # just now: what `tune` measured counts no more
+                self._plain_reference = self.costs["plain"].seconds_per_token / slowdown
             known = self._slowdown or slowdown
             self._slowdown = _PACE_MEMORY * known + (1 - _PACE_MEMORY) * slowdown
             self._plain_now = slowdown * self._plain_reference
@@ -95,6 +102,11 @@ class CostBook:
     def may_ask(self) -> bool:
         """Whether a window on the side is worth its cost now; always while there is a method that nobody knows."""
         return self.asking.is_enough or not all(cost.num_steps for cost in self.costs.values())
+
+    def pay_for_asking(self, seconds: float) -> None:
+        """Settle for a window on the side that was waited for outside of any step."""
+        if self.costs["plain"].num_steps:
+            self.asking.pay(seconds / self.costs["plain"].seconds_per_token)
 
     def method_for(self, num_right: int, *, is_whole: bool = False) -> str | None:
         """The method of speculation for which a window with so many right tokens would have paid; None if for none.
@@ -139,6 +151,7 @@ class CostBook:
             if is_disturbed and plain.num_steps:
                 self.asking.pay(seconds / plain.seconds_per_token - num_tokens)
             self.asking.put_aside(num_tokens)
+            self._has_decoded_plainly |= not is_disturbed
             if self._slowdown and not is_disturbed:
                 true = seconds / num_tokens / self._slowdown
                 self._plain_reference = _PACE_MEMORY * self._plain_reference + (1 - _PACE_MEMORY) * true

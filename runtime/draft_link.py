@@ -26,10 +26,14 @@ class DraftLink:
     Attributes:
         drafter: only ever touched by jobs on the draft worker.
         failure: why the draft was given up, or None while it works.
+        takes_turns: whether draft and target compute on the same cores: side by side, each would slow the other.
     """
 
-    def __init__(self, drafter: Drafter, worker: DeviceWorker, deadline_s: float, ledger: Ledger) -> None:
+    def __init__(
+        self, drafter: Drafter, worker: DeviceWorker, deadline_s: float, ledger: Ledger, *, takes_turns: bool = False
+    ) -> None:
         self.drafter = drafter
+        self.takes_turns = takes_turns
         self.failure: str | None = None
         self._worker = worker
         self._deadline_s = deadline_s

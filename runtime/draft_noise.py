@@ -25,6 +25,11 @@ class DraftNoise:
         self._source: NoiseSource | None = None
         self.tensor = ov.Tensor(self._rows, shared_memory=True)
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether the request has no noise: all rows are zero."""
+        return self._source is None
+
     def follow(self, source: NoiseSource | None) -> None:
         """Begin a request whose noise comes from `source`, or one without noise."""
         if self._source is not None:

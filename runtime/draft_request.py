@@ -125,6 +125,8 @@ class DraftRequest:
         if self._noise is not noise:
             self._noise = noise
             self._request.set_tensor(names.DRAFT_NOISE, noise.tensor)
+        if noise.is_silent:  # whichever rows are named
+            return
         ahead = 1 + np.arange(self._noise_rows.shape[1])
         self._noise_rows[:num_tips] = noise.rows_at(self.inputs.tip_positions(num_tips)[:, None] + ahead)
 

@@ -91,7 +91,7 @@ def check_guesses(guesses: TipGuesses, num_tips: int, shape: DraftShape) -> TipG
     if guesses.ids.shape[:2] != expected or guesses.logprobs.shape != guesses.ids.shape:
         raise DeviceError(f"The draft returned guesses of shape {guesses.ids.shape}, expected {(*expected, 'm')}.")
     # Without a sign, ids below 0 are the largest: one look finds both ends. A minimum with a NaN is one.
-    if guesses.ids.size and guesses.ids.astype(np.uint64).max() >= shape.vocab_size:
+    if guesses.ids.size and guesses.ids.view(np.uint64).max() >= shape.vocab_size:
         raise DeviceError(f"The draft returned token ids outside 0 .. {shape.vocab_size - 1}.")
     if guesses.ids.size and isnan(guesses.logprobs[..., 0].min()):
         raise DeviceError("The draft returned log-probabilities that are not numbers.")

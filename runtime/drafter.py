@@ -199,19 +199,28 @@ class Drafter:
     def _predict(self, tips: TipGuesses, placed: Sequence[Branch]) -> tuple[list[list[int]], list[list[Share]]]:
         """Predicted tokens `[R, 1 + s]` of all tips, those of the branches' guesses one after another, and shares."""
         assert self._chooser is not None
-        starts = [(branch.start + len(branch.fed), len(branch.guesses)) for branch in placed]
-        tip_positions = np.concatenate([np.arange(start, start + size) for start, size in starts])
-        positions = tip_positions[:, None] + 1 + np.arange(tips.ids.shape[1])[None, :]
-        num_candidates = tips.ids.shape[-1]
-        scores = self._chooser.rank(tips.ids, tips.logprobs, positions).reshape(-1, num_candidates).astype(np.float64)
-        every, best = np.arange(len(scores)), scores.argmax(axis=1)
-        own = scores[every, best]
-        shares = np.empty((len(scores), 2))
-        shares[:, 0] = -np.log(np.exp(scores - own[:, None]).sum(axis=1))
-        scores[every, best] = -np.inf
-        shares[:, 1] = np.maximum(scores.max(axis=1) - own, _LEAST_SHARE) + shares[:, 0]
-        predicted = tips.ids.reshape(-1, num_candidates)[every, best]
-        return predicted.reshape(positions.shape).tolist(), shares.reshape(*positions.shape, 2).tolist()
+        num_tips, num_ahead, num_candidates = tips.ids.shape
+        if self._chooser.is_sampling:
+            starts = [(branch.start + len(branch.fed), len(branch.guesses)) for branch in placed]
+            tip_positions = np.concatenate([np.arange(start, start + size) for start, size in starts])
+            positions = tip_positions[:, None] + 1 + np.arange(num_ahead)[None, :]
+            scores = self._chooser.rank(tips.ids, tips.logprobs, positions).reshape(-1, num_candidates)
+            every, best = np.arange(len(scores)), scores.argmax(axis=1)
+            predicted = tips.ids.reshape(-1, num_candidates)[every, best].reshape(num_tips, num_ahead)
+            behind = np.subtract(scores, scores[every, best][:, None], dtype=np.float64)
+            total = np.log(np.exp(behind).sum(axis=1))
+            behind[every, best] = _LEAST_SHARE
+            others = behind
+        else:  # candidates come best first, and nothing changes their order
+            predicted = tips.ids[..., 0]
+            behind = np.subtract(tips.logprobs, tips.logprobs[..., :1], dtype=np.float64)
+            total = np.log(np.exp(behind).sum(axis=2))
+            others = behind[..., 1:]
+        shares = np.empty((num_tips, num_ahead, 2))
+        shares[..., 0] = -total.reshape(num_tips, num_ahead)
+        other = others.max(axis=-1, initial=_LEAST_SHARE).reshape(num_tips, num_ahead)
+        np.add(other, shares[..., 0], out=shares[..., 1])
+        return predicted.tolist(), shares.tolist()
 
     def _extend_chain(self, branch: Branch, window: NDArray[np.int64]) -> None:
         """Append `window` after the head; the branch's fed rows that agree with it become cached chain rows."""

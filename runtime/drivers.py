@@ -151,18 +151,25 @@ class SerialDriver(PlainDriver):
     def post_window(self, receive: Callable[[NDArray[np.int64]], None]) -> None:
         """Have a short window after the text drafted, without waiting; `receive` is told on the draft's thread.
 
-        One pass of a streaming draft, a few of an ordinary one: this window is a question, not a step.
+        One pass of a streaming draft, a few of an ordinary one: this window is a question, not a step. Where draft and
+        target take turns it is waited for: beside passes of the target it would take several times as long, and slow
+        them for all that time.
         """
         self._post_prefill()
         limit = self.request.window_limit()
         drafter = self.draft.drafter
         passes = 1 if drafter.session.shape.num_streams else min(self.passes, _SIDE_PASSES)
-        self.draft.post(lambda: receive(drafter.fresh(WindowOrder(limit, passes))))
+        job = partial(drafter.fresh, WindowOrder(limit, passes))
+        if self.draft.takes_turns:
+            receive(self.draft.ask(job, NO_TOKENS))
+        else:
+            self.draft.post(lambda: receive(job()))
 
     def _post_prefill(self) -> None:
+        """Let the draft read the text now, beside the target; where they take turns, before its next window."""
         request = self.request
-        tokens = request.tokens.copy()
-        self.draft.release(partial(self.draft.drafter.prefill, tokens, request.chooser, request.ledger))
+        job = partial(self.draft.drafter.prefill, request.tokens.copy(), request.chooser, request.ledger)
+        (self.draft.hold if self.draft.takes_turns else self.draft.release)(job)
 
     def _fresh_window(self) -> NDArray[np.int64]:
         order = self._order()

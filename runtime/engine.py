@@ -35,6 +35,7 @@ class Engine:
         root_scores: how likely roots are, for this pair.
         target_ms: what the target's pass takes, by rows; empty while nobody knows.
         lengths: what texts have taught about windows, by whether they are sampled.
+        takes_turns: whether target and draft compute on the same cores, so that one waits rather than slow the other.
     """
 
     def __init__(
@@ -45,9 +46,11 @@ class Engine:
         target_cores: tuple[int, ...] = (),
         draft_cores: tuple[int, ...] = (),
         is_target_lent: bool = False,
+        takes_turns: bool = False,
     ) -> None:
         self.target_worker = DeviceWorker("target", target_cores, is_lent=is_target_lent)
         self.draft_worker = DeviceWorker("draft", draft_cores)
+        self.takes_turns = takes_turns
         self.books = CostBooks()
         self.root_scores = RootScores()
         self.target_ms: Curve = ()
@@ -111,7 +114,9 @@ class Seat:
         if method == "plain" or not self._is_draft_ready():
             return plain
         speculation = request.speculation
-        link = DraftLink(self._drafter, self._engine.draft_worker, speculation.draft_deadline_s, request.ledger)
+        worker, takes_turns = self._engine.draft_worker, self._engine.takes_turns
+        deadline_s = speculation.draft_deadline_s
+        link = DraftLink(self._drafter, worker, deadline_s, request.ledger, takes_turns=takes_turns)
         self._link = link
         link.prepare(min(self._draft_session.capacity, request.max_tokens + _scratch_slots(speculation)))
         request.length = self._engine.window_length(request)

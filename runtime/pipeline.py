@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from mirrorsd.device_maps import DeviceMap
+from mirrorsd.device_maps.card import SHARED
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import GenerationError
 from mirrorsd.graphs.manifest import Manifest
@@ -95,7 +96,7 @@ class MirrorPipeline:
         for one in speculations:
             check_exits(one, manifest.target)
         tokenizer = BundleTokenizer(folder)
-        engine = _start_engine(folder, manifest, laid_out.device_map, speculations.greedy)
+        engine = _start_engine(folder, manifest, laid_out, speculations.greedy)
         source = "tuned on this machine" if found else f"defaults of {choice.device_map.name}"
         engine.target_ms = laid_out.device_map.pace.target_ms if laid_out.device_map.pace else ()
         if tuned:
@@ -214,10 +215,12 @@ def _resolve(card: DeviceMap, tuned: Tuned | None, given: Mapping[str, object]) 
     return Speculations(*(resolve_speculation(defaults, {**one, **given}) for one in (greedy, sampled)))
 
 
-def _start_engine(folder: Path, manifest: Manifest, card: DeviceMap, speculation: SpeculationConfig) -> Engine:
+def _start_engine(folder: Path, manifest: Manifest, layout: Layout, speculation: SpeculationConfig) -> Engine:
     """Load both models on their workers, run each once, and set the pace if the card has one."""
     from mirrorsd.runtime.openvino_draft import OpenVinoDraftModel
     from mirrorsd.runtime.openvino_exit import OpenVinoExits
+
+    card = layout.device_map
 
     def load_target() -> TargetModel:
         exits = OpenVinoExits(folder, manifest.target, card.exit) if card.exit.device != "target" else None
@@ -238,6 +241,7 @@ def _start_engine(folder: Path, manifest: Manifest, card: DeviceMap, speculation
         target_cores=target_thread_cores(card.target),
         draft_cores=card.draft.cores,
         is_target_lent=card.target.is_on_cpu,
+        takes_turns=layout.name == SHARED,
     )
 
 

@@ -202,6 +202,7 @@ class SimulatedLink:
     """What `DraftLink` offers, in simulated time; this draft never fails."""
 
     failure = None
+    takes_turns = False
 
     def __init__(self, drafter: Drafter, devices: Devices) -> None:
         self.drafter = drafter

@@ -68,9 +68,12 @@ class SteadyTarget(FakeTarget):
 class Bench:
     """An engine over fakes, and the texts it decodes."""
 
-    def __init__(self, target: FakeTarget, draft: FakeDraft, speculation: SpeculationConfig) -> None:
+    def __init__(
+        self, target: FakeTarget, draft: FakeDraft, speculation: SpeculationConfig, *, takes_turns: bool = False
+    ) -> None:
         self.target, self.draft, self.speculation = target, draft, speculation
-        self.engine = Engine(lambda: FakeModel(lambda: target), lambda: FakeModel(lambda: draft))
+        models = (lambda: FakeModel(lambda: target)), (lambda: FakeModel(lambda: draft))
+        self.engine = Engine(*models, takes_turns=takes_turns)
         if isinstance(target, SteadyTarget):
             target.draft_worker = self.engine.draft_worker
         self.seat = self.engine.open_seat()
@@ -126,6 +129,7 @@ def make_bench() -> Iterator[Callable[..., Bench]]:
         vocab: int = VOCAB,
         suffix_seconds: float = 0.0,
         is_steady: bool = False,
+        takes_turns: bool = False,
         **speculation: Any,
     ) -> Bench:
         target = (SteadyTarget if is_steady else FakeTarget)(
@@ -134,7 +138,7 @@ def make_bench() -> Iterator[Callable[..., Bench]]:
         draft = draft or FakeDraft(
             make_draft_handler(hit_rate, streams), vocab_size=vocab, num_streams=streams, capacity=context
         )
-        bench = Bench(target, draft, SpeculationConfig(**speculation))
+        bench = Bench(target, draft, SpeculationConfig(**speculation), takes_turns=takes_turns)
         benches.append(bench)
         return bench
 

@@ -1,5 +1,6 @@
 """`auto` runs what is cheapest, tries the others rarely, and changes no token."""
 
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -88,6 +89,28 @@ def test_a_good_draft_beside_a_slow_target_is_used(make_bench: Make) -> None:
     assert methods[-5:].count("plain") == 0
 
 
+@pytest.mark.parametrize("takes_turns", [True, False])
+def test_on_shared_cores_the_target_never_works_beside_the_draft(make_bench: Make, *, takes_turns: bool) -> None:
+    """Reading the prompt and windows on the side: beside passes of the target they would slow each other."""
+    bench = make_bench(hit_rate=0.1, takes_turns=takes_turns, gamma=4)
+    started, pass_of = [], bench.target.run
+
+    def run(*arguments: Any, **options: Any) -> Any:
+        started.append(bench.engine.draft_worker.has_pending())
+        return pass_of(*arguments, **options)
+
+    def slowly(text: list[int]) -> list[int]:
+        time.sleep(0.002)
+        return [0] * 4
+
+    bench.target.run = run
+    bench.draft._handler = slowly
+    expected = make_bench().decode(PROMPT, "plain", max_new_tokens=60)
+    assert bench.decode(PROMPT, "auto", max_new_tokens=60) == expected
+    assert bench.draft.num_passes > 0
+    assert any(started) is not takes_turns
+
+
 def test_methods_of_speculation_share_their_luck() -> None:
     """Serial steps that bring half of the usual show nothing about serial decoding as against mirror decoding."""
     book = CostBook(("mirror", "serial", "plain"))
@@ -108,6 +131,18 @@ def test_a_machine_that_slows_down_is_not_mistaken_for_a_bad_text() -> None:
         book.observe("serial", 3 * 0.04, 4)
     assert not book.is_saving
     assert book.costs["plain"].seconds_per_token == pytest.approx(3 / 50, rel=0.3)
+
+
+def test_plain_steps_just_before_count_more_than_what_was_tuned() -> None:
+    """Tuned at 20 ms a token, plain decoding takes 10 now: a step of speculation that takes 35 ms has not paid."""
+    book = CostBook(("mirror", "serial", "plain"))
+    book.start_from({"mirror": 50.0, "serial": 65.0, "plain": 50.0}, {"mirror": 2.0, "serial": 2.0, "plain": 1.0})
+    for _ in range(60):
+        book.observe("plain", 0.01, 1)
+    before = book.purse
+    book.observe_pace(1.2)
+    book.observe("serial", 0.035, 2)
+    assert book.purse < before
 
 
 def test_plain_steps_correct_what_longer_passes_say_of_them() -> None:
