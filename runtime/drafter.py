@@ -216,7 +216,7 @@ class Drafter:
             behind = np.subtract(tips.logprobs, tips.logprobs[..., :1], dtype=np.float64)
             total = np.log(np.exp(behind).sum(axis=2))
             others = behind[..., 1:]
-        shares = np.empty((num_tips, num_ahead, 2))
+        shares: NDArray[np.float64] = np.empty((num_tips, num_ahead, 2))
         shares[..., 0] = -total.reshape(num_tips, num_ahead)
         other = others.max(axis=-1, initial=_LEAST_SHARE).reshape(num_tips, num_ahead)
         np.add(other, shares[..., 0], out=shares[..., 1])
