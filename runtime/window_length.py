@@ -85,7 +85,7 @@ class WindowLength:
         self._weights, self._learned = weights, learned
         self._acceptance_rate = _FIRST_RATE
         self._expected: list[tuple[float, bool]] = []
-        self._last_pass = (0.0, 0.0)
+        self._awaited: tuple[int, float, float] | None = None
 
     def pass_seconds(self, num_rows: int) -> float:
         """What a pass of the target takes, by the times that were measured."""
@@ -101,23 +101,32 @@ class WindowLength:
         """
         found = self._reach(shares[:limit], num_main)
         worths = self._worths(found.reach)
-        length = worths.index(max(worths))
+        best = max(worths)
+        length = worths.index(best)
+        self._learn_gain(best)
         self._expected = [(chance, row < num_main) for row, chance in enumerate(found.chances[:length])]
         return length
 
     def is_pass_worthwhile(self, shares: Sequence[Share], num_main: int, passes: int, seconds: float) -> bool:
         """Whether one more pass of the draft would pay, after `passes` of them; one takes `seconds`.
 
-        Learns what the last pass has brought. See `cut` for `shares` and `num_main`.
+        Learns what the pass before has brought, as `cut` does of the last one. See there for `shares` and `num_main`.
         """
         reach = self._reach(shares, num_main).reach
         value = max(self._worths(reach))
-        gains, (last_value, last_reach) = self._learned.gains, self._last_pass
-        if passes > 1:
-            gains[passes - 1].observe(value - last_value, last_reach)
+        self._learn_gain(value)
         confirmed = reach[num_main - 1] if num_main else 1.0
-        self._last_pass = (value, confirmed)
-        return gains[passes].value * confirmed > self._tokens_per_second * seconds
+        is_worthwhile = self._learned.gains[passes].value * confirmed > self._tokens_per_second * seconds
+        if is_worthwhile:
+            self._awaited = (passes, value, confirmed)
+        return is_worthwhile
+
+    def _learn_gain(self, value: float) -> None:
+        """A window is worth `value` tokens now: note what the pass that was thought worthwhile has added."""
+        if self._awaited is not None:
+            passes, before, confirmed = self._awaited
+            self._learned.gains[passes].observe(value - before, confirmed)
+            self._awaited = None
 
     def observe(self, num_window: int, num_accepted: int, seconds: float) -> None:
         """Learn from a step: `num_accepted` of `num_window` tokens were right, and it took `seconds`."""

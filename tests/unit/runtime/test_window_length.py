@@ -69,6 +69,31 @@ def test_another_pass_pays_where_it_is_cheap() -> None:
     assert not one.is_pass_worthwhile([SURE] * 4, 1, 1, 0.1)
 
 
+def test_the_last_pass_of_a_window_teaches_as_well() -> None:
+    """Two passes are all that is allowed: whether the second pays is learned from the window that comes of it."""
+    learned = LearnedLengths(50.0)
+    for _ in range(20):
+        one = length(FLAT, learned)
+        assert one.is_pass_worthwhile([SURE] * 4, 1, 1, 0.001)
+        one.cut([SURE] * 12, 9, 12)
+    rich = learned.gains[1].value
+    for _ in range(20):
+        one = length(FLAT, learned)
+        one.is_pass_worthwhile([SURE] * 4, 1, 1, 0.001)
+        one.cut([SURE] * 4, 4, 12)
+    assert rich > 1.5
+    assert learned.gains[1].value < 0.8 * rich
+
+
+def test_a_pass_that_was_not_made_teaches_nothing() -> None:
+    learned = LearnedLengths(50.0)
+    before = learned.gains[1].value
+    one = length(FLAT, learned)
+    assert not one.is_pass_worthwhile([SURE] * 4, 1, 1, 0.1)
+    one.cut([SURE] * 4, 1, 12)
+    assert learned.gains[1].value == before
+
+
 def test_passes_that_bring_nothing_are_given_up() -> None:
     learned = LearnedLengths(50.0)
     asked = 0
