@@ -19,8 +19,6 @@ from mirrorsd import GenerationConfig, GenerationResult, MirrorPipeline
 from mirrorsd.bench import runs
 from mirrorsd.runtime.tuning import predict_step_ms
 
-PASS = ("prefix", "middle", "exit", "suffix", "read")
-
 
 def main() -> None:
     """Measure serial and mirror decoding, print and write the report."""
@@ -46,8 +44,8 @@ def gaps(results: list[GenerationResult]) -> dict[str, Any]:
     found: dict[str, list[float]] = defaultdict(list)
     for result in results:
         for step in result.steps:
-            inside = [s for s in result.spans if step.started <= s.start and s.end <= step.ended]
-            stages = sorted((s for s in inside if s.device == "target" and s.name in PASS), key=lambda s: s.start)
+            inside = runs.spans_in(result, step)
+            stages = sorted((s for s in inside if s.device == "target" and s.name in runs.PASS), key=lambda s: s.start)
             if not stages:
                 continue
             waited = sum(s.seconds for s in inside if s.name == "exposed")

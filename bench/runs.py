@@ -13,8 +13,12 @@ from mirrorsd import GenerationConfig, GenerationResult, MirrorPipeline
 from mirrorsd.cli.machine import describe_machine, installed_versions
 from mirrorsd.cli.prompt_file import read_questions
 from mirrorsd.runtime.engine import resolve_speculation
+from mirrorsd.runtime.ledger import Span
+from mirrorsd.runtime.request import StepRecord
 
 Messages = list[dict[str, str]]
+PASS = ("prefix", "middle", "exit", "suffix", "read")
+"""Spans of the target that make up a pass."""
 FIGURES = ("tokens_per_step", "mean_accepted", "reuse_rate", "draft_exposed_ms", "overlap")
 
 
@@ -82,6 +86,11 @@ def sum_up(results: Sequence[GenerationResult]) -> dict[str, Any]:
     }
     row["step_ms"] = {name: round(median(stat.step_ms[name] for stat in stats), 4) for name in stats[0].step_ms}
     return row
+
+
+def spans_in(result: GenerationResult, step: StepRecord) -> list[Span]:
+    """What happened within a step."""
+    return [span for span in result.spans if step.started <= span.start and span.end <= step.ended]
 
 
 def header(bundle: Path, **values: object) -> dict[str, Any]:

@@ -5,12 +5,12 @@
 
 The parts, means over the steps of all texts as tuned, in milliseconds: `one_row`, a pass of the target over one row (as
 plain decoding takes it); what its `more_rows` cost; `draft`, waiting for it; the `host`. `round` is one of the draft's
-rounds within decoding, `alone` its smallest round repeated with nothing between: what lies between them is larger
-rounds, and caches that the target's weights have emptied. `without_*` is the speed over plain decoding if that part
+rounds within decoding, `alone` its rounds by size, repeated with nothing between: what lies between them is
+caches that the target's weights have emptied. `without_*` is the speed over plain decoding if that part
 cost nothing, `needed` the tokens per step that the speed `--asked` for takes at these times.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,7 +20,6 @@ from mirrorsd.bench import runs
 from mirrorsd.runtime.ledger import Span
 from mirrorsd.runtime.part_times import measure_parts
 
-PASS = ("prefix", "middle", "exit", "suffix", "read")
 ROUNDS = ("fresh", "expand")
 METHODS = ("plain", "serial", "mirror")
 
@@ -53,12 +52,12 @@ def main() -> None:
 
 def step_parts(results: Sequence[GenerationResult]) -> dict[str, float]:
     """Means over the steps: `tokens`, and in milliseconds the `step`, its `target` and `draft`, and one `round`."""
-    steps = [(step, spans) for result in results for step, spans in _spans_by_step(result)]
+    steps = [(step, runs.spans_in(result, step)) for result in results for step in result.steps]
     rounds = [span.seconds for _, spans in steps for span in spans if span.device == "draft" and span.name in ROUNDS]
     return {
         "tokens": fmean(1 + step.num_accepted for step, _ in steps),
         "step": 1e3 * fmean(step.ended - step.started for step, _ in steps),
-        "target": 1e3 * sum(_total(spans, "target", PASS) for _, spans in steps) / len(steps),
+        "target": 1e3 * sum(_total(spans, "target", runs.PASS) for _, spans in steps) / len(steps),
         "draft": 1e3 * sum(_total(spans, "host", ("exposed",)) for _, spans in steps) / len(steps),
         "rounds": len(rounds) / len(steps),
         "round": 1e3 * fmean(rounds) if rounds else 0.0,
@@ -81,12 +80,6 @@ def budget(parts: dict[str, float], plain: dict[str, float], asked: float) -> di
 def _speed(parts: dict[str, float], plain: dict[str, float], saved_ms: float) -> float:
     """Tokens per second over plain decoding's, with steps that much shorter."""
     return parts["tokens"] * plain["step"] / (parts["step"] - saved_ms)
-
-
-def _spans_by_step(result: GenerationResult) -> Iterator[tuple[Any, list[Span]]]:
-    """Every step with what happened in it."""
-    for step in result.steps:
-        yield step, [span for span in result.spans if step.started <= span.start and span.end <= step.ended]
 
 
 def _total(spans: Sequence[Span], device: str, names: Sequence[str]) -> float:

@@ -149,7 +149,7 @@ class SerialDriver(PlainDriver):
         return self._fresh_window()
 
     def post_window(self, receive: Callable[[NDArray[np.int64]], None]) -> None:
-        """Have a short window after the text drafted, without waiting; `receive` is told on the draft's thread.
+        """Have a short window after the text drafted, usually without waiting: `receive` is told on the draft's thread.
 
         One pass of a streaming draft, a few of an ordinary one: this window is a question, not a step. Where draft and
         target take turns it is waited for: beside passes of the target it would take several times as long, and slow

@@ -1,5 +1,7 @@
 """Windows on the side are paid for: the dearer one is, the rarer they come."""
 
+import pytest
+
 from mirrorsd.runtime.asking_budget import AskingBudget
 from mirrorsd.runtime.cost_book import CostBook
 
@@ -36,7 +38,7 @@ def test_a_step_beside_the_draft_pays_for_it() -> None:
     for _ in range(2):
         book.observe("plain", 3.0, 1, is_disturbed=True)
     book.asking.settle()
-    assert 1.3 < book.asking.cost < 4.1
+    assert book.asking.cost == pytest.approx(0.7 * (2 / 0.9 - 1) + 0.3 * 4.0), "what was expected, and what it took"
     assert not book.may_ask()
     book.begin_text()
     assert not book.may_ask(), "plain decoding is the fastest here: a new text is no reason to ask"
