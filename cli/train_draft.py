@@ -19,10 +19,17 @@ _LOOP_TOKENS = 24
 SHAPE, LOSS = "Shape", "Loss"
 
 FromModel = Annotated[
-    Path | None, typer.Option(help="Start from this small causal LM with the same tokenizer.", rich_help_panel=SHAPE)
+    Path | None,
+    typer.Option(
+        help="Start from this small causal LM with the same tokenizer, or from a draft and its streams.",
+        rich_help_panel=SHAPE,
+    ),
 ]
 StreamRank = Annotated[
     int, typer.Option(min=0, help="Hidden units of the streams' own adapters; 0: none.", rich_help_panel=SHAPE)
+]
+Rate = Annotated[
+    float, typer.Option(min=0, help="Peak learning rate, as a share of the usual one.", rich_help_panel=LOSS)
 ]
 MoreText = Annotated[
     list[Path] | None, typer.Option(help="WORK of another `train text` with this target: its text is read too.")
@@ -54,6 +61,7 @@ def draft(
     document_share: shared.DocumentShare = 0.0,
     batch: shared.Batch = 6,
     length: shared.Length = 1024,
+    rate: Rate = 1.0,
     seconds: shared.Seconds = 1300.0,
     baseline: Baseline = False,
     resume: shared.Resume = False,
@@ -71,12 +79,11 @@ def draft(
     from mirrorsd.training.timed_run import RunConfig
 
     check_replaceable(output)
-    _check_deadline(deadline, has_baseline=baseline)
     weights = {"stream_weight": stream_weight, "argmax_weight": argmax_weight, "prompt_weight": prompt_weight}
     rows = {"streams_from": streams_from, "tip_share": tip_share}
-    loss = DistillConfig(**weights, **rows, sequences=batch, length=length, is_compiled=compile_loss)
+    loss = DistillConfig(**weights, **rows, sequences=batch, length=length, is_compiled=compile_loss, rate=rate)
     times: dict[str, Any] = {"save_every_s": save_every, "deadline": deadline, "counts_cpu": count_cpu}
-    config = RunConfig(out=work, schedule=_schedule(seconds), report_every=report_every, **times)
+    config = RunConfig(out=work, schedule=_schedule(seconds, deadline, baseline), report_every=report_every, **times)
     plan = DraftPlan(hidden=hidden, layers=layers, stream_layers=stream_layers, rank=stream_rank, source=from_model)
     checkpoint = shared.open_target(target, trained=plan.check(target, streams), tokens=batch * length, threads=threads)
     plain = output.with_name(f"{output.name}-s0") if baseline else None
@@ -96,7 +103,7 @@ def draft(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftPlan:
-    """How large a draft is, and what it starts from: sizes of its own, or a small model in `source`."""
+    """How large a draft is, and what it starts from: sizes of its own, or a small model (or a draft) in `source`."""
 
     hidden: int
     layers: int
@@ -108,19 +115,20 @@ class DraftPlan:
         """Check the plan against the target; return about how many parameters are trained.
 
         Raises:
-            ConfigError: sizes that no draft can have.
+            ConfigError: sizes that no draft can have, or other streams than the small model was trained with.
             ExportError: the small model is not complete, or speaks other tokens than the target.
         """
         from mirrorsd.export.checkpoint import open_checkpoint
         from mirrorsd.export.compatibility import check_compatible
-        from mirrorsd.training.draft_shape import check_draft_sizes
-        from mirrorsd.training.streaming_draft import check_stream_layers
+        from mirrorsd.training.draft_shape import check_draft_sizes, check_same_streams
+        from mirrorsd.training.streaming_draft import StreamShape, check_stream_layers
 
         of_target = open_checkpoint(target, "target")
         if self.source is not None:
             small = open_checkpoint(self.source, "draft")
             check_compatible(of_target, small)
             check_stream_layers(num_streams, self.stream_layers, int(small.config["num_hidden_layers"]))
+            check_same_streams(self.source, StreamShape(num_streams, self.stream_layers, self.rank))
             return small.source.num_parameters
         check_draft_sizes(self.hidden, self.layers)
         check_stream_layers(num_streams, self.stream_layers, self.layers)
@@ -136,14 +144,11 @@ class DraftPlan:
         return draft_from_scratch(target, hidden=self.hidden, layers=self.layers, **streams)
 
 
-def _check_deadline(deadline: float | None, *, has_baseline: bool) -> None:
-    if has_baseline and deadline is not None:
-        raise ConfigError("--baseline gives both drafts the same time, and --deadline would cut the second one short")
-
-
-def _schedule(seconds: float) -> "WarmStableDecay":
+def _schedule(seconds: float, deadline: float | None, has_baseline: bool) -> "WarmStableDecay":
     from mirrorsd.training.schedule import WarmStableDecay
 
+    if has_baseline and deadline is not None:
+        raise ConfigError("--baseline gives both drafts the same time, and --deadline would cut the second one short")
     return WarmStableDecay(budget_s=seconds, decay_s=seconds / 3)
 
 

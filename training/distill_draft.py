@@ -44,8 +44,7 @@ class DistillConfig:
         length: Tokens per sequence.
         tip_share: Share of the rows that carry streams in a step.
         is_compiled: Compile the loss (a minute at the start, a quarter faster after).
-        matrix_rate: Peak rate of Muon.
-        other_rate: Peak rate of AdamW.
+        rate: Peak learning rates as a share of the usual ones; less for a draft that is already good.
     """
 
     stream_weight: float = 0.05
@@ -56,13 +55,14 @@ class DistillConfig:
     length: int = 1024
     tip_share: float = 0.2
     is_compiled: bool = True
-    matrix_rate: float = 0.008
-    other_rate: float = 2.5e-3
+    rate: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("stream_weight", "streams_from", "argmax_weight", "prompt_weight", "tip_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; allowed is 0..1")
+        if self.rate <= 0:
+            raise ConfigError(f"rate is {self.rate}; it must be above 0, 1 is usual")
 
 
 class DistillLosses(NamedTuple):
@@ -157,7 +157,7 @@ def distill_draft(
     """
     text, held_back = streams
     target.requires_grad_(False)
-    optimizers = make_optimizers(draft, matrix_rate=config.matrix_rate, other_rate=config.other_rate)
+    optimizers = make_optimizers(draft)
     timed = TimedRun(run, {"draft": draft, "text": text, **optimizers}, show)
     losses_of = torch.compile(distill_losses, dynamic=False) if config.is_compiled else distill_losses
 
@@ -167,7 +167,7 @@ def distill_draft(
         return draw_tip_rows(config, draft.num_streams, timed.step)
 
     def step(share: float) -> tuple[int, dict[str, float]]:
-        set_rate(optimizers.values(), share)
+        set_rate(optimizers.values(), config.rate * share)
         taken = MarkedText.of(text.take_marked(config.sequences, config.length))
         with torch.autocast("cpu", torch.bfloat16):
             losses = losses_of(target, draft, taken, tips(), config)

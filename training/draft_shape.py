@@ -13,10 +13,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from mirrorsd.graphs.errors import ConfigError
 
 from .distill_draft import embed_like_target
-from .streaming_draft import StreamingDraft
+from .streaming_draft import StreamingDraft, StreamShape, read_stream_shape
 from .whole_model import load_whole
 
-__all__ = ["check_draft_sizes", "draft_from_model", "draft_from_scratch"]
+__all__ = ["check_draft_sizes", "check_same_streams", "draft_from_model", "draft_from_scratch"]
 
 _HEAD_DIM = 64
 _SEED = 21
@@ -69,8 +69,36 @@ def draft_from_scratch(
     return draft
 
 
+def check_same_streams(folder: Path, asked: StreamShape) -> None:
+    """Check that the streams of the draft in `folder`, if it has any, are those that are asked for.
+
+    Raises:
+        ConfigError: They are others: training would have to throw them away.
+        ExportError: The streams file is not of this format.
+    """
+    found = read_stream_shape(folder)
+    if asked.num_streams and found is not None and found != asked:
+        raise ConfigError(
+            f"the draft in {folder} has {_in_words(found)}; asked for are {_in_words(asked)}: ask for what it has, or "
+            "start from a copy of it without its streams file"
+        )
+
+
 def draft_from_model(folder: Path, *, num_streams: int, num_stream_layers: int, stream_rank: int = 0) -> StreamingDraft:
-    """Return an ordinary small causal LM with untrained streams put onto it."""
+    """Return a small causal LM with streams: its own if it has been trained to stream, else untrained ones.
+
+    Without streams (0) it is an ordinary draft, whatever it has been trained for.
+
+    Raises:
+        ConfigError: It has streams of another shape.
+    """
     torch.manual_seed(_SEED)
-    streams = {"num_streams": num_streams, "num_stream_layers": num_stream_layers, "stream_rank": stream_rank}
-    return StreamingDraft(load_whole(folder), **streams)
+    asked = StreamShape(num_streams, num_stream_layers, stream_rank)
+    check_same_streams(folder, asked)
+    if num_streams and read_stream_shape(folder) is not None:
+        return StreamingDraft.load(folder)
+    return StreamingDraft(load_whole(folder), **asked._asdict())
+
+
+def _in_words(shape: StreamShape) -> str:
+    return f"{shape.num_streams} streams in {shape.num_stream_layers} layers with adapters of rank {shape.stream_rank}"

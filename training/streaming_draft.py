@@ -30,7 +30,7 @@ from mirrorsd.graphs.errors import ConfigError, ExportError
 from .attention import StreamRows, use_training_attention
 from .whole_model import load_whole
 
-__all__ = ["DraftHidden", "StreamingDraft", "check_stream_layers"]
+__all__ = ["DraftHidden", "StreamShape", "StreamingDraft", "check_stream_layers", "read_stream_shape"]
 
 
 class DraftHidden(NamedTuple):
@@ -38,6 +38,34 @@ class DraftHidden(NamedTuple):
 
     main: Tensor
     streams: Tensor
+
+
+class StreamShape(NamedTuple):
+    """The streams of a draft: how many, through how many top layers, with adapters of which rank (0: none)."""
+
+    num_streams: int
+    num_stream_layers: int
+    stream_rank: int
+
+
+def read_stream_shape(folder: Path) -> StreamShape | None:
+    """Return the shape of the streams in a draft's folder, None for an ordinary draft; no weights are read.
+
+    Raises:
+        ExportError: The streams file is not of this format.
+    """
+    path = folder / names.STREAMS_FILE
+    if not path.is_file():
+        return None
+    with safe_open(path, framework="pt") as file:
+        metadata, kept = file.metadata() or {}, set(file.keys())
+        if metadata.get("format") not in (names.STREAMS_FORMAT, names.ADAPTED_STREAMS_FORMAT):
+            expected = f"{names.STREAMS_FORMAT!r} or {names.ADAPTED_STREAMS_FORMAT!r}"
+            raise ExportError(f"{path} has format {metadata.get('format')!r}; expected {expected}")
+        first = names.stream_adapter_down(0)
+        rank = int(file.get_slice(first).get_shape()[0]) if first in kept else 0
+        num_streams = int(file.get_slice(names.STREAM_EMBEDDINGS).get_shape()[0])
+    return StreamShape(num_streams, int(metadata["num_stream_layers"]), rank)
 
 
 def check_stream_layers(num_streams: int, num_stream_layers: int, num_layers: int) -> None:
@@ -156,18 +184,14 @@ class StreamingDraft(nn.Module):
         Raises:
             ExportError: The streams file is not of this format, or does not fit the draft.
         """
-        path = folder / names.STREAMS_FILE
-        if not path.is_file():
+        shape = read_stream_shape(folder)
+        if shape is None:
             return cls(load_whole(folder), num_streams=0, num_stream_layers=0)
+        path = folder / names.STREAMS_FILE
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") not in (names.STREAMS_FORMAT, names.ADAPTED_STREAMS_FORMAT):
-                expected = f"{names.STREAMS_FORMAT!r} or {names.ADAPTED_STREAMS_FORMAT!r}"
-                raise ExportError(f"{path} has format {metadata.get('format')!r}; expected {expected}")
             tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118 - not a dict
-        embeddings, first = tensors.pop(names.STREAM_EMBEDDINGS), tensors.get(names.stream_adapter_down(0))
-        streams = {"num_streams": len(embeddings), "num_stream_layers": int(metadata["num_stream_layers"])}
-        draft = cls(load_whole(folder), **streams, stream_rank=0 if first is None else len(first))
+        embeddings = tensors.pop(names.STREAM_EMBEDDINGS)
+        draft = cls(load_whole(folder), **shape._asdict())
         own = {"stream_embeddings": embeddings, **tensors}
         try:
             missing = draft.load_state_dict(own, strict=False).missing_keys

@@ -10,7 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.graphs.names import STREAMS_FILE
-from mirrorsd.training.streaming_draft import StreamingDraft
+from mirrorsd.training.draft_shape import check_same_streams, draft_from_model
+from mirrorsd.training.streaming_draft import StreamingDraft, StreamShape, read_stream_shape
 
 ROWS, STREAMS, STREAM_LAYERS = 7, 3, 2
 
@@ -109,3 +110,28 @@ def test_adapters_that_do_not_fit_are_refused(
     save_file({key: part for key, part in tensors.items() if part is not None}, tmp_path / STREAMS_FILE, metadata)
     with pytest.raises(ExportError, match=f"(?s){message}"):
         StreamingDraft.load(tmp_path)
+
+
+@pytest.mark.parametrize("stream_rank", [0, 8])
+def test_a_draft_that_streams_goes_on_with_its_own_streams(tmp_path: Path, stream_rank: int) -> None:
+    draft = tiny_draft(stream_rank=stream_rank)
+    draft.save(tmp_path, dtype=torch.float32)
+    shape = StreamShape(STREAMS, STREAM_LAYERS, stream_rank)
+    assert read_stream_shape(tmp_path) == shape
+    again = draft_from_model(tmp_path, **shape._asdict())
+    for name, weight in draft.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[name], weight, msg=name)
+
+
+def test_other_streams_than_a_draft_has_are_refused_and_none_make_it_ordinary(tmp_path: Path) -> None:
+    draft = tiny_draft(stream_rank=8)
+    draft.save(tmp_path, dtype=torch.float32)
+    found = "3 streams in 2 layers with adapters of rank 8; asked for are 2 streams in 2 layers with adapters of rank 8"
+    with pytest.raises(ConfigError, match=found):
+        draft_from_model(tmp_path, num_streams=2, num_stream_layers=2, stream_rank=8)
+    with pytest.raises(ConfigError, match="start from a copy of it without its streams file"):
+        check_same_streams(tmp_path, StreamShape(STREAMS, STREAM_LAYERS, 0))
+    ordinary = draft_from_model(tmp_path, num_streams=0, num_stream_layers=2, stream_rank=8)
+    assert (ordinary.num_streams, len(ordinary.adapters)) == (0, 0)
+    ids = torch.randint(0, 50, (1, ROWS))
+    torch.testing.assert_close(ordinary.base(ids).logits, draft.base(ids).logits)
