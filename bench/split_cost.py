@@ -23,8 +23,6 @@ from mirrorsd.export.journal import Journal
 from mirrorsd.export.loading import target_shape
 from mirrorsd.export.target_graphs import TargetPlan, write_target
 from mirrorsd.export.weightless import open_model
-from mirrorsd.graphs import names
-from mirrorsd.graphs.manifest import TargetEntry
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.onnx_target import OnnxTarget, OnnxTargetModel
 from mirrorsd.runtime.pinning import pin_current_thread
@@ -80,15 +78,7 @@ def export_forms(checkpoint: Path, folder: Path, borders: list[int], *, context:
         bundle = folder / str(number)
         bundle.mkdir()
         write_target(model, plan, bundle, lambda stage, share: None, Journal(bundle, ""))
-        entry = TargetEntry(
-            source=opened.source,
-            shape=shape,
-            precision="fp32",
-            context=context,
-            segments=plan.segments,
-            exits=plan.exits,
-            weights_file=names.WEIGHTS_FILE,
-        )
+        entry = plan.entry(opened.source, "fp32")
         sessions.append(OnnxTargetModel(bundle, entry, TargetPlacement(threads=1)).new_session())
     return sessions
 

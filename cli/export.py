@@ -31,6 +31,9 @@ def export(
         int | None, typer.Option(help="Integer weights that share a scale: 32, 64, 128; without it what fits.")
     ] = None,
     asymmetric: Annotated[bool, typer.Option("--asymmetric", help="Integer weights with zero points.")] = False,
+    batch_invariant: Annotated[
+        bool, typer.Option(help="On a CPU, the same bits for a row in passes of any number of rows.")
+    ] = True,
     rounding: Annotated[str, typer.Option(help="nearest, or gptq: fitted to the calibration text (int4).")] = "nearest",
     calibration: Annotated[
         Path | None, typer.Option(help="Text to report quality on, and for gptq.", show_default=False)
@@ -60,6 +63,7 @@ def export(
         embedding_precision=embedding_precision,
         block_size=block_size,
         is_symmetric=not asymmetric,
+        is_batch_invariant=batch_invariant,
         rounding=rounding,
         calibration_text=None if calibration is None else read_text(calibration),
         draft_precision=draft_precision,

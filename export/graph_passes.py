@@ -14,6 +14,7 @@ from .graph_edits import take_over
 from .projection_pass import JoinProjections
 from .quantise_pass import ChoosePack, QuantiseWeights, round_to_nearest
 from .rotary_pass import FoldRotary
+from .spare_row_pass import AddSpareRows
 
 
 class FuseSkipNorm(ir.passes.InPlacePass):
@@ -122,7 +123,12 @@ def optimise_draft(model: ir.Model) -> ir.Model:
 
 
 def optimise_stage(
-    model: ir.Model, formats: WeightFormats, vocab_size: int, choose_pack: ChoosePack = round_to_nearest
+    model: ir.Model,
+    formats: WeightFormats,
+    vocab_size: int,
+    choose_pack: ChoosePack = round_to_nearest,
+    *,
+    has_spare_rows: bool = False,
 ) -> ir.Model:
     """Run all passes on an exported target stage, in place.
 
@@ -131,6 +137,7 @@ def optimise_stage(
         formats: What becomes of the weights; the float ones are already what they should be.
         vocab_size: Width of the LM head, by which it is known.
         choose_pack: How each weight is rounded.
+        has_spare_rows: Whether attention gets rows of zeros, for the same bits with any number of rows.
 
     Raises:
         ExportError: the graph has a form that a pass does not support.
@@ -142,6 +149,7 @@ def optimise_stage(
         FuseSkipNorm(),
         common.RemoveUnusedNodesPass(),
         JoinProjections(),
+        *([AddSpareRows()] if has_spare_rows else []),
         common.ClearMetadataAndDocStringPass(),
         common.CommonSubexpressionEliminationPass(),
         common.RemoveUnusedNodesPass(),

@@ -247,6 +247,7 @@ def _target_plan(job: _Job, shape: TargetShape) -> TargetPlan:
         context=job.context,
         num_candidates=job.options.num_exit_candidates,
         adapters={layer: load_adapter(job.target.folder, layer, shape.hidden_size) for layer in job.exit_layers},
+        is_batch_invariant=job.options.is_batch_invariant,
     )
 
 
@@ -260,16 +261,7 @@ def _target_entry(job: _Job, plan: TargetPlan) -> TargetEntry:
         is_symmetric=options.is_symmetric,
         rounding=options.rounding,
     )
-    return TargetEntry(
-        source=job.target.source,
-        shape=plan.shape,
-        precision=options.precision,
-        context=job.context,
-        segments=plan.segments,
-        exits=plan.exits,
-        weights_file=names.WEIGHTS_FILE,
-        storage=storage,
-    )
+    return plan.entry(job.target.source, options.precision, storage)
 
 
 def _parity_ids(job: _Job) -> tuple[list[int], str]:

@@ -16,8 +16,13 @@ class RotaryTables(nn.Module):
     Tables are `[num_positions, rotated part of a head]`, one pair per kind of rotary position among the layers.
     """
 
-    def __init__(self, parts: DecoderParts, layers: range, num_positions: int, dtype: torch.dtype) -> None:
-        """Compute the tables that `layers` need; `num_positions` is within what the model was made for."""
+    def __init__(
+        self, parts: DecoderParts, layers: range, num_positions: int, dtype: torch.dtype, spare_rows: int = 0
+    ) -> None:
+        """Compute the tables that `layers` need; `num_positions` is within what the model was made for.
+
+        Spare rows behind the last position have its angles: nothing attends to them, but attention looks them up.
+        """
         super().__init__()
         with torch.no_grad():
             by_layer = parts.angles(torch.zeros(1, dtype=dtype), torch.arange(num_positions)[None])
@@ -27,8 +32,9 @@ class RotaryTables(nn.Module):
         for layer in layers:
             angles = by_layer[layer]
             if angles is not None:
-                self.register_buffer(f"cos_table{kinds[layer]}", angles[0][0].contiguous())
-                self.register_buffer(f"sin_table{kinds[layer]}", angles[1][0].contiguous())
+                cos, sin = (torch.cat((table[0], table[0][-1:].repeat(spare_rows, 1))) for table in angles)
+                self.register_buffer(f"cos_table{kinds[layer]}", cos.contiguous())
+                self.register_buffer(f"sin_table{kinds[layer]}", sin.contiguous())
 
     def forward(self, positions: Tensor) -> dict[int, Angles]:
         """Return cos and sin `[1, rows, hd]` by layer for int64 `positions` `[1, rows]`; None without rotary."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from mirrorsd.families.registry import parts_of
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import TargetShape, exit_contract, segment_contract
-from mirrorsd.graphs.manifest import Exit, Segment
+from mirrorsd.graphs.manifest import Exit, Segment, SourceModel, TargetEntry, WeightStorage
 
 from .atomic_folder import check_space, flush_to_disk
 from .attention import GQA_ATTENTION
@@ -22,6 +22,7 @@ from .block_formats import FLOAT_WEIGHTS, WeightFormats
 from .graph_passes import optimise_stage
 from .journal import Journal
 from .quantise_pass import ChoosePack, round_to_nearest
+from .spare_row_pass import SPARE_ROWS
 from .target_stages import ExitStage, SegmentStage
 from .torch_to_onnx import export_stage
 from .weightless import WeightlessModel
@@ -46,6 +47,23 @@ class TargetPlan:
     adapters: dict[int, Adapter | None]
     formats: WeightFormats = FLOAT_WEIGHTS
     choose_pack: ChoosePack = round_to_nearest
+    is_batch_invariant: bool = True
+
+    @property
+    def spare_rows(self) -> int:
+        """Rows of zeros that attention gets behind those of a pass: in float32, where rows then never differ."""
+        return SPARE_ROWS if self.is_batch_invariant and self.shape.dtype == "float32" else 0
+
+    @property
+    def row_group(self) -> int:
+        """Rows that are computed together: see `TargetEntry.row_group`."""
+        chosen = [part for part in (self.formats.layers, self.formats.head) if part is not None]
+        return max((part.row_group for part in chosen), default=1) if self.is_batch_invariant else 1
+
+    @property
+    def capacity(self) -> int:
+        """Rows of a cache: the longest text, and the spare rows behind it."""
+        return self.context + self.row_group - 1 + self.spare_rows
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -69,6 +87,21 @@ class TargetPlan:
                 adapter_rank=0 if adapter is None else adapter[0].shape[0],
             )
             for layer, adapter in self.adapters.items()
+        )
+
+    def entry(self, source: SourceModel, precision: str, storage: WeightStorage | None = None) -> TargetEntry:
+        """What a manifest says of the target that is written by this plan."""
+        return TargetEntry(
+            source=source,
+            shape=self.shape,
+            precision=precision,
+            context=self.context,
+            segments=self.segments,
+            exits=self.exits,
+            weights_file=names.WEIGHTS_FILE,
+            storage=storage,
+            spare_rows=self.spare_rows,
+            row_group=self.row_group,
         )
 
     @property
@@ -142,9 +175,17 @@ def segment_graph(model: WeightlessModel, plan: TargetPlan, segment: Segment) ->
     model.network.set_attn_implementation(GQA_ATTENTION)
     span = {"first_layer": segment.first_layer, "end_layer": segment.end_layer}
     contract = segment_contract(plan.shape, segment.name, **span)
-    stage = SegmentStage(parts_of(model.network), contract, context=plan.context, **span)
+    stage = SegmentStage(
+        parts_of(model.network),
+        contract,
+        context=plan.context,
+        capacity=plan.capacity,
+        spare_rows=plan.spare_rows,
+        **span,
+    )
     graph = export_stage(stage, contract, model.lazy_weights(stage))
-    return optimise_stage(graph, plan.formats, plan.shape.vocab_size, plan.choose_pack)
+    vocab_size, has_spare_rows = plan.shape.vocab_size, plan.spare_rows > 0
+    return optimise_stage(graph, plan.formats, vocab_size, plan.choose_pack, has_spare_rows=has_spare_rows)
 
 
 def exit_graph(model: WeightlessModel, plan: TargetPlan, point: Exit) -> ir.Model:

@@ -43,15 +43,24 @@ class SegmentStage(nn.Module):
     """Layers `first_layer .. end_layer - 1` of the target, with the embedding or the LM head at the ends."""
 
     def __init__(
-        self, parts: DecoderParts, contract: StageContract, *, first_layer: int, end_layer: int, context: int
+        self,
+        parts: DecoderParts,
+        contract: StageContract,
+        *,
+        first_layer: int,
+        end_layer: int,
+        context: int,
+        capacity: int,
+        spare_rows: int,
     ) -> None:
         super().__init__()
         self.input_names = [spec.name for spec in contract.inputs]
         self.first_layer = first_layer
         self.end_layer = end_layer
-        self.context = context
+        self.context, self.spare_rows = context, spare_rows
         self.layers = parts.layers[first_layer:end_layer]
-        self.rotary = RotaryTables(parts, range(first_layer, end_layer), context, parts.lm_head.weight.dtype)
+        numbers = range(first_layer, end_layer)
+        self.rotary = RotaryTables(parts, numbers, context, parts.lm_head.weight.dtype, capacity - context)
         if first_layer == 0:
             self.embed = parts.embed
         if end_layer == len(parts.layers):
@@ -66,7 +75,7 @@ class SegmentStage(nn.Module):
         past = {i: (by_name[names.past_key(i)], by_name[names.past_value(i)]) for i in numbers}
         caches = SegmentCaches(past, seqlens_k, by_name[names.TOTAL_LENGTH], self.context)
         rows = torch.arange(flowing.shape[1])[None]
-        positions = rows + (seqlens_k.to(torch.int64) + 1 - flowing.shape[1])[:, None]
+        positions = rows + (seqlens_k.to(torch.int64) + 1 - self.spare_rows - flowing.shape[1])[:, None]
         hidden = self.embed(flowing, positions) if self.first_layer == 0 else flowing
         angles = self.rotary(positions)
         for number, layer in zip(numbers, self.layers, strict=True):

@@ -143,14 +143,14 @@ class TargetRun:
     def _open_segment(self, segment: Segment) -> "_SegmentRun":
         layers = range(segment.first_layer, segment.end_layer)
         shape = self.plan.shape
-        size = (1, shape.num_kv_heads, self.plan.context, shape.head_dim)
+        size = (1, shape.num_kv_heads, self.plan.capacity, shape.head_dim)
         kind = "float32" if self._is_widened else shape.dtype
         caches = {
             name(layer): ort.OrtValue.ortvalue_from_numpy(np.zeros(size, kind))
             for layer in layers
             for name in (names.past_key, names.past_value)
         }
-        return _SegmentRun(self._open(segment.file), layers, caches)
+        return _SegmentRun(self._open(segment.file), layers, caches, self.plan.spare_rows)
 
     @property
     def _is_widened(self) -> bool:
@@ -177,10 +177,11 @@ class _SegmentRun:
     session: ort.InferenceSession
     layers: range
     caches: dict[str, ort.OrtValue]
+    spare_rows: int
 
     def forward(self, step: Pass, flowing: Array) -> Array:
         """Run one pass over ids or hidden states; return hidden `[1, S, H]` or logits `[1, S, V]`."""
-        total = step.start + len(step.ids)
+        total = step.start + len(step.ids) + self.spare_rows
         given = {
             names.INPUT_IDS: flowing,
             names.HIDDEN: flowing,

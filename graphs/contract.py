@@ -76,7 +76,8 @@ def segment_contract(shape: TargetShape, name: str, *, first_layer: int, end_lay
 
     The first segment takes `input_ids`, later ones `hidden`. The last one gives logits, the first `hidden`, and one
     between them `next_hidden` (ONNX forbids an output named like an input).
-    `seqlens_k[1]` is the number of cached rows after this pass, minus one; `total_length` is that number.
+    `seqlens_k[1]` is the number of cached rows after this pass, spare ones (`TargetEntry`) included, minus one;
+    `total_length` is that number.
     Caches are share-buffer: `past_*` and `present_*` are one buffer of capacity `C`.
     """
     is_first, is_last = first_layer == 0, end_layer == shape.num_layers

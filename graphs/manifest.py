@@ -64,7 +64,16 @@ class WeightStorage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetEntry:
-    """The target: sizes, the chain of segments and the exits at its borders. `precision` is that of its layers."""
+    """The target: sizes, the chain of segments and the exits at its borders.
+
+    Attributes:
+        precision: that of its layers.
+        context: the longest text, in tokens.
+        spare_rows: rows of zeros that its attention adds behind those of a pass, so that one row is computed as many
+            are; `seqlens_k` and `total_length` count them, and the caches have room for them.
+        row_group: rows that ONNX Runtime's CPU kernels compute together under these weights; passes of a multiple of it
+            give a row the same bits, so there the runtime fills passes up.
+    """
 
     source: SourceModel
     shape: TargetShape
@@ -74,6 +83,13 @@ class TargetEntry:
     exits: tuple[Exit, ...]
     weights_file: str
     storage: WeightStorage | None = None
+    spare_rows: int = 0
+    row_group: int = 1
+
+    @property
+    def capacity(self) -> int:
+        """Rows of a cache."""
+        return self.context + self.row_group - 1 + self.spare_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

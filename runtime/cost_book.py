@@ -11,6 +11,7 @@ from statistics import fmean
 
 from mirrorsd.runtime.asking_budget import AskingBudget
 from mirrorsd.runtime.generation_config import GenerationConfig
+from mirrorsd.runtime.plain_pace import PlainPace
 from mirrorsd.runtime.token_cost import Luck, TokenCost
 
 _TRIAL_STEPS = 6
@@ -24,7 +25,6 @@ _LEAST_START = 1.25
 """What a text begins with at least, where speculation is the fastest method on the whole."""
 _STEP_SHARE = 0.5
 """What the purse must hold for another step, of what that step loses if nothing is right."""
-_PACE_MEMORY = 0.8
 _WHOLE_WINDOW = 3
 _RECORD_MEMORY = 0.5
 """How much of what earlier texts have gained still counts after another text."""
@@ -45,8 +45,8 @@ class CostBook:
         self.earned = 0.0
         self.is_saving = False
         self._gained = self._record = 0.0
-        self._plain_reference = self._plain_now = self._slowdown = 0.0
-        self._has_decoded_plainly = False
+        self._pace = PlainPace()
+        self._plain_now = 0.0
 
     def start_from(self, tokens_per_second: dict[str, float], tokens_per_step: dict[str, float] | None = None) -> None:
         """Begin with what was measured before, as if each method had just run for a while."""
@@ -57,7 +57,7 @@ class CostBook:
             if name == "plain":
                 self.costs[name].observe(1.0 / speed, 1)
             self.costs[name].start_from(tokens[name] / speed, 1.0 if name == "plain" else tokens[name] / usual)
-        self._plain_reference = self.costs["plain"].seconds_per_token if "plain" in tokens_per_second else 0.0
+        self._pace = PlainPace(self.costs["plain"].seconds_per_token if "plain" in tokens_per_second else 0.0)
         self._set_pauses()
         rivals = [cost for name, cost in self.costs.items() if name != "plain" and cost.num_steps]
         if rivals and self.cheapest() == "plain":
@@ -68,14 +68,10 @@ class CostBook:
         """Learn that the target took, in the step that `observe` comes with, `slowdown` times what `tune` measured.
 
         Plain decoding does not run while speculation pays: this keeps its cost up with the machine. Passes of one row
-        and of many need not slow down alike: every real step of plain decoding corrects what this makes of it.
+        and of many need not slow down alike: real steps of plain decoding correct what this makes of it (`PlainPace`).
         """
-        if self._plain_reference:
-            if not self._slowdown and self._has_decoded_plainly:  # just now: what `tune` measured counts no more
-                self._plain_reference = self.costs["plain"].seconds_per_token / slowdown
-            known = self._slowdown or slowdown
-            self._slowdown = _PACE_MEMORY * known + (1 - _PACE_MEMORY) * slowdown
-            self._plain_now = slowdown * self._plain_reference
+        if self._pace.reference:
+            self._plain_now = self._pace.observe_pass(slowdown)
             self.costs["plain"].observe(self._plain_now, 1)
 
     def begin_text(self) -> None:
@@ -151,10 +147,8 @@ class CostBook:
             if is_disturbed and plain.num_steps:
                 self.asking.pay(seconds / plain.seconds_per_token - num_tokens)
             self.asking.put_aside(num_tokens)
-            self._has_decoded_plainly |= not is_disturbed
-            if self._slowdown and not is_disturbed:
-                true = seconds / num_tokens / self._slowdown
-                self._plain_reference = _PACE_MEMORY * self._plain_reference + (1 - _PACE_MEMORY) * true
+            if not is_disturbed:
+                self._pace.observe_plain(seconds / num_tokens)
         elif plain.num_steps:
             if method == "plain":  # how much of a window came true is the same whoever verifies it
                 self._luck.observe(num_tokens)

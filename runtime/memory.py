@@ -113,7 +113,7 @@ def _laid_out(entry: DraftEntry, card: DeviceMap) -> float:
 
 def _target_caches(entry: TargetEntry) -> int:
     shape = entry.shape
-    return 2 * shape.num_layers * shape.num_kv_heads * entry.context * shape.head_dim * shape.bytes_per_number
+    return 2 * shape.num_layers * shape.num_kv_heads * entry.capacity * shape.head_dim * shape.bytes_per_number
 
 
 def _draft_caches(entry: DraftEntry) -> int:

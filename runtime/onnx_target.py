@@ -59,6 +59,7 @@ class OnnxTarget:
         self.vocab_size = entry.shape.vocab_size
         self.near_tie_gap = _NEAR_TIE_GAPS.get(entry.shape.dtype, 5e-2)
         self._model = model
+        self._row_group = entry.row_group if model.placement.provider == "CPUExecutionProvider" else 1
         self._cache = _make_cache(entry, model.device.place)
         self._passes: dict[tuple[int, bool], _BoundPass] = {}
 
@@ -73,6 +74,8 @@ class OnnxTarget:
         exits: Collection[int] | None = None,
     ) -> TargetOutput:
         """See `TargetSession.run`."""
+        num_rows = len(tokens)
+        tokens = self._filled_up(tokens)
         bound = self._bound(len(tokens), is_prefill=False)
         bound.write(tokens, start)
         for segment in bound.segments:
@@ -81,21 +84,28 @@ class OnnxTarget:
             is_asked = exits is None or segment.end_layer in exits
             if on_exit is not None and is_asked and segment is not bound.segments[-1]:
                 with ledger.time("target", "exit"):
-                    guesses = self._guess(bound, segment)
+                    guesses = self._guess(bound, segment, num_rows)
                 on_exit(guesses)
         with ledger.time("target", "read"):
-            return bound.read(with_logits)
+            return bound.read(num_rows, with_logits=with_logits)
 
-    def _guess(self, bound: "_BoundPass", segment: "_BoundSegment") -> ExitGuesses:
+    def _filled_up(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows for whole groups: what comes behind the pass's own rows is overwritten by the next pass."""
+        missing = -len(tokens) % self._row_group
+        return np.concatenate((tokens, np.zeros(missing, dtype=np.int64))) if missing else tokens
+
+    def _guess(self, bound: "_BoundPass", segment: "_BoundSegment", num_rows: int) -> ExitGuesses:
         elsewhere = self._model.exits_elsewhere
         if elsewhere is not None:
-            return elsewhere.guess(segment.end_layer, segment.hidden.read())
+            return elsewhere.guess(segment.end_layer, segment.hidden.read()[:, :num_rows])
         exit_point = bound.exits[segment.end_layer]
         exit_point.run()
-        return ExitGuesses(segment.end_layer, *exit_point.read())
+        ids, logprobs = exit_point.read()
+        return ExitGuesses(segment.end_layer, ids[:num_rows], logprobs[:num_rows])
 
     def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
         """See `TargetSession.prefill`."""
+        tokens = self._filled_up(tokens)
         bound = self._bound(len(tokens), is_prefill=True)
         bound.write(tokens, start)
         with ledger.time("target", "prefill"):
@@ -142,7 +152,8 @@ class _BoundPass:
         captures = model.device.captures and logit_rows == num_rows
         self._graph = model.device.next_graph() if captures else None
         # A captured graph keeps the length it was captured with: the whole capacity holds for every pass.
-        self._fixed_length = model.entry.context if captures else None
+        self._fixed_length = model.entry.capacity if captures else None
+        self._spare_rows = model.entry.spare_rows
         values = {
             names.INPUT_IDS: self._ids.value,
             names.SEQLENS_K: self._seqlens_k.value,
@@ -172,16 +183,16 @@ class _BoundPass:
 
     def write(self, tokens: NDArray[np.int64], start: int) -> None:
         """Set this pass's rows and how many cache rows there are after it."""
-        total = start + len(tokens)
+        total = start + len(tokens) + self._spare_rows
         self._ids.write(tokens[None])
         self._last_row[0] = total - 1
         self._seqlens_k.write(self._last_row)
         self._total_length[()] = self._fixed_length or total
 
-    def read(self, with_logits: bool) -> TargetOutput:
-        """The answer; logits are copied from a device only if they are wanted."""
-        logits = self._logits.read()[0] if with_logits else None
-        return TargetOutput(self._argmax_ids.read()[0], self._argmax_gap.read()[0], logits)
+    def read(self, num_rows: int, *, with_logits: bool) -> TargetOutput:
+        """The answer of the first `num_rows`; logits are copied from a device only if they are wanted."""
+        logits = self._logits.read()[0, :num_rows] if with_logits else None
+        return TargetOutput(self._argmax_ids.read()[0, :num_rows], self._argmax_gap.read()[0, :num_rows], logits)
 
     def release(self) -> None:
         """Forget the captured graphs, before what they point at goes."""
@@ -241,8 +252,8 @@ def _hidden(before: ort.OrtValue | None, after: ort.OrtValue) -> dict[str, ort.O
 
 
 def _make_cache(entry: TargetEntry, place: Place) -> dict[str, ort.OrtValue]:
-    """Share-buffer caches: `past_*` and `present_*` of a layer are one value of capacity `context`."""
-    shape = (1, entry.shape.num_kv_heads, entry.context, entry.shape.head_dim)
+    """Share-buffer caches: `past_*` and `present_*` of a layer are one value of `capacity` rows."""
+    shape = (1, entry.shape.num_kv_heads, entry.capacity, entry.shape.head_dim)
     cache: dict[str, ort.OrtValue] = {}
     for layer in range(entry.shape.num_layers):
         key, value = (place.tensor(shape, entry.shape.dtype).value for _ in range(2))

@@ -1,6 +1,6 @@
 """The target on OpenVINO (CPU, Intel GPU): the bundle's own ONNX stages, read by OpenVINO's ONNX frontend.
 
-The stages' caches are share-buffer: a pass reads the first rows of a buffer of `context` rows and gives back those rows
+The stages' caches are share-buffer: a pass reads the first rows of a buffer of fixed capacity and gives back those rows
 with the new ones behind them. The host keeps the buffers and copies the new rows in, so that rejected rows are rolled
 back by number here too. Exactness first: on a GPU the caches travel through host memory at every pass.
 """
@@ -33,9 +33,9 @@ class OpenVinoTargetModel:
         """Compile the stages; `exits`, if given, stand in for the target's own."""
         self.entry, self.placement, self.exits_elsewhere = entry, placement, exits
         core = ov.Core()
-        self.segments = [(s, _compile(core, bundle / s.file, entry.context, placement)) for s in entry.segments]
+        self.segments = [(s, _compile(core, bundle / s.file, entry.capacity, placement)) for s in entry.segments]
         self.exits = {
-            e.layer: (e, _compile(core, bundle / e.file, entry.context, placement))
+            e.layer: (e, _compile(core, bundle / e.file, entry.capacity, placement))
             for e in (() if exits else entry.exits)
         }
 
@@ -58,8 +58,7 @@ class OpenVinoTarget:
         self.context = entry.context
         self.vocab_size = entry.shape.vocab_size
         self.near_tie_gap = _NEAR_TIE_GAPS.get(entry.shape.dtype, 5e-2)
-        shape = (1, entry.shape.num_kv_heads, entry.context, entry.shape.head_dim)
-        self._segments = [_SegmentRequest(*segment, shape, entry.shape.dtype) for segment in model.segments]
+        self._segments = [_SegmentRequest(*segment, entry) for segment in model.segments]
         self._exits_elsewhere = model.exits_elsewhere
         self._exits = {layer: _ExitRequest(*point) for layer, point in model.exits.items()}
 
@@ -113,7 +112,9 @@ class OpenVinoTarget:
 class _SegmentRequest:
     """One segment with the caches of its layers bound."""
 
-    def __init__(self, segment: Segment, compiled: ov.CompiledModel, cache_shape: tuple[int, ...], dtype: str) -> None:
+    def __init__(self, segment: Segment, compiled: ov.CompiledModel, entry: TargetEntry) -> None:
+        self._spare_rows = entry.spare_rows
+        cache_shape = (1, entry.shape.num_kv_heads, entry.capacity, entry.shape.head_dim)
         self.name, self.end_layer = segment.name, segment.end_layer
         self._request = compiled.create_infer_request()
         inputs = _port_names(compiled.inputs)
@@ -127,13 +128,13 @@ class _SegmentRequest:
         for layer in range(segment.first_layer, segment.end_layer):
             pairs = ((names.past_key, names.present_key), (names.past_value, names.present_value))
             for past, present in pairs:
-                cache = np.zeros(cache_shape, dtype=dtype)
+                cache = np.zeros(cache_shape, dtype=entry.shape.dtype)
                 self._bind(past(layer), cache)
                 self._caches.append((cache, present(layer)))
 
     def run(self, rows: NDArray[Any], start: int, logit_rows: NDArray[np.int64]) -> NDArray[Any]:
         """Run `rows` (ids or hidden states) at positions `start ..`; returns the hidden states, or nothing of use."""
-        total = start + rows.shape[1]
+        total = start + rows.shape[1] + self._spare_rows
         self._seqlens_k[0], self._total_length[()] = total - 1, total
         self._bind(self._rows_input, rows)
         if self._takes_logit_rows:
@@ -169,8 +170,8 @@ class _ExitRequest:
         return ids[0].copy(), logprobs[0].copy()
 
 
-def _compile(core: ov.Core, path: Path, context: int, placement: TargetPlacement) -> ov.CompiledModel:
-    """Read one stage; rows stay symbolic, the caches' capacity becomes the context."""
+def _compile(core: ov.Core, path: Path, capacity: int, placement: TargetPlacement) -> ov.CompiledModel:
+    """Read one stage; rows stay symbolic, the caches' capacity becomes fixed."""
     options: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1}
     if placement.precision != "auto":
         options["INFERENCE_PRECISION_HINT"] = placement.precision
@@ -184,7 +185,7 @@ def _compile(core: ov.Core, path: Path, context: int, placement: TargetPlacement
         caches = {port.get_any_name(): port.get_partial_shape() for port in model.inputs}
         caches = {name: shape for name, shape in caches.items() if name.startswith("past_")}
         for shape in caches.values():
-            shape[2] = context
+            shape[2] = capacity
         if caches:
             model.reshape(caches)
         return core.compile_model(model, device, options)

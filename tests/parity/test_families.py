@@ -32,7 +32,7 @@ from mirrorsd.families.registry import FAMILIES, parts_of
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import describe_file
 from mirrorsd.graphs.contract import MASKED, draft_contract
-from mirrorsd.graphs.manifest import DraftBucket, TargetEntry, VerifyResult
+from mirrorsd.graphs.manifest import DraftBucket, VerifyResult
 
 TOLERANCE = 1e-4
 CONTEXT = 256
@@ -221,15 +221,7 @@ def check_text(bundle: Path, plan: TargetPlan, checkpoint: Checkpoint, llama_pai
     """The written stages with another pair's draft and tokenizer: plain and mirror decoding give the same ids."""
     for part in ("draft", "tokenizer"):
         shutil.copytree(llama_pair.bundle / part, bundle / part)
-    entry = TargetEntry(
-        source=checkpoint.source,
-        shape=plan.shape,
-        precision="fp32",
-        context=plan.context,
-        segments=plan.segments,
-        exits=plan.exits,
-        weights_file=names.WEIGHTS_FILE,
-    )
+    entry = plan.entry(checkpoint.source, "fp32")
     buckets = (DraftBucket(rows=8, tips=8), DraftBucket(rows=64, tips=1))
     draft = replace(llama_pair.manifest.draft, buckets=buckets, capacities=(CONTEXT,))
     files = {path.relative_to(bundle).as_posix(): describe_file(path) for path in bundle.rglob("*") if path.is_file()}

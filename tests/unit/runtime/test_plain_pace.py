@@ -1,0 +1,69 @@
+"""What plain decoding would take now, by the slowdown of the passes that run instead."""
+
+import pytest
+
+from mirrorsd.runtime.cost_book import CostBook
+from mirrorsd.runtime.plain_pace import PlainPace
+
+
+def test_it_follows_the_machine_while_speculation_runs() -> None:
+    pace = PlainPace(0.010)
+    assert [pace.observe_pass(slowdown) for slowdown in (1.0, 1.5, 0.8)] == pytest.approx([0.010, 0.015, 0.008])
+
+
+def test_the_first_plain_steps_replace_what_was_tuned() -> None:
+    pace = PlainPace(0.020)
+    for _ in range(20):
+        pace.observe_plain(0.012)
+    assert pace.observe_pass(1.2) == pytest.approx(0.012)
+    assert pace.observe_pass(1.0) == pytest.approx(0.010)
+
+
+def test_a_machine_that_slows_down_during_plain_decoding_is_counted_once() -> None:
+    pace = PlainPace(0.010)
+    pace.observe_pass(1.0)
+    for _ in range(4):
+        pace.observe_plain(0.010)
+    for _ in range(60):
+        pace.observe_plain(0.020)
+    assert pace.observe_pass(2.0) == pytest.approx(0.020)
+
+
+def test_plain_steps_behind_the_last_pass_are_compared_with_it() -> None:
+    pace = PlainPace(0.010)
+    for _ in range(5):
+        pace.observe_pass(1.0)
+    for _ in range(4):
+        pace.observe_plain(0.007)
+    assert pace.reference == pytest.approx(0.007)
+
+
+def test_once_much_was_compared_a_slow_end_of_a_text_changes_little() -> None:
+    pace = PlainPace(0.010)
+    for _ in range(10):
+        pace.observe_pass(1.0)
+        for _ in range(20):
+            pace.observe_plain(0.010)
+    for _ in range(20):
+        pace.observe_plain(0.018)
+    assert pace.observe_pass(1.0) == pytest.approx(0.011, rel=0.02)
+
+
+def test_nothing_is_made_up_where_nothing_was_measured() -> None:
+    pace = PlainPace()
+    pace.observe_plain(0.010)
+    assert pace.observe_pass(1.0) == 0.0
+
+
+def test_the_book_judges_a_step_by_what_plain_decoding_takes_now() -> None:
+    """Plain decoding slows down twofold with the machine; a step that takes what two tokens then take gains nothing."""
+    book = CostBook(("mirror", "serial", "plain"))
+    book.start_from({"mirror": 50.0, "serial": 120.0, "plain": 100.0}, {"mirror": 2.0, "serial": 2.0, "plain": 1.0})
+    book.observe_pace(1.0)
+    book.observe("serial", 0.02, 2)
+    for step in range(60):
+        book.observe("plain", 0.01 if step < 10 else 0.02, 1)
+    before = book.purse
+    book.observe_pace(2.0)
+    book.observe("serial", 0.04, 2)
+    assert book.purse == pytest.approx(before, abs=0.05)
