@@ -38,13 +38,18 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfTest:
-    """A bundle on a card: seconds to load, speeds, and whether mirror decoding gave plain decoding's ids."""
+    """A bundle on a card: seconds to load, speeds, and whether mirror decoding gave plain decoding's ids.
+
+    `row_difference` is the largest difference of a target's logit between passes of one row and of several; 0.0: the
+    methods cannot part by rounding.
+    """
 
     device_map: str
     load_seconds: float
     plain_tokens_per_second: float
     mirror_tokens_per_second: float
     identical: bool
+    row_difference: float = 0.0
     failure: str = ""
 
 
@@ -148,6 +153,7 @@ def try_bundle(bundle: Path, names: list[str]) -> list[SelfTest]:
 def self_test(bundle: Path, name: str) -> SelfTest:
     """Load a bundle on one card and generate by plain and by mirror decoding."""
     from mirrorsd import GenerationConfig, MirrorPipeline
+    from mirrorsd.runtime.row_invariance import largest_row_difference
 
     config = GenerationConfig(max_new_tokens=_NUM_TOKENS, ignore_eos=True)
     started = perf_counter()
@@ -155,6 +161,8 @@ def self_test(bundle: Path, name: str) -> SelfTest:
         with MirrorPipeline.load(bundle, device_map=name, speculation={"pad_rows_to": 8, "gamma": 6}) as pipe:
             load_seconds = perf_counter() - started
             plain, mirror = (pipe.generate(_PROMPT, config, method=method) for method in ("plain", "mirror"))
+            worker, model = pipe.engine.target_worker, pipe.engine.target_model
+            row_difference = worker.run(lambda: largest_row_difference(model.new_session()))
     except DeviceError as error:
         return SelfTest(
             device_map=name,
@@ -170,6 +178,7 @@ def self_test(bundle: Path, name: str) -> SelfTest:
         plain_tokens_per_second=round(plain.stats.tokens_per_second, 1),
         mirror_tokens_per_second=round(mirror.stats.tokens_per_second, 1),
         identical=plain.token_ids == mirror.token_ids,
+        row_difference=row_difference,
         failure="; ".join(mirror.stats.warnings),
     )
 
@@ -182,9 +191,12 @@ def print_findings(checks: list[Check], tests: list[SelfTest]) -> None:
     print_table(table)
     if not tests:
         return
-    trials = Table("device map", "load s", "plain tokens/s", "mirror tokens/s", "identical", "failure")
+    trials = Table(
+        "device map", "load s", "plain tokens/s", "mirror tokens/s", "identical", "rows differ by", "failure"
+    )
     for test in tests:
         speeds = (f"{test.plain_tokens_per_second:.1f}", f"{test.mirror_tokens_per_second:.1f}")
         verdict = "yes" if test.identical else "no"
-        add_row(trials, test.device_map, f"{test.load_seconds:.2f}", *speeds, verdict, test.failure)
+        rows = f"{test.row_difference:.0e}" if test.row_difference else "nothing"
+        add_row(trials, test.device_map, f"{test.load_seconds:.2f}", *speeds, verdict, rows, test.failure)
     print_table(trials)
