@@ -2,8 +2,8 @@
 
     python bench/exactness.py storyteller.mirror --prompts samples/storyteller/prompts.jsonl --output exactness.json
 
-A pass over 8 rows rounds differently from a pass over 1 row, so a near tie may flip there; with `pad_rows_to` all
-passes have the same number of rows, and the ids must always be the same.
+Where the target is not batch-invariant (docs/exactness.md), a pass over 8 rows rounds differently from a pass over 1,
+and a near tie may flip there; with `pad_rows_to` all passes have as many rows, and the ids must always be the same.
 """
 
 import argparse
@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=20, help="how many prompts, spread over the file")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--device-map", default="cpu")
+    parser.add_argument("--pad-rows-to", type=int, nargs="+", default=[0, 8], help="settings to try, in turn")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     everything = read_questions(options.prompts)
@@ -37,7 +38,7 @@ def main() -> None:
     report: dict[str, Any] = {"bundle": options.bundle.name, "prompts": len(questions), "tokens": options.tokens}
     report |= {"device_map": options.device_map, "machine": describe_machine(), "versions": installed_versions()}
     report["results"] = []
-    for padding in (0, 8):
+    for padding in options.pad_rows_to:
         with MirrorPipeline.load(
             options.bundle, device_map=options.device_map, speculation={"pad_rows_to": padding}
         ) as pipe:
