@@ -57,7 +57,8 @@ def main() -> None:
         report_of(bundle, differences[number], {size: (seconds[number, size], seconds[0, size]) for size in SIZES})
         for number, bundle in enumerate(options.bundles)
     ]
-    runs.print_rows(rows, tuple(rows[0]))
+    shown = [row | {"rows_differ_by": f"{row['rows_differ_by']:.0e}"} for row in rows]
+    runs.print_rows(shown, tuple(rows[0]))
     where = {"device_map": options.device_map, "layout": layout, "cached_rows": CACHED, "repeats": options.repeats}
     runs.finish(runs.header(options.bundles[0], **where) | {"rows": rows}, options.output)
 

@@ -58,7 +58,7 @@ def precision_line(target: TargetEntry) -> str:
     if storage is None or not any(part.startswith("int") for part in (storage.layers, storage.head, storage.embedding)):
         return f"{target.precision} (CUDA only)" if target.shape.dtype == "bfloat16" else target.precision
     zero_points = "symmetric" if storage.is_symmetric else "with zero points"
-    blocks = f"blocks of {storage.block_size or 'what fits'}"
+    blocks = f"blocks of {storage.block_size or 'up to 128'}"
     return (
         f"{storage.layers} (head {storage.head}, embedding {storage.embedding}; {blocks}, {zero_points}, "
         f"rounded by {storage.rounding})"

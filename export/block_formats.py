@@ -10,11 +10,9 @@ from mirrorsd.graphs.errors import ConfigError
 
 BITS_BY_PRECISION = {"int8": 8, "int4": 4}
 BLOCK_SIZES = (128, 64, 32)
-DEFAULT_BLOCK_SIZES = {8: (64, 32), 4: BLOCK_SIZES}
-"""By bits, the best first. With 8 bits and blocks of up to 64, a row has the same bits in ONNX Runtime's CPU kernels
-however many rows a pass has. In blocks of 128 it has not, and a pass of many rows is a tenth faster. With 4 bits that
-takes blocks of 32, and a third more time (docs/exactness.md)."""
 _INVARIANT_BLOCKS = {8: 64, 4: 32}
+"""By bits: in blocks of up to so many weights ONNX Runtime's CPU kernels give a row the same bits however many rows a
+pass has. They are no default, as larger ones make windows faster (docs/exactness.md)."""
 COMPUTE_BY_PRECISION = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "int8": "fp32", "int4": "fp32"}
 """What the stages compute in, and so what their hidden states, caches and float weights are."""
 
@@ -46,29 +44,26 @@ class BlockChoice:
     is_symmetric: bool = True
 
     def for_width(self, width: int) -> BlockFormat:
-        """The format of rows of `width` weights: by default the best blocks that pad no more than blocks of 32 do.
+        """The format of rows of `width` weights: by default the largest blocks that pad no more than blocks of 32 do.
 
-        Fewer scales are fewer bytes and fewer additions: on a CPU a row through 4-bit blocks of 128 takes about 0.65 of
-        the time through blocks of 32 (see docs/peers.md).
+        Fewer scales are fewer bytes and fewer additions: on a CPU a row through blocks of 128 takes about 0.65 of the
+        time through blocks of 32 (see docs/peers.md).
 
         >>> [BlockChoice(bits=4).for_width(width).block_size for width in (1152, 192, 40)]
         [128, 64, 64]
-        >>> [BlockChoice(bits=8).for_width(width).block_size for width in (1152, 32)]
-        [64, 32]
         """
         padded = -(-width // 32) * 32
-        sizes = DEFAULT_BLOCK_SIZES[self.bits]
-        size = self.block_size or next(size for size in sizes if padded % size == 0)
+        size = self.block_size or next(size for size in BLOCK_SIZES if padded % size == 0)
         return BlockFormat(bits=self.bits, block_size=size, is_symmetric=self.is_symmetric)
 
     @property
     def row_group(self) -> int:
         """Rows that the CPU's kernels compute together: with any multiple of it a row has the same bits.
 
-        >>> [BlockChoice(bits=bits).row_group for bits in (8, 4)], BlockChoice(bits=8, block_size=128).row_group
+        >>> [BlockChoice(bits=8, block_size=size).row_group for size in (64, 128)], BlockChoice(bits=4).row_group
         ([1, 2], 2)
         """
-        largest = self.block_size or DEFAULT_BLOCK_SIZES[self.bits][0]
+        largest = self.block_size or max(BLOCK_SIZES)
         return 1 if largest <= _INVARIANT_BLOCKS[self.bits] else 2
 
 

@@ -42,7 +42,7 @@ class ExportOptions:
         block_size: Weights of a row that share a scale, where they are integers; None for the largest blocks that fit.
         is_symmetric: Whether integers of the layers have no zero points; head and embedding never have any.
         is_batch_invariant: Whether the CPU gives a row the same bits in passes of any number of rows, so that no method
-            can differ from plain decoding by rounding; it costs int4 some of plain decoding's speed, others little.
+            can differ from plain decoding by rounding; it costs int8 and int4 some of plain decoding's speed.
         rounding: "nearest", or "gptq": what minimises the layers' error on the calibration text (nncf; takes longer).
         draft_precision: Draft weights, one of `DRAFT_PRECISIONS`.
         draft_group, draft_data_aware, allow_draft_loss: See `DraftCompression`.

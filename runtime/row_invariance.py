@@ -17,11 +17,11 @@ _PASS_SIZES = (2, 3, 5, 8)
 
 
 def largest_row_difference(
-    session: TargetSession, *, num_rows: int = 24, pass_sizes: tuple[int, ...] = _PASS_SIZES
+    session: TargetSession, *, num_rows: int = 64, pass_sizes: tuple[int, ...] = _PASS_SIZES
 ) -> float:
     """Run the same rows one by one and several at a time; return the largest difference of a logit, 0.0 for none.
 
-    Call it on the target's thread. Takes about 50 passes of few rows; the cache is overwritten.
+    Call it on the target's thread. Takes about 120 passes of few rows; the cache is overwritten.
     """
     num_rows = min(num_rows, session.context)
     tokens = np.random.default_rng(0).integers(0, session.vocab_size, num_rows)
