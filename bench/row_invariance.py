@@ -1,7 +1,7 @@
 """What batch-invariance costs: passes of one bundle beside those of others of the same target, by turns.
 
     mirrorsd export TARGET --draft DRAFT -o exact.mirror --precision int8
-    mirrorsd export TARGET --draft DRAFT -o loose.mirror --precision int8 --block-size 128 --no-batch-invariant
+    mirrorsd export TARGET --draft DRAFT -o loose.mirror --precision int8 --no-batch-invariant
     python bench/row_invariance.py loose.mirror exact.mirror --device-map cpu --layout shared --output rows.json
 
 Says for each bundle by how much a row's logits differ between passes of one row and of several (0: not at all), how

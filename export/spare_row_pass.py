@@ -1,8 +1,8 @@
 """Attention over one row computed exactly as over many.
 
 ONNX Runtime's CPU kernels multiply one row by another routine than several, which adds in another order; in attention
-that is where a row's last bits come to depend on how many rows are in its pass (everywhere else they do not, see
-docs/exactness.md). With a row of zeros behind the others there are always at least two.
+that is where a row's last bits come to depend on how many rows are in its pass (elsewhere only some integer products do
+that, see docs/exactness.md). With a row of zeros behind the others there are always at least two.
 
 Owns: the row of zeros, and taking it away again. Does not own: the caches' place for it (`TargetEntry.capacity`), or
 counting it (`seqlens_k` and `total_length` do).
