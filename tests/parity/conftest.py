@@ -42,6 +42,13 @@ MakeCheckpoint = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
+def knows_integer_kernels() -> bool:
+    """Whether this processor's integer kernels are those that were found to be batch-invariant (docs/exactness.md)."""
+    cpuinfo = Path("/proc/cpuinfo")
+    return cpuinfo.is_file() and "avx512_vnni" in cpuinfo.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
 def tokenizer_json() -> str:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
