@@ -20,6 +20,7 @@ from mirrorsd.runtime.draft_shapes import (
     device_options,
     host_options,
     is_shared,
+    pass_buckets,
     static_shapes,
     with_cache_of,
 )
@@ -39,6 +40,7 @@ class DraftCompiler:
             self.core.set_property("CPU", host)
         self._cache_type = cache_type(self.core, entry, placement)
         self.is_shared = is_shared(entry, placement, self._path.with_suffix(".bin").stat().st_size)
+        self.buckets = pass_buckets(entry, placement, is_shared=self.is_shared)
         self._compiled: dict[str, Runnable] = {}
         self._warm: set[Shape] = set()
         # An imported model computes on the mapped file itself, so the mapping must outlive it.
@@ -79,7 +81,7 @@ class DraftCompiler:
 
     def fill_cache(self) -> None:
         """Compile whatever the cache lacks, so that no later request compiles; large drafts as they are needed."""
-        shapes = [(b.rows, b.tips, c) for c in sorted(self._entry.capacities) for b in self._entry.buckets]
+        shapes = [(b.rows, b.tips, c) for c in sorted(self._entry.capacities) for b in self.buckets]
         size = self._path.with_suffix(".bin").stat().st_size * len(shapes)
         if self.cache is None or self.is_shared or size > _MOST_AHEAD_BYTES:
             return

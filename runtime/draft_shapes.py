@@ -8,7 +8,7 @@ from openvino.preprocess import PrePostProcessor
 
 from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.graphs import names
-from mirrorsd.graphs.manifest import DraftEntry
+from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
 
 _PRECISIONS = ("f32", "bf16", "f16")
 MOST_STATIC_BYTES = 384 << 20
@@ -62,6 +62,21 @@ def is_shared(entry: DraftEntry, placement: DraftPlacement, weight_bytes: int) -
     """Whether one compiled model serves all shapes."""
     num_shapes = len(entry.buckets) * len(entry.capacities)
     return placement.device == "CPU" and weight_bytes * num_shapes > MOST_STATIC_BYTES
+
+
+def pass_buckets(entry: DraftEntry, placement: DraftPlacement, *, is_shared: bool) -> list[DraftBucket]:
+    """The buckets that passes go through, smallest first.
+
+    On a processor each of a small draft's shapes has weights of its own, and what one pass leaves in the processor's
+    cache is of use to the next only if that has the same shape. So the passes of a window, of few rows each, all go
+    through one: what would have had fewer tips costs a little more alone, and less where the target runs in between.
+    """
+    ordered = sorted(entry.buckets, key=lambda bucket: (bucket.rows, bucket.tips))
+    rounds = [bucket for bucket in ordered if bucket.tips > 1]
+    if placement.device != "CPU" or is_shared or not rounds:
+        return ordered
+    smallest = rounds[0]
+    return [bucket for bucket in ordered if bucket.rows > smallest.rows or bucket == smallest]
 
 
 def device_options(placement: DraftPlacement) -> tuple[str, dict[str, Any]]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from mirrorsd.device_maps import DeviceMap
 from mirrorsd.graphs.manifest import DraftEntry, Manifest, TargetEntry
-from mirrorsd.runtime.draft_shapes import is_shared
+from mirrorsd.runtime.draft_shapes import is_shared, pass_buckets
 
 SYSTEM = "system memory"
 _MB = 1 << 20
@@ -89,8 +89,8 @@ def _target_need(manifest: Manifest, card: DeviceMap) -> MemoryNeed:
 def _draft_need(manifest: Manifest, card: DeviceMap) -> MemoryNeed:
     entry = manifest.draft
     weights = manifest.files[str(Path(entry.file).with_suffix(".bin").as_posix())].bytes
-    num_shapes = len(entry.buckets) * len(entry.capacities)
     shares = is_shared(entry, card.draft, weights)
+    num_shapes = len(pass_buckets(entry, card.draft, is_shared=shares)) * len(entry.capacities)
     num_models = 1 if shares else num_shapes
     # Every compiled model lays the weights out for itself, and computes on its mapped file.
     return MemoryNeed(

@@ -56,7 +56,7 @@ class OpenVinoDraft:
         self.max_tips = max(bucket.tips for bucket in decode)
         self.prefill_rows = max(bucket.rows for bucket in entry.buckets)
         self.capacity = max(entry.capacities)
-        self._buckets = sorted(entry.buckets, key=lambda bucket: (bucket.rows, bucket.tips))
+        self._buckets = model.shapes.buckets
         self._capacities = sorted(entry.capacities)
         self._model = model
         self._requests: dict[tuple[int, int, int], DraftRequest] = {}

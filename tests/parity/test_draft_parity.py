@@ -170,6 +170,18 @@ def is_weighted(op: ov.Node) -> bool:
     return op.get_type_name() == "MatMul" and weight.get_type_name() == "Constant"
 
 
+def test_passes_of_a_window_share_their_weights_on_a_processor(llama_pair: Any) -> None:
+    """Prompt's last tokens with one tip, then guesses with a tip each: one compiled shape, warm the second time."""
+    model = OpenVinoDraftModel(llama_pair.bundle, llama_pair.manifest.draft, DraftPlacement(device="CPU"))
+    new_request, shapes = model.shapes.new_request, []
+    model.shapes.new_request = lambda shape, cache: shapes.append(shape) or new_request(shape, cache)
+    session = model.new_session()
+    session.run([RowBlock([5, 6], 0, 0)], [1])
+    session.keep_rows([0, 1], [0, 1])
+    session.run([RowBlock([7, 8, 9, 10], 2, 2)], [0, 1, 2, 3])
+    assert shapes == [(4, 4, session.cache_capacity)]
+
+
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_a_cache_in_bf16_changes_no_guess(llama_pair: Any, monkeypatch: pytest.MonkeyPatch, is_shared: bool) -> None:
     """Where the processor computes in bf16, what a pass gives back was rounded to it already."""

@@ -7,8 +7,8 @@ import pytest
 
 from mirrorsd.device_maps import DraftPlacement, load_device_map
 from mirrorsd.graphs.contract import DraftShape
-from mirrorsd.graphs.manifest import DraftEntry, SourceModel
-from mirrorsd.runtime.draft_shapes import cache_type, device_options, host_options
+from mirrorsd.graphs.manifest import DraftBucket, DraftEntry, SourceModel
+from mirrorsd.runtime.draft_shapes import cache_type, device_options, host_options, pass_buckets
 
 
 @pytest.mark.parametrize(("precision", "interconnect", "computed"), [("f32", "NO", "f32"), ("f16", "YES", "f32")])
@@ -54,15 +54,35 @@ def test_the_cache_is_what_the_graph_says_elsewhere() -> None:
     assert _kind(DraftPlacement(device="NPU", emulated=True, precision="bf16"), has_bf16=True) == ov.Type.f32
 
 
+_BUCKETS = ((4, 1), (4, 4), (8, 1), (8, 8), (128, 1))
+
+
+def test_short_passes_on_a_processor_all_have_one_shape() -> None:
+    assert _pass_buckets(DraftPlacement(device="CPU")) == [(4, 4), (8, 1), (8, 8), (128, 1)]
+
+
+def test_other_devices_and_a_model_for_all_shapes_take_the_smallest_that_fits() -> None:
+    assert _pass_buckets(DraftPlacement(device="NPU")) == list(_BUCKETS)
+    assert _pass_buckets(DraftPlacement(device="CPU"), is_shared=True) == list(_BUCKETS)
+
+
+def _pass_buckets(placement: DraftPlacement, *, is_shared: bool = False) -> list[tuple[int, int]]:
+    buckets = [DraftBucket(rows=rows, tips=tips) for rows, tips in reversed(_BUCKETS)]
+    return [(bucket.rows, bucket.tips) for bucket in pass_buckets(_entry(buckets), placement, is_shared=is_shared)]
+
+
 def _kind(placement: DraftPlacement, *, has_bf16: bool) -> ov.Type:
+    return cache_type(_Core(has_bf16=has_bf16), _entry([]), placement)  # type: ignore[arg-type]
+
+
+def _entry(buckets: list[DraftBucket]) -> DraftEntry:
     shape = DraftShape(num_layers=1, vocab_size=8, num_kv_heads=1, head_dim=8, num_streams=0, num_candidates=1)
-    entry = DraftEntry(
+    return DraftEntry(
         source=SourceModel(name="d", family="llama", licence="unknown", num_parameters=1),
         shape=shape,
         precision="fp32",
         num_stream_layers=0,
         file="draft/draft.xml",
-        buckets=(),
+        buckets=tuple(buckets),
         capacities=(64,),
     )
-    return cache_type(_Core(has_bf16=has_bf16), entry, placement)  # type: ignore[arg-type]
