@@ -105,6 +105,7 @@ def parse_arguments() -> argparse.Namespace:
         "--draft", help="name of the ordinary draft's checkpoint folder; without it, plain decoding only"
     )
     parser.add_argument("--precision", required=True)
+    parser.add_argument("--draft-precisions", help="of openvino-genai's draft: int8,fp32 tries both")
     parser.add_argument("--drafted", default="4", help="tokens that the peers draft at a time: 3,4,5 tries all")
     parser.add_argument("--device-map", default=str(HERE / "both-cores.toml"))
     parser.add_argument("--prompts", type=Path, required=True)
@@ -128,14 +129,15 @@ def entries(options: argparse.Namespace) -> list[dict[str, Any]]:
         entry("mirrorsd", name, options.bundle, {"method": name, "device_map": options.device_map}) for name in methods
     ]
     found += [entry(peer, "plain", exports[peer] / whole, own[peer]) for peer in PEERS]
+    kinds = (options.draft_precisions or options.precision).split(",")
     for count in options.drafted.split(",") if options.draft else ():
-        small = exports["openvino-genai"] / f"{options.draft}-{options.precision}"
-        composite = exports["onnxruntime-genai"] / f"{whole}+{options.draft}"
         drafted = {"num_drafted": int(count)}
-        found += [
-            entry("openvino-genai", f"draft {count}", exports["openvino-genai"] / whole, hint | drafted, small),
-            entry("onnxruntime-genai", f"draft {count}", composite, drafted),
-        ]
+        for kind in kinds:
+            small = exports["openvino-genai"] / f"{options.draft}-{kind}"
+            name = f"draft {count}" + (f" in {kind}" if len(kinds) > 1 else "")
+            found.append(entry("openvino-genai", name, exports["openvino-genai"] / whole, hint | drafted, small))
+        composite = exports["onnxruntime-genai"] / f"{whole}+{options.draft}"
+        found.append(entry("onnxruntime-genai", f"draft {count}", composite, drafted))
     return found
 
 
