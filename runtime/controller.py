@@ -116,7 +116,7 @@ class AutoDriver:
         if self._method == "serial":
             self._observe_pace(started)
         num_tokens = len(outcome.tokens)
-        is_last = self._method == "plain" and not self._is_trial
+        is_last = self._method == "plain" and is_partial and not self._is_trial
         self._num_right_at_last = outcome.num_accepted if is_last else 0
         self._book.observe(self._method, seconds, num_tokens, is_disturbed=is_draft_busy, is_partial=is_partial)
         if self._book.earned > 0.0:

@@ -36,9 +36,10 @@ class CostBook:
     """What every method costs on this pipeline, and which one to run next."""
 
     def __init__(self, methods: tuple[str, ...] = ("mirror", "serial", "plain")) -> None:
-        self._luck = Luck()
+        self._luck, self._plain_luck = Luck(), Luck()
         self.costs = {
-            method: TokenCost(Luck() if method == "plain" else self._luck, _MIN_PAUSE_TOKENS) for method in methods
+            method: TokenCost(self._plain_luck if method == "plain" else self._luck, _MIN_PAUSE_TOKENS)
+            for method in methods
         }
         self.purse = _PURSE_TOKENS
         self.asking = AskingBudget()
@@ -57,7 +58,7 @@ class CostBook:
             if name == "plain":
                 self.costs[name].observe(1.0 / speed, 1)
             self.costs[name].start_from(tokens[name] / speed, 1.0 if name == "plain" else tokens[name] / usual)
-        self._pace = PlainPace(self.costs["plain"].seconds_per_token if "plain" in tokens_per_second else 0.0)
+        self._pace = PlainPace(self.costs["plain"].seconds_per_step if "plain" in tokens_per_second else 0.0)
         self._set_pauses()
         rivals = [cost for name, cost in self.costs.items() if name != "plain" and cost.num_steps]
         if rivals and self.cheapest() == "plain":
@@ -71,8 +72,9 @@ class CostBook:
         and of many need not slow down alike: real steps of plain decoding correct what this makes of it (`PlainPace`).
         """
         if self._pace.reference:
-            self._plain_now = self._pace.observe_pass(slowdown)
-            self.costs["plain"].observe(self._plain_now, 1)
+            plain, step_seconds = self.costs["plain"], self._pace.observe_pass(slowdown)
+            self._plain_now = step_seconds / plain.tokens_per_step
+            plain.observe(step_seconds, plain.tokens_per_step)
 
     def begin_text(self) -> None:
         """Let a new text risk no more than the first one: what others have earned is not its own to lose.
@@ -81,6 +83,7 @@ class CostBook:
         has lost.
         """
         self._luck.begin_text()
+        self._plain_luck.begin_text()
         if self.cheapest() != "plain":
             self.asking.begin_text()
         self._record = _RECORD_MEMORY * self._record + self._gained
@@ -148,7 +151,7 @@ class CostBook:
                 self.asking.pay(seconds / plain.seconds_per_token - num_tokens)
             self.asking.put_aside(num_tokens)
             if not is_disturbed:
-                self._pace.observe_plain(seconds / num_tokens)
+                self._pace.observe_plain(seconds)
         elif plain.num_steps:
             if method == "plain":  # how much of a window came true is the same whoever verifies it
                 self._luck.observe(num_tokens)

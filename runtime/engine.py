@@ -13,6 +13,7 @@ from mirrorsd.runtime.draft_link import DraftLink
 from mirrorsd.runtime.draft_session import DraftModel
 from mirrorsd.runtime.drafter import Drafter
 from mirrorsd.runtime.drivers import Driver, PlainDriver, SerialDriver
+from mirrorsd.runtime.free_rows import FreeRowDriver
 from mirrorsd.runtime.generation_config import SpeculationConfig
 from mirrorsd.runtime.mirror_driver import MirrorDriver
 from mirrorsd.runtime.planner import RootPlanner
@@ -127,7 +128,7 @@ class Seat:
         planner = RootPlanner(speculation, request.chooser, self._engine.root_scores)
         mirror = MirrorDriver(request, self._target, link, passes, planner)
         book = self._engine.books.of(request.config)
-        return mirror if method == "mirror" else AutoDriver(plain, serial, mirror, book)
+        return mirror if method == "mirror" else AutoDriver(FreeRowDriver(request, self._target), serial, mirror, book)
 
     def _is_draft_ready(self) -> bool:
         """Whether the draft answers; one that failed but is not hung starts over with an empty cache."""

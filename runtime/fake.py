@@ -42,6 +42,7 @@ class FakeTarget:
     """A `TargetSession` that asks a handler for each row; the exit asks `exit_handler` (default: the same)."""
 
     near_tie_gap = 1e-6
+    row_group = 1
 
     def __init__(
         self,

@@ -59,7 +59,7 @@ class OnnxTarget:
         self.vocab_size = entry.shape.vocab_size
         self.near_tie_gap = _NEAR_TIE_GAPS.get(entry.shape.dtype, 5e-2)
         self._model = model
-        self._row_group = entry.row_group if model.placement.provider == "CPUExecutionProvider" else 1
+        self.row_group = entry.row_group if model.placement.provider == "CPUExecutionProvider" else 1
         self._cache = _make_cache(entry, model.device.place)
         self._passes: dict[tuple[int, bool], _BoundPass] = {}
 
@@ -91,7 +91,7 @@ class OnnxTarget:
 
     def _filled_up(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
         """Rows for whole groups: what comes behind the pass's own rows is overwritten by the next pass."""
-        missing = -len(tokens) % self._row_group
+        missing = -len(tokens) % self.row_group
         return np.concatenate((tokens, np.zeros(missing, dtype=np.int64))) if missing else tokens
 
     def _guess(self, bound: "_BoundPass", segment: "_BoundSegment", num_rows: int) -> ExitGuesses:

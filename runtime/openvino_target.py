@@ -57,6 +57,7 @@ class OpenVinoTarget:
         entry = model.entry
         self.context = entry.context
         self.vocab_size = entry.shape.vocab_size
+        self.row_group = 1
         self.near_tie_gap = _NEAR_TIE_GAPS.get(entry.shape.dtype, 5e-2)
         self._segments = [_SegmentRequest(*segment, entry) for segment in model.segments]
         self._exits_elsewhere = model.exits_elsewhere

@@ -52,6 +52,7 @@ class PacedTarget:
     def __init__(self, session: TargetSession, pace: Pace, num_layers: int) -> None:
         self.context, self.vocab_size = session.context, session.vocab_size
         self.near_tie_gap = session.near_tie_gap
+        self.row_group = 1  # by the pace, every row counts
         self._session, self._pace, self._num_layers = session, pace, num_layers
 
     def run(

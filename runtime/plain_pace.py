@@ -1,4 +1,4 @@
-"""What a token of plain decoding would take now, while speculation runs instead: the measure of all it gains or loses.
+"""What a step of plain decoding would take now, while speculation runs instead: the measure of all it gains or loses.
 
 Every step of serial decoding shows how much slower the target's passes are than `tune` measured. How plain decoding
 compares with such passes is learned only where one takes over from the other: there both were measured on the machine
@@ -19,10 +19,10 @@ _LEAST_SHARE = 0.125
 
 
 class PlainPace:
-    """Seconds per token of plain decoding, by the slowdown of other passes of the target.
+    """Seconds per step of plain decoding, by the slowdown of other passes of the target.
 
     Attributes:
-        reference: seconds per token where the target is as fast as `tune` measured it; 0: nothing was measured.
+        reference: seconds per step where the target is as fast as `tune` measured it; 0: nothing was measured.
     """
 
     def __init__(self, reference: float = 0.0) -> None:
@@ -31,15 +31,15 @@ class PlainPace:
         self._slowdown = 0.0
         self._steps: deque[float] = deque(maxlen=_STEPS_BEFORE)
 
-    def observe_plain(self, seconds_per_token: float) -> None:
+    def observe_plain(self, seconds: float) -> None:
         """Learn from a step of plain decoding beside which nothing ran."""
-        self._steps.append(seconds_per_token)
+        self._steps.append(seconds)
         if self._slowdown and len(self._steps) == _STEPS_AFTER:
             self._compare(self._slowdown)
             self._slowdown = 0.0
 
     def observe_pass(self, slowdown: float) -> float:
-        """Learn that a pass took `slowdown` times what `tune` measured; return what a plain token would have taken."""
+        """Learn that a pass took `slowdown` times what `tune` measured; return what a plain step would have taken."""
         if self._steps:
             self._compare(slowdown)
             self._steps.clear()

@@ -18,7 +18,7 @@ class TargetLink:
     def __init__(self, session: TargetSession, worker: DeviceWorker) -> None:
         self.context = session.context
         self.vocab_size = session.vocab_size
-        self.near_tie_gap = session.near_tie_gap
+        self.near_tie_gap, self.row_group = session.near_tie_gap, session.row_group
         self._session, self._worker = session, worker
         self._cached = np.zeros(session.context, dtype=np.int64)
         self._num_cached = 0

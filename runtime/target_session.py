@@ -58,11 +58,16 @@ class TargetOutput(NamedTuple):
 
 
 class TargetSession(Protocol):
-    """The target on one device, with one cache of `context` rows; rolled back by number."""
+    """The target on one device, with one cache of `context` rows; rolled back by number.
+
+    Attributes:
+        row_group: rows are computed so many at a time: a pass takes as long as if its last group were full.
+    """
 
     context: int
     vocab_size: int
     near_tie_gap: float
+    row_group: int
 
     def run(
         self,

@@ -1,0 +1,60 @@
+"""Rows that a pass computes anyway: what stands in them, and what comes of it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mirrorsd.runtime.text_lookup import TextLookup
+
+Make = Callable[..., Any]
+PROMPT = [3, 1, 4, 1, 5]
+
+
+def test_a_text_read_piece_by_piece_gives_the_same_guesses() -> None:
+    text = np.random.default_rng(0).integers(0, 6, 200)
+    growing = TextLookup()
+    found = 0
+    for stop in range(1, len(text), 3):
+        guess = growing.guess(text[:stop], 2)
+        np.testing.assert_array_equal(guess, TextLookup().guess(text[:stop], 2))
+        found += len(guess) > 0
+    assert found > 50
+
+
+def test_the_longest_end_that_stood_before_wins() -> None:
+    text = np.array([1, 2, 3, 7, 9, 3, 8, 1, 2, 3])
+    assert TextLookup().guess(text, 1).tolist() == [7]
+    assert TextLookup().guess(text[-1:], 1).tolist() == []
+
+
+def _loop(text: list[int]) -> np.ndarray:
+    """A model that repeats its last six tokens for ever."""
+    return np.eye(16)[text[-6]] if len(text) >= 6 else np.eye(16)[len(text)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.05])
+def test_a_free_row_brings_tokens_and_changes_none(make_bench: Make, temperature: float) -> None:
+    """Without a draft that is any good, a text that repeats itself takes little more than half the passes."""
+    sampling = {"do_sample": True, "temperature": temperature, "seed": 5} if temperature else {}
+    num_passes = {}
+    for row_group in (1, 2):
+        bench = make_bench(hit_rate=0.0, target_handler=_loop)
+        bench.seat._target.row_group = row_group
+        expected = bench.decode(PROMPT, "plain", max_new_tokens=100, **sampling)
+        assert bench.last_request.chooser.is_sampling == bool(temperature)
+        num_plain, bench.target.num_passes = bench.target.num_passes, 0
+        assert bench.decode(PROMPT, "auto", max_new_tokens=100, **sampling) == expected
+        num_passes[row_group] = bench.target.num_passes
+    assert num_plain >= 100
+    assert num_passes[1] > 90
+    assert num_passes[2] < 70
+
+
+def test_a_last_token_needs_no_guess(make_bench: Make) -> None:
+    bench = make_bench(hit_rate=0.0, target_handler=_loop)
+    bench.seat._target.row_group = 2
+    expected = bench.decode(PROMPT, "plain", max_new_tokens=7)
+    assert bench.decode(PROMPT, "auto", max_new_tokens=7) == expected
+    assert len(bench.last_request.tokens) == len(PROMPT) + 7
