@@ -25,17 +25,21 @@ def main() -> None:
     parser = runs.parser(__doc__, count=4)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--device-map", default="cpu")
+    parser.add_argument("--layout")
     parser.add_argument("--switch-ms", type=float, default=1e3 * sys.getswitchinterval(), help="Python's thread switch")
     options = parser.parse_args()
     sys.setswitchinterval(options.switch_ms / 1e3)
     prompts = runs.spread_prompts(options.prompts, options.count)
     config = GenerationConfig(max_new_tokens=options.tokens, ignore_eos=True)
-    with MirrorPipeline.load(options.bundle, device_map=options.device_map, use_tuned=False) as pipe:
+    with MirrorPipeline.load(
+        options.bundle, device_map=options.device_map, layout=options.layout, use_tuned=False
+    ) as pipe:
+        layout = pipe.layout
         settings = [runs.Setting(name=method, method=method) for method in ("plain", "serial", "mirror")]
         found = runs.decode_all(pipe, settings, prompts, config)
     rows = [{"method": method, **gaps(results), **law(results), **rounds(results)} for method, results in found.items()]
     runs.print_rows(rows, tuple(rows[0]))
-    report = runs.header(options.bundle, device_map=options.device_map, switch_ms=options.switch_ms)
+    report = runs.header(options.bundle, device_map=options.device_map, layout=layout, switch_ms=options.switch_ms)
     runs.finish(report | {"rows": rows}, options.output)
 
 
