@@ -241,11 +241,13 @@ def check_text(bundle: Path, plan: TargetPlan, checkpoint: Checkpoint, llama_pai
         if is_invariant:
             session = pipe.engine.target_worker.run(pipe.engine.target_model.new_session)
             assert pipe.engine.target_worker.run(partial(largest_row_difference, session)) == 0.0
-        plain, mirror = (
-            pipe.generate("The lighthouse keeper", config, method=method).token_ids for method in ("plain", "mirror")
+        plain, mirror, auto = (
+            pipe.generate("The lighthouse keeper", config, method=method).token_ids
+            for method in ("plain", "mirror", "auto")
         )
     assert len(plain) == 40
     assert mirror == plain
+    assert auto == plain
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.family in FIXTURES], ids=lambda case: case.family)
