@@ -31,6 +31,14 @@ StreamRank = Annotated[
 Rate = Annotated[
     float, typer.Option(min=0, help="Peak learning rate, as a share of the usual one.", rich_help_panel=LOSS)
 ]
+StreamsOnly = Annotated[
+    bool,
+    typer.Option(
+        "--streams-only",
+        help="Train the streams' own weights alone; main rows stay as they are. Wants --from-model DRAFT.",
+        rich_help_panel=LOSS,
+    ),
+]
 MoreText = Annotated[
     list[Path] | None, typer.Option(help="WORK of another `train text` with this target: its text is read too.")
 ]
@@ -62,6 +70,7 @@ def draft(
     batch: shared.Batch = 6,
     length: shared.Length = 1024,
     rate: Rate = 1.0,
+    streams_only: StreamsOnly = False,
     seconds: shared.Seconds = 1300.0,
     baseline: Baseline = False,
     resume: shared.Resume = False,
@@ -80,8 +89,10 @@ def draft(
 
     check_replaceable(output)
     weights = {"stream_weight": stream_weight, "argmax_weight": argmax_weight, "prompt_weight": prompt_weight}
-    rows = {"streams_from": streams_from, "tip_share": tip_share}
-    loss = DistillConfig(**weights, **rows, sequences=batch, length=length, is_compiled=compile_loss, rate=rate)
+    rows = {"streams_from": streams_from, "tip_share": tip_share, "rate": rate}
+    loss = DistillConfig(
+        **weights, **rows, sequences=batch, length=length, is_compiled=compile_loss, streams_only=streams_only
+    )
     times: dict[str, Any] = {"save_every_s": save_every, "deadline": deadline, "counts_cpu": count_cpu}
     config = RunConfig(out=work, schedule=_schedule(seconds, deadline, baseline), report_every=report_every, **times)
     plan = DraftPlan(hidden=hidden, layers=layers, stream_layers=stream_layers, rank=stream_rank, source=from_model)

@@ -41,6 +41,7 @@ class TargetPlacement:
 
     With `runtime = "onnxruntime"` the `provider` says which device, with `"openvino"` the `device`, which computes in
     `precision` (`auto` leaves it to the device). `graphs` captures a pass of each number of rows once and replays it.
+    `huge_pages` puts what loading has left in the host's memory on huge pages, where the processor computes (Linux).
     """
 
     runtime: str = "onnxruntime"
@@ -49,6 +50,7 @@ class TargetPlacement:
     precision: str = "auto"
     device_id: int = 0
     graphs: bool = False
+    huge_pages: bool = True
     cores: tuple[int, ...] = ()
     threads: int = 1
 

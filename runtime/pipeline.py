@@ -16,6 +16,7 @@ from mirrorsd.runtime.draft_session import DraftModel
 from mirrorsd.runtime.engine import Engine, check_exits, resolve_speculation
 from mirrorsd.runtime.generation import Chunk, GenerationResult
 from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig, Speculations
+from mirrorsd.runtime.huge_pages import regions_now, use_huge_pages
 from mirrorsd.runtime.layouts import Layout, choose_layout, target_thread_cores
 from mirrorsd.runtime.paced import PacedDraftModel, PacedTargetModel
 from mirrorsd.runtime.root_scores import RootScores
@@ -96,7 +97,9 @@ class MirrorPipeline:
         for one in speculations:
             check_exits(one, manifest.target)
         tokenizer = BundleTokenizer(folder)
+        before = regions_now()
         engine = _start_engine(folder, manifest, laid_out, speculations.greedy)
+        num_huge = use_huge_pages(before) if _wants_huge_pages(laid_out.device_map) else 0
         source = "tuned on this machine" if found else f"defaults of {choice.device_map.name}"
         engine.target_ms = laid_out.device_map.pace.target_ms if laid_out.device_map.pace else ()
         if tuned:
@@ -105,7 +108,8 @@ class MirrorPipeline:
             engine.target_ms = found.target_ms or engine.target_ms
             engine.books.greedy.start_from(found.tokens_per_second, found.tokens_per_step)
             engine.books.sampled.start_from(found.sampled_tokens_per_second, found.sampled_tokens_per_step)
-        placement = [*choice.reasons, laid_out.reason, *engine.describe(), f"speculation: {source}"]
+        pages = [f"huge pages: {num_huge >> 20} MiB"] if num_huge else []
+        placement = [*choice.reasons, laid_out.reason, *engine.describe(), *pages, f"speculation: {source}"]
         return cls(engine, tokenizer, manifest, laid_out, speculations, placement)
 
     @property
@@ -243,6 +247,10 @@ def _start_engine(folder: Path, manifest: Manifest, layout: Layout, speculation:
         is_target_lent=card.target.is_on_cpu,
         takes_turns=layout.name == SHARED,
     )
+
+
+def _wants_huge_pages(card: DeviceMap) -> bool:
+    return card.target.is_on_cpu and card.target.huge_pages
 
 
 def _target_class(card: DeviceMap) -> "type[OnnxTargetModel] | type[OpenVinoTargetModel]":

@@ -45,6 +45,7 @@ class DistillConfig:
         tip_share: Share of the rows that carry streams in a step.
         is_compiled: Compile the loss (a minute at the start, a quarter faster after).
         rate: Peak learning rates as a share of the usual ones; less for a draft that is already good.
+        streams_only: Train what only the streams have; the main rows stay as they are, bit for bit.
     """
 
     stream_weight: float = 0.05
@@ -56,6 +57,7 @@ class DistillConfig:
     tip_share: float = 0.2
     is_compiled: bool = True
     rate: float = 1.0
+    streams_only: bool = False
 
     def __post_init__(self) -> None:
         for name in ("stream_weight", "streams_from", "argmax_weight", "prompt_weight", "tip_share"):
@@ -157,6 +159,7 @@ def distill_draft(
     """
     text, held_back = streams
     target.requires_grad_(False)
+    draft.base.requires_grad_(not config.streams_only)
     optimizers = make_optimizers(draft)
     timed = TimedRun(run, {"draft": draft, "text": text, **optimizers}, show)
     losses_of = torch.compile(distill_losses, dynamic=False) if config.is_compiled else distill_losses

@@ -105,3 +105,14 @@ def test_a_trace_is_written(pipe: MirrorPipeline, tmp_path: Path) -> None:
     result = pipe.generate(PROMPT, max_new_tokens=20, ignore_eos=True, method="mirror")
     result.write_trace(tmp_path / "trace.json")
     assert (tmp_path / "trace.json").stat().st_size > 500
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_weights_go_to_huge_pages_unless_the_card_says_no(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_wanted: bool
+) -> None:
+    card = tmp_path / "pages.toml"
+    card.write_text(f"[target]\nhuge_pages = {str(is_wanted).lower()}\n")
+    monkeypatch.setattr("mirrorsd.runtime.pipeline.use_huge_pages", lambda before: 8 << 20)
+    with MirrorPipeline.load(tiny_bundle, device_map=str(card)) as loaded:
+        assert ("huge pages: 8 MiB" in loaded.placement) is is_wanted

@@ -1,0 +1,85 @@
+"""Weights on huge pages: a pass reads all of them once, and with pages of 4 KiB much of that time goes into addresses.
+
+On Linux, what loading has left in large private memory is collapsed into huge pages (`MADV_COLLAPSE`, Linux 6.1). It
+moves no address and changes no byte; where the system has none to give, or is older, everything stays as it is.
+`bench/huge_pages.py` measures what it brings. Weights that a runtime computes on straight from a mapped file stay so.
+"""
+
+import ctypes
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+_MAPS = Path("/proc/self/smaps")
+_HEADER = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ \d+ *(.*)")
+_OF_NOBODY = ("", "[heap]")
+_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
+_LEAST_BYTES = 4 << 20
+_LEAST_RESIDENT = 0.9
+"""A collapsed page is resident as a whole: stacks and caches that are hardly used are left alone."""
+
+
+class Region(NamedTuple):
+    """A stretch of private memory of this process that no file is behind; sizes in bytes."""
+
+    start: int
+    size: int
+    resident: int
+    huge: int
+
+
+def private_regions(smaps: str) -> list[Region]:
+    """The writable ones of `/proc/self/smaps`.
+
+    >>> private_regions('''7f00-8f00 rw-p 00000000 00:00 0
+    ... Rss:       4 kB
+    ... AnonHugePages:  0 kB
+    ... 9f00-af00 r--p 00000000 08:01 12   /lib/some.so
+    ... Rss:       4 kB
+    ... ''')
+    [Region(start=32512, size=4096, resident=4096, huge=0)]
+    """
+    found: list[Region] = []
+    is_private = False
+    for line in smaps.splitlines():
+        if "-" in line.partition(" ")[0]:
+            header = _HEADER.fullmatch(line.rstrip())
+            is_private = header is not None and header[3] in _OF_NOBODY
+            if header is not None and is_private:
+                start, stop = int(header[1], 16), int(header[2], 16)
+                found.append(Region(start, stop - start, 0, 0))
+        elif is_private and line.startswith(("Rss:", "AnonHugePages:")):
+            name, number, _ = line.split()
+            field = "resident" if name == "Rss:" else "huge"
+            found[-1] = found[-1]._replace(**{field: 1024 * int(number)})
+    return found
+
+
+def regions_now() -> list[Region]:
+    """The private memory of this process; empty where the system does not say."""
+    try:
+        return private_regions(_MAPS.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return []
+
+
+def use_huge_pages(before: Collection[Region] = ()) -> int:
+    """Collapse the large memory that has come since `before` into huge pages; how many bytes of it are on some then."""
+    known = {(region.start, region.size) for region in before}
+    due = [
+        region
+        for region in regions_now()
+        if region.size >= _LEAST_BYTES
+        and region.resident >= _LEAST_RESIDENT * region.size
+        and (region.start, region.size) not in known
+    ]
+    if not due:
+        return 0
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    for region in due:
+        for advice in (_MADV_HUGEPAGE, _MADV_COLLAPSE):  # a refusal leaves the pages as they are
+            advise(region.start, region.size, advice)
+    starts = {region.start for region in due}
+    return sum(region.huge for region in regions_now() if region.start in starts)
