@@ -28,6 +28,14 @@ FromModel = Annotated[
 StreamRank = Annotated[
     int, typer.Option(min=0, help="Hidden units of the streams' own adapters; 0: none.", rich_help_panel=SHAPE)
 ]
+LinkRank = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Hidden units of the link that tells streams what was chosen before; 0: none.",
+        rich_help_panel=SHAPE,
+    ),
+]
 Rate = Annotated[
     float, typer.Option(min=0, help="Peak learning rate, as a share of the usual one.", rich_help_panel=LOSS)
 ]
@@ -59,6 +67,7 @@ def draft(
     streams: Annotated[int, typer.Option(help="Streams; 0 makes an ordinary draft.", rich_help_panel=SHAPE)] = 3,
     stream_layers: Annotated[int, typer.Option(help="Top layers that streams pass.", rich_help_panel=SHAPE)] = 2,
     stream_rank: StreamRank = 64,
+    link_rank: LinkRank = 128,
     hidden: Annotated[int, typer.Option(help="Hidden size, from scratch.", rich_help_panel=SHAPE)] = 256,
     layers: Annotated[int, typer.Option(help="Layers, from scratch.", rich_help_panel=SHAPE)] = 3,
     stream_weight: Annotated[float, typer.Option(help="Weight of each stream's loss.", rich_help_panel=LOSS)] = 0.05,
@@ -95,7 +104,8 @@ def draft(
     )
     times: dict[str, Any] = {"save_every_s": save_every, "deadline": deadline, "counts_cpu": count_cpu}
     config = RunConfig(out=work, schedule=_schedule(seconds, deadline, baseline), report_every=report_every, **times)
-    plan = DraftPlan(hidden=hidden, layers=layers, stream_layers=stream_layers, rank=stream_rank, source=from_model)
+    shape = {"stream_layers": stream_layers, "stream_rank": stream_rank, "link_rank": link_rank}
+    plan = DraftPlan(hidden=hidden, layers=layers, **shape, source=from_model)
     checkpoint = shared.open_target(target, trained=plan.check(target, streams), tokens=batch * length, threads=threads)
     plain = output.with_name(f"{output.name}-s0") if baseline else None
     runs = [("draft", streams, output), *([("baseline", 0, plain)] if plain else [])]
@@ -119,7 +129,8 @@ class DraftPlan:
     hidden: int
     layers: int
     stream_layers: int
-    rank: int
+    stream_rank: int
+    link_rank: int
     source: Path | None
 
     def check(self, target: Path, num_streams: int) -> int:
@@ -132,14 +143,14 @@ class DraftPlan:
         from mirrorsd.export.checkpoint import open_checkpoint
         from mirrorsd.export.compatibility import check_compatible
         from mirrorsd.training.draft_shape import check_draft_sizes, check_same_streams
-        from mirrorsd.training.streaming_draft import StreamShape, check_stream_layers
+        from mirrorsd.training.streaming_draft import check_stream_layers
 
         of_target = open_checkpoint(target, "target")
         if self.source is not None:
             small = open_checkpoint(self.source, "draft")
             check_compatible(of_target, small)
             check_stream_layers(num_streams, self.stream_layers, int(small.config["num_hidden_layers"]))
-            check_same_streams(self.source, StreamShape(num_streams, self.stream_layers, self.rank))
+            check_same_streams(self.source, self._shape(num_streams))
             return small.source.num_parameters
         check_draft_sizes(self.hidden, self.layers)
         check_stream_layers(num_streams, self.stream_layers, self.layers)
@@ -149,10 +160,15 @@ class DraftPlan:
         """Return the untrained draft with that many streams."""
         from mirrorsd.training.draft_shape import draft_from_model, draft_from_scratch
 
-        streams = {"num_streams": num_streams, "num_stream_layers": self.stream_layers, "stream_rank": self.rank}
+        streams = self._shape(num_streams)
         if self.source is not None:
-            return draft_from_model(self.source, **streams)
-        return draft_from_scratch(target, hidden=self.hidden, layers=self.layers, **streams)
+            return draft_from_model(self.source, streams)
+        return draft_from_scratch(target, streams, hidden=self.hidden, layers=self.layers)
+
+    def _shape(self, num_streams: int) -> Any:
+        from mirrorsd.training.streaming_draft import StreamShape
+
+        return StreamShape(num_streams, self.stream_layers, self.stream_rank, self.link_rank)
 
 
 def _schedule(seconds: float, deadline: float | None, has_baseline: bool) -> "WarmStableDecay":

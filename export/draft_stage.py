@@ -10,6 +10,7 @@ from torch.nn.functional import linear
 
 from mirrorsd.families.decoder_parts import DecoderParts
 from mirrorsd.families.stream_adapter import adapt_streams
+from mirrorsd.families.stream_link import SHORTLIST, Guesses, LinkWeights, follow_links
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import MASKED, DraftShape, StageContract
 
@@ -25,7 +26,7 @@ class DraftStage(nn.Module):
 
     Main rows run through all layers as the checkpoint does. Stream `j` of a tip enters at layer
     `num_layers - num_stream_layers` as the tip's hidden state plus `P_j`, at the tip's position plus `j`; before
-    each of its layers and behind the last it passes its adapters, if there are any.
+    each of its layers and behind the last it passes its adapters, if there are any, and behind the norm its link.
     """
 
     def __init__(
@@ -60,6 +61,8 @@ class DraftStage(nn.Module):
             self.streams = nn.Parameter(streams.embeddings.to(dtype), requires_grad=False)
             halves = [half.to(dtype) for adapter in streams.adapters for half in adapter]
             self.adapters = nn.ParameterList(nn.Parameter(half, requires_grad=False) for half in halves)
+            link = [matrix.to(dtype) for matrix in streams.link or ()]
+            self.link = nn.ParameterList(nn.Parameter(matrix, requires_grad=False) for matrix in link)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Run the pass; inputs and outputs are those of `draft_contract`, in its order."""
@@ -84,7 +87,8 @@ class DraftStage(nn.Module):
         noise = None
         if self.shape.num_noise_rows:
             noise = by_name[names.DRAFT_NOISE].index_select(0, by_name[names.DRAFT_NOISE_ROWS].flatten())
-        return (*self.predict(hidden, tip_rows, ids.shape[1], noise), *flatten(caches.new, numbers))
+        own = ids[0].index_select(0, tip_rows)
+        return (*self.predict(hidden, tip_rows, own, noise), *flatten(caches.new, numbers))
 
     def _for_groups(self, bias: Tensor) -> Tensor:
         return bias if self.num_groups == 1 else torch.cat([bias] * self.num_groups, dim=2)
@@ -109,24 +113,34 @@ class DraftStage(nn.Module):
         down, up = self.adapters[2 * place], self.adapters[2 * place + 1]
         return torch.cat((hidden[:, :num_rows], adapt_streams(hidden[:, num_rows:], down, up)), dim=1)
 
-    def predict(self, hidden: Tensor, tip_rows: Tensor, num_rows: int, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+    def predict(self, hidden: Tensor, tip_rows: Tensor, own: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the best `m` ids and log-probabilities `[R, 1+s, m]` of main and streams at every tip.
 
-        Best are those of log-probability plus `noise [R * (1+s), V]`, where given.
+        Best are those of log-probability plus `noise [R * (1+s), V]`, where given; `own [R]` are the tips' tokens.
         """
+        shape, num_tips = self.shape, tip_rows.shape[0]
         tips = hidden.index_select(1, tip_rows).squeeze(0).unsqueeze(1)
-        if self.shape.num_streams:
-            streams = hidden[0, num_rows:].reshape(tip_rows.shape[0], self.shape.num_streams, hidden.shape[2])
-            tips = torch.cat((tips, streams), dim=1)
+        if shape.num_streams:
+            streams = hidden[0, hidden.shape[1] - num_tips * shape.num_streams :]
+            tips = torch.cat((tips, streams.reshape(num_tips, shape.num_streams, hidden.shape[2])), dim=1)
         # Rows past the shared vocabulary are never computed: the same as masking them with -inf.
-        weight = self.lm_head.weight[: self.shape.vocab_size]
-        bias = None if self.lm_head.bias is None else self.lm_head.bias[: self.shape.vocab_size]
-        logits = self.logit_scale(linear(self.norm(tips), weight, bias).flatten(0, 1))
-        best, ids = top_candidates(logits if noise is None else logits + noise, self.shape.num_candidates)
+        weight = self.lm_head.weight[: shape.vocab_size]
+        bias = None if self.lm_head.bias is None else self.lm_head.bias[: shape.vocab_size]
+        tips = self.norm(tips)
+        logits = linear(tips, weight, bias)
+        noise = None if noise is None else noise.reshape(num_tips, 1 + shape.num_streams, shape.vocab_size)
+        if shape.num_streams and len(self.link):
+            guesses, link = Guesses(logits, noise, self.logit_scale), LinkWeights(*self.link)
+            count, head = max(SHORTLIST, shape.num_candidates), self.lm_head.weight
+            ranked = follow_links(link, tips[:, 1:], guesses, head, own, count=count, shortlist=top_candidates)
+            _, places = torch.topk(ranked.scores, shape.num_candidates)
+            return ranked.ids.gather(2, places), ranked.logprobs.gather(2, places)
+        logits = self.logit_scale(logits).flatten(0, 1)
+        best, ids = top_candidates(logits if noise is None else logits + noise.flatten(0, 1), shape.num_candidates)
         if noise is not None:
             best = torch.gather(logits, 1, ids)
         logprobs = best - torch.logsumexp(logits, dim=-1, keepdim=True)
-        of_tips = (tip_rows.shape[0], 1 + self.shape.num_streams, self.shape.num_candidates)
+        of_tips = (num_tips, 1 + shape.num_streams, shape.num_candidates)
         return ids.reshape(of_tips), logprobs.reshape(of_tips)
 
 

@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from mirrorsd.families.stream_link import LinkWeights
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import DraftShape, TargetShape
 from mirrorsd.graphs.errors import ExportError
@@ -35,11 +36,13 @@ class Streams:
         embeddings: `[s, Hd]`.
         num_stream_layers: How many top layers the streams pass.
         adapters: (down `[rank, Hd]`, up `[Hd, rank]`) before each of these layers and behind the last; or none.
+        link: What tells streams which tokens were chosen before their own; or None.
     """
 
     embeddings: Tensor
     num_stream_layers: int
     adapters: tuple[tuple[Tensor, Tensor], ...] = ()
+    link: LinkWeights | None = None
 
 
 def target_shape(model: Any, precision: str) -> TargetShape:
@@ -97,7 +100,7 @@ def load_streams(folder: Path, hidden_size: int, num_layers: int) -> Streams | N
     path = folder / names.STREAMS_FILE
     if not path.is_file():
         return None
-    metadata, tensors = _read_tensors(path, names.STREAMS_FORMAT, names.ADAPTED_STREAMS_FORMAT)
+    metadata, tensors = _read_tensors(path, *names.STREAMS_FORMATS)
     embeddings = tensors.get(names.STREAM_EMBEDDINGS)
     num_stream_layers = int(metadata.get("num_stream_layers", 0))
     if embeddings is None or embeddings.ndim != 2 or embeddings.shape[1] != hidden_size:
@@ -107,11 +110,21 @@ def load_streams(folder: Path, hidden_size: int, num_layers: int) -> Streams | N
     if not 1 <= num_stream_layers <= num_layers:
         raise ExportError(f"{path} says num_stream_layers = {num_stream_layers}; this draft allows 1..{num_layers}")
     adapters: tuple[tuple[Tensor, Tensor], ...] = ()
-    if metadata["format"] == names.ADAPTED_STREAMS_FORMAT:
+    kind = metadata["format"]
+    is_linked = kind == names.LINKED_STREAMS_FORMAT
+    if kind == names.ADAPTED_STREAMS_FORMAT or (is_linked and names.stream_adapter_down(0) in tensors):
         places = range(num_stream_layers + 1)
         pairs = [(names.stream_adapter_down(place), names.stream_adapter_up(place)) for place in places]
         adapters = tuple(_adapter(path, tensors, pair, hidden_size) for pair in pairs)
-    return Streams(embeddings=embeddings, num_stream_layers=num_stream_layers, adapters=adapters)
+    link = _link(path, tensors, hidden_size) if is_linked else None
+    return Streams(embeddings=embeddings, num_stream_layers=num_stream_layers, adapters=adapters, link=link)
+
+
+def _link(path: Path, tensors: dict[str, Tensor], hidden_size: int) -> LinkWeights:
+    """Take the link out of a file's tensors."""
+    down, last, earlier, up = names.STREAM_LINK
+    into = [_adapter(path, tensors, (name, up), hidden_size)[0] for name in (down, last, earlier)]
+    return LinkWeights(into[0], into[1], into[2], tensors[up])
 
 
 def adapter_layers(folder: Path, num_layers: int) -> frozenset[int]:

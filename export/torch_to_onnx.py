@@ -77,7 +77,7 @@ def _put_in(weights: Mapping[str, LazyWeight], graph: ir.Graph) -> None:
             graph.initializers[name].const_value = weight
     for node in list(graph):
         source = node.inputs[0].const_value if node.op_type == "Transpose" and node.inputs[0] is not None else None
-        if not isinstance(source, LazyWeight) or len(source.shape) != 2:
+        if not isinstance(source, LazyWeight) or list(node.attributes["perm"].as_ints()) != [1, 0]:
             continue
         turned = add_tensor(graph, source.transposed().key, source.transposed())
         node.outputs[0].replace_all_uses_with(turned)

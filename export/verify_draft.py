@@ -4,6 +4,7 @@ Owns: the dense reference with streams, the passes (chunks, then a tree), the co
 Does not own: tolerances (`tolerances.py`), the exported pass (`draft_stage.py`).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +14,11 @@ import numpy.typing as npt
 import openvino as ov
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from mirrorsd.families.registry import parts_of
 from mirrorsd.families.stream_adapter import adapt_streams
+from mirrorsd.families.stream_link import SHORTLIST, LinkWeights, log_mass
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import MASKED, DraftShape
 from mirrorsd.graphs.manifest import VerifyResult
@@ -56,10 +59,56 @@ class Tree(NamedTuple):
 VERIFY_TREE_PARENTS = (CHAIN, 0, 1, 0, 3, CHAIN, 5, 5)
 
 
-def dense_logprobs(
+class DenseDraft(NamedTuple):
+    """What a draft says at every row `T`, from one forward over all rows.
+
+    Attributes:
+        logprobs: `[T, 1+s, V]` of the rows and their streams, no stream knowing what another chose.
+        ids: `[T]` the rows' tokens.
+        rows: `[T, s, H]` the streams behind the final norm.
+        logits: `[T, s, V]` the head's, before `scale`.
+        head: `[V', H]`.
+        scale: What the model does to its logits.
+        link: What tells streams of tokens chosen before; or None.
+    """
+
+    logprobs: Array
+    ids: Array
+    rows: Tensor
+    logits: Tensor
+    head: Tensor
+    scale: Callable[[Tensor], Tensor]
+    link: LinkWeights | None
+
+    def along(self, where: Array, found: Array) -> Array:
+        """Log-probabilities `[R, 1+s, V]` at rows `where [R]`, given the first of the ids `found [R, 1+s, m]`.
+
+        Where there is a link, what is neither found nor on a stream's shortlist has -1e9.
+        """
+        expected: Array = self.logprobs[where]
+        if self.link is None:
+            return expected
+        expected, chosen = expected.copy(), torch.from_numpy(found[:, :, 0])
+        earlier = torch.from_numpy(self.ids[where]).clamp(max=len(self.head) - 1)
+        for stream in range(self.rows.shape[1]):
+            last, bare = chosen[:, stream], self.logits[where, stream]
+            inner = linear(self.rows[where, stream], self.link.down)
+            residual = self.link.residual(inner, self.head[last], self.head[earlier])
+            linked = self.scale(bare + residual @ self.head[: bare.shape[1]].T)
+            short = bare.topk(min(max(SHORTLIST, found.shape[2]), bare.shape[1])).indices
+            kept = (linked.gather(1, short), self.scale(bare).gather(1, short))
+            logprobs = linked - log_mass(*kept, self.scale(bare))
+            is_asked = torch.zeros_like(bare, dtype=torch.bool)
+            is_asked.scatter_(1, torch.cat((short, torch.from_numpy(found[:, 1 + stream])), dim=1), value=True)
+            expected[:, 1 + stream] = torch.where(is_asked, logprobs, -1e9).numpy()
+            earlier = last
+        return expected
+
+
+def dense_draft(
     model: WeightlessModel, streams: Streams | None, ids: Array, positions: Array, sees: Array, vocab_size: int
-) -> Array:
-    """Log-probabilities `[T, 1+s, V]` of every row and its streams, from one forward over all rows.
+) -> DenseDraft:
+    """Run every row and its streams in one forward.
 
     Args:
         model: HF's causal LM in float32.
@@ -85,12 +134,24 @@ def dense_logprobs(
             hidden = _adapted(hidden, len(ids), streams, number - first_stream_layer)
             angles = parts.angles(hidden, place[None])[number]
             hidden = layer(hidden, attention_mask=mask, position_embeddings=angles, position_ids=place[None])
-        hidden = _adapted(hidden, len(ids), streams, len(parts.layers) - first_stream_layer)
-        logits = parts.logit_scale(parts.lm_head(parts.norm(hidden)))[0, :, :vocab_size]
-        logprobs = torch.log_softmax(logits, dim=-1)
+        hidden = parts.norm(_adapted(hidden, len(ids), streams, len(parts.layers) - first_stream_layer))[0]
+        logits = parts.lm_head(hidden)[:, :vocab_size]
+        head = torch.empty(0)
+        if streams is not None and streams.link is not None:
+            with model.loaded(parts.lm_head):
+                head = parts.lm_head.weight.clone()
+    logprobs = torch.log_softmax(parts.logit_scale(logits), dim=-1)
     main, ahead = logprobs[: len(ids), None], logprobs[len(ids) :].reshape(len(ids), num_streams, vocab_size)
-    joined: Array = torch.cat((main, ahead), dim=1).numpy()
-    return joined
+    link = None if streams is None or streams.link is None else LinkWeights(*(m.to(head.dtype) for m in streams.link))
+    return DenseDraft(
+        logprobs=torch.cat((main, ahead), dim=1).numpy(),
+        ids=ids,
+        rows=hidden[len(ids) :].reshape(len(ids), num_streams, hidden.shape[-1]),
+        logits=logits[len(ids) :].reshape(len(ids), num_streams, vocab_size),
+        head=head,
+        scale=parts.logit_scale,
+        link=link,
+    )
 
 
 def _adapted(hidden: Tensor, num_rows: int, streams: Streams | None, place: int) -> Tensor:
@@ -176,22 +237,23 @@ def compare_draft(
     tree = Tree(tuple(ids[: len(VERIFY_TREE_PARENTS)]), VERIFY_TREE_PARENTS)
     sees, all_ids = _joined_sees(len(ids), tree), np.array([*ids, *tree.ids])
     positions = np.concatenate((np.arange(len(ids)), len(ids) + tree.depths()))
-    expected = dense_logprobs(model, streams, all_ids, positions, sees, run.shape.vocab_size)
+    dense = dense_draft(model, streams, all_ids, positions, sees, run.shape.vocab_size)
     error, num_equal = 0.0, 0
     for start in range(0, len(ids), CHUNK):
         chunk = tuple(ids[start : start + CHUNK])
         chain = Tree(chunk, tuple(range(-1, len(chunk) - 1)))
         found = run.forward(chain, start, np.arange(len(chunk)))
         run.keep(len(chunk), start)
-        chunk_error, chunk_equal = _differences(found, expected[start : start + len(chunk)])
+        chunk_error, chunk_equal = _differences(found, dense.along(np.arange(start, start + len(chunk)), found[0]))
         error, num_equal = max(error, chunk_error), num_equal + chunk_equal
     tips = np.array([len(tree.ids) - 1, 2, 4])
-    tree_error, tree_equal = _differences(run.forward(tree, len(ids), tips), expected[len(ids) + tips])
+    found = run.forward(tree, len(ids), tips)
+    tree_error, tree_equal = _differences(found, dense.along(len(ids) + tips, found[0]))
     positions_compared = len(ids) + len(tips)
     return VerifyResult(
         stage="draft",
         max_abs_error=max(error, tree_error),
-        top1_agreement=(num_equal + tree_equal) / (positions_compared * expected.shape[1]),
+        top1_agreement=(num_equal + tree_equal) / (positions_compared * (1 + run.shape.num_streams)),
         positions=positions_compared,
         text=text,
     )
@@ -207,5 +269,6 @@ def _joined_sees(num_ids: int, tree: Tree) -> Array:
 
 def _differences(found: tuple[Array, Array], expected: Array) -> tuple[float, int]:
     ids, logprobs = found
-    error = np.abs(logprobs - np.take_along_axis(expected, ids, -1)).max()
+    difference = np.abs(logprobs - np.take_along_axis(expected, ids, -1))
+    error = np.where(np.isnan(difference), np.inf, difference).max()
     return float(error), int((ids[..., 0] == expected.argmax(-1)).sum())

@@ -30,6 +30,10 @@ TOKENIZER_FOLDER = "tokenizer"
 STREAMS_FILE = "streams.safetensors"
 STREAMS_FORMAT = "mirrorsd-streams-1"
 ADAPTED_STREAMS_FORMAT = "mirrorsd-streams-2"
+LINKED_STREAMS_FORMAT = "mirrorsd-streams-3"
+STREAMS_FORMATS = (STREAMS_FORMAT, ADAPTED_STREAMS_FORMAT, LINKED_STREAMS_FORMAT)
+STREAM_LINK = ("link.down.weight", "link.last.weight", "link.earlier.weight", "link.up.weight")
+"""The matrices of `LinkWeights`, in its order."""
 STREAM_EMBEDDINGS = "stream_embeddings"
 EXIT_ADAPTERS_FILE = "exit_adapters.safetensors"
 EXIT_ADAPTERS_FORMAT = "mirrorsd-exit-1"

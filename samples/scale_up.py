@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 ZERO_ROWS = ("o_proj.weight", "down_proj.weight", "o_proj.bias", "down_proj.bias", ".up.weight")
+INTO_RANK = (".down.weight", ".last.weight", ".earlier.weight")
 NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight", "model.norm.weight")
 WIDENED = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
 
@@ -30,9 +31,10 @@ def widen(name: str, tensor: torch.Tensor, hidden: int, width: int) -> torch.Ten
     if name.endswith(("q_norm.weight", "k_norm.weight")):
         return tensor
     is_vocabulary = name.endswith(("embed_tokens.weight", "lm_head.weight", "stream_embeddings"))
-    is_rank = ".down.weight" in name or ".up.weight" in name
-    rows = tensor.shape[0] * (1 if is_vocabulary or ".down.weight" in name else width)
-    shape = (rows, *(size * (1 if is_rank and ".up." in name else width) for size in tensor.shape[1:]))
+    is_into, is_up = name.endswith(INTO_RANK), name.endswith(".up.weight")
+    is_rank = is_into or is_up
+    rows = tensor.shape[0] * (1 if is_vocabulary or is_into else width)
+    shape = (rows, *(size * (1 if is_up else width) for size in tensor.shape[1:]))
     wide = torch.randn(shape, generator=torch.Generator().manual_seed(len(name)), dtype=torch.float32) * 0.02
     old_rows, old_columns = tensor.shape[0], tensor.shape[-1]
     if tensor.ndim == 2:

@@ -4,7 +4,8 @@ Owns: the distillation loss and one training run.
 Does not own: the text (`self_text.py`), the loop (`timed_run.py`), measuring acceptance (`draft_report.py`).
 
 Loss: `KL(target || draft)` at the main rows, plus `stream_weight * KL(target at row r + j || stream j of row r)` for
-every stream, plus a share of plain cross-entropy with the target's argmax (that is what greedy decoding asks for).
+every stream (if there is a link: given the true tokens before its own, and half as much without them), plus a share of
+plain cross-entropy with the target's argmax (that is what greedy decoding asks for).
 Tokens that the target did not write (prompts, documents) may count less: there is nothing to draft in a prompt.
 Streams sit on a random part of the rows, fresh in each step, so that they cost about as much as the main rows.
 """
@@ -29,6 +30,10 @@ from .timed_run import RunConfig, RunProgress, TimedRun, print_progress
 from .token_stream import MixedStream, TokenStream
 
 __all__ = ["DistillConfig", "DistillLosses", "MarkedText", "distill_draft", "distill_losses", "embed_like_target"]
+
+
+_BARE_SHARE = 0.5
+"""Weight of what streams say without their link, over what they say with it: it makes the link's shortlist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,10 +116,14 @@ def distill_losses(
     stream_kl = torch.full((draft.num_streams,), torch.nan)
     if len(tip_rows):
         ahead = tip_rows[:, None] + torch.arange(1, draft.num_streams + 1)
-        stream_logits = draft.logits(hidden.streams)[..., :shared].float()
-        every_kl, every_hard = divergence(logits_by_target[:, ahead], stream_logits)
-        soft = soft + config.stream_weight * _mean(every_kl, weights[:, ahead]) * draft.num_streams
-        hard = hard + config.stream_weight * _mean(every_hard, weights[:, ahead]) * draft.num_streams
+        of_streams = draft.linked(hidden.streams, ids[:, ahead], ids[:, ahead - 1])
+        wanted, share = logits_by_target[:, ahead], config.stream_weight * draft.num_streams
+        every_kl, every_hard = divergence(wanted, draft.logits(of_streams)[..., :shared].float())
+        soft = soft + share * _mean(every_kl, weights[:, ahead])
+        hard = hard + share * _mean(every_hard, weights[:, ahead])
+        if draft.link is not None:
+            bare_kl, _ = divergence(wanted, draft.logits(hidden.streams)[..., :shared].float())
+            soft = soft + _BARE_SHARE * share * _mean(bare_kl, weights[:, ahead])
         stream_kl = every_kl.mean((0, 1))
     total = (1 - config.argmax_weight) * soft + config.argmax_weight * hard
     agreement = (logits_by_draft.argmax(-1) == logits_by_target.argmax(-1)).float().mean()

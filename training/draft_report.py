@@ -68,8 +68,8 @@ def run_pass(draft: StreamingDraft, context: Sequence[int], window: Sequence[int
     hidden = draft(torch.tensor([[*context, *window]]), tips)
     by_main = draft.logits(hidden.main[0, first:]).argmax(-1).tolist()
     agreed = next((i for i, token in enumerate(window) if by_main[i] != token), len(window))
-    by_streams = draft.logits(hidden.streams[0, agreed]).argmax(-1).tolist()
-    return agreed, [*window[:agreed], by_main[agreed], *by_streams]
+    own = [context[-1], *window][agreed]
+    return agreed, [*window[:agreed], *draft.follow(hidden.main[0, first + agreed], hidden.streams[0, agreed], own)]
 
 
 def measure_confirmed(
@@ -129,7 +129,8 @@ def measure_windows(
 def measure_agreement(draft: StreamingDraft, texts: Sequence[SelfText]) -> dict[str, Any]:
     """Return the share of positions where main row and streams equal the target's text (true text before them).
 
-    Stream `j` is compared with the token `j` places after the one that the main row predicts.
+    Stream `j` is compared with the token `j` places after the one that the main row predicts; a link is told the true
+    tokens before that.
     """
     hits = torch.zeros(1 + draft.num_streams)
     counts = torch.zeros(1 + draft.num_streams)
@@ -137,7 +138,9 @@ def measure_agreement(draft: StreamingDraft, texts: Sequence[SelfText]) -> dict[
         ids = torch.tensor(text.tokens)
         rows = torch.arange(text.prompt_length - 1, len(ids) - 1)
         hidden = draft(ids[None], rows)
-        stacked = torch.cat((hidden.main[0, rows][:, None], hidden.streams[0]), dim=1)
+        known = (rows[:, None] + torch.arange(1, 1 + draft.num_streams)).clamp(max=len(ids) - 1)
+        streams = draft.linked(hidden.streams[0], ids[known], ids[known - 1])
+        stacked = torch.cat((hidden.main[0, rows][:, None], streams), dim=1)
         predicted = draft.logits(stacked).argmax(-1)
         for ahead in range(1 + draft.num_streams):
             inside = rows + 1 + ahead < len(ids)

@@ -35,9 +35,7 @@ def check_draft_sizes(hidden: int, layers: int) -> None:
         )
 
 
-def draft_from_scratch(
-    target: PreTrainedModel, *, hidden: int, layers: int, num_streams: int, num_stream_layers: int, stream_rank: int = 0
-) -> StreamingDraft:
+def draft_from_scratch(target: PreTrainedModel, streams: StreamShape, *, hidden: int, layers: int) -> StreamingDraft:
     """Return an untrained Llama-like draft for `target`; its embeddings start like the target's where they can.
 
     Heads of 64, one key-value head per two, feed-forward of 2.5 times the hidden size, tied embeddings; vocabulary,
@@ -62,8 +60,7 @@ def draft_from_scratch(
         bos_token_id=given.bos_token_id,
         eos_token_id=given.eos_token_id,
     )
-    streams = {"num_streams": num_streams, "num_stream_layers": num_stream_layers, "stream_rank": stream_rank}
-    draft = StreamingDraft(LlamaForCausalLM(config), **streams)
+    draft = StreamingDraft(LlamaForCausalLM(config), **streams._asdict())
     if hidden <= given.hidden_size:
         embed_like_target(draft, target)
     return draft
@@ -72,33 +69,43 @@ def draft_from_scratch(
 def check_same_streams(folder: Path, asked: StreamShape) -> None:
     """Check that the streams of the draft in `folder`, if it has any, are those that are asked for.
 
+    A link may be new.
+
     Raises:
         ConfigError: They are others: training would have to throw them away.
         ExportError: The streams file is not of this format.
     """
     found = read_stream_shape(folder)
-    if asked.num_streams and found is not None and found != asked:
+    if not asked.num_streams or found is None:
+        return
+    if found not in (asked, asked._replace(link_rank=0)):
         raise ConfigError(
             f"the draft in {folder} has {_in_words(found)}; asked for are {_in_words(asked)}: ask for what it has, or "
             "start from a copy of it without its streams file"
         )
 
 
-def draft_from_model(folder: Path, *, num_streams: int, num_stream_layers: int, stream_rank: int = 0) -> StreamingDraft:
+def draft_from_model(folder: Path, streams: StreamShape) -> StreamingDraft:
     """Return a small causal LM with streams: its own if it has been trained to stream, else untrained ones.
 
-    Without streams (0) it is an ordinary draft, whatever it has been trained for.
+    A draft that streams without a link gets an untrained one, which changes nothing. Without streams (0) it is an
+    ordinary draft, whatever it has been trained for.
 
     Raises:
         ConfigError: It has streams of another shape.
     """
     torch.manual_seed(_SEED)
-    asked = StreamShape(num_streams, num_stream_layers, stream_rank)
-    check_same_streams(folder, asked)
-    if num_streams and read_stream_shape(folder) is not None:
-        return StreamingDraft.load(folder)
-    return StreamingDraft(load_whole(folder), **asked._asdict())
+    check_same_streams(folder, streams)
+    if not streams.num_streams or read_stream_shape(folder) is None:
+        return StreamingDraft(load_whole(folder), **streams._asdict())
+    draft = StreamingDraft.load(folder)
+    if draft.link is None:
+        draft.add_link(streams.link_rank)
+    return draft
 
 
 def _in_words(shape: StreamShape) -> str:
-    return f"{shape.num_streams} streams in {shape.num_stream_layers} layers with adapters of rank {shape.stream_rank}"
+    return (
+        f"{shape.num_streams} streams in {shape.num_stream_layers} layers with adapters of rank {shape.stream_rank} "
+        f"and a link of rank {shape.link_rank}"
+    )

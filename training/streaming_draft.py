@@ -6,7 +6,8 @@ Does not own: the exported graph with masks and tip rows (`mirrorsd.export`).
 A stream `j` (1..s) of row `r` enters at layer `N_d - N_s` as `h_r + P_j` at rope position `position(r) + j`, passes
 through the top `N_s` layers with the same weights, and attends to rows `0..r` and to streams `1..j` of its own row.
 Main rows never see streams. The main row predicts the token at `position + 1`, stream `j` that at `position + 1 + j`.
-Before each of these layers and behind the last one, streams may pass an adapter that main rows do not.
+Before each of these layers and behind the last one, streams may pass an adapter that main rows do not, and behind the
+final norm a link that tells each stream which tokens were chosen before its own (`mirrorsd.families.stream_link`).
 (Speculative Streaming, arXiv 2402.11131, section 3.1, with learned stream embeddings and an identity projection.)
 """
 
@@ -20,10 +21,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from mirrorsd.families import DecoderParts, parts_of
 from mirrorsd.families.stream_adapter import adapt_streams
+from mirrorsd.families.stream_link import Guesses, LinkWeights, follow_links
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError, ExportError
 
@@ -41,11 +44,12 @@ class DraftHidden(NamedTuple):
 
 
 class StreamShape(NamedTuple):
-    """The streams of a draft: how many, through how many top layers, with adapters of which rank (0: none)."""
+    """The streams of a draft: how many, through how many top layers, with adapters and link of which rank (0: none)."""
 
     num_streams: int
     num_stream_layers: int
     stream_rank: int
+    link_rank: int = 0
 
 
 def read_stream_shape(folder: Path) -> StreamShape | None:
@@ -59,13 +63,13 @@ def read_stream_shape(folder: Path) -> StreamShape | None:
         return None
     with safe_open(path, framework="pt") as file:
         metadata, kept = file.metadata() or {}, set(file.keys())
-        if metadata.get("format") not in (names.STREAMS_FORMAT, names.ADAPTED_STREAMS_FORMAT):
-            expected = f"{names.STREAMS_FORMAT!r} or {names.ADAPTED_STREAMS_FORMAT!r}"
+        if metadata.get("format") not in names.STREAMS_FORMATS:
+            expected = " or ".join(map(repr, names.STREAMS_FORMATS))
             raise ExportError(f"{path} has format {metadata.get('format')!r}; expected {expected}")
-        first = names.stream_adapter_down(0)
-        rank = int(file.get_slice(first).get_shape()[0]) if first in kept else 0
+        firsts = (names.stream_adapter_down(0), names.STREAM_LINK[0])
+        ranks = [int(file.get_slice(first).get_shape()[0]) if first in kept else 0 for first in firsts]
         num_streams = int(file.get_slice(names.STREAM_EMBEDDINGS).get_shape()[0])
-    return StreamShape(num_streams, int(metadata["num_stream_layers"]), rank)
+    return StreamShape(num_streams, int(metadata["num_stream_layers"]), *ranks)
 
 
 def check_stream_layers(num_streams: int, num_stream_layers: int, num_layers: int) -> None:
@@ -95,15 +99,55 @@ class StreamAdapter(nn.Module):
         return adapt_streams(rows, self.down.weight, self.up.weight)
 
 
+class StreamLink(nn.Module):
+    """The trained part of a link; it starts without effect.
+
+    Rows of a head are small numbers: they are scaled to ones while training, so that its matrices learn like others.
+    """
+
+    def __init__(self, head: Tensor, rank: int) -> None:
+        """Make a link of `rank` hidden units for a head `[V, H]`."""
+        super().__init__()
+        hidden = head.shape[1]
+        self.scale = 1.0 / float(head.detach().std())
+        self.down, self.last, self.earlier = (nn.Linear(hidden, rank, bias=False) for _ in range(3))
+        self.up = nn.Linear(rank, hidden, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def weights(self) -> LinkWeights:
+        """Return the matrices as files and graphs have them: for rows of the head as they are."""
+        of_tokens = (self.last.weight * self.scale, self.earlier.weight * self.scale)
+        return LinkWeights(self.down.weight, *of_tokens, self.up.weight)
+
+    @torch.no_grad()
+    def take(self, weights: LinkWeights) -> None:
+        """Take over what `weights` has returned.
+
+        Raises:
+            ValueError: They have other shapes.
+        """
+        scaled = (weights.down, weights.last / self.scale, weights.earlier / self.scale, weights.up)
+        for own, given in zip((self.down, self.last, self.earlier, self.up), scaled, strict=True):
+            if own.weight.shape != given.shape:
+                raise ValueError(f"a matrix {tuple(given.shape)} where {tuple(own.weight.shape)} is expected")
+            own.weight.copy_(given)
+
+
 class StreamingDraft(nn.Module):
     """A causal decoder with `s` streams in its top `num_stream_layers` layers."""
 
     def __init__(
-        self, base: PreTrainedModel, *, num_streams: int, num_stream_layers: int, stream_rank: int = 0
+        self,
+        base: PreTrainedModel,
+        *,
+        num_streams: int,
+        num_stream_layers: int,
+        stream_rank: int = 0,
+        link_rank: int = 0,
     ) -> None:
         """Put streams onto `base` (an untrained embedding each); without streams it is an ordinary draft.
 
-        Adapters of `stream_rank` are the streams' own; 0: none.
+        Adapters of `stream_rank` and a link of `link_rank` are the streams' own; 0: none.
 
         Raises:
             ConfigError: Fewer streams than none, or more stream layers than the base has layers.
@@ -119,6 +163,8 @@ class StreamingDraft(nn.Module):
         self.stream_embeddings = nn.Parameter(torch.randn(num_streams, hidden) * 0.02)
         places = num_stream_layers + 1 if num_streams and stream_rank else 0
         self.adapters = nn.ModuleList(StreamAdapter(hidden, stream_rank) for _ in range(places))
+        self.link: StreamLink | None = None
+        self.add_link(link_rank)
 
     @property
     def num_streams(self) -> int:
@@ -161,6 +207,32 @@ class StreamingDraft(nn.Module):
         """Apply the shared LM head to hidden states `[..., H]`."""
         return self._parts.logit_scale(self._parts.lm_head(hidden))
 
+    def add_link(self, rank: int) -> None:
+        """Give streams that have none an untrained link of `rank`; 0: leave them without."""
+        if self.num_streams and rank:
+            self.link = StreamLink(self._parts.lm_head.weight, rank)
+
+    def linked(self, streams: Tensor, last: Tensor, earlier: Tensor) -> Tensor:
+        """Return what streams `[..., s, H]` are once they know the two tokens before their own, `[..., s]` ids each."""
+        if self.link is None:
+            return streams
+        head, weights = self._parts.lm_head.weight, self.link.weights()
+        return streams + weights.residual(linear(streams, weights.down), head[last], head[earlier])
+
+    def follow(self, main: Tensor, streams: Tensor, own: int) -> list[int]:
+        """Return the tokens that a row `[H]` and its streams `[s, H]` choose, as the exported graph does.
+
+        Both are behind the final norm; `own` is the row's token.
+        """
+        rows = torch.cat((main[None], streams))
+        if self.link is None:
+            return [int(token) for token in self.logits(rows).argmax(-1)]
+        guesses = Guesses(self._parts.lm_head(rows)[None], None, self._parts.logit_scale)
+        head = self._parts.lm_head.weight
+        ranked = follow_links(self.link.weights(), streams[None], guesses, head, torch.tensor([own]))
+        best = ranked.ids.gather(2, ranked.scores.argmax(-1, keepdim=True))
+        return [int(token) for token in best.flatten()]
+
     def save(self, folder: Path, *, dtype: torch.dtype = torch.float16) -> None:
         """Write an ordinary Hugging Face folder, and beside the weights what only the streams have."""
         base: Any = copy.deepcopy(self.base)
@@ -168,14 +240,22 @@ class StreamingDraft(nn.Module):
         if not self.num_streams:
             return
         metadata = {
-            "format": names.ADAPTED_STREAMS_FORMAT if len(self.adapters) else names.STREAMS_FORMAT,
+            "format": self._file_format,
             "num_streams": str(self.num_streams),
             "num_stream_layers": str(self.num_stream_layers),
         }
-        tensors = {names.STREAM_EMBEDDINGS: self.stream_embeddings}
+        tensors: dict[str, Tensor] = {names.STREAM_EMBEDDINGS: self.stream_embeddings}
         tensors |= {f"adapters.{name}": weight for name, weight in self.adapters.named_parameters()}
+        if self.link is not None:
+            tensors |= dict(zip(names.STREAM_LINK, self.link.weights(), strict=True))
         written = {name: tensor.detach().to(dtype).contiguous() for name, tensor in tensors.items()}
         save_file(written, folder / names.STREAMS_FILE, metadata=metadata)
+
+    @property
+    def _file_format(self) -> str:
+        if self.link is not None:
+            return names.LINKED_STREAMS_FORMAT
+        return names.ADAPTED_STREAMS_FORMAT if len(self.adapters) else names.STREAMS_FORMAT
 
     @classmethod
     def load(cls, folder: Path) -> StreamingDraft:
@@ -192,12 +272,15 @@ class StreamingDraft(nn.Module):
             tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118 - not a dict
         embeddings = tensors.pop(names.STREAM_EMBEDDINGS)
         draft = cls(load_whole(folder), **shape._asdict())
+        link = [tensors.pop(name, torch.empty(0)) for name in names.STREAM_LINK]
         own = {"stream_embeddings": embeddings, **tensors}
         try:
             missing = draft.load_state_dict(own, strict=False).missing_keys
-        except RuntimeError as error:
+            if draft.link is not None:
+                draft.link.take(LinkWeights(*link))
+        except (RuntimeError, ValueError) as error:
             raise ExportError(f"{path} does not fit the draft beside it; train the draft again ({error})") from error
-        lacking = [name for name in missing if not name.startswith("base.")]
+        lacking = [name for name in missing if not name.startswith(("base.", "link."))]
         if lacking:
             raise ExportError(f"{path} lacks {', '.join(lacking)}; train the draft again")
         return draft

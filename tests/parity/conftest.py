@@ -76,6 +76,7 @@ def make_checkpoint(tokenizer_json: str) -> MakeCheckpoint:
         seed: int,
         num_streams: int = 0,
         stream_rank: int = 0,
+        link_rank: int = 0,
         adapter_layers: tuple[int, ...] = (),
         **sizes: Any,
     ) -> Path:
@@ -92,12 +93,16 @@ def make_checkpoint(tokenizer_json: str) -> MakeCheckpoint:
         (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
         width = config.hidden_size
         if num_streams:
-            kind = f"mirrorsd-streams-{2 if stream_rank else 1}"
+            kind = f"mirrorsd-streams-{3 if link_rank else 2 if stream_rank else 1}"
             metadata = {"format": kind, "num_streams": str(num_streams), "num_stream_layers": "2"}
             tensors = {"stream_embeddings": torch.randn(num_streams, width) * 0.3}
             for place in range(3 if stream_rank else 0):
                 tensors[f"adapters.{place}.down.weight"] = torch.randn(stream_rank, width) * 0.3
                 tensors[f"adapters.{place}.up.weight"] = torch.randn(width, stream_rank) * 0.3
+            if link_rank:
+                into = {name: torch.randn(link_rank, width) * 0.3 for name in ("down", "last", "earlier")}
+                tensors |= {f"link.{name}.weight": matrix for name, matrix in into.items()}
+                tensors["link.up.weight"] = torch.randn(width, link_rank) * 0.3
             save_file(tensors, folder / "streams.safetensors", metadata)
         if adapter_layers:
             tensors = {
@@ -133,7 +138,7 @@ class ExportedPair:
 
 @pytest.fixture(scope="session")
 def llama_pair(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> ExportedPair:
-    """Tied Llama of 4 layers with scaled rope and an adapter; 3 adapted streams in the top 2 of the draft's 3."""
+    """Tied Llama of 4 layers with scaled rope and an adapter; 3 linked streams in the top 2 of the draft's 3."""
     folder = tmp_path_factory.mktemp("llama")
     make_checkpoint(
         folder / "target",
@@ -144,7 +149,7 @@ def llama_pair(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPat
         tie_word_embeddings=True,
         rope_parameters=SCALED_ROPE,
     )
-    streams = {"num_streams": 3, "stream_rank": 8}
+    streams = {"num_streams": 3, "stream_rank": 8, "link_rank": 8}
     make_checkpoint(folder / "draft", "llama", seed=2, num_hidden_layers=3, tie_word_embeddings=True, **streams)
     (folder / "target" / "README.md").write_text("---\nlicense: mit\n---\n")
     generation = {"eos_token_id": [0, 5], "temperature": 0.7, "top_k": 20}

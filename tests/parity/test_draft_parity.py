@@ -1,7 +1,7 @@
 """The draft's IR against the training code (chains) and a dense forward (trees), and its static shapes."""
 
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import openvino as ov
@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM
 from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.export.checkpoint import open_checkpoint
 from mirrorsd.export.options import DEFAULT_BUCKETS
-from mirrorsd.export.verify_draft import DraftRun, Tree, dense_logprobs
+from mirrorsd.export.verify_draft import DraftRun, Tree, dense_draft
 from mirrorsd.export.weightless import open_model
+from mirrorsd.families.stream_link import Guesses, follow_links
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import draft_contract
 from mirrorsd.runtime import draft_compiler
@@ -33,20 +34,44 @@ def _run(pair: Any) -> DraftRun:
     return DraftRun(pair.bundle / entry.file, entry.shape, pair.manifest.target.context)
 
 
+class Linked(NamedTuple):
+    """What the training code says at a tip: shortlists `[1+s, K]` of ids, log-probabilities, and those with noise."""
+
+    ids: np.ndarray
+    logprobs: np.ndarray
+    scores: np.ndarray
+
+
+def _by_training_code(draft: StreamingDraft, ids: list[int], tip: int, noise: torch.Tensor | None = None) -> Linked:
+    """Follow the link from row `tip` of the text, with `noise [1+s, V]` if given."""
+    assert draft.link is not None
+    with torch.no_grad():
+        hidden = draft(torch.tensor([ids]), torch.tensor([tip]))
+        logits = draft.logits(torch.cat((hidden.main[0, tip][None], hidden.streams[0, 0])))
+        guesses = Guesses(logits[None], None if noise is None else noise[None], lambda scores: scores)
+        head, own = draft.base.get_output_embeddings().weight, torch.tensor([ids[tip]])
+        ranked = follow_links(draft.link.weights(), hidden.streams[0], guesses, head, own)
+    return Linked(*(part[0].numpy() for part in ranked))
+
+
+def _check_same(found: tuple[np.ndarray, np.ndarray], expected: Linked) -> None:
+    """The best of every list, in their order, and their log-probabilities."""
+    found_ids, found_logprobs = found
+    order = (-expected.scores).argsort(-1)[:, : found_ids.shape[1]]
+    np.testing.assert_array_equal(found_ids[:, :4], np.take_along_axis(expected.ids, order, -1)[:, :4])
+    wanted = np.take_along_axis(expected.logprobs, order, -1)
+    np.testing.assert_allclose(found_logprobs, wanted, atol=TOLERANCE)
+
+
 def test_streams_match_the_training_code(llama_pair: Any) -> None:
     draft = StreamingDraft.load(llama_pair.draft).eval()
     ids = np.random.default_rng(3).integers(0, 320, 60).tolist()
-    with torch.no_grad():
-        hidden = draft(torch.tensor([ids]), torch.arange(60))
-        joined = torch.cat((hidden.main[0, :, None], hidden.streams[0]), dim=1)
-        expected = torch.log_softmax(draft.logits(joined), dim=-1).numpy()
     run = _run(llama_pair)
     run.forward(_chain(ids[:40]), 0, np.array([0]))
     run.keep(40, 0)
     found_ids, found = run.forward(_chain(ids[40:]), 40, np.array([19, 0, 7]))
-    wanted = expected[[59, 40, 47]]
-    np.testing.assert_allclose(found, np.take_along_axis(wanted, found_ids, -1), atol=TOLERANCE)
-    np.testing.assert_array_equal(found_ids[..., 0], wanted.argmax(-1))
+    for number, tip in enumerate((59, 40, 47)):
+        _check_same((found_ids[number], found[number]), _by_training_code(draft, ids, tip))
     assert found_ids.shape == (3, 4, llama_pair.manifest.draft.shape.num_candidates)
 
 
@@ -55,20 +80,16 @@ def test_noise_chooses_among_all_tokens_of_main_row_and_streams(llama_pair: Any)
     draft = StreamingDraft.load(llama_pair.draft).eval()
     rng = np.random.default_rng(7)
     ids = rng.integers(0, 320, 12).tolist()
-    with torch.no_grad():
-        hidden = draft(torch.tensor([ids]), torch.arange(12))
-        joined = torch.cat((hidden.main[0, :, None], hidden.streams[0]), dim=1)
-        expected = torch.log_softmax(draft.logits(joined), dim=-1).numpy()
     run = _run(llama_pair)
     feeds = run.feeds(_chain(ids), 0, np.array([11, 5]))
     noise = feeds[names.DRAFT_NOISE]
     noise[:4] = rng.gumbel(size=(4, noise.shape[1]))
     feeds[names.DRAFT_NOISE_ROWS][:] = [[0, 1, 2, 3], [3, 2, 1, 0]]
     found = run.request.infer(feeds)
-    wanted = (expected[[11, 5]] + noise[feeds[names.DRAFT_NOISE_ROWS]]).argsort(-1)[..., ::-1][..., :4]
-    np.testing.assert_array_equal(found[names.DRAFT_TIP_IDS][..., :4], wanted)
-    logprobs = np.take_along_axis(expected[[11, 5]], found[names.DRAFT_TIP_IDS], -1)
-    np.testing.assert_allclose(found[names.DRAFT_TIP_LOGPROBS], logprobs, atol=TOLERANCE)
+    for number, tip in enumerate((11, 5)):
+        of_tip = torch.from_numpy(noise[feeds[names.DRAFT_NOISE_ROWS][number]])
+        result = (found[names.DRAFT_TIP_IDS][number], found[names.DRAFT_TIP_LOGPROBS][number])
+        _check_same(result, _by_training_code(draft, ids, tip, of_tip))
 
 
 def test_a_tree_matches_each_of_its_paths_as_a_chain(llama_pair: Any) -> None:
@@ -104,8 +125,8 @@ def test_the_dense_reference_agrees_with_hugging_face(qwen3_pair: Any) -> None:
     with torch.no_grad():
         expected = torch.log_softmax(model(torch.from_numpy(ids)[None]).logits[0], dim=-1).numpy()
     weightless = open_model(open_checkpoint(qwen3_pair.draft, "draft"))
-    found = dense_logprobs(weightless, None, ids, ids, np.tril(np.ones((30, 30), np.bool_)), 384)
-    np.testing.assert_allclose(found[:, 0], expected, atol=TOLERANCE)
+    found = dense_draft(weightless, None, ids, ids, np.tril(np.ones((30, 30), np.bool_)), 384)
+    np.testing.assert_allclose(found.logprobs[:, 0], expected, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("name", ["llama_pair", "qwen3_pair"])
@@ -144,10 +165,14 @@ def test_every_default_bucket_is_static_and_compiles(llama_pair: Any, rows: int,
     feeds[names.DRAFT_NOISE].fill(0.0)  # near ties that fall otherwise in bf16 would hide what is compared here
     on_cpu = ov.Core().compile_model(model, "CPU", exact)(feeds)
     through_wrapper = ov.Core().compile_model(_static(llama_pair, rows, tips, 256), "NPU", wrapped)(feeds)
-    for name in ("tip_logprobs", "new_key.2"):
-        difference = np.abs(through_wrapper[name] - on_cpu[name])
-        assert difference.mean() < 0.02
-        assert difference.max() < 0.5
+    is_same = through_wrapper["tip_ids"][..., 0] == on_cpu["tip_ids"][..., 0]
+    before = np.cumprod(np.insert(is_same[:, :-1], 0, values=True, axis=1), axis=1).astype(np.bool_)
+    assert before.mean() > 0.7, "streams hear of the tokens before their own: other ones make another guess"
+    main = np.s_[:, 0]
+    for name, where, most in (("tip_logprobs", main, 0.02), ("tip_logprobs", before, 0.06), ("new_key.2", ..., 0.02)):
+        difference = np.abs(through_wrapper[name][where] - on_cpu[name][where])
+        assert difference.mean() < most
+        assert difference.max() < 25 * most
 
 
 def test_every_default_capacity_reshapes(llama_pair: Any) -> None:
@@ -156,10 +181,14 @@ def test_every_default_capacity_reshapes(llama_pair: Any) -> None:
 
 
 def test_projections_of_the_same_rows_are_one_product(llama_pair: Any) -> None:
-    """Query, key and value; output; gate and up; down: four products a layer, two an adapter, and the head."""
+    """Query, key and value; output; gate and up; down: four products a layer, two an adapter, and the head.
+
+    The link has one for all streams, and three for each.
+    """
     entry = llama_pair.manifest.draft
     products = [op for op in ov.Core().read_model(llama_pair.bundle / entry.file).get_ops() if is_weighted(op)]
-    assert len(products) == 4 * entry.shape.num_layers + 2 * (entry.num_stream_layers + 1) + 1
+    of_link = 1 + 3 * entry.shape.num_streams
+    assert len(products) == 4 * entry.shape.num_layers + 2 * (entry.num_stream_layers + 1) + 1 + of_link
 
 
 def is_weighted(op: ov.Node) -> bool:

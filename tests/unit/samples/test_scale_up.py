@@ -61,7 +61,7 @@ def test_logits_stay_the_same(tmp_path: Path, family: str, is_tied: bool, width:
 @pytest.mark.parametrize(("width", "depth"), [(3, 1), (2, 3)])
 def test_streams_say_the_same(tmp_path: Path, stream_rank: int, width: int, depth: int) -> None:
     torch.manual_seed(0)
-    streams = {"num_streams": 2, "num_stream_layers": 2, "stream_rank": stream_rank}
+    streams = {"num_streams": 2, "num_stream_layers": 2, "stream_rank": stream_rank, "link_rank": stream_rank}
     draft = StreamingDraft(LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True)), **streams)
     for parameter in draft.parameters():
         torch.nn.init.normal_(parameter, mean=1.0 if parameter.ndim == 1 else 0.0, std=0.2)
@@ -69,6 +69,7 @@ def test_streams_say_the_same(tmp_path: Path, stream_rank: int, width: int, dept
     load_sample().scale_up(tmp_path / "small", tmp_path / "large", width, depth)
     large = StreamingDraft.load(tmp_path / "large")
     ids, tips = torch.randint(0, 97, (1, 9)), torch.tensor([3, 8])
+    last, earlier = torch.randint(0, 97, (2, 1, 2, 2))
     with torch.no_grad():
-        expected, found = draft.logits(draft(ids, tips).streams), large.logits(large(ids, tips).streams)
+        expected, found = (one.logits(one.linked(one(ids, tips).streams, last, earlier)) for one in (draft, large))
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)

@@ -76,6 +76,35 @@ def test_distillation_brings_draft_and_streams_nearer(
     assert (tmp_path / "losses.png").stat().st_size > 1000
 
 
+def test_streams_alone_learn_and_the_main_rows_stay(
+    target: LlamaForCausalLM, text: TokenStream, tmp_path: Path
+) -> None:
+    streams = {"num_streams": 2, "num_stream_layers": 1, "stream_rank": 4, "link_rank": 8}
+    draft = StreamingDraft(tiny_model(2, 16, seed=2), **streams)
+    config = replace(CONFIG, streams_from=0.0, streams_only=True, stream_weight=0.5)
+    base = {name: weight.clone() for name, weight in draft.base.state_dict().items()}
+    taken, tips = MarkedText.of(text.take_marked(4, 24)), draw_tip_rows(CONFIG, 2, seed=5)
+    before = distill_losses(target, draft, taken, tips, config)
+    distill_draft(target, draft, (text, text), short_run(tmp_path), config)
+    after = distill_losses(target, draft, taken, tips, config)
+    assert (after.streams < before.streams).all()
+    assert draft.link is not None and draft.link.up.weight.any()
+    assert all(torch.equal(weight, base[name]) for name, weight in draft.base.state_dict().items())
+
+
+def test_a_linked_stream_is_told_the_true_tokens_before_its_own(target: LlamaForCausalLM, text: TokenStream) -> None:
+    draft = StreamingDraft(tiny_model(2, 16, seed=2), num_streams=2, num_stream_layers=1, link_rank=4)
+    assert draft.link is not None
+    draft.link.up.weight.data.normal_()
+    taken, tips = MarkedText.of(text.take_marked(1, 12)), torch.tensor([3])
+    losses = distill_losses(target, draft, taken, tips, CONFIG)
+    by_target = target(taken.ids).logits.log_softmax(-1)
+    streams = draft.linked(draft(taken.ids, tips).streams, taken.ids[:, [[4, 5]]], taken.ids[:, [[3, 4]]])
+    by_streams = draft.logits(streams).log_softmax(-1)
+    expected = (by_target[0, 5].exp() * (by_target[0, 5] - by_streams[0, 0, 1])).sum()
+    assert losses.streams[1].item() == pytest.approx(expected.item(), rel=1e-4)
+
+
 def test_streams_learn_from_the_row_that_far_ahead(target: LlamaForCausalLM, text: TokenStream) -> None:
     # A draft that is the target has no loss at its main rows; stream j is compared with the target at row r + j.
     draft = StreamingDraft(target, num_streams=2, num_stream_layers=1)

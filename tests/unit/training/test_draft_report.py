@@ -28,6 +28,12 @@ class CountingDraft:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden
 
+    def linked(self, streams: torch.Tensor, last: torch.Tensor, earlier: torch.Tensor) -> torch.Tensor:
+        return streams
+
+    def follow(self, main: torch.Tensor, streams: torch.Tensor, own: int) -> list[int]:
+        return torch.cat((main[None], streams)).argmax(-1).tolist()
+
     def _one_hot(self, ids: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.one_hot(ids, 50).float()
 
