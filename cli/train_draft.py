@@ -97,23 +97,22 @@ def draft(
     from mirrorsd.training.timed_run import RunConfig
 
     check_replaceable(output)
-    weights = {"stream_weight": stream_weight, "argmax_weight": argmax_weight, "prompt_weight": prompt_weight}
-    rows = {"streams_from": streams_from, "tip_share": tip_share, "rate": rate}
-    loss = DistillConfig(
-        **weights, **rows, sequences=batch, length=length, is_compiled=compile_loss, streams_only=streams_only
-    )
+    weights: dict[str, Any] = {
+        "stream_weight": stream_weight,
+        "argmax_weight": argmax_weight,
+        "prompt_weight": prompt_weight,
+    }
+    rows: dict[str, Any] = {"streams_from": streams_from, "tip_share": tip_share, "sequences": batch, "length": length}
+    loss = DistillConfig(**weights, **rows, is_compiled=compile_loss, rate=rate, streams_only=streams_only)
     times: dict[str, Any] = {"save_every_s": save_every, "deadline": deadline, "counts_cpu": count_cpu}
     config = RunConfig(out=work, schedule=_schedule(seconds, deadline, baseline), report_every=report_every, **times)
-    shape = {"stream_layers": stream_layers, "stream_rank": stream_rank, "link_rank": link_rank}
-    plan = DraftPlan(hidden=hidden, layers=layers, **shape, source=from_model)
+    plan = DraftPlan(hidden, layers, stream_layers, stream_rank, link_rank, source=from_model)
     checkpoint = shared.open_target(target, trained=plan.check(target, streams), tokens=batch * length, threads=threads)
     plain = output.with_name(f"{output.name}-s0") if baseline else None
     runs = [("draft", streams, output), *([("baseline", 0, plain)] if plain else [])]
     shared.check_fresh(*(work / name for name, *_ in runs), resume=resume)
     source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts)
-    documents = shared.open_documents(checkpoint, source) if document_share else None
-    model = shared.load_target(checkpoint)
-    shared.prepare_texts(model, checkpoint, work, source)
+    model, documents = _open_target_and_text(checkpoint, source, work, document_share)
     for name, num_streams, folder in runs:
         text = _training_text([work, *(more_text or ())], documents, document_share)
         how = (replace(config, out=work / name), loss)
@@ -122,7 +121,15 @@ def draft(
     print_json(found) if as_json else print_report(found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def _open_target_and_text(checkpoint: Any, source: shared.TextSource, work: Path, document_share: float) -> Any:
+    """The target, once it has written its text, and the corpus's documents if some are wanted."""
+    documents = shared.open_documents(checkpoint, source) if document_share else None
+    model = shared.load_target(checkpoint)
+    shared.prepare_texts(model, checkpoint, work, source)
+    return model, documents
+
+
+@dataclass(frozen=True, slots=True)
 class DraftPlan:
     """How large a draft is, and what it starts from: sizes of its own, or a small model (or a draft) in `source`."""
 

@@ -32,15 +32,13 @@ def widen(name: str, tensor: torch.Tensor, hidden: int, width: int) -> torch.Ten
         return tensor
     is_vocabulary = name.endswith(("embed_tokens.weight", "lm_head.weight", "stream_embeddings"))
     is_into, is_up = name.endswith(INTO_RANK), name.endswith(".up.weight")
-    is_rank = is_into or is_up
     rows = tensor.shape[0] * (1 if is_vocabulary or is_into else width)
     shape = (rows, *(size * (1 if is_up else width) for size in tensor.shape[1:]))
     wide = torch.randn(shape, generator=torch.Generator().manual_seed(len(name)), dtype=torch.float32) * 0.02
     old_rows, old_columns = tensor.shape[0], tensor.shape[-1]
     if tensor.ndim == 2:
-        wide[:old_rows, old_columns:] = 0
-        if is_vocabulary or name.endswith(ZERO_ROWS) or is_rank:
-            wide[:, old_columns:] = 0
+        is_everywhere = is_vocabulary or is_into or name.endswith(ZERO_ROWS)
+        wide[: None if is_everywhere else old_rows, old_columns:] = 0
     if name.endswith(ZERO_ROWS):
         wide[old_rows:] = 0
     wide[:old_rows, ..., : old_columns if tensor.ndim == 2 else None] = tensor.float()
