@@ -97,11 +97,7 @@ def draft(
     from mirrorsd.training.timed_run import RunConfig
 
     check_replaceable(output)
-    weights: dict[str, Any] = {
-        "stream_weight": stream_weight,
-        "argmax_weight": argmax_weight,
-        "prompt_weight": prompt_weight,
-    }
+    weights: Any = {"stream_weight": stream_weight, "argmax_weight": argmax_weight, "prompt_weight": prompt_weight}
     rows: dict[str, Any] = {"streams_from": streams_from, "tip_share": tip_share, "sequences": batch, "length": length}
     loss = DistillConfig(**weights, **rows, is_compiled=compile_loss, rate=rate, streams_only=streams_only)
     times: dict[str, Any] = {"save_every_s": save_every, "deadline": deadline, "counts_cpu": count_cpu}
