@@ -102,8 +102,9 @@ def draft(
     loss = DistillConfig(**weights, **rows, is_compiled=compile_loss, rate=rate, streams_only=streams_only)
     times: dict[str, Any] = {"save_every_s": save_every, "deadline": deadline, "counts_cpu": count_cpu}
     config = RunConfig(out=work, schedule=_schedule(seconds, deadline, baseline), report_every=report_every, **times)
-    plan = DraftPlan(hidden, layers, stream_layers, stream_rank, link_rank, source=from_model)
-    checkpoint = shared.open_target(target, trained=plan.check(target, streams), tokens=batch * length, threads=threads)
+    plan = DraftPlan(hidden, layers, stream_layers, stream_rank, link_rank, from_model, streams_only)
+    size = plan.check(target, streams, baseline)
+    checkpoint = shared.open_target(target, trained=size, tokens=batch * length, threads=threads)
     plain = output.with_name(f"{output.name}-s0") if baseline else None
     runs = [("draft", streams, output), *([("baseline", 0, plain)] if plain else [])]
     shared.check_fresh(*(work / name for name, *_ in runs), resume=resume)
@@ -113,8 +114,7 @@ def draft(
         text = _training_text([work, *(more_text or ())], documents, document_share)
         how = (replace(config, out=work / name), loss)
         _train(model, plan.make(model, num_streams), text, (target, work, folder), how)
-    found = measure_drafts(model, output, plain, work)
-    print_json(found) if as_json else print_report(found)
+    (print_json if as_json else print_report)(measure_drafts(model, output, plain, work))
 
 
 def _open_target_and_text(checkpoint: Any, source: shared.TextSource, work: Path, document_share: float) -> Any:
@@ -127,7 +127,10 @@ def _open_target_and_text(checkpoint: Any, source: shared.TextSource, work: Path
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """How large a draft is, and what it starts from: sizes of its own, or a small model (or a draft) in `source`."""
+    """How large a draft is, and what it starts from: sizes of its own, or a small model (or a draft) in `source`.
+
+    With `streams_only` that model's own weights stay as they are.
+    """
 
     hidden: int
     layers: int
@@ -135,12 +138,14 @@ class DraftPlan:
     stream_rank: int
     link_rank: int
     source: Path | None
+    streams_only: bool
 
-    def check(self, target: Path, num_streams: int) -> int:
+    def check(self, target: Path, num_streams: int, has_baseline: bool) -> int:
         """Check the plan against the target; return about how many parameters are trained.
 
         Raises:
-            ConfigError: sizes that no draft can have, or other streams than the small model was trained with.
+            ConfigError: sizes that no draft can have, other streams than the small model was trained with, or nothing
+                that could be trained.
             ExportError: the small model is not complete, or speaks other tokens than the target.
         """
         from mirrorsd.export.checkpoint import open_checkpoint
@@ -148,6 +153,12 @@ class DraftPlan:
         from mirrorsd.training.draft_shape import check_draft_sizes, check_same_streams
         from mirrorsd.training.streaming_draft import check_stream_layers
 
+        if self.streams_only and (self.source is None or not num_streams or has_baseline):
+            raise ConfigError(
+                "--streams-only leaves main rows as they are: it wants --from-model and streams, and no --baseline"
+            )
+        if self.streams_only and not self.stream_rank + self.link_rank:
+            raise ConfigError("--streams-only trains adapters and link; give --stream-rank or --link-rank above 0")
         of_target = open_checkpoint(target, "target")
         if self.source is not None:
             small = open_checkpoint(self.source, "draft")

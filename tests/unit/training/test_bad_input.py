@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from mirrorsd.cli.train_draft import DraftPlan
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.checkpoints import load_checkpoint, save_checkpoint
 from mirrorsd.training.corpus import Document, read_documents
@@ -106,3 +107,21 @@ def test_a_model_folder_appears_whole(tmp_path: Path) -> None:
     (tmp_path / "photos" / "cat.png").touch()
     with pytest.raises(ConfigError, match="not a model's folder"), finished_folder(tmp_path / "photos"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("changed", "num_streams", "has_baseline", "message"),
+    [
+        ({"source": None}, 3, False, "it wants --from-model and streams"),
+        ({}, 0, False, "it wants --from-model and streams"),
+        ({}, 3, True, "and no --baseline"),
+        ({"stream_rank": 0, "link_rank": 0}, 3, False, "give --stream-rank or --link-rank above 0"),
+    ],
+)
+def test_streams_alone_want_something_to_train(
+    changed: dict, num_streams: int, has_baseline: bool, message: str
+) -> None:
+    sizes = {"hidden": 64, "layers": 2, "stream_layers": 2, "stream_rank": 8, "link_rank": 8}
+    plan = DraftPlan(**(sizes | {"source": Path("draft"), "streams_only": True} | changed))
+    with pytest.raises(ConfigError, match=message):
+        plan.check(Path("target"), num_streams, has_baseline)
