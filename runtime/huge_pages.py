@@ -65,7 +65,10 @@ def regions_now() -> list[Region]:
 
 
 def use_huge_pages(before: Collection[Region] = ()) -> int:
-    """Collapse the large memory that has come since `before` into huge pages; how many bytes of it are on some then."""
+    """Collapse the large memory that has come since `before` into huge pages; how many bytes of it are on some then.
+
+    A region that has grown since counts as new, as a whole.
+    """
     known = {(region.start, region.size) for region in before}
     due = [
         region

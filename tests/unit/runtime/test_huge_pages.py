@@ -22,6 +22,8 @@ def has_huge_pages() -> None:
         pytest.skip("this system gives no huge pages")
     if tuple(map(int, platform.release().split(".")[:2])) < (6, 1):
         pytest.skip("Linux collapses pages on request from 6.1 on")
+    if not regions_now():
+        pytest.skip("this system does not say what memory a process has")
 
 
 def _private_memory(size: int) -> np.ndarray:

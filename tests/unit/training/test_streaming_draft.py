@@ -149,12 +149,13 @@ def test_impossible_shapes_are_refused(streams: int, layers: int, message: str) 
     [
         ("adapters.1.up.weight", None, r"lacks adapters.1.up.weight; train the draft again"),
         ("adapters.1.up.weight", torch.ones(8, 8), r"does not fit the draft beside it.*adapters.1.up.weight"),
+        ("link.last.weight", None, r"does not fit the draft beside it.*\(0,\) where \(4, 32\) is expected"),
     ],
 )
-def test_adapters_that_do_not_fit_are_refused(
+def test_streams_that_do_not_fit_are_refused(
     tmp_path: Path, name: str, tensor: torch.Tensor | None, message: str
 ) -> None:
-    tiny_draft(stream_rank=8).save(tmp_path)
+    tiny_draft(stream_rank=8, link_rank=4).save(tmp_path)
     with safe_open(tmp_path / STREAMS_FILE, framework="pt") as file:
         metadata = file.metadata()
     tensors = {**load_file(tmp_path / STREAMS_FILE), name: tensor}
