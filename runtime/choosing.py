@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.generation_config import GenerationConfig
-from mirrorsd.runtime.noise import gumbel
+from mirrorsd.runtime.noise import gumbel, gumbel_row
 
 _HEAD_TOKENS = 512
 NoiseSource = Callable[[int, int], NDArray[np.float64]]
@@ -66,7 +66,7 @@ class TokenChooser:
     def _noise_at(self, position: int, vocab_size: int) -> NDArray[np.float64]:
         noise = self._noise_by_position.get(position)
         if noise is None or len(noise) < vocab_size:
-            noise = gumbel(self._seed, np.asarray(position), np.arange(vocab_size, dtype=np.int64))
+            noise = gumbel_row(self._seed, position, vocab_size)
             self._noise_by_position[position] = noise
         return noise[:vocab_size]
 
@@ -87,7 +87,7 @@ class TokenChooser:
         if not self._is_filtered:
             return _best(None, scores + self._noise_at(position, len(scores)))
         tokens, kept_scores = keep_likeliest(scores, self._top_k, self._top_p, self._min_p)
-        return _best(tokens, kept_scores + gumbel(self._seed, np.asarray(position), tokens))
+        return _best(tokens, kept_scores + gumbel(self._seed, np.array([position]), tokens))
 
     def rank(
         self, ids: NDArray[np.int64], logprobs: NDArray[np.floating], positions: NDArray[np.int64]

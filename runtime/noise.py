@@ -11,6 +11,10 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
+_ROUNDS = ((np.uint64(30), np.uint64(_MIX_1)), (np.uint64(27), np.uint64(_MIX_2)))
+_LAST_SHIFT, _SPARE_BITS, _ONE, _STEP = np.uint64(31), np.uint64(11), np.uint64(1), np.uint64(_GOLDEN)
+_PIECE = 8192
+"""Tokens at a time: 64 KiB of each array."""
 
 
 def _mix(value: int) -> int:
@@ -19,27 +23,57 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _mix_array(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(_MIX_1)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(_MIX_2)
-    return values ^ (values >> np.uint64(31))
-
-
 def position_keys(seed: int, positions: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """One 64-bit key per absolute position."""
-    start = np.uint64(_mix((seed + _GOLDEN) & _MASK))
-    with np.errstate(over="ignore"):
-        return _mix_array(start + positions.astype(np.uint64) * np.uint64(_GOLDEN))
+    """One 64-bit key per absolute position `[n, ...]`."""
+    keys = positions.astype(np.uint64)
+    keys *= _STEP
+    keys += np.uint64(_mix((seed + _GOLDEN) & _MASK))
+    _mix_in_place(keys, np.empty_like(keys))
+    return keys
 
 
 def gumbel(seed: int, positions: NDArray[np.int64], tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Standard Gumbel variates for tokens at positions (broadcast against each other).
+    """Standard Gumbel variates for tokens `[n, ...]` at positions `[n, ...]` (broadcast against each other).
 
     The same (seed, position, token) gives the same variate on every machine, in every call.
     """
-    keys = position_keys(seed, np.asarray(positions, dtype=np.int64))
-    with np.errstate(over="ignore"):
-        counters = (np.asarray(tokens).astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
-        bits = _mix_array(_mix_array(keys + counters))
-    uniform = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-    return -np.log(-np.log(uniform))
+    counters = tokens.astype(np.uint64)
+    counters += _ONE
+    counters *= _STEP
+    return _variates(counters + position_keys(seed, positions))
+
+
+def gumbel_row(seed: int, position: int, vocab_size: int) -> NDArray[np.float64]:
+    """`gumbel` for the tokens `0 .. vocab_size - 1` at one position, `[V]`: in pieces that stay in the cache."""
+    key = position_keys(seed, np.array([position]))
+    noise = np.empty(vocab_size)
+    for first in range(0, vocab_size, _PIECE):
+        counters = np.arange(first + 1, min(first + _PIECE, vocab_size) + 1, dtype=np.uint64)
+        counters *= _STEP
+        counters += key
+        noise[first : first + _PIECE] = _variates(counters)
+    return noise
+
+
+def _variates(counters: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Gumbel variates of counters, which are written over."""
+    scratch = np.empty_like(counters)
+    _mix_in_place(counters, scratch)
+    _mix_in_place(counters, scratch)
+    counters >>= _SPARE_BITS
+    values = counters.astype(np.float64)
+    values += 0.5
+    values *= 2.0**-53
+    for _ in range(2):
+        np.log(values, out=values)
+        np.negative(values, out=values)
+    return values
+
+
+def _mix_in_place(values: NDArray[np.uint64], scratch: NDArray[np.uint64]) -> None:
+    for shift, factor in _ROUNDS:
+        np.right_shift(values, shift, out=scratch)
+        values ^= scratch
+        values *= factor
+    np.right_shift(values, _LAST_SHIFT, out=scratch)
+    values ^= scratch

@@ -5,9 +5,14 @@ import pytest
 
 from mirrorsd.runtime.choosing import TokenChooser, keep_likeliest, penalise_repetition
 from mirrorsd.runtime.generation_config import GenerationConfig
-from mirrorsd.runtime.noise import gumbel
+from mirrorsd.runtime.noise import gumbel, gumbel_row
 
 RNG = np.random.default_rng(11)
+FIRST_NOISE = [
+    [0.6763963421690941, -0.8114661256308627],
+    [3.2944879758593824, -0.40909420556214665],
+    [0.21949738294319768, 0.45144150896157176],
+]
 
 
 @pytest.mark.parametrize("vocab", [30, 3000])
@@ -44,12 +49,23 @@ def test_repetition_penalty_matches_transformers() -> None:
 
 def test_noise_depends_on_seed_position_and_token_only() -> None:
     tokens = np.arange(1000)
-    whole = gumbel(5, np.asarray(17), tokens)
-    assert (gumbel(5, np.asarray(17), tokens[300:310]) == whole[300:310]).all()
+    whole = gumbel(5, np.array([17]), tokens)
+    assert (gumbel(5, np.array([17]), tokens[300:310]) == whole[300:310]).all()
     grid = gumbel(5, np.array([[16], [17]]), tokens[None, :])
     assert (grid[1] == whole).all()
-    assert not np.isclose(gumbel(6, np.asarray(17), tokens), whole).any()
+    assert not np.isclose(gumbel(6, np.array([17]), tokens), whole).any()
     assert not np.isclose(grid[0], whole).any()
+
+
+def test_noise_of_a_whole_row_is_the_noise_of_its_tokens() -> None:
+    tokens = np.arange(20_000)
+    assert (gumbel_row(5, 17, tokens.size) == gumbel(5, np.array([17]), tokens)).all()
+
+
+def test_noise_never_changes() -> None:
+    """A seed stands for a text: another noise would be another text. Values of the first release."""
+    values = gumbel(5, np.array([[0], [17], [100_000]]), np.array([0, 151_000]))
+    np.testing.assert_allclose(values, FIRST_NOISE, rtol=1e-12)
 
 
 def test_noise_is_standard_gumbel() -> None:

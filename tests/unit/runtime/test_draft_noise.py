@@ -53,7 +53,7 @@ def test_another_request_s_noise_is_written_anew_at_the_same_position() -> None:
 def test_the_source_is_the_noise_of_the_target_s_choice_times_the_temperature() -> None:
     source = TokenChooser(GenerationConfig(temperature=0.5, seed=3)).noise_source()
     assert source is not None
-    assert np.allclose(source(7, 6), 0.5 * gumbel(3, np.asarray(7), np.arange(6)))
+    assert np.allclose(source(7, 6), 0.5 * gumbel(3, np.array([7]), np.arange(6)))
 
 
 def test_greedy_and_filtered_texts_have_no_source() -> None:
