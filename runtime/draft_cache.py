@@ -22,7 +22,7 @@ from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import DraftEntry, Manifest
 from mirrorsd.runtime.draft_shapes import cache_type, device_options, host_options
 
-_FORMAT = "mirrorsd-compiled-draft-1"
+_FORMAT = "mirrorsd-compiled-draft-2"
 _DEVICE_PROPERTIES = ("FULL_DEVICE_NAME", "DEVICE_ARCHITECTURE", "NPU_DRIVER_VERSION", "NPU_COMPILER_VERSION")
 _LONG_REASONS = {"draft": "the draft has changed", "options": "it was made with other options"}
 _ROOM_FACTOR = 4

@@ -24,6 +24,7 @@ from mirrorsd.runtime.draft_shapes import (
     static_shapes,
     with_cache_of,
 )
+from mirrorsd.runtime.joined_attention import join_attention, pays_to_join
 
 _MOST_AHEAD_BYTES = 1 << 30
 
@@ -98,6 +99,9 @@ class DraftCompiler:
         """
         shape = (rows, tips, capacity)
         model = self._read() if self.is_shared else self.static_model(*shape)
+        longest = max(self._entry.capacities) if self.is_shared else capacity
+        if pays_to_join(self._entry.shape, self._placement, longest, self._cache_type):
+            join_attention(model)
         try:
             model = with_cache_of(model, self._entry, self._cache_type)
             compiled = self.core.compile_model(model, self._device, self._options)

@@ -19,6 +19,7 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import draft_contract
 from mirrorsd.runtime import draft_compiler
 from mirrorsd.runtime.draft_session import RowBlock
+from mirrorsd.runtime.draft_shapes import with_cache_of
 from mirrorsd.runtime.openvino_draft import OpenVinoDraftModel
 from mirrorsd.training.streaming_draft import StreamingDraft
 
@@ -212,6 +213,28 @@ def test_passes_of_a_window_share_their_weights_on_a_processor(llama_pair: Any) 
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("name", ["llama_pair", "qwen3_pair"])
+def test_attention_over_cache_and_rows_in_one_product_says_the_same(
+    name: str, is_shared: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair, num_products = request.getfixturevalue(name), []
+
+    def compile_and_count(model: ov.Model, entry: Any, kind: ov.Type) -> ov.Model:
+        num_products.append(sum(op.get_type_name() == "MatMul" for op in model.get_ops()))
+        return with_cache_of(model, entry, kind)
+
+    monkeypatch.setattr(draft_compiler, "with_cache_of", compile_and_count)
+    guesses = []
+    for joins in (True, False):
+        monkeypatch.setattr(draft_compiler, "pays_to_join", lambda *_, joins=joins: joins)
+        guesses.append(_guesses_behind_a_cache(pair, is_shared, precision="f32"))
+    joined, apart = (set(num_products[:1]), set(num_products[-1:]))
+    assert joined == {apart.pop() - 2 * pair.manifest.draft.shape.num_layers}
+    np.testing.assert_array_equal(guesses[0][0], guesses[1][0])
+    np.testing.assert_allclose(guesses[0][1], guesses[1][1], atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
 def test_a_cache_in_bf16_changes_no_guess(llama_pair: Any, monkeypatch: pytest.MonkeyPatch, is_shared: bool) -> None:
     """Where the processor computes in bf16, what a pass gives back was rounded to it already."""
     expected = _guesses_behind_a_cache(llama_pair, is_shared)
@@ -220,8 +243,8 @@ def test_a_cache_in_bf16_changes_no_guess(llama_pair: Any, monkeypatch: pytest.M
         np.testing.assert_array_equal(found, wanted)
 
 
-def _guesses_behind_a_cache(pair: Any, is_shared: bool) -> list[np.ndarray]:
-    model = OpenVinoDraftModel(pair.bundle, pair.manifest.draft, DraftPlacement(device="CPU", precision="auto"))
+def _guesses_behind_a_cache(pair: Any, is_shared: bool, precision: str = "auto") -> list[np.ndarray]:
+    model = OpenVinoDraftModel(pair.bundle, pair.manifest.draft, DraftPlacement(device="CPU", precision=precision))
     model.shapes.cache, model.shapes.is_shared = None, is_shared
     session = model.new_session()
     session.run([RowBlock(list(range(5, 25)), 0, 0)], [19])

@@ -8,7 +8,7 @@ import pytest
 
 from mirrorsd.runtime.draft_cache import DraftCache
 
-MADE_BY = {"format": "mirrorsd-compiled-draft-1", "OpenVINO": "2026.4", "driver": "1", "draft": "abc", "options": "{}"}
+MADE_BY = {"format": "mirrorsd-compiled-draft-2", "OpenVINO": "2026.4", "driver": "1", "draft": "abc", "options": "{}"}
 
 
 def cache_in(folder: Path, **changes: str) -> DraftCache:
