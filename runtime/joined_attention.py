@@ -24,7 +24,7 @@ def pays_to_join(shape: DraftShape, placement: DraftPlacement, capacity: int, ki
 
 
 def join_attention(model: ov.Model) -> None:
-    """Let every layer attend to cache and rows in one product; layers that `export` did not write are left alone."""
+    """Let every layer attend to cache and rows in one product; layers that cap their scores are left alone."""
     manager = Manager()
     manager.register_pass(_JoinAttention())
     manager.run_passes(model)
