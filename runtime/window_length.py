@@ -21,6 +21,10 @@ _RATIO_MEMORY, _RATIO_PRIOR = 0.98, 5.0
 _SPEED_MEMORY = 0.95
 _FIRST_GAIN = 0.8
 _SUREST = 0.995
+_TRIAL_SHARE, _MOST_ASIDE = 0.01, 2.0
+"""Of every token, what is put aside for passes that seem not to pay, and the most that is kept: in tokens' time."""
+_LEAST_CONFIRMED = 0.5
+"""Chance that what was confirmed is right, below which a pass teaches too little to be tried."""
 
 
 class WindowOrder(NamedTuple):
@@ -57,12 +61,15 @@ class LearnedLengths:
         stream: of tokens that only a stream has guessed.
         gains: expected tokens that one more pass has brought, by passes before it, per unit of chance that what was
             confirmed before it is right.
+        aside: what may be spent on passes that seem not to pay: texts change, and a pass that is never made would
+            seem so for ever.
     """
 
     def __init__(self, tokens_per_second: float = 0.0) -> None:
         self.tokens_per_second = tokens_per_second
         self.main, self.stream = Ratio(), Ratio()
         self.gains = [Ratio(_FIRST_GAIN) for _ in range(_MOST_ROWS)]
+        self.aside = 0.0
 
 
 class Reach(NamedTuple):
@@ -108,18 +115,26 @@ class WindowLength:
         return length
 
     def is_pass_worthwhile(self, shares: Sequence[Share], num_main: int, passes: int, seconds: float) -> bool:
-        """Whether one more pass of the draft would pay, after `passes` of them; one takes `seconds`.
+        """Whether one more pass of the draft would pay, or be a trial that can be paid; it takes `seconds`.
 
-        Learns what the pass before has brought, as `cut` does of the last one. See there for `shares` and `num_main`.
+        `passes` have been made. Learns what the last one has brought, as `cut` does of the last of all. See there for
+        `shares` and `num_main`.
         """
         reach = self._reach(shares, num_main).reach
         value = max(self._worths(reach))
         self._learn_gain(value)
         confirmed = reach[num_main - 1] if num_main else 1.0
-        is_worthwhile = self._learned.gains[passes].value * confirmed > self._tokens_per_second * seconds
-        if is_worthwhile:
+        loss = self._tokens_per_second * seconds - self._learned.gains[passes].value * confirmed
+        is_made = loss < 0 or self._is_tried(loss, confirmed)
+        if is_made:
             self._awaited = (passes, value, confirmed)
-        return is_worthwhile
+        return is_made
+
+    def _is_tried(self, loss: float, confirmed: float) -> bool:
+        learned = self._learned
+        can_be_paid = confirmed >= _LEAST_CONFIRMED and loss <= learned.aside
+        learned.aside -= loss if can_be_paid else 0.0
+        return can_be_paid
 
     def _learn_gain(self, value: float) -> None:
         """A window is worth `value` tokens now: note what the pass that was thought worthwhile has added."""
@@ -138,6 +153,7 @@ class WindowLength:
             rate = self._acceptance_rate
             self._acceptance_rate = _RATE_MEMORY * rate + (1 - _RATE_MEMORY) * (row < num_accepted)
         self._expected = []
+        learned.aside = min(learned.aside + _TRIAL_SHARE * (1 + num_accepted), _MOST_ASIDE)
         speed = (1 + num_accepted) / max(seconds, 1e-9)
         known = learned.tokens_per_second
         learned.tokens_per_second = 1 / (_SPEED_MEMORY / known + (1 - _SPEED_MEMORY) / speed) if known else speed

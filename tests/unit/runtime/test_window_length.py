@@ -105,6 +105,25 @@ def test_passes_that_bring_nothing_are_given_up() -> None:
     assert 0 < asked < 60
 
 
+def _made_passes(learned: LearnedLengths, num_windows: int, num_brought: int, seconds: float) -> list[bool]:
+    """Whether the second pass of each window was made, where it brings so many sure tokens beside the first four."""
+    made = []
+    for _ in range(num_windows):
+        one = length(FLAT, learned)
+        made.append(one.is_pass_worthwhile([SURE] * 4, 1, 1, seconds))
+        num_window = one.cut([SURE] * (4 + num_brought * made[-1]), 4, 12)
+        one.observe(num_window, num_window, (1 + num_window) / 50.0)
+    return made
+
+
+def test_a_pass_that_was_given_up_is_tried_again_when_texts_change() -> None:
+    learned, seconds = LearnedLengths(50.0), 0.008
+    in_vain = _made_passes(learned, 400, 0, seconds)
+    assert not all(in_vain[:100])
+    assert 50.0 * seconds * sum(in_vain[100:]) < 0.02 * 5 * 300, "trials cost a fiftieth of the time at most"
+    assert all(_made_passes(learned, 200, 8, seconds)[100:])
+
+
 @pytest.mark.parametrize("method", ["serial", "mirror"])
 def test_cut_windows_change_no_token(make_bench: Make, method: str) -> None:
     """The draft is right half of the time, a row costs five times a pass: windows are short, the text is the same."""
