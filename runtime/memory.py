@@ -20,13 +20,16 @@ _MB = 1 << 20
 # Python with numpy, ONNX Runtime and OpenVINO imported.
 _LIBRARIES = 80 * _MB
 # OpenVINO's plugin and its threads, at the first compilation.
-_PLUGIN = 30 * _MB
-# One compiled draft shape beyond its weights: graph, kernels, buffers.
-_PER_SHAPE = 15 * _MB
-# The same where one model serves all shapes: kernels only.
+_PLUGIN = 37 * _MB
+# Nodes and kernels of one compiled draft shape, per byte of the graph's text (.xml): within 15 % of what four drafts
+# took, of 2 and 3 layers, with and without streams and link, fp32 and int8.
+_PER_GRAPH_BYTE = 48
+# Copies of the logits of a pass: before and after noise, and sorted.
+_LIVE_LOGITS = 3
+# Kernels of a further shape where one model serves all.
 _PER_SHARED_SHAPE = 2 * _MB
 # ONNX Runtime's sessions beyond their weights.
-_SESSIONS = 10 * _MB
+_SESSIONS = 16 * _MB
 _PREFILL_ROWS = 128
 # Rows of activations that a stage holds at once, per hidden element: normed input, Q, K, V, attention, MLP.
 _LIVE_ROWS = 12
@@ -90,8 +93,13 @@ def _draft_need(manifest: Manifest, card: DeviceMap) -> MemoryNeed:
     entry = manifest.draft
     weights = manifest.files[str(Path(entry.file).with_suffix(".bin").as_posix())].bytes
     shares = is_shared(entry, card.draft, weights)
-    num_shapes = len(pass_buckets(entry, card.draft, is_shared=shares)) * len(entry.capacities)
+    buckets = pass_buckets(entry, card.draft, is_shared=shares)
+    num_shapes = len(buckets) * len(entry.capacities)
     num_models = 1 if shares else num_shapes
+    tips = sum(bucket.tips for bucket in buckets) * len(entry.capacities)
+    kernels = manifest.files[entry.file].bytes * _PER_GRAPH_BYTE * num_models
+    if shares:
+        tips, kernels = max(bucket.tips for bucket in buckets), kernels + num_shapes * _PER_SHARED_SHAPE
     # Every compiled model lays the weights out for itself, and computes on its mapped file.
     return MemoryNeed(
         part="draft",
@@ -99,7 +107,7 @@ def _draft_need(manifest: Manifest, card: DeviceMap) -> MemoryNeed:
         weights=round(weights * _laid_out(entry, card)) * num_models,
         copies=weights * num_models,
         caches=_draft_caches(entry),
-        workspace=(_PER_SHAPE + num_shapes * _PER_SHARED_SHAPE) if shares else _PER_SHAPE * num_shapes,
+        workspace=kernels + tips * _logits(entry) * _LIVE_LOGITS,
     )
 
 
@@ -120,6 +128,11 @@ def _draft_caches(entry: DraftEntry) -> int:
     shape = entry.shape
     per_slot = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * np.dtype(shape.dtype).itemsize
     return per_slot * max(entry.capacities)
+
+
+def _logits(entry: DraftEntry) -> int:
+    """Bytes of a tip's logits and of its streams'."""
+    return (1 + entry.shape.num_streams) * entry.shape.vocab_size * np.dtype(np.float32).itemsize
 
 
 def _work(entry: TargetEntry) -> int:
