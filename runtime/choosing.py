@@ -13,8 +13,11 @@ from numpy.typing import NDArray
 
 from mirrorsd.runtime.generation_config import GenerationConfig
 from mirrorsd.runtime.noise import gumbel, gumbel_row
+from mirrorsd.runtime.shortlist_filter import ShortlistFilter
 
 _HEAD_TOKENS = 512
+_DROPPED_BEHIND = 8.0
+"""In logs: how far candidates that the target will probably drop stand behind where they would."""
 NoiseSource = Callable[[int, int], NDArray[np.float64]]
 """Position, size of the vocabulary -> what competes with the log-probabilities there, `[V]`."""
 
@@ -27,7 +30,11 @@ class Choice(NamedTuple):
 
 
 class TokenChooser:
-    """Chooses tokens for one request. Not thread-safe for `choose`; `rank` may be called from any thread."""
+    """Chooses tokens for one request. Not thread-safe for `choose`; `rank` may be called from any thread.
+
+    Attributes:
+        is_heard_by_draft: whether the draft's graph takes the noise of sampling, over its whole vocabulary.
+    """
 
     def __init__(self, config: GenerationConfig) -> None:
         self.is_sampling = config.is_sampling
@@ -37,13 +44,15 @@ class TokenChooser:
         self._temperature = config.temperature or 1.0
         self._seed = config.seed or 0
         self._top_k, self._top_p, self._min_p = config.top_k, config.top_p, config.min_p
-        self._is_filtered = config.top_k > 0 or config.top_p < 1 or config.min_p > 0
+        self._filter = ShortlistFilter(self._temperature, config.top_k, config.top_p, config.min_p)
+        self._is_filtered = not self._filter.keeps_all
+        self.is_heard_by_draft = False
         self._noise_by_position: dict[int, NDArray[np.float64]] = {}
 
     @property
     def draws_ahead(self) -> bool:
         """Whether there is noise to draw while the devices work."""
-        return self.is_sampling and not self._is_filtered
+        return self.is_sampling and (self.is_heard_by_draft or not self._is_filtered)
 
     def draw_ahead(self, first_position: int, count: int, vocab_size: int) -> None:
         """Draw the noise of coming positions (while the devices work); forgets the positions before them."""
@@ -55,11 +64,11 @@ class TokenChooser:
             self._noise_at(position, vocab_size)
 
     def noise_source(self) -> NoiseSource | None:
-        """Noise over the whole vocabulary, times the temperature; None where tokens compete without, or are filtered.
+        """Noise over the whole vocabulary, times the temperature; None where tokens compete without.
 
         May be called from any thread.
         """
-        if not self.is_sampling or self._is_filtered:
+        if not self.is_sampling:
             return None
         return lambda position, vocab_size: self._temperature * self._noise_at(position, vocab_size)
 
@@ -106,7 +115,10 @@ class TokenChooser:
 
     def scores(self, logprobs: NDArray[np.floating], noise: NDArray[np.float64] | float) -> NDArray[np.floating]:
         """As `rank`, for candidates whose `noise` is known: `logprobs` and result `[..., m]`."""
-        return logprobs / self._temperature + noise if self.is_sampling else logprobs
+        if not self.is_sampling:
+            return logprobs
+        competing: NDArray[np.floating] = logprobs / self._temperature + noise
+        return competing - _DROPPED_BEHIND * self._filter.dropped(logprobs) if self._is_filtered else competing
 
     def noise(self, ids: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float64] | float:
         """What the target adds for tokens `[..., m]` at positions `[...]`; 0 where it adds none."""

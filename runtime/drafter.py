@@ -49,6 +49,7 @@ class Drafter:
         What is few enough to go with the first round is left to it.
         """
         self._chooser, self._ledger = chooser, ledger
+        chooser.is_heard_by_draft = self.session.shape.num_noise_rows > 0
         self.session.use_noise(chooser.noise_source())
         self.branches = {}
         self.chain.restart(tokens)

@@ -87,16 +87,40 @@ def test_noise_drawn_ahead_is_the_noise_drawn_on_demand() -> None:
         assert ahead.choose(logits, position, None) == on_demand.choose(logits, position, None)
 
 
-def test_a_candidate_list_with_the_whole_vocabulary_guesses_the_choice() -> None:
-    """Draft and exit rank with the target's own noise: with the target's own distribution they cannot miss."""
-    config = GenerationConfig(temperature=0.7, seed=9)
+FILTERS = ({}, {"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.3}, {"top_k": 20, "top_p": 0.8}, {"top_p": 0.9, "min_p": 0.1})
+
+
+@pytest.mark.parametrize("is_sorted", [True, False])
+@pytest.mark.parametrize("filters", FILTERS)
+def test_a_candidate_list_with_the_whole_vocabulary_guesses_the_choice(
+    filters: dict[str, float], is_sorted: bool
+) -> None:
+    """Draft and exit rank with the target's own noise and filters: with its own distribution they cannot miss."""
+    config = GenerationConfig(temperature=0.7, seed=9, **filters)  # type: ignore[arg-type]
     chooser = TokenChooser(config)
     for position in range(50):
         logits = RNG.normal(scale=1.5, size=40)
-        order = np.argsort(-logits)
+        order = np.argsort(-logits) if is_sorted else RNG.permutation(40)
         logprobs = (logits - np.log(np.exp(logits).sum()))[order]
         guess = chooser.guess(order[None], logprobs[None].astype(np.float32), np.array([position]))
         assert int(guess[0]) == chooser.choose(logits, position, None).token
+
+
+def test_a_dropped_candidate_stands_behind_one_that_is_kept_and_unknown_rows_stay_unknown() -> None:
+    chooser = TokenChooser(GenerationConfig(temperature=1.0, seed=3, top_p=0.5, min_p=0.01))
+    logprobs = np.array([np.log([0.6, 0.3, 0.1]), [-np.inf] * 3], dtype=np.float32)
+    with np.errstate(all="raise"):
+        scores = chooser.scores(logprobs, np.array([[0.0, 2.0, 3.0], [0.0, 0.0, 0.0]]))
+    assert scores[0].argmax() == 0
+    assert np.isneginf(scores[1]).all()
+
+
+def test_noise_of_filtered_texts_is_drawn_ahead_where_the_draft_hears_it() -> None:
+    """The target itself needs only the noise of the tokens it keeps."""
+    chooser = TokenChooser(GenerationConfig(temperature=1.0, seed=3, top_p=0.5))
+    assert not chooser.draws_ahead
+    chooser.is_heard_by_draft = True
+    assert chooser.draws_ahead
 
 
 def test_greedy_reports_the_gap_to_the_runner_up() -> None:

@@ -56,6 +56,8 @@ def test_the_source_is_the_noise_of_the_target_s_choice_times_the_temperature() 
     assert np.allclose(source(7, 6), 0.5 * gumbel(3, np.array([7]), np.arange(6)))
 
 
-def test_greedy_and_filtered_texts_have_no_source() -> None:
+def test_greedy_texts_have_no_source_and_filtered_ones_that_of_their_seed() -> None:
     assert TokenChooser(GenerationConfig()).noise_source() is None
-    assert TokenChooser(GenerationConfig(temperature=1.0, seed=1, top_p=0.9)).noise_source() is None
+    filtered = TokenChooser(GenerationConfig(temperature=1.0, seed=1, top_p=0.9)).noise_source()
+    assert filtered is not None
+    assert np.allclose(filtered(7, 6), gumbel(1, np.array([7]), np.arange(6)))
