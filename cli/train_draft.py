@@ -102,7 +102,9 @@ def draft(
     loss = DistillConfig(**weights, **rows, is_compiled=compile_loss, rate=rate, streams_only=streams_only)
     times: dict[str, Any] = {"save_every_s": save_every, "deadline": deadline, "counts_cpu": count_cpu}
     config = RunConfig(out=work, schedule=_schedule(seconds, deadline, baseline), report_every=report_every, **times)
-    plan = DraftPlan(hidden, layers, stream_layers, stream_rank, link_rank, from_model, streams_only)
+    sizes = {"hidden": hidden, "layers": layers, "stream_layers": stream_layers}
+    sizes |= {"stream_rank": stream_rank, "link_rank": link_rank}
+    plan = DraftPlan(**sizes, source=from_model, streams_only=streams_only)
     size = plan.check(target, streams, baseline)
     checkpoint = shared.open_target(target, trained=size, tokens=batch * length, threads=threads)
     plain = output.with_name(f"{output.name}-s0") if baseline else None
@@ -125,7 +127,7 @@ def _open_target_and_text(checkpoint: Any, source: shared.TextSource, work: Path
     return model, documents
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DraftPlan:
     """How large a draft is, and what it starts from: sizes of its own, or a small model (or a draft) in `source`.
 
