@@ -65,7 +65,8 @@ class DraftLink:
         What the draft tidies up between two passes would otherwise take the interpreter from the scheduler, while the
         target has nothing to do.
         """
-        self._held.append(job)
+        if self.failure is None:
+            self._held.append(job)
 
     def release(self, job: Callable[[], object] | None = None) -> None:
         """Post what was kept, and `job` after it, as one job."""

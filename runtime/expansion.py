@@ -51,6 +51,11 @@ class Expansion:
         self._wanted: list[Branch] = []
         self._num_heard = 0
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of the target's pass."""
+        return 1 + len(self._occasion.window)
+
     def begin(self) -> None:
         """Start from the draft's own candidates; nothing to do where only the exit's count."""
         if self._planner.is_early and not self._table.is_closed:

@@ -38,14 +38,14 @@ class MirrorDriver(SerialDriver):
         self._pass_time = PassClock()
         self._exit_times: list[PassClock] = []
         self._expansion: Expansion | None = None
-        self._num_rows = 0
         self._num_heard = 0
         self._pass_started = 0.0
 
     def _run_target(self, inflight: InFlight) -> Ticket[TargetOutput]:
         self._table = self._new_table()
-        self._num_heard, self._num_rows = 0, 1 + len(inflight.window)
-        is_preparing = self.draft.is_working() and self.request.window_limit() > 0 and not self._is_crowded()
+        self._num_heard = 0
+        is_useful = self.request.window_limit() > 0 and not self._is_crowded(1 + len(inflight.window))
+        is_preparing = is_useful and self.draft.is_working()
         return self.target.submit(
             self.request,
             inflight.head,
@@ -55,24 +55,31 @@ class MirrorDriver(SerialDriver):
         )
 
     def _begin(self, inflight: InFlight | None) -> None:
-        """Runs on the target's thread as its device starts: let the draft prepare for what comes after `inflight`."""
+        """Runs on the target's thread as its device starts: let the draft prepare for what comes after `inflight`.
+
+        What can be worked out on the draft's thread is: here, the target's device waits.
+        """
         self._pass_started = self.request.ledger.now()
         if inflight is not None:
-            self._expansion = Expansion(self.draft, self.planner, self._occasion(inflight), self._table)
-            self.draft.release(self._expansion.begin)
+            self.draft.release(partial(self._prepare, inflight, self._table, self._pass_started))
 
-    def _is_crowded(self) -> bool:
+    def _prepare(self, inflight: InFlight, table: BranchTable, started: float) -> None:
+        """Runs on the draft's thread."""
+        self._expansion = Expansion(self.draft, self.planner, self._occasion(inflight, started), table)
+        self._expansion.begin()
+
+    def _is_crowded(self, num_rows: int) -> bool:
         """Whether another conversation keeps the target so busy that the next window may as well be drafted afresh.
 
         Its passes are at least as long as drafting takes, so nobody waits; and the draft is free for that window.
         """
         if not self.target.serves_others(self.request):
             return False
-        return self.passes * self.draft.round_seconds <= self._pass_time.seconds(self._num_rows)
+        return self.passes * self.draft.round_seconds <= self._pass_time.seconds(num_rows)
 
-    def _occasion(self, inflight: InFlight) -> Occasion:
-        """This pass, with the times that passes and their exits have taken lately."""
-        started, num_rows = self._pass_started, self._num_rows
+    def _occasion(self, inflight: InFlight, started: float) -> Occasion:
+        """The pass that began at `started`, with the times that passes and their exits have taken lately."""
+        num_rows = 1 + len(inflight.window)
         ready_by = started + self._pass_time.seconds(num_rows)
         heard_by = tuple(started + time.seconds(num_rows) for time in self._exit_times if self.planner.is_listening)
         return Occasion(inflight.head, inflight.window, self.request.gamma, ready_by, heard_by)
@@ -80,9 +87,14 @@ class MirrorDriver(SerialDriver):
     def _accept(self, inflight: InFlight, output: TargetOutput) -> Acceptance:
         acceptance = super()._accept(inflight, output)
         self._table.close()
-        self._pass_time.observe(self._num_rows, self.request.ledger.now() - self._pass_started)
-        self.planner.observe(len(inflight.window), acceptance.num_accepted)
+        seconds = self.request.ledger.now() - self._pass_started
+        self.draft.hold(partial(self._learn, len(inflight.window), acceptance.num_accepted, seconds))
         return acceptance
+
+    def _learn(self, num_window: int, num_accepted: int, seconds: float) -> None:
+        """Runs on the draft's thread: learn from a pass that was verified."""
+        self._pass_time.observe(1 + num_window, seconds)
+        self.planner.observe(num_window, num_accepted)
 
     def _next_window(self, inflight: InFlight, acceptance: Acceptance) -> tuple[NDArray[np.int64], str]:
         """The branch of the root that came true, if there is one; otherwise ask the draft and wait."""
@@ -103,9 +115,13 @@ class MirrorDriver(SerialDriver):
 
     def _pass_on(self, guesses: ExitGuesses) -> None:
         """Runs on the target's thread, between prefix and suffix: hand the exit's guesses to the draft's device."""
-        if self._num_heard == len(self._exit_times):
-            self._exit_times.append(PassClock())
-        self._exit_times[self._num_heard].observe(self._num_rows, self.request.ledger.now() - self._pass_started)
+        self.draft.post(partial(self._hear, guesses, self._num_heard, self.request.ledger.now() - self._pass_started))
         self._num_heard += 1
+
+    def _hear(self, guesses: ExitGuesses, number: int, seconds: float) -> None:
+        """Runs on the draft's thread: the exit of that `number` in its pass has spoken `seconds` after the start."""
         assert self._expansion is not None
-        self.draft.post(partial(self._expansion.hear, guesses))
+        if number == len(self._exit_times):
+            self._exit_times.append(PassClock())
+        self._exit_times[number].observe(self._expansion.num_rows, seconds)
+        self._expansion.hear(guesses)
