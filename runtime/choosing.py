@@ -46,13 +46,14 @@ class TokenChooser:
         self._top_k, self._top_p, self._min_p = config.top_k, config.top_p, config.min_p
         self._filter = ShortlistFilter(self._temperature, config.top_k, config.top_p, config.min_p)
         self._is_filtered = not self._filter.keeps_all
+        self._is_noisy = config.is_sampling and not self._filter.is_by_rank_alone
         self.is_heard_by_draft = False
         self._noise_by_position: dict[int, NDArray[np.float64]] = {}
 
     @property
     def draws_ahead(self) -> bool:
         """Whether there is noise to draw while the devices work."""
-        return self.is_sampling and (self.is_heard_by_draft or not self._is_filtered)
+        return self._is_noisy and (self.is_heard_by_draft or not self._is_filtered)
 
     def draw_ahead(self, first_position: int, count: int, vocab_size: int) -> None:
         """Draw the noise of coming positions (while the devices work); forgets the positions before them."""
@@ -66,9 +67,10 @@ class TokenChooser:
     def noise_source(self) -> NoiseSource | None:
         """Noise over the whole vocabulary, times the temperature; None where tokens compete without.
 
-        May be called from any thread.
+        Nor is there any for top-k by itself: it keeps the likeliest, so that these are what the draft should name. May
+        be called from any thread.
         """
-        if not self.is_sampling:
+        if not self._is_noisy:
             return None
         return lambda position, vocab_size: self._temperature * self._noise_at(position, vocab_size)
 

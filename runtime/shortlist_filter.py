@@ -26,6 +26,11 @@ class ShortlistFilter(NamedTuple):
         """Whether no token is ever dropped."""
         return self.top_k <= 0 and self.top_p >= 1 and self.min_p <= 0
 
+    @property
+    def is_by_rank_alone(self) -> bool:
+        """Whether tokens fall by their rank only: the likeliest decide it, not those that noise has brought up."""
+        return self.top_k > 0 and self.top_p >= 1 and self.min_p <= 0
+
     def dropped(self, logprobs: NDArray[np.floating]) -> NDArray[np.bool_]:
         """Say which candidates `[..., m]` fall: log-probabilities before the temperature, in any order.
 

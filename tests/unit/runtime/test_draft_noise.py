@@ -61,3 +61,10 @@ def test_greedy_texts_have_no_source_and_filtered_ones_that_of_their_seed() -> N
     filtered = TokenChooser(GenerationConfig(temperature=1.0, seed=1, top_p=0.9)).noise_source()
     assert filtered is not None
     assert np.allclose(filtered(7, 6), gumbel(1, np.array([7]), np.arange(6)))
+
+
+def test_top_k_alone_wants_the_likeliest_tokens_named() -> None:
+    chooser = TokenChooser(GenerationConfig(temperature=1.0, seed=1, top_k=40))
+    chooser.is_heard_by_draft = True
+    assert chooser.noise_source() is None
+    assert not chooser.draws_ahead
