@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 _LEAST, _NOTHING = -60.0, 1e-12
 """The least log-share and mass that are told from none."""
+_MOST = 700.0
+"""In logs: about the largest number there is."""
 
 
 class ShortlistFilter(NamedTuple):
@@ -79,7 +81,7 @@ class ShortlistFilter(NamedTuple):
         lacking = np.exp(-best.astype(np.float64)) - np.exp(ordered).sum(axis=-1, keepdims=True)
         lacking = np.where(np.isfinite(lacking), np.maximum(lacking, _NOTHING), _NOTHING)
         power = 1 / self.temperature
-        growth = np.expm1(power * np.log1p(last / lacking))
+        growth = np.expm1(np.minimum(power * np.log1p(last / lacking), _MOST))
         unseen: NDArray[np.float64] = last**power / growth
         if self.top_k > 0:
             np.minimum(unseen, (self.top_k - ordered.shape[-1]) * last**power, out=unseen)

@@ -35,3 +35,9 @@ def test_rows_of_which_nothing_is_known_drop_nothing() -> None:
     with np.errstate(all="raise"):
         fallen = ShortlistFilter(0.7, 5, 0.8, 0.1).dropped(np.full((2, 3, 4), -np.inf))
     assert not fallen.any()
+
+
+def test_hardly_any_temperature_keeps_the_best_and_overflows_nowhere() -> None:
+    with np.errstate(over="raise", divide="raise", invalid="raise"):
+        fallen = ShortlistFilter(1e-3, 0, 0.9, 0.0).dropped(np.log(np.array([[0.5, 0.3, 0.2], [1.0, 1e-9, 1e-30]])))
+    assert fallen.tolist() == [[False, True, True]] * 2
