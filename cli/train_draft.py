@@ -102,13 +102,11 @@ def draft(
     loss = DistillConfig(**weights, **rows, is_compiled=compile_loss, rate=rate, streams_only=streams_only)
     times: dict[str, Any] = {"save_every_s": save_every, "deadline": deadline, "counts_cpu": count_cpu}
     config = RunConfig(out=work, schedule=_schedule(seconds, deadline, baseline), report_every=report_every, **times)
-    sizes = {"hidden": hidden, "layers": layers, "stream_layers": stream_layers}
-    sizes |= {"stream_rank": stream_rank, "link_rank": link_rank}
-    plan = DraftPlan(**sizes, source=from_model, streams_only=streams_only)
+    sizes = {"hidden": hidden, "layers": layers, "stream_layers": stream_layers, "stream_rank": stream_rank}
+    plan = DraftPlan(**sizes, link_rank=link_rank, source=from_model, streams_only=streams_only)
     size = plan.check(target, streams, baseline)
     checkpoint = shared.open_target(target, trained=size, tokens=batch * length, threads=threads)
-    plain = output.with_name(f"{output.name}-s0") if baseline else None
-    runs = [("draft", streams, output), *([("baseline", 0, plain)] if plain else [])]
+    runs = [("draft", streams, output), ("baseline", 0, output.with_name(f"{output.name}-s0"))][: 1 + baseline]
     shared.check_fresh(*(work / name for name, *_ in runs), resume=resume)
     source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts)
     model, documents = _open_target_and_text(checkpoint, source, work, document_share)
@@ -116,7 +114,7 @@ def draft(
         text = _training_text([work, *(more_text or ())], documents, document_share)
         how = (replace(config, out=work / name), loss)
         _train(model, plan.make(model, num_streams), text, (target, work, folder), how)
-    (print_json if as_json else print_report)(measure_drafts(model, output, plain, work))
+    (print_json if as_json else print_report)(measure_drafts(model, output, runs[1][2] if baseline else None, work))
 
 
 def _open_target_and_text(checkpoint: Any, source: shared.TextSource, work: Path, document_share: float) -> Any:
