@@ -1,8 +1,9 @@
-"""Sampling with top-k, top-p and min-p: tokens a step and speed, beside plain decoding of the same texts.
+"""Filters (top-k, top-p, min-p) and the penalty of repetition: tokens a step and speed, beside plain decoding.
 
     python bench/filtered_sampling.py storyteller.mirror --output filtered.json
 
-The first setting has no filter. Plain and serial decoding take turns; a seed per prompt.
+The first setting has none; those without a temperature are greedy. Plain and serial decoding of the same texts take
+turns; a seed per prompt.
 """
 
 from pathlib import Path
@@ -18,6 +19,10 @@ SAMPLING: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "top_k": 40},
     {"temperature": 1.0, "min_p": 0.05},
     {"temperature": 0.6, "top_p": 0.9},
+    {"repetition_penalty": 1.1},
+    {"repetition_penalty": 1.2},
+    {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05},
+    {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.1},
 )
 SETTINGS = (runs.Setting(name="plain", method="plain"), runs.Setting(name="serial", method="serial"))
 COLUMNS = ("sampling", "tokens_per_step", "tokens_per_second", "over_plain", "identical")

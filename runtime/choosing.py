@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from mirrorsd.runtime.generation_config import GenerationConfig
 from mirrorsd.runtime.noise import gumbel, gumbel_row
+from mirrorsd.runtime.repetition import RepetitionPenalty
 from mirrorsd.runtime.shortlist_filter import ShortlistFilter
 
 _HEAD_TOKENS = 512
@@ -33,22 +34,27 @@ class TokenChooser:
     """Chooses tokens for one request. Not thread-safe for `choose`; `rank` may be called from any thread.
 
     Attributes:
-        is_heard_by_draft: whether the draft's graph takes the noise of sampling, over its whole vocabulary.
+        is_heard_by_draft: whether the draft's graph takes noise and penalty, over its whole vocabulary.
     """
 
     def __init__(self, config: GenerationConfig) -> None:
         self.is_sampling = config.is_sampling
-        self.needs_logits = config.is_sampling or config.repetition_penalty != 1.0
-        self.needs_history = config.repetition_penalty != 1.0
-        self._penalty = config.repetition_penalty
+        self._repetition = RepetitionPenalty(config.repetition_penalty)
+        self.needs_history = self._repetition.is_wanted
+        self.needs_logits = config.is_sampling or self.needs_history
         self._temperature = config.temperature or 1.0
         self._seed = config.seed or 0
         self._top_k, self._top_p, self._min_p = config.top_k, config.top_p, config.min_p
         self._filter = ShortlistFilter(self._temperature, config.top_k, config.top_p, config.min_p)
-        self._is_filtered = not self._filter.keeps_all
+        self._is_filtered = config.is_sampling and not self._filter.keeps_all
         self._is_noisy = config.is_sampling and not self._filter.is_by_rank_alone
         self.is_heard_by_draft = False
         self._noise_by_position: dict[int, NDArray[np.float64]] = {}
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether candidates compete by their log-probabilities alone, so that the likeliest wins."""
+        return not self.needs_logits
 
     @property
     def draws_ahead(self) -> bool:
@@ -65,14 +71,18 @@ class TokenChooser:
             self._noise_at(position, vocab_size)
 
     def noise_source(self) -> NoiseSource | None:
-        """Noise over the whole vocabulary, times the temperature; None where tokens compete without.
+        """Noise over the whole vocabulary, times the temperature, less the penalty; None where there is neither.
 
-        Nor is there any for top-k by itself: it keeps the likeliest, so that these are what the draft should name. May
-        be called from any thread.
+        Nor is there noise for top-k by itself: it keeps the likeliest, so that these are what the draft should name.
+        May be called from any thread.
         """
         if not self._is_noisy:
-            return None
-        return lambda position, vocab_size: self._temperature * self._noise_at(position, vocab_size)
+            return (lambda _, vocab_size: -self._repetition.handicaps(vocab_size)) if self.needs_history else None
+        return self._competing_row
+
+    def _competing_row(self, position: int, vocab_size: int) -> NDArray[np.float64]:
+        noise = self._temperature * self._noise_at(position, vocab_size)
+        return noise - self._repetition.handicaps(vocab_size) if self.needs_history else noise
 
     def _noise_at(self, position: int, vocab_size: int) -> NDArray[np.float64]:
         noise = self._noise_by_position.get(position)
@@ -91,7 +101,7 @@ class TokenChooser:
         """
         scores = logits.astype(np.float64)
         if self.needs_history and history is not None:
-            scores = penalise_repetition(scores, history, self._penalty)
+            scores = self._repetition.apply(scores, history)
         if not self.is_sampling:
             return _best(None, scores)
         scores /= self._temperature
@@ -111,41 +121,30 @@ class TokenChooser:
             positions: `[...]` absolute position that each candidate list predicts.
 
         Returns:
-            `[..., m]`; greedy gives `logprobs` unchanged, so the first candidate wins.
+            `[..., m]`; `logprobs` unchanged where they `keeps_order`, so that the first candidate wins.
         """
-        return self.scores(logprobs, self.noise(ids, positions)) if self.is_sampling else logprobs
+        return logprobs if self.keeps_order else self.scores(logprobs, self.noise(ids, positions))
 
     def scores(self, logprobs: NDArray[np.floating], noise: NDArray[np.float64] | float) -> NDArray[np.floating]:
         """As `rank`, for candidates whose `noise` is known: `logprobs` and result `[..., m]`."""
-        if not self.is_sampling:
+        if self.keeps_order:
             return logprobs
         competing: NDArray[np.floating] = logprobs / self._temperature + noise
         return competing - _DROPPED_BEHIND * self._filter.dropped(logprobs) if self._is_filtered else competing
 
     def noise(self, ids: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float64] | float:
-        """What the target adds for tokens `[..., m]` at positions `[...]`; 0 where it adds none."""
-        return gumbel(self._seed, positions[..., None], ids) if self.is_sampling else 0.0
+        """What the target adds for tokens `[..., m]` at positions `[...]`, less the penalty; 0 where it adds none."""
+        drawn = gumbel(self._seed, positions[..., None], ids) if self.is_sampling else 0.0
+        return drawn - self._repetition.handicap(ids) / self._temperature if self.needs_history else drawn
 
     def guess(
         self, ids: NDArray[np.int64], logprobs: NDArray[np.floating], positions: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """The likeliest candidate of each list: `[..., m]` -> `[...]`."""
-        if not self.is_sampling:
+        if self.keeps_order:
             return ids[..., 0]
         best = np.argmax(self.rank(ids, logprobs, positions), axis=-1)
         return np.take_along_axis(ids, best[..., None], axis=-1)[..., 0]
-
-
-def penalise_repetition(scores: NDArray[np.float64], history: NDArray[np.int64], penalty: float) -> NDArray[np.float64]:
-    """Weaken tokens that are already in the text (CTRL, arXiv 1909.05858): divide positive scores, multiply others.
-
-    >>> penalise_repetition(np.array([2.0, -1.0, 3.0]), np.array([0, 1]), 2.0).tolist()
-    [1.0, -2.0, 3.0]
-    """
-    seen = np.unique(history)
-    seen_scores = scores[seen]
-    scores[seen] = np.where(seen_scores > 0, seen_scores / penalty, seen_scores * penalty)
-    return scores
 
 
 def keep_likeliest(

@@ -201,7 +201,7 @@ class Drafter:
         """Predicted tokens `[R, 1 + s]` of all tips, those of the branches' guesses one after another, and shares."""
         assert self._chooser is not None
         num_tips, num_ahead, num_candidates = tips.ids.shape
-        if self._chooser.is_sampling:
+        if not self._chooser.keeps_order:
             starts = [(branch.start + len(branch.fed), len(branch.guesses)) for branch in placed]
             tip_positions = np.concatenate([np.arange(start, start + size) for start, size in starts])
             positions = tip_positions[:, None] + 1 + np.arange(num_ahead)[None, :]

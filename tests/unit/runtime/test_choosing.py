@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.choosing import TokenChooser, keep_likeliest, penalise_repetition
+from mirrorsd.runtime.choosing import TokenChooser, keep_likeliest
 from mirrorsd.runtime.generation_config import GenerationConfig
 from mirrorsd.runtime.noise import gumbel, gumbel_row
 
@@ -36,15 +36,6 @@ def test_filters_keep_what_transformers_keeps(vocab: int, top_k: int, top_p: flo
     tokens, kept = keep_likeliest(scores.copy(), top_k, top_p, min_p)
     assert set(tokens.tolist()) == expected
     assert (kept == scores[tokens]).all()
-
-
-def test_repetition_penalty_matches_transformers() -> None:
-    torch = pytest.importorskip("torch")
-    from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
-
-    scores, history = RNG.normal(size=50), np.array([3, 7, 7, 20])
-    expected = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor(history)[None], torch.tensor(scores)[None])[0].numpy()
-    np.testing.assert_allclose(penalise_repetition(scores.copy(), history, 1.3), expected)
 
 
 def test_noise_depends_on_seed_position_and_token_only() -> None:

@@ -1,0 +1,61 @@
+"""The penalty of repetition: the target's own against transformers, and what draft and exits are told of it."""
+
+import numpy as np
+import pytest
+
+from mirrorsd.runtime.choosing import TokenChooser
+from mirrorsd.runtime.generation_config import GenerationConfig
+from mirrorsd.runtime.repetition import RepetitionPenalty, penalise_repetition
+
+RNG = np.random.default_rng(12)
+AT = np.array([4])
+
+
+def test_repetition_penalty_matches_transformers() -> None:
+    torch = pytest.importorskip("torch")
+    from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
+
+    scores, history = RNG.normal(size=50), np.array([3, 7, 7, 20])
+    expected = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor(history)[None], torch.tensor(scores)[None])[0].numpy()
+    np.testing.assert_allclose(penalise_repetition(scores.copy(), history, 1.3), expected)
+
+
+def test_tokens_of_the_text_are_handicapped_by_less_than_the_best_loses() -> None:
+    penalty = RepetitionPenalty(1.25)
+    penalty.apply(np.array([10.0, 2.0, 1.0]), np.array([0]))
+    penalty.apply(np.array([10.0, 2.0, 1.0]), np.array([0, 1]))
+    told = penalty.handicap(np.array([[0, 2], [1, 1]]))
+    assert told[0, 1] == 0
+    assert 0 < told[0, 0] < 2.0  # 10 becomes 8
+    assert (told[1] == told[0, 0]).all()
+    assert penalty.handicaps(3).tolist() == [told[0, 0], told[0, 0], 0.0]
+
+
+@pytest.mark.parametrize("best", [-3.0, 0.0])
+def test_negative_logits_are_weakened_too(best: float) -> None:
+    penalty = RepetitionPenalty(2.0)
+    penalty.apply(np.array([best, -9.0]), np.array([0]))
+    assert penalty.handicaps(2)[0] >= 0
+
+
+def test_nothing_is_known_before_the_first_choice() -> None:
+    penalty = RepetitionPenalty(1.5)
+    assert penalty.handicap(np.array([[5, 6]])).tolist() == [[0.0, 0.0]]
+    assert penalty.handicaps(3).tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7, "top_k": 3}, {"temperature": 0.5, "top_p": 0.9}])
+def test_a_candidate_of_the_text_gives_way_to_a_new_one(sampling: dict[str, float]) -> None:
+    """As the target's own choice does; without a penalty the draft's best stays best."""
+    logits, logprobs, ids = np.array([20.0, 19.5, -60.0]), np.log([[0.62, 0.38]]), np.array([[0, 1]])
+    for penalty, expected in ((1.0, 0), (1.5, 1)):
+        chooser = TokenChooser(GenerationConfig(repetition_penalty=penalty, seed=1, **sampling))  # type: ignore[arg-type]
+        chosen = chooser.choose(logits, 4, np.array([0, 2]))
+        source = chooser.noise_source()
+        if penalty == 1.0:
+            noisy = np.log([0.62, 0.38]) if source is None else np.log([0.62, 0.38]) + source(4, 3)[:2]
+            assert chooser.guess(ids, logprobs, AT)[0] == noisy.argmax() == chosen.token == expected
+        else:
+            assert source is not None
+            assert chooser.guess(ids, logprobs, AT)[0] == (logprobs[0] + source(4, 3)[:2]).argmax() == expected
+            assert chosen.token == expected
