@@ -17,6 +17,7 @@ from mirrorsd.runtime.free_rows import FreeRowDriver
 from mirrorsd.runtime.generation_config import SpeculationConfig
 from mirrorsd.runtime.mirror_driver import MirrorDriver
 from mirrorsd.runtime.planner import RootPlanner
+from mirrorsd.runtime.repeat_driver import RepeatDriver
 from mirrorsd.runtime.request import Request
 from mirrorsd.runtime.root_scores import RootScores
 from mirrorsd.runtime.target_link import TargetLink
@@ -127,8 +128,10 @@ class Seat:
             return serial
         planner = RootPlanner(speculation, request.chooser, self._engine.root_scores)
         mirror = MirrorDriver(request, self._target, link, passes, planner)
-        book = self._engine.books.of(request.config)
-        return mirror if method == "mirror" else AutoDriver(FreeRowDriver(request, self._target), serial, mirror, book)
+        if method == "mirror":
+            return mirror
+        book, repeats = self._engine.books.of(request.config), RepeatDriver(request, self._target, link, passes)
+        return AutoDriver(FreeRowDriver(request, self._target), repeats, mirror, book)
 
     def _is_draft_ready(self) -> bool:
         """Whether the draft answers; one that failed but is not hung starts over with an empty cache."""

@@ -18,7 +18,8 @@ class StepRecord(NamedTuple):
     """One step: when (seconds of `perf_counter`), how long its window was, how much of it was right.
 
     `next_source` says where the next window came from: `early`, `exit` (a branch was ready), `late` (a branch was being
-    finished), `fresh` (drafted while the target waited), `none` (no window was wanted).
+    finished), `fresh` (drafted while the target waited), `text` (what the text had said before), `none` (no window was
+    wanted).
     `method` is the driver that ran the step.
     """
 
@@ -86,9 +87,9 @@ class Request:
         self.num_tokens = start + len(tokens)
         self.near_ties += [start + i for i, gap in enumerate(gaps) if gap < near_tie_gap]
 
-    def window_limit(self) -> int:
-        """Window tokens that can still be useful: a step commits one more than it accepts."""
-        return max(0, min(self.gamma, self.max_tokens - self.num_tokens - 1))
+    def window_limit(self, most: int | None = None) -> int:
+        """Window tokens that can still be useful, at most `most` (`gamma`): a step commits one more than it accepts."""
+        return max(0, min(self.gamma if most is None else most, self.max_tokens - self.num_tokens - 1))
 
     def record(self, step: StepRecord) -> None:
         """Note a finished step."""

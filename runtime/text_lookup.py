@@ -28,13 +28,18 @@ class TextLookup:
         >>> TextLookup().guess(np.array([5, 1, 2]), 2).tolist()
         []
         """
+        place = self.find(text)
+        return text[:0] if place is None else text[place : place + count].copy()
+
+    def find(self, text: NDArray[np.int64]) -> int | None:
+        """Where the token stands that followed the longest end of the text that stood there before; None without.
+
+        >>> TextLookup().find(np.array([5, 1, 2, 8, 6, 1, 2]))
+        3
+        """
         self._read(text)
         end = tuple(text[-_LONGEST:].tolist())
-        for first in range(len(end)):
-            place = self._places.get(end[first:])
-            if place is not None:
-                return text[place : place + count].copy()
-        return text[:0]
+        return next((place for first in range(len(end)) if (place := self._places.get(end[first:])) is not None), None)
 
     def _read(self, text: NDArray[np.int64]) -> None:
         """Note what every token of the text but the first came after."""

@@ -12,13 +12,15 @@ from math import exp, log
 from typing import NamedTuple
 
 from mirrorsd.device_maps.pace import Curve, interpolate
+from mirrorsd.runtime.ratio import Ratio
+from mirrorsd.runtime.repeats import RepeatChances
 
 Share = Sequence[float]
 """Two logs: of a token's share among the candidates of its row, and of the best other one's."""
 _MOST_ROWS = 33
 _FIRST_RATE, _RATE_MEMORY = 0.6, 0.95
-_RATIO_MEMORY, _RATIO_PRIOR = 0.98, 5.0
 _SPEED_MEMORY = 0.95
+_DRAFTED_MEMORY = 0.9
 _FIRST_GAIN = 0.8
 _SUREST = 0.995
 _TRIAL_SHARE, _MOST_ASIDE = 0.01, 2.0
@@ -35,23 +37,6 @@ class WindowOrder(NamedTuple):
     length: "WindowLength | None" = None
 
 
-class Ratio:
-    """How much of something came true, over how much was expected."""
-
-    def __init__(self, first: float = 1.0) -> None:
-        self._happened, self._expected = first * _RATIO_PRIOR, _RATIO_PRIOR
-
-    def observe(self, happened: float, expected: float) -> None:
-        """Learn from one case."""
-        self._happened = _RATIO_MEMORY * self._happened + happened
-        self._expected = _RATIO_MEMORY * self._expected + expected
-
-    @property
-    def value(self) -> float:
-        """1 where expectations are right."""
-        return self._happened / self._expected
-
-
 class LearnedLengths:
     """What texts teach about windows, kept from request to request; greedy and sampled texts have one each.
 
@@ -63,6 +48,8 @@ class LearnedLengths:
             confirmed before it is right.
         aside: what may be spent on passes that seem not to pay: texts change, and a pass that is never made would
             seem so for ever.
+        drafted: what a drafted window is worth lately, in tokens, less what its drafting's time would have brought.
+        repeats: how often texts go on as they did where they repeat themselves.
     """
 
     def __init__(self, tokens_per_second: float = 0.0) -> None:
@@ -70,6 +57,8 @@ class LearnedLengths:
         self.main, self.stream = Ratio(), Ratio()
         self.gains = [Ratio(_FIRST_GAIN) for _ in range(_MOST_ROWS)]
         self.aside = 0.0
+        self.drafted: float | None = None
+        self.repeats = RepeatChances()
 
 
 class Reach(NamedTuple):
@@ -93,6 +82,7 @@ class WindowLength:
         self._acceptance_rate = _FIRST_RATE
         self._expected: list[tuple[float, bool]] = []
         self._awaited: tuple[int, float, float] | None = None
+        self._worth = 0.0
 
     def pass_seconds(self, num_rows: int) -> float:
         """What a pass of the target takes, by the times that were measured."""
@@ -110,9 +100,29 @@ class WindowLength:
         worths = self._worths(found.reach)
         best = max(worths)
         length = worths.index(best)
+        self._worth = best
         self._learn_gain(best)
         self._expected = [(chance, row < num_main) for row, chance in enumerate(found.chances[:length])]
         return length
+
+    @property
+    def repeat_chances(self) -> RepeatChances:
+        """How often texts go on as they did."""
+        return self._learned.repeats
+
+    def cut_repeat(self, reach: Sequence[float]) -> int:
+        """How many tokens of a repeat to verify instead of a drafted window; 0 if that is worth more, or unknown.
+
+        `reach` is the chance of each token to be right, and all before it.
+        """
+        worths = self._worths(reach)
+        best, drafted = max(worths), self._learned.drafted
+        return worths.index(best) if drafted is not None and best > drafted else 0
+
+    def observe_drafting(self, seconds: float) -> None:
+        """Learn what the window that was cut last was worth, as its drafting took `seconds`."""
+        worth, known = self._worth - self._tokens_per_second * seconds, self._learned.drafted
+        self._learned.drafted = worth if known is None else _DRAFTED_MEMORY * known + (1 - _DRAFTED_MEMORY) * worth
 
     def is_pass_worthwhile(self, shares: Sequence[Share], num_main: int, passes: int, seconds: float) -> bool:
         """Whether one more pass of the draft would pay, or be a trial that can be paid; it takes `seconds`.
