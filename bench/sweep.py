@@ -28,7 +28,15 @@ from mirrorsd.runtime.session import MirrorSession
 SERIAL = ((3, 1), (9, 2), (12, 3))
 MIRROR = ((9, 2),)
 """Window length and passes; these windows are not cut. The tuned ones, which are, compete beside them."""
-KEPT = ("tokens_per_second", "seconds", "steps", "tokens_per_step", "draft_exposed_ms", "reuse_by_source")
+KEPT = (
+    "tokens_per_second",
+    "seconds",
+    "steps",
+    "tokens_per_step",
+    "draft_exposed_ms",
+    "reuse_by_source",
+    "repeat_rate",
+)
 
 Answer = dict[str, Any]
 """One text by one arm: `arm`, `prompt`, `repeat`, `kept` (of its statistics) and `ids`."""
@@ -185,7 +193,7 @@ def row(arm: Arm, answers: Sequence[Answer]) -> dict[str, Any]:
     found["tokens_per_second"] = round(fmean(median(speeds) for speeds in by_prompt.values()), 2)
     figures = [answer["kept"] for answer in answers]
     steps = [figure["steps"] for figure in figures]
-    for name in ("tokens_per_step", "draft_exposed_ms"):
+    for name in ("tokens_per_step", "draft_exposed_ms", "repeat_rate"):
         found[name] = round(fmean((figure[name] for figure in figures), steps), 4)
     sources = sorted({source for figure in figures for source in figure["reuse_by_source"]})
     reuse = {source: fmean((f["reuse_by_source"].get(source, 0.0) for f in figures), steps) for source in sources}

@@ -29,6 +29,7 @@ class GenerationStats:
         reuse_rate: of the steps that wanted a next window, the share whose window was among the branches.
         reuse_by_source: the same, split: `early` (from the draft's own runners-up) and `exit` were ready, `late` was
             being finished when it was needed.
+        repeat_rate: of the steps that wanted a next window, the share whose window was what the text had said before.
         draft_exposed_ms: mean time per step in which the target waited for the draft.
         overlap: share of the draft's branch rounds (fallbacks apart) that lies inside the target's passes; 0 without.
         step_ms: `prefix`, `exit`, `suffix`, `draft` (all rounds of a step), `verify` (reading and accepting), `host`
@@ -49,6 +50,7 @@ class GenerationStats:
     mean_accepted: float
     reuse_rate: float
     reuse_by_source: dict[str, float]
+    repeat_rate: float
     draft_exposed_ms: float
     overlap: float
     step_ms: dict[str, float]
@@ -83,6 +85,7 @@ def summarise(request: Request, started: float, ended: float, warnings: Sequence
         mean_accepted=sum(step.num_accepted for step in steps) / num_steps,
         reuse_rate=sum(by_source.values()),
         reuse_by_source=by_source,
+        repeat_rate=wanted["text"] / num_wanted,
         draft_exposed_ms=1e3 * exposed / num_steps,
         overlap=measure_overlap(request.ledger.spans),
         step_ms=_step_times(steps, request.ledger),

@@ -27,6 +27,8 @@ from mirrorsd.runtime.tokenization import BundleTokenizer
 HERE = Path(__file__).resolve().parent
 PEERS = ("openvino-genai", "onnxruntime-genai")
 MOST_ATTEMPTS = 4
+LOOKED_UP = {"num_drafted": 10, "longest_ngram": 3}
+"""openvino-genai's prompt lookup: more tokens at a time than it takes by itself (5), as these texts repeat themselves."""
 QUIET_SHARE = 0.15
 """Of a core: an answer is measured again where other processes used more."""
 
@@ -124,11 +126,13 @@ def entries(options: argparse.Namespace) -> list[dict[str, Any]]:
     hint = {"INFERENCE_PRECISION_HINT": "f32"} if options.precision == "fp32" else {}
     own = {"openvino-genai": hint, "onnxruntime-genai": {}}
     whole = f"{options.target}-{options.precision}"
-    methods = ("plain", "auto") if options.draft else ("plain",)
+    methods = ("plain", "serial", "auto") if options.draft else ("plain",)
     found = [
         entry("mirrorsd", name, options.bundle, {"method": name, "device_map": options.device_map}) for name in methods
     ]
     found += [entry(peer, "plain", exports[peer] / whole, own[peer]) for peer in PEERS]
+    if options.draft:
+        found.append(entry("openvino-genai", "prompt lookup", exports["openvino-genai"] / whole, hint | LOOKED_UP))
     kinds = (options.draft_precisions or options.precision).split(",")
     for count in options.drafted.split(",") if options.draft else ():
         drafted = {"num_drafted": int(count)}

@@ -37,8 +37,10 @@ class OpenVinoGenAi:
         import openvino_genai
 
         self._genai = openvino_genai
-        self._num_drafted = options.pop("num_drafted", 0)
+        self._num_drafted, self._longest_ngram = options.pop("num_drafted", 0), options.pop("longest_ngram", 0)
         properties = {"INFERENCE_NUM_THREADS": threads, **options}
+        if self._longest_ngram:
+            properties["prompt_lookup"] = True
         if draft is not None:
             properties["draft_model"] = openvino_genai.draft_model(str(draft), "CPU", INFERENCE_NUM_THREADS=threads)
         self._pipe = openvino_genai.LLMPipeline(str(model), "CPU", **properties)
@@ -51,6 +53,8 @@ class OpenVinoGenAi:
         config = self._genai.GenerationConfig(max_new_tokens=count, ignore_eos=True, do_sample=False)
         if self._num_drafted:
             config.num_assistant_tokens = self._num_drafted
+        if self._longest_ngram:
+            config.max_ngram_size = self._longest_ngram
         prompt = openvino.Tensor(np.array([ids], dtype=np.int64))
         result = self._pipe.generate(prompt, config)
         return Decoded([int(token) for token in result.tokens[0]], None)

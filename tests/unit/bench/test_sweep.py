@@ -10,6 +10,7 @@ from mirrorsd.bench import sweep
 
 def answer(arm: sweep.Arm, speed: float, *, prompt: int = 0, repeat: int = 0, **changes: Any) -> sweep.Answer:
     figures = {"tokens_per_step": 2.0, "draft_exposed_ms": 1.0, "reuse_by_source": {"early": 0.5}, "seconds": 1.0}
+    figures["repeat_rate"] = 0.25
     kept = {"tokens_per_second": speed, "steps": 10, "steps_by_method": {arm.method: 10}, **figures}
     return {"arm": arm.name, "prompt": prompt, "repeat": repeat, "kept": kept, "ids": [1, 2], **changes}
 
@@ -45,7 +46,7 @@ def test_auto_is_held_against_the_best_arm_and_the_fastest_plain_decoding() -> N
     assert (found["best"], found["auto_to_best"]) == ("shared serial, gamma 5, 2 passes", 0.95)
     assert found["auto_to_plain"] == pytest.approx(190 / 80)
     assert found["rows"][2]["tokens_per_second"] == 200.0
-    assert found["rows"][2]["reuse"] == {"early": 0.5}
+    assert (found["rows"][2]["reuse"], found["rows"][2]["repeat_rate"]) == ({"early": 0.5}, 0.25)
 
 
 def test_texts_that_differ_are_counted() -> None:
