@@ -90,7 +90,7 @@ def stream_to_terminal(pipe: "MirrorPipeline", request: Request, config: "Genera
 def result_document(result: "GenerationResult", device_map: str) -> dict[str, Any]:
     """The object of `generate --json`."""
     stats = result.stats.to_dict()
-    fields = ("steps", "tokens_per_step", "mean_accepted", "reuse_rate", "reuse_by_source", "repeat_rate")
+    fields = ("steps", "tokens_per_step", "mean_accepted", "reuse_rate", "reuse_by_source")
     more_fields = ("draft_exposed_ms", "overlap", "step_ms", "near_ties")
     return {
         "text": result.text,

@@ -28,7 +28,7 @@ HERE = Path(__file__).resolve().parent
 PEERS = ("openvino-genai", "onnxruntime-genai")
 MOST_ATTEMPTS = 4
 LOOKED_UP = {"num_drafted": 10, "longest_ngram": 3}
-"""openvino-genai's prompt lookup: more tokens at a time than it takes by itself (5), as these texts repeat themselves."""
+"""Of openvino-genai's prompt lookup; it takes 5 tokens at a time by itself, but these texts repeat themselves."""
 QUIET_SHARE = 0.15
 """Of a core: an answer is measured again where other processes used more."""
 
