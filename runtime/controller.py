@@ -69,15 +69,15 @@ class AutoDriver:
     """Steps with whichever method is cheapest. Has the same face as the drivers it chooses from.
 
     Attributes:
-        serial: the serial one, which also drafts the windows on the side.
+        drivers: those, by name.
     """
 
     name = "auto"
 
     def __init__(self, plain: PlainDriver, serial: SerialDriver, mirror: MirrorDriver, book: CostBook) -> None:
         self.request = plain.request
-        self._drivers: dict[str, PlainDriver] = {"mirror": mirror, "serial": serial, "plain": plain}
-        self.serial = serial
+        self.drivers: dict[str, PlainDriver] = {"mirror": mirror, "serial": serial, "plain": plain}
+        self._serial = serial
         self._book = book
         book.begin_text()
         self._method = book.cheapest()
@@ -97,12 +97,12 @@ class AutoDriver:
     def start(self) -> InFlight:
         """Prefill both devices at once; wait for a first window only if speculation is expected to pay."""
         if not self._is_resting:
-            return self.serial.start()
+            return self._serial.start()
         if self._book.may_ask():
-            self._side = SideWindow(self.serial)
+            self._side = SideWindow(self._serial)
             if self._side.is_there:
                 self._book.pay_for_asking(self.request.ledger.now() - self._side.asked)
-        return self._drivers["plain"].start()
+        return self.drivers["plain"].start()
 
     def step(self, inflight: InFlight) -> Outcome:
         """One step of the method that is cheapest now."""
@@ -114,7 +114,7 @@ class AutoDriver:
         is_partial = self._has_resumed or (self._method == "plain" and len(inflight.window) > 0)
         has_asked = self._side is not None and self._side is not side
         is_draft_busy = has_asked or (self._side is not None and not self._side.is_there)
-        outcome = self._drivers[self._method].step(inflight)
+        outcome = self.drivers[self._method].step(inflight)
         self._num_steps += 1
         seconds = ledger.now() - started - (ledger.queued_s - queued_s)
         if self._method == "serial":
@@ -137,12 +137,12 @@ class AutoDriver:
 
     def close(self) -> None:
         """Leave nothing running."""
-        for driver in self._drivers.values():
+        for driver in self.drivers.values():
             driver.close()
 
     def _choose(self, inflight: InFlight) -> InFlight:
         """Settle on a method, and make the window in flight fit it."""
-        if not self.serial.draft.is_working():
+        if not self._serial.draft.is_working():
             self._run("plain", is_trial=False)
         elif self._is_resting:
             return self._look_aside(inflight)
@@ -177,7 +177,7 @@ class AutoDriver:
         if self._is_draft_synced:
             return inflight
         self._is_draft_synced = True
-        return InFlight(inflight.head, self.serial.draft_window())
+        return InFlight(inflight.head, self._serial.draft_window())
 
     def _rest(self) -> None:
         """Decode plainly from here on; the text is unproven again."""
@@ -192,13 +192,13 @@ class AutoDriver:
         side = self._side
         if side is None:
             if self.request.num_tokens >= self._ask_at and self._book.may_ask():
-                self._side = SideWindow(self.serial)
+                self._side = SideWindow(self._serial)
         elif not side.is_there:
-            self.serial.draft.check_answer(side.asked)
+            self._serial.draft.check_answer(side.asked)
         else:
             method = self._book.method_for(side.num_right, is_whole=not len(side.rest))
             if method is not None and not side.is_refuted:
-                rest = self.serial.draft_window() if side.is_overtaken else side.rest
+                rest = self._serial.draft_window() if side.is_overtaken else side.rest
                 return self._resume(method, InFlight(inflight.head, rest))
             if side.is_refuted or not len(side.rest):
                 self._dismiss()

@@ -17,7 +17,7 @@ from mirrorsd.runtime.free_rows import FreeRowDriver
 from mirrorsd.runtime.generation_config import SpeculationConfig
 from mirrorsd.runtime.mirror_driver import MirrorDriver
 from mirrorsd.runtime.planner import RootPlanner
-from mirrorsd.runtime.repeat_driver import RepeatDriver
+from mirrorsd.runtime.repeat_drivers import repeating_drivers
 from mirrorsd.runtime.request import Request
 from mirrorsd.runtime.root_scores import RootScores
 from mirrorsd.runtime.target_link import TargetLink
@@ -123,15 +123,14 @@ class Seat:
         link.prepare(min(self._draft_session.capacity, request.max_tokens + _scratch_slots(speculation)))
         request.length = self._engine.window_length(request)
         passes = speculation.passes if self._draft_session.shape.num_streams else request.gamma
-        serial = SerialDriver(request, self._target, link, passes)
         if method == "serial":
-            return serial
+            return SerialDriver(request, self._target, link, passes)
         planner = RootPlanner(speculation, request.chooser, self._engine.root_scores)
-        mirror = MirrorDriver(request, self._target, link, passes, planner)
         if method == "mirror":
-            return mirror
-        book, repeats = self._engine.books.of(request.config), RepeatDriver(request, self._target, link, passes)
-        return AutoDriver(FreeRowDriver(request, self._target), repeats, mirror, book)
+            return MirrorDriver(request, self._target, link, passes, planner)
+        serial, mirror = repeating_drivers(request, self._target, link, passes, planner)
+        book = self._engine.books.of(request.config)
+        return AutoDriver(FreeRowDriver(request, self._target), serial, mirror, book)
 
     def _is_draft_ready(self) -> bool:
         """Whether the draft answers; one that failed but is not hung starts over with an empty cache."""

@@ -2,15 +2,16 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mirrorsd.runtime import engine
 from mirrorsd.runtime.controller import AutoDriver
-from mirrorsd.runtime.repeat_driver import RepeatDriver
+from mirrorsd.runtime.drivers import Driver
 from mirrorsd.runtime.repeats import RepeatChances, RepeatedText
+from mirrorsd.runtime.request import Request
 from mirrorsd.runtime.root_scores import DEFAULTS
 from mirrorsd.runtime.window_length import LearnedLengths, WindowLength
 
@@ -87,28 +88,27 @@ def test_a_repeat_has_to_be_worth_more_than_a_drafted_window_less_its_drafting()
     assert length(learned).cut_repeat([0.9, 0.8, 0.7]) == 3
 
 
+@pytest.mark.parametrize("method", ["serial", "mirror"])
 @pytest.mark.parametrize("temperature", [None, 0.7])
-def test_windows_come_from_a_text_that_repeats_itself(
-    make_bench: Make, monkeypatch: pytest.MonkeyPatch, temperature: float | None
+def test_auto_takes_windows_from_a_text_that_repeats_itself(
+    make_bench: Make, monkeypatch: pytest.MonkeyPatch, method: str, temperature: float | None
 ) -> None:
-    """The same text as plain decoding's, in far fewer steps than with the draft; `serial` always asks the draft."""
+    """The same text as plain decoding's in far fewer steps; the methods by themselves take all from the draft."""
     settings = {"max_new_tokens": 240, "temperature": temperature, "seed": 3}
     expected = make_bench(target_handler=cycle).decode(PROMPT, "plain", **settings)
-    sources = {}
-    for driver in ("SerialDriver", "RepeatDriver"):
+    sources = []
+    for is_auto in (False, True):
         bench = make_bench(target_handler=cycle, hit_rate=0.5, gamma=8, is_steady=True)
         bench.engine.target_ms = ((1.0, 1000.0), (33.0, 1001.0))
-        monkeypatch.setattr(engine, "SerialDriver", getattr(engine, driver))
-        assert bench.decode(PROMPT, "serial", **settings) == expected
-        sources[driver] = Counter(step.next_source for step in bench.last_request.steps)
-        monkeypatch.undo()
-    assert sources["SerialDriver"]["text"] == 0
-    assert sources["RepeatDriver"]["text"] > 3
-    assert sources["RepeatDriver"].total() < sources["SerialDriver"].total() / 2
+        if is_auto:
+            monkeypatch.setattr(bench.seat, "driver", partial(part_of_auto, bench.seat.driver))
+        assert bench.decode(PROMPT, method, **settings) == expected
+        sources.append(Counter(step.next_source for step in bench.last_request.steps))
+    by_itself, in_auto = sources
+    assert by_itself["text"] == 0
+    assert in_auto["text"] > 3
+    assert in_auto.total() < by_itself.total() / 2
 
 
-def test_auto_decodes_serially_with_repeats(make_bench: Make) -> None:
-    bench = make_bench(target_handler=cycle)
-    bench.decode(PROMPT, "auto")
-    assert isinstance(bench.last_driver, AutoDriver)
-    assert isinstance(bench.last_driver.serial, RepeatDriver)
+def part_of_auto(make: Callable[[Request, str], AutoDriver], request: Request, method: str) -> Driver:
+    return make(request, "auto").drivers[method]

@@ -1,0 +1,64 @@
+"""Serial and mirror decoding as `auto` runs them: a window is the text's own repetition where that is worth more.
+
+`method = "serial"` and `"mirror"` always take the draft's windows: they are what is compared.
+"""
+
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirrorsd.runtime.acceptance import Acceptance
+from mirrorsd.runtime.draft_link import DraftLink
+from mirrorsd.runtime.drivers import InFlight, SerialDriver
+from mirrorsd.runtime.mirror_driver import MirrorDriver
+from mirrorsd.runtime.planner import RootPlanner
+from mirrorsd.runtime.repeats import RepeatedText
+from mirrorsd.runtime.request import Request
+from mirrorsd.runtime.target_link import TargetLink
+
+_LONGEST = 31
+"""Most tokens of a window that costs no drafting: with the head's, what `tune` measures passes of."""
+
+
+class _Repeating(SerialDriver):
+    """Does not take from the draft what the text has said before."""
+
+    repeats: RepeatedText | None = None
+
+    def _next_window(self, inflight: InFlight, acceptance: Acceptance) -> tuple[NDArray[np.int64], str]:
+        """What followed the last time, if that is likely enough; otherwise the draft's window."""
+        request, repeats = self.request, self.repeats
+        if request.length is None or repeats is None or not request.window_limit() or not self.draft.is_working():
+            return super()._next_window(inflight, acceptance)
+        repeats.follow(request.tokens)
+        limit = request.window_limit(None if request.speculation.pad_rows_to else _LONGEST)
+        count = request.length.cut_repeat(repeats.reach(limit))
+        if not count:
+            drafted_s = request.ledger.drafted_s
+            found = super()._next_window(inflight, acceptance)
+            request.length.observe_drafting(request.ledger.drafted_s - drafted_s)
+            return found
+        window = repeats.window(request.tokens, count)
+        num_accepted, token = acceptance.num_accepted, acceptance.next_token
+        self.draft.hold(partial(self.draft.drafter.adopt, inflight.head, num_accepted, token, window))
+        return window, "text"
+
+
+class RepeatSerialDriver(_Repeating):
+    """Serial decoding with repeats."""
+
+
+class RepeatMirrorDriver(_Repeating, MirrorDriver):
+    """Mirror decoding with repeats; `repeats` follows the text for both."""
+
+
+def repeating_drivers(
+    request: Request, target: TargetLink, draft: DraftLink, passes: int, planner: RootPlanner
+) -> tuple[RepeatSerialDriver, RepeatMirrorDriver]:
+    """Both, on one text."""
+    serial = RepeatSerialDriver(request, target, draft, passes)
+    mirror = RepeatMirrorDriver(request, target, draft, passes, planner)
+    if request.length is not None:
+        serial.repeats = mirror.repeats = RepeatedText(request.length.repeat_chances, request.num_prompt)
+    return serial, mirror
