@@ -18,7 +18,7 @@ from mirrorsd.runtime.repeats import RepeatChances
 Share = Sequence[float]
 """Two logs: of a token's share among the candidates of its row, and of the best other one's."""
 _MOST_ROWS = 33
-_FIRST_RATE, _RATE_MEMORY = 0.6, 0.95
+_FIRST_RATE, _RATE_MEMORY, _LEAST_RATE = 0.6, 0.95, 0.02
 _SPEED_MEMORY = 0.95
 _DRAFTED_MEMORY = 0.9
 _FIRST_GAIN = 0.8
@@ -174,7 +174,8 @@ class WindowLength:
 
     def _reach(self, shares: Sequence[Share], num_main: int) -> Reach:
         constant, of_own, _, of_other, _, of_row, of_rate = self._weights
-        constant += of_rate * log(self._acceptance_rate / (1 - self._acceptance_rate))
+        rate = min(max(self._acceptance_rate, _LEAST_RATE), 1 - _LEAST_RATE)
+        constant += of_rate * log(rate / (1 - rate))
         main, stream = self._learned.main.value, self._learned.stream.value
         found, so_far = Reach([], []), 1.0
         for row, (own, other) in enumerate(shares):

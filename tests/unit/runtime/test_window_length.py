@@ -63,6 +63,14 @@ def test_steps_whose_window_came_from_elsewhere_teach_no_chances() -> None:
     assert learned.main.value == learned.stream.value == 1.0
 
 
+def test_a_text_that_was_right_throughout_is_cut_like_any_other() -> None:
+    """A thousand right tokens in a row are no certainty, nor a division by nothing."""
+    one = length(FLAT)
+    for _ in range(100):
+        one.observe(12, 12, 0.02)
+    assert 0 < one.cut([SURE] * 9, 9, 12) <= 9
+
+
 def test_another_pass_pays_where_it_is_cheap() -> None:
     one = length(FLAT)
     assert one.is_pass_worthwhile([SURE] * 4, 1, 1, 0.001)
