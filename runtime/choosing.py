@@ -34,6 +34,7 @@ class TokenChooser:
     """Chooses tokens for one request. Not thread-safe for `choose`; `rank` may be called from any thread.
 
     Attributes:
+        keeps_order: whether candidates compete by their log-probabilities alone, so that the likeliest wins.
         is_heard_by_draft: whether the draft's graph takes noise and penalty, over its whole vocabulary.
     """
 
@@ -42,6 +43,7 @@ class TokenChooser:
         self._repetition = RepetitionPenalty(config.repetition_penalty)
         self.needs_history = self._repetition.is_wanted
         self.needs_logits = config.is_sampling or self.needs_history
+        self.keeps_order = not self.needs_logits
         self._temperature = config.temperature or 1.0
         self._seed = config.seed or 0
         self._top_k, self._top_p, self._min_p = config.top_k, config.top_p, config.min_p
@@ -50,11 +52,6 @@ class TokenChooser:
         self._is_noisy = config.is_sampling and not self._filter.is_by_rank_alone
         self.is_heard_by_draft = False
         self._noise_by_position: dict[int, NDArray[np.float64]] = {}
-
-    @property
-    def keeps_order(self) -> bool:
-        """Whether candidates compete by their log-probabilities alone, so that the likeliest wins."""
-        return not self.needs_logits
 
     @property
     def draws_ahead(self) -> bool:

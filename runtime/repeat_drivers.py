@@ -25,6 +25,8 @@ class _Repeating(SerialDriver):
     """Does not take from the draft what the text has said before."""
 
     repeats: RepeatedText | None = None
+    _prepares_windows = False
+    _is_repeat = False
 
     def _next_window(self, inflight: InFlight, acceptance: Acceptance) -> tuple[NDArray[np.int64], str]:
         """What followed the last time, if that is likely enough; otherwise the draft's window."""
@@ -33,16 +35,22 @@ class _Repeating(SerialDriver):
             return super()._next_window(inflight, acceptance)
         repeats.follow(request.tokens)
         limit = request.window_limit(None if request.speculation.pad_rows_to else _LONGEST)
-        count = request.length.cut_repeat(repeats.reach(limit))
+        count = request.length.cut_repeat(repeats.reach(limit), self._lost_seconds())
+        is_unprepared, self._is_repeat = self._prepares_windows and self._is_repeat, count > 0
         if not count:
             drafted_s = request.ledger.drafted_s
             found = super()._next_window(inflight, acceptance)
-            request.length.observe_drafting(request.ledger.drafted_s - drafted_s)
+            if not is_unprepared:
+                request.length.observe_drafting(request.ledger.drafted_s - drafted_s)
             return found
         window = repeats.window(request.tokens, count)
         num_accepted, token = acceptance.num_accepted, acceptance.next_token
         self.draft.hold(partial(self.draft.drafter.adopt, inflight.head, num_accepted, token, window))
         return window, "text"
+
+    def _lost_seconds(self) -> float:
+        """What drafting takes after a repeat has failed that would have been over by then after a drafted window."""
+        return self.passes * self.draft.round_seconds if self._prepares_windows else 0.0
 
 
 class RepeatSerialDriver(_Repeating):
@@ -50,7 +58,9 @@ class RepeatSerialDriver(_Repeating):
 
 
 class RepeatMirrorDriver(_Repeating, MirrorDriver):
-    """Mirror decoding with repeats; `repeats` follows the text for both."""
+    """Mirror decoding with repeats. Behind one the draft has prepared nothing, as it has not read it."""
+
+    _prepares_windows = True
 
 
 def repeating_drivers(

@@ -93,7 +93,7 @@ def _replay(recording: Recording, text: RecordedText, scenario: Scenario, memory
     request = Request(text.tokens[: text.num_prompt].tolist(), config, scenario.speculation, context, threading.Event())
     devices = Devices(scenario, recording.num_layers)
     request.ledger = devices.ledger
-    request.chooser = _ReplayChooser(config)
+    request.chooser = ReplayChooser(config)
     request.gamma = min(request.gamma, text.depth)
     if scenario.speculation.window == "worthwhile":
         weights = scenario.scores.weights("draft", 0, is_sampling=request.chooser.is_sampling)
@@ -254,7 +254,7 @@ class SimulatedTable(BranchTable):
         return super().is_closed or self._devices.ledger.now() >= self._devices.pass_ends
 
 
-class _ReplayChooser(TokenChooser):
+class ReplayChooser(TokenChooser):
     """Ranks candidates as ever; the target's own choices are known, so nothing is drawn for them."""
 
     def __init__(self, config: GenerationConfig) -> None:

@@ -110,12 +110,14 @@ class WindowLength:
         """How often texts go on as they did."""
         return self._learned.repeats
 
-    def cut_repeat(self, reach: Sequence[float]) -> int:
+    def cut_repeat(self, reach: Sequence[float], lost_seconds: float = 0.0) -> int:
         """How many tokens of a repeat to verify instead of a drafted window; 0 if that is worth more, or unknown.
 
-        `reach` is the chance of each token to be right, and all before it.
+        `reach` is the chance of each token to be right, and all before it. `lost_seconds` go by where one is not, as
+        nothing is prepared for that.
         """
-        worths = self._worths(reach)
+        lost = self._tokens_per_second * lost_seconds
+        worths = [worth - lost * (1 - chance) for worth, chance in zip(self._worths(reach), [1.0, *reach], strict=True)]
         best, drafted = max(worths), self._learned.drafted
         return worths.index(best) if drafted is not None and best > drafted else 0
 

@@ -88,6 +88,16 @@ def test_a_repeat_has_to_be_worth_more_than_a_drafted_window_less_its_drafting()
     assert length(learned).cut_repeat([0.9, 0.8, 0.7]) == 3
 
 
+def test_what_a_failure_would_lose_speaks_against_a_repeat() -> None:
+    learned = LearnedLengths(50.0)
+    one = length(learned)
+    one.cut([(-2.0, -0.2)] * 4, 4, 12)
+    one.observe_drafting(0.02)
+    reach = [0.9, 0.8, 0.7]
+    assert one.cut_repeat(reach) == 3
+    assert one.cut_repeat(reach, lost_seconds=10.0) == 0
+
+
 @pytest.mark.parametrize("method", ["serial", "mirror"])
 @pytest.mark.parametrize("temperature", [None, 0.7])
 def test_auto_takes_windows_from_a_text_that_repeats_itself(

@@ -16,25 +16,25 @@ from mirrorsd.runtime.recorder import record_text
 from mirrorsd.runtime.recording import RecordedText, Recording
 from mirrorsd.runtime.root_scores import RootScores
 from mirrorsd.runtime.score_fitting import coverage, fit_scores
-from mirrorsd.runtime.simulation import Scenario, mean_of, simulate, tokens_per_second
+from mirrorsd.runtime.simulation import ReplayChooser, Scenario, mean_of, simulate, tokens_per_second
 
 Make = Callable[..., Any]
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 PACE = Pace(target_ms=((1.0, 20.0), (8.0, 24.0)), draft_ms=((1.0, 6.0), (32.0, 6.0)), exit_ms=0.5, transfer_ms=0.2)
 
 
-def record(make_bench: Make, **settings: Any) -> Recording:
+def record(make_bench: Make, temperature: float = 0.0, **settings: Any) -> Recording:
     """One scripted text of 60 tokens, recorded ten tokens deep."""
     bench = make_bench(hit_rate=0.7, **settings)
-    config = GenerationConfig(max_new_tokens=60)
-    tokens = np.array(PROMPT + bench.decode(PROMPT, "plain", max_new_tokens=60))
-    text = record_text(bench.engine, tokens, len(PROMPT), config, 10)
-    return recording_of(text)
+    sampling = {"max_new_tokens": 60, "temperature": temperature or None, "seed": 5}
+    tokens = np.array(PROMPT + bench.decode(PROMPT, "plain", **sampling))
+    text = record_text(bench.engine, tokens, len(PROMPT), GenerationConfig(**sampling), 10)
+    return recording_of(text, temperature=temperature)
 
 
-def recording_of(*texts: RecordedText) -> Recording:
+def recording_of(*texts: RecordedText, temperature: float = 0.0) -> Recording:
     sizes = {"num_layers": 4, "vocab_size": 16, "round_sizes": (8, 16, 32), "max_tips": 32}
-    return Recording(texts=texts, temperature=0.0, layers=(0,), **sizes)
+    return Recording(texts=texts, temperature=temperature, layers=(0,), **sizes)
 
 
 def test_recording_says_what_the_models_say(make_bench: Make, scripted: Make, draft_handler: Make) -> None:
@@ -75,16 +75,28 @@ def test_outcome_is_the_leading_agreement() -> None:
     assert text.outcome(0, 1) == (1, 8)
 
 
-def test_replay_takes_the_steps_of_the_real_run(make_bench: Make) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_replay_takes_the_steps_of_the_real_run(make_bench: Make, temperature: float) -> None:
     settings = {"gamma": 6, "passes": 3, "roots": 12, "window": "full"}
-    recording = record(make_bench)
+    recording = record(make_bench, temperature)
     for method in ("plain", "serial"):
         bench = make_bench(hit_rate=0.7, **settings)
-        bench.decode(PROMPT, method, max_new_tokens=60)
+        bench.decode(PROMPT, method, max_new_tokens=60, temperature=temperature or None, seed=5)
         real = [(step.num_window, step.num_accepted) for step in bench.last_request.steps]
         stats = simulate(recording, Scenario(pace=PACE, speculation=SpeculationConfig(**settings), method=method))[0]
         assert stats.steps == len(real)
         assert stats.mean_accepted == pytest.approx(np.mean([accepted for _, accepted in real]))
+
+
+@pytest.mark.parametrize("temperature", [None, 1.0])
+def test_a_replay_ranks_candidates_as_the_real_run_does(temperature: float | None) -> None:
+    """Only the target's own choices are known; at a temperature the draft's compete with the noise."""
+    config = GenerationConfig(temperature=temperature, seed=5)
+    ids, positions = np.tile(np.arange(8), (50, 1)), np.arange(50)
+    logprobs = np.sort(np.random.default_rng(3).normal(size=(50, 8)))[:, ::-1]
+    guesses = [chooser(config).guess(ids, logprobs, positions) for chooser in (ReplayChooser, TokenChooser)]
+    assert np.array_equal(*guesses)
+    assert np.any(guesses[0]) == (temperature is not None)
 
 
 def test_simulated_time_is_the_pace(make_bench: Make) -> None:
