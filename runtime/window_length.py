@@ -20,7 +20,7 @@ Share = Sequence[float]
 _MOST_ROWS = 33
 _FIRST_RATE, _RATE_MEMORY, _LEAST_RATE = 0.6, 0.95, 0.02
 _SPEED_MEMORY = 0.95
-_DRAFTED_MEMORY = 0.9
+_DRAFTED_MEMORY, _LEAST_REPEAT = 0.9, 1.0
 _FIRST_GAIN = 0.8
 _SUREST = 0.995
 _TRIAL_SHARE, _MOST_ASIDE = 0.01, 2.0
@@ -113,13 +113,14 @@ class WindowLength:
     def cut_repeat(self, reach: Sequence[float], lost_seconds: float = 0.0) -> int:
         """How many tokens of a repeat to verify instead of a drafted window; 0 if that is worth more, or unknown.
 
-        `reach` is the chance of each token to be right, and all before it. `lost_seconds` go by where one is not, as
-        nothing is prepared for that.
+        Nor is a repeat taken that is hardly worth anything: in texts that nothing foresees, such guesses cost more than
+        they seem to. `reach` is the chance of each token to be right, and all before it. `lost_seconds` go by where one
+        is not, as nothing is prepared for that.
         """
         lost = self._tokens_per_second * lost_seconds
         worths = [worth - lost * (1 - chance) for worth, chance in zip(self._worths(reach), [1.0, *reach], strict=True)]
         best, drafted = max(worths), self._learned.drafted
-        return worths.index(best) if drafted is not None and best > drafted else 0
+        return worths.index(best) if drafted is not None and best > max(drafted, _LEAST_REPEAT) else 0
 
     def observe_drafting(self, seconds: float) -> None:
         """Learn what the window that was cut last was worth, as its drafting took `seconds`."""

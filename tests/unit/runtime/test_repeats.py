@@ -88,6 +88,16 @@ def test_a_repeat_has_to_be_worth_more_than_a_drafted_window_less_its_drafting()
     assert length(learned).cut_repeat([0.9, 0.8, 0.7]) == 3
 
 
+def test_a_repeat_that_is_hardly_worth_anything_is_left_alone() -> None:
+    """However little drafting brings."""
+    learned = LearnedLengths(50.0)
+    one = length(learned)
+    one.cut([(-2.0, -0.2)] * 4, 4, 12)
+    one.observe_drafting(1.0)
+    assert one.cut_repeat([0.5, 0.2, 0.1]) == 0
+    assert one.cut_repeat([0.9, 0.8, 0.7]) == 3
+
+
 def test_what_a_failure_would_lose_speaks_against_a_repeat() -> None:
     learned = LearnedLengths(50.0)
     one = length(learned)
