@@ -259,7 +259,7 @@ def test_waiting_for_another_conversation_is_not_held_against_a_method() -> None
         auto, inflight = start_auto(text, tuned_book())
         while text.num_tokens <= 120:
             speculates = len(inflight.window) > 0
-            outcome_of = auto._drivers["serial"].step
+            outcome_of = auto.drivers["serial"].step
 
             def step(inflight: InFlight, outcome_of: Any = outcome_of) -> Outcome:
                 text.seconds += waiting
@@ -267,9 +267,9 @@ def test_waiting_for_another_conversation_is_not_held_against_a_method() -> None
                 return outcome_of(inflight)
 
             if speculates:
-                auto._drivers["serial"].step = step  # type: ignore[method-assign]
+                auto.drivers["serial"].step = step  # type: ignore[method-assign]
             inflight = auto.step(inflight).inflight
-            auto._drivers["serial"].step = outcome_of  # type: ignore[method-assign]
+            auto.drivers["serial"].step = outcome_of  # type: ignore[method-assign]
         return text.methods
 
     assert methods(waiting=2.0) == methods(waiting=0.0)
