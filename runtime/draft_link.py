@@ -30,14 +30,21 @@ class DraftLink:
     """
 
     def __init__(
-        self, drafter: Drafter, worker: DeviceWorker, deadline_s: float, ledger: Ledger, *, takes_turns: bool = False
+        self,
+        drafter: Drafter,
+        worker: DeviceWorker,
+        deadline_s: float,
+        ledger: Ledger,
+        *,
+        takes_turns: bool = False,
+        is_cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         self.drafter = drafter
         self.takes_turns = takes_turns
         self.failure: str | None = None
         self._worker = worker
         self._deadline_s = deadline_s
-        self._ledger = ledger
+        self._ledger, self._is_cancelled = ledger, is_cancelled
         self._posted: list[Ticket[Any]] = []
         self._held: deque[Callable[[], object]] = deque()
 
@@ -55,7 +62,7 @@ class DraftLink:
         """Queue a job without waiting for it. May be called from any thread."""
         if self.failure is None:
             try:
-                self._posted.append(self._worker.submit(job, self._ledger))
+                self._posted.append(self._worker.submit(job, self._ledger, deadline_s=self._deadline_s))
             except DeviceError as error:
                 self._give_up(str(error))
 
@@ -74,6 +81,10 @@ class DraftLink:
         if whole is not _nothing:
             self.post(whole)
 
+    def is_busy(self) -> bool:
+        """Whether the draft's device still has a job of this request."""
+        return self._worker.serves(self._ledger)
+
     def has_waiting(self) -> bool:
         """Whether another job waits for the draft's device."""
         return self._worker.has_waiting()
@@ -90,22 +101,31 @@ class DraftLink:
         """
         if not self.is_working():
             return default
-        ticket = self._worker.submit(self._after_held(job), self._ledger)
         asked = self._ledger.now()
         with self._ledger.time("host", "exposed"):
-            is_done = ticket.wait(self._deadline_s)
-        if not is_done:
-            self._give_up(f"it did not answer within {self._deadline_s:g} s")
-            return default
-        if not self.is_working() or self._has_failed(ticket):
+            ticket = self._answered(self._after_held(job))
+        if ticket is None or not self.is_working() or self._has_failed(ticket):
             return default
         self._ledger.queued_s += ticket.queued_s
         self._ledger.drafted_s += self._ledger.now() - asked - ticket.queued_s
         return ticket.result()
 
+    def _answered(self, job: Callable[[], Result]) -> Ticket[Result] | None:
+        """The ticket of a job that is over; None if the draft is given up, or nobody wants the answer any more."""
+        try:
+            ticket = self._worker.submit(job, self._ledger, deadline_s=self._deadline_s)
+        except DeviceError as error:
+            self._give_up(str(error))
+            return None
+        if self._worker.wait(ticket, self._deadline_s, self._is_cancelled):
+            return ticket
+        if not self._is_cancelled():
+            self._give_up(f"it did not answer within {self._deadline_s:g} s")
+        return None
+
     def check_answer(self, asked: float) -> None:
         """Give the draft up if what was posted at `asked` (seconds of the ledger's clock) is not there in time."""
-        if self._ledger.now() - asked > self._deadline_s:
+        if self._ledger.now() - asked > self._deadline_s and self._worker.running_seconds() > self._deadline_s:
             self._give_up(f"it did not answer within {self._deadline_s:g} s")
 
     def is_working(self) -> bool:

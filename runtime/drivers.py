@@ -75,7 +75,7 @@ class PlainDriver:
         started = self.request.ledger.now()
         ticket = self._run_target(inflight)
         self.request.chooser.draw_ahead(inflight.head + 1, len(inflight.window) + 1, self.target.vocab_size)
-        output = ticket.result()
+        output = self.target.result(self.request, ticket)
         acceptance = self._accept(inflight, output)
         tokens = self._commit(inflight, acceptance)
         drafted_s = self.request.ledger.drafted_s

@@ -1,11 +1,14 @@
 """The two devices with their workers: loaded together, shared by all sessions, closed together."""
 
+import os
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from mirrorsd.device_maps.pace import Curve, interpolate
-from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.errors import ConfigError, DeviceError, GenerationError
 from mirrorsd.graphs.manifest import TargetEntry
 from mirrorsd.runtime.controller import AutoDriver
 from mirrorsd.runtime.cost_book import CostBooks
@@ -38,6 +41,7 @@ class Engine:
         target_ms: what the target's pass takes, by rows; empty while nobody knows.
         lengths: what texts have taught about windows, by whether they are sampled.
         takes_turns: whether target and draft compute on the same cores, so that one waits rather than slow the other.
+        is_open: whether the devices may be used.
     """
 
     def __init__(
@@ -57,14 +61,37 @@ class Engine:
         self.root_scores = RootScores()
         self.target_ms: Curve = ()
         self.lengths = {is_sampling: LearnedLengths() for is_sampling in (False, True)}
+        self.is_open = True
+        self._process = os.getpid()
+        # An engine that is dropped without having been closed lets its threads end.
+        self._end_workers = weakref.finalize(self, _end, self.draft_worker, self.target_worker)
+        self._end_workers.atexit = False
         try:
             target = self.target_worker.submit(load_target)
             draft = self.draft_worker.submit(load_draft)
             self.target_model, self.draft_model = target.result(), draft.result()
         except BaseException:
-            self.target_worker.close()
-            self.draft_worker.close()
+            self._end_workers()
             raise
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a forked child of the one that loaded the devices: their threads are not in it."""
+        return os.getpid() != self._process
+
+    def check_usable(self) -> None:
+        """Refuse to go on without devices.
+
+        Raises:
+            GenerationError: they are closed, or belong to the parent of this forked process.
+        """
+        if self.is_forked:
+            raise GenerationError(
+                "This process was forked after the bundle was loaded, and the threads of its devices stayed behind. "
+                "Load the bundle in the process that uses it, or start that process with the method 'spawn'."
+            )
+        if not self.is_open:
+            raise GenerationError("This pipeline is closed: load the bundle again.")
 
     def open_seat(self) -> "Seat":
         """Caches of its own for one more session."""
@@ -84,7 +111,9 @@ class Engine:
         return [self.target_model.describe(), self.draft_model.describe()]
 
     def close(self) -> None:
-        """End both workers. A hung draft is left behind on its daemon thread."""
+        """End both workers. A hung device is left behind on its daemon thread."""
+        self.is_open = False
+        self._end_workers()
         self.draft_worker.close()
         self.target_worker.close()
 
@@ -118,7 +147,14 @@ class Seat:
         speculation = request.speculation
         worker, takes_turns = self._engine.draft_worker, self._engine.takes_turns
         deadline_s = speculation.draft_deadline_s
-        link = DraftLink(self._drafter, worker, deadline_s, request.ledger, takes_turns=takes_turns)
+        link = DraftLink(
+            self._drafter,
+            worker,
+            deadline_s,
+            request.ledger,
+            takes_turns=takes_turns,
+            is_cancelled=request.is_cancelled,
+        )
         self._link = link
         link.prepare(min(self._draft_session.capacity, request.max_tokens + _scratch_slots(speculation)))
         request.length = self._engine.window_length(request)
@@ -136,7 +172,7 @@ class Seat:
         """Whether the draft answers; one that failed but is not hung starts over with an empty cache."""
         if self._link is None or self._link.failure is None:
             return True
-        if self._engine.draft_worker.has_pending():
+        if self._link.is_busy():
             warnings.warn(
                 f"The draft is still hung ({self._link.failure}); this text is decoded plainly.",
                 RuntimeWarning,
@@ -146,10 +182,23 @@ class Seat:
         self._drafter.forget()
         return True
 
+    def terminate(self) -> None:
+        """Ask the target's device to end the pass that is running for this session, from any thread."""
+        self._target.terminate()
+
     def close(self) -> None:
         """Release the caches, on their own workers and after what is still running there; does not wait."""
-        self._engine.target_worker.submit(self._target_session.close)
-        self._engine.draft_worker.submit(self._draft_session.close)
+        for worker, session in (
+            (self._engine.target_worker, self._target_session),
+            (self._engine.draft_worker, self._draft_session),
+        ):
+            with suppress(DeviceError):  # closed already, and everything that it held is gone
+                worker.submit(session.close, self)
+
+
+def _end(*workers: DeviceWorker) -> None:
+    for worker in workers:
+        worker.end()
 
 
 def _scratch_slots(speculation: SpeculationConfig) -> int:

@@ -3,7 +3,7 @@
 For scheduler tests here, and for programs that embed mirrorsd and want to test against a scripted model.
 """
 
-import time
+import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Generic, TypeVar
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.contract import DraftShape
+from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.choosing import NoiseSource
 from mirrorsd.runtime.draft_session import RowBlock, TipGuesses
 from mirrorsd.runtime.ledger import Ledger
@@ -59,6 +60,7 @@ class FakeTarget:
         self._num_candidates = num_candidates
         self._suffix_seconds = suffix_seconds
         self._text: list[int] = []
+        self._is_terminated = threading.Event()
         self.num_passes = 0
 
     def run(
@@ -81,7 +83,9 @@ class FakeTarget:
         if on_exit is not None and (exits is None or guesses.layer in exits):
             on_exit(guesses)
         with ledger.time("target", "suffix"):
-            time.sleep(self._suffix_seconds)
+            self._is_terminated.clear()
+            if self._suffix_seconds and self._is_terminated.wait(self._suffix_seconds):
+                raise DeviceError("The pass was terminated.")
             logits = np.stack([self._handler(text) for text in texts])
         best = np.sort(logits, axis=-1)
         gap = (best[:, -1] - best[:, -2]).astype(np.float32)
@@ -90,6 +94,10 @@ class FakeTarget:
     def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
         """See `TargetSession.prefill`."""
         self._extend(tokens, start)
+
+    def terminate(self) -> None:
+        """See `TargetSession.terminate`."""
+        self._is_terminated.set()
 
     def close(self) -> None:
         """Nothing to release."""

@@ -104,7 +104,8 @@ class SpeculationConfig:
             the arithmetic of all methods is the same to the last bit (ALGORITHM.md, "Exactness", 3).
         exits: which of a bundle's exits are run, by layer, where it has several; the others cost nothing.
         prefill_rows: rows per prefill chunk.
-        draft_deadline_s: a draft that keeps the target waiting longer than this is given up.
+        draft_deadline_s: a draft of which one job takes longer than this is given up.
+        target_deadline_s: a pass of the target that takes longer than this is ended with a `DeviceError`.
     """
 
     gamma: int = 6
@@ -118,6 +119,7 @@ class SpeculationConfig:
     exits: Literal["all"] | tuple[int, ...] = "all"
     prefill_rows: int = 128
     draft_deadline_s: float = 10.0
+    target_deadline_s: float = 120.0
 
     def __post_init__(self) -> None:
         owner = "SpeculationConfig"
@@ -134,6 +136,7 @@ class SpeculationConfig:
         require(not needs_exit, owner, "exits", self.exits, 'at least one layer, as root_source is "proxy"')
         require(1 <= self.prefill_rows <= 4096, owner, "prefill_rows", self.prefill_rows, "1 to 4096")
         require(self.draft_deadline_s > 0, owner, "draft_deadline_s", self.draft_deadline_s, "above 0 seconds")
+        require(self.target_deadline_s > 0, owner, "target_deadline_s", self.target_deadline_s, "above 0 seconds")
 
 
 class Speculations(NamedTuple):

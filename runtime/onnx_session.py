@@ -71,12 +71,11 @@ class OnnxDevice:
         """A number for a graph to be captured: none twice, since several sessions share a stage."""
         return next(self._numbers)
 
-    def run_options(self, graph: int | None) -> ort.RunOptions | None:
-        """Options of a pass: which captured graph it is, none where nothing is captured."""
-        if not self.captures:
-            return None
+    def run_options(self, graph: int | None) -> ort.RunOptions:
+        """Options of a pass: which captured graph it is where graphs are captured, and the flag that ends it early."""
         options = ort.RunOptions()
-        options.add_run_config_entry(_GRAPH_KEY, _NO_GRAPH if graph is None else str(graph))
+        if self.captures:
+            options.add_run_config_entry(_GRAPH_KEY, _NO_GRAPH if graph is None else str(graph))
         return options
 
 

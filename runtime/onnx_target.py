@@ -62,6 +62,7 @@ class OnnxTarget:
         self.row_group = entry.row_group if model.placement.provider == "CPUExecutionProvider" else 1
         self._cache = _make_cache(entry, model.device.place)
         self._passes: dict[tuple[int, bool], _BoundPass] = {}
+        self._running: ort.RunOptions | None = None
 
     def run(
         self,
@@ -117,6 +118,12 @@ class OnnxTarget:
         for size in {1, num_rows}:
             self.run(np.zeros(size, dtype=np.int64), 0, with_logits=False, ledger=Ledger(), on_exit=lambda _: None)
 
+    def terminate(self) -> None:
+        """See `TargetSession.terminate`: ONNX Runtime looks at the flag between two operators."""
+        running = self._running
+        if running is not None:
+            running.terminate = True
+
     def close(self) -> None:
         """Drop bindings, captured graphs and cache."""
         for bound in self._passes.values():
@@ -130,6 +137,8 @@ class OnnxTarget:
             if len(self._passes) >= _MAX_BOUND_PASSES:
                 self._passes.pop(next(iter(self._passes))).release()
             self._passes[key] = _BoundPass(self._model, self._cache, num_rows, logit_rows=1 if is_prefill else num_rows)
+        self._running = self._passes[key].options
+        self._running.terminate = False
         return self._passes[key]
 
 
@@ -168,7 +177,7 @@ class _BoundPass:
 
     def _bind(self, model: OnnxTargetModel, values: dict[str, ort.OrtValue], num_rows: int) -> None:
         shape, place = model.entry.shape, model.device.place
-        options = model.device.run_options(self._graph)
+        self.options = options = model.device.run_options(self._graph)
         self.segments: list[_BoundSegment] = []
         self.exits: dict[int, _BoundExit] = {}
         hidden_in: ort.OrtValue | None = None
@@ -207,7 +216,7 @@ class _BoundSegment:
         self,
         segment: Segment,
         stage: OnnxStage,
-        options: ort.RunOptions | None,
+        options: ort.RunOptions,
         values: dict[str, ort.OrtValue],
         hidden: Tensor,
     ) -> None:
@@ -227,7 +236,7 @@ class _BoundExit:
     """One exit's stage with everything bound."""
 
     def __init__(
-        self, entry: Exit, stage: OnnxStage, options: ort.RunOptions | None, place: Place, hidden: ort.OrtValue
+        self, entry: Exit, stage: OnnxStage, options: ort.RunOptions, place: Place, hidden: ort.OrtValue
     ) -> None:
         self.stage, self._options = stage, options
         shape = (1, hidden.shape()[1], entry.num_candidates)

@@ -104,6 +104,11 @@ class OpenVinoTarget:
         for size in {1, num_rows}:
             self.run(np.zeros(size, dtype=np.int64), 0, with_logits=False, ledger=Ledger(), on_exit=lambda _: None)
 
+    def terminate(self) -> None:
+        """See `TargetSession.terminate`."""
+        for segment in tuple(self._segments):
+            segment.cancel()
+
     def close(self) -> None:
         """Drop requests and cache."""
         self._segments.clear()
@@ -144,6 +149,10 @@ class _SegmentRequest:
         for cache, present in self._caches:
             cache[:, :, start:total] = self._request.get_tensor(present).data[:, :, start:total]
         return rows if self._takes_logit_rows else self._output(self._rows_output)
+
+    def cancel(self) -> None:
+        """End the run that is under way, if there is one."""
+        self._request.cancel()
 
     def read(self, with_logits: bool) -> TargetOutput:
         """What the last segment says: copies, since the next pass overwrites the device's own."""

@@ -104,6 +104,10 @@ class PacedTarget:
             self._session.prefill(tokens, start, ledger=Ledger())
             wait_until(started + self._pace.prefill_ms_per_row * len(tokens) / 1e3)
 
+    def terminate(self) -> None:
+        """See `TargetSession.terminate`."""
+        self._session.terminate()
+
     def close(self) -> None:
         """Release the device."""
         self._session.close()

@@ -1,15 +1,16 @@
 """The public pipeline: load a bundle, generate, stream, cancel, open further sessions."""
 
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from mirrorsd.device_maps import DeviceMap
 from mirrorsd.device_maps.card import SHARED
 from mirrorsd.graphs.bundle_files import read_bundle
-from mirrorsd.graphs.errors import GenerationError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.devices import check_computes, choose_device_map
 from mirrorsd.runtime.draft_session import DraftModel
@@ -28,6 +29,8 @@ from mirrorsd.runtime.tuned import Tuned
 if TYPE_CHECKING:
     from mirrorsd.runtime.onnx_target import OnnxTargetModel
     from mirrorsd.runtime.openvino_target import OpenVinoTargetModel
+
+_CLOSE_S = 5.0
 
 
 class MirrorPipeline:
@@ -57,9 +60,8 @@ class MirrorPipeline:
         self.speculation, self.sampled_speculation = speculations
         self.placement = list(placement)
         self._engine, self._tokenizer = engine, tokenizer
-        self._sessions: list[MirrorSession] = []
+        self._sessions: weakref.WeakSet[MirrorSession] = weakref.WeakSet()
         self._lock = threading.Lock()
-        self._is_open = True
         self._own = self.session()
 
     @classmethod
@@ -125,6 +127,8 @@ class MirrorPipeline:
     def session(self, speculation: SpeculationConfig | None = None) -> MirrorSession:
         """Open a session with caches of its own; it shares the devices fairly with the others.
 
+        Use it as a context manager, or close it, where many are opened. It keeps the pipeline's devices alive.
+
         Args:
             speculation: how this session speculates; the pipeline's own ways by default.
 
@@ -133,19 +137,12 @@ class MirrorPipeline:
             ConfigError: it wants exits that the bundle does not have.
         """
         check_exits(speculation or self.speculation, self.manifest.target)
+        self._engine.check_usable()
+        ways = Speculations(speculation or self.speculation, speculation or self.sampled_speculation)
+        session = MirrorSession(self._engine, self._tokenizer, self.manifest, ways, self._layout)
         with self._lock:
-            if not self._is_open:
-                raise GenerationError("This pipeline is closed: load the bundle again.")
-            session = MirrorSession(
-                self._engine.open_seat(),
-                self._tokenizer,
-                self.manifest,
-                Speculations(speculation or self.speculation, speculation or self.sampled_speculation),
-                self._layout,
-                lambda: self._is_open,
-            )
-            self._sessions.append(session)
-            return session
+            self._sessions.add(session)
+        return session
 
     def generate(
         self,
@@ -176,13 +173,20 @@ class MirrorPipeline:
         self._own.cancel()
 
     def close(self) -> None:
-        """Stop all sessions and release both devices. The pipeline cannot be used afterwards."""
+        """Stop all sessions and release both devices. The pipeline cannot be used afterwards.
+
+        Returns within seconds whatever they are at: a device that hangs is left behind.
+        """
         with self._lock:
-            if not self._is_open:
+            if not self._engine.is_open or self._engine.is_forked:
                 return
-            self._is_open = False
-        for session in self._sessions:
-            session.close()
+            self._engine.is_open = False
+            sessions = list(self._sessions)
+        for session in sessions:
+            session.begin_to_close()
+        until = perf_counter() + _CLOSE_S
+        for session in sessions:
+            session.finish_closing(max(0.0, until - perf_counter()))
         self._engine.close()
 
     def __enter__(self) -> Self:

@@ -95,9 +95,17 @@ class Request:
         """Note a finished step."""
         self.steps.append(step)
 
+    def cancel(self) -> None:
+        """Ask it to stop, from any thread."""
+        self._cancel.set()
+
+    def is_cancelled(self) -> bool:
+        """Whether the caller asked to stop."""
+        return self._cancel.is_set()
+
     def raise_if_cancelled(self) -> None:
         """Raise `Cancelled` if the caller asked to stop."""
-        if self._cancel.is_set():
+        if self.is_cancelled():
             raise Cancelled(f"Cancelled after {self.num_new} new tokens.")
 
 

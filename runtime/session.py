@@ -1,42 +1,52 @@
 """A session: one conversation's caches on the shared devices. Requests of a session reuse what it has cached."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from time import perf_counter
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from mirrorsd.graphs.errors import GenerationError
 from mirrorsd.graphs.manifest import Manifest
-from mirrorsd.runtime.engine import Seat
+from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.generation import Chunk, GenerationResult, Stop, run_steps
 from mirrorsd.runtime.generation_config import GenerationConfig, Speculations
 from mirrorsd.runtime.generation_stats import summarise
 from mirrorsd.runtime.layouts import Layout
 from mirrorsd.runtime.request import Request
+from mirrorsd.runtime.seated_driver import SeatedDriver
 from mirrorsd.runtime.stopping import StopWatch
 from mirrorsd.runtime.tokenization import BundleTokenizer, Message
+from mirrorsd.runtime.turns import Turns
+
+_CLOSE_S = 5.0
 
 
 class MirrorSession:
-    """Generates within one conversation. Thread-safe: its requests run one after another.
+    """Generates within one conversation. Thread-safe: its requests run one after another, in the order they came.
 
-    Several sessions of a pipeline run at once: while one text is being verified, the draft works for another.
+    A stream that is left half-read does not keep others waiting: they run in between, and it goes on when it is read on.
+    Several sessions of a pipeline run at once: while one text is being verified, the draft works for another. Close a
+    session (it is a context manager) or drop it to release its caches.
     """
 
     def __init__(
         self,
-        seat: Seat,
+        engine: Engine,
         tokenizer: BundleTokenizer,
         manifest: Manifest,
         speculations: Speculations,
         layout: Layout,
-        is_open: Callable[[], bool],
     ) -> None:
-        self._seat, self._tokenizer, self._manifest = seat, tokenizer, manifest
-        self._speculations, self._layout, self._is_pipeline_open = speculations, layout, is_open
-        self._cancel = threading.Event()
+        self._engine, self._tokenizer, self._manifest = engine, tokenizer, manifest
+        self._speculations, self._layout = speculations, layout
+        self._seat = engine.open_seat()
+        self._turns = Turns()
         self._lock = threading.Lock()
-        self._is_closed = False
+        self._requests: weakref.WeakSet[Request] = weakref.WeakSet()
+        self._release = weakref.finalize(self, self._seat.close)
+        self._release.atexit = False
 
     def generate(
         self,
@@ -74,53 +84,85 @@ class MirrorSession:
     ) -> Iterator[Chunk]:
         """Like `generate`, but text comes as it is verified, a chunk per step; the last chunk carries the result.
 
-        Closing the iterator stops the generation; the session stays usable.
+        Closing the iterator stops the generation; the session stays usable. So it does if the iterator is left alone:
+        its next requests run all the same, and this one goes on, with the same text, when it is read on.
         """
         settings = (config or GenerationConfig()).with_overrides(overrides)
+        self._engine.check_usable()
         ids = self._encode(prompt, messages, token_ids)
         speculation = self._speculations.of(settings)
-        return self._stream(Request(ids, settings, speculation, self._seat.context, self._cancel))
+        request = Request(ids, settings, speculation, self._seat.context, threading.Event())
+        with self._lock:
+            self._requests.add(request)
+        return self._stream(request)
 
     def cancel(self) -> None:
-        """Stop this session's current generation from any thread: it raises `Cancelled` within one step."""
-        self._cancel.set()
+        """Stop what this session has been asked for so far, from any thread.
+
+        The text that is being generated, those that wait and streams that have not begun raise `Cancelled`, within one
+        step. Later requests are not affected.
+        """
+        with self._lock:
+            requests = list(self._requests)
+        for request in requests:
+            request.cancel()
+        self._turns.wake()
+        self._seat.terminate()
 
     def close(self) -> None:
-        """Stop, and release this session's caches."""
-        self.cancel()
-        with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
-                self._seat.close()
+        """Stop, and release this session's caches. Streams that were left half-read end with an error if read on."""
+        self.begin_to_close()
+        self.finish_closing(_CLOSE_S)
+
+    def begin_to_close(self) -> None:
+        """Stop everything, without waiting for it."""
+        if not self._engine.is_forked:
+            self._turns.close()
+            self.cancel()
+
+    def finish_closing(self, timeout_s: float) -> None:
+        """Release the caches once no step uses them, or after `timeout_s`: a device that hangs keeps its own."""
+        if not self._engine.is_forked:
+            self._turns.wait_until_free(timeout_s)
+            self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
 
     def _stream(self, request: Request) -> Iterator[Chunk]:
-        with self._lock:
-            if self._is_closed or not self._is_pipeline_open():
-                raise GenerationError("This session is closed: load the bundle again, or open a new session.")
-            self._cancel.clear()
-            started = perf_counter()
-            driver = self._seat.driver(request, request.config.method)
-            watch = StopWatch(request.config, self._manifest.tokens.eos_ids, self._tokenizer.decoder())
-            texts: list[str] = []
-            try:
-                for event in run_steps(driver, watch):
-                    if isinstance(event, Stop):
-                        yield Chunk("", (), self._result(request, driver.name, "".join(texts), event, started))
-                    else:
-                        texts.append(event.text)
-                        yield event
-            finally:
-                driver.close()
+        started = perf_counter()
+        place = SeatedDriver(request, self._seat, self._turns)
+        watch = StopWatch(request.config, self._manifest.tokens.eos_ids, self._tokenizer.decoder())
+        texts: list[str] = []
+        try:
+            for event in run_steps(place, watch):
+                if isinstance(event, Stop):
+                    yield Chunk("", (), self._result(request, place, "".join(texts), event, started))
+                else:
+                    texts.append(event.text)
+                    yield event
+        finally:
+            place.close()
 
-    def _result(self, request: Request, method: str, text: str, stop: Stop, started: float) -> GenerationResult:
-        failure = self._seat.draft_failure
+    def _result(
+        self, request: Request, place: "SeatedDriver", text: str, stop: Stop, started: float
+    ) -> GenerationResult:
+        failure = place.draft_failure
         warnings = [f"The draft failed: {failure}."] if failure else []
         return GenerationResult(
             text=text,
             prompt_ids=request.tokens[: request.num_prompt].tolist(),
             token_ids=stop.token_ids,
             stop_reason=stop.reason,
-            method=method,
+            method=place.name,
             device_map=self._layout.device_map.name,
             layout=self._layout.name,
             stats=summarise(request, started, perf_counter(), warnings),

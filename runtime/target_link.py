@@ -2,14 +2,20 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.draft_chain import longest_common_prefix
 from mirrorsd.runtime.request import Request
 from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput, TargetSession
-from mirrorsd.runtime.workers import DeviceWorker, Ticket
+from mirrorsd.runtime.workers import DeviceWorker, Overdue, Ticket
+
+Result = TypeVar("Result")
+_TERMINATE_S = 2.0
+"""Seconds that a device has to end a pass when it is asked to."""
 
 
 class TargetLink:
@@ -28,14 +34,15 @@ class TargetLink:
         tokens = request.tokens[:-1]
         start = longest_common_prefix(self._cached[: self._num_cached], tokens)
         request.num_reused = start
+        self._num_cached = start  # before the first row is written over: an interrupted chunk leaves anything behind
         while start < len(tokens):
             request.raise_if_cancelled()
             stop = min(start + request.speculation.prefill_rows, len(tokens))
             chunk = tokens[start:stop]
-            self._worker.run(partial(self._session.prefill, chunk, start, ledger=request.ledger))
+            job = partial(self._session.prefill, chunk, start, ledger=request.ledger)
+            self.result(request, self._worker.submit(job, request.ledger))
             self._remember(start, chunk)
             start = stop
-        self._num_cached = len(tokens)
 
     def submit(
         self,
@@ -70,7 +77,32 @@ class TargetLink:
         job = run if on_start is None else partial(_after, on_start, run)
         if request.chooser.draws_ahead:
             return self._worker.submit(job, request.ledger)
-        return self._worker.perform(job, request.ledger)
+        overdue = Overdue(request.speculation.target_deadline_s, self._session.terminate)
+        return self._worker.perform(job, request.ledger, overdue)
+
+    def result(self, request: Request, ticket: Ticket[Result]) -> Result:
+        """Wait for a pass of this session.
+
+        Raises:
+            Cancelled: the request was cancelled meanwhile.
+            DeviceError: the pass failed, or lasts longer than `target_deadline_s`.
+        """
+        deadline_s = request.speculation.target_deadline_s
+        if not self._worker.wait(ticket, deadline_s, request.is_cancelled):
+            self._session.terminate()
+            if not ticket.wait(_TERMINATE_S):
+                request.raise_if_cancelled()
+                raise DeviceError(
+                    f"The target's device has not answered for {deadline_s:g} s (target_deadline_s). Load the bundle "
+                    "again; if its passes really take that long, give it more time."
+                )
+        if ticket.error is not None:
+            request.raise_if_cancelled()  # it ended early for that reason
+        return ticket.result()
+
+    def terminate(self) -> None:
+        """Ask the device to end the pass that is running, from any thread; no pass, nothing happens."""
+        self._session.terminate()
 
     def serves_others(self, request: Request) -> bool:
         """Whether the target is at work for another conversation, or will be first."""

@@ -87,6 +87,9 @@ class TargetSession(Protocol):
     def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
         """Like `run`, but only the cache is wanted: no exit, at most one row of logits."""
 
+    def terminate(self) -> None:
+        """Ask the pass that is running to end early with a `DeviceError`. May be called from any thread."""
+
     def close(self) -> None:
         """Release the device."""
 

@@ -1,5 +1,6 @@
-"""One thread per device. The only file with threads and queues."""
+"""One thread per device: jobs in order, tickets for their results, and nobody who waits without an end."""
 
+import os
 import queue
 import threading
 from collections import Counter
@@ -12,6 +13,11 @@ from mirrorsd.runtime.pinning import pin_current_thread, pinned
 
 Result = TypeVar("Result")
 _MAX_PENDING = 32
+"""Most jobs of one owner that wait: more of them mean that the device has stalled, however many owners there are."""
+_LOOK_S = 0.05
+"""Seconds between two looks at whether what is waited for has been given up."""
+_RUN_S = 120.0
+_WATCH_S = 1.0
 
 
 class Ticket(Generic[Result]):
@@ -68,11 +74,21 @@ class _Entry(NamedTuple):
     queued_at: float | None
 
 
+class Overdue(NamedTuple):
+    """A job may run for `deadline_s`; then `terminate` is called, from another thread."""
+
+    deadline_s: float
+    terminate: Callable[[], None]
+
+
 class DeviceWorker:
     """Runs jobs of one device one after another, in the order given, on one (pinned) thread.
 
     The thread is a daemon: a device call that never returns cannot keep the program alive. Where `is_lent`, a free
     device also works on the thread of whoever waits for it (`perform`).
+
+    An owner whose jobs the device does not get done waits for room; others do not wait for that. The lock is one that a
+    thread may take twice, since a finaliser may submit a job wherever Python happens to run it.
     """
 
     def __init__(self, name: str, cores: Sequence[int] = (), *, is_lent: bool = False) -> None:
@@ -82,46 +98,91 @@ class DeviceWorker:
         self._jobs: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
         self._num_pending = 0
         self._pending_by_owner: Counter[object] = Counter()
-        self._count_lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._has_room = threading.Condition(self._lock)
+        self._num_without_room = 0
+        self._job_started: float | None = None
+        self._overdue: Overdue | None = None
         self._is_closed = False
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._work, name=f"mirrorsd-{name}", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Callable[[], Result], owner: object = None) -> Ticket[Result]:
+    def submit(
+        self, job: Callable[[], Result], owner: object = None, *, deadline_s: float = _RUN_S
+    ) -> Ticket[Result]:
         """Queue a job; its result or exception arrives in the ticket, and how long it stood behind another owner's.
 
+        Waits while the owner has `_MAX_PENDING` jobs in the queue.
+
         Raises:
-            DeviceError: the worker is closed, or so far behind that its queue is full.
+            DeviceError: the worker is closed, or did not get one of these jobs done within `deadline_s`.
         """
-        with self._count_lock:
-            self._check_room()
-            is_behind = self.serves_others(owner)
-            self._count_up(owner)
         ticket: Ticket[Result] = Ticket()
-        self._jobs.put(_Entry(job, ticket, owner, perf_counter() if is_behind else None))
+        with self._lock:
+            self._check_open()
+            if self._pending_by_owner[owner] >= _MAX_PENDING:
+                self._wait_for_room(owner, deadline_s)
+            is_behind = self._num_pending > self._pending_by_owner[owner]
+            self._count(owner, 1)
+            self._jobs.put(_Entry(job, ticket, owner, perf_counter() if is_behind else None))
         return ticket
 
-    def perform(self, job: Callable[[], Result], owner: object = None) -> Ticket[Result]:
+    def perform(
+        self, job: Callable[[], Result], owner: object = None, overdue: "Overdue | None" = None
+    ) -> Ticket[Result]:
         """As `submit`, for a caller that would only wait: a free device that is lent does the job on its thread.
 
-        That saves waking two threads, 0.1-0.2 ms. The ticket is done then.
+        That saves waking two threads, 0.1-0.2 ms. The ticket is done then. `overdue` says what the worker's own thread
+        does about such a job that lasts too long.
 
         Raises:
             DeviceError: as `submit`.
         """
-        with self._count_lock:
-            self._check_room()
-            is_free = self._is_lent and not self._num_pending
-            if is_free:
-                self._count_up(owner)
-        if not is_free:
-            return self.submit(job, owner)
-        with self._device, pinned(self._cores):
-            return self._do(_Entry(job, Ticket(), owner, None))
+        ticket: Ticket[Result] = Ticket()
+        is_mine = False
+        try:
+            with self._lock:
+                self._check_open()
+                if self._is_lent and not self._num_pending:
+                    self._count(owner, 1)
+                    is_mine = True
+            if not is_mine:
+                return self.submit(job, owner)
+            with self._device, pinned(self._cores):
+                self._overdue = overdue
+                self._do(_Entry(job, ticket, owner, None))
+        finally:
+            if is_mine:
+                self._overdue = self._job_started = None
+                self._count(owner, -1)
+        return ticket
 
-    def run(self, job: Callable[[], Result]) -> Result:
-        """Submit a job and wait for it."""
-        return self.submit(job).result()
+    def run(self, job: Callable[[], Result], owner: object = None, *, deadline_s: float = _RUN_S) -> Result:
+        """Submit a job and wait for it.
+
+        Raises:
+            DeviceError: as `submit`, or some job ran longer than `deadline_s`.
+        """
+        ticket = self.submit(job, owner)
+        if not self.wait(ticket, deadline_s):
+            raise DeviceError(f"The {self.name}'s device has not answered for {deadline_s:g} s.")
+        return ticket.result()
+
+    def wait(self, ticket: Ticket[Any], deadline_s: float, is_over: Callable[[], bool] = lambda: False) -> bool:
+        """Wait for a job; False once `is_over`, or when the job that is running takes longer than `deadline_s`.
+
+        Time behind others' jobs does not count, as long as each of them ends in time.
+        """
+        while not ticket.wait(_LOOK_S):
+            if is_over() or self.running_seconds() > deadline_s:
+                return ticket.done()
+        return True
+
+    def running_seconds(self) -> float:
+        """For how long the job that the device is at has been running; 0 where it has none."""
+        started = self._job_started
+        return 0.0 if started is None else perf_counter() - started
 
     def has_pending(self) -> bool:
         """Whether a job is waiting or running."""
@@ -131,55 +192,91 @@ class DeviceWorker:
         """Whether another job waits behind the running one."""
         return not self._jobs.empty()
 
+    def serves(self, owner: object) -> bool:
+        """Whether a job of this owner is waiting or running."""
+        return self._pending_by_owner[owner] > 0
+
     def serves_others(self, owner: object) -> bool:
         """Whether a job of another owner is waiting or running."""
         return self._num_pending > self._pending_by_owner[owner]
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Let queued jobs finish and end the thread; False if it did not end in time (it is hung)."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._jobs.put(None)
+        """Let queued jobs finish and end the thread; False if it did not end in time (it is hung).
+
+        In a forked child, where the thread does not exist, there is nothing to wait for.
+        """
+        if os.getpid() != self._process:
+            return True
+        self.end()
         self._thread.join(timeout_s)
         if self._thread.is_alive() or not self._device.acquire(timeout=timeout_s):
             return False
         self._device.release()
         return True
 
+    def end(self) -> None:
+        """Take no more jobs; the thread ends by itself after those it has."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._jobs.put(None)
+                self._has_room.notify_all()
+
     def _work(self) -> None:
         pin_current_thread(self._cores)
-        while (entry := self._jobs.get()) is not None:
+        while (entry := self._next_entry()) is not None:
             with self._device:
-                self._do(entry)
+                self._do(entry, then=self._count)
             del entry
 
-    def _do(self, entry: _Entry) -> Ticket[Any]:
-        ticket = entry.ticket
+    def _next_entry(self) -> _Entry | None:
+        """The next job; meanwhile, an eye on one that runs on the thread it was lent to."""
+        while True:
+            try:
+                return self._jobs.get(timeout=_WATCH_S if self._is_lent else None)
+            except queue.Empty:
+                overdue = self._overdue
+                if overdue is not None and self.running_seconds() > overdue.deadline_s:
+                    overdue.terminate()
+
+    def _do(self, entry: _Entry, then: Callable[[object, int], None] | None = None) -> None:
+        """Run a job; `then` counts it as over before its ticket says so."""
         if entry.queued_at is not None:
-            ticket.queued_s = perf_counter() - entry.queued_at
+            entry.ticket.queued_s = perf_counter() - entry.queued_at
+        result, failure = None, None
+        self._job_started = perf_counter()
         try:
             result = entry.job()
         except BaseException as error:  # handed to whoever waits, on its own thread
-            self._count_down(entry.owner)
-            ticket.finish(None, error)
-        else:
-            self._count_down(entry.owner)
-            ticket.finish(result)
-        return ticket
+            failure = error
+        self._job_started = None
+        if then is not None:
+            then(entry.owner, -1)
+        entry.ticket.finish(result, failure)
 
-    def _check_room(self) -> None:
+    def _check_open(self) -> None:
         if self._is_closed:
             raise DeviceError(f"The {self.name} worker is closed.")
-        if self._num_pending >= _MAX_PENDING:
-            raise DeviceError(f"The {self.name} worker has {_MAX_PENDING} jobs waiting: the device has stalled.")
 
-    def _count_up(self, owner: object) -> None:
-        self._num_pending += 1
-        self._pending_by_owner[owner] += 1
+    def _wait_for_room(self, owner: object, deadline_s: float) -> None:
+        self._num_without_room += 1
+        try:
+            until = perf_counter() + deadline_s
+            while self._pending_by_owner[owner] >= _MAX_PENDING:
+                if not self._has_room.wait(until - perf_counter()):
+                    raise DeviceError(
+                        f"The {self.name} worker has had {_MAX_PENDING} jobs of one text waiting for {deadline_s:g} s: "
+                        "the device has stalled."
+                    )
+                self._check_open()
+        finally:
+            self._num_without_room -= 1
 
-    def _count_down(self, owner: object) -> None:
-        with self._count_lock:
-            self._num_pending -= 1
-            self._pending_by_owner[owner] -= 1
+    def _count(self, owner: object, change: int) -> None:
+        with self._lock:
+            self._num_pending += change
+            self._pending_by_owner[owner] += change
             if not self._pending_by_owner[owner]:
                 del self._pending_by_owner[owner]
+            if self._num_without_room:
+                self._has_room.notify_all()

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.workers import DeviceWorker, Ticket
+from mirrorsd.runtime.workers import DeviceWorker, Overdue, Ticket
 
 
 def test_jobs_run_in_order_on_one_thread() -> None:
@@ -25,13 +25,70 @@ def test_an_error_reaches_the_caller_and_the_worker_goes_on() -> None:
     assert worker.close()
 
 
-def test_a_stalled_device_fills_a_bounded_queue() -> None:
+def test_an_owner_of_many_jobs_waits_for_room_and_others_do_not() -> None:
     worker, release = DeviceWorker("test"), threading.Event()
-    with pytest.raises(DeviceError, match="32 jobs waiting: the device has stalled"):
+    with pytest.raises(DeviceError, match="32 jobs of one text waiting for 0.1 s: the device has stalled"):
         for _ in range(100):
-            worker.submit(release.wait)
+            worker.submit(release.wait, "one", deadline_s=0.1)
+    others = [worker.submit(lambda: 1, number) for number in range(100)]
+    late = threading.Timer(0.1, release.set)
+    late.start()
+    assert worker.submit(lambda: 2, "one", deadline_s=5).result() == 2, "it waited until there was room"
+    assert [ticket.result() for ticket in others] == [1] * 100
+    assert worker.close()
+
+
+def test_a_hung_device_is_left_behind_when_the_worker_closes() -> None:
+    worker, release = DeviceWorker("test"), threading.Event()
+    worker.submit(release.wait)
     assert not worker.close(timeout_s=0.05)
     release.set()
+    assert worker.close()
+
+
+def test_waiting_ends_when_a_job_takes_too_long_or_nobody_wants_it() -> None:
+    worker, release = DeviceWorker("test"), threading.Event()
+    hung, behind = worker.submit(release.wait, "one"), worker.submit(lambda: 1, "two")
+    assert not worker.wait(hung, 10.0, is_over=lambda: True)
+    assert not worker.wait(behind, 0.1)
+    with pytest.raises(DeviceError, match="has not answered for 0.1 s"):
+        worker.run(lambda: 2, deadline_s=0.1)
+    release.set()
+    assert worker.wait(behind, 0.1)
+    assert worker.close()
+
+
+def test_time_behind_others_does_not_count_as_long_as_each_job_ends_in_time() -> None:
+    worker = DeviceWorker("test")
+    tickets = [worker.submit(lambda: time.sleep(0.08), number) for number in range(8)]
+    assert worker.wait(tickets[-1], 0.4), "eight jobs take 0.6 s, but each of them 0.08"
+    assert worker.close()
+
+
+def test_a_lent_job_that_takes_too_long_is_terminated_by_the_workers_own_thread() -> None:
+    worker, terminated = DeviceWorker("test", is_lent=True), threading.Event()
+    ticket = worker.perform(lambda: terminated.wait(20), "one", Overdue(0.1, terminated.set))
+    assert ticket.result()
+    assert worker.perform(lambda: 3).result() == 3
+    assert worker.close()
+
+
+def test_an_interrupted_lent_job_leaves_the_device_free() -> None:
+    """A Ctrl-C may fall anywhere between the count and the job."""
+
+    class Interrupting:
+        def __enter__(self) -> None:
+            raise KeyboardInterrupt
+
+        def __exit__(self, *_: object) -> None: ...
+
+    worker = DeviceWorker("test", is_lent=True)
+    device, worker._device = worker._device, Interrupting()
+    with pytest.raises(KeyboardInterrupt):
+        worker.perform(lambda: 1)
+    worker._device = device
+    assert not worker.has_pending()
+    assert worker.perform(threading.get_ident).result() == threading.get_ident(), "it is still lent"
     assert worker.close()
 
 

@@ -1,0 +1,134 @@
+"""Whose turn it is on a session's caches: one request at a time, and nobody waits for one that has gone away.
+
+Owns: the order of a session's requests, and what becomes of a stream that nobody reads on. Does not own: the caches
+(`engine.Seat`), the steps (`generation`).
+"""
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Protocol
+
+from mirrorsd.graphs.errors import GenerationError
+
+_GRACE_S = 0.25
+"""A stream that was read this lately is probably still being read: others wait so long before they take its turn."""
+_LOOK_S = 1.0
+
+
+class TurnTaker(Protocol):
+    """A request's place in the order."""
+
+    def raise_if_unwanted(self) -> None:
+        """Raise why it should not wait any longer, if so."""
+
+    def leave(self) -> None:
+        """Another request takes the caches over: leave nothing running on them."""
+
+
+class Turns:
+    """Hands the caches from request to request, step by step.
+
+    A request keeps its turn from its first step to its end; others wait in the order they came. Between two steps of a
+    stream, though, its reader may never come back. Whoever waits then takes the turn: at once on the thread that read
+    the stream, else after `_GRACE_S`. The stream may go on later, once it has its turn again.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._queue: deque[TurnTaker] = deque()
+        self._holder: TurnTaker | None = None
+        self._thread = 0
+        self._left_at: float | None = None
+        self._is_closed = False
+
+    @contextmanager
+    def turn(self, taker: TurnTaker) -> Iterator[bool]:
+        """The caches within the block; True if nobody has had them since this taker's last turn.
+
+        Raises:
+            GenerationError: the session is closed, another thread is reading the same stream, or the turn was taken
+                away in the middle of the block.
+        """
+        try:
+            yield self._take(taker)
+            if self._holder is not taker:
+                raise GenerationError("Another request was started on this session in the middle of a step.")
+        finally:
+            self._pause(taker)
+
+    def retire(self, taker: TurnTaker) -> None:
+        """Give the turn up for good."""
+        with self._changed:
+            if self._holder is taker:
+                self._holder, self._left_at = None, None
+                taker.leave()
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Let those who wait look again whether they still want to."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let nobody have a turn any more. A step that is under way goes on to its end; see `wait_until_free`."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def wait_until_free(self, timeout_s: float) -> bool:
+        """Wait until no step is under way on another thread, and take the turn from a stream between two steps."""
+        with self._changed:
+            is_free = self._changed.wait_for(lambda: not self._is_stepping_elsewhere(), timeout_s)
+            if is_free and self._holder is not None:
+                holder, self._holder = self._holder, None
+                holder.leave()
+            return is_free
+
+    def _take(self, taker: TurnTaker) -> bool:
+        with self._changed:
+            is_unchanged = self._holder is taker
+            if is_unchanged and self._is_stepping_elsewhere():
+                raise GenerationError("Another thread is reading this stream: one thread at a time may do that.")
+            if not is_unchanged:
+                self._line_up(taker)
+            self._check(taker)
+            if not is_unchanged and self._holder is not None:
+                self._holder.leave()
+            self._holder, self._left_at, self._thread = taker, None, threading.get_ident()
+            return is_unchanged
+
+    def _line_up(self, taker: TurnTaker) -> None:
+        self._queue.append(taker)
+        try:
+            while self._queue[0] is not taker or self._seconds_to_wait() > 0:
+                self._check(taker)
+                self._changed.wait(min(self._seconds_to_wait(), _LOOK_S) or _LOOK_S)
+        finally:
+            self._queue.remove(taker)
+            self._changed.notify_all()
+
+    def _seconds_to_wait(self) -> float:
+        """Until the holder's turn may be taken; infinite while it is at a step."""
+        if self._holder is None or self._thread == threading.get_ident():
+            return 0.0
+        if self._left_at is None:
+            return float("inf")
+        return max(0.0, self._left_at + _GRACE_S - perf_counter())
+
+    def _is_stepping_elsewhere(self) -> bool:
+        is_stepping = self._holder is not None and self._left_at is None
+        return is_stepping and self._thread != threading.get_ident()
+
+    def _check(self, taker: TurnTaker) -> None:
+        taker.raise_if_unwanted()
+        if self._is_closed:
+            raise GenerationError("This session is closed: load the bundle again, or open a new session.")
+
+    def _pause(self, taker: TurnTaker) -> None:
+        with self._changed:
+            if self._holder is taker:
+                self._left_at = perf_counter()
+            self._changed.notify_all()
