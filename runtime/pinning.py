@@ -55,8 +55,8 @@ def pinned(cores: Sequence[int]) -> Iterator[None]:
         yield
         return
     usual = os.sched_getaffinity(0)
-    pin_current_thread(cores)
     try:
+        pin_current_thread(cores)
         yield
     finally:
         os.sched_setaffinity(0, usual)

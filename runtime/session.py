@@ -26,7 +26,7 @@ _CLOSE_S = 5.0
 class MirrorSession:
     """Generates within one conversation. Thread-safe: its requests run one after another, in the order they came.
 
-    A stream that is left half-read does not keep others waiting: they run in between, and it goes on when it is read on.
+    A stream that is left half-read keeps nobody waiting: others run in between, and it goes on when it is read on.
     Several sessions of a pipeline run at once: while one text is being verified, the draft works for another. Close a
     session (it is a context manager) or drop it to release its caches.
     """

@@ -108,9 +108,7 @@ class DeviceWorker:
         self._thread = threading.Thread(target=self._work, name=f"mirrorsd-{name}", daemon=True)
         self._thread.start()
 
-    def submit(
-        self, job: Callable[[], Result], owner: object = None, *, deadline_s: float = _RUN_S
-    ) -> Ticket[Result]:
+    def submit(self, job: Callable[[], Result], owner: object = None, *, deadline_s: float = _RUN_S) -> Ticket[Result]:
         """Queue a job; its result or exception arrives in the ticket, and how long it stood behind another owner's.
 
         Waits while the owner has `_MAX_PENDING` jobs in the queue.

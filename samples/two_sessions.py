@@ -13,11 +13,8 @@ QUESTIONS = ("Tell me a story about a fox.", "Tell me a story about a king.")
 
 def tell(pipe: MirrorPipeline, question: str) -> str:
     """Answer one question in a session with caches of its own."""
-    session = pipe.session()
-    try:
+    with pipe.session() as session:
         return session.generate(messages=[{"role": "user", "content": question}], max_new_tokens=80).text
-    finally:
-        session.close()
 
 
 with MirrorPipeline.load(sys.argv[1]) as pipe, ThreadPoolExecutor(len(QUESTIONS)) as pool:

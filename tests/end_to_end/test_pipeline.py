@@ -55,11 +55,12 @@ def test_closing_a_stream_leaves_the_pipeline_usable(pipe: MirrorPipeline) -> No
 
 
 def test_cancel_from_another_thread(pipe: MirrorPipeline) -> None:
-    timer = threading.Timer(0.1, pipe.cancel)
+    stream = pipe.stream(PROMPT, max_new_tokens=450, ignore_eos=True)
+    next(stream)
+    timer = threading.Timer(0.02, pipe.cancel)
     timer.start()
     with pytest.raises(Cancelled, match="Cancelled after"):
-        while True:
-            pipe.generate(PROMPT, max_new_tokens=450, ignore_eos=True)
+        list(stream)
     timer.join()
     assert pipe.generate(PROMPT, max_new_tokens=5, ignore_eos=True).num_tokens == 5
 

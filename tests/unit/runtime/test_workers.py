@@ -27,7 +27,7 @@ def test_an_error_reaches_the_caller_and_the_worker_goes_on() -> None:
 
 def test_an_owner_of_many_jobs_waits_for_room_and_others_do_not() -> None:
     worker, release = DeviceWorker("test"), threading.Event()
-    with pytest.raises(DeviceError, match="32 jobs of one text waiting for 0.1 s: the device has stalled"):
+    with pytest.raises(DeviceError, match=r"32 jobs of one text waiting for 0\.1 s: the device has stalled"):
         for _ in range(100):
             worker.submit(release.wait, "one", deadline_s=0.1)
     others = [worker.submit(lambda: 1, number) for number in range(100)]
@@ -51,7 +51,7 @@ def test_waiting_ends_when_a_job_takes_too_long_or_nobody_wants_it() -> None:
     hung, behind = worker.submit(release.wait, "one"), worker.submit(lambda: 1, "two")
     assert not worker.wait(hung, 10.0, is_over=lambda: True)
     assert not worker.wait(behind, 0.1)
-    with pytest.raises(DeviceError, match="has not answered for 0.1 s"):
+    with pytest.raises(DeviceError, match=r"has not answered for 0\.1 s"):
         worker.run(lambda: 2, deadline_s=0.1)
     release.set()
     assert worker.wait(behind, 0.1)
