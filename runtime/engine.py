@@ -27,7 +27,7 @@ from mirrorsd.runtime.workers import DeviceWorker
 
 
 class Engine:
-    """Target and draft models, one worker each.
+    """Target and draft models, one worker each, and one that gets the draft ready for longer texts.
 
     The models are loaded on their own workers' threads, so that whatever threads they start stay on their cores. A
     target on a processor may be lent to the threads that wait for it; other devices keep what they need per thread.
@@ -52,6 +52,7 @@ class Engine:
     ) -> None:
         self.target_worker = DeviceWorker("target", target_cores, is_lent=is_target_lent)
         self.draft_worker = DeviceWorker("draft", draft_cores)
+        self.preparing_worker = DeviceWorker("preparing", draft_cores)
         self.takes_turns = takes_turns
         self.books = CostBooks()
         self.root_scores = RootScores()
@@ -64,6 +65,7 @@ class Engine:
         except BaseException:
             self.target_worker.close()
             self.draft_worker.close()
+            self.preparing_worker.close()
             raise
 
     def open_seat(self) -> "Seat":
@@ -86,6 +88,7 @@ class Engine:
     def close(self) -> None:
         """End both workers. A hung draft is left behind on its daemon thread."""
         self.draft_worker.close()
+        self.preparing_worker.close()
         self.target_worker.close()
 
 
@@ -120,7 +123,8 @@ class Seat:
         deadline_s = speculation.draft_deadline_s
         link = DraftLink(self._drafter, worker, deadline_s, request.ledger, takes_turns=takes_turns)
         self._link = link
-        link.prepare(min(self._draft_session.capacity, request.max_tokens + _scratch_slots(speculation)))
+        num_slots = min(self._draft_session.capacity, request.max_tokens + _scratch_slots(speculation))
+        link.prepare(num_slots, self._engine.preparing_worker)
         request.length = self._engine.window_length(request)
         passes = speculation.passes if self._draft_session.shape.num_streams else request.gamma
         if method == "serial":
