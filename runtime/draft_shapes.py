@@ -15,7 +15,7 @@ _PRECISIONS = ("f32", "bf16", "f16")
 MOST_STATIC_BYTES = 384 << 20
 """Weights times shapes above which a processor runs one model for all shapes."""
 _SMALL_BYTES = 4096
-"""What is smaller than any weight: indices, scales of norms, numbers of a shape."""
+"""What is smaller than any weight worth sharing: indices, scales of norms, numbers of a shape."""
 _IN_THE_FILE = "WeightlessCacheAttribute"
 
 
@@ -103,7 +103,7 @@ def device_options(placement: DraftPlacement) -> tuple[str, dict[str, Any]]:
 def weightless_options(placement: DraftPlacement, weights: Path) -> dict[str, Any]:
     """Properties with which a processor's blobs name the bundle's `weights` instead of repeating them.
 
-    Such a blob is a thirtieth of the whole one, and what several shapes read from the file is in memory once.
+    Such a blob of fp32 weights is a thirtieth of the whole one, and what several shapes read is in memory once.
     """
     if placement.device != "CPU":
         return {}

@@ -2,7 +2,7 @@
 
 Hidden states, caches and logits stay on the device between the stages; ids and top candidates are the only things that
 travel, logits only when sampling asks for them. One binding per number of rows is made once and reused; where the
-device captures graphs, each is one, replayed at fixed addresses. What passes write, all of a session write to one place.
+device captures graphs, each is one, replayed at fixed addresses. All passes of a session write to one place.
 """
 
 from collections.abc import Callable, Collection

@@ -28,9 +28,7 @@ def text(pipe: MirrorPipeline, method: str) -> tuple[list[int], list[int]]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_long_prompt_waits_for_nothing(
-    pipe: MirrorPipeline, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_prompt_waits_for_nothing(pipe: MirrorPipeline, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, _ = text(pipe, "plain")
     may_go = threading.Event()
     warm_up = DraftCompiler.warm_up
@@ -64,6 +62,27 @@ def test_the_draft_joins_when_its_shapes_are_there(pipe: MirrorPipeline, method:
             windows = [step.num_window for step in chunk.result.steps]
     assert found == plain
     assert max(windows[5:]) > 0 or method == "auto"
+
+
+def test_closing_ends_a_preparation(pipe: MirrorPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_begun, may_go = threading.Event(), threading.Event()
+    asked: list[tuple[int, ...]] = []
+    session = pipe.session()
+
+    def slow(shapes: DraftCompiler, *shape: int) -> None:
+        asked.append(shape)
+        has_begun.set()
+        assert may_go.wait(60.0)
+
+    monkeypatch.setattr(DraftCompiler, "warm_up", slow)
+    session.generate(token_ids=PROMPT, max_new_tokens=8, ignore_eos=True, method="serial")
+    assert has_begun.wait(60.0)
+    session.close()
+    pipe.engine.draft_worker.run(lambda: None)
+    may_go.set()
+    pipe.close()
+    assert len(asked) == 1
+    assert not any(thread.name == "mirrorsd-preparing" for thread in threading.enumerate())
 
 
 def test_a_closed_session_leaves_nothing_behind(pipe: MirrorPipeline) -> None:

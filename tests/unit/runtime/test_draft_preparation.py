@@ -1,4 +1,4 @@
-"""Nobody waits for a draft's shapes: they are got ready beside the target, and the text is decoded plainly meanwhile."""
+"""Nobody waits for a draft's shapes: they are made ready beside the target; the text is decoded plainly meanwhile."""
 
 import threading
 from collections.abc import Callable, Iterator
