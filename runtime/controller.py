@@ -98,7 +98,7 @@ class AutoDriver:
         """Prefill both devices at once; wait for a first window only if speculation is expected to pay."""
         if not self._is_resting:
             return self._serial.start()
-        if self._book.may_ask():
+        if self._serial.draft.is_ready() and self._book.may_ask():
             self._side = SideWindow(self._serial)
             if self._side.is_there:
                 self._book.pay_for_asking(self.request.ledger.now() - self._side.asked)
@@ -122,7 +122,8 @@ class AutoDriver:
         num_tokens = len(outcome.tokens)
         is_last = self._method == "plain" and is_partial and not self._is_trial
         self._num_right_at_last = outcome.num_accepted if is_last else 0
-        self._book.observe(self._method, seconds, num_tokens, is_disturbed=is_draft_busy, is_partial=is_partial)
+        if not self._serial.draft.is_preparing:  # a step beside a compiler teaches nothing
+            self._book.observe(self._method, seconds, num_tokens, is_disturbed=is_draft_busy, is_partial=is_partial)
         if self._book.earned > 0.0:
             self.request.gamma = self._gamma
         return outcome
@@ -142,7 +143,7 @@ class AutoDriver:
 
     def _choose(self, inflight: InFlight) -> InFlight:
         """Settle on a method, and make the window in flight fit it."""
-        if not self._serial.draft.is_working():
+        if not self._serial.draft.is_ready():
             self._run("plain", is_trial=False)
         elif self._is_resting:
             return self._look_aside(inflight)

@@ -1,8 +1,9 @@
 """Compiled drafts on disk: a folder beside the bundle, never inside it, so that the bundle's hashes stay true.
 
 A blob is used only if its record says that the same OpenVINO, device, driver, options and draft made it and its bytes
-are those that were written; anything else is said in one line and compiled again. Where nothing can be written, the
-draft is compiled at every load and nothing else changes.
+are those that were written; anything else is said in one line and compiled again. Blobs that another draft or another
+OpenVINO made are deleted, and the folder stays within a limit. Where nothing can be written, the draft is compiled at
+every load and nothing else changes.
 """
 
 import hashlib
@@ -11,7 +12,9 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -22,10 +25,14 @@ from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import DraftEntry, Manifest
 from mirrorsd.runtime.draft_shapes import cache_type, device_options, host_options
 
-_FORMAT = "mirrorsd-compiled-draft-2"
+_FORMAT = "mirrorsd-compiled-draft-3"
 _DEVICE_PROPERTIES = ("FULL_DEVICE_NAME", "DEVICE_ARCHITECTURE", "NPU_DRIVER_VERSION", "NPU_COMPILER_VERSION")
 _LONG_REASONS = {"draft": "the draft has changed", "options": "it was made with other options"}
 _ROOM_FACTOR = 4
+_STALE = ("format", "OpenVINO", "draft")
+"""What makes a blob useless for good; another device, or other options, may be another machine's or another card's."""
+_LEAST_LIMIT = 64 << 20
+_RECORD = {"made_by", "sha256", "bytes", "mtime_ns"}
 _log = logging.getLogger("mirrorsd")
 
 MadeBy = dict[str, str]
@@ -35,13 +42,14 @@ class DraftCache:
     """Blobs of one bundle's draft for one placement; `made_by` is what a blob must have been made by.
 
     Attributes:
+        most_bytes: what all blobs of the folder may take; the oldest of other placements make room.
         num_read: blobs that were used.
         num_written: blobs that were written.
         is_writable: whether blobs can be kept; False after the first that could not.
     """
 
-    def __init__(self, folder: Path, stem: str, made_by: MadeBy) -> None:
-        self.folder, self.made_by = folder, made_by
+    def __init__(self, folder: Path, stem: str, made_by: MadeBy, most_bytes: int = _LEAST_LIMIT) -> None:
+        self.folder, self.made_by, self.most_bytes = folder, made_by, most_bytes
         self.num_read = self.num_written = 0
         self._stem = stem
         self.is_writable = True
@@ -77,6 +85,7 @@ class DraftCache:
         blob_path, record_path = self._paths(shape)
         try:
             self.folder.mkdir(exist_ok=True)
+            self._make_room(blob_path, len(blob))
             if shutil.disk_usage(self.folder).free < _ROOM_FACTOR * len(blob):
                 raise OSError("too little room on the disk")
             record_path.unlink(missing_ok=True)
@@ -94,22 +103,43 @@ class DraftCache:
         self.is_writable = False
         _log.info("Compiled drafts are not kept in %s: %s.", self.folder.name, reason)
 
+    def delete_stale(self) -> None:
+        """Delete blobs of another draft, OpenVINO or format: nobody will use them again."""
+        for record_path in self.folder.glob("*.json"):
+            made_by = _read_record(record_path).get("made_by")
+            if isinstance(made_by, Mapping) and any(made_by.get(name) != self.made_by[name] for name in _STALE):
+                self.reject(_difference(made_by, self.made_by))
+                _delete(record_path, record_path.with_suffix(".blob"))
+
+    def _make_room(self, blob_path: Path, num_bytes: int) -> None:
+        """Delete the oldest blobs of other placements until one of `num_bytes` fits.
+
+        Raises:
+            OSError: it does not.
+        """
+        stats = {path: path.stat() for path in self.folder.glob("*.blob") if path != blob_path}
+        total = num_bytes + sum(stat.st_size for stat in stats.values())
+        for path in sorted(stats, key=lambda path: stats[path].st_mtime_ns):
+            if total > self.most_bytes and not path.name.startswith(f"{self._stem}-"):
+                _delete(path.with_suffix(".json"), path)
+                total -= stats[path].st_size
+        if total > self.most_bytes:
+            raise OSError(f"they would take more than {self.most_bytes >> 20} MiB")
+
     def _paths(self, shape: str) -> tuple[Path, Path]:
         return self.folder / f"{self._stem}-{shape}.blob", self.folder / f"{self._stem}-{shape}.json"
 
     def _reason_against(self, blob_path: Path, record_path: Path) -> str:
-        try:
-            record = json.loads(record_path.read_text(encoding="utf-8"))
-            made_by, digest = record["made_by"], record["sha256"]
-            stamp = (record["bytes"], record["mtime_ns"])
-        except (OSError, ValueError, KeyError, TypeError):
+        record = _read_record(record_path)
+        if not record:
             return f"{record_path.name} is not a record of mirrorsd's"
-        reason = _difference(made_by, self.made_by)
+        stamp = (record["bytes"], record["mtime_ns"])
+        reason = _difference(record["made_by"], self.made_by)
         if reason:
             return reason
         try:
             stat = blob_path.stat()
-            if stamp != (stat.st_size, stat.st_mtime_ns) and _sha256(blob_path) != digest:
+            if stamp != (stat.st_size, stat.st_mtime_ns) and _sha256(blob_path) != record["sha256"]:
                 return f"{blob_path.name} is damaged"
         except OSError as error:
             return f"{blob_path.name} cannot be read ({error.strerror})"
@@ -126,6 +156,8 @@ def open_draft_cache(bundle: Path, entry: DraftEntry, placement: DraftPlacement,
     weights = Path(entry.file).with_suffix(".bin").as_posix()
     draft = [manifest.files[name].sha256 for name in (entry.file, weights) if name in manifest.files]
     device, options = device_options(placement)
+    if placement.device == "CPU":  # a processor takes its blobs back with any number of threads
+        options.pop("INFERENCE_NUM_THREADS")
     options |= {"device": device, "host": host_options(placement), "kept_in": str(cache_type(core, entry, placement))}
     made_by = {
         "format": _FORMAT,
@@ -134,11 +166,14 @@ def open_draft_cache(bundle: Path, entry: DraftEntry, placement: DraftPlacement,
         "options": json.dumps(options, sort_keys=True),
         "draft": "+".join(draft),
     }
-    words = (device, *(["emulated"] if placement.emulated else []), placement.precision, f"{placement.threads}t")
-    group = [f"a{placement.activation_group}"] if placement.activation_group else []
-    stem = "-".join((*words, *group)).lower()
+    words = [device, *(["emulated"] if placement.emulated else []), placement.precision]
+    words += [f"{placement.threads}t"] if placement.device != "CPU" else []
+    words += [f"a{placement.activation_group}"] if placement.activation_group else []
     root = bundle.resolve()
-    return DraftCache(root.parent / f".{root.name}.cache", stem, made_by)
+    most_bytes = max(_LEAST_LIMIT, sum(file.bytes for file in manifest.files.values()))
+    cache = DraftCache(root.parent / f".{root.name}.cache", "-".join(words).lower(), made_by, most_bytes)
+    cache.delete_stale()
+    return cache
 
 
 def _describe_device(core: ov.Core, device: str) -> MadeBy:
@@ -161,6 +196,22 @@ def _difference(found: object, expected: MadeBy) -> str:
                 return _LONG_REASONS[name]
             return f"it was made with {name} {found.get(name, 'unknown')}, here is {value}"
     return ""
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    """What a record says; empty if it is none."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) and record.keys() >= _RECORD else {}
+
+
+def _delete(*paths: Path) -> None:
+    """Delete files; one that somebody holds, or another process has deleted, is left."""
+    for path in paths:
+        with suppress(OSError):
+            path.unlink()
 
 
 def _sha256(path: Path) -> str:

@@ -3,25 +3,32 @@
 Every compiled model lays the weights out for itself. A device that takes fixed shapes only, and a small draft on a
 processor, get a model per static shape, which is the fastest; a larger draft on a processor gets one model for all
 shapes, which costs a tenth of a pass and saves many copies of the weights (`bench/draft_rounds.py` measures both).
+On disk a processor's models have no weights of their own: all of them read the bundle's file.
 """
 
 import io
+import threading
 from pathlib import Path
 
+import numpy as np
 import openvino as ov
 
 from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import DraftEntry
 from mirrorsd.runtime.draft_cache import open_draft_cache
+from mirrorsd.runtime.draft_noise import DraftNoise
 from mirrorsd.runtime.draft_request import DraftRequest, Runnable, Shape, SlotCache
+from mirrorsd.runtime.draft_session import RowBlock
 from mirrorsd.runtime.draft_shapes import (
     cache_type,
     device_options,
     host_options,
     is_shared,
+    keep_small_constants,
     pass_buckets,
     static_shapes,
+    weightless_options,
     with_cache_of,
 )
 from mirrorsd.runtime.joined_attention import join_attention, pays_to_join
@@ -30,19 +37,26 @@ _MOST_AHEAD_BYTES = 1 << 30
 
 
 class DraftCompiler:
-    """Compiled shapes of one draft on one placement, by (rows, tips, capacity). Owned by the draft worker."""
+    """Compiled shapes of one draft on one placement, by (rows, tips, capacity).
+
+    Two threads may use it: the draft worker, and the one that prepares a text's shapes. A shape that is there is never
+    waited for.
+    """
 
     def __init__(self, bundle: Path, entry: DraftEntry, placement: DraftPlacement) -> None:
         self.core = ov.Core()
         self.cache = open_draft_cache(bundle, entry, placement, self.core)
         self._path, self._entry, self._placement = bundle / entry.file, entry, placement
-        self._device, self._options = device_options(placement)
+        self._device, options = device_options(placement)
+        self._weightless = weightless_options(placement, self._path.with_suffix(".bin"))
+        self._options = options | self._weightless
         if host := host_options(placement):
             self.core.set_property("CPU", host)
         self._cache_type = cache_type(self.core, entry, placement)
         self.is_shared = is_shared(entry, placement, self._path.with_suffix(".bin").stat().st_size)
         self.buckets = pass_buckets(entry, placement, is_shared=self.is_shared)
         self._compiled: dict[str, Runnable] = {}
+        self._compiling = threading.Lock()
         self._warm: set[Shape] = set()
         # An imported model computes on the mapped file itself, so the mapping must outlive it.
         self._mapped: list[ov.Tensor] = []
@@ -58,8 +72,14 @@ class DraftCompiler:
     def _runnable(self, shape: Shape) -> Runnable:
         name = self._name(shape)
         if name not in self._compiled:
-            self._compiled[name] = Runnable(self._from_cache(name) or self.compile(*shape))
+            with self._compiling:
+                if name not in self._compiled:
+                    self._compiled[name] = Runnable(self._from_cache(name) or self.compile(*shape))
         return self._compiled[name]
+
+    def is_warm(self, rows: int, tips: int, capacity: int) -> bool:
+        """Whether this shape has been compiled and run."""
+        return (rows, tips, capacity) in self._warm
 
     def warm_up(self, rows: int, tips: int, capacity: int) -> None:
         """Have this shape compiled and run once, so that its first real round pays nothing."""
@@ -100,6 +120,8 @@ class DraftCompiler:
         shape = (rows, tips, capacity)
         model = self._read() if self.is_shared else self.static_model(*shape)
         longest = max(self._entry.capacities) if self.is_shared else capacity
+        if self._weightless:
+            keep_small_constants(model)
         if pays_to_join(self._entry.shape, self._placement, longest, self._cache_type):
             join_attention(model)
         try:
@@ -110,7 +132,7 @@ class DraftCompiler:
                 f"OpenVINO could not compile the draft for {self._device} "
                 f"({rows} rows, {tips} tips, {capacity} slots): {error}"
             ) from error
-        self._keep(self._name(shape), compiled)
+        self._keep(shape, compiled)
         return compiled
 
     def static_model(self, rows: int, tips: int, capacity: int) -> ov.Model:
@@ -149,7 +171,7 @@ class DraftCompiler:
         self._mapped.append(blob)
         return compiled
 
-    def _keep(self, name: str, compiled: ov.CompiledModel) -> None:
+    def _keep(self, shape: Shape, compiled: ov.CompiledModel) -> None:
         if self.cache is None or not self.cache.is_writable:
             return
         stream = io.BytesIO()
@@ -158,7 +180,31 @@ class DraftCompiler:
         except RuntimeError as error:
             self.cache.give_up(f"{self._device} does not give its blobs ({_reason_in(error)})")
             return
-        self.cache.write(name, stream.getvalue())
+        blob = stream.getvalue()
+        if self._weightless and not self._says_the_same(shape, compiled, blob):
+            self.cache.give_up(f"read back, a blob without weights differs from what {self._device} compiled")
+            return
+        self.cache.write(self._name(shape), blob)
+
+    def _says_the_same(self, shape: Shape, compiled: ov.CompiledModel, blob: bytes) -> bool:
+        """Whether a blob that reads its weights from the bundle computes what was compiled, to the last bit."""
+        try:
+            read_back = self.core.import_model(ov.Tensor(np.frombuffer(blob, np.uint8)), self._device, self._options)
+        except RuntimeError:
+            return False
+        return self._trial(shape, compiled) == self._trial(shape, read_back)
+
+    def _trial(self, shape: Shape, model: ov.CompiledModel) -> list[bytes]:
+        """What a model makes of some tokens after an empty cache."""
+        rows, tips, capacity = shape
+        cache = SlotCache(self._entry, capacity, self._cache_type)
+        request = DraftRequest(Runnable(model), self._entry, shape, cache, has_tensors=not self.is_shared)
+        tokens = [1 + number % (self._entry.shape.vocab_size - 1) for number in range(rows)]
+        request.inputs.fill([RowBlock(tokens, 0, 0)], range(rows - tips, rows))
+        if self._entry.shape.num_noise_rows:
+            request.use_noise(DraftNoise(self._entry.shape), tips)
+        request.infer()
+        return [found.tobytes() for found in (request.tip_ids, request.tip_logprobs, *request.new_rows)]
 
 
 def _reason_in(error: RuntimeError) -> str:

@@ -17,7 +17,6 @@ from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.workers import DeviceWorker, Ticket
 
 Result = TypeVar("Result")
-_PREPARE_S = 600.0
 
 
 class DraftLink:
@@ -25,6 +24,7 @@ class DraftLink:
 
     Attributes:
         drafter: only ever touched by jobs on the draft worker.
+        has_text: whether the draft has been given this text: before, it is decoded plainly.
         failure: why the draft was given up, or None while it works.
         takes_turns: whether draft and target compute on the same cores: side by side, each would slow the other.
     """
@@ -42,21 +42,38 @@ class DraftLink:
         self.drafter = drafter
         self.takes_turns = takes_turns
         self.failure: str | None = None
+        self.has_text = False
+        self._preparation: Ticket[None] | None = None
         self._worker = worker
         self._deadline_s = deadline_s
         self._ledger, self._is_cancelled = ledger, is_cancelled
         self._posted: list[Ticket[Any]] = []
         self._held: deque[Callable[[], object]] = deque()
 
-    def prepare(self, num_slots: int) -> None:
-        """Let the draft's device get ready for a text of `num_slots` slots before the first token.
+    def prepare(self, num_slots: int, worker: DeviceWorker) -> None:
+        """Let the draft's device get ready for a text of `num_slots` slots, on `worker`, which may compile for long.
 
-        Compiling may take longer than any round: this waits as long as it takes, up to `_PREPARE_S`.
+        Nobody waits for that: the text is decoded plainly until `is_ready`.
         """
-        self.post(partial(self.drafter.session.prepare, num_slots))
-        if self._posted and not self._posted[-1].wait(_PREPARE_S):
-            self._give_up(f"it was not ready within {_PREPARE_S:g} s")
-        self.is_working()
+        session = self.drafter.session
+        if not session.is_prepared(num_slots):
+            try:
+                self._preparation = worker.submit(partial(session.prepare, num_slots), self._ledger)
+            except DeviceError as error:
+                self._give_up(str(error))
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether the draft's device is being got ready for this text, as far as `is_ready` has seen."""
+        return self._preparation is not None
+
+    def is_ready(self) -> bool:
+        """Whether the draft can be used, and has all that this text needs."""
+        preparation = self._preparation
+        if preparation is not None and preparation.done():
+            self._has_failed(preparation)
+            self._preparation = None
+        return self._preparation is None and self.is_working()
 
     def post(self, job: Callable[[], object]) -> None:
         """Queue a job without waiting for it. May be called from any thread."""

@@ -4,6 +4,7 @@ Inputs are written in place, the cache is bound and never copied by us, outputs 
 is started and then waited for, for so long and no longer: a device that hangs is an error, not a hung program.
 """
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -59,14 +60,16 @@ class SlotCache:
 
 
 class Runnable:
-    """A compiled model, and whatever its last pass ran on.
+    """A compiled model, and whatever its last pass ran on, if its shapes are symbolic.
 
     The CPU plugin keeps one graph per model for all its requests, and a graph of symbolic shapes looks at the memory of
-    the pass before while it prepares the next one: that memory must not be gone (OpenVINO 2026.4 crashes).
+    the pass before while it prepares the next one: that memory must not be gone (OpenVINO 2026.4 crashes). So passes
+    of a model run one after another, whichever thread they come from.
     """
 
     def __init__(self, model: ov.CompiledModel) -> None:
         self.model = model
+        self.running = threading.Lock()
         self.last_run: object = None
 
 
@@ -89,6 +92,7 @@ class DraftRequest:
         self._runnable = runnable
         self._request = runnable.model.create_infer_request()
         self._cache = cache
+        self._must_outlive = not has_tensors
         self.capacity = shape[2]
         contract = draft_contract(entry.shape)
         if has_tensors:
@@ -136,8 +140,10 @@ class DraftRequest:
         Raises:
             DeviceError: the device failed, or did not finish within `limit_s`.
         """
-        run_request(self._request, limit_s)
-        self._runnable.last_run = (self, self._cache)
+        with self._runnable.running:
+            run_request(self._request, limit_s)
+            if self._must_outlive:
+                self._runnable.last_run = (self, self._cache)
 
 
 def run_request(request: ov.InferRequest, limit_s: float = PASS_LIMIT_S) -> None:

@@ -49,8 +49,11 @@ class DraftSession(Protocol):
     prefill_rows: int
     capacity: int
 
+    def is_prepared(self, num_slots: int) -> bool:
+        """Whether all that a text of up to `num_slots` cache slots will use is ready. From any thread."""
+
     def prepare(self, num_slots: int) -> None:
-        """Before a request: have ready whatever a text of up to `num_slots` cache slots will use."""
+        """Get all that ready; may take long. From any thread, beside passes of this session and of others."""
 
     def use_noise(self, source: NoiseSource | None) -> None:
         """Rank the candidates of a request with the noise of its sampling, where the draft can; None: without."""

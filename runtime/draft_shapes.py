@@ -1,5 +1,6 @@
 """The draft's static shapes, and the properties it is compiled with on each device."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
 _PRECISIONS = ("f32", "bf16", "f16")
 MOST_STATIC_BYTES = 384 << 20
 """Weights times shapes above which a processor runs one model for all shapes."""
+_SMALL_BYTES = 4096
+"""What is smaller than any weight worth sharing: indices, scales of norms, numbers of a shape."""
+_IN_THE_FILE = "WeightlessCacheAttribute"
 
 
 def static_shapes(entry: DraftEntry, rows: int, tips: int, capacity: int) -> dict[str, list[int]]:
@@ -70,13 +74,13 @@ def pass_buckets(entry: DraftEntry, placement: DraftPlacement, *, is_shared: boo
     On a processor each of a small draft's shapes has weights of its own, and what one pass leaves in the processor's
     cache is of use to the next only if that has the same shape. So the passes of a window, of few rows each, all go
     through one: what would have had fewer tips costs a little more alone, and less where the target runs in between.
+    A bucket of one tip is kept for long prompts only, with more rows than any round.
     """
     ordered = sorted(entry.buckets, key=lambda bucket: (bucket.rows, bucket.tips))
     rounds = [bucket for bucket in ordered if bucket.tips > 1]
     if placement.device != "CPU" or is_shared or not rounds:
         return ordered
-    smallest = rounds[0]
-    return [bucket for bucket in ordered if bucket.rows > smallest.rows or bucket == smallest]
+    return [bucket for bucket in ordered if bucket in rounds or bucket.rows > rounds[-1].rows]
 
 
 def device_options(placement: DraftPlacement) -> tuple[str, dict[str, Any]]:
@@ -94,6 +98,28 @@ def device_options(placement: DraftPlacement) -> tuple[str, dict[str, Any]]:
         options["ENABLE_CPU_PINNING"] = False
         options["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = placement.activation_group
     return placement.device, options
+
+
+def weightless_options(placement: DraftPlacement, weights: Path) -> dict[str, Any]:
+    """Properties with which a processor's blobs name the bundle's `weights` instead of repeating them.
+
+    Such a blob of fp32 weights is a thirtieth of the whole one, and what several shapes read is in memory once.
+    """
+    if placement.device != "CPU":
+        return {}
+    return {"CACHE_MODE": "OPTIMIZE_SIZE", "WEIGHTS_PATH": str(weights)}
+
+
+def keep_small_constants(model: ov.Model) -> None:
+    """Have small constants written into blobs that have no weights.
+
+    Numbers of a shape, once folded, are still taken for those of the file: read back, they are wrong (OpenVINO 2026.4).
+    """
+    for node in model.get_ops():
+        if node.get_type_name() == "Constant" and node.get_byte_size() < _SMALL_BYTES:
+            attributes = node.get_rt_info()
+            for name in [name for name in attributes.keys() if name.startswith(_IN_THE_FILE)]:  # noqa: SIM118
+                del attributes[name]
 
 
 def host_options(placement: DraftPlacement) -> dict[str, Any]:

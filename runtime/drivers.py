@@ -128,10 +128,12 @@ class SerialDriver(PlainDriver):
         self.passes = passes
 
     def start(self) -> InFlight:
-        """Prefill target and draft at the same time; the first window is drafted meanwhile."""
-        self._post_prefill()
+        """Prefill target and draft at the same time; the first window is drafted meanwhile, if the draft is ready."""
+        if self.draft.is_ready():
+            self._post_prefill()
         self.target.prefill(self.request)
-        return InFlight(self.request.num_tokens - 1, self._fresh_window())
+        window = self._fresh_window() if self.draft.has_text else NO_TOKENS
+        return InFlight(self.request.num_tokens - 1, window)
 
     def step(self, inflight: InFlight) -> Outcome:
         """As in plain decoding; the lengths of windows learn from it."""
@@ -170,6 +172,7 @@ class SerialDriver(PlainDriver):
         request = self.request
         job = partial(self.draft.drafter.prefill, request.tokens.copy(), request.chooser, request.ledger)
         (self.draft.hold if self.draft.takes_turns else self.draft.release)(job)
+        self.draft.has_text = True
 
     def _fresh_window(self) -> NDArray[np.int64]:
         order = self._order()
@@ -179,10 +182,12 @@ class SerialDriver(PlainDriver):
         return WindowOrder(self.request.window_limit(), self.passes, self.request.length)
 
     def _next_window(self, inflight: InFlight, acceptance: Acceptance) -> tuple[NDArray[np.int64], str]:
-        """Ask the draft and wait for its answer."""
+        """Ask the draft and wait for its answer; plain decoding until it is ready."""
         order = self._order()
-        if not order.limit:
+        if not order.limit or not (self.draft.has_text or self.draft.is_ready()):
             return NO_TOKENS, "none"
+        if not self.draft.has_text:
+            return self.draft_window(), "fresh"
         num_accepted, token = acceptance.num_accepted, acceptance.next_token
         job = partial(self.draft.drafter.resolve, inflight.head, num_accepted, token, order)
         return self.draft.ask(job, (NO_TOKENS, "none"))

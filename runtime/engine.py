@@ -30,7 +30,7 @@ from mirrorsd.runtime.workers import DeviceWorker
 
 
 class Engine:
-    """Target and draft models, one worker each.
+    """Target and draft models, one worker each, and one that gets the draft ready for longer texts.
 
     The models are loaded on their own workers' threads, so that whatever threads they start stay on their cores. A
     target on a processor may be lent to the threads that wait for it; other devices keep what they need per thread.
@@ -56,6 +56,7 @@ class Engine:
     ) -> None:
         self.target_worker = DeviceWorker("target", target_cores, is_lent=is_target_lent)
         self.draft_worker = DeviceWorker("draft", draft_cores)
+        self.preparing_worker = DeviceWorker("preparing", draft_cores)
         self.takes_turns = takes_turns
         self.books = CostBooks()
         self.root_scores = RootScores()
@@ -64,7 +65,7 @@ class Engine:
         self.is_open = True
         self._process = os.getpid()
         # An engine that is dropped without having been closed lets its threads end.
-        self._end_workers = weakref.finalize(self, _end, self.draft_worker, self.target_worker)
+        self._end_workers = weakref.finalize(self, _end, self.draft_worker, self.preparing_worker, self.target_worker)
         self._end_workers.atexit = False
         try:
             target = self.target_worker.submit(load_target)
@@ -115,6 +116,7 @@ class Engine:
         self.is_open = False
         self._end_workers()
         self.draft_worker.close()
+        self.preparing_worker.close()
         self.target_worker.close()
 
 
@@ -156,7 +158,8 @@ class Seat:
             is_cancelled=request.is_cancelled,
         )
         self._link = link
-        link.prepare(min(self._draft_session.capacity, request.max_tokens + _scratch_slots(speculation)))
+        num_slots = min(self._draft_session.capacity, request.max_tokens + _scratch_slots(speculation))
+        link.prepare(num_slots, self._engine.preparing_worker)
         request.length = self._engine.window_length(request)
         passes = speculation.passes if self._draft_session.shape.num_streams else request.gamma
         if method == "serial":

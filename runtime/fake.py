@@ -112,6 +112,7 @@ class FakeDraft:
     """A `DraftSession` that rebuilds each row's text from cache slots, exactly as the mask would show it.
 
     A slot that was never written, or written for another position, fails loudly: cache bookkeeping is tested for real.
+    It is ready for texts of up to `num_ready` slots (default: all of them) until more is prepared.
     """
 
     round_sizes = (8, 16, 32)
@@ -125,6 +126,7 @@ class FakeDraft:
         vocab_size: int,
         num_streams: int = 0,
         capacity: int = 256,
+        num_ready: int | None = None,
     ) -> None:
         self.capacity = capacity
         self.shape = DraftShape(
@@ -140,11 +142,15 @@ class FakeDraft:
         self._rows: list[tuple[int, int]] = []
         self.num_passes = 0
         self.texts_fed: list[list[int]] = []
-        self.prepared_slots: list[int] = []
+        self.num_ready = capacity if num_ready is None else num_ready
+
+    def is_prepared(self, num_slots: int) -> bool:
+        """See `DraftSession.is_prepared`."""
+        return num_slots <= self.num_ready
 
     def prepare(self, num_slots: int) -> None:
         """See `DraftSession.prepare`."""
-        self.prepared_slots.append(num_slots)
+        self.num_ready = max(self.num_ready, num_slots)
 
     def use_noise(self, source: NoiseSource | None) -> None:
         """Its handler knows no noise."""

@@ -45,7 +45,7 @@ class MirrorDriver(SerialDriver):
         self._table = self._new_table()
         self._num_heard = 0
         is_useful = self.request.window_limit() > 0 and not self._is_crowded(1 + len(inflight.window))
-        is_preparing = is_useful and self.draft.is_working()
+        is_preparing = is_useful and self.draft.has_text and self.draft.is_working()
         return self.target.submit(
             self.request,
             inflight.head,

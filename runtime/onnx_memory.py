@@ -27,7 +27,24 @@ class Place:
 
     def tensor(self, shape: tuple[int, ...], dtype: str) -> "Tensor":
         """A tensor of zeros; `dtype` is numpy's name, or `bfloat16`."""
-        return Tensor(self, shape, dtype)
+        if self.is_device:
+            kind = _ONNX_TYPES[dtype]
+            return Tensor(ort.OrtValue.ortvalue_from_shape_and_type(list(shape), kind, self.kind, self.device_id))
+        host = np.zeros(shape, dtype=dtype)
+        return Tensor(ort.OrtValue.ortvalue_from_numpy(host), host)
+
+    def first_rows(self, whole: "Tensor", num_rows: int, session: ort.InferenceSession, output: str) -> "Tensor":
+        """The first rows `[1, num_rows, ...]` of a tensor `[1, R, ...]`, on the same memory.
+
+        On a device, only a binding can make one: of an output of `session` that has this shape and type.
+        """
+        if whole.host is not None:
+            host = whole.host[:, :num_rows]
+            return Tensor(ort.OrtValue.ortvalue_from_numpy(host), host)
+        binding, value = session.io_binding(), whole.value
+        shape = [1, num_rows, *value.shape()[2:]]
+        binding.bind_output(output, self.kind, self.device_id, value.element_type(), shape, value.data_ptr())
+        return Tensor(binding.get_outputs()[0], memory=whole)
 
 
 def place_of(placement: TargetPlacement) -> Place:
@@ -38,28 +55,30 @@ def place_of(placement: TargetPlacement) -> Place:
 
 
 class Tensor:
-    """A tensor at a fixed address. On the host it is an array; on a device the host copies to and from it."""
+    """A tensor at a fixed address. On the host it is an array; on a device the host copies to and from it.
 
-    def __init__(self, place: Place, shape: tuple[int, ...], dtype: str) -> None:
-        self._host: NDArray[Any] | None = None
-        if place.is_device:
-            self.value = ort.OrtValue.ortvalue_from_shape_and_type(
-                list(shape), _ONNX_TYPES[dtype], place.kind, place.device_id
-            )
-        else:
-            self._host = np.zeros(shape, dtype=dtype)
-            self.value = ort.OrtValue.ortvalue_from_numpy(self._host)
+    Attributes:
+        value: the tensor as ONNX Runtime takes it.
+        host: the same memory as an array; None on a device.
+    """
+
+    def __init__(
+        self, value: ort.OrtValue, host: NDArray[Any] | None = None, *, memory: "Tensor | None" = None
+    ) -> None:
+        """Take a value; `memory` is whose memory it is on, if not its own."""
+        self.value, self.host = value, host
+        self._memory = memory
 
     def write(self, array: NDArray[Any]) -> None:
         """Replace the contents; same shape and dtype."""
-        if self._host is not None:
-            self._host[...] = array
+        if self.host is not None:
+            self.host[...] = array
         else:
             self.value.update_inplace(array)
 
     def read(self) -> NDArray[Any]:
         """The contents on the host: a view there, a copy from a device."""
-        return self._host if self._host is not None else self.value.numpy()
+        return self.host if self.host is not None else self.value.numpy()
 
 
 def host_scalar() -> tuple[NDArray[np.int32], ort.OrtValue]:

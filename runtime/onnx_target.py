@@ -2,7 +2,7 @@
 
 Hidden states, caches and logits stay on the device between the stages; ids and top candidates are the only things that
 travel, logits only when sampling asks for them. One binding per number of rows is made once and reused; where the
-device captures graphs, each is one, replayed at fixed addresses.
+device captures graphs, each is one, replayed at fixed addresses. All passes of a session write to one place.
 """
 
 from collections.abc import Callable, Collection
@@ -22,7 +22,11 @@ from mirrorsd.runtime.openvino_exit import OpenVinoExits
 from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
 
 _NEAR_TIE_GAPS = {"float32": 1e-3, "float16": 5e-2}
-_MAX_BOUND_PASSES = 64
+_MOST_PASSES, _MOST_PREFILLS = 64, 8
+"""Bindings that a session keeps; those used last. Prompts end with any number of rows: they have places of their own.
+"""
+_LEAST_ROWS = 32
+"""Rows that a buffer has at least: memory of the host that no pass has touched takes no room."""
 
 
 class OnnxTargetModel:
@@ -61,8 +65,10 @@ class OnnxTarget:
         self._model = model
         self.row_group = entry.row_group if model.placement.provider == "CPUExecutionProvider" else 1
         self._cache = _make_cache(entry, model.device.place)
-        self._passes: dict[tuple[int, bool], _BoundPass] = {}
         self._running: ort.RunOptions | None = None
+        self._buffers = _RowBuffers(model.device.place)
+        self._passes: dict[int, _BoundPass] = {}
+        self._prefills: dict[int, _BoundPass] = {}
 
     def run(
         self,
@@ -97,7 +103,7 @@ class OnnxTarget:
 
     def _guess(self, bound: "_BoundPass", segment: "_BoundSegment", num_rows: int) -> ExitGuesses:
         elsewhere = self._model.exits_elsewhere
-        if elsewhere is not None:
+        if elsewhere is not None and segment.hidden is not None:
             return elsewhere.guess(segment.end_layer, segment.hidden.read()[:, :num_rows])
         exit_point = bound.exits[segment.end_layer]
         exit_point.run()
@@ -125,28 +131,63 @@ class OnnxTarget:
             running.terminate = True
 
     def close(self) -> None:
-        """Drop bindings, captured graphs and cache."""
-        for bound in self._passes.values():
-            bound.release()
-        self._passes.clear()
+        """Drop bindings, captured graphs, buffers and cache."""
+        for passes in (self._passes, self._prefills):
+            for bound in passes.values():
+                bound.release()
+            passes.clear()
+        self._buffers.clear()
         self._cache.clear()
 
     def _bound(self, num_rows: int, *, is_prefill: bool) -> "_BoundPass":
-        key = (num_rows, is_prefill)
-        if key not in self._passes:
-            if len(self._passes) >= _MAX_BOUND_PASSES:
-                self._passes.pop(next(iter(self._passes))).release()
-            self._passes[key] = _BoundPass(self._model, self._cache, num_rows, logit_rows=1 if is_prefill else num_rows)
-        self._running = self._passes[key].options
+        """The pass of so many rows; where there is no place for another, the one that was not used for longest goes."""
+        passes, most = (self._prefills, _MOST_PREFILLS) if is_prefill else (self._passes, _MOST_PASSES)
+        bound = passes.pop(num_rows, None)
+        if bound is None:
+            if len(passes) >= most:
+                passes.pop(next(iter(passes))).release()
+            logit_rows = 1 if is_prefill else num_rows
+            bound = _BoundPass(self._model, self._cache, self._buffers, num_rows, logit_rows=logit_rows)
+        passes[num_rows] = bound
+        self._running = bound.options
         self._running.terminate = False
-        return self._passes[key]
+        return bound
+
+
+class _RowBuffers:
+    """What a session's passes write to, by stage and output: few rows are the first of many.
+
+    So nothing of a pass may be read after the next one has begun.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._whole: dict[tuple[str, str], Tensor] = {}
+
+    def rows(self, stage: OnnxStage, output: str, shape: tuple[int, int, int], dtype: str) -> Tensor:
+        """Memory for an output `[1, rows, width]`."""
+        key, (_, num_rows, width) = (stage.name, output), shape
+        if key not in self._whole or self._whole[key].value.shape()[1] < num_rows:
+            size = max(_LEAST_ROWS, 1 << (num_rows - 1).bit_length())
+            self._whole[key] = self._place.tensor((1, size, width), dtype)
+        return self._place.first_rows(self._whole[key], num_rows, stage.session, output)
+
+    def clear(self) -> None:
+        """Let go of them."""
+        self._whole.clear()
 
 
 class _BoundPass:
     """All stages bound for one number of rows; captured as graphs where the device does that, prefill never."""
 
     def __init__(
-        self, model: OnnxTargetModel, cache: dict[str, ort.OrtValue], num_rows: int, *, logit_rows: int
+        self,
+        model: OnnxTargetModel,
+        cache: dict[str, ort.OrtValue],
+        buffers: _RowBuffers,
+        num_rows: int,
+        *,
+        logit_rows: int,
     ) -> None:
         shape, place = model.entry.shape, model.device.place
         self._ids = place.tensor((1, num_rows), "int64")
@@ -157,7 +198,9 @@ class _BoundPass:
         rows.write(np.arange(num_rows - logit_rows, num_rows))
         self._argmax_ids = place.tensor((1, logit_rows), "int64")
         self._argmax_gap = place.tensor((1, logit_rows), "float32")
-        self._logits = place.tensor((1, logit_rows, shape.vocab_size), shape.logits_dtype)
+        last_stage = model.segments[-1][1]
+        logits_shape = (1, logit_rows, shape.vocab_size)
+        self._logits = buffers.rows(last_stage, names.LOGITS, logits_shape, shape.logits_dtype)
         captures = model.device.captures and logit_rows == num_rows
         self._graph = model.device.next_graph() if captures else None
         # A captured graph keeps the length it was captured with: the whole capacity holds for every pass.
@@ -173,22 +216,28 @@ class _BoundPass:
             names.ARGMAX_GAP: self._argmax_gap.value,
             **cache,
         }
-        self._bind(model, values, num_rows)
+        self._bind(model, values, buffers, num_rows)
 
-    def _bind(self, model: OnnxTargetModel, values: dict[str, ort.OrtValue], num_rows: int) -> None:
+    def _bind(
+        self, model: OnnxTargetModel, values: dict[str, ort.OrtValue], buffers: _RowBuffers, num_rows: int
+    ) -> None:
         shape, place = model.entry.shape, model.device.place
         self.options = options = model.device.run_options(self._graph)
         self.segments: list[_BoundSegment] = []
         self.exits: dict[int, _BoundExit] = {}
-        hidden_in: ort.OrtValue | None = None
+        hidden: Tensor | None = None
         for segment, stage in model.segments:
-            hidden_out = place.tensor((1, num_rows, shape.hidden_size), shape.dtype)
-            bound_values = {**values, **_hidden(hidden_in, hidden_out.value)}
-            self.segments.append(_BoundSegment(segment, stage, options, bound_values, hidden_out))
-            hidden_in = hidden_out.value
-            if segment.end_layer in model.exits:
+            if hidden is not None:
+                values[names.HIDDEN] = hidden.value
+            output = names.HIDDEN if hidden is None else names.NEXT_HIDDEN
+            hidden = None
+            if segment is not model.segments[-1][0]:
+                hidden = buffers.rows(stage, output, (1, num_rows, shape.hidden_size), shape.dtype)
+                values[names.NEXT_HIDDEN] = hidden.value
+            self.segments.append(_BoundSegment(segment, stage, options, values, hidden))
+            if hidden is not None and segment.end_layer in model.exits:
                 entry, exit_stage = model.exits[segment.end_layer]
-                self.exits[segment.end_layer] = _BoundExit(entry, exit_stage, options, place, hidden_out.value)
+                self.exits[segment.end_layer] = _BoundExit(entry, exit_stage, options, place, hidden.value)
 
     def write(self, tokens: NDArray[np.int64], start: int) -> None:
         """Set this pass's rows and how many cache rows there are after it."""
@@ -218,7 +267,7 @@ class _BoundSegment:
         stage: OnnxStage,
         options: ort.RunOptions,
         values: dict[str, ort.OrtValue],
-        hidden: Tensor,
+        hidden: Tensor | None,
     ) -> None:
         self.name, self.end_layer, self.stage, self.hidden = segment.name, segment.end_layer, stage, hidden
         self._options, self._binding = options, stage.session.io_binding()
@@ -253,11 +302,6 @@ class _BoundExit:
     def read(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Copies of ids and log-probabilities: the draft worker reads them while the next pass may be running."""
         return self._ids.read()[0].copy(), self._logprobs.read()[0].copy()
-
-
-def _hidden(before: ort.OrtValue | None, after: ort.OrtValue) -> dict[str, ort.OrtValue]:
-    """A segment's hidden states: read from `before`, written to `after` (the first segment reads none)."""
-    return {names.NEXT_HIDDEN: after} if before is None else {names.HIDDEN: before, names.NEXT_HIDDEN: after}
 
 
 def _make_cache(entry: TargetEntry, place: Place) -> dict[str, ort.OrtValue]:

@@ -2,7 +2,7 @@
 
 One IR with symbolic `N`, `R`, `C` is made static for each (rows, tips, capacity) that is used, or compiled once for all
 of them (`draft_compiler` says when). All requests of one capacity share one key/value cache; a text that outgrows it
-moves to the next capacity, which `prepare` has made ready before the first token, and a shorter text moves back.
+moves to the next capacity, which `prepare` has made ready before the draft read the text; a shorter text moves back.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
 from mirrorsd.runtime.choosing import NoiseSource
 from mirrorsd.runtime.draft_compiler import DraftCompiler
 from mirrorsd.runtime.draft_noise import DraftNoise
-from mirrorsd.runtime.draft_request import DraftRequest
+from mirrorsd.runtime.draft_request import DraftRequest, Shape
 from mirrorsd.runtime.draft_session import RowBlock, TipGuesses
 
 
@@ -63,6 +63,7 @@ class OpenVinoDraft:
         self._cache = model.shapes.new_cache(self._capacities[0])
         self._noise = DraftNoise(entry.shape) if entry.shape.num_noise_rows else None
         self._last: DraftRequest | None = None
+        self._is_closed = False
         self.last_pass_seconds = 0.0
 
     @property
@@ -75,13 +76,15 @@ class OpenVinoDraft:
         self.prepare(1)
         self._model.shapes.fill_cache()
 
+    def is_prepared(self, num_slots: int) -> bool:
+        """See `DraftSession.is_prepared`."""
+        return all(self._model.shapes.is_warm(*shape) for shape in self._shapes(num_slots))
+
     def prepare(self, num_slots: int) -> None:
-        """See `DraftSession.prepare`."""
-        for capacity in self._capacities:
-            for bucket in self._buckets:
-                self._model.shapes.warm_up(bucket.rows, bucket.tips, capacity)
-            if capacity >= num_slots:
-                return
+        """See `DraftSession.prepare`; a session that is closed meanwhile ends it."""
+        for shape in self._shapes(num_slots):
+            if not self._is_closed:
+                self._model.shapes.warm_up(*shape)
 
     def use_noise(self, source: NoiseSource | None) -> None:
         """See `DraftSession.use_noise`."""
@@ -125,9 +128,17 @@ class OpenVinoDraft:
             self._resize(fitting)
 
     def close(self) -> None:
-        """Drop requests and cache."""
+        """Drop requests, cache and noise. The session cannot be used afterwards."""
+        self._is_closed = True
         self._requests.clear()
-        self._last = None
+        self._last = self._noise = None
+        del self._cache
+
+    def _shapes(self, num_slots: int) -> list[Shape]:
+        """What a text of up to `num_slots` slots uses, in the order in which it will."""
+        last = next((size for size in self._capacities if size >= num_slots), self._capacities[-1])
+        capacities = [size for size in self._capacities if size <= last]
+        return [(bucket.rows, bucket.tips, size) for size in capacities for bucket in self._buckets]
 
     def _reserve(self, num_slots: int) -> None:
         """Move to the smallest capacity that holds `num_slots`."""

@@ -121,6 +121,10 @@ class PacedDraft:
         self.round_sizes, self.max_tips, self.prefill_rows = session.round_sizes, session.max_tips, session.prefill_rows
         self._session, self._pace = session, pace
 
+    def is_prepared(self, num_slots: int) -> bool:
+        """See `DraftSession.is_prepared`."""
+        return self._session.is_prepared(num_slots)
+
     def prepare(self, num_slots: int) -> None:
         """See `DraftSession.prepare`."""
         self._session.prepare(num_slots)

@@ -31,7 +31,8 @@ class _Repeating(SerialDriver):
     def _next_window(self, inflight: InFlight, acceptance: Acceptance) -> tuple[NDArray[np.int64], str]:
         """What followed the last time, if that is likely enough; otherwise the draft's window."""
         request, repeats = self.request, self.repeats
-        if request.length is None or repeats is None or not request.window_limit() or not self.draft.is_working():
+        can_adopt = self.draft.has_text and self.draft.is_working()
+        if request.length is None or repeats is None or not request.window_limit() or not can_adopt:
             return super()._next_window(inflight, acceptance)
         repeats.follow(request.tokens)
         limit = request.window_limit(None if request.speculation.pad_rows_to else _LONGEST)

@@ -84,6 +84,10 @@ class ReplayDraft:
         self._slots: dict[int, Place] = {}
         self._rows: list[Place] = []
 
+    def is_prepared(self, num_slots: int) -> bool:
+        """Always."""
+        return True
+
     def prepare(self, num_slots: int) -> None:
         """Nothing to prepare."""
 

@@ -203,6 +203,7 @@ class SimulatedLink:
 
     failure = None
     takes_turns = False
+    has_text = is_preparing = False
 
     def __init__(self, drafter: Drafter, devices: Devices) -> None:
         self.drafter = drafter
@@ -222,6 +223,8 @@ class SimulatedLink:
     def is_working(self) -> bool:
         """Yes."""
         return True
+
+    is_ready = is_working
 
     def check_answer(self, asked: float) -> None:
         """It answers in time."""

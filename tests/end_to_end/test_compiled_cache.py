@@ -10,7 +10,7 @@ import pytest
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime import draft_shapes
+from mirrorsd.runtime import draft_compiler, draft_shapes
 from mirrorsd.runtime.draft_request import run_request
 from mirrorsd.runtime.draft_session import RowBlock
 from mirrorsd.runtime.openvino_draft import OpenVinoDraft, OpenVinoDraftModel
@@ -59,6 +59,49 @@ def test_the_second_load_compiles_nothing_and_computes_the_same(
     fresh = OpenVinoDraftModel(compiled_bundle, model.entry, model.placement)
     fresh.shapes.cache = None
     assert guesses(fresh.new_session()) == guesses(session)
+
+
+def test_blobs_hold_no_weights(compiled_bundle: Path) -> None:
+    weights = (compiled_bundle / "draft" / "draft.bin").read_bytes()
+    blobs = [path.read_bytes() for path in compiled_bundle.parent.glob(".tiny.mirror.cache/*.blob")]
+    assert len(blobs) == NUM_SHAPES
+    parts = [weights[start : start + 8192] for start in range(0, len(weights) - 8192, 4096)]
+    assert len(parts) > 20
+    assert not any(part in blob for part in parts for blob in blobs)
+
+
+def test_every_number_of_threads_takes_the_same_blobs(compiled_bundle: Path) -> None:
+    placement = replace(load_device_map("cpu").draft, threads=2, cores=())
+    model = OpenVinoDraftModel(compiled_bundle, read_bundle(compiled_bundle).draft, placement)
+    session = model.new_session()
+    session.warm_up()
+    assert model.shapes.cache is not None
+    assert (model.shapes.cache.num_read, model.shapes.cache.num_written) == (NUM_SHAPES // 2, 0)
+    assert guesses(session) == guesses(open_draft(compiled_bundle)[1])
+
+
+def test_a_bundle_that_moves_with_its_cache_compiles_nothing(compiled_bundle: Path, tmp_path: Path) -> None:
+    for name in ("tiny.mirror", ".tiny.mirror.cache"):
+        shutil.copytree(compiled_bundle.parent / name, tmp_path / name)
+    model, session = open_draft(tmp_path / "tiny.mirror")
+    assert model.shapes.cache is not None
+    assert (model.shapes.cache.num_read, model.shapes.cache.num_written) == (NUM_SHAPES // 2, 0)
+    assert guesses(session) == guesses(open_draft(compiled_bundle)[1])
+
+
+def test_a_blob_that_computes_something_else_is_not_kept(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without `keep_small_constants`, OpenVINO reads folded numbers from the wrong place."""
+    caplog.set_level("INFO")
+    copy = tmp_path / "tiny.mirror"
+    shutil.copytree(tiny_bundle, copy)
+    monkeypatch.setattr(draft_compiler, "keep_small_constants", lambda _: None)
+    model, session = open_draft(copy)
+    assert model.shapes.cache is not None
+    assert model.shapes.cache.num_written == 0
+    assert "differs from what CPU compiled" in caplog.text
+    assert len(guesses(session)) > 0
 
 
 def test_the_bundle_itself_is_untouched(compiled_bundle: Path) -> None:

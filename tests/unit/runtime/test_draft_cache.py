@@ -2,17 +2,18 @@
 
 import json
 import logging
+import os
 from pathlib import Path
 
 import pytest
 
 from mirrorsd.runtime.draft_cache import DraftCache
 
-MADE_BY = {"format": "mirrorsd-compiled-draft-2", "OpenVINO": "2026.4", "driver": "1", "draft": "abc", "options": "{}"}
+MADE_BY = {"format": "mirrorsd-compiled-draft-3", "OpenVINO": "2026.4", "driver": "1", "draft": "abc", "options": "{}"}
 
 
-def cache_in(folder: Path, **changes: str) -> DraftCache:
-    return DraftCache(folder / ".tiny.mirror.cache", "cpu-f32-1t", MADE_BY | changes)
+def cache_in(folder: Path, stem: str = "cpu-f32", most_bytes: int = 1 << 20, **changes: str) -> DraftCache:
+    return DraftCache(folder / ".tiny.mirror.cache", stem, MADE_BY | changes, most_bytes)
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_a_reason_is_said_once(filled: Path, caplog: pytest.LogCaptureFixture) -
     "content", ["", "{}", "[1]", "\x00", '{"made_by": 1, "sha256": "", "bytes": 1, "mtime_ns": 1}']
 )
 def test_a_foreign_record_is_announced(filled: Path, caplog: pytest.LogCaptureFixture, content: str) -> None:
-    record = filled / ".tiny.mirror.cache" / "cpu-f32-1t-8x8x256.json"
+    record = filled / ".tiny.mirror.cache" / "cpu-f32-8x8x256.json"
     record.write_text(content, encoding="utf-8")
     assert cache_in(filled).read("8x8x256") is None
     assert "compiling again" in caplog.text
@@ -71,13 +72,13 @@ def test_a_foreign_record_is_announced(filled: Path, caplog: pytest.LogCaptureFi
 
 @pytest.mark.parametrize("content", [b"compileD", b"comp", b""])
 def test_damage_is_announced(filled: Path, caplog: pytest.LogCaptureFixture, content: bytes) -> None:
-    (filled / ".tiny.mirror.cache" / "cpu-f32-1t-8x8x256.blob").write_bytes(content)
+    (filled / ".tiny.mirror.cache" / "cpu-f32-8x8x256.blob").write_bytes(content)
     assert cache_in(filled).read("8x8x256") is None
-    assert "cpu-f32-1t-8x8x256.blob is damaged" in caplog.text
+    assert "cpu-f32-8x8x256.blob is damaged" in caplog.text
 
 
 def test_a_copied_cache_still_fits(filled: Path) -> None:
-    record = filled / ".tiny.mirror.cache" / "cpu-f32-1t-8x8x256.json"
+    record = filled / ".tiny.mirror.cache" / "cpu-f32-8x8x256.json"
     document = json.loads(record.read_text(encoding="utf-8"))
     record.write_text(json.dumps(document | {"mtime_ns": 1}), encoding="utf-8")
     assert cache_in(filled).read("8x8x256") is not None
@@ -91,3 +92,42 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptur
     assert not cache.is_writable
     assert cache.read("8x8x256") is None
     assert "are not kept" in caplog.text
+
+
+@pytest.mark.parametrize("changes", [{"OpenVINO": "2026.5"}, {"draft": "abd"}, {"format": "mirrorsd-compiled-draft-4"}])
+def test_blobs_that_nobody_will_use_again_are_deleted(
+    filled: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, str]
+) -> None:
+    cache_in(filled, **changes).delete_stale()
+    assert list((filled / ".tiny.mirror.cache").iterdir()) == []
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("changes", [{}, {"driver": "2"}, {"options": "[]"}])
+def test_blobs_of_another_machine_or_card_are_left(filled: Path, changes: dict[str, str]) -> None:
+    cache_in(filled, **changes).delete_stale()
+    assert cache_in(filled).has("8x8x256")
+
+
+def test_a_foreign_file_is_left(filled: Path) -> None:
+    (filled / ".tiny.mirror.cache" / "notes.json").write_text("[1]", encoding="utf-8")
+    cache_in(filled, draft="abd").delete_stale()
+    assert [path.name for path in (filled / ".tiny.mirror.cache").iterdir()] == ["notes.json"]
+
+
+def test_other_placements_make_room_oldest_first(tmp_path: Path) -> None:
+    for age, stem in enumerate(("npu", "gpu", "cpu-bf16")):
+        cache_in(tmp_path, stem, 300).write("8x8x256", bytes(100))
+        os.utime(tmp_path / ".tiny.mirror.cache" / f"{stem}-8x8x256.blob", ns=(age, age))
+    cache_in(tmp_path, most_bytes=300).write("8x8x256", bytes(150))
+    assert [cache_in(tmp_path, stem).has("8x8x256") for stem in ("npu", "gpu", "cpu-bf16")] == [False, False, True]
+    assert cache_in(tmp_path).has("8x8x256")
+
+
+def test_what_does_not_fit_is_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    cache = cache_in(tmp_path, most_bytes=1 << 20)
+    cache.write("8x8x256", bytes(700_000))
+    cache.write("16x16x256", bytes(700_000))
+    assert (cache.has("8x8x256"), cache.has("16x16x256"), cache.is_writable) == (True, False, False)
+    assert "would take more than 1 MiB" in caplog.text

@@ -1,31 +1,132 @@
-"""Before a request the draft gets ready for the whole text, so that nothing is compiled between two tokens."""
+"""Nobody waits for a draft's shapes: they are made ready beside the target; the text is decoded plainly meanwhile."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from time import perf_counter
 from typing import Any
 
 import pytest
 
-from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.graphs.errors import Cancelled, DeviceError
+from mirrorsd.runtime.fake import FakeDraft
+
+METHODS = ("serial", "mirror", "auto")
+Make = Callable[..., Any]
 
 
-def test_the_draft_is_ready_for_the_whole_text_before_the_first_token(make_bench: Callable[..., Any]) -> None:
-    bench = make_bench(context=256, gamma=6, roots=8)
-    bench.decode([1, 2, 3], "mirror", max_new_tokens=20)
-    assert bench.draft.prepared_slots == [23 + 7 * (1 + 2 * 8)]
-    bench.decode([1, 2, 3], "mirror", max_new_tokens=250)
-    assert bench.draft.prepared_slots[-1] == 256
+class Unready(FakeDraft):
+    """A draft that prepares until it is let go, and then fails if it is told to."""
+
+    def __init__(self, handler: Callable[[list[int]], list[int]], **options: Any) -> None:
+        super().__init__(handler, num_ready=0, **options)
+        self.asked: list[int] = []
+        self.may_go = threading.Event()
+        self.problem: str | None = None
+
+    def prepare(self, num_slots: int) -> None:
+        self.asked.append(num_slots)
+        assert self.may_go.wait(30.0)
+        if self.problem:
+            raise DeviceError(self.problem)
+        super().prepare(num_slots)
 
 
-def test_a_draft_that_cannot_get_ready_costs_no_token(
-    make_bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bench = make_bench()
+@pytest.fixture
+def unready(draft_handler: Callable[[float, int], Any]) -> Iterator[Unready]:
+    draft = Unready(draft_handler(0.8, 3), vocab_size=16, num_streams=3)
+    yield draft
+    draft.may_go.set()
+
+
+def let_go_after(bench: Any, draft: Unready, num_passes: int) -> None:
+    """Let the draft become ready while the target's pass of that number runs."""
+    run = bench.target.run
+
+    def counting(*arguments: Any, **options: Any) -> Any:
+        if bench.target.num_passes == num_passes:
+            draft.may_go.set()
+            bench.engine.preparing_worker.run(lambda: None)
+        return run(*arguments, **options)
+
+    bench.target.run = counting
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_text_goes_on_plainly_while_the_draft_gets_ready(make_bench: Make, unready: Unready, method: str) -> None:
+    bench = make_bench(draft=unready)
     plain = bench.decode([1, 2, 3], "plain")
+    assert bench.decode([1, 2, 3], method) == plain
+    assert unready.num_passes == 0
+    assert {step.num_window for step in bench.last_request.steps} == {0}
 
-    def fail(num_slots: int) -> None:
-        raise DeviceError("does not compile")
 
-    monkeypatch.setattr(bench.draft, "prepare", fail)
-    with pytest.warns(RuntimeWarning, match="does not compile"):
-        assert bench.decode([1, 2, 3], "mirror") == plain
+@pytest.mark.parametrize("takes_turns", [True, False])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_draft_joins_in_the_middle_of_a_text(
+    make_bench: Make, unready: Unready, method: str, *, takes_turns: bool
+) -> None:
+    bench = make_bench(draft=unready, takes_turns=takes_turns, is_steady=True)
+    plain = bench.decode([1, 2, 3], "plain", max_new_tokens=100)
+    let_go_after(bench, unready, bench.target.num_passes + 10)
+    assert bench.decode([1, 2, 3], method, max_new_tokens=100) == plain
+    windows = [step.num_window for step in bench.last_request.steps]
+    assert set(windows[:10]) == {0}
+    assert max(windows[10:16]) > 0 or method == "auto"
+    assert max(windows) > 0
+    assert unready.texts_fed[0] == [1]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_gets_ready_for_the_whole_text_once(make_bench: Make, unready: Unready, method: str) -> None:
+    unready.may_go.set()
+    bench = make_bench(draft=unready, gamma=6, roots=8)
+    for _ in range(2):
+        bench.decode([1, 2, 3], method, max_new_tokens=20)
+        bench.engine.preparing_worker.run(lambda: None)
+    assert unready.asked == [23 + 7 * (1 + 2 * 8)]
+    bench.decode([1, 2, 3], method, max_new_tokens=250)
+    assert unready.asked[-1] == 256
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_long_preparation_is_no_late_answer(make_bench: Make, unready: Unready, method: str) -> None:
+    bench = make_bench(draft=unready, suffix_seconds=0.01, draft_deadline_s=0.05)
+    plain = bench.decode([1, 2, 3], "plain")
+    assert bench.decode([1, 2, 3], method) == plain
+    assert bench.seat.draft_failure is None
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_text_is_cancelled_while_the_draft_gets_ready(make_bench: Make, unready: Unready, method: str) -> None:
+    bench = make_bench(draft=unready, suffix_seconds=0.01)
+    started = perf_counter()
+    threading.Timer(0.1, bench.cancel.set).start()
+    with pytest.raises(Cancelled):
+        bench.decode([1, 2, 3], method, max_new_tokens=240)
+    assert perf_counter() - started < 1.0
+    assert not unready.may_go.is_set()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_draft_that_cannot_get_ready_costs_no_token(make_bench: Make, unready: Unready, method: str) -> None:
+    bench = make_bench(draft=unready)
+    unready.problem = "does not compile"
+    plain = bench.decode([1, 2, 3], "plain")
+    let_go_after(bench, unready, bench.target.num_passes + 5)
+    with pytest.warns(RuntimeWarning, match="does not compile") as caught:
+        assert bench.decode([1, 2, 3], method) == plain
+    assert len(caught) == 1
     assert "does not compile" in str(bench.seat.draft_failure)
+    unready.problem = None
+    bench.decode([1, 2, 3], method)
+    bench.engine.preparing_worker.run(lambda: None)
+    bench.decode([1, 2, 3], method)
+    assert bench.seat.draft_failure is None
+    assert unready.num_passes > 0
+
+
+def test_another_session_is_served_while_a_draft_gets_ready(make_bench: Make, unready: Unready) -> None:
+    bench = make_bench(draft=unready)
+    bench.decode([1, 2, 3], "serial")
+    assert bench.engine.draft_worker.submit(lambda: "served").wait(5.0)
+    assert bench.engine.preparing_worker.has_pending()

@@ -58,7 +58,7 @@ _BUCKETS = ((4, 1), (4, 4), (8, 1), (8, 8), (128, 1))
 
 
 def test_short_passes_on_a_processor_all_have_one_shape() -> None:
-    assert _pass_buckets(DraftPlacement(device="CPU")) == [(4, 4), (8, 1), (8, 8), (128, 1)]
+    assert _pass_buckets(DraftPlacement(device="CPU")) == [(4, 4), (8, 8), (128, 1)]
 
 
 def test_other_devices_and_a_model_for_all_shapes_take_the_smallest_that_fits() -> None:
