@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mirrorsd.device_maps import DeviceMap, TargetPlacement, builtin_names, load_device_map
-from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.graphs.errors import DeviceError, raised_as
 
 AUTO_ORDER = ("cuda-npu", "cuda-cpu", "igpu-npu", "igpu-cpu", "cpu")
 _PROVIDER_PACKAGES = {
@@ -44,7 +44,7 @@ def device_inventory() -> DeviceInventory:
     """Look at the machine.
 
     Raises:
-        DeviceError: ONNX Runtime is not installed.
+        DeviceError: ONNX Runtime is not installed, or OpenVINO does not answer.
     """
     try:
         import onnxruntime
@@ -52,21 +52,21 @@ def device_inventory() -> DeviceInventory:
         raise DeviceError("ONNX Runtime is not installed: pip install mirrorsd[cpu] (or [cuda]).") from error
     import openvino
 
-    core = openvino.Core()
-    return DeviceInventory(
-        providers=tuple(onnxruntime.get_available_providers()),
-        openvino_devices=tuple(core.available_devices),
-        num_cores=os.cpu_count() or 1,
-        has_npu_plugin=_has_npu_plugin(core),
-    )
+    from mirrorsd.runtime.openvino_errors import OPENVINO_ERRORS
 
-
-def _has_npu_plugin(core: object) -> bool:
-    try:
-        core.get_versions("NPU")  # type: ignore[attr-defined]
-    except RuntimeError:
-        return False
-    return True
+    with raised_as(DeviceError, "OpenVINO cannot list its devices", OPENVINO_ERRORS):
+        core = openvino.Core()
+        try:
+            core.get_versions("NPU")
+            has_npu_plugin = True
+        except OPENVINO_ERRORS:
+            has_npu_plugin = False
+        return DeviceInventory(
+            providers=tuple(onnxruntime.get_available_providers()),
+            openvino_devices=tuple(core.available_devices),
+            num_cores=os.cpu_count() or 1,
+            has_npu_plugin=has_npu_plugin,
+        )
 
 
 def check_computes(device_map: DeviceMap, dtype: str) -> None:

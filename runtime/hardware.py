@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import openvino as ov
 
+from mirrorsd.runtime.openvino_errors import OPENVINO_ERRORS
+
 _MB = 1 << 20
 _QUERY = ("name", "driver_version", "memory.total", "memory.free", "compute_cap")
 _NPU_PACKAGE = "intel-level-zero-npu"
@@ -100,7 +102,7 @@ def _memory(core: ov.Core, name: str) -> int | None:
 def _capabilities(core: ov.Core, name: str) -> str:
     try:
         found = core.get_property(name, "OPTIMIZATION_CAPABILITIES")
-    except RuntimeError:
+    except OPENVINO_ERRORS:
         return ""
     return ", ".join(str(capability) for capability in found)
 
@@ -108,5 +110,5 @@ def _capabilities(core: ov.Core, name: str) -> str:
 def _property(core: ov.Core, device: str, name: str) -> str:
     try:
         return str(core.get_property(device, name))
-    except RuntimeError:
+    except OPENVINO_ERRORS:
         return ""

@@ -5,6 +5,7 @@ that what was bound or captured once stays true.
 """
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,12 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from mirrorsd.device_maps import TargetPlacement
+from mirrorsd.graphs.errors import DeviceError, raised_as
+from mirrorsd.runtime.onnx_errors import ONNX_ERRORS
 
 _ON_CUDA = ("CUDAExecutionProvider", "NvTensorRTRTXExecutionProvider")
 _ONNX_TYPES = {"float32": 1, "int32": 6, "int64": 7, "float16": 10, "bfloat16": 16}
+_BYTES = {"float32": 4, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +30,18 @@ class Place:
     is_device: bool = False
 
     def tensor(self, shape: tuple[int, ...], dtype: str) -> "Tensor":
-        """A tensor of zeros; `dtype` is numpy's name, or `bfloat16`."""
-        return Tensor(self, shape, dtype)
+        """A tensor of zeros; `dtype` is numpy's name, or `bfloat16`.
+
+        Raises:
+            DeviceError: there is no room for it.
+        """
+        try:
+            return Tensor(self, shape, dtype)
+        except (*ONNX_ERRORS, ValueError) as error:  # numpy's word for more bytes than there are addresses
+            raise DeviceError(
+                f"No room for a tensor {list(shape)} of {dtype} ({prod(shape) * _BYTES[dtype] / 1e6:.0f} MB) in "
+                f"{self.kind} memory: {error}. Close other sessions and programs, or export with a smaller --context."
+            ) from error
 
 
 def place_of(placement: TargetPlacement) -> Place:
@@ -46,6 +60,9 @@ class Tensor:
             self.value = ort.OrtValue.ortvalue_from_shape_and_type(
                 list(shape), _ONNX_TYPES[dtype], place.kind, place.device_id
             )
+            # A device's memory holds what was there before, in half precision easily NaN: kernels that multiply it with
+            # a mask's zero would spread it.
+            self.value.update_inplace(_zeros(shape, dtype))
         else:
             self._host = np.zeros(shape, dtype=dtype)
             self.value = ort.OrtValue.ortvalue_from_numpy(self._host)
@@ -55,11 +72,21 @@ class Tensor:
         if self._host is not None:
             self._host[...] = array
         else:
-            self.value.update_inplace(array)
+            with raised_as(DeviceError, "ONNX Runtime failed while copying to the device", ONNX_ERRORS):
+                self.value.update_inplace(array)
 
     def read(self) -> NDArray[Any]:
         """The contents on the host: a view there, a copy from a device."""
-        return self._host if self._host is not None else self.value.numpy()
+        if self._host is not None:
+            return self._host
+        with raised_as(DeviceError, "ONNX Runtime failed while copying from the device", ONNX_ERRORS):
+            return self.value.numpy()
+
+
+def _zeros(shape: tuple[int, ...], dtype: str) -> NDArray[Any] | ort.OrtValue:
+    if dtype == "bfloat16":  # a type that numpy does not have
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.zeros(shape, np.uint16), _ONNX_TYPES[dtype])
+    return np.zeros(shape, dtype=dtype)
 
 
 def host_scalar() -> tuple[NDArray[np.int32], ort.OrtValue]:

@@ -14,11 +14,11 @@ import onnxruntime as ort
 
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.device_maps.card import GRAPH_PROVIDERS
-from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.graphs.errors import BundleError, DeviceError, MirrorError, raised_as
+from mirrorsd.runtime.onnx_errors import FILE_ERRORS, ONNX_ERRORS
 from mirrorsd.runtime.onnx_memory import Place, place_of
 from mirrorsd.runtime.onnx_providers import provider_options, session_options
 
-VENDOR_ERRORS = (RuntimeError, ort.capi.onnxruntime_pybind11_state.Fail)
 _GRAPH_KEY = "gpu_graph_id"
 _NO_GRAPH = "-1"
 
@@ -44,6 +44,7 @@ class OnnxDevice:
         """Open a stage.
 
         Raises:
+            BundleError: the file is missing or damaged.
             DeviceError: the provider does not take it, or part of it would run elsewhere.
         """
         if self.placement.provider not in ort.get_available_providers():
@@ -60,12 +61,11 @@ class OnnxDevice:
                 providers=[(self.placement.provider, options)],
                 enable_fallback=0,
             )
-        except VENDOR_ERRORS as error:
-            raise DeviceError(
-                f"ONNX Runtime could not load {path.name} on {self.placement.provider}: {error}"
-            ) from error
-        check_assignment(path.name, self.placement.provider, session.get_providers()[0], assigned_nodes(session))
-        return OnnxStage(session, path.stem)
+            stage = OnnxStage(session, path.stem)
+        except ONNX_ERRORS as error:
+            raise _load_error(path, self.placement.provider, error) from error
+        check_assignment(path.name, self.placement.provider, session.get_providers()[0], stage.nodes)
+        return stage
 
     def next_graph(self) -> int:
         """A number for a graph to be captured: none twice, since several sessions share a stage."""
@@ -95,13 +95,14 @@ class OnnxStage:
         """
         try:
             self.session.run_with_iobinding(binding, options)
-        except VENDOR_ERRORS as error:
+        except ONNX_ERRORS as error:
             raise DeviceError(f"ONNX Runtime failed while running the target's {self.name}: {error}") from error
 
     def release(self, graph: int | None) -> None:
         """Forget a captured graph, whose addresses are about to become invalid."""
         if graph is not None:
-            self.session.release_captured_graph(graph)
+            with raised_as(DeviceError, f"ONNX Runtime could not release a pass of {self.name}", ONNX_ERRORS):
+                self.session.release_captured_graph(graph)
 
 
 def assigned_nodes(session: ort.InferenceSession) -> Counter[tuple[str, str]]:
@@ -132,6 +133,21 @@ def check_assignment(file: str, asked: str, found: str, nodes: Counter[tuple[str
         )
 
 
+def _load_error(path: Path, provider: str, error: Exception) -> MirrorError:
+    """A file that is none, or a device that does not take it: with what to do."""
+    if isinstance(error, FILE_ERRORS) or not path.is_file():
+        return BundleError(
+            f"{path} is no graph that ONNX Runtime {ort.__version__} can read ({error}). Copy the whole bundle again, "
+            "or export it again."
+        )
+    if isinstance(error, MemoryError):
+        return DeviceError(
+            f"No room for {path.name} on {provider} ({error}). Close other programs, or export with --precision int8 "
+            "or a smaller --context (`mirrorsd doctor BUNDLE` counts)."
+        )
+    return DeviceError(f"ONNX Runtime could not load {path.name} on {provider}: {error}")
+
+
 def describe_stages(stages: Sequence[OnnxStage], device: OnnxDevice) -> str:
     """One line: provider, number of nodes on it, and how passes are run."""
     providers = sorted({provider for stage in stages for provider, _ in stage.nodes} or {device.placement.provider})
@@ -151,4 +167,5 @@ def _new_stream(placement: TargetPlacement) -> Any:
     devices = [device for device in ort.get_ep_devices() if device.ep_name == placement.provider]
     if placement.device_id >= len(devices):
         return None
-    return devices[placement.device_id].create_sync_stream()
+    with raised_as(DeviceError, f"ONNX Runtime made no stream on {placement.provider}", ONNX_ERRORS):
+        return devices[placement.device_id].create_sync_stream()

@@ -14,14 +14,16 @@ from numpy.typing import NDArray
 
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.graphs import names
+from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Exit, Segment, TargetEntry
 from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.onnx_errors import ONNX_ERRORS
 from mirrorsd.runtime.onnx_memory import Place, Tensor, host_scalar
 from mirrorsd.runtime.onnx_session import OnnxDevice, OnnxStage, describe_stages
 from mirrorsd.runtime.openvino_exit import OpenVinoExits
 from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
 
-_NEAR_TIE_GAPS = {"float32": 1e-3, "float16": 5e-2}
+_NEAR_TIE_GAPS = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 4e-1}
 _MAX_BOUND_PASSES = 64
 
 
@@ -129,7 +131,9 @@ class OnnxTarget:
         if key not in self._passes:
             if len(self._passes) >= _MAX_BOUND_PASSES:
                 self._passes.pop(next(iter(self._passes))).release()
-            self._passes[key] = _BoundPass(self._model, self._cache, num_rows, logit_rows=1 if is_prefill else num_rows)
+            logit_rows = 1 if is_prefill else num_rows
+            with raised_as(DeviceError, f"ONNX Runtime could not bind a pass of {num_rows} rows", ONNX_ERRORS):
+                self._passes[key] = _BoundPass(self._model, self._cache, num_rows, logit_rows=logit_rows)
         return self._passes[key]
 
 
