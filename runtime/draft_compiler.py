@@ -136,7 +136,9 @@ class DraftCompiler:
         try:
             return self.core.read_model(self._path)
         except OPENVINO_ERRORS as error:
-            raise DeviceError(f"OpenVINO cannot read the draft: {error}. Export the bundle again.") from error
+            raise DeviceError(
+                f"OpenVINO cannot read the draft: {str(error).strip()} Export the bundle again."
+            ) from error
 
     def _name(self, shape: Shape) -> str:
         return "all" if self.is_shared else "x".join(map(str, shape))

@@ -197,7 +197,7 @@ def _compile(core: ov.Core, path: Path, capacity: int, placement: TargetPlacemen
         return core.compile_model(model, device, options)
     except OPENVINO_ERRORS as error:
         raise DeviceError(
-            f"OpenVINO could not load {path.name} on {device}: {error}. Choose another device map "
+            f"OpenVINO could not load {path.name} on {device}: {str(error).strip()} Choose another device map "
             "(`mirrorsd devices`), or export the bundle again."
         ) from error
 
