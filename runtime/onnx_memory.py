@@ -40,8 +40,8 @@ class Place:
         except (*ONNX_ERRORS, ValueError) as error:  # numpy's word for more bytes than there are addresses
             raise DeviceError(
                 f"No room for a tensor {list(shape)} of {dtype} ({prod(shape) * _BYTES[dtype] / 1e6:.0f} MB) in "
-                f"{self.kind} memory: {str(error).strip()}. Close other sessions and programs, or export with a smaller "
-                "--context."
+                f"{self.kind} memory: {str(error).strip()}. Close other sessions and programs, or export with a "
+                "smaller --context."
             ) from error
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.graphs import names
+from mirrorsd.graphs.contract import exit_contract, segment_contract
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Exit, Segment, TargetEntry
 from mirrorsd.runtime.ledger import Ledger
@@ -40,6 +41,10 @@ class OnnxTargetModel:
         self.segments = [(s, self.device.open(bundle / s.file, dtype)) for s in entry.segments]
         own = () if exits else entry.exits
         self.exits = {e.layer: (e, self.device.open(bundle / e.file, dtype)) for e in own}
+        for s, stage in self.segments:
+            stage.check(segment_contract(entry.shape, s.name, first_layer=s.first_layer, end_layer=s.end_layer))
+        for e, stage in self.exits.values():
+            stage.check(exit_contract(entry.shape, e.name, num_candidates=e.num_candidates))
 
     def new_session(self) -> "OnnxTarget":
         """A session with a cache of its own on the shared graphs."""

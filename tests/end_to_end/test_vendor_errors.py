@@ -14,8 +14,9 @@ from onnxruntime.capi import onnxruntime_pybind11_state
 from openvino import frontend
 
 from mirrorsd.device_maps import TargetPlacement, load_device_map
+from mirrorsd.export.verify_target import open_stage
 from mirrorsd.graphs.bundle_files import read_bundle
-from mirrorsd.graphs.errors import BundleError, DeviceError, MirrorError
+from mirrorsd.graphs.errors import BundleError, DeviceError, ExportError, MirrorError
 from mirrorsd.runtime.onnx_errors import ONNX_ERRORS
 from mirrorsd.runtime.onnx_memory import Place
 from mirrorsd.runtime.onnx_session import OnnxDevice
@@ -140,3 +141,38 @@ def test_a_device_s_memory_begins_with_zeros() -> None:
             assert not place.tensor((1, 64, 1024), dtype).read().any()
     value = place.tensor((2, 3), "bfloat16").value
     assert (value.data_type(), value.shape()) == ("tensor(bfloat16)", [2, 3])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        (
+            {"hidden_size": 65},
+            r"prefix.*as 'hidden' it has tensor\(float\) \[1, 'S', 64\], expected is .*\[1, 'S', 65\]",
+        ),
+        ({"vocab_size": 301}, r"suffix.*as 'logits' it has .* 300\], expected is .* 301\]"),
+        ({"head_dim": 10**9}, r"prefix.*as 'past_key.0' it has .* 16\], expected is .* 1000000000\]"),
+        ({"dtype": "float16"}, r"prefix.*as 'hidden' it has tensor\(float\) .*, expected is tensor\(float16\)"),
+    ],
+)
+def test_sizes_that_are_not_the_stages_own_are_a_bundle_error(
+    tiny_bundle: Path, sizes: dict[str, int | str], words: str
+) -> None:
+    entry = read_bundle(tiny_bundle).target
+    with pytest.raises(BundleError, match=rf"{words}.*export it again"):
+        OnnxTargetModel(tiny_bundle, replace(entry, shape=replace(entry.shape, **sizes)), TargetPlacement())
+
+
+def test_stages_that_changed_places_are_a_bundle_error(tiny_bundle: Path) -> None:
+    entry = read_bundle(tiny_bundle).target
+    point, segment = entry.exits[0], entry.segments[-1]
+    segments = (*entry.segments[:-1], replace(segment, file=point.file))
+    swapped = replace(entry, segments=segments, exits=(replace(point, file=segment.file),))
+    with pytest.raises(BundleError, match=r"exit2\.onnx is not the stage 'suffix'"):
+        OnnxTargetModel(tiny_bundle, swapped, TargetPlacement())
+
+
+def test_a_stage_that_cannot_be_opened_ends_an_export_with_an_error_of_ours(tmp_path: Path) -> None:
+    unknown_operator(tmp_path / "prefix.onnx")
+    with pytest.raises(ExportError, match=r"ONNX Runtime cannot open prefix\.onnx, just exported: .*NoSuchOperator"):
+        open_stage(tmp_path / "prefix.onnx")
