@@ -21,6 +21,7 @@ from mirrorsd.cli.tune_report import print_contests, print_parts
 
 if TYPE_CHECKING:
     from mirrorsd import GenerationConfig, MirrorPipeline
+    from mirrorsd.device_maps import DeviceMap
     from mirrorsd.runtime.part_times import PartTimes
     from mirrorsd.runtime.recording import Recording
     from mirrorsd.runtime.root_scores import RootScores
@@ -64,7 +65,7 @@ def tune(
         recordings, scores = _learn_pair(pipes, texts, configs)
         entrants = {kind: _heats(pipes, recordings[kind], scores, parts, _FINALISTS[kind]) for kind in configs}
         contests = {kind: _finals(kind, pipes, entrants[kind], texts, configs[kind]) for kind in configs}
-        card = next(iter(pipes.values())).device_map.name
+        card = next(iter(pipes.values())).device_map
     tuned = _summary(bundle, card, contests, scores)
     tuned = replace(tuned, target_ms=pass_ms(parts[tuned.layout]))
     path = tuned.write(bundle)
@@ -172,7 +173,7 @@ def _finals(
     return found
 
 
-def _summary(bundle: Path, card: str, contests: "dict[str, list[Contest]]", scores: "RootScores") -> "Tuned":
+def _summary(bundle: Path, card: "DeviceMap", contests: "dict[str, list[Contest]]", scores: "RootScores") -> "Tuned":
     """The fastest layout, and the fastest speculation in it, for greedy and for sampled texts."""
     from mirrorsd.runtime.tuned import Tuned, fingerprint
     from mirrorsd.runtime.tuning import best_speculation, fastest_layout
@@ -182,8 +183,8 @@ def _summary(bundle: Path, card: str, contests: "dict[str, list[Contest]]", scor
     best = {kind: best_speculation(found) for kind, found in here.items()}
     here = {kind: [best[kind], *found] for kind, found in here.items()}
     return Tuned(
-        card=card,
-        fingerprint=fingerprint(bundle),
+        card=card.name,
+        fingerprint=fingerprint(bundle, card),
         layout=layout,
         speculation=_changed(best["greedy"]),
         predicted_step_ms=round(best["greedy"].predicted_step_ms, 3),
