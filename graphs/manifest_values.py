@@ -126,7 +126,7 @@ def _chain_rules(manifest: "Manifest") -> Iterator[Rule]:
 
 
 def _file_rules(target: "TargetEntry", draft: "DraftEntry") -> Iterator[Rule]:
-    files = [stage.file for stage in (*target.segments, *target.exits)]
+    files = [segment.file for segment in target.segments] + [point.file for point in target.exits]
     files += [target.weights_file, draft.file, draft.weights_file]
     for index, file in enumerate(files):
         yield Rule(file not in files[:index], "file", file, "a file of its own for every stage")

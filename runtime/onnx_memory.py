@@ -18,6 +18,8 @@ from mirrorsd.runtime.onnx_errors import ONNX_ERRORS
 
 _ON_CUDA = ("CUDAExecutionProvider", "NvTensorRTRTXExecutionProvider")
 _ONNX_TYPES = {"float32": 1, "int32": 6, "int64": 7, "float16": 10, "bfloat16": 16}
+_NO_ROOM: tuple[type[Exception], ...] = (*ONNX_ERRORS, ValueError)
+"""`ValueError` is numpy's word for more bytes than there are addresses."""
 _BYTES = {"float32": 4, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2}
 
 
@@ -37,7 +39,7 @@ class Place:
         """
         try:
             return Tensor(self, shape, dtype)
-        except (*ONNX_ERRORS, ValueError) as error:  # numpy's word for more bytes than there are addresses
+        except _NO_ROOM as error:
             raise DeviceError(
                 f"No room for a tensor {list(shape)} of {dtype} ({prod(shape) * _BYTES[dtype] / 1e6:.0f} MB) in "
                 f"{self.kind} memory: {str(error).strip()}. Close other sessions and programs, or export with a "
@@ -81,7 +83,8 @@ class Tensor:
         if self._host is not None:
             return self._host
         with raised_as(DeviceError, "ONNX Runtime failed while copying from the device", ONNX_ERRORS):
-            return self.value.numpy()
+            copied: NDArray[Any] = self.value.numpy()
+            return copied
 
 
 def _zeros(shape: tuple[int, ...], dtype: str) -> NDArray[Any] | ort.OrtValue:

@@ -88,7 +88,7 @@ class MirrorPipeline:
         """
         folder = Path(bundle)
         manifest = read_bundle(folder)
-        choice = choose_device_map(device_map)
+        choice = choose_device_map(device_map, dtype=manifest.target.shape.dtype)
         check_computes(choice.device_map, manifest.target.shape.dtype)
         tuned = Tuned.read(folder, choice.device_map) if use_tuned else None
         laid_out = choose_layout(choice.device_map, layout, tuned)
