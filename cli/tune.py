@@ -18,6 +18,7 @@ from mirrorsd.cli.console import note, print_json, progress
 from mirrorsd.cli.loading import note_placement
 from mirrorsd.cli.prompt_file import BUILT_IN_QUESTIONS, read_questions
 from mirrorsd.cli.tune_report import print_contests, print_parts
+from mirrorsd.graphs.bundle_files import read_bundle
 
 if TYPE_CHECKING:
     from mirrorsd import GenerationConfig, MirrorPipeline
@@ -90,7 +91,7 @@ def _load(stack: ExitStack, bundle: Path, device_map: str) -> "Pipes":
     from mirrorsd.runtime.devices import choose_device_map
     from mirrorsd.runtime.memory import SYSTEM, free_memory, memory_needs
 
-    layouts = choose_device_map(device_map).device_map.layouts
+    layouts = choose_device_map(device_map, dtype=read_bundle(bundle).target.shape.dtype).device_map.layouts
     pipes: Pipes = {}
     for layout in layouts:
         pipe = MirrorPipeline.load(bundle, device_map=device_map, use_tuned=False, layout=layout)
