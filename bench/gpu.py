@@ -5,8 +5,9 @@
 Prints one table. Parity: logits of the GPU against those of ONNX Runtime on the processor, over a text, a window and a
 rollback. Exactness: serial, mirror and auto decoding give plain decoding's ids. Speed: tokens per second by method, and
 milliseconds of a target pass over rows, beside the time that reading the weights once takes at the bandwidth measured
-here (a copy on the device, counted as a read and a write). Where the card's devices are missing it says why and ends
-with status 4. `scripts/check_gpu.py` makes everything that this needs.
+here (a copy on the device, counted as a read and a write). A bundle that the device refuses is a row with the reason,
+and the status is 1. Where the card's devices are missing it says why and ends with status 4. `scripts/check_gpu.py`
+makes everything that this needs.
 """
 
 import argparse
@@ -27,8 +28,10 @@ from mirrorsd.cli.failures import EXIT_FAILED, EXIT_NO_DEVICE
 from mirrorsd.cli.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import DeviceMap, TargetPlacement, load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime import device_inventory, missing_devices
+from mirrorsd.runtime.devices import check_computes
 from mirrorsd.runtime.hardware import hardware_details
 from mirrorsd.runtime.known_versions import find_known_bad
 from mirrorsd.runtime.ledger import Ledger
@@ -62,16 +65,31 @@ def main() -> int:
     report["known_bad"] = [finding.found for finding in find_known_bad(installed_versions(), details)]
     report["gigabytes_per_second"] = round(bandwidth(card.target) / 1e9, 1)
     rate = report["gigabytes_per_second"] * 1e9
-    report["bundles"] = [check(bundle, card, rate, options.tokens, options.repeats) for bundle in options.bundles]
+    report["bundles"] = [check_or_reason(path, card, rate, options.tokens, options.repeats) for path in options.bundles]
     print_table(report["bundles"])
     if options.output:
         options.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return 0 if all(found["is_fine"] for found in report["bundles"]) else EXIT_FAILED
 
 
+def check_or_reason(bundle: Path, card: DeviceMap, rate: float, num_tokens: int, repeats: int) -> dict[str, Any]:
+    """Everything about one bundle, or why the device refused it."""
+    try:
+        return check(bundle, card, rate, num_tokens, repeats)
+    except DeviceError as error:
+        precision = read_bundle(bundle).target.precision
+        return {"bundle": bundle.name, "precision": precision, "refused": str(error), "is_fine": False}
+
+
 def check(bundle: Path, card: DeviceMap, rate: float, num_tokens: int, repeats: int) -> dict[str, Any]:
-    """Everything about one bundle."""
+    """Everything about one bundle.
+
+    Raises:
+        DeviceError: the device does not take it, or fails.
+    """
     manifest = read_bundle(bundle)
+    dtype = manifest.target.shape.dtype
+    check_computes(card, dtype)
     found: dict[str, Any] = {"bundle": bundle.name, "precision": manifest.target.precision}
     found["parameters"] = manifest.target.source.num_parameters
     model = OnnxTargetModel(bundle, manifest.target, card.target)
@@ -87,9 +105,13 @@ def check(bundle: Path, card: DeviceMap, rate: float, num_tokens: int, repeats: 
         found["pass_ms_without_graphs"] = pass_times(plainly.new_session(), repeats)
     del model
     found |= speeds(bundle, card.name, num_tokens)
-    largest = _TOLERANCES.get(manifest.target.shape.dtype, 0.5)
-    found["is_fine"] = found["identical"] and found["largest_error"] <= largest and found["same_top1"] >= 0.98
+    found["is_fine"] = found["identical"] and is_close(found, dtype)
     return found
+
+
+def is_close(found: dict[str, Any], dtype: str) -> bool:
+    """Whether logits are as near to the processor's as this arithmetic allows."""
+    return bool(found["largest_error"] <= _TOLERANCES.get(dtype, 0.5) and found["same_top1"] >= 0.98)
 
 
 def parity(found: OnnxTarget, expected: OnnxTarget) -> dict[str, Any]:
@@ -169,7 +191,8 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     head = ["bundle", "precision", "params M", "largest error", "same top-1", "identical", "1 row ms", "8 rows ms"]
     head += ["floor ms", "plain t/s", "serial t/s", "mirror t/s", "fine"]
     lines = [head]
-    for row in rows:
+    checked = [row for row in rows if "refused" not in row]
+    for row in checked:
         speed, times = row["tokens_per_second"], row["pass_ms"]
         cells = [row["bundle"], row["precision"], f"{row['parameters'] / 1e6:.0f}", f"{row['largest_error']:.1e}"]
         cells += [f"{row['same_top1']:.1%}", str(row["identical"]), f"{times['1']:.2f}", f"{times['8']:.2f}"]
@@ -179,7 +202,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     for line in lines:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)))
     for row in rows:
-        print(f"{row['bundle']}: {row['placement']}")
+        print(f"{row['bundle']}: {row['placement'] if row in checked else 'refused: ' + row['refused']}")
 
 
 if __name__ == "__main__":

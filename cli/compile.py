@@ -38,7 +38,7 @@ def compile(
     from mirrorsd.export.compression_plan import DraftCompression
     from mirrorsd.runtime import choose_device_map
 
-    card = choose_device_map(device_map).device_map
+    card = choose_device_map(device_map, dtype=read_bundle(bundle).target.shape.dtype).device_map
     if weights is not None:
         asked = DraftCompression(
             weights=weights,

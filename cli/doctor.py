@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from mirrorsd.runtime.hardware import DeviceDetail
 
-_FLAVOURS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-qnn", "onnxruntime-trt-rtx")
 _PROMPT, _NUM_TOKENS = "Once upon a time", 16
 
 
@@ -84,10 +83,12 @@ def doctor(
 
 def check_flavours(versions: dict[str, str]) -> Check:
     """Two flavours of ONNX Runtime overwrite each other's files."""
-    found = [f"{name} {versions[name]}" for name in _FLAVOURS if name in versions]
+    from mirrorsd.runtime.devices import ONNX_PACKAGES
+
+    found = [f"{name} {versions[name]}" for name in ONNX_PACKAGES if name in versions]
     advice = ""
     if len(found) > 1:
-        names = " ".join(name for name in _FLAVOURS if name in versions)
+        names = " ".join(name for name in ONNX_PACKAGES if name in versions)
         advice = f"keep one flavour only: pip uninstall {names}, then install the one you want"
     return Check(name="ONNX Runtime", found=", ".join(found) or "none", advice=advice)
 

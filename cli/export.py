@@ -53,7 +53,7 @@ def export(
     """Export a target and its draft, check them against PyTorch, and write a bundle."""
     layers = read_exit_layers(exit_layer)
     if device_map is not None:
-        check_device_map(device_map)
+        check_device_map(device_map, precision)
     from mirrorsd.export import ExportOptions, export_pair
 
     chosen = ExportOptions(
@@ -127,16 +127,19 @@ def read_exit_layers(text: str) -> Literal["auto"] | tuple[int, ...]:
         raise ConfigError(f"--exit-layer is {text!r}; allowed: auto, a layer such as 4, or several: 4,6.") from error
 
 
-def check_device_map(name: str) -> None:
-    """Refuse a card that does not exist before any work is done; say that the bundle itself is not bound to it.
+def check_device_map(name: str, precision: str) -> None:
+    """Refuse a card that does not exist, or cannot run such a bundle, before any work is done.
 
     Raises:
         ConfigError: no such card, or a card with mistakes.
+        DeviceError: its target does not compute in what a target of this precision computes in.
     """
     from mirrorsd.device_maps import load_device_map
+    from mirrorsd.runtime.devices import check_computes
 
     card = load_device_map(name)
-    note(f"device map {card.name}: the bundle runs on it, and on the others as well")
+    check_computes(card, {"fp16": "float16", "bf16": "bfloat16"}.get(precision, "float32"))
+    note(f"device map {card.name}: the draft is compiled for it; the bundle is not bound to it")
 
 
 def summary_lines(output: Path, manifest: "Manifest") -> list[str]:

@@ -18,9 +18,11 @@ from mirrorsd.cli.console import note, print_json, progress
 from mirrorsd.cli.loading import note_placement
 from mirrorsd.cli.prompt_file import BUILT_IN_QUESTIONS, read_questions
 from mirrorsd.cli.tune_report import print_contests, print_parts
+from mirrorsd.graphs.bundle_files import read_bundle
 
 if TYPE_CHECKING:
     from mirrorsd import GenerationConfig, MirrorPipeline
+    from mirrorsd.device_maps import DeviceMap
     from mirrorsd.runtime.part_times import PartTimes
     from mirrorsd.runtime.recording import Recording
     from mirrorsd.runtime.root_scores import RootScores
@@ -64,7 +66,7 @@ def tune(
         recordings, scores = _learn_pair(pipes, texts, configs)
         entrants = {kind: _heats(pipes, recordings[kind], scores, parts, _FINALISTS[kind]) for kind in configs}
         contests = {kind: _finals(kind, pipes, entrants[kind], texts, configs[kind]) for kind in configs}
-        card = next(iter(pipes.values())).device_map.name
+        card = next(iter(pipes.values())).device_map
     tuned = _summary(bundle, card, contests, scores)
     tuned = replace(tuned, target_ms=pass_ms(parts[tuned.layout]))
     path = tuned.write(bundle)
@@ -89,7 +91,7 @@ def _load(stack: ExitStack, bundle: Path, device_map: str) -> "Pipes":
     from mirrorsd.runtime.devices import choose_device_map
     from mirrorsd.runtime.memory import SYSTEM, free_memory, memory_needs
 
-    layouts = choose_device_map(device_map).device_map.layouts
+    layouts = choose_device_map(device_map, dtype=read_bundle(bundle).target.shape.dtype).device_map.layouts
     pipes: Pipes = {}
     for layout in layouts:
         pipe = MirrorPipeline.load(bundle, device_map=device_map, use_tuned=False, layout=layout)
@@ -172,7 +174,7 @@ def _finals(
     return found
 
 
-def _summary(bundle: Path, card: str, contests: "dict[str, list[Contest]]", scores: "RootScores") -> "Tuned":
+def _summary(bundle: Path, card: "DeviceMap", contests: "dict[str, list[Contest]]", scores: "RootScores") -> "Tuned":
     """The fastest layout, and the fastest speculation in it, for greedy and for sampled texts."""
     from mirrorsd.runtime.tuned import Tuned, fingerprint
     from mirrorsd.runtime.tuning import best_speculation, fastest_layout
@@ -182,8 +184,8 @@ def _summary(bundle: Path, card: str, contests: "dict[str, list[Contest]]", scor
     best = {kind: best_speculation(found) for kind, found in here.items()}
     here = {kind: [best[kind], *found] for kind, found in here.items()}
     return Tuned(
-        card=card,
-        fingerprint=fingerprint(bundle),
+        card=card.name,
+        fingerprint=fingerprint(bundle, card),
         layout=layout,
         speculation=_changed(best["greedy"]),
         predicted_step_ms=round(best["greedy"].predicted_step_ms, 3),

@@ -75,9 +75,13 @@ def copy_licences(checkpoint: Checkpoint, bundle: Path) -> None:
 
 
 def token_entry(target: Checkpoint) -> TokenEntry:
-    """Special token ids of the target."""
+    """Special token ids of the target; one that its vocabulary does not have (-1 for none) is left out."""
+    known = range(int(target.config["vocab_size"]))
+    bos_id, pad_id = (target.token_id(name) for name in ("bos_token_id", "pad_token_id"))
     return TokenEntry(
-        eos_ids=target.eos_ids, bos_id=target.token_id("bos_token_id"), pad_id=target.token_id("pad_token_id")
+        eos_ids=tuple(token for token in target.eos_ids if token in known),
+        bos_id=bos_id if bos_id in known else None,
+        pad_id=pad_id if pad_id in known else None,
     )
 
 

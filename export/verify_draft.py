@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import openvino as ov
+import openvino._pyopenvino as openvino_state
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
@@ -21,6 +22,7 @@ from mirrorsd.families.stream_adapter import adapt_streams
 from mirrorsd.families.stream_link import SHORTLIST, LinkWeights, log_mass
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import MASKED, DraftShape
+from mirrorsd.graphs.errors import ExportError, errors_of, raised_as
 from mirrorsd.graphs.manifest import VerifyResult
 
 from .loading import Streams
@@ -28,6 +30,7 @@ from .weightless import WeightlessModel
 
 Array = npt.NDArray[Any]
 
+OPENVINO_ERRORS = errors_of(openvino_state)
 CHUNK = 32
 CHAIN = -1
 
@@ -189,7 +192,8 @@ class DraftRun:
 
     def __post_init__(self) -> None:
         exact = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
-        self.request = ov.Core().compile_model(self.source, "CPU", exact).create_infer_request()
+        with raised_as(ExportError, "OpenVINO cannot compile the draft, just exported", OPENVINO_ERRORS):
+            self.request = ov.Core().compile_model(self.source, "CPU", exact).create_infer_request()
         size = (1, self.shape.num_kv_heads, self.capacity, self.shape.head_dim)
         layers = range(self.shape.num_layers)
         self.caches = {
@@ -198,7 +202,8 @@ class DraftRun:
 
     def forward(self, tree: Tree, num_cached: int, tips: Array) -> tuple[Array, Array]:
         """Run one pass behind `num_cached` cached rows; return ids and log-probs `[R, 1+s, m]` at `tips`."""
-        self.request.infer(self.feeds(tree, num_cached, tips))
+        with raised_as(ExportError, "OpenVINO failed while running the draft, just exported", OPENVINO_ERRORS):
+            self.request.infer(self.feeds(tree, num_cached, tips))
         found = [self.request.get_tensor(name).data.copy() for name in (names.DRAFT_TIP_IDS, names.DRAFT_TIP_LOGPROBS)]
         return found[0], found[1]
 

@@ -13,10 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 import torch
+from onnxruntime.capi import onnxruntime_pybind11_state
 from torch import nn
 
 from mirrorsd.families.registry import parts_of
 from mirrorsd.graphs import names
+from mirrorsd.graphs.errors import ExportError, errors_of, raised_as
 from mirrorsd.graphs.manifest import Segment, VerifyResult
 
 from .target_graphs import TargetPlan
@@ -26,6 +28,7 @@ from .weightless import WeightlessModel
 
 Array = npt.NDArray[Any]
 
+ONNX_ERRORS = errors_of(onnxruntime_pybind11_state)
 WINDOW = 6
 REJECTED = 3
 
@@ -137,7 +140,8 @@ class TargetRun:
     def exit(self, name: str, hidden: Sequence[Array]) -> list[tuple[Array, Array]]:
         """Run one exit on each hidden `[S, H]`; return ids and log-probs `[S, K]`."""
         session = self._open(self.plan.files[name])
-        found = [session.run(None, {names.HIDDEN: rows[None]}) for rows in hidden]
+        with raised_as(ExportError, f"ONNX Runtime failed while running {name}, just exported", ONNX_ERRORS):
+            found = [session.run(None, {names.HIDDEN: rows[None]}) for rows in hidden]
         return [(ids[0], logprobs[0]) for ids, logprobs in found]
 
     def _open_segment(self, segment: Segment) -> "_SegmentRun":
@@ -164,10 +168,15 @@ class TargetRun:
 
 
 def open_stage(path: Path, **settings: list[str]) -> ort.InferenceSession:
-    """Open one exported stage on the CPU, with further settings of ONNX Runtime's session."""
+    """Open one exported stage on the CPU, with further settings of ONNX Runtime's session.
+
+    Raises:
+        ExportError: ONNX Runtime does not take it.
+    """
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], **settings)
+    with raised_as(ExportError, f"ONNX Runtime cannot open {path.name}, just exported", ONNX_ERRORS):
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], **settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +208,9 @@ class _SegmentRun:
             for past, present in pairs:
                 binding.bind_ortvalue_input(past(layer), self.caches[past(layer)])
                 binding.bind_ortvalue_output(present(layer), self.caches[past(layer)])
-        self.session.run_with_iobinding(binding)
-        result: Array = binding.get_outputs()[0].numpy()
+        with raised_as(ExportError, f"ONNX Runtime failed while running layers {self.layers}", ONNX_ERRORS):
+            self.session.run_with_iobinding(binding)
+            result: Array = binding.get_outputs()[0].numpy()
         return result
 
 

@@ -6,13 +6,14 @@ files' sizes and modification times.
 
 import hashlib
 import json
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import FileEntry, Manifest
 
 _CHUNK_BYTES = 1 << 22
+_LOADED_FOLDERS = (names.TARGET_FOLDER, names.DRAFT_FOLDER, names.TOKENIZER_FOLDER)
 
 
 def describe_file(path: Path) -> FileEntry:
@@ -28,7 +29,8 @@ def read_bundle(folder: Path) -> Manifest:
     """Read the manifest of a bundle and check every file it lists.
 
     Raises:
-        BundleError: no such folder, no manifest, or a file that is missing, truncated or changed.
+        BundleError: no such folder, no manifest or one that was changed, a file that is missing, truncated, changed,
+            unreadable or not listed.
     """
     manifest_path = folder / names.MANIFEST_FILE
     if not folder.is_dir():
@@ -41,9 +43,29 @@ def read_bundle(folder: Path) -> Manifest:
         text = manifest_path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise BundleError(f"{manifest_path} is not UTF-8 text. Export the bundle again.") from error
+    except OSError as error:
+        raise BundleError(f"{manifest_path} cannot be read ({error.strerror}).") from error
     manifest = Manifest.from_json(text, origin=str(manifest_path))
-    _check_files(folder, manifest, text)
+    try:
+        _check_unlisted(folder, manifest)
+        _check_files(folder, manifest, text)
+    except OSError as error:
+        raise BundleError(f"{folder} cannot be read: {error}. Copy the bundle again, or export it again.") from error
     return manifest
+
+
+def _check_unlisted(folder: Path, manifest: Manifest) -> None:
+    """Refuse files that nobody has vouched for where files are loaded from; hidden ones are the system's own."""
+    listed = {PurePosixPath(name) for name in manifest.files}
+    for part in _LOADED_FOLDERS:
+        for path in sorted((folder / part).rglob("*")):
+            inside = PurePosixPath(path.relative_to(folder).as_posix())
+            is_folder = path.is_dir() and not path.is_symlink()
+            if not (is_folder or inside in listed or path.name.startswith(".")):
+                raise BundleError(
+                    f"{path} is not listed in {names.MANIFEST_FILE}: it was put there after the export. "
+                    "Remove it, or copy the bundle again."
+                )
 
 
 def _check_files(folder: Path, manifest: Manifest, manifest_text: str) -> None:

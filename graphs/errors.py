@@ -12,8 +12,13 @@
         ├── Cancelled          the caller stopped it
         └── ContextLengthError the prompt (or what it asks for) does not fit into the context
 
-A message says what was found, what was expected, and what to do.
+A message says what was found, what was expected, and what to do. What a device's own library raises becomes one of
+these; `errors_of` says what that may be.
 """
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
 
 
 class MirrorError(Exception):
@@ -50,3 +55,25 @@ class Cancelled(GenerationError):  # noqa: N818 - the public name is the word pe
 
 class ContextLengthError(GenerationError):
     """The prompt does not fit into the context of the bundle."""
+
+
+def errors_of(library: ModuleType) -> tuple[type[Exception], ...]:
+    """What calls into a compiled library may raise, whatever its version.
+
+    Those are its own exceptions, which need not derive from `RuntimeError`, and what the C++ errors that it does not
+    translate become in Python: `RuntimeError`, and `MemoryError` for a failed allocation.
+
+    Args:
+        library: The extension module that defines them.
+    """
+    own = (kind for kind in vars(library).values() if isinstance(kind, type) and issubclass(kind, Exception))
+    return (RuntimeError, MemoryError, *dict.fromkeys(own))
+
+
+@contextmanager
+def raised_as(error: type[MirrorError], what: str, errors: tuple[type[Exception], ...]) -> Iterator[None]:
+    """Within it, each of `errors` becomes an `error` whose message begins with `what`."""
+    try:
+        yield
+    except errors as found:
+        raise error(f"{what}: {found}") from found

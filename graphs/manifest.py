@@ -3,6 +3,7 @@
 Reading files and hashing them is `bundle_files`; this module only knows the document.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
@@ -10,10 +11,13 @@ from pathlib import PurePosixPath
 from types import UnionType
 from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
+from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import DraftShape, TargetShape
 from mirrorsd.graphs.errors import BundleError
+from mirrorsd.graphs.manifest_values import check_numbers, check_values
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_CHECKSUM = "checksum"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +116,11 @@ class DraftEntry:
     buckets: tuple[DraftBucket, ...]
     capacities: tuple[int, ...]
 
+    @property
+    def weights_file(self) -> str:
+        """The file beside `file` that OpenVINO reads the weights from."""
+        return f"{self.file.removesuffix('.xml')}.bin"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftAccuracy:
@@ -196,44 +205,56 @@ class Manifest:
     generation: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """The document as indented JSON with a newline at the end."""
-        return json.dumps(asdict(self), indent=2, sort_keys=False) + "\n"
+        """The document and its checksum as indented JSON with a newline at the end."""
+        return json.dumps(with_checksum(asdict(self)), indent=2, sort_keys=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str, *, origin: str) -> Self:
         """Read the document; `origin` names the file in messages.
 
         Raises:
-            BundleError: not JSON, another schema, a missing or wrongly typed field, a path that leaves the bundle.
+            BundleError: not JSON, another schema, changed since it was written, a missing or wrongly typed field, a
+                value that cannot be, a path that leaves the bundle.
         """
         try:
             document = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise BundleError(f"{origin} is not valid JSON ({error}). Export the bundle again.") from error
         _check_schema(document, origin)
+        _check_checksum(document, origin)
+        check_numbers(document, origin)
         manifest: Self = _build(cls, document, origin, "")
         for path in manifest.files:
             check_inside(path, origin)
         for path in manifest.used_files():
             if check_inside(path, origin) not in manifest.files:
                 raise BundleError(f"{origin} uses {path!r} but lists no such file. Export the bundle again.")
+        check_values(manifest, origin)
         return manifest
 
     def used_files(self) -> tuple[str, ...]:
-        """Bundle paths that the stages name."""
+        """Bundle paths without which nothing can be loaded: the stages, their weights, the tokenizer."""
         target = self.target
         stages = [segment.file for segment in target.segments] + [point.file for point in target.exits]
-        return (*stages, target.weights_file, self.draft.file)
+        return (*stages, target.weights_file, self.draft.file, self.draft.weights_file, names.TOKENIZER_FILE)
+
+
+def with_checksum(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest's document with the SHA-256 of all its other fields, in their order-free compact form, in front."""
+    rest = {name: value for name, value in document.items() if name != _CHECKSUM}
+    content = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return {_CHECKSUM: hashlib.sha256(content.encode()).hexdigest(), **rest}
 
 
 def check_inside(path: str, origin: str) -> str:
     """Return `path` unchanged if it is a plain relative path inside the bundle.
 
     Raises:
-        BundleError: absolute, with a drive or a backslash, or with a `..` part.
+        BundleError: empty, absolute, with a drive, a backslash or what cannot be printed, or with a `..` part.
     """
     parts = PurePosixPath(path).parts
-    if not parts or path.startswith("/") or "\\" in path or ":" in path or ".." in parts:
+    is_plain = bool(parts) and path.isprintable() and not any(mark in path for mark in "\\:")
+    if not is_plain or path.startswith("/") or ".." in parts:
         raise BundleError(
             f"{origin} names the path {path!r}, which leaves the bundle's folder. "
             "Only relative paths inside the bundle are allowed: do not use this bundle."
@@ -252,6 +273,17 @@ def _check_schema(document: object, origin: str) -> None:
     if schema < SCHEMA_VERSION:
         raise BundleError(
             f"{origin} has schema {schema}; this mirrorsd reads {SCHEMA_VERSION}. Export the bundle again."
+        )
+
+
+def _check_checksum(document: dict[str, Any], origin: str) -> None:
+    """Take the checksum out of the document, and refuse one that does not fit the rest."""
+    expected = with_checksum(document)[_CHECKSUM]
+    found = document.pop(_CHECKSUM, None)
+    if found != expected:
+        raise BundleError(
+            f"{origin} was changed after its export: it says checksum {str(found)[:12]!r}, its content has "
+            f"{expected[:12]!r}. Copy the bundle again, or export it again."
         )
 
 

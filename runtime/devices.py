@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mirrorsd.device_maps import DeviceMap, TargetPlacement, builtin_names, load_device_map
-from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.graphs.errors import DeviceError, raised_as
 
 AUTO_ORDER = ("cuda-npu", "cuda-cpu", "igpu-npu", "igpu-cpu", "cpu")
+ONNX_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-qnn", "onnxruntime-trt-rtx")
+"""The packages that ONNX Runtime comes as, by providers; one of them should be installed."""
 _PROVIDER_PACKAGES = {
     "CPUExecutionProvider": "pip install mirrorsd[cpu]",
     "CUDAExecutionProvider": "pip uninstall onnxruntime && pip install mirrorsd[cuda]",
@@ -44,7 +46,7 @@ def device_inventory() -> DeviceInventory:
     """Look at the machine.
 
     Raises:
-        DeviceError: ONNX Runtime is not installed.
+        DeviceError: ONNX Runtime is not installed, or OpenVINO does not answer.
     """
     try:
         import onnxruntime
@@ -52,36 +54,51 @@ def device_inventory() -> DeviceInventory:
         raise DeviceError("ONNX Runtime is not installed: pip install mirrorsd[cpu] (or [cuda]).") from error
     import openvino
 
-    core = openvino.Core()
-    return DeviceInventory(
-        providers=tuple(onnxruntime.get_available_providers()),
-        openvino_devices=tuple(core.available_devices),
-        num_cores=os.cpu_count() or 1,
-        has_npu_plugin=_has_npu_plugin(core),
-    )
+    from mirrorsd.runtime.openvino_errors import OPENVINO_ERRORS
 
-
-def _has_npu_plugin(core: object) -> bool:
-    try:
-        core.get_versions("NPU")  # type: ignore[attr-defined]
-    except RuntimeError:
-        return False
-    return True
+    with raised_as(DeviceError, "OpenVINO cannot list its devices", OPENVINO_ERRORS):
+        core = openvino.Core()
+        try:
+            core.get_versions("NPU")
+            has_npu_plugin = True
+        except OPENVINO_ERRORS:
+            has_npu_plugin = False
+        return DeviceInventory(
+            providers=tuple(onnxruntime.get_available_providers()),
+            openvino_devices=tuple(core.available_devices),
+            num_cores=os.cpu_count() or 1,
+            has_npu_plugin=has_npu_plugin,
+        )
 
 
 def check_computes(device_map: DeviceMap, dtype: str) -> None:
-    """Refuse a device map whose target cannot compute in `dtype`: bfloat16 is for ONNX Runtime's CUDA provider alone.
-
-    ONNX Runtime's CPU provider has no products and no attention in bfloat16, OpenVINO's frontend no such attention.
+    """Refuse a device map whose target cannot compute in `dtype`, with the precisions to export in for it.
 
     Raises:
         DeviceError: it cannot.
     """
+    if reason := _cannot_compute(device_map, dtype):
+        raise DeviceError(reason)
+
+
+def _cannot_compute(device_map: DeviceMap, dtype: str) -> str:
+    """Why the target of a device map cannot compute in `dtype`; empty if it can.
+
+    ONNX Runtime's CUDA provider has attention (`GroupQueryAttention`) in float16 and bfloat16 alone. Its CPU provider
+    has neither products nor attention in bfloat16, OpenVINO's frontend no such attention.
+    """
     target = device_map.target
-    if dtype != "bfloat16" or (target.runtime, target.provider) == ("onnxruntime", "CUDAExecutionProvider"):
-        return
+    is_cuda = (target.runtime, target.provider) == ("onnxruntime", "CUDAExecutionProvider")
+    if is_cuda and dtype == "float32":
+        return (
+            "this bundle's target computes in float32 (as precisions fp32, int8 and int4 do); ONNX Runtime's "
+            f"CUDAExecutionProvider of device map {device_map.name!r} has its attention in float16 and bfloat16 only. "
+            "For this device export it with --precision fp16 or bf16, or run this bundle on another device map"
+        )
+    if is_cuda or dtype != "bfloat16":
+        return ""
     where = target.provider if target.runtime == "onnxruntime" else f"OpenVINO's {target.device}"
-    raise DeviceError(
+    return (
         f"this bundle's target computes in bfloat16, which {where} of device map {device_map.name!r} cannot; it runs "
         "on ONNX Runtime's CUDAExecutionProvider (cuda-cpu, cuda-npu). For this device export it with --precision "
         "fp32, fp16, int8 or int4"
@@ -116,8 +133,11 @@ def _missing_provider(target: TargetPlacement, inventory: DeviceInventory) -> li
             f"the target needs ONNX Runtime's {target.provider}; this installation has "
             f"{', '.join(inventory.providers)} ({fix})"
         ]
-    if target.provider == "CUDAExecutionProvider" and not _has_cuda_device():
-        return ["the target needs an NVIDIA GPU; no usable one was found (check `nvidia-smi` and the driver)"]
+    if target.provider == "CUDAExecutionProvider" and not _has_cuda_device(target.device_id):
+        return [
+            f"the target needs NVIDIA GPU {target.device_id}; it gives no memory (check `nvidia-smi`, the driver, and "
+            "the libraries of CUDA and cuDNN)"
+        ]
     return []
 
 
@@ -128,14 +148,28 @@ def _missing_openvino(part: str, device: str, inventory: DeviceInventory) -> lis
     return [f"the {part} needs OpenVINO's {device}; it sees {seen}{_DRIVERS.get(device, '')}"]
 
 
-def _has_cuda_device() -> bool:
-    import onnxruntime
+def _has_cuda_device(device_id: int) -> bool:
+    """Whether a tensor of one number finds room on that GPU.
 
-    return any("CUDA" in device.ep_name for device in onnxruntime.get_ep_devices())
+    What ONNX Runtime lists as devices is no answer: in containers and virtual machines its list may lack GPUs that the
+    provider computes on.
+    """
+    from mirrorsd.runtime.onnx_memory import Place
+
+    try:
+        Place(kind="cuda", device_id=device_id, is_device=True).tensor((1,), "float32")
+    except DeviceError:
+        return False
+    return True
 
 
-def choose_device_map(name: str, inventory: DeviceInventory | None = None) -> DeviceChoice:
+def choose_device_map(name: str, inventory: DeviceInventory | None = None, *, dtype: str = "") -> DeviceChoice:
     """Resolve a device map's name or path; `auto` takes the first of `AUTO_ORDER` that fits.
+
+    Args:
+        name: what was asked for.
+        inventory: what the machine has; found out if not given.
+        dtype: what the bundle's target computes in: `auto` passes over device maps that cannot.
 
     Raises:
         ConfigError: no such device map, or a faulty card.
@@ -150,6 +184,8 @@ def choose_device_map(name: str, inventory: DeviceInventory | None = None) -> De
     for candidate in candidates:
         device_map = load_device_map(candidate)
         problems = missing_devices(device_map, inventory)
+        if name == "auto" and not problems:
+            problems = [reason for reason in [_cannot_compute(device_map, dtype)] if reason]
         if not problems:
             reasons.append(f"{device_map.name}: fits; {device_map.description}")
             return DeviceChoice(device_map, reasons)

@@ -24,6 +24,7 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import DraftEntry, Manifest
 from mirrorsd.runtime.draft_shapes import cache_type, device_options, host_options
+from mirrorsd.runtime.openvino_errors import OPENVINO_ERRORS
 
 _FORMAT = "mirrorsd-compiled-draft-3"
 _DEVICE_PROPERTIES = ("FULL_DEVICE_NAME", "DEVICE_ARCHITECTURE", "NPU_DRIVER_VERSION", "NPU_COMPILER_VERSION")
@@ -181,7 +182,7 @@ def _describe_device(core: ov.Core, device: str) -> MadeBy:
     for name in _DEVICE_PROPERTIES:
         try:
             described[name] = str(core.get_property(device, name))
-        except RuntimeError:
+        except OPENVINO_ERRORS:
             continue
     return described
 

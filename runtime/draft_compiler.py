@@ -14,7 +14,7 @@ import numpy as np
 import openvino as ov
 
 from mirrorsd.device_maps import DraftPlacement
-from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import DraftEntry
 from mirrorsd.runtime.draft_cache import open_draft_cache
 from mirrorsd.runtime.draft_noise import DraftNoise
@@ -32,6 +32,7 @@ from mirrorsd.runtime.draft_shapes import (
     with_cache_of,
 )
 from mirrorsd.runtime.joined_attention import join_attention, pays_to_join
+from mirrorsd.runtime.openvino_errors import OPENVINO_ERRORS
 
 _MOST_AHEAD_BYTES = 1 << 30
 
@@ -94,11 +95,14 @@ class DraftCompiler:
         if self._placement.device == "NPU":
             smallest = min(self._entry.buckets, key=lambda bucket: (bucket.rows, bucket.tips))
             owner = self.compiled(smallest.rows, smallest.tips, capacity).create_infer_request()
-        return SlotCache(self._entry, capacity, self._cache_type, owner)
+        with raised_as(DeviceError, f"No room for a draft's cache of {capacity} slots", OPENVINO_ERRORS):
+            return SlotCache(self._entry, capacity, self._cache_type, owner)
 
     def new_request(self, shape: Shape, cache: SlotCache) -> DraftRequest:
         """A request for passes of one shape, bound to a cache of that capacity."""
-        return DraftRequest(self._runnable(shape), self._entry, shape, cache, has_tensors=not self.is_shared)
+        runnable = self._runnable(shape)
+        with raised_as(DeviceError, f"OpenVINO has no room for a draft's pass of {shape[0]} rows", OPENVINO_ERRORS):
+            return DraftRequest(runnable, self._entry, shape, cache, has_tensors=not self.is_shared)
 
     def fill_cache(self) -> None:
         """Compile whatever the cache lacks, so that no later request compiles; large drafts as they are needed."""
@@ -127,7 +131,7 @@ class DraftCompiler:
         try:
             model = with_cache_of(model, self._entry, self._cache_type)
             compiled = self.core.compile_model(model, self._device, self._options)
-        except RuntimeError as error:
+        except OPENVINO_ERRORS as error:
             raise DeviceError(
                 f"OpenVINO could not compile the draft for {self._device} "
                 f"({rows} rows, {tips} tips, {capacity} slots): {error}"
@@ -144,7 +148,7 @@ class DraftCompiler:
         model = self._read()
         try:
             model.reshape(static_shapes(self._entry, rows, tips, capacity))
-        except RuntimeError as error:
+        except OPENVINO_ERRORS as error:
             raise DeviceError(
                 f"OpenVINO cannot read the draft as {rows} rows, {tips} tips, {capacity} slots: {error}"
             ) from error
@@ -153,8 +157,10 @@ class DraftCompiler:
     def _read(self) -> ov.Model:
         try:
             return self.core.read_model(self._path)
-        except RuntimeError as error:
-            raise DeviceError(f"OpenVINO cannot read the draft: {error}") from error
+        except OPENVINO_ERRORS as error:
+            raise DeviceError(
+                f"OpenVINO cannot read the draft: {str(error).strip()} Export the bundle again."
+            ) from error
 
     def _name(self, shape: Shape) -> str:
         return "all" if self.is_shared else "x".join(map(str, shape))
@@ -165,7 +171,7 @@ class DraftCompiler:
             return None
         try:
             compiled = self.core.import_model(blob, self._device, self._options)
-        except RuntimeError as error:
+        except OPENVINO_ERRORS as error:
             self.cache.reject(f"{self._device} does not take a blob back ({_reason_in(error)})")
             return None
         self._mapped.append(blob)
@@ -177,7 +183,7 @@ class DraftCompiler:
         stream = io.BytesIO()
         try:
             compiled.export_model(stream)
-        except RuntimeError as error:
+        except OPENVINO_ERRORS as error:
             self.cache.give_up(f"{self._device} does not give its blobs ({_reason_in(error)})")
             return
         blob = stream.getvalue()
@@ -207,7 +213,7 @@ class DraftCompiler:
         return [found.tobytes() for found in (request.tip_ids, request.tip_logprobs, *request.new_rows)]
 
 
-def _reason_in(error: RuntimeError) -> str:
+def _reason_in(error: Exception) -> str:
     """The last line of a vendor's message says what is wrong; those before it say where in its sources."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:200] if lines else type(error).__name__

@@ -17,6 +17,7 @@ from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import DraftEntry
 from mirrorsd.runtime.draft_noise import DraftNoise
 from mirrorsd.runtime.draft_rows import DraftInputs
+from mirrorsd.runtime.openvino_errors import OPENVINO_ERRORS
 
 PASS_LIMIT_S = 30.0
 """Far above any pass: what takes longer hangs. Waiting for a late draft is the scheduler's business, not this."""
@@ -158,7 +159,7 @@ def run_request(request: ov.InferRequest, limit_s: float = PASS_LIMIT_S) -> None
         if any(request.wait_for(int(500 * limit_s)) for _ in range(2)):
             return
         request.cancel()
-    except RuntimeError as error:
+    except OPENVINO_ERRORS as error:
         raise DeviceError(f"OpenVINO failed while running the draft: {error}") from error
     raise DeviceError(f"OpenVINO's device did not finish a draft pass within {limit_s:g} s; the pass was cancelled.")
 

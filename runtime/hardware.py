@@ -11,6 +11,10 @@ from dataclasses import dataclass
 
 import openvino as ov
 
+from mirrorsd.device_maps import DeviceMap
+from mirrorsd.device_maps.card import GRAPH_PROVIDERS
+from mirrorsd.runtime.openvino_errors import OPENVINO_ERRORS
+
 _MB = 1 << 20
 _QUERY = ("name", "driver_version", "memory.total", "memory.free", "compute_cap")
 _NPU_PACKAGE = "intel-level-zero-npu"
@@ -32,6 +36,32 @@ class DeviceDetail:
     extra: str = ""
 
 
+def device_names(card: DeviceMap) -> list[str]:
+    """What the devices of a card are called, drivers included, processors left out; `unknown` where nobody says."""
+    target, found = card.target, []
+    if target.provider in GRAPH_PROVIDERS:
+        gpu = dict(enumerate(nvidia_gpus())).get(target.device_id)
+        found.append(f"{gpu.full_name} {gpu.driver} {gpu.extra}" if gpu else "unknown")
+    elif not target.is_on_cpu and target.runtime == "onnxruntime":
+        found.append(_provider_devices(target.provider) or "unknown")
+    devices = [part.device for part in (card.draft, card.exit) if not part.emulated]
+    if target.runtime == "openvino":
+        devices.append(target.device if target.is_on_cpu else f"{target.device}.{target.device_id}")
+    wanted = dict.fromkeys(device for device in devices if device not in ("CPU", "target"))
+    if wanted:
+        core = ov.Core()
+        found += [_property(core, device, "FULL_DEVICE_NAME") or "unknown" for device in wanted]
+    return found
+
+
+def _provider_devices(provider: str) -> str:
+    """The devices that ONNX Runtime lists under a provider, by its vendor and number."""
+    import onnxruntime as ort
+
+    devices = [device.device for device in ort.get_ep_devices() if device.ep_name == provider]
+    return ", ".join(f"{device.vendor} {device.vendor_id:x}:{device.device_id:x}" for device in devices)
+
+
 def hardware_details() -> tuple[DeviceDetail, ...]:
     """Every device that OpenVINO sees, then every NVIDIA GPU."""
     return (*_openvino_devices(ov.Core()), *nvidia_gpus())
@@ -43,9 +73,7 @@ def _openvino_devices(core: ov.Core) -> list[DeviceDetail]:
             device=f"OpenVINO {name}",
             full_name=_property(core, name, "FULL_DEVICE_NAME"),
             driver=_npu_driver(core) if name == "NPU" else _property(core, name, "DRIVER_VERSION"),
-            memory_total=next(
-                (int(found) for key in _MEMORY_PROPERTIES if (found := _property(core, name, key))), None
-            ),
+            memory_total=_memory(core, name),
             extra=_capabilities(core, name),
         )
         for name in core.available_devices
@@ -100,7 +128,7 @@ def _memory(core: ov.Core, name: str) -> int | None:
 def _capabilities(core: ov.Core, name: str) -> str:
     try:
         found = core.get_property(name, "OPTIMIZATION_CAPABILITIES")
-    except RuntimeError:
+    except OPENVINO_ERRORS:
         return ""
     return ", ".join(str(capability) for capability in found)
 
@@ -108,5 +136,5 @@ def _capabilities(core: ov.Core, name: str) -> str:
 def _property(core: ov.Core, device: str, name: str) -> str:
     try:
         return str(core.get_property(device, name))
-    except RuntimeError:
+    except OPENVINO_ERRORS:
         return ""

@@ -91,7 +91,7 @@ def _target_need(manifest: Manifest, card: DeviceMap) -> MemoryNeed:
 
 def _draft_need(manifest: Manifest, card: DeviceMap) -> MemoryNeed:
     entry = manifest.draft
-    weights = manifest.files[str(Path(entry.file).with_suffix(".bin").as_posix())].bytes
+    weights = manifest.files[entry.weights_file].bytes
     shares = is_shared(entry, card.draft, weights)
     buckets = pass_buckets(entry, card.draft, is_shared=shares)
     num_shapes = len(buckets) * len(entry.capacities)

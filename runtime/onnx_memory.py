@@ -5,6 +5,7 @@ that what was bound or captured once stays true.
 """
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,14 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from mirrorsd.device_maps import TargetPlacement
+from mirrorsd.graphs.errors import DeviceError, raised_as
+from mirrorsd.runtime.onnx_errors import ONNX_ERRORS
 
 _ON_CUDA = ("CUDAExecutionProvider", "NvTensorRTRTXExecutionProvider")
 _ONNX_TYPES = {"float32": 1, "int32": 6, "int64": 7, "float16": 10, "bfloat16": 16}
+_NO_ROOM: tuple[type[Exception], ...] = (*ONNX_ERRORS, ValueError)
+"""`ValueError` is numpy's word for more bytes than there are addresses."""
+_BYTES = {"float32": 4, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +32,19 @@ class Place:
     is_device: bool = False
 
     def tensor(self, shape: tuple[int, ...], dtype: str) -> "Tensor":
-        """A tensor of zeros; `dtype` is numpy's name, or `bfloat16`."""
-        if self.is_device:
-            kind = _ONNX_TYPES[dtype]
-            return Tensor(ort.OrtValue.ortvalue_from_shape_and_type(list(shape), kind, self.kind, self.device_id))
-        host = np.zeros(shape, dtype=dtype)
-        return Tensor(ort.OrtValue.ortvalue_from_numpy(host), host)
+        """A tensor of zeros; `dtype` is numpy's name, or `bfloat16`.
+
+        Raises:
+            DeviceError: there is no room for it.
+        """
+        try:
+            return self._new(shape, dtype)
+        except _NO_ROOM as error:
+            raise DeviceError(
+                f"No room for a tensor {list(shape)} of {dtype} ({prod(shape) * _BYTES[dtype] / 1e6:.0f} MB) in "
+                f"{self.kind} memory: {str(error).strip()}. Close other sessions and programs, or export with a "
+                "smaller --context."
+            ) from error
 
     def first_rows(self, whole: "Tensor", num_rows: int, session: ort.InferenceSession, output: str) -> "Tensor":
         """The first rows `[1, num_rows, ...]` of a tensor `[1, R, ...]`, on the same memory.
@@ -45,6 +58,17 @@ class Place:
         shape = [1, num_rows, *value.shape()[2:]]
         binding.bind_output(output, self.kind, self.device_id, value.element_type(), shape, value.data_ptr())
         return Tensor(binding.get_outputs()[0], memory=whole)
+
+    def _new(self, shape: tuple[int, ...], dtype: str) -> "Tensor":
+        if not self.is_device:
+            host = np.zeros(shape, dtype=dtype)
+            return Tensor(ort.OrtValue.ortvalue_from_numpy(host), host)
+        kind = _ONNX_TYPES[dtype]
+        tensor = Tensor(ort.OrtValue.ortvalue_from_shape_and_type(list(shape), kind, self.kind, self.device_id))
+        # A device's memory holds what was there before, in half precision easily NaN: kernels that multiply it with a
+        # mask's zero would spread it.
+        tensor.value.update_inplace(_zeros(shape, dtype))
+        return tensor
 
 
 def place_of(placement: TargetPlacement) -> Place:
@@ -74,11 +98,22 @@ class Tensor:
         if self.host is not None:
             self.host[...] = array
         else:
-            self.value.update_inplace(array)
+            with raised_as(DeviceError, "ONNX Runtime failed while copying to the device", ONNX_ERRORS):
+                self.value.update_inplace(array)
 
     def read(self) -> NDArray[Any]:
         """The contents on the host: a view there, a copy from a device."""
-        return self.host if self.host is not None else self.value.numpy()
+        if self.host is not None:
+            return self.host
+        with raised_as(DeviceError, "ONNX Runtime failed while copying from the device", ONNX_ERRORS):
+            copied: NDArray[Any] = self.value.numpy()
+            return copied
+
+
+def _zeros(shape: tuple[int, ...], dtype: str) -> NDArray[Any] | ort.OrtValue:
+    if dtype == "bfloat16":  # a type that numpy does not have
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.zeros(shape, np.uint16), _ONNX_TYPES[dtype])
+    return np.zeros(shape, dtype=dtype)
 
 
 def host_scalar() -> tuple[NDArray[np.int32], ort.OrtValue]:

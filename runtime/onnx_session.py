@@ -14,11 +14,19 @@ import onnxruntime as ort
 
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.device_maps.card import GRAPH_PROVIDERS
-from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.graphs.contract import Dim, StageContract
+from mirrorsd.graphs.errors import BundleError, DeviceError, MirrorError, raised_as
+from mirrorsd.runtime.onnx_errors import FILE_ERRORS, ONNX_ERRORS
 from mirrorsd.runtime.onnx_memory import Place, place_of
 from mirrorsd.runtime.onnx_providers import provider_options, session_options
 
-VENDOR_ERRORS = (RuntimeError, ort.capi.onnxruntime_pybind11_state.Fail)
+_TYPE_NAMES = {
+    "float32": "tensor(float)",
+    "float16": "tensor(float16)",
+    "bfloat16": "tensor(bfloat16)",
+    "int32": "tensor(int32)",
+    "int64": "tensor(int64)",
+}
 _GRAPH_KEY = "gpu_graph_id"
 _NO_GRAPH = "-1"
 
@@ -44,6 +52,7 @@ class OnnxDevice:
         """Open a stage.
 
         Raises:
+            BundleError: the file is missing or damaged.
             DeviceError: the provider does not take it, or part of it would run elsewhere.
         """
         if self.placement.provider not in ort.get_available_providers():
@@ -60,12 +69,11 @@ class OnnxDevice:
                 providers=[(self.placement.provider, options)],
                 enable_fallback=0,
             )
-        except VENDOR_ERRORS as error:
-            raise DeviceError(
-                f"ONNX Runtime could not load {path.name} on {self.placement.provider}: {error}"
-            ) from error
-        check_assignment(path.name, self.placement.provider, session.get_providers()[0], assigned_nodes(session))
-        return OnnxStage(session, path.stem)
+            stage = OnnxStage(session, path)
+        except ONNX_ERRORS as error:
+            raise _load_error(path, self.placement.provider, error) from error
+        check_assignment(path.name, self.placement.provider, session.get_providers()[0], stage.nodes)
+        return stage
 
     def next_graph(self) -> int:
         """A number for a graph to be captured: none twice, since several sessions share a stage."""
@@ -82,9 +90,28 @@ class OnnxDevice:
 class OnnxStage:
     """An opened stage, and which operators run where."""
 
-    def __init__(self, session: ort.InferenceSession, name: str) -> None:
-        self.session, self.name = session, name
+    def __init__(self, session: ort.InferenceSession, path: Path) -> None:
+        self.session, self.path, self.name = session, path, path.stem
         self.nodes = assigned_nodes(session)
+
+    def check(self, contract: StageContract) -> None:
+        """Refuse a stage whose inputs and outputs are not what its contract makes of the manifest's sizes.
+
+        Raises:
+            BundleError: names the first port that differs.
+        """
+        found = {port.name: port for port in (*self.session.get_inputs(), *self.session.get_outputs())}
+        specs = {spec.name: spec for spec in (*contract.inputs, *contract.outputs)}
+        for name in sorted(found.keys() | specs.keys()):
+            port, spec = found.get(name), specs.get(name)
+            if port and spec and port.type == _TYPE_NAMES[spec.dtype] and _fits(port.shape, spec.shape):
+                continue
+            there = f"{port.type} {port.shape}" if port else "nothing"
+            expected = f"{_TYPE_NAMES[spec.dtype]} {list(spec.shape)}" if spec else "nothing"
+            raise BundleError(
+                f"{self.path} is not the stage {contract.name!r} of the bundle's manifest: as {name!r} it has {there}, "
+                f"expected is {expected}. Copy the whole bundle again, or export it again."
+            )
 
     def run(self, binding: ort.IOBinding, options: ort.RunOptions | None = None) -> None:
         """Run what is bound.
@@ -94,13 +121,14 @@ class OnnxStage:
         """
         try:
             self.session.run_with_iobinding(binding, options)
-        except VENDOR_ERRORS as error:
+        except ONNX_ERRORS as error:
             raise DeviceError(f"ONNX Runtime failed while running the target's {self.name}: {error}") from error
 
     def release(self, graph: int | None) -> None:
         """Forget a captured graph, whose addresses are about to become invalid."""
         if graph is not None:
-            self.session.release_captured_graph(graph)
+            with raised_as(DeviceError, f"ONNX Runtime could not release a pass of {self.name}", ONNX_ERRORS):
+                self.session.release_captured_graph(graph)
 
 
 def assigned_nodes(session: ort.InferenceSession) -> Counter[tuple[str, str]]:
@@ -131,6 +159,32 @@ def check_assignment(file: str, asked: str, found: str, nodes: Counter[tuple[str
         )
 
 
+def _load_error(path: Path, provider: str, error: Exception) -> MirrorError:
+    """A file that is none, or a device that does not take it: with what to do."""
+    if isinstance(error, FILE_ERRORS) or not path.is_file():
+        return BundleError(
+            f"{path} is no graph that ONNX Runtime {ort.__version__} can read ({error}). Copy the whole bundle again, "
+            "or export it again."
+        )
+    if isinstance(error, MemoryError):
+        return DeviceError(
+            f"No room for {path.name} on {provider} ({error}). Close other programs, or export with --precision int8 "
+            "or a smaller --context (`mirrorsd doctor BUNDLE` counts)."
+        )
+    return DeviceError(f"ONNX Runtime could not load {path.name} on {provider}: {error}")
+
+
+def _fits(found: Sequence[int | str | None], expected: Sequence[Dim]) -> bool:
+    """Whether fixed dimensions are equal; a symbolic one fits any.
+
+    >>> _fits([1, "s", 64], (1, "S", 64)), _fits([1, "s", 63], (1, "S", 64))
+    (True, False)
+    """
+    return len(found) == len(expected) and all(
+        left == right for left, right in zip(found, expected, strict=True) if isinstance(left, int)
+    )
+
+
 def describe_stages(stages: Sequence[OnnxStage], device: OnnxDevice) -> str:
     """One line: provider, number of nodes on it, and how passes are run."""
     providers = sorted({provider for stage in stages for provider, _ in stage.nodes} or {device.placement.provider})
@@ -150,4 +204,5 @@ def _new_stream(placement: TargetPlacement) -> Any:
     devices = [device for device in ort.get_ep_devices() if device.ep_name == placement.provider]
     if placement.device_id >= len(devices):
         return None
-    return devices[placement.device_id].create_sync_stream()
+    with raised_as(DeviceError, f"ONNX Runtime made no stream on {placement.provider}", ONNX_ERRORS):
+        return devices[placement.device_id].create_sync_stream()

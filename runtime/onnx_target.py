@@ -14,14 +14,17 @@ from numpy.typing import NDArray
 
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.graphs import names
+from mirrorsd.graphs.contract import exit_contract, segment_contract
+from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Exit, Segment, TargetEntry
 from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.onnx_errors import ONNX_ERRORS
 from mirrorsd.runtime.onnx_memory import Place, Tensor, host_scalar
 from mirrorsd.runtime.onnx_session import OnnxDevice, OnnxStage, describe_stages
 from mirrorsd.runtime.openvino_exit import OpenVinoExits
 from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
 
-_NEAR_TIE_GAPS = {"float32": 1e-3, "float16": 5e-2}
+_NEAR_TIE_GAPS = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 4e-1}
 _MOST_PASSES, _MOST_PREFILLS = 64, 8
 """Bindings that a session keeps; those used last. Prompts end with any number of rows: they have places of their own.
 """
@@ -42,6 +45,10 @@ class OnnxTargetModel:
         self.segments = [(s, self.device.open(bundle / s.file, dtype)) for s in entry.segments]
         own = () if exits else entry.exits
         self.exits = {e.layer: (e, self.device.open(bundle / e.file, dtype)) for e in own}
+        for s, stage in self.segments:
+            stage.check(segment_contract(entry.shape, s.name, first_layer=s.first_layer, end_layer=s.end_layer))
+        for e, stage in self.exits.values():
+            stage.check(exit_contract(entry.shape, e.name, num_candidates=e.num_candidates))
 
     def new_session(self) -> "OnnxTarget":
         """A session with a cache of its own on the shared graphs."""
@@ -147,7 +154,8 @@ class OnnxTarget:
             if len(passes) >= most:
                 passes.pop(next(iter(passes))).release()
             logit_rows = 1 if is_prefill else num_rows
-            bound = _BoundPass(self._model, self._cache, self._buffers, num_rows, logit_rows=logit_rows)
+            with raised_as(DeviceError, f"ONNX Runtime could not bind a pass of {num_rows} rows", ONNX_ERRORS):
+                bound = _BoundPass(self._model, self._cache, self._buffers, num_rows, logit_rows=logit_rows)
         passes[num_rows] = bound
         self._running = bound.options
         self._running.terminate = False

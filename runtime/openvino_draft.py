@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.device_maps import DraftPlacement
-from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
 from mirrorsd.runtime.choosing import NoiseSource
 from mirrorsd.runtime.draft_compiler import DraftCompiler
 from mirrorsd.runtime.draft_noise import DraftNoise
 from mirrorsd.runtime.draft_request import DraftRequest, Shape
 from mirrorsd.runtime.draft_session import RowBlock, TipGuesses
+from mirrorsd.runtime.openvino_errors import OPENVINO_ERRORS
 
 
 class OpenVinoDraftModel:
@@ -27,7 +28,8 @@ class OpenVinoDraftModel:
 
     def __init__(self, bundle: Path, entry: DraftEntry, placement: DraftPlacement) -> None:
         self.entry, self.placement = entry, placement
-        self.shapes = DraftCompiler(bundle, entry, placement)
+        with raised_as(DeviceError, f"OpenVINO cannot use {placement.device} for the draft", OPENVINO_ERRORS):
+            self.shapes = DraftCompiler(bundle, entry, placement)
 
     def new_session(self) -> "OpenVinoDraft":
         """A session with a cache of its own on the shared compiled shapes."""

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from mirrorsd.device_maps import ExitPlacement
 from mirrorsd.graphs import names
-from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import TargetEntry
 from mirrorsd.runtime.draft_shapes import device_options, host_options
 from mirrorsd.runtime.npu_conformance import Conformance, check_conformance
+from mirrorsd.runtime.openvino_errors import OPENVINO_ERRORS
 from mirrorsd.runtime.target_session import ExitGuesses
 
 ROW_BUCKETS = (1, 8, 16, 32)
@@ -83,14 +84,14 @@ class OpenVinoExits:
         model = self._static_model(path, rows)
         try:
             return self._core.compile_model(model, device, options)
-        except RuntimeError as error:
+        except OPENVINO_ERRORS as error:
             raise DeviceError(f"OpenVINO could not compile {path.name} for {device} ({rows} rows): {error}") from error
 
     def _static_model(self, path: Path, rows: int) -> ov.Model:
         try:
             model = self._core.read_model(path)
             model.reshape({names.HIDDEN: [1, rows, self._width]})
-        except RuntimeError as error:
+        except OPENVINO_ERRORS as error:
             raise DeviceError(f"OpenVINO cannot read {path.name} with {rows} rows: {error}") from error
         return model
 
@@ -99,15 +100,15 @@ class _ExitRequest:
     """One exit at one number of rows; rows beyond those asked for are zeros and left out of the answer."""
 
     def __init__(self, compiled: ov.CompiledModel, name: str) -> None:
-        self._name, self._request = name, compiled.create_infer_request()
+        self._name = name
+        with raised_as(DeviceError, f"OpenVINO has no room for {name}", OPENVINO_ERRORS):
+            self._request = compiled.create_infer_request()
 
     def run(self, rows: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         count = rows.shape[1]
-        hidden = self._request.get_tensor(names.HIDDEN).data
-        hidden[:, :count], hidden[:, count:] = rows, 0
-        try:
+        with raised_as(DeviceError, f"OpenVINO failed while running {self._name}", OPENVINO_ERRORS):
+            hidden = self._request.get_tensor(names.HIDDEN).data
+            hidden[:, :count], hidden[:, count:] = rows, 0
             self._request.infer()
-        except RuntimeError as error:
-            raise DeviceError(f"OpenVINO failed while running {self._name}: {error}") from error
-        ids, logprobs = (self._request.get_tensor(name).data for name in (names.EXIT_IDS, names.EXIT_LOGPROBS))
-        return ids[0, :count].copy(), logprobs[0, :count].copy()
+            ids, logprobs = (self._request.get_tensor(name).data for name in (names.EXIT_IDS, names.EXIT_LOGPROBS))
+            return ids[0, :count].copy(), logprobs[0, :count].copy()

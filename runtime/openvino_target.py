@@ -6,6 +6,7 @@ back by number here too. Exactness first: on a GPU the caches travel through hos
 """
 
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from numpy.typing import NDArray
 
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.graphs import names
-from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Exit, Segment, TargetEntry
 from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.openvino_errors import OPENVINO_ERRORS
 from mirrorsd.runtime.openvino_exit import OpenVinoExits
 from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
 
@@ -41,7 +43,8 @@ class OpenVinoTargetModel:
 
     def new_session(self) -> "OpenVinoTarget":
         """A session with a cache of its own on the shared graphs."""
-        return OpenVinoTarget(self)
+        with raised_as(DeviceError, "OpenVINO has no room for a session of the target", (*OPENVINO_ERRORS, ValueError)):
+            return OpenVinoTarget(self)
 
     def describe(self) -> str:
         """One line for `pipe.placement`, with the devices that the graphs really use."""
@@ -142,13 +145,14 @@ class _SegmentRequest:
         """Run `rows` (ids or hidden states) at positions `start ..`; returns the hidden states, or nothing of use."""
         total = start + rows.shape[1] + self._spare_rows
         self._seqlens_k[0], self._total_length[()] = total - 1, total
-        self._bind(self._rows_input, rows)
-        if self._takes_logit_rows:
-            self._bind(names.LOGIT_ROWS, logit_rows)
-        _run(self._request, self.name)
-        for cache, present in self._caches:
-            cache[:, :, start:total] = self._request.get_tensor(present).data[:, :, start:total]
-        return rows if self._takes_logit_rows else self._output(self._rows_output)
+        with _failures_of(self.name):
+            self._bind(self._rows_input, rows)
+            if self._takes_logit_rows:
+                self._bind(names.LOGIT_ROWS, logit_rows)
+            self._request.infer()
+            for cache, present in self._caches:
+                cache[:, :, start:total] = self._request.get_tensor(present).data[:, :, start:total]
+            return rows if self._takes_logit_rows else self._output(self._rows_output)
 
     def cancel(self) -> None:
         """End the run that is under way, if there is one."""
@@ -174,10 +178,11 @@ class _ExitRequest:
         self._name, self._request = entry.name, compiled.create_infer_request()
 
     def run(self, hidden: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        self._request.set_tensor(names.HIDDEN, ov.Tensor(hidden, shared_memory=True))
-        _run(self._request, self._name)
-        ids, logprobs = (self._request.get_tensor(name).data for name in (names.EXIT_IDS, names.EXIT_LOGPROBS))
-        return ids[0].copy(), logprobs[0].copy()
+        with _failures_of(self._name):
+            self._request.set_tensor(names.HIDDEN, ov.Tensor(hidden, shared_memory=True))
+            self._request.infer()
+            ids, logprobs = (self._request.get_tensor(name).data for name in (names.EXIT_IDS, names.EXIT_LOGPROBS))
+            return ids[0].copy(), logprobs[0].copy()
 
 
 def _compile(core: ov.Core, path: Path, capacity: int, placement: TargetPlacement) -> ov.CompiledModel:
@@ -199,8 +204,11 @@ def _compile(core: ov.Core, path: Path, capacity: int, placement: TargetPlacemen
         if caches:
             model.reshape(caches)
         return core.compile_model(model, device, options)
-    except RuntimeError as error:
-        raise DeviceError(f"OpenVINO could not load {path.name} on {device}: {error}") from error
+    except OPENVINO_ERRORS as error:
+        raise DeviceError(
+            f"OpenVINO could not load {path.name} on {device}: {str(error).strip()} Choose another device map "
+            "(`mirrorsd devices`), or export the bundle again."
+        ) from error
 
 
 def _port_names(ports: list[Any]) -> set[str]:
@@ -211,8 +219,5 @@ def _devices(compiled: ov.CompiledModel) -> list[str]:
     return [str(device) for device in compiled.get_property("EXECUTION_DEVICES")]
 
 
-def _run(request: ov.InferRequest, name: str) -> None:
-    try:
-        request.infer()
-    except RuntimeError as error:
-        raise DeviceError(f"OpenVINO failed while running the target's {name}: {error}") from error
+def _failures_of(stage: str) -> AbstractContextManager[None]:
+    return raised_as(DeviceError, f"OpenVINO failed while running the target's {stage}", OPENVINO_ERRORS)

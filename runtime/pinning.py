@@ -1,8 +1,14 @@
-"""Which cores there are, and keeping a thread on some: two devices on one processor must not wait for each other."""
+"""Which processor and cores there are, and keeping a thread on some of them.
+
+Two devices on one processor must not wait for each other.
+"""
 
 import os
+import platform
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +20,25 @@ class Cores(NamedTuple):
 
     numbers: tuple[int, ...]
     num_threads: int
+
+
+def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """What this processor is called, as its system says: the model's name, or an Arm core's numbers.
+
+    Args:
+        cpuinfo: Linux's list of processors.
+    """
+    if cpuinfo.is_file():
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+        fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
+        for names in (("model name",), ("CPU implementer", "CPU part", "CPU variant", "CPU revision")):
+            if found := " ".join(fields[name] for name in names if fields.get(name)):
+                return found
+    if sys.platform == "darwin":
+        with suppress(OSError, subprocess.SubprocessError):
+            command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+            return subprocess.check_output(command, text=True, timeout=10, stderr=subprocess.DEVNULL).strip()
+    return platform.processor() or platform.machine()
 
 
 def usable_cores(siblings: str = _SIBLINGS) -> Cores:

@@ -90,9 +90,9 @@ class MirrorPipeline:
         """
         folder = Path(bundle)
         manifest = read_bundle(folder)
-        choice = choose_device_map(device_map)
+        choice = choose_device_map(device_map, dtype=manifest.target.shape.dtype)
         check_computes(choice.device_map, manifest.target.shape.dtype)
-        tuned = Tuned.read(folder, choice.device_map.name) if use_tuned else None
+        tuned = Tuned.read(folder, choice.device_map) if use_tuned else None
         laid_out = choose_layout(choice.device_map, layout, tuned)
         found = tuned if tuned and tuned.layout == laid_out.name else None
         speculations = _resolve(choice.device_map, found, speculation or {})

@@ -5,20 +5,32 @@ One small file per bundle and card. It holds speed settings only: using it, losi
 
 import hashlib
 import json
+import logging
+import operator
 import os
 import platform
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
+from mirrorsd.device_maps import DeviceMap
 from mirrorsd.device_maps.card import APART, LAYOUTS
 from mirrorsd.device_maps.pace import Curve, check_curve
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.runtime.devices import ONNX_PACKAGES
+from mirrorsd.runtime.generation_config import SpeculationConfig, require
+from mirrorsd.runtime.pinning import processor_name
 from mirrorsd.runtime.root_scores import RootScores
 
-_PACKAGES = ("mirrorsd", "onnxruntime", "onnxruntime-gpu", "openvino")
+_METHODS = ("mirror", "serial", "plain")
+_LEAST, _MOST = 1e-3, 1e6
+_DAMAGE = (ConfigError, OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What reading a document of any content may raise."""
+_log = logging.getLogger("mirrorsd")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +68,24 @@ class Tuned:
     sampled_tokens_per_step: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse root scores of another form, unknown layouts, and times that are none (`ValueError`)."""
-        RootScores.from_dict(self.root_scores)
+        """Refuse what cannot have been measured, in words that name the field (`ConfigError`, `ValueError`)."""
+        for name in ("predicted_step_ms", "measured_step_ms"):
+            _check_range(name, getattr(self, name), 0.0, _MOST)
+        for kind in ("", "sampled_"):
+            _check_settings(f"{kind}speculation", getattr(self, f"{kind}speculation"))
+            for name in (f"{kind}tokens_per_second", f"{kind}tokens_per_step"):
+                for method, value in getattr(self, name).items():
+                    require(method in _METHODS, "Tuned", name, method, ", ".join(_METHODS))
+                    _check_range(f"{name}[{method}]", value, _LEAST, _MOST)
+        for weights in RootScores.from_dict(self.root_scores).fitted.values():
+            for value in chain(*weights):
+                _check_range("root_scores", value, -_MOST, _MOST)
         if self.target_ms:
             object.__setattr__(self, "target_ms", tuple((float(rows), float(ms)) for rows, ms in self.target_ms))
             check_curve("target_ms", self.target_ms)
-        if self.layout not in LAYOUTS:
-            raise ValueError(f"layout is {self.layout!r}, expected one of {', '.join(LAYOUTS)}")
+            for _, ms in self.target_ms:
+                _check_range("target_ms", ms, 0.0, _MOST)
+        require(self.layout in LAYOUTS, "Tuned", "layout", self.layout, ", ".join(LAYOUTS))
 
     def write(self, bundle: Path) -> Path:
         """Keep it beside the bundle, whole or not at all."""
@@ -73,33 +96,58 @@ class Tuned:
         return path
 
     @classmethod
-    def read(cls, bundle: Path, card: str) -> Self | None:
-        """What was found for this card, if it fits this machine, these versions and this bundle.
+    def read(cls, bundle: Path, card: DeviceMap) -> Self | None:
+        """What was found for this card, if it fits this machine, its devices, these versions and this bundle.
 
-        Raises:
-            ConfigError: the file is damaged.
+        A file that is damaged is left out with a warning that says so: it holds nothing but speed.
         """
-        path = _place(bundle, card)
+        path = _place(bundle, card.name)
         if not path.is_file():
             return None
         try:
-            tuned = cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError, ConfigError) as error:
-            raise ConfigError(f"{path} is damaged ({error}). Delete it, or run `mirrorsd tune` again.") from error
-        return tuned if tuned.fingerprint == fingerprint(bundle) else None
+            document = json.loads(path.read_text(encoding="utf-8"))
+            return cls(**document) if document["fingerprint"] == fingerprint(bundle, card) else None
+        except _DAMAGE as error:
+            _log.warning(
+                "%s is damaged (%s: %s) and is not used: settings are those of device map %s. Delete the file, or run "
+                "`mirrorsd tune` again.",
+                *(path, type(error).__name__, error, card.name),
+            )
+            return None
 
 
-def fingerprint(bundle: Path) -> str:
-    """Hash of the processor, the number of cores, the runtimes' versions and the bundle's manifest."""
-    parts = [platform.machine(), platform.processor(), str(os.cpu_count())]
-    for package in _PACKAGES:
-        try:
+def fingerprint(bundle: Path, card: DeviceMap) -> str:
+    """Hash of the processor, its cores, the card's other devices, the runtimes' versions and the bundle's manifest."""
+    parts = [platform.machine(), processor_name(), str(os.cpu_count())]
+    if not (card.target.is_on_cpu and card.draft.is_on_cpu and card.exit.device == "target"):
+        from mirrorsd.runtime.hardware import device_names
+
+        parts += device_names(card)
+    for package in ("mirrorsd", *ONNX_PACKAGES, "openvino"):
+        with suppress(metadata.PackageNotFoundError):
             parts.append(f"{package}={metadata.version(package)}")
-        except metadata.PackageNotFoundError:
-            continue
     digest = hashlib.sha256("|".join(parts).encode())
     digest.update((bundle / names.MANIFEST_FILE).read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _check_range(name: str, value: Any, least: float, most: float) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    require(is_number and least <= value <= most, "Tuned", name, value, f"{least:g} to {most:g}")
+
+
+def _check_settings(name: str, values: dict[str, Any]) -> None:
+    """Refuse what `SpeculationConfig` would, and values of other types than its own."""
+    defaults = SpeculationConfig()
+    for setting, value in values.items():
+        require(setting in defaults.__slots__, "Tuned", name, setting, ", ".join(defaults.__slots__))
+        default = getattr(defaults, setting)
+        kinds = (
+            (str, list, tuple) if setting == "exits" else (float, int) if type(default) is float else (type(default),)
+        )
+        require(type(value) in kinds, "Tuned", f"{name}.{setting}", value, f"a value such as {default!r}")
+    exits = values.get("exits", "all")
+    SpeculationConfig(**{**values, "exits": exits if exits == "all" else tuple(map(operator.index, exits))})
 
 
 def _place(bundle: Path, card: str) -> Path:

@@ -16,7 +16,7 @@ from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.onnx_memory import Place, place_of
 from mirrorsd.runtime.onnx_session import OnnxStage, check_assignment
 from mirrorsd.runtime.onnx_target import OnnxTarget, OnnxTargetModel
-from mirrorsd.runtime.target_session import ExitGuesses
+from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
 
 CUDA = TargetPlacement(provider="CUDAExecutionProvider", graphs=True)
 
@@ -110,13 +110,21 @@ def test_every_node_is_accounted_for(tiny_bundle: Path) -> None:
     assert "CPUExecutionProvider (all " in model.describe()
 
 
-def test_the_gpu_check_itself_works_on_a_processor(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture(scope="module")
+def gpu() -> Any:
+    """`bench/gpu.py`."""
     path = Path(__file__).parents[2] / "bench" / "gpu.py"
     spec = importlib.util.spec_from_file_location("gpu", path)
     assert spec is not None
     assert spec.loader is not None
-    gpu = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(gpu)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_gpu_check_runs_through_and_passes_a_target_that_is_its_own_reference(
+    tiny_bundle: Path, gpu: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     card = load_device_map("cpu")
     assert gpu.bandwidth(card.target) > 1e8
     found = gpu.check(tiny_bundle, card, 1e10, 8, 1)
@@ -124,3 +132,34 @@ def test_the_gpu_check_itself_works_on_a_processor(tiny_bundle: Path, capsys: py
     assert (found["largest_error"], found["same_top1"], found["positions"]) == (0.0, 1.0, 64)
     gpu.print_table([found])
     assert "tiny.mirror" in capsys.readouterr().out
+
+
+class WrongTarget:
+    """A target whose every eighth row is computed wrongly: its best token is another one."""
+
+    def __init__(self, right: OnnxTarget) -> None:
+        self.vocab_size, self.prefill, self._run = right.vocab_size, right.prefill, right.run
+
+    def run(self, *arguments: Any, **options: Any) -> TargetOutput:
+        output = self._run(*arguments, **options)
+        assert output.logits is not None
+        logits = output.logits.copy()
+        logits[0] = -logits[0]
+        return output._replace(logits=logits)
+
+
+def test_the_gpu_check_finds_a_target_that_computes_something_else(tiny_bundle: Path, gpu: Any) -> None:
+    model = open_model(tiny_bundle)
+    found = gpu.parity(WrongTarget(model.new_session()), model.new_session())
+    assert found["same_top1"] == 1 - 1 / 8
+    assert found["largest_error"] > 1.0
+    assert not any(gpu.is_close(found, dtype) for dtype in ("float32", "float16"))
+
+
+def test_a_bundle_that_a_gpu_refuses_is_a_row_with_the_reason(
+    tiny_bundle: Path, gpu: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = gpu.check_or_reason(tiny_bundle, load_device_map("cuda-cpu"), 1e10, 8, 1)
+    assert (row["bundle"], row["precision"], row["is_fine"]) == ("tiny.mirror", "fp32", False)
+    gpu.print_table([row])
+    assert "tiny.mirror: refused: this bundle's target computes in float32" in capsys.readouterr().out

@@ -3,15 +3,25 @@
 import json
 import re
 import shutil
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mirrorsd import MirrorPipeline
 from mirrorsd.cli.application import run
-from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.device_maps import load_device_map
+from mirrorsd.runtime import GenerationConfig, SpeculationConfig, hardware
+from mirrorsd.runtime import tuned as tuned_module
+from mirrorsd.runtime.cost_book import CostBooks
+from mirrorsd.runtime.engine import resolve_speculation
+from mirrorsd.runtime.hardware import DeviceDetail
 from mirrorsd.runtime.pinning import usable_cores
 from mirrorsd.runtime.tuned import Tuned, fingerprint
+
+CPU = load_device_map("cpu")
 
 
 @pytest.fixture
@@ -23,13 +33,28 @@ def own_bundle(tiny_bundle: Path, tmp_path: Path) -> Path:
 def tuned_for(bundle: Path, **changes: object) -> Tuned:
     values = {
         "card": "cpu",
-        "fingerprint": fingerprint(bundle),
+        "fingerprint": fingerprint(bundle, CPU),
         "speculation": {"gamma": 3, "roots": 2},
         "predicted_step_ms": 1.0,
         "measured_step_ms": 1.1,
         "tokens_per_second": {"mirror": 100.0, "serial": 95.0, "plain": 90.0},
     }
     return Tuned(**{**values, **changes})
+
+
+def places(value: Any, before: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Every field of a document: leaves, lists and objects."""
+    if before:
+        yield before
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in inner:
+        yield from places(item, (*before, key))
+
+
+def edit(document: Any, place: tuple[str | int, ...], value: object) -> None:
+    for key in place[:-1]:
+        document = document[key]
+    document[place[-1]] = value
 
 
 def _num_finals(printed: str, kind: str) -> int:
@@ -68,10 +93,10 @@ def test_tune_measures_chooses_and_is_used(own_bundle: Path, capsys: pytest.Capt
 
 def test_what_was_tuned_elsewhere_is_not_used(own_bundle: Path) -> None:
     tuned_for(own_bundle).write(own_bundle)
-    assert Tuned.read(own_bundle, "cpu") is not None
-    assert Tuned.read(own_bundle, "npu-emulated") is None
+    assert Tuned.read(own_bundle, CPU) is not None
+    assert Tuned.read(own_bundle, load_device_map("npu-emulated")) is None
     tuned_for(own_bundle, fingerprint="another machine").write(own_bundle)
-    assert Tuned.read(own_bundle, "cpu") is None
+    assert Tuned.read(own_bundle, CPU) is None
 
 
 def test_explicit_settings_win_over_tuned_ones(own_bundle: Path) -> None:
@@ -110,18 +135,91 @@ def test_files_from_before_layouts_count_as_apart(own_bundle: Path) -> None:
     known = ("card", "fingerprint", "speculation", "predicted_step_ms", "measured_step_ms", "tokens_per_second")
     document = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({name: document[name] for name in known}), encoding="utf-8")
-    tuned = Tuned.read(own_bundle, "cpu")
+    tuned = Tuned.read(own_bundle, CPU)
     assert tuned is not None
     assert (tuned.layout, tuned.speculation["gamma"]) == ("apart", 3)
 
 
-@pytest.mark.parametrize("content", ["{", None])
-def test_a_damaged_file_is_named(own_bundle: Path, content: str | None) -> None:
+DAMAGES: dict[str, dict[str, object]] = {
+    "tokens_per_second[plain] is 0.0": {"tokens_per_second": {"plain": 0.0}},
+    "tokens_per_second is 'magic'": {"tokens_per_second": {"magic": 90.0}},
+    "tokens_per_step[serial] is nan": {"tokens_per_step": {"serial": float("nan")}},
+    "sampled_tokens_per_second[plain] is -1.0": {"sampled_tokens_per_second": {"plain": -1.0}},
+    "root scores 'both:3' have other weights": {"root_scores": {"both:3": [[1.0], [1.0], [1.0]]}},
+    "target_ms is nan": {"target_ms": [[1.0, float("nan")]]},
+    "speculation.gamma is 3.5": {"speculation": {"gamma": 3.5}},
+    "speculation is 'colour'": {"speculation": {"colour": 1}},
+    "gamma is 99; allowed: 1 to 31": {"sampled_speculation": {"gamma": 99}},
+    "layout is 'sideways'": {"layout": "sideways"},
+    "unexpected keyword argument 'colour'": {"colour": "red"},
+}
+
+
+@pytest.mark.parametrize("words", DAMAGES)
+def test_a_damaged_file_is_named_and_left_out(own_bundle: Path, words: str, caplog: pytest.LogCaptureFixture) -> None:
     path = tuned_for(own_bundle).write(own_bundle)
-    other_scores = json.loads(path.read_text(encoding="utf-8")) | {"root_scores": {"both:3": [[1.0], [1.0], [1.0]]}}
-    path.write_text(content or json.dumps(other_scores), encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"tuned-cpu.json is damaged.*mirrorsd tune"):
-        Tuned.read(own_bundle, "cpu")
+    document = json.loads(path.read_text(encoding="utf-8")) | DAMAGES[words]
+    path.write_text(json.dumps(document), encoding="utf-8")
+    assert Tuned.read(own_bundle, CPU) is None
+    assert words in caplog.text
+    assert "tuned-cpu.json is damaged" in caplog.text
+    assert "Delete the file, or run `mirrorsd tune` again." in caplog.text
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "null", '{"fingerprint": 3}', "[" * 100_000, "\ud800"])
+def test_a_damaged_file_stops_no_text_and_leaves_no_thread(
+    own_bundle: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tuned_for(own_bundle).write(own_bundle).write_bytes(content.encode("utf-8", "surrogatepass"))
+    before = threading.active_count()
+    assert Tuned.read(own_bundle, CPU) is None
+    assert ("is damaged" in caplog.text) == (content != '{"fingerprint": 3}'), "that one is of another machine"
+    if content == "{":
+        with MirrorPipeline.load(own_bundle, device_map="cpu") as pipe:
+            assert "speculation: defaults of cpu" in pipe.placement
+            assert len(pipe.generate("Once", max_new_tokens=4, ignore_eos=True).token_ids) == 4
+        assert threading.active_count() == before
+
+
+def test_any_field_with_any_hostile_value_is_usable_or_left_out(own_bundle: Path) -> None:
+    scores = {"draft": [[0.1] * 7, [0.1] * 4, [0.1] * 4]}
+    sampled = {"sampled_speculation": {"exits": [2]}, "sampled_tokens_per_step": {"plain": 1.0}}
+    whole = tuned_for(own_bundle, root_scores=scores, target_ms=((1.0, 2.0), (8.0, 3.0)), **sampled)
+    path = whole.write(own_bundle)
+    text = path.read_text(encoding="utf-8")
+    hostile = (-5, 0, 1e-320, 10**400, float("nan"), float("inf"), "", [], {}, None, "12", True, [[1, 2, 3]], ["x"])
+    read = 0
+    for place in places(json.loads(text)):
+        for value in hostile:
+            document = json.loads(text)
+            edit(document, place, value)
+            path.write_text(json.dumps(document), encoding="utf-8")
+            found = Tuned.read(own_bundle, CPU)
+            if found is None:
+                continue
+            read += 1
+            for config, kind in ((GenerationConfig(), ""), (GenerationConfig(temperature=1.0), "sampled_")):
+                speeds, steps = (getattr(found, f"{kind}tokens_per_{unit}") for unit in ("second", "step"))
+                CostBooks().of(config).start_from(speeds, steps)
+                resolve_speculation(SpeculationConfig(), getattr(found, f"{kind}speculation"))
+    assert read > 20
+
+
+def test_another_processor_is_another_machine(own_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With as many cores and the same versions: what `platform` says tells them apart on Windows only."""
+    here = fingerprint(own_bundle, CPU)
+    monkeypatch.setattr(tuned_module, "processor_name", lambda: "AMD EPYC 9B14")
+    assert fingerprint(own_bundle, CPU) != here
+
+
+def test_another_graphics_card_is_another_machine(own_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card, found = load_device_map("cuda-cpu"), {}
+    for name in ("NVIDIA L4", "NVIDIA A10"):
+        details = [DeviceDetail(device="NVIDIA GPU 0", full_name=name, driver="570.1")]
+        monkeypatch.setattr(hardware, "nvidia_gpus", lambda details=details: details)
+        found[name] = fingerprint(own_bundle, card)
+    assert len(set(found.values())) == 2
+    assert fingerprint(own_bundle, CPU) == fingerprint(own_bundle, load_device_map("npu-emulated"))
 
 
 def test_a_card_says_whether_windows_are_cut(own_bundle: Path, tmp_path: Path) -> None:

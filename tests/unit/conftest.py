@@ -20,7 +20,10 @@ from mirrorsd.graphs.manifest import (
     VerifyResult,
 )
 
-FILES = ("target/prefix.onnx", "target/exit1.onnx", "target/suffix.onnx", "target/weights.bin", "draft/draft.xml")
+FILES = (
+    *("target/prefix.onnx", "target/exit1.onnx", "target/suffix.onnx", "target/weights.bin"),
+    *("draft/draft.xml", "draft/draft.bin", "tokenizer/tokenizer.json"),
+)
 
 
 @pytest.fixture

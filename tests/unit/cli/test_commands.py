@@ -20,6 +20,7 @@ from mirrorsd.graphs.errors import (
     MirrorError,
     ParityError,
 )
+from mirrorsd.graphs.manifest import with_checksum
 
 STATS_FIELDS = {
     *("steps", "tokens_per_step", "mean_accepted", "reuse_rate", "reuse_by_source"),
@@ -215,7 +216,7 @@ def test_inspect_shows_exit_coverage(bundle: Path, capsys: pytest.CaptureFixture
     document = json.loads(path.read_text(encoding="utf-8"))
     shares = {"untrained": {"1": 0.25, "8": 0.5}, "adapter": {"1": 0.5, "8": 0.915}}
     document["exit_coverage"] = {"text": "held back", "positions": 4000, "layers": {"1": shares, "2": "rubbish"}}
-    path.write_text(json.dumps(document), encoding="utf-8")
+    path.write_text(json.dumps(with_checksum(document)), encoding="utf-8")
     assert run(["inspect", str(bundle)]) == 0
     out = capsys.readouterr().out
     assert "Exit coverage (4000 positions)" in out

@@ -2,7 +2,8 @@
 
 import pytest
 
-from mirrorsd.cli.export import present_card
+from mirrorsd.cli.export import check_device_map, present_card
+from mirrorsd.graphs.errors import DeviceError
 
 
 def test_a_card_whose_devices_are_here() -> None:
@@ -16,3 +17,17 @@ def test_a_card_whose_devices_are_elsewhere_is_only_noted(capsys: pytest.Capture
     err = capsys.readouterr().err
     assert err.startswith("not compiled, since the device is not here (`mirrorsd compile` does it there)")
     assert "CUDAExecutionProvider" in err
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
+def test_a_card_that_cannot_run_the_bundle_is_refused_before_any_work(precision: str) -> None:
+    with pytest.raises(DeviceError, match="export it with --precision fp16 or bf16"):
+        check_device_map("cuda-cpu", precision)
+
+
+def test_a_card_that_can_is_said_to_be_what_the_draft_is_compiled_for(capsys: pytest.CaptureFixture[str]) -> None:
+    check_device_map("cuda-cpu", "fp16")
+    check_device_map("cpu", "int4")
+    assert "device map cuda-cpu: the draft is compiled for it" in capsys.readouterr().err
+    with pytest.raises(DeviceError, match="computes in bfloat16"):
+        check_device_map("cpu", "bf16")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from mirrorsd.export.carried_files import token_entry
 from mirrorsd.export.checkpoint import open_checkpoint
 from mirrorsd.graphs.errors import ExportError
 
@@ -37,6 +38,13 @@ def test_sizes_licence_and_ids_are_read(checkpoint: Path) -> None:
     assert found.eos_ids == (3, 2)
     assert found.token_id("bos_token_id") == 1
     assert found.token_id("pad_token_id") is None
+
+
+def test_a_special_token_that_the_vocabulary_lacks_is_none(checkpoint: Path) -> None:
+    given = {"pad_token_id": -1, "bos_token_id": 1, "eos_token_id": [3, 8]}
+    (checkpoint / "generation_config.json").write_text(json.dumps(given))
+    entry = token_entry(open_checkpoint(checkpoint, "target"))
+    assert (entry.eos_ids, entry.bos_id, entry.pad_id) == ((3, 2), 1, None)
 
 
 def test_licence_file_is_recognised_and_else_unknown(checkpoint: Path) -> None:

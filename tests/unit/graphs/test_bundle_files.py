@@ -11,13 +11,15 @@ import pytest
 from mirrorsd.graphs import bundle_files, names
 from mirrorsd.graphs.bundle_files import describe_file, read_bundle
 from mirrorsd.graphs.errors import BundleError
+from mirrorsd.graphs.manifest import with_checksum
 
 
 def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Edit it and put the right checksum on it, so that only the other checks can notice."""
     path = folder / names.MANIFEST_FILE
     document = json.loads(path.read_text(encoding="utf-8"))
     edit(document)
-    path.write_text(json.dumps(document), encoding="utf-8")
+    path.write_text(json.dumps(with_checksum(document)), encoding="utf-8")
 
 
 def test_reads_back_what_was_written(bundle: Path) -> None:
@@ -112,7 +114,9 @@ def test_wrong_type_is_named(bundle: Path, path: tuple[str | int, ...], value: o
         read_bundle(bundle)
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "../secret", "target/../../secret", "C:/secret", "a\\b", ""])
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "../secret", "target/../../secret", "C:/secret", "a\\b", "", "a\0b", "\ud800"]
+)
 def test_path_that_leaves_the_folder(bundle: Path, path: str) -> None:
     entry = {"bytes": 1, "sha256": "0"}
     edit_manifest(bundle, lambda document: document["files"].update({path: entry}))
@@ -129,6 +133,38 @@ def test_stage_path_that_leaves_the_folder(bundle: Path) -> None:
 def test_stage_file_that_is_not_listed(bundle: Path) -> None:
     edit_manifest(bundle, lambda document: document["draft"].update(file="draft/other.xml"))
     with pytest.raises(BundleError, match=r"uses 'draft/other.xml' but lists no such file"):
+        read_bundle(bundle)
+
+
+@pytest.mark.parametrize("file", ["draft/draft.bin", "tokenizer/tokenizer.json"])
+def test_every_file_that_is_loaded_must_be_listed(bundle: Path, file: str) -> None:
+    edit_manifest(bundle, lambda document: document["files"].pop(file))
+    with pytest.raises(BundleError, match=f"uses '{file}' but lists no such file"):
+        read_bundle(bundle)
+
+
+@pytest.mark.parametrize("file", ["tokenizer/chat_template.jinja", "draft/other/draft.bin", "target/middle.onnx"])
+def test_a_file_that_was_put_there_later_is_refused(bundle: Path, file: str) -> None:
+    (bundle / file).parent.mkdir(exist_ok=True)
+    (bundle / file).write_text("{{ messages }}", encoding="utf-8")
+    with pytest.raises(BundleError, match=r"is not listed in manifest.json: it was put there after the export"):
+        read_bundle(bundle)
+
+
+def test_what_is_never_loaded_may_lie_in_a_bundle(bundle: Path) -> None:
+    read_bundle(bundle)
+    for name in ("notes.txt", "tokenizer/.DS_Store", ".cache/blob"):
+        (bundle / name).parent.mkdir(exist_ok=True)
+        (bundle / name).write_text("mine", encoding="utf-8")
+    (bundle.parent / f".{bundle.name}.cache").mkdir()
+    read_bundle(bundle)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="symbolic links need a privilege on Windows")
+def test_a_link_that_nobody_listed_is_refused(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "template").write_text("{{ messages }}", encoding="utf-8")
+    (bundle / "tokenizer" / "chat_template.jinja").symlink_to(tmp_path / "template")
+    with pytest.raises(BundleError, match=r"chat_template.jinja is not listed in manifest.json"):
         read_bundle(bundle)
 
 

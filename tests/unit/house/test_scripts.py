@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from mirrorsd.device_maps import load_device_map
+from mirrorsd.runtime.devices import check_computes
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -89,6 +92,22 @@ def test_demo_report_is_a_table_with_a_verdict(
     printed = capsys.readouterr().out
     assert "tokens_per_second" in printed
     assert "identical: yes" in printed
+
+
+def test_the_gpu_check_exports_only_what_cuda_computes_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script, commands = load_script("check_gpu", monkeypatch), []
+    monkeypatch.setattr(script, "why_not", lambda: "")
+    monkeypatch.setattr(script, "ensure_environment", lambda _: None)
+    monkeypatch.setattr(script.environment, "use_folder", lambda _: None)
+    monkeypatch.setattr(script, "WORKPLACE", tmp_path)
+    monkeypatch.setattr(script, "run_here", lambda command: commands.append(command) or 0)
+    monkeypatch.setattr(sys, "argv", ["check_gpu.py"])
+    assert script.main() == 0
+    exports = [command for command in commands if "export" in command]
+    assert len(exports) == 2
+    for command in exports:
+        dtype = {"fp16": "float16", "bf16": "bfloat16"}[command[command.index("--precision") + 1]]
+        check_computes(load_device_map("cuda-cpu"), dtype)
 
 
 def test_without_a_gpu_the_check_says_why(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import onnxruntime
 import pytest
 
 from mirrorsd.device_maps import DeviceMap, TargetPlacement, load_device_map
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime import devices
 from mirrorsd.runtime.devices import AUTO_ORDER, DeviceInventory, check_computes, choose_device_map, missing_devices
+from mirrorsd.runtime.onnx_memory import Place
 from mirrorsd.runtime.onnx_providers import provider_options, session_options
 
 
@@ -20,13 +22,49 @@ def test_bfloat16_is_refused_where_it_cannot_be_computed() -> None:
         check_computes(load_device_map("igpu-cpu"), "bfloat16")
 
 
+@pytest.mark.parametrize("card", ["cuda-cpu", "cuda-npu"])
+def test_cuda_takes_float16_and_bfloat16_alone(card: str) -> None:
+    for dtype in ("float16", "bfloat16"):
+        check_computes(load_device_map(card), dtype)
+    with pytest.raises(
+        DeviceError, match=r"float32 \(as precisions fp32, int8 and int4 do\).*--precision fp16 or bf16"
+    ):
+        check_computes(load_device_map(card), "float32")
+
+
+def test_auto_passes_over_a_card_that_cannot_compute_the_bundle() -> None:
+    inventory = machine("CPU", "NPU", providers=CUDA)
+    assert choose_device_map("auto", inventory, dtype="float16").device_map.name == "cuda-npu"
+    choice = choose_device_map("auto", inventory, dtype="float32")
+    assert choice.device_map.name == "cpu"
+    assert choice.reasons[0].startswith("cuda-npu: this bundle's target computes in float32")
+    assert choose_device_map("cuda-cpu", inventory, dtype="float32").device_map.name == "cuda-cpu", "asked for by name"
+
+
+def test_a_gpu_without_a_driver_is_found_out_by_asking_it_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the provider is listed and there is no GPU: ONNX Runtime itself refuses the tensor."""
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this machine has the provider")
+    monkeypatch.undo()
+    problems = missing_devices(load_device_map("cuda-cpu"), machine("CPU", providers=CUDA))
+    assert len(problems) == 1
+    assert problems[0].startswith("the target needs NVIDIA GPU 0; it gives no memory (check `nvidia-smi`")
+
+
+def test_a_gpu_that_gives_memory_is_used_although_nobody_lists_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(onnxruntime, "get_ep_devices", list)
+    monkeypatch.setattr(Place, "tensor", lambda place, *_: place.device_id)
+    assert missing_devices(load_device_map("cuda-cpu"), machine("CPU", providers=CUDA)) == []
+
+
 def machine(*openvino: str, providers: tuple[str, ...] = ("CPUExecutionProvider",)) -> DeviceInventory:
     return DeviceInventory(providers=providers, openvino_devices=openvino, num_cores=8, has_npu_plugin=True)
 
 
 @pytest.fixture(autouse=True)
 def _cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_has_cuda_device", lambda: True)
+    monkeypatch.setattr(devices, "_has_cuda_device", lambda _: True)
 
 
 CUDA = ("CUDAExecutionProvider", "CPUExecutionProvider")

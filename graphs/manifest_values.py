@@ -1,0 +1,191 @@
+"""Which values a manifest may hold: positive sizes, a chain of segments over all layers, exits at its borders, ...
+
+Owns: the rules. Does not own: the document and its types (`manifest`), the files themselves (`bundle_files`).
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from math import isfinite
+from re import fullmatch
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mirrorsd.graphs.errors import BundleError
+
+if TYPE_CHECKING:
+    from mirrorsd.graphs.manifest import DraftEntry, Manifest, TargetEntry
+
+LARGEST = 2**31 - 1
+"""Lengths and positions travel as int32 (`seqlens_k`)."""
+_LARGEST_INT = 2**63
+PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int4")
+TARGET_DTYPES, DRAFT_DTYPES = ("float32", "float16", "bfloat16"), ("float32", "float16")
+_TARGET_SIZES = ("num_layers", "hidden_size", "vocab_size", "num_kv_heads", "head_dim")
+_DRAFT_SIZES = ("num_layers", "vocab_size", "num_kv_heads", "head_dim")
+_MOST_SHOWN = 80
+
+
+class Rule(NamedTuple):
+    """One rule: whether it holds, the field, what was found there, and what is allowed."""
+
+    holds: bool
+    field: str
+    found: object
+    allowed: str
+
+
+def check_values(manifest: "Manifest", origin: str) -> None:
+    """Refuse a manifest whose values are of the right types and impossible all the same.
+
+    Raises:
+        BundleError: names the field, what was found and what is allowed.
+    """
+    for rules in (_target_rules, _chain_rules, _draft_rules, _token_rules, _report_rules):
+        for rule in rules(manifest):
+            if not rule.holds:
+                found = repr(rule.found)
+                shown = found if len(found) <= _MOST_SHOWN else f"{found[:_MOST_SHOWN]}..."
+                raise BundleError(
+                    f"{origin}: {rule.field} is {shown}; allowed: {rule.allowed}. Export the bundle again."
+                )
+
+
+def check_numbers(value: object, origin: str, where: str = "") -> None:
+    """Refuse numbers anywhere in a parsed document that are NaN, infinite, or integers of more than 64 bits.
+
+    Raises:
+        BundleError: names the field.
+    """
+    if isinstance(value, dict):
+        for name, item in value.items():
+            check_numbers(item, origin, f"{where}.{name}")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            check_numbers(item, origin, f"{where}[{index}]")
+    elif (isinstance(value, float) and not isfinite(value)) or (isinstance(value, int) and abs(value) > _LARGEST_INT):
+        shown = value if isinstance(value, float) else "an integer of more"
+        raise BundleError(
+            f"{origin}: {where.lstrip('.')} is {shown}; allowed: finite numbers of 64 bits. Export the bundle again."
+        )
+
+
+def _within(where: str, found: int | None, least: int, most: int = LARGEST) -> Rule:
+    return Rule(found is not None and least <= found <= most, where, found, f"{least} to {most}")
+
+
+def _sizes(where: str, entry: object, fields: Iterable[str], least: int = 1) -> Iterator[Rule]:
+    return (_within(f"{where}.{name}", getattr(entry, name), least) for name in fields)
+
+
+def _one_of(where: str, found: object, allowed: tuple[str, ...]) -> Rule:
+    return Rule(found in allowed, where, found, ", ".join(allowed))
+
+
+def _share(where: str, found: float) -> Rule:
+    return Rule(0.0 <= found <= 1.0, where, found, "0 to 1")
+
+
+def _target_rules(manifest: "Manifest") -> Iterator[Rule]:
+    target = manifest.target
+    yield _within("target.source.num_parameters", target.source.num_parameters, 1, _LARGEST_INT)
+    yield from _sizes("target.shape", target.shape, _TARGET_SIZES)
+    yield _one_of("target.shape.dtype", target.shape.dtype, TARGET_DTYPES)
+    yield _one_of("target.precision", target.precision, PRECISIONS)
+    yield _within("target.context", target.context, 1)
+    yield _within("target.spare_rows", target.spare_rows, 0, target.context)
+    yield _within("target.row_group", target.row_group, 1, target.context)
+    yield _within("target.context + row_group - 1 + spare_rows", target.capacity, 1)
+    if (storage := target.storage) is not None:
+        for name in ("layers", "head", "embedding"):
+            yield _one_of(f"target.storage.{name}", getattr(storage, name), PRECISIONS)
+        if storage.block_size is not None:
+            yield _within("target.storage.block_size", storage.block_size, 1)
+
+
+def _chain_rules(manifest: "Manifest") -> Iterator[Rule]:
+    """Segments follow each other over all layers, and there is one exit at every border."""
+    target = manifest.target
+    segments = target.segments
+    yield Rule(bool(segments), "target.segments", [], "one segment or more")
+    borders = [0, *(segment.end_layer for segment in segments)]
+    for index, segment in enumerate(segments):
+        where = f"target.segments[{index}]"
+        follows = f"{borders[index]}, where the segment before it ends"
+        yield Rule(segment.first_layer == borders[index], f"{where}.first_layer", segment.first_layer, follows)
+        yield _within(f"{where}.end_layer", segment.end_layer, segment.first_layer + 1, target.shape.num_layers)
+    last = f"target.segments[{len(segments) - 1}].end_layer"
+    yield _within(last, borders[-1], target.shape.num_layers, target.shape.num_layers)
+    layers = [point.layer for point in target.exits]
+    yield Rule(
+        sorted(layers) == borders[1:-1], "target.exits: layers", layers, f"{borders[1:-1]}, the segments' borders"
+    )
+    for index, point in enumerate(target.exits):
+        where = f"target.exits[{index}]"
+        yield _within(f"{where}.num_candidates", point.num_candidates, 1, target.shape.vocab_size)
+        yield _within(f"{where}.adapter_rank", point.adapter_rank, 0)
+    yield from _file_rules(target, manifest.draft)
+
+
+def _file_rules(target: "TargetEntry", draft: "DraftEntry") -> Iterator[Rule]:
+    files = [segment.file for segment in target.segments] + [point.file for point in target.exits]
+    files += [target.weights_file, draft.file, draft.weights_file]
+    for index, file in enumerate(files):
+        yield Rule(file not in files[:index], "file", file, "a file of its own for every stage")
+
+
+def _draft_rules(manifest: "Manifest") -> Iterator[Rule]:
+    draft, shape = manifest.draft, manifest.draft.shape
+    yield _within("draft.source.num_parameters", draft.source.num_parameters, 1, _LARGEST_INT)
+    yield from _sizes("draft.shape", shape, _DRAFT_SIZES)
+    yield from _sizes("draft.shape", shape, ("num_streams", "num_noise_rows"), least=0)
+    yield _within("draft.shape.vocab_size", shape.vocab_size, 1, manifest.target.shape.vocab_size)
+    yield _within("draft.shape.num_candidates", shape.num_candidates, 1, shape.vocab_size)
+    yield _one_of("draft.shape.dtype", shape.dtype, DRAFT_DTYPES)
+    yield _one_of("draft.precision", draft.precision, PRECISIONS)
+    yield _within("draft.num_stream_layers", draft.num_stream_layers, 0, shape.num_layers)
+    yield Rule(bool(draft.buckets), "draft.buckets", [], "one bucket or more")
+    for index, bucket in enumerate(draft.buckets):
+        yield _within(f"draft.buckets[{index}].rows", bucket.rows, 1)
+        yield _within(f"draft.buckets[{index}].tips", bucket.tips, 1, bucket.rows)
+    capacities = draft.capacities
+    is_rising = bool(capacities) and capacities[0] > 0 and all(one < other for one, other in pairwise(capacities))
+    yield Rule(is_rising, "draft.capacities", list(capacities), "one or more, positive and rising")
+    yield _within("draft.capacities: the largest", capacities[-1], manifest.target.context)
+
+
+def _token_rules(manifest: "Manifest") -> Iterator[Rule]:
+    largest = manifest.target.shape.vocab_size - 1
+    for index, token in enumerate(manifest.tokens.eos_ids):
+        yield _within(f"tokens.eos_ids[{index}]", token, 0, largest)
+    for name in ("bos_id", "pad_id"):
+        token = getattr(manifest.tokens, name)
+        if token is not None:
+            yield _within(f"tokens.{name}", token, 0, largest)
+
+
+def _report_rules(manifest: "Manifest") -> Iterator[Rule]:
+    """What was measured, what the checkpoint asks for, and how files are described."""
+    for index, result in enumerate(manifest.verify):
+        where = f"verify[{index}]"
+        yield Rule(result.max_abs_error >= 0, f"{where}.max_abs_error", result.max_abs_error, "0 or more")
+        yield _share(f"{where}.top1_agreement", result.top1_agreement)
+        yield _within(f"{where}.positions", result.positions, 1)
+    if (quality := manifest.quality) is not None:
+        for name in ("perplexity", "reference_perplexity"):
+            yield Rule(getattr(quality, name) > 0, f"quality.{name}", getattr(quality, name), "above 0")
+        yield _share("quality.top1_agreement", quality.top1_agreement)
+        yield _within("quality.positions", quality.positions, 1)
+    if (accuracy := manifest.draft_accuracy) is not None:
+        for index, share in enumerate(accuracy.agreement):
+            yield _share(f"draft_accuracy.agreement[{index}]", share)
+        for name in ("accepted_before", "accepted_after", "num_windows", "num_positions"):
+            yield Rule(getattr(accuracy, name) >= 0, f"draft_accuracy.{name}", getattr(accuracy, name), "0 or more")
+    for name, value in manifest.generation.items():
+        yield Rule(_is_setting(value), f"generation.{name}", value, "a number, or true or false")
+    for name, entry in manifest.files.items():
+        yield _within(f"files[{name!r}].bytes", entry.bytes, 0, _LARGEST_INT)
+        is_digest = fullmatch("[0-9a-f]{64}", entry.sha256) is not None
+        yield Rule(is_digest, f"files[{name!r}].sha256", entry.sha256, "64 hexadecimal digits")
+
+
+def _is_setting(value: Any) -> bool:
+    return isinstance(value, bool | int | float)
