@@ -67,7 +67,7 @@ class PlainDriver:
 
     def start(self) -> InFlight:
         """Prefill everything but the last prompt token, which is the first head token."""
-        self.target.prefill(self.request)
+        self._prefill_target()
         return InFlight(self.request.num_tokens - 1, NO_TOKENS)
 
     def step(self, inflight: InFlight) -> Outcome:
@@ -89,6 +89,11 @@ class PlainDriver:
 
     def close(self) -> None:
         """Leave nothing running that belongs to this request."""
+
+    def _prefill_target(self) -> None:
+        """Let the target read the prompt; from here on time counts as decoding, the first drafting included."""
+        self.target.prefill(self.request)
+        self.request.prefilled = self.request.ledger.now()
 
     def _run_target(self, inflight: InFlight) -> Ticket[TargetOutput]:
         return self.target.submit(self.request, inflight.head, inflight.window)
@@ -130,7 +135,7 @@ class SerialDriver(PlainDriver):
     def start(self) -> InFlight:
         """Prefill target and draft at the same time; the first window is drafted meanwhile."""
         self._post_prefill()
-        self.target.prefill(self.request)
+        self._prefill_target()
         return InFlight(self.request.num_tokens - 1, self._fresh_window())
 
     def step(self, inflight: InFlight) -> Outcome:
