@@ -138,7 +138,7 @@ def summarise(measurements: Sequence[Measurement], methods: Sequence[str]) -> li
 
 
 def _category_row(method: str, category: str, measurements: Sequence[Measurement]) -> dict[str, Any]:
-    """Speed, prompt and first token are medians over answers; figures per step are averaged with the steps as weights."""
+    """Times are medians over answers; figures per step are averaged with the steps as weights."""
     row: dict[str, Any] = {"method": method, "category": category}
     row |= {name: median(m.stats[name] for m in measurements) for name in TIMES}
     row["num_prompt_tokens"] = fmean(m.stats["num_prompt_tokens"] for m in measurements)

@@ -93,7 +93,8 @@ class PlainDriver:
     def _prefill_target(self) -> None:
         """Let the target read the prompt; from here on time counts as decoding, the first drafting included."""
         self.target.prefill(self.request)
-        self.request.prefilled = self.request.ledger.now()
+        if not self.request.steps:  # reading again in the middle of a text is part of decoding it
+            self.request.prefilled = self.request.ledger.now()
 
     def _run_target(self, inflight: InFlight) -> Ticket[TargetOutput]:
         return self.target.submit(self.request, inflight.head, inflight.window)

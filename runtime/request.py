@@ -38,7 +38,7 @@ class Request:
         gamma: most window tokens.
         num_reused: prompt tokens that were cached from an earlier request.
         length: what cuts its windows; None leaves them as long as they come.
-        prefilled: when the target had read the prompt, in seconds of the ledger's clock; the speed's clock starts there.
+        prefilled: when the target had read the prompt, in seconds of the ledger's clock: where the speed's starts.
         near_ties: absolute positions of committed tokens whose runner-up was closer than the near-tie gap.
     """
 
