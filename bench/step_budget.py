@@ -5,9 +5,9 @@
 
 The parts, means over the steps of all texts (which go on past their end) as tuned, in milliseconds: `one_row`, a pass
 of the target over one row (as plain decoding takes it); what its `more_rows` cost; `draft`, waiting for it; the `host`.
-`round` is one of the draft's rounds within decoding, `alone` its rounds by size, repeated with nothing between: what lies
-between them is caches that the target's weights have emptied. `without_*` is the speed over plain decoding if that part
-cost nothing, `needed` the tokens per step that the speed `--asked` for takes at these times.
+`round` is one of the draft's rounds within decoding, `alone` its rounds by size, repeated with nothing between: what
+lies between them is caches that the target's weights have emptied. `without_*` is the speed over plain decoding if that
+part cost nothing, `needed` the tokens per step that the speed `--asked` for takes at these times.
 """
 
 from collections.abc import Sequence
