@@ -73,11 +73,9 @@ def compare(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
-        seed=seed,
+        seed=0 if seed is None and temperature else seed,  # one for all methods, or their texts would differ
         ignore_eos=ignore_eos,
     )
-    if config.is_sampling and seed is None:
-        config = config.with_overrides({"seed": 0})  # the same for all methods, or their texts would differ
     roots_settings = {"roots": roots, "root_source": root_source, "allocation": allocation}
     speed = {"gamma": gamma, "passes": passes, "window": window, "pad_rows_to": pad_rows_to, **roots_settings}
     with open_pipeline(bundle, device_map, {**speed, "exits": options.read_exits(exits)}, layout) as pipe:

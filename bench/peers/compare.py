@@ -5,8 +5,9 @@
 `prepare.py` has made the peers' exports in CACHE; they are known by the checkpoints' names. Contestants take turns
 prompt by prompt, in a process per runtime and model (`worker.py`) that waits while another one works. The peers draft
 several numbers of tokens at a time (`--drafted`), and the best of each counts. All end a text at the same tokens,
-unless `--ignore-eos`. A task's speed is the tokens of its texts over their time (the median over repeats), prompt included; a
-row is the mean of the tasks. Texts are compared, and differences are reported. `--add-to` continues an earlier report.
+unless `--ignore-eos`. A task's speed is the tokens of its texts over their time (the median over repeats), prompt
+included; a row is the mean of the tasks. Texts are compared, and differences are reported. `--add-to` continues an
+earlier report.
 
 Owns: the contestants and their order. Does not own: exports, decoding, what a row says (`table.py`).
 """
