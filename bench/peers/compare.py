@@ -38,9 +38,9 @@ QUIET_SHARE = 0.15
 
 
 class Limits(NamedTuple):
-    """How texts end: after `count` tokens, or with one of `ends`; without any the end of text is ignored."""
+    """How texts end: after `most` tokens, or with one of `ends`; without any the end of text is ignored."""
 
-    count: int
+    most: int
     ends: tuple[int, ...]
 
 
@@ -99,7 +99,7 @@ class Contestant:
 
     def decode(self, ids: Sequence[int], limits: Limits) -> dict[str, Any]:
         """Decode after `ids`."""
-        request = {"ids": list(ids), "count": limits.count, "ends": list(limits.ends), "settings": self.settings}
+        request = {"ids": list(ids), "most": limits.most, "ends": list(limits.ends), "settings": self.settings}
         return self.worker.decode(request)
 
 
@@ -214,7 +214,7 @@ def entry(
     runtime: str, name: str, model: Path, options: dict[str, Any], settings: dict[str, Any], draft: Path | None = None
 ) -> dict[str, Any]:
     """One contestant: `options` are for loading the model, `settings` for each text."""
-    found = {"name": f"{runtime} {name}", "runtime": runtime, "model": str(model)}
+    found: dict[str, Any] = {"name": f"{runtime} {name}", "runtime": runtime, "model": str(model)}
     found |= {"options": options, "settings": settings}
     return found | ({"draft": str(draft)} if draft else {})
 

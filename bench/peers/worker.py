@@ -1,7 +1,7 @@
 """One runtime decoding greedily on request: the process that `compare.py` talks to, one per runtime and setting.
 
-Reads one JSON object per line (`ids`, `count`, `ends`, `settings`), answers with one (`ids`, `num_tokens`, `seconds`,
-`passes`). Every runtime gets the same prompt ids and the same tokens that end a text, makes up to `count` new tokens
+Reads one JSON object per line (`ids`, `most`, `ends`, `settings`), answers with one (`ids`, `num_tokens`, `seconds`,
+`passes`). Every runtime gets the same prompt ids and the same tokens that end a text, makes up to `most` new tokens
 and is timed from the request to the last token, prompt included. Without `ends` the end of the text is ignored.
 Runs in the peers' environment or in ours: only the runtime that is asked for is imported. What libraries print goes
 to stderr.
@@ -29,13 +29,13 @@ class Asked(NamedTuple):
 
     Attributes:
         ids: the prompt.
-        count: most new tokens.
+        most: most new tokens.
         ends: tokens that end a text; none where the end of text is ignored.
         settings: the runtime's own, for this text: `num_drafted`, `longest_ngram`, or our `method`.
     """
 
     ids: list[int]
-    count: int
+    most: int
     ends: list[int]
     settings: dict[str, Any]
 
@@ -44,7 +44,7 @@ class Runtime(Protocol):
     """What each adapter does."""
 
     def decode(self, asked: Asked) -> Decoded:
-        """Decode greedily after the prompt, up to `count` tokens or to one that ends the text."""
+        """Decode greedily after the prompt, up to `most` tokens or to one that ends the text."""
 
 
 class OpenVinoGenAi:
@@ -64,7 +64,7 @@ class OpenVinoGenAi:
         import numpy as np
         import openvino
 
-        config = self._genai.GenerationConfig(max_new_tokens=asked.count, ignore_eos=not asked.ends, do_sample=False)
+        config = self._genai.GenerationConfig(max_new_tokens=asked.most, ignore_eos=not asked.ends, do_sample=False)
         if asked.ends:
             config.eos_token_id, config.stop_token_ids = asked.ends[0], set(asked.ends)
         if "num_drafted" in asked.settings:
@@ -90,7 +90,7 @@ class OnnxRuntimeGenAi:
     def decode(self, asked: Asked) -> Decoded:
         """See `Runtime.decode`. It leaves the token that ends the text out."""
         params = self._genai.GeneratorParams(self._model(asked.ends))
-        params.set_search_options(max_length=len(asked.ids) + asked.count, do_sample=False)
+        params.set_search_options(max_length=len(asked.ids) + asked.most, do_sample=False)
         num_drafted = asked.settings.get("num_drafted", 0)
         if num_drafted:
             params.set_speculative_options(max_draft_tokens=num_drafted)
@@ -150,7 +150,7 @@ class Mirrorsd:
             self._sessions[method] = self._pipe.session()
         result = self._sessions[method].generate(
             token_ids=asked.ids,
-            max_new_tokens=asked.count,
+            max_new_tokens=asked.most,
             temperature=0.0,
             ignore_eos=True,
             stop_token_ids=asked.ends,
@@ -164,12 +164,12 @@ def count_tokens(ids: list[int], asked: Asked) -> tuple[list[int], int]:
 
     Some runtimes return the token that ends the text, some leave it out; all have decoded it.
 
-    >>> asked = Asked(ids=[5], count=4, ends=[2], settings={})
+    >>> asked = Asked(ids=[5], most=4, ends=[2], settings={})
     >>> count_tokens([7, 8, 2], asked), count_tokens([7, 8], asked), count_tokens([7, 8, 9, 9], asked)
     (([7, 8], 3), ([7, 8], 3), ([7, 8, 9, 9], 4))
     """
     place = next((index for index, token in enumerate(ids) if token in asked.ends), len(ids))
-    return ids[:place], min(place + 1, asked.count)
+    return ids[:place], min(place + 1, asked.most)
 
 
 RUNTIMES: dict[str, Callable[[Path, Path | None, int, dict[str, Any]], Runtime]] = {
@@ -198,8 +198,8 @@ def main() -> None:
         decoded = runtime.decode(request)
         seconds = perf_counter() - started
         ids, num_tokens = count_tokens(decoded.ids, request)
-        if not request.ends and len(ids) != request.count:
-            raise SystemExit(f"{options.runtime} made {len(ids)} tokens, {request.count} were asked for")
+        if not request.ends and len(ids) != request.most:
+            raise SystemExit(f"{options.runtime} made {len(ids)} tokens, {request.most} were asked for")
         answer = {"ids": ids, "num_tokens": num_tokens, "seconds": seconds, "passes": decoded.passes}
         print(json.dumps(answer), file=answers, flush=True)
 

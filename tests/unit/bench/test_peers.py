@@ -43,7 +43,7 @@ class FakeWorker:
 
     def decode(self, request: dict[str, Any]) -> dict[str, Any]:
         self.requests.append(request)
-        ids = self.ids[: request["count"]]
+        ids = self.ids[: request["most"]]
         return {"ids": ids, "num_tokens": len(ids), "seconds": next(self._seconds), "passes": 2}
 
 
@@ -103,7 +103,7 @@ def test_a_request_names_the_ends_and_its_own_settings(compare: ModuleType) -> N
     entry = {"name": "peer draft 3", "runtime": "peer", "settings": {"num_drafted": 3}}
     contestant = compare.Contestant(entry, worker)
     contestant.decode([7], compare.Limits(9, (2,)))
-    assert worker.requests == [{"ids": [7], "count": 9, "ends": [2], "settings": {"num_drafted": 3}}]
+    assert worker.requests == [{"ids": [7], "most": 9, "ends": [2], "settings": {"num_drafted": 3}}]
 
 
 def test_prompts_are_spread_over_every_category(compare: ModuleType) -> None:
@@ -121,7 +121,7 @@ def test_a_report_with_other_ends_is_not_continued(compare: ModuleType, tmp_path
 
 def test_the_token_that_ends_a_text_counts_whether_it_is_returned_or_not(worker: ModuleType) -> None:
     assert doctest.testmod(worker).failed == 0
-    asked = worker.Asked(ids=[5], count=3, ends=[2, 9], settings={})
+    asked = worker.Asked(ids=[5], most=3, ends=[2, 9], settings={})
     assert worker.count_tokens([7, 9], asked) == worker.count_tokens([7], asked) == ([7], 2)
     assert worker.count_tokens([7, 7, 2], asked) == worker.count_tokens([7, 7], asked) == ([7, 7], 3)
     ignored = asked._replace(ends=[])
