@@ -113,7 +113,7 @@ def by_turns(
     """Statistics of the same text by plain decoding and by `auto`."""
     found = {}
     for method in ("auto", "plain") if auto_first else ("plain", "auto"):
-        session.generate(token_ids=OTHER_TEXT, max_new_tokens=2, ignore_eos=True, method="serial")
+        session.generate(token_ids=OTHER_TEXT, max_new_tokens=2, ignore_eos=True, temperature=0.0, method="serial")
         found[method] = session.generate(config=config.with_overrides({"method": method}), **prompt).stats
     return found["plain"], found["auto"]
 

@@ -137,7 +137,9 @@ def answer_with(pipe: "MirrorPipeline", config: "GenerationConfig", *, is_raw: b
         if name not in sessions:
             sessions[name] = pipe.session()
         if len(messages) == 1:
-            sessions[name].generate(token_ids=_OTHER_TEXT, max_new_tokens=2, ignore_eos=True, method="serial")
+            sessions[name].generate(
+                token_ids=_OTHER_TEXT, max_new_tokens=2, temperature=0.0, ignore_eos=True, method="serial"
+            )
         if is_raw:
             text = "\n\n".join(message["content"] for message in messages)
             return sessions[name].generate(text, config, method=name)

@@ -86,10 +86,9 @@ def tokens_per_second(stats: Sequence[GenerationStats]) -> float:
 
 
 def _replay(recording: Recording, text: RecordedText, scenario: Scenario, memory: Memory) -> GenerationStats:
-    sampling: dict[str, Any] = (
-        {"temperature": recording.temperature, "seed": text.seed} if recording.temperature else {}
+    config = GenerationConfig(
+        max_new_tokens=text.num_heads, temperature=recording.temperature or None, seed=text.seed, ignore_eos=True
     )
-    config = GenerationConfig(max_new_tokens=text.num_heads, ignore_eos=True, **sampling)
     context = len(text.tokens)
     request = Request(text.tokens[: text.num_prompt].tolist(), config, scenario.speculation, context, threading.Event())
     devices = Devices(scenario, recording.num_layers)

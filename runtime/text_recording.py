@@ -38,7 +38,7 @@ def record_texts(
     """
     texts = []
     for number, prompt in enumerate(prompts):
-        seeded = config.with_overrides({"seed": (config.seed or 0) + number}) if config.is_sampling else config
+        seeded = config.with_overrides({"seed": (config.seed or 0) + number})
         given = {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
         result = pipe.generate(config=seeded, **given)
         tokens = np.asarray([*result.prompt_ids, *result.token_ids], dtype=np.int64)
