@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mirrorsd import GenerationConfig, MirrorPipeline
+from mirrorsd import MirrorPipeline
 from mirrorsd.bench import runs
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.runtime.pipeline import speculation_of
@@ -42,7 +42,8 @@ def main() -> None:
             rows += [{"card": card, "temperature": temperature, **row} for row in tables(card, recording, scores)]
             print(f"\n{card}, T={temperature:g}")
             runs.print_rows([r for r in rows if (r["card"], r["temperature"]) == (card, temperature)], COLUMNS)
-    report = runs.header(options.bundle, simulated=True, prompts=options.count, tokens=options.tokens, rows=rows)
+    report = runs.header(options.bundle, simulated=True, prompts=options.count, tokens=options.tokens)
+    report |= {"ends": runs.ends(options), "rows": rows}
     runs.finish(report, options.output)
     if options.plot:
         draw(rows, options.plot)
@@ -51,8 +52,11 @@ def main() -> None:
 def recorded(options: Any, temperature: float) -> tuple[Recording, RootScores]:
     """The texts to replay, and root scores fitted to others; kept in the cache folder."""
     options.cache.mkdir(exist_ok=True)
-    config = GenerationConfig(max_new_tokens=options.tokens, temperature=temperature or None, seed=1, ignore_eos=True)
-    paths = {first: options.cache / f"{options.bundle.stem}-{temperature:g}-from{first}.npz" for first in (0, 3)}
+    config = runs.seeded(runs.text_config(options, temperature), 1)
+    paths = {
+        first: options.cache / f"{options.bundle.stem}-{temperature:g}-{runs.ends(options)}-from{first}.npz"
+        for first in (0, 3)
+    }
     if not all(path.exists() for path in paths.values()):
         with MirrorPipeline.load(options.bundle, device_map="cpu", use_tuned=False) as pipe:
             for first, path in paths.items():

@@ -122,6 +122,7 @@ def accepted_lengths(variants: list[Variant], device_map: str, prompts: list[str
     return {
         "prompts": len(prompts),
         "method": "serial",
+        "ends": "ignored",
         "mean_accepted": {name: round(value, 4) for name, value in found.items()},
         "share_of_first": {name: round(value / first, 4) for name, value in found.items()},
     }

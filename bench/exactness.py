@@ -4,6 +4,7 @@
 
 Where the target is not batch-invariant (docs/exactness.md), a pass over 8 rows rounds differently from a pass over 1,
 and a near tie may flip there; with `pad_rows_to` all passes have as many rows, and the ids must always be the same.
+Texts go on past their end: there are more tokens to compare.
 """
 
 import argparse
@@ -14,9 +15,9 @@ from typing import Any
 
 from mirrorsd import GenerationConfig, GenerationResult, MirrorPipeline
 from mirrorsd.cli.machine import describe_machine, installed_versions
-from mirrorsd.cli.prompt_file import Question, read_questions
+from mirrorsd.cli.prompt_file import Question, read_questions, spread
 
-METHODS = ("plain", "serial", "mirror")
+METHODS = ("plain", "serial", "mirror", "auto")
 SEEDS = (1, 2, 3, 4, 5)
 
 
@@ -31,11 +32,11 @@ def main() -> None:
     parser.add_argument("--pad-rows-to", type=int, nargs="+", default=[0, 8], help="settings to try, in turn")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    everything = read_questions(options.prompts)
-    questions = everything[:: max(len(everything) // options.count, 1)][: options.count]
-    settings = {"greedy": [GenerationConfig(max_new_tokens=options.tokens, ignore_eos=True)]}
-    settings["sampled"] = [settings["greedy"][0].with_overrides(sampling(seed)) for seed in SEEDS]
+    questions = spread(read_questions(options.prompts), options.count)
+    greedy = GenerationConfig(max_new_tokens=options.tokens, temperature=0.0, ignore_eos=True)
+    settings = {"greedy": [greedy], "sampled": [greedy.with_overrides(sampling(seed)) for seed in SEEDS]}
     report: dict[str, Any] = {"bundle": options.bundle.name, "prompts": len(questions), "tokens": options.tokens}
+    report |= {"ends": "ignored", "methods": METHODS}
     report |= {"device_map": options.device_map, "machine": describe_machine(), "versions": installed_versions()}
     report["results"] = []
     for padding in options.pad_rows_to:

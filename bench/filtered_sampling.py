@@ -9,7 +9,7 @@ turns; a seed per prompt.
 from pathlib import Path
 from typing import Any
 
-from mirrorsd import GenerationConfig, MirrorPipeline
+from mirrorsd import MirrorPipeline
 from mirrorsd.bench import runs
 
 SAMPLING: tuple[dict[str, Any], ...] = (
@@ -40,7 +40,7 @@ def main() -> None:
     rows = []
     with MirrorPipeline.load(options.bundle, **load) as pipe:
         for sampling in SAMPLING:
-            config = GenerationConfig(max_new_tokens=options.tokens, **sampling)
+            config = runs.text_config(options).with_overrides(sampling)
             found = runs.decode_all(pipe, SETTINGS, prompts, config)
             of_plain, of_serial = runs.sum_up(found["plain"]), runs.sum_up(found["serial"])
             row = {"sampling": ", ".join(f"{name} {value}" for name, value in sampling.items()), **of_serial}
@@ -49,6 +49,7 @@ def main() -> None:
             rows.append(row)
             runs.print_rows(rows[-1:], COLUMNS)
     report = runs.header(options.bundle, device_map=options.device_map, layout=options.layout)
+    report["ends"] = runs.ends(options)
     runs.finish(report | {"prompts": len(prompts), "tokens": options.tokens, "rows": rows}, options.output)
 
 

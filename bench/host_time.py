@@ -6,7 +6,8 @@ Gaps between the spans of the ledger, medians over the steps of all texts, in mi
 start to the prefix's, `between` the stages, `after_target` to the step's end, waiting for the draft left out.
 `efficiency` is the law's step (prefix, exit, suffix, verify and fallbacks, as they took side by side) over the measured
 one; `exposed` the time spent waiting for the draft over the step's, fallbacks apart. `round` is the draft's median
-round as its own thread sees it, `asked` from asking for a window to having it, with both hand-overs.
+round as its own thread sees it, `asked` from asking for a window to having it, with both hand-overs. These are costs of
+steps: texts go on past their end, and tokens per second are no speed of texts.
 """
 
 import sys
@@ -15,14 +16,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mirrorsd import GenerationConfig, GenerationResult, MirrorPipeline
+from mirrorsd import GenerationResult, MirrorPipeline
 from mirrorsd.bench import runs
 from mirrorsd.runtime.tuning import predict_step_ms
 
 
 def main() -> None:
     """Measure serial and mirror decoding, print and write the report."""
-    parser = runs.parser(__doc__, count=4)
+    parser = runs.parser(__doc__, count=4, measures_steps=True)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--device-map", default="cpu")
     parser.add_argument("--layout")
@@ -30,17 +31,16 @@ def main() -> None:
     options = parser.parse_args()
     sys.setswitchinterval(options.switch_ms / 1e3)
     prompts = runs.spread_prompts(options.prompts, options.count)
-    config = GenerationConfig(max_new_tokens=options.tokens, ignore_eos=True)
     with MirrorPipeline.load(
         options.bundle, device_map=options.device_map, layout=options.layout, use_tuned=False
     ) as pipe:
         layout = pipe.layout
         settings = [runs.Setting(name=method, method=method) for method in ("plain", "serial", "mirror")]
-        found = runs.decode_all(pipe, settings, prompts, config)
+        found = runs.decode_all(pipe, settings, prompts, runs.text_config(options))
     rows = [{"method": method, **gaps(results), **law(results), **rounds(results)} for method, results in found.items()]
     runs.print_rows(rows, tuple(rows[0]))
     report = runs.header(options.bundle, device_map=options.device_map, layout=layout, switch_ms=options.switch_ms)
-    runs.finish(report | {"rows": rows}, options.output)
+    runs.finish(report | {"ends": runs.ends(options), "rows": rows}, options.output)
 
 
 def gaps(results: list[GenerationResult]) -> dict[str, Any]:

@@ -4,7 +4,8 @@
 
 One process after the other loads the bundle by the card as it is, or by the same one with `target.huge_pages = false`.
 Says how long loading took both ways, what was on huge pages, and the tokens per second of plain and serial decoding:
-medians over processes (of the medians over texts), and of the ratios within a turn.
+medians over processes (of the medians over texts), and of the ratios within a turn. Steps are compared, not
+texts: these go on past their end.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from mirrorsd import GenerationConfig, MirrorPipeline
+from mirrorsd import MirrorPipeline
 from mirrorsd.bench import runs
 
 METHODS = ("plain", "serial")
@@ -25,7 +26,7 @@ METHODS = ("plain", "serial")
 
 def main() -> None:
     """Measure, print and write the report; with `--once`, be one of the processes."""
-    parser = runs.parser(__doc__, count=3)
+    parser = runs.parser(__doc__, count=3, measures_steps=True)
     parser.add_argument("bundles", type=Path, nargs="+")
     parser.add_argument("--card", type=Path, default=Path("device_maps/cpu.toml"))
     parser.add_argument("--layout")
@@ -46,19 +47,19 @@ def main() -> None:
             rows += report_of(bundle, turns)
             runs.print_rows(rows[-len(METHODS) :], tuple(rows[0]))
     header = {"card": options.card.stem, "layout": options.layout, "tokens": options.tokens, "repeats": options.repeats}
+    header["ends"] = runs.ends(options)
     runs.finish(runs.header(options.bundles[0], **header) | {"rows": rows}, options.output)
 
 
 def decode(options: argparse.Namespace) -> dict[str, Any]:
     """Load the first bundle; how long that took, what is on huge pages, and tokens per second by method."""
     prompts = runs.spread_prompts(options.prompts, options.count)
-    config = GenerationConfig(max_new_tokens=options.tokens, ignore_eos=True)
     started = time.perf_counter()
     card = {"device_map": str(options.card), "layout": options.layout, "use_tuned": False}
     with MirrorPipeline.load(options.bundles[0], **card) as pipe:
         load_s = time.perf_counter() - started
         settings = [runs.Setting(name=method, method=method) for method in METHODS]
-        found = runs.decode_all(pipe, settings, prompts, config)
+        found = runs.decode_all(pipe, settings, prompts, runs.text_config(options))
         pages = [line for line in pipe.placement if line.startswith("huge pages")]
     speeds = {method: median(result.stats.tokens_per_second for result in found[method]) for method in METHODS}
     return {"load_s": load_s, "pages": pages[0] if pages else "none", **speeds}

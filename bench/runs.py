@@ -6,12 +6,12 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from mirrorsd import GenerationConfig, GenerationResult, MirrorPipeline
 from mirrorsd.cli.machine import describe_machine, installed_versions
-from mirrorsd.cli.prompt_file import read_questions
+from mirrorsd.cli.prompt_file import read_questions, spread
 from mirrorsd.runtime.engine import resolve_speculation
 from mirrorsd.runtime.ledger import Span
 from mirrorsd.runtime.request import StepRecord
@@ -19,6 +19,7 @@ from mirrorsd.runtime.request import StepRecord
 Messages = list[dict[str, str]]
 PASS = ("prefix", "middle", "exit", "suffix", "read")
 """Spans of the target that make up a pass."""
+FIRST_TOKEN = "time_to_first_token_ms"
 FIGURES = ("tokens_per_step", "mean_accepted", "reuse_rate", "draft_exposed_ms", "overlap")
 
 
@@ -31,21 +32,46 @@ class Setting:
     speculation: dict[str, Any] = field(default_factory=dict)
 
 
-def parser(description: str | None, *, count: int = 6, tokens: int = 96) -> argparse.ArgumentParser:
-    """The options that all of them take."""
+def parser(
+    description: str | None, *, count: int = 12, tokens: int = 96, measures_steps: bool = False
+) -> argparse.ArgumentParser:
+    """The options that all of them take.
+
+    Texts end at the model's own end, unless `--ignore-eos`. What `measures_steps`, not texts, always goes on: it
+    wants as many steps as it can get, and says so in its report.
+    """
     found = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("--prompts", type=Path, default=Path("samples/storyteller/prompts.jsonl"))
     found.add_argument("--count", type=int, default=count, help="how many prompts, spread over the file")
-    found.add_argument("--tokens", type=int, default=tokens, help="new tokens per text")
+    found.add_argument("--tokens", type=int, default=tokens, help="most new tokens per text")
     found.add_argument("--output", type=Path)
+    if measures_steps:
+        found.set_defaults(ignore_eos=True)
+    else:
+        found.add_argument("--ignore-eos", action="store_true", help="go on past the end of text; the report says so")
     return found
 
 
+def ends(options: argparse.Namespace) -> str:
+    """What a report says about the ends of its texts: `honoured` or `ignored`."""
+    return "ignored" if options.ignore_eos else "honoured"
+
+
+def text_config(options: argparse.Namespace, temperature: float = 0.0) -> GenerationConfig:
+    """How texts are decoded: greedily at temperature 0, otherwise to be given a seed by `seeded`."""
+    return GenerationConfig(max_new_tokens=options.tokens, temperature=temperature, ignore_eos=options.ignore_eos)
+
+
+def seeded(config: GenerationConfig, seed: int) -> GenerationConfig:
+    """The same with a seed, where tokens are sampled; greedy texts have none."""
+    return config.with_overrides({"seed": seed}) if config.is_sampling else config
+
+
 def spread_prompts(path: Path, count: int, first: int = 0) -> list[Messages]:
-    """`count` first turns, evenly spread over the file from question `first` on."""
-    questions = read_questions(path)[first:]
-    chosen = questions[:: max(len(questions) // count, 1)][:count]
-    return [[{"role": "user", "content": question.turns[0]}] for question in chosen]
+    """`count` first turns, evenly spread over the file; another small `first` gives others."""
+    questions = read_questions(path)
+    turned = (*questions[first:], *questions[:first])
+    return [[{"role": "user", "content": question.turns[0]}] for question in spread(turned, count)]
 
 
 def decode_all(
@@ -53,16 +79,17 @@ def decode_all(
 ) -> dict[str, list[GenerationResult]]:
     """Every setting on every prompt, in turn; which comes first rotates. One untimed text each before.
 
-    Raises:
-        SystemExit: two settings gave different texts, which must never happen.
+    Each setting has a session of its own, so that none finds a prompt that another one has read. Says where texts
+    differ.
     """
     sessions = {s.name: pipe.session(resolve_speculation(pipe.speculation, s.speculation)) for s in settings}
     found: dict[str, list[GenerationResult]] = {setting.name: [] for setting in settings}
-    for number, messages in enumerate([prompts[0], *prompts]):
+    for number, messages in enumerate([prompts[-1], *prompts]):
         shift = number % len(settings)
         for setting in (*settings[shift:], *settings[:shift]):
-            seeded = config.with_overrides({"method": setting.method, "seed": number})
-            found[setting.name].append(sessions[setting.name].generate(messages=messages, config=seeded))
+            chosen = seeded(config, number)
+            result = sessions[setting.name].generate(messages=messages, config=chosen, method=setting.method)
+            found[setting.name].append(result)
         if len({tuple(results[-1].token_ids) for results in found.values()}) > 1:
             print(
                 f"note: texts differ on prompt {number} (near ties: {[r[-1].stats.near_ties for r in found.values()]})"
@@ -72,11 +99,25 @@ def decode_all(
     return {name: results[1:] for name, results in found.items()}
 
 
+def speed(results: Sequence[GenerationResult]) -> float:
+    """Tokens per second of several texts: all their tokens over all their time, so that no short text outweighs others.
+
+    A text that was decoded several times counts once, with the median of its times.
+    """
+    times: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
+    for result in results:
+        key = tuple(result.prompt_ids), tuple(result.token_ids)
+        times.setdefault(key, []).append(result.num_tokens / result.stats.tokens_per_second)
+    return sum(len(ids) for _, ids in times) / sum(median(found) for found in times.values())
+
+
 def sum_up(results: Sequence[GenerationResult]) -> dict[str, Any]:
-    """One row: median speed, figures per step averaged with the steps as weights."""
+    """One row: the speed, figures per step averaged with the steps as weights, medians of the rest."""
     stats = [result.stats for result in results]
     steps = sum(stat.steps for stat in stats)
-    row: dict[str, Any] = {"tokens_per_second": round(median(stat.tokens_per_second for stat in stats), 2)}
+    row: dict[str, Any] = {"tokens_per_second": round(speed(results), 2)}
+    row |= {name: round(median(getattr(stat, name) for stat in stats), 3) for name in ("prefill_ms", FIRST_TOKEN)}
+    row["tokens_per_text"] = round(fmean(result.num_tokens for result in results), 2)
     for name in FIGURES:
         row[name] = round(sum(getattr(stat, name) * stat.steps for stat in stats) / steps, 4)
     sources = sorted({source for stat in stats for source in stat.reuse_by_source})
@@ -100,7 +141,9 @@ def header(bundle: Path, **values: object) -> dict[str, Any]:
 
 
 def finish(report: dict[str, Any], output: Path | None) -> None:
-    """Write the report, if a file is named."""
+    """Write the report, if a file is named; say it where ends of texts were ignored."""
+    if report.get("ends") == "ignored":
+        print("END OF TEXT IGNORED: texts went on after the model's own end")
     if output is not None:
         output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 

@@ -28,14 +28,13 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     options = parser.parse_args()
     prompts = runs.spread_prompts(options.prompts, options.count)
-    config = GenerationConfig(
-        max_new_tokens=options.tokens, temperature=options.temperature or None, seed=1, ignore_eos=True
-    )
+    config = runs.seeded(runs.text_config(options, options.temperature), 1)
     if not options.recording.exists():
         with MirrorPipeline.load(options.bundle, device_map="cpu", use_tuned=False) as pipe:
             record_texts(pipe, prompts, config).write(options.recording)
     rows = agreement(options, prompts, config, Recording.read(options.recording))
     report = runs.header(options.bundle, device_map=options.device_map, prompts=len(prompts), tokens=options.tokens)
+    report["ends"] = runs.ends(options)
     runs.finish(report | {"temperature": options.temperature, "rows": rows}, options.output)
 
 

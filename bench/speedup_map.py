@@ -41,7 +41,7 @@ def main() -> None:
                 curves.setdefault(axis, {})[f"{label}, T={temperature:g}"] = speeds
     axes = {"draft round, ms": DRAFT_MS, "gamma": GAMMAS, "kappa (proxy, per row)": KAPPAS}
     axes["exit after layer"] = recording.layers
-    report = runs.header(options.bundle, simulated=True, axes=axes, speed_up=curves)
+    report = runs.header(options.bundle, simulated=True, ends=runs.ends(options), axes=axes, speed_up=curves)
     runs.finish(report, options.output)
     draw(axes, curves, options.plot)
 

@@ -3,11 +3,11 @@
     mirrorsd tune scaled.mirror --device-map cpu
     python bench/step_budget.py scaled.mirror --device-map cpu --temperature 1 --asked 2.0 --output step_budget.json
 
-The parts, means over the steps of all texts as tuned, in milliseconds: `one_row`, a pass of the target over one row (as
-plain decoding takes it); what its `more_rows` cost; `draft`, waiting for it; the `host`. `round` is one of the draft's
-rounds within decoding, `alone` its rounds by size, repeated with nothing between: what lies between them is
-caches that the target's weights have emptied. `without_*` is the speed over plain decoding if that part
-cost nothing, `needed` the tokens per step that the speed `--asked` for takes at these times.
+The parts, means over the steps of all texts (which go on past their end) as tuned, in milliseconds: `one_row`, a pass
+of the target over one row (as plain decoding takes it); what its `more_rows` cost; `draft`, waiting for it; the `host`.
+`round` is one of the draft's rounds within decoding, `alone` its rounds by size, repeated with nothing between: what
+lies between them is caches that the target's weights have emptied. `without_*` is the speed over plain decoding if that
+part cost nothing, `needed` the tokens per step that the speed `--asked` for takes at these times.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from mirrorsd import GenerationConfig, GenerationResult, MirrorPipeline
+from mirrorsd import GenerationResult, MirrorPipeline
 from mirrorsd.bench import runs
 from mirrorsd.runtime.ledger import Span
 from mirrorsd.runtime.part_times import measure_parts
@@ -26,27 +26,27 @@ METHODS = ("plain", "serial", "mirror")
 
 def main() -> None:
     """Decode by every method, print and write the report."""
-    parser = runs.parser(__doc__, tokens=128)
+    parser = runs.parser(__doc__, count=6, tokens=128, measures_steps=True)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--device-map", default="cpu")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--asked", type=float, default=2.0, help="speed over plain decoding to reach")
     options = parser.parse_args()
     prompts = runs.spread_prompts(options.prompts, options.count)
-    config = GenerationConfig(max_new_tokens=options.tokens, ignore_eos=True, temperature=options.temperature or None)
+    config = runs.text_config(options, options.temperature)
     found: dict[str, list[GenerationResult]] = {method: [] for method in METHODS}
     with MirrorPipeline.load(options.bundle, device_map=options.device_map) as pipe:
         alone = measure_parts(pipe.engine).draft
         for number, messages in enumerate([prompts[0], *prompts]):
             for method, results in found.items():
-                seeded = config.with_overrides({"method": method, "seed": number})
-                results.append(pipe.generate(messages=messages, config=seeded))
+                results.append(pipe.generate(messages=messages, config=runs.seeded(config, number), method=method))
         layout = pipe.layout
     steps = {method: step_parts(results[1:]) for method, results in found.items()}
     rows = [{"method": method, **budget(parts, steps["plain"], options.asked)} for method, parts in steps.items()]
     runs.print_rows(rows, tuple(rows[0]))
     report = runs.header(options.bundle, device_map=options.device_map, layout=layout, temperature=options.temperature)
-    report |= {"asked": options.asked, "alone": {size: round(ms, 3) for size, ms in alone.items()}, "rows": rows}
+    report |= {"ends": runs.ends(options), "asked": options.asked}
+    report |= {"alone": {size: round(ms, 3) for size, ms in alone.items()}, "rows": rows}
     runs.finish(report, options.output)
 
 

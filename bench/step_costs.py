@@ -44,7 +44,7 @@ def main() -> None:
     options = parser.parse_args()
     card, manifest = load_device_map(options.device_map), read_bundle(options.bundle)
     report: dict[str, Any] = {"bundle": options.bundle.name, "device_map": card.name, "cached_rows": options.cached}
-    report |= {"machine": describe_machine(), "versions": installed_versions()}
+    report |= {"ends": "ignored", "machine": describe_machine(), "versions": installed_versions()}
     costs = (options.bundle, manifest, card, options.cached, options.repeats)
     target_worker, draft_worker = DeviceWorker("target", card.target.cores), DeviceWorker("draft", card.draft.cores)
     report["target_ms"] = target_worker.run(partial(target_costs, *costs))

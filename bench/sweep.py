@@ -4,7 +4,9 @@
     python bench/sweep.py scaled.mirror --device-map cpu --work sweep.jsonl --output sweep.json
     python bench/sweep.py scaled.mirror --device-map cpu --work sweep1.jsonl --temperature 1 --output sweep_sampled.json
 
-All take turns on every prompt; who comes first rotates. A row is the mean over prompts of the median over repeats.
+All take turns on every prompt; who comes first rotates. A task's speed is the tokens of its texts over their time, from
+the end of the target's prefill on (the median over repeats); a row is the mean of the tasks. Texts end at the model's
+own end, unless `--ignore-eos`.
 `--seconds 50` stops after so long, between two prompts; the same command goes on where it stopped, as what is done
 is kept in `--work`. A report is made once all is done.
 """
@@ -18,8 +20,9 @@ from statistics import fmean, median
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from mirrorsd import GenerationConfig, MirrorPipeline
+from mirrorsd import MirrorPipeline
 from mirrorsd.bench import runs
+from mirrorsd.cli.prompt_file import read_questions, spread
 from mirrorsd.runtime.devices import choose_device_map
 from mirrorsd.runtime.engine import resolve_speculation
 from mirrorsd.runtime.generation_stats import GenerationStats
@@ -31,6 +34,8 @@ MIRROR = ((9, 2),)
 KEPT = (
     "tokens_per_second",
     "seconds",
+    "prefill_ms",
+    runs.FIRST_TOKEN,
     "steps",
     "tokens_per_step",
     "draft_exposed_ms",
@@ -39,7 +44,7 @@ KEPT = (
 )
 
 Answer = dict[str, Any]
-"""One text by one arm: `arm`, `prompt`, `repeat`, `kept` (of its statistics) and `ids`."""
+"""One text by one arm: `arm`, `prompt`, `task`, `repeat`, `kept` (of its statistics) and `ids`."""
 
 
 class Arm(NamedTuple):
@@ -61,11 +66,11 @@ class Arm(NamedTuple):
 
 def main() -> None:
     """Run what is still to do, then print and write the report."""
-    parser = runs.parser(__doc__, count=6, tokens=128)
+    parser = runs.parser(__doc__, count=18, tokens=128)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--device-map", default="cpu")
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--work", type=Path, required=True, help="what is done so far, a line per text")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long; go on later")
     options = parser.parse_args()
@@ -80,9 +85,11 @@ def main() -> None:
         print(f"{left} of {len(units)} rounds are left: run the same command again")
         return
     report = runs.header(options.bundle, device_map=options.device_map, tokens=options.tokens)
-    report |= {"temperature": options.temperature, "prompts": options.count, "repeats": options.repeats}
+    report |= {"temperature": options.temperature, "ends": runs.ends(options), "prompts": options.count}
+    report["repeats"] = options.repeats
     report |= summary(answers, arms, layouts) | {"tuned_layout": layout or answers[0]["tuned_layout"]}
-    runs.print_rows(report["rows"], ("arm", "tokens_per_second", "tokens_per_step", "draft_exposed_ms", "reuse"))
+    columns = ("arm", "tokens_per_second", runs.FIRST_TOKEN, "tokens_per_step", "draft_exposed_ms", "reuse")
+    runs.print_rows(report["rows"], columns)
     print(f"best: {report['best']}")
     for name in ("auto_to_best", "auto_to_plain"):
         print(f"{name}: {report[name]:.3f}")
@@ -100,21 +107,21 @@ def arms_of(layouts: Sequence[str]) -> list[Arm]:
 def run(options: argparse.Namespace, arms: Sequence[Arm], units: Sequence[tuple[int, int]]) -> str:
     """Decode round by round until the time is up; the layout that `auto` runs in."""
     ends = perf_counter() + options.seconds
-    prompts = runs.spread_prompts(options.prompts, options.count)
-    config = GenerationConfig(max_new_tokens=options.tokens, temperature=options.temperature or None, ignore_eos=True)
+    questions = spread(read_questions(options.prompts), options.count)
+    prompts = [[{"role": "user", "content": question.turns[0]}] for question in questions]
+    config = runs.text_config(options, options.temperature)
     with ExitStack() as stack, options.work.open("a", encoding="utf-8") as work:
         sessions, layout = open_sessions(stack, options, arms)
         for arm, session in sessions.items():
             short = config.with_overrides({"method": arm.method, "max_new_tokens": 8})
-            session.generate(messages=prompts[0], config=short)
+            session.generate(messages=prompts[-1], config=short)
         for repeat, number in units:
             shift = (repeat * options.count + number) % len(arms)
-            seeded = config.with_overrides({"seed": number})
+            seeded = runs.seeded(config, number)
             for arm in (*arms[shift:], *arms[:shift]):
-                chosen = seeded.with_overrides({"method": arm.method})
-                result = sessions[arm].generate(messages=prompts[number], config=chosen)
-                answer = {"arm": arm.name, "prompt": number, "repeat": repeat, "tuned_layout": layout}
-                answer |= {"kept": kept(result.stats), "ids": list(result.token_ids)}
+                result = sessions[arm].generate(messages=prompts[number], config=seeded, method=arm.method)
+                answer = {"arm": arm.name, "prompt": number, "task": questions[number].category, "repeat": repeat}
+                answer |= {"tuned_layout": layout, "kept": kept(result.stats), "ids": list(result.token_ids)}
                 work.write(json.dumps(answer) + "\n")
             work.flush()
             if perf_counter() > ends:
@@ -185,13 +192,14 @@ def summary(answers: Sequence[Answer], arms: Sequence[Arm], layouts: Sequence[st
 
 
 def row(arm: Arm, answers: Sequence[Answer]) -> dict[str, Any]:
-    """One arm's figures: speeds as means over prompts of medians over repeats, the others weighted by steps."""
-    by_prompt: dict[int, list[float]] = {}
-    for answer in answers:
-        by_prompt.setdefault(answer["prompt"], []).append(answer["kept"]["tokens_per_second"])
-    found: dict[str, Any] = {"arm": arm.name}
-    found["tokens_per_second"] = round(fmean(median(speeds) for speeds in by_prompt.values()), 2)
+    """One arm's figures: speed as the mean of the tasks, the others weighted by steps."""
+    tasks = dict.fromkeys(answer["task"] for answer in answers)
+    by_task = {task: speed([answer for answer in answers if answer["task"] == task]) for task in tasks}
+    found: dict[str, Any] = {"arm": arm.name, "tokens_per_second": round(fmean(by_task.values()), 2)}
+    found["by_task"] = {task: round(per_second, 2) for task, per_second in by_task.items()}
     figures = [answer["kept"] for answer in answers]
+    for name in ("prefill_ms", runs.FIRST_TOKEN):
+        found[name] = round(median(figure[name] for figure in figures), 3)
     steps = [figure["steps"] for figure in figures]
     for name in ("tokens_per_step", "draft_exposed_ms", "repeat_rate"):
         found[name] = round(fmean((figure[name] for figure in figures), steps), 4)
@@ -200,6 +208,16 @@ def row(arm: Arm, answers: Sequence[Answer]) -> dict[str, Any]:
     found["reuse"] = {source: round(share, 4) for source, share in reuse.items()}
     methods = sorted({method for figure in figures for method in figure["steps_by_method"]})
     return found | {"steps": {m: sum(f["steps_by_method"].get(m, 0) for f in figures) for m in methods}}
+
+
+def speed(answers: Sequence[Answer]) -> float:
+    """Tokens of several texts over the time that they took, each with the median over its repeats."""
+    times: dict[int, list[float]] = {}
+    num_tokens = {}
+    for answer in answers:
+        num_tokens[answer["prompt"]] = len(answer["ids"])
+        times.setdefault(answer["prompt"], []).append(len(answer["ids"]) / answer["kept"]["tokens_per_second"])
+    return sum(num_tokens.values()) / sum(median(seconds) for seconds in times.values())
 
 
 def different_texts(answers: Sequence[Answer]) -> int:

@@ -19,9 +19,14 @@ from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:
     from mirrorsd import GenerationConfig, GenerationResult, MirrorPipeline
+    from mirrorsd.runtime.session import MirrorSession
 
+_OTHER_TEXT = [7, 7, 7]
+"""What a session reads between two conversations, so that none finds its prompt read already."""
 _COLUMNS = (
     ("tokens_per_second", "tokens/s", 1),
+    ("prefill_ms", "prompt ms", 1),
+    ("time_to_first_token_ms", "first token ms", 1),
     ("tokens_per_step", "tokens per step", 2),
     ("mean_accepted", "accepted", 2),
     ("reuse_rate", "reuse rate", 2),
@@ -35,7 +40,7 @@ def compare(
     prompts: Annotated[
         Path | None, typer.Option(help="Spec-Bench JSONL file; without it, a few built-in ones.")
     ] = None,
-    methods: Annotated[str, typer.Option(help="Which methods, separated by commas.")] = "plain,serial,mirror",
+    methods: Annotated[str, typer.Option(help="Which methods, separated by commas.")] = ",".join(options.METHODS),
     category: Annotated[list[str] | None, typer.Option(help="Only this category; may be repeated.")] = None,
     by_category: Annotated[bool, typer.Option("--by-category", help="Rows per category in the JSON too.")] = False,
     is_raw: Annotated[bool, typer.Option("--raw", help="Go on with the prompts as text; no chat template.")] = False,
@@ -68,7 +73,7 @@ def compare(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
-        seed=seed,
+        seed=0 if seed is None and temperature else seed,  # one for all methods, or their texts would differ
         ignore_eos=ignore_eos,
     )
     roots_settings = {"roots": roots, "root_source": root_source, "allocation": allocation}
@@ -83,18 +88,21 @@ def compare(
     note_differences(differences)
     if as_json:
         shown = rows if by_category or category else [row for row in rows if row["category"] == ALL_CATEGORIES]
+        where |= {"ends": "ignored" if ignore_eos else "honoured"}
         print_json(report_document(bundle, where, shown, is_identical=not differences))
     else:
         print_rows(rows)
-        print_verdict(where["device_map"], is_paced=is_paced, is_identical=not differences)
+        print_verdict(where["device_map"], is_paced=is_paced, ignores_ends=ignore_eos, is_identical=not differences)
     if differences:
         raise typer.Exit(EXIT_FAILED)
 
 
-def print_verdict(card: str, *, is_paced: bool, is_identical: bool) -> None:
-    """Say whose times these were, and whether the texts are the same."""
+def print_verdict(card: str, *, is_paced: bool, ignores_ends: bool, is_identical: bool) -> None:
+    """Say whose times these were, of what, and whether the texts are the same."""
     if is_paced:
         print(f"PACED: the times are those of the card {card}, not of this machine")
+    if ignores_ends:
+        print("END OF TEXT IGNORED: tokens that come after the model's own end are counted, too")
     print(f"identical: {'yes' if is_identical else 'no'}")
 
 
@@ -118,14 +126,24 @@ def has_chat_template(bundle: Path) -> bool:
 
 
 def answer_with(pipe: "MirrorPipeline", config: "GenerationConfig", *, is_raw: bool) -> Answer:
-    """How one turn is answered: by the chat template, or as raw text that goes on after all that was said."""
+    """How one turn is answered: by the chat template, or as raw text that goes on after all that was said.
+
+    Every method has a session of its own, which forgets the last conversation before the next: every prompt is read.
+    """
+    sessions: dict[str, MirrorSession] = {}
 
     def answer(method: str, messages: list[dict[str, str]]) -> "GenerationResult":
         name = options.checked_method(method)
+        if name not in sessions:
+            sessions[name] = pipe.session()
+        if len(messages) == 1:
+            sessions[name].generate(
+                token_ids=_OTHER_TEXT, max_new_tokens=2, temperature=0.0, ignore_eos=True, method="serial"
+            )
         if is_raw:
             text = "\n\n".join(message["content"] for message in messages)
-            return pipe.generate(text, config, method=name)
-        return pipe.generate(None, config, messages=messages, method=name)
+            return sessions[name].generate(text, config, method=name)
+        return sessions[name].generate(None, config, messages=messages, method=name)
 
     return answer
 

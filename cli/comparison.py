@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mirrorsd import GenerationResult
 
 ALL_CATEGORIES = "all"
+TIMES = ("tokens_per_second", "prefill_ms", "time_to_first_token_ms")
 AVERAGED = ("tokens_per_step", "mean_accepted", "reuse_rate", "draft_exposed_ms", "overlap")
 Answer = Callable[[str, list[dict[str, str]]], "GenerationResult"]
 """Called with the method and the conversation so far (its last message is the user's); decodes the answer."""
@@ -137,9 +138,10 @@ def summarise(measurements: Sequence[Measurement], methods: Sequence[str]) -> li
 
 
 def _category_row(method: str, category: str, measurements: Sequence[Measurement]) -> dict[str, Any]:
-    """Speed is the median over answers; what is counted per step is averaged with the steps as weights."""
+    """Times are medians over answers; figures per step are averaged with the steps as weights."""
     row: dict[str, Any] = {"method": method, "category": category}
-    row["tokens_per_second"] = median(m.stats["tokens_per_second"] for m in measurements)
+    row |= {name: median(m.stats[name] for m in measurements) for name in TIMES}
+    row["num_prompt_tokens"] = fmean(m.stats["num_prompt_tokens"] for m in measurements)
     for name in AVERAGED:
         pairs = [(m.stats[name], m.stats["steps"]) for m in measurements if m.stats.get(name) is not None]
         num_steps = sum(steps for _, steps in pairs)
@@ -149,7 +151,7 @@ def _category_row(method: str, category: str, measurements: Sequence[Measurement
 
 def _mean_row(method: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     mean: dict[str, Any] = {"method": method, "category": ALL_CATEGORIES}
-    for name in ("tokens_per_second", *AVERAGED):
+    for name in (*TIMES, "num_prompt_tokens", *AVERAGED):
         values = [row[name] for row in rows if row[name] is not None]
         mean[name] = fmean(values) if values else None
     return mean

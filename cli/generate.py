@@ -90,18 +90,22 @@ def stream_to_terminal(pipe: "MirrorPipeline", request: Request, config: "Genera
 def result_document(result: "GenerationResult", device_map: str) -> dict[str, Any]:
     """The object of `generate --json`."""
     stats = result.stats.to_dict()
+    times = ("seconds", "prefill_ms", "time_to_first_token_ms", "tokens_per_second")
     fields = ("steps", "tokens_per_step", "mean_accepted", "reuse_rate", "reuse_by_source")
     more_fields = ("draft_exposed_ms", "overlap", "step_ms", "near_ties")
     return {
         "text": result.text,
         "token_ids": list(result.token_ids),
         "num_tokens": len(result.token_ids),
+        "num_prompt_tokens": stats["num_prompt_tokens"],
+        "num_reused_tokens": stats["num_reused_tokens"],
+        "stop_reason": result.stop_reason,
         "method": result.method,
         "device_map": device_map,
         "layout": result.layout,
-        "seconds": stats["seconds"],
-        "tokens_per_second": stats["tokens_per_second"],
+        **{name: stats[name] for name in times},
         "stats": {name: stats[name] for name in (*fields, *more_fields)},
+        "warnings": stats["warnings"],
     }
 
 
@@ -110,7 +114,9 @@ def note_summary(result: "GenerationResult") -> None:
     stats = result.stats
     note(
         f"{len(result.token_ids)} tokens by {result.method} decoding in {stats.seconds:.2f} s: "
-        f"{stats.tokens_per_second:.1f} tokens/s, {stats.tokens_per_step:.2f} tokens per step"
+        f"{stats.tokens_per_second:.1f} tokens/s, {stats.tokens_per_step:.2f} tokens per step; the prompt's "
+        f"{stats.num_prompt_tokens} tokens took {stats.prefill_ms:.0f} ms, the first token came after "
+        f"{stats.time_to_first_token_ms:.0f} ms"
     )
     for warning in stats.warnings:
         note(f"warning: {warning}")

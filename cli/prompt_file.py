@@ -1,11 +1,14 @@
 """Prompt files in Spec-Bench's form: one JSON object per line with `question_id`, `category` and `turns`."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from mirrorsd.graphs.errors import ConfigError
 
+Item = TypeVar("Item")
 _FORM = 'expected {"question_id": ..., "category": "...", "turns": ["...", ...]}'
 
 
@@ -28,6 +31,16 @@ BUILT_IN_QUESTIONS = tuple(
     )
 )
 """What `compare` uses when no file is named."""
+
+
+def spread(items: Sequence[Item], count: int) -> list[Item]:
+    """`count` items, evenly spread over all of them; all, where there are no more.
+
+    >>> spread("abcdefgh", 3)
+    ['a', 'c', 'f']
+    """
+    count = min(count, len(items))
+    return [items[number * len(items) // count] for number in range(count)]
 
 
 def read_questions(path: Path) -> tuple[Question, ...]:

@@ -70,7 +70,7 @@ def simulate(
 def _text_settings(max_new_tokens: int, temperature: float | None, seed: int | None) -> Any:
     from mirrorsd import GenerationConfig
 
-    return GenerationConfig(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, ignore_eos=True)
+    return GenerationConfig(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
 
 
 def _record(bundle: Path, prompts: Path | None, record: Path | None, config: Any) -> "Recording":

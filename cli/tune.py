@@ -16,7 +16,7 @@ from mirrorsd.cli import options
 from mirrorsd.cli.compare import as_asked
 from mirrorsd.cli.console import note, print_json, progress
 from mirrorsd.cli.loading import note_placement
-from mirrorsd.cli.prompt_file import BUILT_IN_QUESTIONS, read_questions
+from mirrorsd.cli.prompt_file import BUILT_IN_QUESTIONS, read_questions, spread
 from mirrorsd.cli.tune_report import print_contests, print_parts
 from mirrorsd.graphs.bundle_files import read_bundle
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _FINALISTS = {"greedy": 4, "sampled": 3}
 _SEEDS = {"greedy": 1, "sampled": 2}
 """How often the finals decode every text: sampled ones differ so much from seed to seed that one says little."""
-_NUM_RECORDED = 3
+_NUM_TEXTS, _NUM_RECORDED = 4, 3
 _COVERED_ROOTS = 16
 _SAMPLED = {"temperature": 1.0}
 
@@ -54,8 +54,8 @@ def tune(
 
     started = perf_counter()
     questions = read_questions(prompts) if prompts else BUILT_IN_QUESTIONS
-    texts = as_asked(bundle, [question.turns[0] for question in questions][:4])
-    greedy = GenerationConfig(max_new_tokens=max_new_tokens, ignore_eos=True)
+    texts = as_asked(bundle, [question.turns[0] for question in spread(questions, _NUM_TEXTS)])
+    greedy = GenerationConfig(max_new_tokens=max_new_tokens, temperature=0.0)
     configs = {"greedy": greedy, "sampled": greedy.with_overrides(_SAMPLED)}
     with ExitStack() as stack:
         pipes = _load(stack, bundle, device_map)
@@ -161,8 +161,9 @@ def _finals(
         place, (prompt, seed) = (entrant.layout, entrant.speculation), asked
         if place not in sessions:
             sessions[place] = pipes[entrant.layout].session(entrant.speculation)
-        given = {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
-        return sessions[place].generate(config=config, method=entrant.method, seed=seed, **given, **overrides)
+        given: dict[str, Any] = {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
+        given |= {"seed": seed} if config.is_sampling else {}
+        return sessions[place].generate(config=config, method=entrant.method, **given, **overrides)
 
     every = [(text, seed) for seed in range(_SEEDS[kind]) for text in texts]
     for entrant in entrants:

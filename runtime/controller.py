@@ -95,14 +95,25 @@ class AutoDriver:
         self.request.gamma = self._unproven_gamma
 
     def start(self) -> InFlight:
-        """Prefill both devices at once; wait for a first window only if speculation is expected to pay."""
+        """Prefill both devices at once; wait for a first window only if speculation is expected to pay.
+
+        Where devices take turns, the window on the side is waited for: drafting it is part of decoding, not of the
+        prompt, and comes after it.
+        """
         if not self._is_resting:
             return self._serial.start()
+        if not self._serial.draft.takes_turns:
+            self._ask_first()
+            return self.drivers["plain"].start()
+        inflight = self.drivers["plain"].start()
+        self._ask_first()
+        return inflight
+
+    def _ask_first(self) -> None:
         if self._serial.draft.is_ready() and self._book.may_ask():
             self._side = SideWindow(self._serial)
             if self._side.is_there:
                 self._book.pay_for_asking(self.request.ledger.now() - self._side.asked)
-        return self.drivers["plain"].start()
 
     def step(self, inflight: InFlight) -> Outcome:
         """One step of the method that is cheapest now."""

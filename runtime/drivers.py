@@ -67,7 +67,7 @@ class PlainDriver:
 
     def start(self) -> InFlight:
         """Prefill everything but the last prompt token, which is the first head token."""
-        self.target.prefill(self.request)
+        self._prefill_target()
         return InFlight(self.request.num_tokens - 1, NO_TOKENS)
 
     def step(self, inflight: InFlight) -> Outcome:
@@ -89,6 +89,12 @@ class PlainDriver:
 
     def close(self) -> None:
         """Leave nothing running that belongs to this request."""
+
+    def _prefill_target(self) -> None:
+        """Let the target read the prompt; from here on time counts as decoding, the first drafting included."""
+        self.target.prefill(self.request)
+        if not self.request.steps:  # reading again in the middle of a text is part of decoding it
+            self.request.prefilled = self.request.ledger.now()
 
     def _run_target(self, inflight: InFlight) -> Ticket[TargetOutput]:
         return self.target.submit(self.request, inflight.head, inflight.window)
@@ -131,7 +137,7 @@ class SerialDriver(PlainDriver):
         """Prefill target and draft at the same time; the first window is drafted meanwhile, if the draft is ready."""
         if self.draft.is_ready():
             self._post_prefill()
-        self.target.prefill(self.request)
+        self._prefill_target()
         window = self._fresh_window() if self.draft.has_text else NO_TOKENS
         return InFlight(self.request.num_tokens - 1, window)
 

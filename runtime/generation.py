@@ -77,7 +77,7 @@ class Stop(NamedTuple):
 def run_steps(driver: Driver, watch: StopWatch) -> Iterator[Chunk | Stop]:
     """Step until the text is over; yields a chunk per step and one `Stop` at the end.
 
-    Tokens that a step committed after the stopping token are dropped.
+    Tokens that a step committed after the stopping token are dropped, and counted nowhere.
     """
     request = driver.request
     token_ids: list[int] = []
@@ -100,6 +100,8 @@ def run_steps(driver: Driver, watch: StopWatch) -> Iterator[Chunk | Stop]:
             reason = _limit_reason(request)
             texts.append(watch.finish())
         tokens = _label(outcome, token_ids[first:])
+        if reason is not None:
+            request.end_after(len(token_ids))
         yield Chunk("".join(texts), tokens)
         if reason is not None:
             yield Stop(reason, token_ids)

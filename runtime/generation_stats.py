@@ -21,20 +21,22 @@ class GenerationStats:
 
     Attributes:
         seconds: from the call to the last token.
-        prefill_ms: from the call to the first step (both devices).
-        tokens_per_second: new tokens over the time of the steps (prefill left out).
+        prefill_ms: from the call until the target has read the prompt.
+        time_to_first_token_ms: from the call to the end of the step that decided the first returned token.
+        tokens_per_second: returned tokens over the time from the end of the target's prefill to the end of the last
+            step. By every method the prompt is left out, and the drafting of the first window counts.
         steps: verification passes.
-        tokens_per_step: new tokens per step, corrections and bonuses included.
-        mean_accepted: window tokens accepted per step, corrections and bonuses not included.
+        tokens_per_step: returned tokens per step, corrections and bonuses included: times `steps`, the new tokens.
+        mean_accepted: returned window tokens per step, corrections and bonuses not included.
         reuse_rate: of the steps that wanted a next window, the share whose window was among the branches.
         reuse_by_source: the same, split: `early` (from the draft's own runners-up) and `exit` were ready, `late` was
             being finished when it was needed.
         repeat_rate: of the steps that wanted a next window, the share whose window was what the text had said before.
-        draft_exposed_ms: mean time per step in which the target waited for the draft.
+        draft_exposed_ms: mean time per step in which the target waited for the draft, the first window included.
         overlap: share of the draft's branch rounds (fallbacks apart) that lies inside the target's passes; 0 without.
         step_ms: `prefix`, `exit`, `suffix`, `draft` (all rounds of a step), `verify` (reading and accepting), `host`
             (everything in a step that is neither a device call nor waiting for the draft).
-        near_ties: committed tokens whose runner-up was so close that another row count might have chosen it.
+        near_ties: returned tokens whose runner-up was so close that another row count might have chosen it.
         near_tie_positions: their absolute positions.
         steps_by_method: how many steps each method ran (one method, unless `auto` chose).
         num_prompt_tokens: tokens of the prompt.
@@ -44,6 +46,7 @@ class GenerationStats:
 
     seconds: float
     prefill_ms: float
+    time_to_first_token_ms: float
     tokens_per_second: float
     steps: int
     tokens_per_step: float
@@ -70,15 +73,16 @@ def summarise(request: Request, started: float, ended: float, warnings: Sequence
     """Compute the figures of a request that took from `started` to `ended` (seconds of `perf_counter`)."""
     steps = request.steps
     num_steps = max(len(steps), 1)
-    first = steps[0].started if steps else ended
-    decode_seconds = max((steps[-1].ended if steps else ended) - first, 1e-9)
+    prefilled = request.prefilled
+    decode_seconds = max((steps[-1].ended if steps else ended) - prefilled, 1e-9)
     wanted = Counter(step.next_source for step in steps if step.next_source != "none")
     num_wanted = max(sum(wanted.values()), 1)
     by_source = {source: wanted[source] / num_wanted for source in REUSE_SOURCES if wanted[source]}
-    exposed = sum(span.seconds for span in request.ledger.spans if span.name == "exposed" and span.start >= first)
+    exposed = sum(span.seconds for span in request.ledger.spans if span.name == "exposed" and span.start >= prefilled)
     return GenerationStats(
         seconds=ended - started,
-        prefill_ms=1e3 * (first - started),
+        prefill_ms=1e3 * (prefilled - started),
+        time_to_first_token_ms=1e3 * ((steps[0].ended if steps else ended) - started),
         tokens_per_second=request.num_new / decode_seconds,
         steps=len(steps),
         tokens_per_step=request.num_new / num_steps,

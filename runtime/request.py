@@ -38,6 +38,7 @@ class Request:
         gamma: most window tokens.
         num_reused: prompt tokens that were cached from an earlier request.
         length: what cuts its windows; None leaves them as long as they come.
+        prefilled: when the target had read the prompt, in seconds of the ledger's clock: where the speed's starts.
         near_ties: absolute positions of committed tokens whose runner-up was closer than the near-tie gap.
     """
 
@@ -56,6 +57,7 @@ class Request:
         self.gamma = speculation.gamma
         self.num_prompt = self.num_tokens = len(prompt)
         self.num_reused = 0
+        self.prefilled = 0.0
         self.length: WindowLength | None = None
         self.max_tokens = min(context, len(prompt) + config.max_new_tokens)
         self.steps: list[StepRecord] = []
@@ -86,6 +88,25 @@ class Request:
         self._text[start : start + len(tokens)] = tokens
         self.num_tokens = start + len(tokens)
         self.near_ties += [start + i for i, gap in enumerate(gaps) if gap < near_tie_gap]
+
+    def end_after(self, num_new: int) -> None:
+        """Keep the first `num_new` new tokens: what the last step committed behind the stopping token never was text.
+
+        A last step of three accepted tokens and a correction, whose second token ends the text, has accepted two:
+
+        >>> request = Request([5], GenerationConfig(), SpeculationConfig(), 99, threading.Event())
+        >>> request.commit([6, 7, 8, 9], [1.0, 1.0, 0.0, 1.0], 0.1)
+        >>> request.record(StepRecord(0.0, 1.0, 4, 3, "fresh", "serial"))
+        >>> request.end_after(2)
+        >>> request.num_new, request.steps[-1].num_accepted, request.near_ties
+        (2, 2, [])
+        """
+        num_dropped = self.num_new - num_new
+        if num_dropped > 0:
+            last = self.steps[-1]
+            self.steps[-1] = last._replace(num_accepted=last.num_accepted + 1 - num_dropped)
+            self.num_tokens -= num_dropped
+            self.near_ties = [position for position in self.near_ties if position < self.num_tokens]
 
     def window_limit(self, most: int | None = None) -> int:
         """Window tokens that can still be useful, at most `most` (`gamma`): a step commits one more than it accepts."""

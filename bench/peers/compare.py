@@ -1,12 +1,15 @@
-"""Our runtime against openvino-genai and onnxruntime-genai: the same weights, prompts, tokens and cores, in one run.
+"""Our runtime against openvino-genai and onnxruntime-genai: the same weights, prompts, ends and cores, in one run.
 
     python bench/peers/compare.py CACHE BUNDLE --target scaled --precision int8 --prompts FILE.jsonl --output peers.json
 
-`prepare.py` has made the peers' exports in CACHE; they are known by the checkpoints' names. Every contestant is a
-process of its own (`worker.py`) that waits while another one works; they take turns prompt by prompt. Tokens per second
-include the prompt. Texts are compared, and differences are reported. `--add-to` continues an earlier report.
+`prepare.py` has made the peers' exports in CACHE; they are known by the checkpoints' names. Contestants take turns
+prompt by prompt, in a process per runtime and model (`worker.py`) that waits while another one works. The peers draft
+several numbers of tokens at a time (`--drafted`), and the best of each counts. All end a text at the same tokens,
+unless `--ignore-eos`. A task's speed is the tokens of its texts over their time (the median over repeats), prompt
+included; a row is the mean of the tasks. Texts are compared, and differences are reported. `--add-to` continues an
+earlier report.
 
-Owns: the contestants, their order, medians and the table. Does not own: exports, decoding.
+Owns: the contestants and their order. Does not own: exports, decoding, what a row says (`table.py`).
 """
 
 import argparse
@@ -16,45 +19,60 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, median
 from time import perf_counter, sleep
-from typing import Any
+from typing import Any, NamedTuple
 
+from mirrorsd.bench.peers import table
 from mirrorsd.cli.machine import describe_machine, installed_versions
-from mirrorsd.cli.prompt_file import Question, read_questions
+from mirrorsd.cli.prompt_file import Question, read_questions, spread
+from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.runtime.tokenization import BundleTokenizer
 
 HERE = Path(__file__).resolve().parent
 PEERS = ("openvino-genai", "onnxruntime-genai")
 MOST_ATTEMPTS = 4
-LOOKED_UP = {"num_drafted": 10, "longest_ngram": 3}
-"""Of openvino-genai's prompt lookup; it takes 5 tokens at a time by itself, but these texts repeat themselves."""
+LONGEST_NGRAM = 3
+"""Of openvino-genai's prompt lookup: its own choice."""
 QUIET_SHARE = 0.15
 """Of a core: an answer is measured again where other processes used more."""
 
 
-class Contestant:
-    """One process of `worker.py`, and what it answered."""
+class Limits(NamedTuple):
+    """How texts end: after `most` tokens, or with one of `ends`; without any the end of text is ignored."""
+
+    most: int
+    ends: tuple[int, ...]
+
+
+class Worker:
+    """One process of `worker.py`: a runtime with a model."""
 
     def __init__(self, cache: Path, entry: dict[str, Any], threads: int) -> None:
-        self.name, self.runtime = str(entry["name"]), str(entry["runtime"])
-        python = cache / "env" / "bin" / "python" if self.runtime in PEERS else Path(sys.executable)
-        words = [str(python), str(HERE / "worker.py"), self.runtime, entry["model"], "--threads", str(threads)]
+        self.name = str(entry["runtime"])
+        python = cache / "env" / "bin" / "python" if self.name in PEERS else Path(sys.executable)
+        words = [str(python), str(HERE / "worker.py"), self.name, entry["model"], "--threads", str(threads)]
         words += ["--draft", entry["draft"]] if entry.get("draft") else []
-        words += ["--options", json.dumps(entry.get("options", {}))]
+        words += ["--options", json.dumps(entry["options"])]
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.answers: dict[str, list[dict[str, Any]]] = {}
 
     def wait_until_ready(self) -> None:
         """Block until the model is loaded."""
         self._read()
 
-    def decode(self, ids: Sequence[int], count: int) -> dict[str, Any]:
-        """Decode `count` tokens after `ids`."""
+    def decode(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Have one text decoded."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"ids": list(ids), "count": count}) + "\n")
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return self._read()
+
+    def cpu_seconds(self) -> float:
+        """Processor seconds that the process has used so far (Linux; 0 elsewhere)."""
+        stat = Path(f"/proc/{self._process.pid}/stat")
+        if not stat.is_file():
+            return 0.0
+        words = stat.read_text(encoding="ascii").rsplit(")", 1)[1].split()
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
     def close(self) -> None:
         """End the process."""
@@ -71,30 +89,74 @@ class Contestant:
         return answer
 
 
+class Contestant:
+    """One way to decode: a worker with settings for its texts, and what it answered, by prompt."""
+
+    def __init__(self, entry: dict[str, Any], worker: Worker) -> None:
+        self.name, self.runtime, self.worker = str(entry["name"]), str(entry["runtime"]), worker
+        self.settings: dict[str, Any] = entry["settings"]
+        self.answers: dict[str, list[dict[str, Any]]] = {}
+
+    def decode(self, ids: Sequence[int], limits: Limits) -> dict[str, Any]:
+        """Decode after `ids`."""
+        request = {"ids": list(ids), "most": limits.most, "ends": list(limits.ends), "settings": self.settings}
+        return self.worker.decode(request)
+
+
 def main() -> None:
     """Measure, print the table, write the report."""
     options = parse_arguments()
     tokenizer = BundleTokenizer(options.bundle)
     questions = choose(read_questions(options.prompts), options.per_category)
     prompts = {q.question_id: tokenizer.encode_chat([{"role": "user", "content": q.turns[0]}]) for q in questions}
-    contestants = [Contestant(options.cache.resolve(), entry, options.threads) for entry in entries(options)]
-    for contestant in contestants:
-        contestant.wait_until_ready()
-    shares = measure(contestants, prompts, options.tokens, options.repeats)
-    for contestant in contestants:
-        contestant.close()
+    ends = () if options.ignore_eos else read_bundle(options.bundle).tokens.eos_ids
+    contestants, workers = open_contestants(options)
+    shares = measure(contestants, prompts, Limits(options.tokens, tuple(ends)), options.repeats)
+    for worker in workers:
+        worker.close()
     report = {"precision": options.precision, "prompts": list(prompts), "tokens": options.tokens}
+    report |= {"ends": "honoured" if ends else "ignored", "drafted": options.drafted}
     report |= {"threads": options.threads, "disturbed": [[sum(share >= QUIET_SHARE for share in shares), len(shares)]]}
     report |= {"machine": describe_machine(), "versions": installed_versions() | peer_versions(options.cache)}
     earlier: dict[str, Any] = {}
     if options.add_to:
-        found = json.loads(options.add_to.read_text(encoding="utf-8"))
+        found = read_earlier(options.add_to, report["ends"])
         report["disturbed"] = found["disturbed"] + report["disturbed"]
         earlier = {row["name"]: row["seconds"] for row in found["rows"]}
-    report["rows"] = [row(each, contestants[0], options.tokens, earlier.get(each.name, {})) for each in contestants]
-    print_table(report)
+    tasks = {question.question_id: question.category for question in questions}
+    report["rows"] = [table.row(each, contestants[0], tasks, earlier.get(each.name, {})) for each in contestants]
+    report["best"] = table.best_of_each(report["rows"])
+    table.print_table(report)
     if options.output:
         options.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def read_earlier(path: Path, ends: str) -> dict[str, Any]:
+    """An earlier report, to be continued.
+
+    Raises:
+        SystemExit: its texts ended otherwise.
+    """
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if found.get("ends", "ignored") != ends:
+        raise SystemExit(
+            f"{path} was measured with the end of text {found.get('ends', 'ignored')}, this run has it {ends}"
+        )
+    return found
+
+
+def open_contestants(options: argparse.Namespace) -> tuple[list[Contestant], list[Worker]]:
+    """All who take part, and their processes: one per runtime, model and options of loading."""
+    workers: dict[str, Worker] = {}
+    contestants = []
+    for one in entries(options):
+        key = json.dumps([one["runtime"], one["model"], one.get("draft"), one["options"]])
+        if key not in workers:
+            workers[key] = Worker(options.cache.resolve(), one, options.threads)
+        contestants.append(Contestant(one, workers[key]))
+    for worker in workers.values():
+        worker.wait_until_ready()
+    return contestants, list(workers.values())
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -108,12 +170,13 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--precision", required=True)
     parser.add_argument("--draft-precisions", help="of openvino-genai's draft: int8,fp32 tries both")
-    parser.add_argument("--drafted", default="4", help="tokens that the peers draft at a time: 3,4,5 tries all")
+    parser.add_argument("--drafted", default="2,4,8,12", help="tokens that the peers draft or look up at a time")
     parser.add_argument("--device-map", default=str(HERE / "both-cores.toml"))
     parser.add_argument("--prompts", type=Path, required=True)
-    parser.add_argument("--per-category", type=int, default=1)
+    parser.add_argument("--per-category", type=int, default=3, help="prompts of each category, spread over the file")
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--ignore-eos", action="store_true", help="go on past the end of text; the report says so")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--add-to", type=Path, help="an earlier report of the same contestants")
     parser.add_argument("--output", type=Path)
@@ -127,61 +190,66 @@ def entries(options: argparse.Namespace) -> list[dict[str, Any]]:
     own = {"openvino-genai": hint, "onnxruntime-genai": {}}
     whole = f"{options.target}-{options.precision}"
     methods = ("plain", "serial", "auto") if options.draft else ("plain",)
-    found = [
-        entry("mirrorsd", name, options.bundle, {"method": name, "device_map": options.device_map}) for name in methods
-    ]
-    found += [entry(peer, "plain", exports[peer] / whole, own[peer]) for peer in PEERS]
-    if options.draft:
-        found.append(entry("openvino-genai", "prompt lookup", exports["openvino-genai"] / whole, hint | LOOKED_UP))
+    ours = {"device_map": options.device_map}
+    found = [entry("mirrorsd", name, options.bundle, ours, {"method": name}) for name in methods]
+    found += [entry(peer, "plain", exports[peer] / whole, own[peer], {}) for peer in PEERS]
     kinds = (options.draft_precisions or options.precision).split(",")
     for count in options.drafted.split(",") if options.draft else ():
         drafted = {"num_drafted": int(count)}
+        looked_up = drafted | {"longest_ngram": LONGEST_NGRAM}
+        target = exports["openvino-genai"] / whole
+        found.append(
+            entry("openvino-genai", f"prompt lookup {count}", target, hint | {"prompt_lookup": True}, looked_up)
+        )
         for kind in kinds:
             small = exports["openvino-genai"] / f"{options.draft}-{kind}"
             name = f"draft {count}" + (f" in {kind}" if len(kinds) > 1 else "")
-            found.append(entry("openvino-genai", name, exports["openvino-genai"] / whole, hint | drafted, small))
+            found.append(entry("openvino-genai", name, target, hint, drafted, small))
         composite = exports["onnxruntime-genai"] / f"{whole}+{options.draft}"
-        found.append(entry("onnxruntime-genai", f"draft {count}", composite, drafted))
+        found.append(entry("onnxruntime-genai", f"draft {count}", composite, {}, drafted))
     return found
 
 
-def entry(runtime: str, name: str, model: Path, options: dict[str, Any], draft: Path | None = None) -> dict[str, Any]:
-    """One contestant."""
-    found = {"name": f"{runtime} {name}", "runtime": runtime, "model": str(model), "options": options}
+def entry(
+    runtime: str, name: str, model: Path, options: dict[str, Any], settings: dict[str, Any], draft: Path | None = None
+) -> dict[str, Any]:
+    """One contestant: `options` are for loading the model, `settings` for each text."""
+    found: dict[str, Any] = {"name": f"{runtime} {name}", "runtime": runtime, "model": str(model)}
+    found |= {"options": options, "settings": settings}
     return found | ({"draft": str(draft)} if draft else {})
 
 
 def choose(questions: Sequence[Question], per_category: int) -> list[Question]:
-    """The last ones of every category."""
+    """Some of every category, spread over its own."""
     categories = dict.fromkeys(question.category for question in questions)
-    return [q for name in categories for q in [q for q in questions if q.category == name][-per_category:]]
+    return [q for name in categories for q in spread([q for q in questions if q.category == name], per_category)]
 
 
 def measure(
-    contestants: Sequence[Contestant], prompts: dict[str, list[int]], num_tokens: int, num_repeats: int
+    contestants: Sequence[Contestant], prompts: dict[str, list[int]], limits: Limits, num_repeats: int
 ) -> list[float]:
     """Let them take turns, who goes first rotating; returns how many cores other processes used in each turn."""
-    first = next(iter(prompts.values()))
+    *_, last = prompts.values()
     for contestant in contestants:
-        contestant.decode(first, num_tokens)
+        contestant.decode(last, limits)
     shares = []
     for repeat in range(num_repeats):
         for number, (name, ids) in enumerate(prompts.items()):
             shift = (repeat + number) % len(contestants)
             for contestant in (*contestants[shift:], *contestants[:shift]):
-                answer, share = undisturbed(contestants, contestant, ids, num_tokens)
+                answer, share = undisturbed(contestants, contestant, ids, limits)
                 contestant.answers.setdefault(name, []).append(answer)
                 shares.append(share)
     return shares
 
 
 def undisturbed(
-    contestants: Sequence[Contestant], contestant: Contestant, ids: Sequence[int], num_tokens: int
+    contestants: Sequence[Contestant], contestant: Contestant, ids: Sequence[int], limits: Limits
 ) -> tuple[dict[str, Any], float]:
     """One answer during which other processes were quiet; after a few attempts the last one counts."""
     for _ in range(MOST_ATTEMPTS):
         before, own, started = busy_seconds(), cpu_of_children(contestants), perf_counter()
-        answer = contestant.decode(ids, num_tokens)
+        answer = contestant.decode(ids, limits)
         elapsed = perf_counter() - started
         share = (busy_seconds() - before - (cpu_of_children(contestants) - own)) / elapsed
         if share < QUIET_SHARE:
@@ -200,45 +268,8 @@ def busy_seconds() -> float:
 
 
 def cpu_of_children(contestants: Sequence[Contestant]) -> float:
-    """Processor seconds of the contestants' processes so far (Linux; 0 elsewhere)."""
-    total = 0.0
-    for contestant in contestants:
-        stat = Path(f"/proc/{contestant._process.pid}/stat")
-        if stat.is_file():
-            words = stat.read_text(encoding="ascii").rsplit(")", 1)[1].split()
-            total += (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
-    return total
-
-
-def row(contestant: Contestant, first: Contestant, num_tokens: int, earlier: dict[str, list[float]]) -> dict[str, Any]:
-    """Speed: mean over the prompts of the median over repeats. Texts: against the first contestant's."""
-    answers = contestant.answers
-    seconds = {
-        name: [*earlier.get(name, []), *(round(answer["seconds"], 4) for answer in found)]
-        for name, found in answers.items()
-    }
-    speeds = [num_tokens / median(times) for times in seconds.values()]
-    passes = [answer["passes"] for found in answers.values() for answer in found]
-    shared = [shared_start(found[0]["ids"], first.answers[name][0]["ids"]) for name, found in answers.items()]
-    return {
-        "name": contestant.name,
-        "tokens_per_second": round(fmean(speeds), 2),
-        "lowest_and_highest": [round(min(speeds), 2), round(max(speeds), 2)],
-        "tokens_per_pass": round(num_tokens / fmean(passes), 3) if None not in passes else None,
-        "same_text": sum(length == num_tokens for length in shared),
-        "first_difference_at": [length for length in shared if length < num_tokens],
-        "seconds": seconds,
-    }
-
-
-def shared_start(ids: Sequence[int], others: Sequence[int]) -> int:
-    """How many leading tokens are equal.
-
-    >>> shared_start([5, 6, 7], [5, 6, 8])
-    2
-    """
-    pairs = enumerate(zip(ids, others, strict=False))
-    return next((index for index, (token, other) in pairs if token != other), min(len(ids), len(others)))
+    """Processor seconds of the contestants' processes so far."""
+    return sum(worker.cpu_seconds() for worker in {contestant.worker for contestant in contestants})
 
 
 def peer_versions(cache: Path) -> dict[str, str]:
@@ -250,20 +281,6 @@ def peer_versions(cache: Path) -> dict[str, str]:
     python = cache / "env" / "bin" / "python"
     found = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
     return {f"peers: {name}": version for name, version in json.loads(found.stdout).items()}
-
-
-def print_table(report: dict[str, Any]) -> None:
-    """One line per contestant."""
-    num_prompts = len(report["prompts"])
-    print(f"{report['precision']}: {num_prompts} prompts, {report['tokens']} tokens, {report['threads']} threads")
-    print(f"{'':34s}{'tokens/s':>10s}{'per pass':>10s}  texts equal to the first one's")
-    for found in report["rows"]:
-        per_pass = "-" if found["tokens_per_pass"] is None else f"{found['tokens_per_pass']:.2f}"
-        print(
-            f"{found['name']:34s}{found['tokens_per_second']:10.1f}{per_pass:>10s}  "
-            f"{found['same_text']} of {num_prompts} {found['first_difference_at'] or ''}"
-        )
-    print(f"turns in which other processes used the cores: {report['disturbed']}")
 
 
 if __name__ == "__main__":

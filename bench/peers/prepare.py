@@ -17,6 +17,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PRECISIONS = ("fp32", "int8", "int4")
+INT4_GROUP = 128
+"""optimum-intel's own choice."""
 
 
 def main() -> None:
@@ -63,8 +65,21 @@ def export_openvino(python: Path, checkpoint: Path, output: Path, precision: str
     scratch = fresh(output)
     command = python.parent / "optimum-cli"
     task = ("--task", "text-generation-with-past", "--weight-format", precision)
-    run(command, "export", "openvino", "-m", checkpoint.resolve(), *task, scratch)
+    run(command, "export", "openvino", "-m", checkpoint.resolve(), *task, *fallback(checkpoint, precision), scratch)
     scratch.rename(output)
+
+
+def fallback(checkpoint: Path, precision: str) -> tuple[str, ...]:
+    """What lets optimum-intel export int4 where some matrix's rows are no multiple of its groups; it refuses otherwise.
+
+    Its groups are of 128 weights then too, and smaller in those matrices alone.
+    """
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    hidden, num_heads = config["hidden_size"], config["num_attention_heads"]
+    heads = num_heads * (config.get("head_dim") or hidden // num_heads)
+    sizes = (hidden, heads, config["intermediate_size"])
+    is_needed = precision == "int4" and any(size % INT4_GROUP for size in sizes)
+    return ("--group-size", str(INT4_GROUP), "--group-size-fallback", "adjust") if is_needed else ()
 
 
 def export_onnxruntime(python: Path, checkpoint: Path, output: Path, precision: str) -> None:

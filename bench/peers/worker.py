@@ -1,7 +1,8 @@
 """One runtime decoding greedily on request: the process that `compare.py` talks to, one per runtime and setting.
 
-Reads one JSON object per line (`ids`, `count`), answers with one (`ids`, `seconds`, `passes`). Every runtime gets the
-same prompt ids, makes exactly `count` new tokens and is timed from the request to the last token, prompt included.
+Reads one JSON object per line (`ids`, `most`, `ends`, `settings`), answers with one (`ids`, `num_tokens`, `seconds`,
+`passes`). Every runtime gets the same prompt ids and the same tokens that end a text, makes up to `most` new tokens
+and is timed from the request to the last token, prompt included. Without `ends` the end of the text is ignored.
 Runs in the peers' environment or in ours: only the runtime that is asked for is imported. What libraries print goes
 to stderr.
 """
@@ -23,11 +24,27 @@ class Decoded(NamedTuple):
     passes: int | None
 
 
+class Asked(NamedTuple):
+    """One request.
+
+    Attributes:
+        ids: the prompt.
+        most: most new tokens.
+        ends: tokens that end a text; none where the end of text is ignored.
+        settings: the runtime's own, for this text: `num_drafted`, `longest_ngram`, or our `method`.
+    """
+
+    ids: list[int]
+    most: int
+    ends: list[int]
+    settings: dict[str, Any]
+
+
 class Runtime(Protocol):
     """What each adapter does."""
 
-    def decode(self, ids: list[int], count: int) -> Decoded:
-        """Decode `count` tokens greedily after `ids`; the end of the text is ignored."""
+    def decode(self, asked: Asked) -> Decoded:
+        """Decode greedily after the prompt, up to `most` tokens or to one that ends the text."""
 
 
 class OpenVinoGenAi:
@@ -37,25 +54,24 @@ class OpenVinoGenAi:
         import openvino_genai
 
         self._genai = openvino_genai
-        self._num_drafted, self._longest_ngram = options.pop("num_drafted", 0), options.pop("longest_ngram", 0)
         properties = {"INFERENCE_NUM_THREADS": threads, **options}
-        if self._longest_ngram:
-            properties["prompt_lookup"] = True
         if draft is not None:
             properties["draft_model"] = openvino_genai.draft_model(str(draft), "CPU", INFERENCE_NUM_THREADS=threads)
         self._pipe = openvino_genai.LLMPipeline(str(model), "CPU", **properties)
 
-    def decode(self, ids: list[int], count: int) -> Decoded:
+    def decode(self, asked: Asked) -> Decoded:
         """See `Runtime.decode`."""
         import numpy as np
         import openvino
 
-        config = self._genai.GenerationConfig(max_new_tokens=count, ignore_eos=True, do_sample=False)
-        if self._num_drafted:
-            config.num_assistant_tokens = self._num_drafted
-        if self._longest_ngram:
-            config.max_ngram_size = self._longest_ngram
-        prompt = openvino.Tensor(np.array([ids], dtype=np.int64))
+        config = self._genai.GenerationConfig(max_new_tokens=asked.most, ignore_eos=not asked.ends, do_sample=False)
+        if asked.ends:
+            config.eos_token_id, config.stop_token_ids = asked.ends[0], set(asked.ends)
+        if "num_drafted" in asked.settings:
+            config.num_assistant_tokens = asked.settings["num_drafted"]
+        if "longest_ngram" in asked.settings:
+            config.max_ngram_size = asked.settings["longest_ngram"]
+        prompt = openvino.Tensor(np.array([asked.ids], dtype=np.int64))
         result = self._pipe.generate(prompt, config)
         return Decoded([int(token) for token in result.tokens[0]], None)
 
@@ -66,49 +82,94 @@ class OnnxRuntimeGenAi:
     def __init__(self, model: Path, draft: Path | None, threads: int, options: dict[str, Any]) -> None:
         import onnxruntime_genai
 
-        self._genai = onnxruntime_genai
-        self._num_drafted = options.pop("num_drafted", 0)
-        config = onnxruntime_genai.Config(str(model))
-        parts = ("decoder", "draft") if self._num_drafted else ("decoder",)
-        session = {"intra_op_num_threads": threads, **options}
-        overlay: dict[str, Any] = {part: {"session_options": session} for part in parts}
-        settings = json.loads((model / "genai_config.json").read_text(encoding="utf-8"))["model"]
-        # The end of the text is ignored by waiting for padding instead; `min_length` would forbid the token to all.
-        config.overlay(json.dumps({"model": overlay | {"eos_token_id": settings["pad_token_id"]}}))
-        self._model = onnxruntime_genai.Model(config)
+        self._genai, self._path = onnxruntime_genai, model
+        self._settings = json.loads((model / "genai_config.json").read_text(encoding="utf-8"))["model"]
+        self._session = {"intra_op_num_threads": threads, **options}
+        self._models: dict[tuple[int, ...], Any] = {}
 
-    def decode(self, ids: list[int], count: int) -> Decoded:
-        """See `Runtime.decode`."""
-        params = self._genai.GeneratorParams(self._model)
-        length = len(ids) + count
-        params.set_search_options(max_length=length, do_sample=False)
-        if self._num_drafted:
-            params.set_speculative_options(max_draft_tokens=self._num_drafted)
-        generator = self._genai.Generator(self._model, params)
-        generator.append_tokens(ids)
+    def decode(self, asked: Asked) -> Decoded:
+        """See `Runtime.decode`. It leaves the token that ends the text out."""
+        params = self._genai.GeneratorParams(self._model(asked.ends))
+        params.set_search_options(max_length=len(asked.ids) + asked.most, do_sample=False)
+        num_drafted = asked.settings.get("num_drafted", 0)
+        if num_drafted:
+            params.set_speculative_options(max_draft_tokens=num_drafted)
+        generator = self._genai.Generator(self._model(asked.ends), params)
+        generator.append_tokens(asked.ids)
         while not generator.is_done():
             generator.generate_next_token()
-        tokens = [int(token) for token in generator.get_sequence(0)][len(ids) :]
-        passes = generator.get_speculative_stats()["target_forward_passes"] if self._num_drafted else None
+        tokens = [int(token) for token in generator.get_sequence(0)][len(asked.ids) :]
+        passes = generator.get_speculative_stats()["target_forward_passes"] if num_drafted else None
         return Decoded(tokens, passes)
+
+    def _model(self, ends: list[int]) -> Any:
+        """The model, loaded once per way to end: that is a part of its configuration."""
+        key = tuple(ends)
+        if key not in self._models:
+            parts = ("decoder", "draft") if "draft" in self._settings else ("decoder",)
+            overlay: dict[str, Any] = {part: {"session_options": self._session} for part in parts}
+            overlay["eos_token_id"] = list(ends) or [never_said(self._settings)]
+            config = self._genai.Config(str(self._path))
+            config.overlay(json.dumps({"model": overlay}))
+            self._models[key] = self._genai.Model(config)
+        return self._models[key]
+
+
+def never_said(settings: dict[str, Any]) -> int:
+    """A token to wait for in vain where the end of text is ignored: padding, unless it ends texts; else the last id.
+
+    `min_length` would forbid the token that ends the text to onnxruntime-genai, and so change the text.
+
+    >>> never_said({"eos_token_id": [1, 2], "pad_token_id": 0, "vocab_size": 9})
+    0
+    >>> never_said({"eos_token_id": 8, "pad_token_id": 8, "vocab_size": 9})
+    7
+    """
+    own = settings["eos_token_id"]
+    ends = set(own if isinstance(own, list) else [own])
+    candidates = (settings["pad_token_id"], *reversed(range(settings["vocab_size"])))
+    return next(int(token) for token in candidates if token not in ends)
 
 
 class Mirrorsd:
-    """Our own pipeline; `options` names method and device map, and may set `speculation` (else what `tune` found)."""
+    """Our own pipeline; `options` name the device map, and may set `speculation` (else what `tune` found)."""
 
     def __init__(self, model: Path, draft: Path | None, threads: int, options: dict[str, Any]) -> None:
         from mirrorsd import MirrorPipeline
 
-        self._method = options["method"]
         settings = options.get("speculation")
         self._pipe = MirrorPipeline.load(
             model, device_map=options["device_map"], speculation=settings, use_tuned=settings is None
         )
+        self._sessions: dict[str, Any] = {}
 
-    def decode(self, ids: list[int], count: int) -> Decoded:
-        """See `Runtime.decode`."""
-        result = self._pipe.generate(token_ids=ids, max_new_tokens=count, ignore_eos=True, method=self._method)
+    def decode(self, asked: Asked) -> Decoded:
+        """See `Runtime.decode`. A session per method: none finds a prompt that another one has read."""
+        method = asked.settings["method"]
+        if method not in self._sessions:
+            self._sessions[method] = self._pipe.session()
+        result = self._sessions[method].generate(
+            token_ids=asked.ids,
+            max_new_tokens=asked.most,
+            temperature=0.0,
+            ignore_eos=True,
+            stop_token_ids=asked.ends,
+            method=method,
+        )
         return Decoded(list(result.token_ids), result.stats.steps)
+
+
+def count_tokens(ids: list[int], asked: Asked) -> tuple[list[int], int]:
+    """The text without the token that ends it, and how many tokens were decoded, that one included.
+
+    Some runtimes return the token that ends the text, some leave it out; all have decoded it.
+
+    >>> asked = Asked(ids=[5], most=4, ends=[2], settings={})
+    >>> count_tokens([7, 8, 2], asked), count_tokens([7, 8], asked), count_tokens([7, 8, 9, 9], asked)
+    (([7, 8], 3), ([7, 8], 3), ([7, 8, 9, 9], 4))
+    """
+    place = next((index for index, token in enumerate(ids) if token in asked.ends), len(ids))
+    return ids[:place], min(place + 1, asked.most)
 
 
 RUNTIMES: dict[str, Callable[[Path, Path | None, int, dict[str, Any]], Runtime]] = {
@@ -126,19 +187,21 @@ def main() -> None:
     parser.add_argument("--draft", type=Path)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--options", default="{}", help="JSON: the runtime's own settings")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    runtime = RUNTIMES[asked.runtime](asked.model, asked.draft, asked.threads, json.loads(asked.options))
+    runtime = RUNTIMES[options.runtime](options.model, options.draft, options.threads, json.loads(options.options))
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
-        request = json.loads(line)
+        request = Asked(**json.loads(line))
         started = perf_counter()
-        decoded = runtime.decode(request["ids"], request["count"])
+        decoded = runtime.decode(request)
         seconds = perf_counter() - started
-        if len(decoded.ids) != request["count"]:
-            raise SystemExit(f"{asked.runtime} made {len(decoded.ids)} tokens, {request['count']} were asked for")
-        print(json.dumps({"ids": decoded.ids, "seconds": seconds, "passes": decoded.passes}), file=answers, flush=True)
+        ids, num_tokens = count_tokens(decoded.ids, request)
+        if not request.ends and len(ids) != request.most:
+            raise SystemExit(f"{options.runtime} made {len(ids)} tokens, {request.most} were asked for")
+        answer = {"ids": ids, "num_tokens": num_tokens, "seconds": seconds, "passes": decoded.passes}
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":

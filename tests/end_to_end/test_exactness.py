@@ -1,4 +1,4 @@
-"""One bundle, three methods, one text: through export, ONNX Runtime and OpenVINO, on two cores."""
+"""One bundle, all methods, one text: through export, ONNX Runtime and OpenVINO, on two cores."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from mirrorsd import GenerationConfig, MirrorPipeline
 from mirrorsd.cli.application import run
 
-METHODS = ("plain", "serial", "mirror")
+METHODS = ("plain", "serial", "mirror", "auto")
 PROMPTS = ("Once upon a time", "The old heron", "Every morning the fox went to the river and", "x")
 
 

@@ -1,12 +1,17 @@
 """The comparison with other runtimes, without them: what it makes of folders, turns and answers."""
 
+import argparse
+import doctest
 import importlib
 import json
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+
+from mirrorsd.bench.peers import table
+from mirrorsd.cli.prompt_file import Question
 
 FOLDER = Path(__file__).resolve().parents[3] / "bench" / "peers"
 
@@ -23,26 +28,120 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("prepare")
 
 
-class FakeContestant:
-    """Answers with the next of given times, always the same text."""
-
-    def __init__(self, name: str, ids: list[int], seconds: list[float]) -> None:
-        self.name, self.ids, self._seconds = name, ids, iter(seconds)
-        self.answers: dict[str, list[dict[str, Any]]] = {}
-
-    def decode(self, ids: list[int], count: int) -> dict[str, Any]:
-        return {"ids": self.ids[:count], "seconds": next(self._seconds), "passes": count // 2}
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("worker")
 
 
-def test_a_row_is_the_mean_over_prompts_of_medians_and_tells_where_texts_part(compare: ModuleType) -> None:
-    first, second = FakeContestant("a", [1, 2, 3, 4], []), FakeContestant("b", [1, 2, 9, 9], [])
-    for contestant, times in ((first, [1.0, 1.0]), (second, [0.5, 4.0])):
-        for name in ("p", "q"):
-            found = [{"ids": contestant.ids, "seconds": seconds, "passes": 2} for seconds in times]
-            contestant.answers[name] = found
-    row = compare.row(second, first, 4, {"p": [0.5], "q": [2.0]})
-    assert row["tokens_per_second"] == (8.0 + 2.0) / 2
-    assert (row["tokens_per_pass"], row["same_text"], row["first_difference_at"]) == (2.0, 0, [2, 2])
+class FakeWorker:
+    """A process that answers with the next of given times, always the same text."""
+
+    def __init__(self, ids: list[int], seconds: list[float]) -> None:
+        self.ids, self._seconds = ids, iter(seconds)
+        self.requests: list[dict[str, Any]] = []
+
+    def decode(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.requests.append(request)
+        ids = self.ids[: request["most"]]
+        return {"ids": ids, "num_tokens": len(ids), "seconds": next(self._seconds), "passes": 2}
+
+
+def answered(name: str, texts: dict[str, tuple[list[int], list[float]]]) -> Any:
+    """A contestant that is done: by prompt its text (all ended after it) and seconds per repeat."""
+    answers = {
+        prompt: [{"ids": ids, "num_tokens": len(ids) + 1, "seconds": each, "passes": 2} for each in seconds]
+        for prompt, (ids, seconds) in texts.items()
+    }
+    return SimpleNamespace(name=name, runtime=name.split()[0], answers=answers)
+
+
+def test_a_row_is_the_mean_of_the_tasks_and_a_task_its_tokens_over_their_time() -> None:
+    first = answered("a plain", {"p": ([1, 2, 3], [1.0]), "q": ([1], [1.0]), "r": ([5], [1.0])})
+    second = answered("b plain", {"p": ([1, 2, 9], [0.5]), "q": ([1], [2.5]), "r": ([5], [1.0])})
+    tasks = {"p": "sums", "q": "sums", "r": "story"}
+    row = table.row(second, first, tasks, {"p": [0.5, 4.0]})
+    assert row["by_task"] == {"sums": (4 + 2) / (0.5 + 2.5), "story": 2.0}
+    assert row["tokens_per_second"] == 2.0
+    assert row["tokens_per_pass"] == round((4 + 2 + 2) / 6, 3)
+    assert (row["same_text"], row["first_difference_at"]) == (2, [2])
+    assert (row["num_tokens"], row["seconds"]["p"]) == ({"p": 4, "q": 2, "r": 2}, [0.5, 4.0, 0.5])
+
+
+def test_the_best_of_each_runtime_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    speeds = {"mirrorsd plain": 5.0, "mirrorsd auto": 9.0, "peer draft 2": 4.0, "peer draft 8": 6.0}
+    rows = [
+        {"name": name, "runtime": name.split()[0], "tokens_per_second": speed, "tokens_per_pass": None}
+        | {"same_text": 1, "first_difference_at": []}
+        for name, speed in speeds.items()
+    ]
+    best = table.best_of_each(rows)
+    assert best["peer"] == {"name": "peer draft 8", "tokens_per_second": 6.0, "auto_to_it": 1.5}
+    report = {"precision": "fp32", "prompts": ["p"], "tokens": 9, "threads": 2, "ends": "honoured"}
+    table.print_table(report | {"rows": rows, "best": best, "disturbed": []})
+    printed = capsys.readouterr().out
+    assert "end of text honoured" in printed
+    assert "best of peer: draft 8, 6.0 tokens/s" in printed
+
+
+def test_peers_draft_several_numbers_of_tokens_in_one_process_per_model(compare: ModuleType) -> None:
+    words = {"target": "big", "draft": "small", "precision": "int8", "draft_precisions": None, "drafted": "2,12"}
+    options = argparse.Namespace(**words, cache=Path("c"), bundle=Path("b"), device_map="cpu")
+    found = compare.entries(options)
+    drafting = {entry["name"]: entry["settings"] for entry in found if "num_drafted" in entry["settings"]}
+    assert {settings["num_drafted"] for settings in drafting.values()} == {2, 12}
+    assert {name.rsplit(" ", 1)[0] for name in drafting} == {
+        "openvino-genai prompt lookup",
+        "openvino-genai draft",
+        "onnxruntime-genai draft",
+    }
+    assert len({json.dumps([e["runtime"], e["model"], e.get("draft"), e["options"]]) for e in found}) == 6
+
+
+def test_a_request_names_the_ends_and_its_own_settings(compare: ModuleType) -> None:
+    worker = FakeWorker([4, 5], [1.0])
+    entry = {"name": "peer draft 3", "runtime": "peer", "settings": {"num_drafted": 3}}
+    contestant = compare.Contestant(entry, worker)
+    contestant.decode([7], compare.Limits(9, (2,)))
+    assert worker.requests == [{"ids": [7], "most": 9, "ends": [2], "settings": {"num_drafted": 3}}]
+
+
+def test_prompts_are_spread_over_every_category(compare: ModuleType) -> None:
+    questions = [Question(question_id=str(i), category="ab"[i % 2], turns=("x",)) for i in range(12)]
+    assert [question.question_id for question in compare.choose(questions, 2)] == ["0", "6", "1", "7"]
+
+
+def test_a_report_with_other_ends_is_not_continued(compare: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps({"rows": []}), encoding="utf-8")
+    assert compare.read_earlier(path, "ignored") == {"rows": []}
+    with pytest.raises(SystemExit, match="was measured with the end of text ignored"):
+        compare.read_earlier(path, "honoured")
+
+
+def test_the_token_that_ends_a_text_counts_whether_it_is_returned_or_not(worker: ModuleType) -> None:
+    assert doctest.testmod(worker).failed == 0
+    asked = worker.Asked(ids=[5], most=3, ends=[2, 9], settings={})
+    assert worker.count_tokens([7, 9], asked) == worker.count_tokens([7], asked) == ([7], 2)
+    assert worker.count_tokens([7, 7, 2], asked) == worker.count_tokens([7, 7], asked) == ([7, 7], 3)
+    ignored = asked._replace(ends=[])
+    assert worker.count_tokens([7, 2, 9], ignored) == ([7, 2, 9], 3)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_adjusted"),
+    [((576, 9, 1536), True), ((384, 6, 896), False), ((512, 8, 1000), True)],
+    ids=["hidden size", "neither", "intermediate size"],
+)
+def test_int4_groups_are_adjusted_where_128_does_not_divide(
+    prepare: ModuleType, tmp_path: Path, sizes: tuple[int, int, int], *, is_adjusted: bool
+) -> None:
+    names = ("hidden_size", "num_attention_heads", "intermediate_size")
+    config = dict(zip(names, sizes, strict=True))
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    words = ("--group-size", "128", "--group-size-fallback", "adjust")
+    assert prepare.fallback(tmp_path, "int4") == (words if is_adjusted else ())
+    assert prepare.fallback(tmp_path, "int8") == ()
 
 
 def test_a_disturbed_answer_is_measured_again(compare: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,8 +149,9 @@ def test_a_disturbed_answer_is_measured_again(compare: ModuleType, monkeypatch: 
     monkeypatch.setattr(compare, "busy_seconds", lambda: next(busy))
     monkeypatch.setattr(compare, "cpu_of_children", lambda contestants: 0.0)
     monkeypatch.setattr(compare, "sleep", lambda seconds: None)
-    contestant = FakeContestant("a", [1], [9.0, 1.0])
-    answer, share = compare.undisturbed([contestant], contestant, [0], 1)
+    entry = {"name": "a", "runtime": "a", "settings": {}}
+    contestant = compare.Contestant(entry, FakeWorker([1], [9.0, 1.0]))
+    answer, share = compare.undisturbed([contestant], contestant, [0], compare.Limits(1, ()))
     assert (answer["seconds"], share) == (1.0, 0.0)
 
 

@@ -8,11 +8,15 @@ import pytest
 from mirrorsd.bench import sweep
 
 
-def answer(arm: sweep.Arm, speed: float, *, prompt: int = 0, repeat: int = 0, **changes: Any) -> sweep.Answer:
+def answer(
+    arm: sweep.Arm, speed: float, *, prompt: int = 0, repeat: int = 0, task: str = "sums", **changes: Any
+) -> sweep.Answer:
     figures = {"tokens_per_step": 2.0, "draft_exposed_ms": 1.0, "reuse_by_source": {"early": 0.5}, "seconds": 1.0}
     figures["repeat_rate"] = 0.25
     kept = {"tokens_per_second": speed, "steps": 10, "steps_by_method": {arm.method: 10}, **figures}
-    return {"arm": arm.name, "prompt": prompt, "repeat": repeat, "kept": kept, "ids": [1, 2], **changes}
+    kept |= {"prefill_ms": 3.0, "time_to_first_token_ms": 4.0}
+    found = {"arm": arm.name, "prompt": prompt, "task": task, "repeat": repeat, "kept": kept, "ids": [1, 2]}
+    return found | changes
 
 
 def test_every_method_competes_in_every_layout_and_auto_once() -> None:
@@ -39,7 +43,7 @@ def test_auto_is_held_against_the_best_arm_and_the_fastest_plain_decoding() -> N
     plain = [sweep.Arm("apart", "plain"), sweep.Arm("shared", "plain")]
     serial, auto = sweep.Arm("shared", "serial", 5, 2), sweep.Arm("", "auto")
     answers = [answer(plain[0], 50.0), answer(plain[1], 80.0), answer(auto, 190.0)]
-    # Medians over repeats (200, 100), then the mean over prompts.
+    # A median over repeats (200), then all tokens of the task over all their time.
     answers += [answer(serial, speed, repeat=number) for number, speed in enumerate((200.0, 9.0, 201.0))]
     answers += [answer(serial, 200.0, prompt=1, ids=[1, 3])]
     found = sweep.summary(answers, [*plain, serial, auto], ["apart", "shared"])
@@ -47,6 +51,16 @@ def test_auto_is_held_against_the_best_arm_and_the_fastest_plain_decoding() -> N
     assert found["auto_to_plain"] == pytest.approx(190 / 80)
     assert found["rows"][2]["tokens_per_second"] == 200.0
     assert (found["rows"][2]["reuse"], found["rows"][2]["repeat_rate"]) == ({"early": 0.5}, 0.25)
+
+
+def test_a_row_is_the_mean_of_the_tasks_and_a_task_its_tokens_over_their_time() -> None:
+    arm = sweep.Arm("apart", "plain")
+    answers = [answer(arm, 90.0, ids=[1] * 90), answer(arm, 10.0, prompt=1, ids=[1] * 10)]  # a second each
+    answers += [answer(arm, 100.0, prompt=2, task="story", ids=[1] * 100)]
+    found = sweep.row(arm, answers)
+    assert found["by_task"] == {"sums": 50.0, "story": 100.0}
+    assert found["tokens_per_second"] == 75.0
+    assert (found["prefill_ms"], found["time_to_first_token_ms"]) == (3.0, 4.0)
 
 
 def test_texts_that_differ_are_counted() -> None:

@@ -13,6 +13,10 @@ from mirrorsd.runtime import Chunk, GeneratedToken, GenerationConfig
 
 STATS: dict[str, Any] = {
     "seconds": 0.5,
+    "prefill_ms": 12.0,
+    "time_to_first_token_ms": 34.0,
+    "num_prompt_tokens": 5,
+    "num_reused_tokens": 0,
     "tokens_per_second": 100.0,
     "steps": 2,
     "tokens_per_step": 1.5,
@@ -35,10 +39,22 @@ class ScriptedPipeline:
         self.layout = "apart"
         self.placement = ["target: here", "draft: there"]
         self.requests: list[tuple[str | None, Any, GenerationConfig]] = []
+        self.num_sessions = self.num_forgotten = 0
         self._answer = answer
 
-    def generate(self, prompt: str | None, config: GenerationConfig, *, messages: Any = None, **overrides: Any) -> Any:
-        config = replace(config, **overrides)
+    def generate(
+        self,
+        prompt: str | None = None,
+        config: GenerationConfig | None = None,
+        *,
+        messages: Any = None,
+        token_ids: Any = None,
+        **overrides: Any,
+    ) -> Any:
+        config = replace(config or GenerationConfig(), **overrides)
+        if token_ids is not None:
+            self.num_forgotten += 1
+            return None
         self.requests.append((prompt, messages, config))
         ids = self._answer(config.method, prompt or messages[-1]["content"])
         stats = SimpleNamespace(**STATS, to_dict=lambda: STATS)
@@ -46,11 +62,16 @@ class ScriptedPipeline:
         return SimpleNamespace(
             text=text,
             token_ids=ids,
+            stop_reason="length",
             method=config.method,
             layout=self.layout,
             stats=stats,
             write_trace=lambda path: path.write_text("trace"),
         )
+
+    def session(self) -> "ScriptedPipeline":
+        self.num_sessions += 1
+        return self
 
     def stream(self, prompt: str | None, config: GenerationConfig, *, messages: Any = None) -> Iterator[Chunk]:
         result = self.generate(prompt, config, messages=messages)

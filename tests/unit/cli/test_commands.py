@@ -28,6 +28,7 @@ STATS_FIELDS = {
 }
 ROW_FIELDS = {
     *("method", "category", "tokens_per_second", "tokens_per_step"),
+    *("prefill_ms", "time_to_first_token_ms", "num_prompt_tokens"),
     *("mean_accepted", "reuse_rate", "draft_exposed_ms", "overlap"),
 }
 
@@ -43,6 +44,7 @@ def test_generate_streams_text_and_notes_the_speed(use_pipeline: Any, capsys: py
     assert out == "<1><2><3>\n"
     assert "draft: there" in err
     assert "3 tokens by auto decoding" in err
+    assert "the prompt's 5 tokens took 12 ms, the first token came after 34 ms" in err
 
 
 def test_generate_json_has_exactly_the_documented_fields(use_pipeline: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,7 +52,8 @@ def test_generate_json_has_exactly_the_documented_fields(use_pipeline: Any, caps
     assert run(["generate", "b.mirror", "Once", "--method", "mirror", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     fields = {"text", "token_ids", "num_tokens", "method", "device_map", "layout", "seconds", "tokens_per_second"}
-    assert set(document) == fields | {"stats"}
+    fields |= {"num_prompt_tokens", "num_reused_tokens", "stop_reason", "prefill_ms", "time_to_first_token_ms"}
+    assert set(document) == fields | {"stats", "warnings"}
     assert set(document["stats"]) == STATS_FIELDS
     assert (document["text"], document["num_tokens"], document["method"]) == ("<1><2><3>", 3, "mirror")
 
@@ -94,11 +97,35 @@ def test_compare_json(use_pipeline: Any, capsys: pytest.CaptureFixture[str]) -> 
     use_pipeline(same_answer)
     assert run(["compare", "b.mirror", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert set(document) == {"bundle", "device_map", "layout", "machine", "versions", "identical", "rows"}
-    assert document["identical"] is True
-    assert [row["method"] for row in document["rows"]] == ["plain", "serial", "mirror"]
+    assert set(document) == {"bundle", "device_map", "layout", "ends", "machine", "versions", "identical", "rows"}
+    assert (document["identical"], document["ends"]) == (True, "honoured")
+    assert [row["method"] for row in document["rows"]] == ["plain", "serial", "mirror", "auto"]
     assert {row["category"] for row in document["rows"]} == {"all"}
     assert all(set(row) == ROW_FIELDS for row in document["rows"])
+
+
+def test_a_comparison_past_the_end_of_text_says_so(use_pipeline: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    use_pipeline(same_answer)
+    command = ["compare", "b.mirror", "--ignore-eos", "--methods", "plain"]
+    assert run(command) == 0
+    assert "END OF TEXT IGNORED" in capsys.readouterr().out
+    assert run([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ends"] == "ignored"
+
+
+def test_every_method_of_a_comparison_reads_every_prompt_itself(use_pipeline: Any) -> None:
+    pipeline = use_pipeline(same_answer)
+    assert run(["compare", "b.mirror", "--methods", "plain,mirror", "--category", "story", "--repeats", "3"]) == 0
+    assert pipeline.num_sessions == 2
+    assert pipeline.num_forgotten == 2 * (1 + 2 * 3)  # one untimed question, and two questions three times
+
+
+def test_a_sampled_comparison_has_one_seed_for_all_methods(use_pipeline: Any) -> None:
+    pipeline = use_pipeline(same_answer)
+    assert run(["compare", "b.mirror", "--temperature", "1"]) == 0
+    seeds = {config.seed for _, _, config in pipeline.requests}
+    assert len(seeds) == 1
+    assert None not in seeds
 
 
 def test_compare_rows_of_one_category(use_pipeline: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,8 @@ QUESTIONS = (
 
 
 def make_result(ids: list[int], tokens_per_second: float = 10.0, **stats: Any) -> Any:
-    values = dict.fromkeys(comparison.AVERAGED, 0.0) | {"tokens_per_second": tokens_per_second, "steps": 1} | stats
+    values = dict.fromkeys((*comparison.AVERAGED, *comparison.TIMES, "num_prompt_tokens"), 0.0)
+    values |= {"tokens_per_second": tokens_per_second, "steps": 1} | stats
     return SimpleNamespace(text=str(ids), token_ids=ids, stats=SimpleNamespace(to_dict=lambda: values))
 
 
@@ -86,6 +87,12 @@ def test_all_is_the_mean_of_the_categories() -> None:
     rows = summarise(measurements, ["plain"])
     assert [row["category"] for row in rows] == ["story", "sum", "all"]
     assert rows[-1]["tokens_per_second"] == pytest.approx((15.0 + 45.0) / 2)
+
+
+def test_the_prompt_and_the_first_token_are_shown_apart() -> None:
+    prompts = ({"prefill_ms": ms, "time_to_first_token_ms": ms + 4.0, "num_prompt_tokens": 8 * ms} for ms in (1, 2, 9))
+    row = summarise([make_measurement("plain", QUESTIONS[0], **stats) for stats in prompts], ["plain"])[-1]
+    assert (row["prefill_ms"], row["time_to_first_token_ms"], row["num_prompt_tokens"]) == (2, 6.0, 32)
 
 
 def test_differences_name_method_and_place() -> None:

@@ -44,7 +44,9 @@ class Driver:
     def __init__(self, text: Text, name: str, seconds: float, side_seconds: float = 0.0) -> None:
         self.request, self.name, self.seconds, self.side_seconds = text, name, seconds, side_seconds
         self.row_seconds = 0.0
-        self.draft = SimpleNamespace(is_ready=lambda: True, is_preparing=False, check_answer=lambda _: None)
+        self.draft = SimpleNamespace(
+            is_ready=lambda: True, is_preparing=False, check_answer=lambda _: None, takes_turns=False
+        )
         self.pending: list[Any] = []
 
     def start(self) -> InFlight:

@@ -1,0 +1,159 @@
+"""What statistics count: the tokens that were returned, from the end of the target's prefill on."""
+
+import doctest
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mirrorsd.runtime import request
+from mirrorsd.runtime.fake import FakeDraft, FakeTarget
+from mirrorsd.runtime.generation import Stop, run_steps
+from mirrorsd.runtime.generation_config import GenerationConfig
+from mirrorsd.runtime.generation_stats import GenerationStats, summarise
+from mirrorsd.runtime.request import Request
+from mirrorsd.runtime.stopping import StopWatch
+
+from .conftest import VOCAB, Bench, SteadyTarget, greedy_continuation, make_draft_handler
+
+PROMPT = [3, 1, 4, 1, 5]
+METHODS = ("plain", "serial", "mirror", "auto")
+NUM_TOKENS = 40
+
+
+class Letters:
+    """A decoder whose token 0 is `a`, 1 is `b`, and so on."""
+
+    def push(self, token: int) -> str:
+        return chr(ord("a") + token)
+
+    def finish(self) -> str:
+        return ""
+
+
+def follow(bench: Bench, method: str, eos_ids: tuple[int, ...] = (), **settings: Any) -> tuple[Stop, Request]:
+    """Decode as a session does, to the end of the text."""
+    config = GenerationConfig(method=method, max_new_tokens=NUM_TOKENS, **settings)
+    made = Request(PROMPT, config, bench.speculation, bench.seat.context, bench.cancel)
+    if isinstance(bench.target, SteadyTarget):
+        made.ledger.now = lambda: bench.target.seconds
+    driver = bench.seat.driver(made, method)
+    try:
+        *_, last = run_steps(driver, StopWatch(config, eos_ids, Letters()))
+    finally:
+        driver.close()
+    assert isinstance(last, Stop)
+    return last, made
+
+
+def first_places() -> dict[int, int]:
+    """Every token of the text, and where it stands first: each can be the end of the text."""
+    text = greedy_continuation(PROMPT, NUM_TOKENS)
+    return {token: text.index(token) for token in text}
+
+
+def counts_what_was_returned(stop: Stop, stats: GenerationStats) -> bool:
+    return round(stats.tokens_per_step * stats.steps) == len(stop.token_ids)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_tokens_behind_an_end_inside_a_window_count_nowhere(make_bench: Callable[..., Bench], method: str) -> None:
+    num_cut = 0
+    for eos_id, place in first_places().items():
+        stop, made = follow(make_bench(hit_rate=1.0, gamma=6), method, (eos_id,))
+        stats = summarise(made, 0.0, made.steps[-1].ended)
+        assert (stop.reason, len(stop.token_ids)) == ("eos", place + 1)
+        assert counts_what_was_returned(stop, stats)
+        # Every step adds what it accepted and a token of the target's own, which the last one's cut takes away first.
+        num_own = len(stop.token_ids) - round(stats.mean_accepted * stats.steps)
+        assert num_own in (stats.steps - 1, stats.steps)
+        num_cut += num_own == stats.steps - 1
+    assert num_cut == 0 if method == "plain" else num_cut > 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_tokens_behind_a_stop_string_count_nowhere(make_bench: Callable[..., Bench], method: str) -> None:
+    text = "".join(chr(ord("a") + token) for token in greedy_continuation(PROMPT, NUM_TOKENS))
+    for start in range(2, 9):
+        stop_string = text[start : start + 3]
+        stop, made = follow(make_bench(hit_rate=1.0, gamma=6), method, stop_strings=(stop_string,))
+        stats = summarise(made, 0.0, made.steps[-1].ended)
+        assert (stop.reason, len(stop.token_ids)) == ("stop_string", text.index(stop_string) + 3)
+        assert counts_what_was_returned(stop, stats)
+
+
+@pytest.mark.parametrize("method", ["serial", "mirror"])
+def test_a_near_tie_behind_the_end_is_none_of_the_text(
+    make_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr(FakeTarget, "near_tie_gap", 100.0)  # every token is one
+    for eos_id, place in first_places().items():
+        _, made = follow(make_bench(hit_rate=1.0, gamma=6), method, (eos_id,))
+        stats = summarise(made, 0.0, made.steps[-1].ended)
+        assert stats.near_tie_positions == list(range(len(PROMPT), len(PROMPT) + place + 1))
+
+
+def test_a_text_of_the_full_length_is_not_cut(make_bench: Callable[..., Bench]) -> None:
+    stop, made = follow(make_bench(hit_rate=0.7, gamma=6), "serial")
+    accepted = sum(step.num_accepted for step in made.steps)
+    assert (stop.reason, len(stop.token_ids)) == ("length", NUM_TOKENS)
+    assert accepted + len(made.steps) == made.num_new == NUM_TOKENS
+
+
+class TimedDraft(FakeDraft):
+    """Every round takes three seconds of the target's clock."""
+
+    target: Any
+
+    def run(self, *arguments: Any) -> Any:
+        self.target.seconds += 3.0
+        return super().run(*arguments)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_clock_starts_where_the_target_has_read_the_prompt(make_bench: Callable[..., Bench], method: str) -> None:
+    draft = TimedDraft(make_draft_handler(1.0, 3), vocab_size=VOCAB, num_streams=3)
+    bench = make_bench(draft=draft, is_steady=True, takes_turns=True, gamma=6)
+    draft.target = bench.target
+    stop, made = follow(bench, method)
+    stats = summarise(made, 0.0, made.steps[-1].ended)
+    # Prefill takes no time here, and the devices take turns: the clock shows decoding alone, first window included.
+    assert bench.target.seconds == made.steps[-1].ended > 0
+    assert stats.prefill_ms == 0.0
+    assert stats.tokens_per_second == pytest.approx(len(stop.token_ids) / made.steps[-1].ended)
+    assert stats.time_to_first_token_ms == 1e3 * made.steps[0].ended
+    drafted_first = made.steps[0].started
+    assert drafted_first == 0.0 if method == "plain" else drafted_first >= 3.0
+    assert stats.draft_exposed_ms * stats.steps >= 1e3 * drafted_first
+
+
+def test_a_window_asked_for_on_the_side_is_no_part_of_the_prompt(make_bench: Callable[..., Bench]) -> None:
+    draft = TimedDraft(make_draft_handler(1.0, 3), vocab_size=VOCAB, num_streams=3)
+    bench = make_bench(draft=draft, is_steady=True, takes_turns=True)
+    draft.target = bench.target
+    bench.engine.books.greedy.start_from({"plain": 1.0, "serial": 0.2, "mirror": 0.2})
+    bench.engine.books.greedy.asking.aside = 99.0
+    _, made = follow(bench, "auto")
+    assert made.steps[0].method == "plain"
+    assert made.steps[0].started >= 3.0, "the draft was asked before the first step"
+    assert made.prefilled == 0.0
+
+
+def test_the_prompt_is_left_out_of_the_speed(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(is_steady=True)
+    prefill = bench.target.prefill
+
+    def slow_prefill(*arguments: Any, **options: Any) -> None:
+        bench.target.seconds += 50.0
+        prefill(*arguments, **options)
+
+    bench.target.prefill = slow_prefill
+    stop, made = follow(bench, "plain")
+    stats = summarise(made, 0.0, made.steps[-1].ended)
+    assert (stats.prefill_ms, stats.time_to_first_token_ms) == (50e3, 51e3)
+    assert stats.tokens_per_second == pytest.approx(1.0)
+    assert (stats.num_prompt_tokens, len(stop.token_ids)) == (len(PROMPT), NUM_TOKENS)
+
+
+def test_worked_examples() -> None:
+    assert doctest.testmod(request).failed == 0
