@@ -11,10 +11,10 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import BundleError, GenerationError
+from mirrorsd.runtime.incremental_decoder import IncrementalDecoder
 
 Message = Mapping[str, Any]
 
@@ -75,31 +75,9 @@ class BundleTokenizer:
         """Text of the ids, special tokens left out."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def decoder(self) -> "IncrementalDecoder":
-        """A decoder for a stream of tokens."""
-        return IncrementalDecoder(self._tokenizer)
-
-
-class IncrementalDecoder:
-    """Turns tokens into text as they come; characters split over tokens wait until they are whole."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
-        self._ids: list[int] = []
-        self._given = ""
-
-    def push(self, token: int) -> str:
-        """The text that this token completes (often empty for a part of a character)."""
-        self._ids.append(token)
-        piece = self._stream.step(self._tokenizer, token) or ""
-        self._given += piece
-        return piece
-
-    def finish(self) -> str:
-        """What is left at the end: the remains of an incomplete character, as the tokenizer shows them."""
-        whole = str(self._tokenizer.decode(self._ids, skip_special_tokens=True))
-        return whole[len(self._given) :] if whole.startswith(self._given) else ""
+    def decoder(self, prompt: Sequence[int] = ()) -> IncrementalDecoder:
+        """A decoder for a stream of tokens that goes on after the ids `prompt`."""
+        return IncrementalDecoder(self._tokenizer, prompt)
 
 
 class GenerationBlocks(Extension):

@@ -4,8 +4,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mirrorsd.runtime.generation_config import GenerationConfig
+from mirrorsd.runtime.incremental_decoder import IncrementalDecoder
 from mirrorsd.runtime.stopping import StopWatch
-from mirrorsd.runtime.tokenization import IncrementalDecoder
 
 
 @pytest.fixture
@@ -26,7 +26,8 @@ def follow(tokenizer: Tokenizer, text: str, **settings: object) -> tuple[list[st
         pieces.append(piece.text)
         if piece.stop_reason:
             return pieces, piece.stop_reason
-    return [*pieces, watch.finish()], None
+    last = watch.finish("length")
+    return [*pieces, last.text], None if last.stop_reason == "length" else last.stop_reason
 
 
 def test_text_arrives_token_by_token(tokenizer: Tokenizer) -> None:
