@@ -51,7 +51,7 @@ def main() -> None:
 def recorded(options: Any, temperature: float) -> tuple[Recording, RootScores]:
     """The texts to replay, and root scores fitted to others; kept in the cache folder."""
     options.cache.mkdir(exist_ok=True)
-    config = GenerationConfig(max_new_tokens=options.tokens, temperature=temperature or None, seed=1, ignore_eos=True)
+    config = GenerationConfig(max_new_tokens=options.tokens, temperature=temperature, seed=1, ignore_eos=True)
     paths = {first: options.cache / f"{options.bundle.stem}-{temperature:g}-from{first}.npz" for first in (0, 3)}
     if not all(path.exists() for path in paths.values()):
         with MirrorPipeline.load(options.bundle, device_map="cpu", use_tuned=False) as pipe:

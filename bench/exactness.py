@@ -33,7 +33,7 @@ def main() -> None:
     options = parser.parse_args()
     everything = read_questions(options.prompts)
     questions = everything[:: max(len(everything) // options.count, 1)][: options.count]
-    settings = {"greedy": [GenerationConfig(max_new_tokens=options.tokens, ignore_eos=True)]}
+    settings = {"greedy": [GenerationConfig(max_new_tokens=options.tokens, temperature=0.0, ignore_eos=True)]}
     settings["sampled"] = [settings["greedy"][0].with_overrides(sampling(seed)) for seed in SEEDS]
     report: dict[str, Any] = {"bundle": options.bundle.name, "prompts": len(questions), "tokens": options.tokens}
     report |= {"device_map": options.device_map, "machine": describe_machine(), "versions": installed_versions()}

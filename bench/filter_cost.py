@@ -2,9 +2,9 @@
 
     python bench/filter_cost.py --output filter_cost.json
 
-Rows of float32 logits, medians. `choose` is the whole choice where the noise of the row lies ready, `noise` what drawing
-noise costs on top where it does not: for the candidates, or, where too many tokens are kept (`whole_row`), for the whole
-vocabulary. Noise of whole rows is drawn ahead, while the devices work, from the second such row of a text on.
+Rows of float32 logits, medians. `choose` is the whole choice where the noise of the row lies ready, `noise` what
+drawing noise costs on top where it does not: for the candidates, or, where too many tokens are kept (`whole_row`), for
+the whole vocabulary. Noise of whole rows is drawn ahead, while the devices work, from the second such row on.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from mirrorsd.bench import runs
 from mirrorsd.cli.machine import describe_machine, installed_versions
 from mirrorsd.runtime.choosing import TokenChooser
 
-FILTERS: tuple[dict[str, float], ...] = (
+FILTERS: tuple[dict[str, Any], ...] = (
     *({}, {"top_k": 20}, {"top_k": 1000}, {"top_p": 0.9}, {"top_p": 0.3}, {"min_p": 0.05}),
     *({"top_k": 20, "top_p": 0.8}, {"top_p": 0.95, "min_p": 0.02}),
 )
@@ -58,9 +58,9 @@ def draw(shape: str, vocab: int, random: np.random.Generator) -> NDArray[np.floa
     return logits
 
 
-def measure(filters: dict[str, float], drawn: list[NDArray[np.float32]], count: int) -> dict[str, Any]:
+def measure(filters: dict[str, Any], drawn: list[NDArray[np.float32]], count: int) -> dict[str, Any]:
     """Median milliseconds of a choice with the noise at hand, of the noise, and of both together."""
-    config = GenerationConfig(temperature=0.8, seed=1, **filters)  # type: ignore[arg-type]
+    config = GenerationConfig(temperature=0.8, seed=1, **filters)
     ready, bare = TokenChooser(config), TokenChooser(config)
     bare.choose(drawn[0], 0, None)
     is_row = not filters or bare.draws_ahead

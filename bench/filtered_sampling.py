@@ -40,7 +40,7 @@ def main() -> None:
     rows = []
     with MirrorPipeline.load(options.bundle, **load) as pipe:
         for sampling in SAMPLING:
-            config = GenerationConfig(max_new_tokens=options.tokens, **sampling)
+            config = GenerationConfig(max_new_tokens=options.tokens, **{"temperature": 0.0, **sampling})
             found = runs.decode_all(pipe, SETTINGS, prompts, config)
             of_plain, of_serial = runs.sum_up(found["plain"]), runs.sum_up(found["serial"])
             row = {"sampling": ", ".join(f"{name} {value}" for name, value in sampling.items()), **of_serial}

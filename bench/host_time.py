@@ -30,7 +30,7 @@ def main() -> None:
     options = parser.parse_args()
     sys.setswitchinterval(options.switch_ms / 1e3)
     prompts = runs.spread_prompts(options.prompts, options.count)
-    config = GenerationConfig(max_new_tokens=options.tokens, ignore_eos=True)
+    config = GenerationConfig(max_new_tokens=options.tokens, temperature=0.0, ignore_eos=True)
     with MirrorPipeline.load(
         options.bundle, device_map=options.device_map, layout=options.layout, use_tuned=False
     ) as pipe:

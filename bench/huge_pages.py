@@ -52,7 +52,7 @@ def main() -> None:
 def decode(options: argparse.Namespace) -> dict[str, Any]:
     """Load the first bundle; how long that took, what is on huge pages, and tokens per second by method."""
     prompts = runs.spread_prompts(options.prompts, options.count)
-    config = GenerationConfig(max_new_tokens=options.tokens, ignore_eos=True)
+    config = GenerationConfig(max_new_tokens=options.tokens, temperature=0.0, ignore_eos=True)
     started = time.perf_counter()
     card = {"device_map": str(options.card), "layout": options.layout, "use_tuned": False}
     with MirrorPipeline.load(options.bundles[0], **card) as pipe:

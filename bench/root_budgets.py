@@ -28,7 +28,7 @@ def main() -> None:
     others = runs.spread_prompts(options.prompts, options.count, first=3)
     rows: list[dict[str, Any]] = []
     for temperature in (0.0, 1.0):
-        config = GenerationConfig(max_new_tokens=options.tokens, temperature=temperature or None, ignore_eos=True)
+        config = GenerationConfig(max_new_tokens=options.tokens, temperature=temperature, ignore_eos=True)
         with MirrorPipeline.load(options.bundle, device_map="cpu", use_tuned=False) as pipe:
             fitted = fit_scores([record_texts(pipe, others, config)], pipe.speculation.gamma)
         for name, scores in (("default", RootScores()), ("fitted", fitted)):

@@ -28,9 +28,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     options = parser.parse_args()
     prompts = runs.spread_prompts(options.prompts, options.count)
-    config = GenerationConfig(
-        max_new_tokens=options.tokens, temperature=options.temperature or None, seed=1, ignore_eos=True
-    )
+    config = GenerationConfig(max_new_tokens=options.tokens, temperature=options.temperature, seed=1, ignore_eos=True)
     if not options.recording.exists():
         with MirrorPipeline.load(options.bundle, device_map="cpu", use_tuned=False) as pipe:
             record_texts(pipe, prompts, config).write(options.recording)

@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--asked", type=float, default=2.0, help="speed over plain decoding to reach")
     options = parser.parse_args()
     prompts = runs.spread_prompts(options.prompts, options.count)
-    config = GenerationConfig(max_new_tokens=options.tokens, ignore_eos=True, temperature=options.temperature or None)
+    config = GenerationConfig(max_new_tokens=options.tokens, ignore_eos=True, temperature=options.temperature)
     found: dict[str, list[GenerationResult]] = {method: [] for method in METHODS}
     with MirrorPipeline.load(options.bundle, device_map=options.device_map) as pipe:
         alone = measure_parts(pipe.engine).draft

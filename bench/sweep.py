@@ -101,7 +101,7 @@ def run(options: argparse.Namespace, arms: Sequence[Arm], units: Sequence[tuple[
     """Decode round by round until the time is up; the layout that `auto` runs in."""
     ends = perf_counter() + options.seconds
     prompts = runs.spread_prompts(options.prompts, options.count)
-    config = GenerationConfig(max_new_tokens=options.tokens, temperature=options.temperature or None, ignore_eos=True)
+    config = GenerationConfig(max_new_tokens=options.tokens, temperature=options.temperature, ignore_eos=True)
     with ExitStack() as stack, options.work.open("a", encoding="utf-8") as work:
         sessions, layout = open_sessions(stack, options, arms)
         for arm, session in sessions.items():

@@ -54,7 +54,7 @@ def first_of_each(questions: Sequence[Question], count: int) -> list[Question]:
 
 def measure(options: Namespace, questions: Sequence[Question]) -> tuple[list[dict[str, Any]], bool]:
     """Rows per setting and task, and whether all settings gave the same texts."""
-    sampling = {"temperature": options.temperature or None, "seed": options.seed}
+    sampling = {"temperature": options.temperature, "seed": options.seed}
     config = GenerationConfig(max_new_tokens=options.tokens, ignore_eos=True, **sampling)
     found: dict[tuple[str, str], list[GenerationResult]] = {}
     texts: dict[str, set[tuple[int, ...]]] = {}

@@ -31,7 +31,7 @@ def main() -> None:
     rows = []
     with MirrorPipeline.load(options.bundle, device_map=options.device_map) as pipe:
         for method in options.methods.split(","):
-            config = GenerationConfig(max_new_tokens=options.tokens, ignore_eos=True, method=method)
+            config = GenerationConfig(max_new_tokens=options.tokens, temperature=0.0, ignore_eos=True, method=method)
             rows.append({"method": method, **measure(pipe, pairs, config, options.repeats)})
             runs.print_rows(rows[-1:], tuple(rows[-1]))
     report = runs.header(options.bundle, device_map=options.device_map, texts=len(prompts), tokens=options.tokens)

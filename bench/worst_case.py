@@ -27,7 +27,7 @@ FOREIGN = (
     "Пришла весна, и снег в горах начал медленно таять.",
     "むかしむかし、あるところにおじいさんとおばあさんがいました。",
 )
-TEMPERATURES = (None, 1.5)
+TEMPERATURES = (0.0, 1.5)
 OTHER_TEXT = [7, 7, 7]
 
 Losses = dict[str, list[float]]
@@ -93,7 +93,7 @@ def by_turns(
     """Statistics of the same text by plain decoding and by `auto`."""
     found = {}
     for method in ("auto", "plain") if auto_first else ("plain", "auto"):
-        session.generate(token_ids=OTHER_TEXT, max_new_tokens=2, ignore_eos=True, method="serial")
+        session.generate(token_ids=OTHER_TEXT, max_new_tokens=2, ignore_eos=True, temperature=0.0, method="serial")
         found[method] = session.generate(config=config.with_overrides({"method": method}), **prompt).stats
     return found["plain"], found["auto"]
 

@@ -43,8 +43,9 @@ def compare(
     device_map: options.DeviceMapName = "auto",
     max_new_tokens: options.MaxNewTokens = 128,
     temperature: options.Temperature = None,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
+    greedy: options.Greedy = False,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
     seed: options.Seed = None,
     ignore_eos: options.IgnoreEos = False,
     gamma: options.Gamma = None,
@@ -63,19 +64,14 @@ def compare(
 
     chosen_methods = read_methods(methods)
     questions = choose_questions(read_questions(prompts) if prompts else BUILT_IN_QUESTIONS, category or [])
-    config = GenerationConfig(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        ignore_eos=ignore_eos,
-    )
+    sampling = {**options.decoding(temperature, greedy=greedy), "top_k": top_k, "top_p": top_p, "seed": seed}
+    config = GenerationConfig(max_new_tokens=max_new_tokens, ignore_eos=ignore_eos, **sampling)
     roots_settings = {"roots": roots, "root_source": root_source, "allocation": allocation}
     speed = {"gamma": gamma, "passes": passes, "window": window, "pad_rows_to": pad_rows_to, **roots_settings}
     with open_pipeline(bundle, device_map, {**speed, "exits": options.read_exits(exits)}, layout) as pipe:
         note_placement(pipe)
-        answer = answer_with(pipe, config, is_raw=is_raw or not has_chat_template(bundle))
+        one_seed = config.resolve(pipe.manifest.generation)
+        answer = answer_with(pipe, one_seed, is_raw=is_raw or not has_chat_template(bundle))
         with progress("comparing", len(questions) * repeats) as advance:
             measurements = measure(questions, chosen_methods, repeats, answer, advance)
         where, is_paced = {"device_map": pipe.device_map.name, "layout": pipe.layout}, pipe.device_map.pace is not None

@@ -27,10 +27,11 @@ def generate(
     device_map: options.DeviceMapName = "auto",
     max_new_tokens: options.MaxNewTokens = 256,
     temperature: options.Temperature = None,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
+    greedy: options.Greedy = False,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
     ignore_eos: options.IgnoreEos = False,
@@ -53,7 +54,7 @@ def generate(
     config = GenerationConfig(
         method=options.checked_method(method),
         max_new_tokens=max_new_tokens,
-        temperature=temperature,
+        **options.decoding(temperature, greedy=greedy),
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
@@ -96,21 +97,26 @@ def result_document(result: "GenerationResult", device_map: str) -> dict[str, An
         "text": result.text,
         "token_ids": list(result.token_ids),
         "num_tokens": len(result.token_ids),
+        "num_prompt_tokens": len(result.prompt_ids),
+        "stop_reason": result.stop_reason,
+        "seed": result.seed,
         "method": result.method,
         "device_map": device_map,
         "layout": result.layout,
         "seconds": stats["seconds"],
         "tokens_per_second": stats["tokens_per_second"],
+        "warnings": stats["warnings"],
         "stats": {name: stats[name] for name in (*fields, *more_fields)},
     }
 
 
 def note_summary(result: "GenerationResult") -> None:
-    """One line about the speed, and what went wrong without changing the text."""
+    """One line about the speed and the seed, and what went wrong without changing the text."""
     stats = result.stats
+    seed = "" if result.seed is None else f", seed {result.seed}"
     note(
         f"{len(result.token_ids)} tokens by {result.method} decoding in {stats.seconds:.2f} s: "
-        f"{stats.tokens_per_second:.1f} tokens/s, {stats.tokens_per_step:.2f} tokens per step"
+        f"{stats.tokens_per_second:.1f} tokens/s, {stats.tokens_per_step:.2f} tokens per step{seed}"
     )
     for warning in stats.warnings:
         note(f"warning: {warning}")

@@ -53,7 +53,7 @@ def tune(
     started = perf_counter()
     questions = read_questions(prompts) if prompts else BUILT_IN_QUESTIONS
     texts = as_asked(bundle, [question.turns[0] for question in questions][:4])
-    greedy = GenerationConfig(max_new_tokens=max_new_tokens, ignore_eos=True)
+    greedy = GenerationConfig(max_new_tokens=max_new_tokens, temperature=0.0, ignore_eos=True, use_defaults=False)
     configs = {"greedy": greedy, "sampled": greedy.with_overrides(_SAMPLED)}
     with ExitStack() as stack:
         pipes = _load(stack, bundle, device_map)

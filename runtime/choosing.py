@@ -30,7 +30,7 @@ NoiseSource = Callable[[int, int], NDArray[np.float64]]
 class Choice(NamedTuple):
     """A chosen token and how far (in logits, or noisy scores) the runner-up is behind.
 
-    Of filtered texts a gap above `likely_tokens.FAR` is the least that it can be: the runner-up may be one that is dropped.
+    Of filtered texts a gap above `likely_tokens.FAR` is the least it can be: that runner-up may be one that is dropped.
     """
 
     token: int
@@ -133,10 +133,11 @@ class TokenChooser:
     def _noise_of(self, ids: NDArray[np.int64] | None, position: int, vocab_size: int) -> NDArray[np.float64]:
         """Noise of some tokens; where they are many, of all, and from then on drawn ahead."""
         self._needs_rows = ids is None or len(ids) > _MANY
-        row = self._noise_at(position, vocab_size) if self._needs_rows else self._noise_by_position.get(position)
-        if ids is None or row is None:
-            return gumbel(self._seed, np.array([position]), ids) if row is None else row
-        return row[ids]
+        if ids is None:
+            return self._noise_at(position, vocab_size)
+        if self._needs_rows or position in self._noise_by_position:
+            return self._noise_at(position, vocab_size)[ids]
+        return gumbel(self._seed, np.array([position]), ids)
 
     def rank(
         self, ids: NDArray[np.int64], logprobs: NDArray[np.floating], positions: NDArray[np.int64]

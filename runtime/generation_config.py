@@ -170,7 +170,7 @@ def resolve_generation(
     """
     if not isinstance(config, GenerationConfig | None):
         raise ConfigError(
-            f"config is of type {type(config).__name__}; allowed: a GenerationConfig. Its fields can also be given by name."
+            f"config is of type {type(config).__name__}; allowed: a GenerationConfig, or its fields by name."
         )
     return (config or GenerationConfig()).with_overrides(overrides).resolve(bundle_defaults)
 
@@ -194,6 +194,7 @@ _SPECULATION_RULES = {
     "exits": Rule('"all", a layer, or several; () for none', _read_exits),
     "draft_deadline_s": number(lambda seconds: 0 < seconds <= 3600, "above 0, up to 3600 seconds"),
 }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationConfig:

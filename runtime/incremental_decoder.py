@@ -12,7 +12,6 @@ A token's text may depend on its neighbours in three ways, and nothing is shown 
 
 import re
 from collections.abc import Sequence
-from os.path import commonprefix
 
 from tokenizers import Tokenizer
 
@@ -79,8 +78,8 @@ class IncrementalDecoder:
     def _settle_older(self, text: str) -> str:
         """Show the older ones of many held tokens: those before a place where nothing that comes can join both sides.
 
-        Bytes before and after such a place say apart what they say together. Were the bytes after it part of a character
-        begun before it, they would say one replacement character more on their own.
+        Bytes before and after such a place say apart what they say together. Were the bytes after it part of a
+        character begun before it, they would say one replacement character more on their own.
         """
         for count in range(len(self._held) - _MOST_PARTS, len(self._held) - 2 * _MOST_PARTS, -1):
             older, younger = self._held[:count], self._held[count:]
@@ -100,7 +99,11 @@ class IncrementalDecoder:
         self._shown = self._decode(self._anchor)
 
     def _unseen(self, text: str) -> str:
-        return text[len(commonprefix((self._shown, text))) :]
+        """What `text` has behind that which it shares with what is shown: the rest of it, as a rule."""
+        if text.startswith(self._shown):
+            return text[len(self._shown) :]
+        pairs = enumerate(zip(self._shown, text, strict=False))
+        return text[next((place for place, (old, new) in pairs if old != new), len(text)) :]
 
     def _written(self, token: int) -> str | None:
         """How the vocabulary writes the token; nothing for those that no text shows."""

@@ -162,7 +162,8 @@ def _low_border(values: NDArray[np.floating], count: int) -> np.floating:
             best = values[: width * size].reshape(size, width).max(axis=0)
             border: np.floating = np.partition(best, width - count)[width - count]
             return border
-    return values.min()
+    lowest: np.floating = values.min()
+    return lowest
 
 
 def _head(everything: LikelyTokens) -> LikelyTokens:

@@ -9,12 +9,12 @@ from mirrorsd.graphs.errors import GenerationError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.engine import Seat
 from mirrorsd.runtime.generation import Chunk, GenerationResult, Stop, run_steps
-from mirrorsd.runtime.generation_config import GenerationConfig, Speculations
+from mirrorsd.runtime.generation_config import GenerationConfig, Speculations, resolve_generation
 from mirrorsd.runtime.generation_stats import summarise
 from mirrorsd.runtime.layouts import Layout
 from mirrorsd.runtime.request import Request
 from mirrorsd.runtime.stopping import StopWatch
-from mirrorsd.runtime.tokenization import BundleTokenizer, Message
+from mirrorsd.runtime.tokenization import BundleTokenizer, Message, read_ids
 
 
 class MirrorSession:
@@ -52,9 +52,9 @@ class MirrorSession:
         `overrides` are fields of `GenerationConfig`.
 
         Raises:
-            ConfigError: a setting is out of its range.
+            ConfigError: a setting is out of its range, or a sampling option is given for a text that is not sampled.
             ContextLengthError: the prompt does not fit into the bundle's context.
-            GenerationError: empty prompt, or messages without a chat template.
+            GenerationError: an empty prompt, one of another type, or messages that the chat template does not take.
             Cancelled: `cancel` was called.
             DeviceError: the target's device failed (a failing draft only warns).
         """
@@ -76,7 +76,7 @@ class MirrorSession:
 
         Closing the iterator stops the generation; the session stays usable.
         """
-        settings = (config or GenerationConfig()).with_overrides(overrides)
+        settings = resolve_generation(config, overrides, self._manifest.generation)
         ids = self._encode(prompt, messages, token_ids)
         speculation = self._speculations.of(settings)
         return self._stream(Request(ids, settings, speculation, self._seat.context, self._cancel))
@@ -100,7 +100,9 @@ class MirrorSession:
             self._cancel.clear()
             started = perf_counter()
             driver = self._seat.driver(request, request.config.method)
-            watch = StopWatch(request.config, self._manifest.tokens.eos_ids, self._tokenizer.decoder())
+            watch = StopWatch(
+                request.config, self._manifest.tokens.eos_ids, self._tokenizer.decoder(request.tokens.tolist())
+            )
             texts: list[str] = []
             try:
                 for event in run_steps(driver, watch):
@@ -123,6 +125,7 @@ class MirrorSession:
             method=method,
             device_map=self._layout.device_map.name,
             layout=self._layout.name,
+            seed=request.config.seed,
             stats=summarise(request, started, perf_counter(), warnings),
             spans=tuple(request.ledger.spans),
             steps=tuple(request.steps),
@@ -138,13 +141,7 @@ class MirrorSession:
                 f"Give exactly one of prompt, messages and token_ids; found {' and '.join(found) or 'none of them'}."
             )
         if prompt is not None:
-            if not prompt:
-                raise GenerationError("The prompt is empty: give at least one character of text, or a message.")
             return self._tokenizer.encode(prompt)
         if messages is not None:
             return self._tokenizer.encode_chat(messages)
-        ids = [int(token) for token in token_ids or ()]
-        vocab_size = self._manifest.target.shape.vocab_size
-        if any(not 0 <= token < vocab_size for token in ids):
-            raise GenerationError(f"token_ids must lie in 0 .. {vocab_size - 1}.")
-        return ids
+        return read_ids(token_ids, self._manifest.target.shape.vocab_size)

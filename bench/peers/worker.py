@@ -107,7 +107,9 @@ class Mirrorsd:
 
     def decode(self, ids: list[int], count: int) -> Decoded:
         """See `Runtime.decode`."""
-        result = self._pipe.generate(token_ids=ids, max_new_tokens=count, ignore_eos=True, method=self._method)
+        result = self._pipe.generate(
+            token_ids=ids, max_new_tokens=count, ignore_eos=True, temperature=0.0, method=self._method
+        )
         return Decoded(list(result.token_ids), result.stats.steps)
 
 

@@ -33,12 +33,13 @@ class ScriptedPipeline:
     def __init__(self, answer: Callable[[str, str], list[int]]) -> None:
         self.device_map = load_device_map("cpu")
         self.layout = "apart"
+        self.manifest = SimpleNamespace(generation={})
         self.placement = ["target: here", "draft: there"]
         self.requests: list[tuple[str | None, Any, GenerationConfig]] = []
         self._answer = answer
 
     def generate(self, prompt: str | None, config: GenerationConfig, *, messages: Any = None, **overrides: Any) -> Any:
-        config = replace(config, **overrides)
+        config = replace(config, **overrides).resolve(self.manifest.generation)
         self.requests.append((prompt, messages, config))
         ids = self._answer(config.method, prompt or messages[-1]["content"])
         stats = SimpleNamespace(**STATS, to_dict=lambda: STATS)
@@ -46,6 +47,9 @@ class ScriptedPipeline:
         return SimpleNamespace(
             text=text,
             token_ids=ids,
+            prompt_ids=[1, 5],
+            stop_reason="eos",
+            seed=config.seed,
             method=config.method,
             layout=self.layout,
             stats=stats,

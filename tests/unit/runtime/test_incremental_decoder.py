@@ -39,7 +39,25 @@ def byte_fallback() -> Tokenizer:
 
 
 def word_piece() -> Tokenizer:
-    words = ["hello", "##lo", "world", "##s", ".", ",", "'", "n", "t", "do", "not", "##'s", "E", "##N", "##D", "你", "!"]
+    words = [
+        "hello",
+        "##lo",
+        "world",
+        "##s",
+        ".",
+        ",",
+        "'",
+        "n",
+        "t",
+        "do",
+        "not",
+        "##'s",
+        "E",
+        "##N",
+        "##D",
+        "你",
+        "!",
+    ]
     made = Tokenizer(models.WordPiece(vocab={text: i for i, text in enumerate(["[UNK]", *words])}, unk_token="[UNK]"))
     made.decoder = decoders.WordPiece(prefix="##", cleanup=True)
     return with_added_tokens(made)
@@ -72,7 +90,7 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
 
 
 def random_ids(tokenizer: Tokenizer, random: np.random.Generator, most: int) -> list[int]:
-    """Any id, one that is in no vocabulary included; half of the texts are made of bytes and parts of characters only."""
+    """Any id, one that is in no vocabulary included; half of the texts are made of few tokens only."""
     size = tokenizer.get_vocab_size()
     pool = np.arange(size + 1)
     if random.random() < 0.5:
@@ -107,7 +125,7 @@ def test_pieces_of_any_ids_add_up_to_the_whole(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stop_string_cuts_the_whole_at_its_first_place(kind: str) -> None:
-    """Which comes first, stop string, stop id or end, is said by the tokens one by one: never by how steps group them."""
+    """What comes first, stop string or end, is said by the tokens one by one: never by how steps group them."""
     tokenizer, random = KINDS[kind](), np.random.default_rng(6)
     end = tokenizer.token_to_id("<end>")
     stops = ("\n", "END", " a", "�", "lo wor", "...")
