@@ -70,8 +70,7 @@ def compare(
     speed = {"gamma": gamma, "passes": passes, "window": window, "pad_rows_to": pad_rows_to, **roots_settings}
     with open_pipeline(bundle, device_map, {**speed, "exits": options.read_exits(exits)}, layout) as pipe:
         note_placement(pipe)
-        one_seed = config.resolve(pipe.manifest.generation)
-        answer = answer_with(pipe, one_seed, is_raw=is_raw or not has_chat_template(bundle))
+        answer = answer_with(pipe, config, is_raw=is_raw or not has_chat_template(bundle))
         with progress("comparing", len(questions) * repeats) as advance:
             measurements = measure(questions, chosen_methods, repeats, answer, advance)
         where, is_paced = {"device_map": pipe.device_map.name, "layout": pipe.layout}, pipe.device_map.pace is not None
@@ -114,7 +113,13 @@ def has_chat_template(bundle: Path) -> bool:
 
 
 def answer_with(pipe: "MirrorPipeline", config: "GenerationConfig", *, is_raw: bool) -> Answer:
-    """How one turn is answered: by the chat template, or as raw text that goes on after all that was said."""
+    """How one turn is answered: by the chat template, or as raw text that goes on after all that was said.
+
+    All turns get the seed of the config; where it has none, one is drawn for all, and told.
+    """
+    config = config.resolve(pipe.manifest.generation)
+    if config.seed is not None:
+        note(f"seed: {config.seed}")
 
     def answer(method: str, messages: list[dict[str, str]]) -> "GenerationResult":
         name = options.checked_method(method)

@@ -104,11 +104,14 @@ def test_the_checkpoint_s_defaults_are_taken_unless_greedy_says_no(use_pipeline:
     assert [(config.temperature, config.top_k) for config in configs] == [(0.6, 20), (0.0, 0), (0.0, 0)]
 
 
-def test_compare_draws_one_seed_for_all_methods(use_pipeline: Any) -> None:
+def test_compare_draws_one_seed_for_all_methods_and_tells_it(
+    use_pipeline: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     pipeline = use_pipeline(same_answer)
     assert run(["compare", "b.mirror", "--temperature", "1", "--json"]) == 0
     assert len({config.seed for _, _, config in pipeline.requests}) == 1
     assert len(pipeline.requests) > 3
+    assert f"seed: {pipeline.requests[0][2].seed}\n" in capsys.readouterr().err
 
 
 def test_trace_is_written_after_the_text(use_pipeline: Any, tmp_path: Path) -> None:
