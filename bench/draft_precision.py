@@ -114,7 +114,8 @@ def accepted_lengths(variants: list[Variant], device_map: str, prompts: list[str
             with MirrorPipeline.load(variant.bundle, device_map=str(path), use_tuned=False) as pipe:
                 chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
                 results = [
-                    pipe.generate(messages=chat, max_new_tokens=96, ignore_eos=True, method="serial") for chat in chats
+                    pipe.generate(messages=chat, max_new_tokens=96, ignore_eos=True, temperature=0.0, method="serial")
+                    for chat in chats
                 ]
         steps = sum(result.stats.steps for result in results)
         found[variant.name] = sum(result.stats.mean_accepted * result.stats.steps for result in results) / steps

@@ -225,7 +225,7 @@ def load(options: argparse.Namespace) -> dict[str, Any]:
     started = perf_counter()
     with MirrorPipeline.load(bundle_of(options), device_map="cpu") as pipe:
         loaded = perf_counter() - started
-        pipe.generate("x", max_new_tokens=1, ignore_eos=True, method="plain")
+        pipe.generate("x", max_new_tokens=1, ignore_eos=True, temperature=0.0, method="plain")
         first = perf_counter() - started
     sizes = {"bytes": num_bytes, "gb_per_second": round(num_bytes / loaded / 1e9, 2)}
     times = {"load_seconds": round(loaded, 2), "first_token_seconds": round(first, 2)}

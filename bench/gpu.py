@@ -161,7 +161,8 @@ def speeds(bundle: Path, card: str, num_tokens: int) -> dict[str, Any]:
     with MirrorPipeline.load(bundle, device_map=card, speculation={"pad_rows_to": 8, "gamma": 7}) as pipe:
         for method in METHODS:
             results = [
-                pipe.generate(PROMPT, max_new_tokens=num_tokens, ignore_eos=True, method=method) for _ in range(2)
+                pipe.generate(PROMPT, max_new_tokens=num_tokens, ignore_eos=True, temperature=0.0, method=method)
+                for _ in range(2)
             ]
             texts += [result.token_ids for result in results]
             found["tokens_per_second"][method] = round(results[-1].stats.tokens_per_second, 1)

@@ -49,7 +49,7 @@ def peak_bytes(bundle: Path, device_map: str) -> int:
     """Load, generate to the end of the context, and say how much was resident at most."""
     with MirrorPipeline.load(bundle, device_map=device_map) as pipe:
         room = pipe.manifest.target.context
-        pipe.generate("Once upon a time", max_new_tokens=room, ignore_eos=True, method="mirror")
+        pipe.generate("Once upon a time", max_new_tokens=room, ignore_eos=True, temperature=0.0, method="mirror")
     status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
 

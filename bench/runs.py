@@ -59,7 +59,9 @@ def ends(options: argparse.Namespace) -> str:
 
 def text_config(options: argparse.Namespace, temperature: float = 0.0) -> GenerationConfig:
     """How texts are decoded: greedily at temperature 0, otherwise to be given a seed by `seeded`."""
-    return GenerationConfig(max_new_tokens=options.tokens, temperature=temperature, ignore_eos=options.ignore_eos)
+    return GenerationConfig(
+        max_new_tokens=options.tokens, temperature=temperature, ignore_eos=options.ignore_eos, use_defaults=False
+    )
 
 
 def seeded(config: GenerationConfig, seed: int) -> GenerationConfig:

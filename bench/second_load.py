@@ -81,7 +81,7 @@ def load_once(bundle: Path, device_map: str) -> dict[str, Any]:
     with MirrorPipeline.load(bundle, device_map=device_map) as pipe:
         seconds = perf_counter() - started
         room = pipe.manifest.target.context - 64
-        result = pipe.generate(PROMPT, max_new_tokens=room, ignore_eos=True, method="mirror")
+        result = pipe.generate(PROMPT, max_new_tokens=room, ignore_eos=True, temperature=0.0, method="mirror")
     step_ms = [1e3 * (step.ended - step.started) for step in result.steps]
     growth = {"tokens": result.num_tokens, "median_ms": round(median(step_ms), 2), "longest_ms": round(max(step_ms), 2)}
     return {"load_seconds": round(seconds, 3), "growth": growth}

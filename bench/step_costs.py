@@ -104,7 +104,7 @@ def step_costs(bundle: Path, device_map: str) -> dict[str, Any]:
     with MirrorPipeline.load(bundle, device_map=device_map) as pipe:
         for method in ("plain", "serial", "mirror"):
             for _ in range(2):
-                result = pipe.generate(PROMPT, max_new_tokens=200, ignore_eos=True, method=method)
+                result = pipe.generate(PROMPT, max_new_tokens=200, ignore_eos=True, temperature=0.0, method=method)
             stats = result.stats.to_dict()
             names = ("tokens_per_second", "tokens_per_step", "mean_accepted", "reuse_rate", "draft_exposed_ms")
             found[method] = {name: stats[name] for name in (*names, "overlap", "step_ms")}

@@ -51,7 +51,7 @@ def describe(recording: Recording, cards: list[str]) -> dict[str, Any]:
 
 def runner_ups(recording: Recording, text: RecordedText) -> tuple[NDArray[np.int64], NDArray[np.floating]]:
     """The draft's second choice at every row of every head's window `[P, D+1]`, and how far it is behind the first."""
-    config = GenerationConfig(temperature=recording.temperature or None, seed=text.seed)
+    config = GenerationConfig(temperature=recording.temperature, seed=text.seed)
     ids, logprobs = text.draft_ids[:, :, 0], text.draft_logprobs[:, :, 0]
     positions = text.num_prompt + np.arange(ids.shape[0])[:, None] + np.arange(ids.shape[1])
     scores = TokenChooser(config).rank(ids, logprobs, positions)

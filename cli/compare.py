@@ -48,8 +48,9 @@ def compare(
     device_map: options.DeviceMapName = "auto",
     max_new_tokens: options.MaxNewTokens = 128,
     temperature: options.Temperature = None,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
+    greedy: options.Greedy = False,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
     seed: options.Seed = None,
     ignore_eos: options.IgnoreEos = False,
     gamma: options.Gamma = None,
@@ -68,14 +69,8 @@ def compare(
 
     chosen_methods = read_methods(methods)
     questions = choose_questions(read_questions(prompts) if prompts else BUILT_IN_QUESTIONS, category or [])
-    config = GenerationConfig(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=0 if seed is None and temperature else seed,  # one for all methods, or their texts would differ
-        ignore_eos=ignore_eos,
-    )
+    sampling = {**options.decoding(temperature, greedy=greedy), "top_k": top_k, "top_p": top_p, "seed": seed}
+    config = GenerationConfig(max_new_tokens=max_new_tokens, ignore_eos=ignore_eos, **sampling)
     roots_settings = {"roots": roots, "root_source": root_source, "allocation": allocation}
     speed = {"gamma": gamma, "passes": passes, "window": window, "pad_rows_to": pad_rows_to, **roots_settings}
     with open_pipeline(bundle, device_map, {**speed, "exits": options.read_exits(exits)}, layout) as pipe:
@@ -129,7 +124,11 @@ def answer_with(pipe: "MirrorPipeline", config: "GenerationConfig", *, is_raw: b
     """How one turn is answered: by the chat template, or as raw text that goes on after all that was said.
 
     Every method has a session of its own, which forgets the last conversation before the next: every prompt is read.
+    All turns get the seed of the config; where it has none, one is drawn for all, and told.
     """
+    config = config.resolve(pipe.manifest.generation)
+    if config.seed is not None:
+        note(f"seed: {config.seed}")
     sessions: dict[str, MirrorSession] = {}
 
     def answer(method: str, messages: list[dict[str, str]]) -> "GenerationResult":

@@ -156,7 +156,7 @@ def self_test(bundle: Path, name: str) -> SelfTest:
     from mirrorsd import GenerationConfig, MirrorPipeline
     from mirrorsd.runtime.row_invariance import largest_row_difference
 
-    config = GenerationConfig(max_new_tokens=_NUM_TOKENS, ignore_eos=True)
+    config = GenerationConfig(max_new_tokens=_NUM_TOKENS, temperature=0.0, ignore_eos=True)
     started = perf_counter()
     try:
         with MirrorPipeline.load(bundle, device_map=name, speculation={"pad_rows_to": 8, "gamma": 6}) as pipe:

@@ -27,10 +27,11 @@ def generate(
     device_map: options.DeviceMapName = "auto",
     max_new_tokens: options.MaxNewTokens = 256,
     temperature: options.Temperature = None,
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    min_p: options.MinP = 0.0,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
+    greedy: options.Greedy = False,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
     ignore_eos: options.IgnoreEos = False,
@@ -53,7 +54,7 @@ def generate(
     config = GenerationConfig(
         method=options.checked_method(method),
         max_new_tokens=max_new_tokens,
-        temperature=temperature,
+        **options.decoding(temperature, greedy=greedy),
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
@@ -100,6 +101,7 @@ def result_document(result: "GenerationResult", device_map: str) -> dict[str, An
         "num_prompt_tokens": stats["num_prompt_tokens"],
         "num_reused_tokens": stats["num_reused_tokens"],
         "stop_reason": result.stop_reason,
+        "seed": result.seed,
         "method": result.method,
         "device_map": device_map,
         "layout": result.layout,
@@ -110,11 +112,12 @@ def result_document(result: "GenerationResult", device_map: str) -> dict[str, An
 
 
 def note_summary(result: "GenerationResult") -> None:
-    """One line about the speed, and what went wrong without changing the text."""
+    """One line about the speed and the seed, and what went wrong without changing the text."""
     stats = result.stats
+    seed = "" if result.seed is None else f", seed {result.seed}"
     note(
         f"{len(result.token_ids)} tokens by {result.method} decoding in {stats.seconds:.2f} s: "
-        f"{stats.tokens_per_second:.1f} tokens/s, {stats.tokens_per_step:.2f} tokens per step; the prompt's "
+        f"{stats.tokens_per_second:.1f} tokens/s, {stats.tokens_per_step:.2f} tokens per step{seed}; the prompt's "
         f"{stats.num_prompt_tokens} tokens took {stats.prefill_ms:.0f} ms, the first token came after "
         f"{stats.time_to_first_token_ms:.0f} ms"
     )

@@ -1,7 +1,7 @@
 """Options that several sub-commands share, declared once."""
 
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import typer
 
@@ -30,15 +30,28 @@ DraftNoise = Annotated[
 
 MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to produce.", rich_help_panel=TEXT)]
 Temperature = Annotated[
-    float | None, typer.Option(help="Sample at this temperature; without it, greedy.", rich_help_panel=TEXT)
+    float | None,
+    typer.Option(
+        help="Sample at this temperature; 0: greedy. Without it, what the checkpoint says, else greedy.",
+        rich_help_panel=TEXT,
+    ),
 ]
-TopK = Annotated[int, typer.Option(help="Keep the k best tokens; 0 keeps all.", rich_help_panel=TEXT)]
-TopP = Annotated[float, typer.Option(help="Keep the best tokens of this much mass.", rich_help_panel=TEXT)]
+Greedy = Annotated[
+    bool,
+    typer.Option(
+        "--greedy", help="Take the best token, and none of the checkpoint's own defaults.", rich_help_panel=TEXT
+    ),
+]
+TopK = Annotated[int | None, typer.Option(help="Keep the k best tokens; 0 keeps all.", rich_help_panel=TEXT)]
+TopP = Annotated[float | None, typer.Option(help="Keep the best tokens of this much mass.", rich_help_panel=TEXT)]
 MinP = Annotated[
-    float, typer.Option(help="Keep tokens of at least this share of the best one's.", rich_help_panel=TEXT)
+    float | None, typer.Option(help="Keep tokens of at least this share of the best one's.", rich_help_panel=TEXT)
 ]
-RepetitionPenalty = Annotated[float, typer.Option(help="Above 1 weakens repetition.", rich_help_panel=TEXT)]
-Seed = Annotated[int | None, typer.Option(help="Same seed, same text, by every method.", rich_help_panel=TEXT)]
+RepetitionPenalty = Annotated[float | None, typer.Option(help="Above 1 weakens repetition.", rich_help_panel=TEXT)]
+Seed = Annotated[
+    int | None,
+    typer.Option(help="Same seed, same text, by every method; drawn and told without it.", rich_help_panel=TEXT),
+]
 Stop = Annotated[list[str] | None, typer.Option(help="End before this string; may be repeated.", rich_help_panel=TEXT)]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of text.", rich_help_panel=TEXT)]
 
@@ -64,6 +77,17 @@ PadRowsTo = Annotated[
 
 METHODS = ("plain", "serial", "mirror", "auto")
 Method = Annotated[str, typer.Option(help=f"{', '.join(METHODS)}.")]
+
+
+def decoding(temperature: float | None, *, greedy: bool) -> dict[str, Any]:
+    """The fields of `GenerationConfig` that `--temperature` and `--greedy` decide.
+
+    Raises:
+        ConfigError: both are given, and say different things.
+    """
+    if greedy and temperature:
+        raise ConfigError(f"Both --greedy and --temperature {temperature:g} are given; give one of them.")
+    return {"temperature": 0.0, "use_defaults": False} if greedy else {"temperature": temperature}
 
 
 def read_exits(text: str | None) -> Literal["all"] | tuple[int, ...] | None:

@@ -4,11 +4,12 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.errors import ConfigError, GenerationError
 
 _FORM = 'expected a list like [{"role": "user", "content": "..."}]'
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ def read_request(prompt: str | None, messages_file: Path | None, *, is_chat: boo
 
 
 def read_messages(path: Path) -> Messages:
-    """Read a conversation: a JSON list of objects with `role` and `content`.
+    """Read a conversation: a JSON list of objects with `role`, `content` and what else the chat template reads.
 
     Raises:
         ConfigError: no such file, not UTF-8, not JSON, or another form.
@@ -51,16 +52,12 @@ def read_messages(path: Path) -> Messages:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     if not isinstance(document, list) or not document:
         raise ConfigError(f"{path} holds no messages; {_FORM}.")
-    return [_read_message(entry, f"{path}, message {number}") for number, entry in enumerate(document, start=1)]
+    from mirrorsd.runtime import tokenization
 
-
-def _read_message(entry: object, where: str) -> dict[str, str]:
-    if not isinstance(entry, dict) or set(entry) != {"role", "content"}:
-        raise ConfigError(f"{where} must have exactly 'role' and 'content'; {_FORM}.")
-    role, content = entry["role"], entry["content"]
-    if role not in ("system", "user", "assistant") or not isinstance(content, str):
-        raise ConfigError(f"{where}: the role must be system, user or assistant, and the content text; {_FORM}.")
-    return {"role": role, "content": content}
+    try:
+        return tokenization.read_messages(document)
+    except GenerationError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def _read_stdin() -> str:

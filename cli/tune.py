@@ -55,7 +55,7 @@ def tune(
     started = perf_counter()
     questions = read_questions(prompts) if prompts else BUILT_IN_QUESTIONS
     texts = as_asked(bundle, [question.turns[0] for question in spread(questions, _NUM_TEXTS)])
-    greedy = GenerationConfig(max_new_tokens=max_new_tokens, temperature=0.0)
+    greedy = GenerationConfig(max_new_tokens=max_new_tokens, temperature=0.0, use_defaults=False)
     configs = {"greedy": greedy, "sampled": greedy.with_overrides(_SAMPLED)}
     with ExitStack() as stack:
         pipes = _load(stack, bundle, device_map)

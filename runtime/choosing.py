@@ -5,18 +5,22 @@ top-p and min-p keep (ALGORITHM.md, "Exactness"): exactly the target's law, and 
 the method. Filters run in the order of transformers: repetition penalty, temperature, top-k, top-p, min-p.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.graphs.errors import ConfigError, DeviceError
 from mirrorsd.runtime.generation_config import GenerationConfig
+from mirrorsd.runtime.likely_tokens import likely_tokens, new_scratch
 from mirrorsd.runtime.noise import gumbel, gumbel_row
 from mirrorsd.runtime.repetition import RepetitionPenalty
 from mirrorsd.runtime.shortlist_filter import ShortlistFilter
 
-_HEAD_TOKENS = 512
+_MANY = 16_384
+"""Tokens whose noise costs about half of a whole row's."""
 _DROPPED_BEHIND = 8.0
 """In logs: how far candidates that the target will probably drop stand behind where they would."""
 NoiseSource = Callable[[int, int], NDArray[np.float64]]
@@ -24,7 +28,10 @@ NoiseSource = Callable[[int, int], NDArray[np.float64]]
 
 
 class Choice(NamedTuple):
-    """A chosen token and how far (in logits, or noisy scores) the runner-up is behind."""
+    """A chosen token and how far (in logits, or noisy scores) the runner-up is behind.
+
+    Of filtered texts a gap above `likely_tokens.FAR` is the least it can be: that runner-up may be one that is dropped.
+    """
 
     token: int
     gap: float
@@ -40,23 +47,26 @@ class TokenChooser:
 
     def __init__(self, config: GenerationConfig) -> None:
         self.is_sampling = config.is_sampling
-        self._repetition = RepetitionPenalty(config.repetition_penalty)
+        if config.is_sampling and config.seed is None:
+            raise ConfigError("A sampled text needs a seed here: GenerationConfig.resolve draws one.")
+        self._repetition = RepetitionPenalty(config.repetition_penalty or 1.0)
         self.needs_history = self._repetition.is_wanted
         self.needs_logits = config.is_sampling or self.needs_history
         self.keeps_order = not self.needs_logits
         self._temperature = config.temperature or 1.0
         self._seed = config.seed or 0
-        self._top_k, self._top_p, self._min_p = config.top_k, config.top_p, config.min_p
-        self._filter = ShortlistFilter(self._temperature, config.top_k, config.top_p, config.min_p)
+        filters = (config.top_k or 0, config.top_p or 1.0, config.min_p or 0.0)
+        self._filter = ShortlistFilter(self._temperature, *filters)
         self._is_filtered = config.is_sampling and not self._filter.keeps_all
         self._is_noisy = config.is_sampling and not self._filter.is_by_rank_alone
-        self.is_heard_by_draft = False
+        self.is_heard_by_draft = self._needs_rows = False
         self._noise_by_position: dict[int, NDArray[np.float64]] = {}
+        self._scratch: NDArray[np.float32] | None = None
 
     @property
     def draws_ahead(self) -> bool:
         """Whether there is noise to draw while the devices work."""
-        return self._is_noisy and (self.is_heard_by_draft or not self._is_filtered)
+        return self._is_noisy and (self.is_heard_by_draft or not self._is_filtered or self._needs_rows)
 
     def draw_ahead(self, first_position: int, count: int, vocab_size: int) -> None:
         """Draw the noise of coming positions (while the devices work); forgets the positions before them."""
@@ -95,17 +105,39 @@ class TokenChooser:
             logits: `[V]`, the target's logits for this position.
             position: absolute position of the token to choose.
             history: ids of the text before `position`; needed only where `needs_history`.
+
+        Raises:
+            DeviceError: a logit is NaN or `+inf`, or all are `-inf`.
         """
-        scores = logits.astype(np.float64)
         if self.needs_history and history is not None:
-            scores = self._repetition.apply(scores, history)
-        if not self.is_sampling:
-            return _best(None, scores)
-        scores /= self._temperature
-        if not self._is_filtered:
-            return _best(None, scores + self._noise_at(position, len(scores)))
-        tokens, kept_scores = keep_likeliest(scores, self._top_k, self._top_p, self._min_p)
-        return _best(tokens, kept_scores + gumbel(self._seed, np.array([position]), tokens))
+            logits = self._repetition.apply(logits.astype(np.float64), history)
+        if self._is_filtered:
+            return self._choose_likely(logits.astype(np.float32) if logits.dtype == np.float16 else logits, position)
+        scores = logits.astype(np.float64)
+        if self.is_sampling:
+            scores /= self._temperature
+            scores += self._noise_at(position, len(scores))
+        return _best(scores, position)
+
+    def _choose_likely(self, logits: NDArray[np.floating], position: int) -> Choice:
+        best = float(logits.max())
+        _check_finite(best, position)
+        if self._scratch is None:
+            self._scratch = new_scratch(len(logits))
+        likely = likely_tokens(logits, best, self._filter, self._scratch)
+        noise = self._noise_of(likely.ids, position, len(logits))
+        (place, score), *others = likely.best_kept(noise, self._temperature)
+        gap = score - others[0][1] if others else math.inf
+        return Choice(place if likely.ids is None else int(likely.ids[place]), gap)
+
+    def _noise_of(self, ids: NDArray[np.int64] | None, position: int, vocab_size: int) -> NDArray[np.float64]:
+        """Noise of some tokens; where they are many, of all, and from then on drawn ahead."""
+        self._needs_rows = ids is None or len(ids) > _MANY
+        if ids is None:
+            return self._noise_at(position, vocab_size)
+        if self._needs_rows or position in self._noise_by_position:
+            return self._noise_at(position, vocab_size)[ids]
+        return gumbel(self._seed, np.array([position]), ids)
 
     def rank(
         self, ids: NDArray[np.int64], logprobs: NDArray[np.floating], positions: NDArray[np.int64]
@@ -144,46 +176,28 @@ class TokenChooser:
         return np.take_along_axis(ids, best[..., None], axis=-1)[..., 0]
 
 
-def keep_likeliest(
-    scores: NDArray[np.float64], top_k: int, top_p: float, min_p: float
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Ids and scores that top-k, then top-p, then min-p keep, best first (ties: lower id first).
+def graph_choice(token: int, gap: float, position: int) -> Choice:
+    """The target's own best token, as its graph found it.
 
-    >>> keep_likeliest(np.log(np.array([0.1, 0.6, 0.3])), 0, 0.8, 0.0)[0].tolist()
-    [1, 2]
+    Raises:
+        DeviceError: the gap to the runner-up is no finite number, so that the logits were none either.
     """
-    exponentials = np.exp(scores - scores.max())
-    mass = exponentials.sum()
-    head = min(top_k or _HEAD_TOKENS, len(scores))
-    tokens = _best_tokens(exponentials, head)
-    if top_k:
-        mass = exponentials[tokens].sum()
-    elif top_p < 1 and exponentials[tokens].sum() < top_p * mass:
-        tokens = _best_tokens(exponentials, len(scores))
-    elif top_p >= 1:
-        tokens = _best_tokens(exponentials, int((exponentials >= min_p).sum()))
-    if top_p < 1:
-        before = np.cumsum(exponentials[tokens]) - exponentials[tokens]
-        tokens = tokens[before < top_p * mass]
-    if min_p > 0:
-        tokens = tokens[exponentials[tokens] >= min_p * exponentials[tokens[0]]]
-    return tokens, scores[tokens]
+    _check_finite(gap, position)
+    return Choice(token, gap)
 
 
-def _best_tokens(weights: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """The `count` heaviest ids, heaviest first, lower id first among equals."""
-    if count < len(weights):
-        threshold = np.partition(weights, len(weights) - count)[len(weights) - count]
-        tokens = np.flatnonzero(weights >= threshold)
-    else:
-        tokens = np.arange(len(weights))
-    order = np.argsort(-weights[tokens], kind="stable")
-    return tokens[order][:count].astype(np.int64)
-
-
-def _best(tokens: NDArray[np.int64] | None, scores: NDArray[np.float64]) -> Choice:
+def _best(scores: NDArray[np.float64], position: int) -> Choice:
     best = int(np.argmax(scores))
-    best_score = scores[best]
+    best_score = float(scores[best])
+    _check_finite(best_score, position)
     scores[best] = -np.inf
-    gap = float(best_score - scores.max()) if len(scores) > 1 else float("inf")
-    return Choice(best if tokens is None else int(tokens[best]), gap)
+    return Choice(best, best_score - float(scores.max()))
+
+
+def _check_finite(best: float, position: int) -> None:
+    """`max` and `argmax` hand NaN on, so that one look at the best is one at all."""
+    if not math.isfinite(best):
+        raise DeviceError(
+            f"The target returned NaN or infinite logits for position {position}. Half precision may have overflowed, "
+            "or the device has failed: try another device map, or a bundle in bf16 or fp32."
+        )

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.acceptance import Acceptance, accept_window
-from mirrorsd.runtime.choosing import Choice
+from mirrorsd.runtime.choosing import graph_choice
 from mirrorsd.runtime.draft_chain import NO_TOKENS
 from mirrorsd.runtime.draft_link import DraftLink
 from mirrorsd.runtime.request import Request, StepRecord
@@ -103,8 +103,8 @@ class PlainDriver:
         """Compare the window with the target's choices, row by row."""
         request, head = self.request, inflight.head
         if not request.chooser.needs_logits:
-            choices = list(map(Choice, output.argmax_ids.tolist(), output.argmax_gap.tolist()))
-            return accept_window(inflight.window, choices.__getitem__)
+            ids, gaps = output.argmax_ids.tolist(), output.argmax_gap.tolist()
+            return accept_window(inflight.window, lambda row: graph_choice(ids[row], gaps[row], head + 1 + row))
         text = request.text_with(inflight.window)
         logits = output.logits
         assert logits is not None

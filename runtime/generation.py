@@ -32,6 +32,7 @@ class GenerationResult:
         method: what ran: `mirror`, `serial`, `plain`, or `auto` (`stats.steps_by_method` says what it chose).
         device_map: name of the device map.
         layout: how target and draft shared the processor (see `layouts`).
+        seed: what the text was sampled with, drawn where none was given; None where it is greedy.
         stats: figures; see `GenerationStats`.
         spans: what each device did when.
         steps: the verification steps.
@@ -44,6 +45,7 @@ class GenerationResult:
     method: str
     device_map: str
     layout: str
+    seed: int | None
     stats: GenerationStats
     spans: tuple[Span, ...] = field(repr=False)
     steps: tuple[StepRecord, ...] = field(repr=False)
@@ -97,8 +99,9 @@ def run_steps(driver: Driver, watch: StopWatch) -> Iterator[Chunk | Stop]:
             if reason is not None:
                 break
         if reason is None and request.num_tokens >= request.max_tokens:
-            reason = _limit_reason(request)
-            texts.append(watch.finish())
+            last = watch.finish(_limit_reason(request))
+            texts.append(last.text)
+            reason = last.stop_reason
         tokens = _label(outcome, token_ids[first:])
         if reason is not None:
             request.end_after(len(token_ids))

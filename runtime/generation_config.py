@@ -1,72 +1,107 @@
 """What a caller may ask for: `GenerationConfig` (the text) and `SpeculationConfig` (the speed)."""
 
+import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, Literal, NamedTuple, Self
 
 from mirrorsd.device_maps.card import ALLOCATIONS, ROOT_SOURCES, WINDOWS
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.runtime.setting_rules import (
+    Rule,
+    apply_rules,
+    number,
+    one_of,
+    or_unset,
+    read_whole,
+    require,
+    several,
+    whole,
+    yes_or_no,
+)
 
 Method = Literal["mirror", "serial", "plain", "auto"]
 METHODS: tuple[Method, ...] = ("mirror", "serial", "plain", "auto")
 
 
-def require(is_fine: bool, owner: str, field: str, value: object, allowed: str) -> None:
-    """Raise a `ConfigError` that names the field, the value found and the range allowed, unless `is_fine`."""
-    if not is_fine:
-        raise ConfigError(f"{owner}.{field} is {value!r}; allowed: {allowed}.")
+LEAST_TEMPERATURE = 1e-3
+_SAMPLED: dict[str, float] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+"""What matters where a text is sampled, and the values that change nothing."""
+_SEED_BITS = 32
+"""Of a seed that is drawn: short enough to be typed again."""
+
+
+def _read_text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError
+    return value
+
+
+_GENERATION_RULES = {
+    "max_new_tokens": whole(1),
+    "do_sample": or_unset(yes_or_no()),
+    "temperature": or_unset(
+        number(lambda t: t == 0 or LEAST_TEMPERATURE <= t <= 100, f"0 (greedy), or {LEAST_TEMPERATURE} to 100")
+    ),
+    "top_k": or_unset(whole(0, words="0 (all) or more")),
+    "top_p": or_unset(number(lambda p: 0 < p <= 1, "above 0, up to 1")),
+    "min_p": or_unset(number(lambda p: 0 <= p < 1, "0 up to, not including, 1")),
+    "repetition_penalty": or_unset(number(lambda p: 0.01 <= p <= 100, "0.01 to 100")),
+    "seed": or_unset(whole(0, 2**64 - 1, "0 to 2**64 - 1")),
+    "stop_strings": several(str, _read_text, "a string that is not empty, or several"),
+    "stop_token_ids": several(Integral, read_whole, "an id, or several"),
+    "ignore_eos": yes_or_no(),
+    "use_defaults": yes_or_no(),
+    "method": one_of(METHODS),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationConfig:
     """What text to produce. Names follow transformers and openvino_genai.
 
+    What is left unset (None) is taken from the checkpoint's `generation_config.json`, which the bundle keeps, and where
+    that says nothing does nothing. As in transformers, its temperature makes nobody sample without its `do_sample`.
+
     Attributes:
         max_new_tokens: most tokens to produce (end of sequence included).
-        do_sample: sample with `seed`; None means: sample if `temperature` was given and is above 0.
-        temperature: divides the logits; None means 1 when sampling.
+        do_sample: sample with `seed`. Unset: if `temperature` is above 0; without one, as the checkpoint does.
+        temperature: divides the logits, at least 0.001; 0 is greedy. Unset, sampling: the checkpoint's, or 1.
         top_k: keep the k best tokens; 0 keeps all.
         top_p: keep the smallest set of best tokens with at least this mass.
         min_p: keep tokens with at least this share of the best token's probability.
         repetition_penalty: divides positive and multiplies negative logits of tokens already in the text.
-        seed: same seed, same text, whichever method or draft; None means 0.
-        stop_strings: end before the first of these in the produced text.
+        seed: same seed, same text, whichever method or draft; unset, one is drawn and told in the result.
+        stop_strings: end before the first of these in the produced text; a string, or several.
         stop_token_ids: end after one of these ids.
         ignore_eos: do not end at the model's own end-of-sequence ids.
+        use_defaults: whether the checkpoint's defaults are taken.
         method: `mirror`, `serial`, `plain` or `auto`. Never changes the text.
     """
 
     max_new_tokens: int = 256
     do_sample: bool | None = None
     temperature: float | None = None
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     seed: int | None = None
-    stop_strings: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop_strings: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    use_defaults: bool = True
     method: Method = "auto"
 
     def __post_init__(self) -> None:
-        owner = "GenerationConfig"
-        require(self.max_new_tokens >= 1, owner, "max_new_tokens", self.max_new_tokens, "1 or more")
-        is_temperature = self.temperature is None or 0 <= self.temperature <= 100
-        require(is_temperature, owner, "temperature", self.temperature, "0 to 100")
-        require(self.top_k >= 0, owner, "top_k", self.top_k, "0 (all) or more")
-        require(0 < self.top_p <= 1, owner, "top_p", self.top_p, "above 0, up to 1")
-        require(0 <= self.min_p < 1, owner, "min_p", self.min_p, "0 up to, not including, 1")
-        require(self.repetition_penalty > 0, owner, "repetition_penalty", self.repetition_penalty, "above 0")
-        is_seed = self.seed is None or 0 <= self.seed < 2**64
-        require(is_seed, owner, "seed", self.seed, "0 to 2**64 - 1")
-        require(self.method in METHODS, owner, "method", self.method, ", ".join(METHODS))
-        require(all(self.stop_strings), owner, "stop_strings", self.stop_strings, "strings that are not empty")
+        apply_rules(self, _GENERATION_RULES)
         contradicts = self.do_sample is True and self.temperature == 0
-        require(not contradicts, owner, "temperature", self.temperature, "above 0 when do_sample=True")
+        require(not contradicts, type(self).__name__, "temperature", self.temperature, "above 0 when do_sample=True")
 
     @property
     def is_sampling(self) -> bool:
-        """Whether tokens are sampled; otherwise decoding is greedy."""
+        """Whether tokens are sampled; otherwise decoding is greedy. Certain only once it is resolved."""
         if self.do_sample is not None:
             return self.do_sample
         return self.temperature is not None and self.temperature > 0
@@ -80,10 +115,86 @@ class GenerationConfig:
         unknown = sorted(set(overrides) - set(self.__dataclass_fields__))
         if unknown:
             raise ConfigError(f"GenerationConfig has no field {unknown[0]!r}; it has {', '.join(self.__slots__)}.")
-        for name in ("stop_strings", "stop_token_ids"):
-            if name in overrides:
-                overrides = {**overrides, name: tuple(overrides[name])}
         return replace(self, **overrides)
+
+    def resolve(self, bundle_defaults: Mapping[str, Any] | None = None) -> Self:
+        """A copy that leaves nothing open: the bundle's defaults taken, greedy or sampled decided, a seed drawn.
+
+        Resolving a resolved one changes nothing.
+
+        Args:
+            bundle_defaults: what the checkpoint's `generation_config.json` says (`Manifest.generation`).
+
+        Raises:
+            ConfigError: a default that is not allowed, or a sampling option (`top_k`, `top_p`, `min_p`, `seed`) while
+                nothing says that the text is sampled.
+        """
+        defaults = dict(bundle_defaults or {}) if self.use_defaults else {}
+        penalty = self.repetition_penalty or defaults.get("repetition_penalty") or 1.0
+        is_decided = self.do_sample is not None or self.temperature is not None
+        if self.is_sampling or (not is_decided and defaults.get("do_sample")):
+            open_ones = [name for name in _SAMPLED if getattr(self, name) is None]
+            taken = {name: _SAMPLED[name] if defaults.get(name) is None else defaults[name] for name in open_ones}
+            taken["seed"] = secrets.randbits(_SEED_BITS) if self.seed is None else self.seed
+            return self._filled(do_sample=True, repetition_penalty=penalty, **taken)
+        if not is_decided:
+            self._refuse_sampling_options()
+        nothing = {**_SAMPLED, "temperature": 0.0, "seed": None}
+        return self._filled(do_sample=False, repetition_penalty=penalty, **nothing)
+
+    def _refuse_sampling_options(self) -> None:
+        for name in ("top_k", "top_p", "min_p", "seed"):
+            value = getattr(self, name)
+            if value is not None and value != _SAMPLED.get(name):
+                raise ConfigError(
+                    f"{type(self).__name__}.{name} is {value!r}, but this text is not sampled: give a temperature too "
+                    "(1.0 is the model's own distribution), or leave it away; temperature=0 takes the best token."
+                )
+
+    def _filled(self, **values: Any) -> Self:
+        try:
+            return replace(self, **values)
+        except ConfigError as error:
+            raise ConfigError(
+                f"The checkpoint's own default cannot be taken: {error} Give that field, or use_defaults=False."
+            ) from error
+
+
+def resolve_generation(
+    config: GenerationConfig | None, overrides: dict[str, Any], bundle_defaults: Mapping[str, Any]
+) -> GenerationConfig:
+    """What to generate by: the config with its overrides, the bundle's defaults where it leaves a field open.
+
+    Raises:
+        ConfigError: something else than a config, an unknown field, or what a field does not allow.
+    """
+    if not isinstance(config, GenerationConfig | None):
+        raise ConfigError(
+            f"config is of type {type(config).__name__}; allowed: a GenerationConfig, or its fields by name."
+        )
+    return (config or GenerationConfig()).with_overrides(overrides).resolve(bundle_defaults)
+
+
+def _read_exits(value: object) -> object:
+    if value is None:
+        raise ValueError
+    return value if isinstance(value, str) and value == "all" else several(Integral, read_whole, "").read(value)
+
+
+_SPECULATION_RULES = {
+    "gamma": whole(1, 31),
+    "roots": whole(0, 128),
+    "kappa": whole(1, 16),
+    "root_source": one_of(ROOT_SOURCES),
+    "allocation": one_of(ALLOCATIONS),
+    "passes": whole(1, 32),
+    "window": one_of(WINDOWS),
+    "pad_rows_to": whole(0, words="0, or more than gamma"),
+    "prefill_rows": whole(1, 4096),
+    "exits": Rule('"all", a layer, or several; () for none', _read_exits),
+    "draft_deadline_s": number(lambda seconds: 0 < seconds <= 3600, "above 0, up to 3600 seconds"),
+    "target_deadline_s": number(lambda seconds: 0 < seconds <= 3600, "above 0, up to 3600 seconds"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,21 +233,12 @@ class SpeculationConfig:
     target_deadline_s: float = 120.0
 
     def __post_init__(self) -> None:
-        owner = "SpeculationConfig"
-        require(1 <= self.gamma <= 31, owner, "gamma", self.gamma, "1 to 31")
-        require(0 <= self.roots <= 128, owner, "roots", self.roots, "0 to 128")
-        require(1 <= self.kappa <= 16, owner, "kappa", self.kappa, "1 to 16")
-        require(self.allocation in ALLOCATIONS, owner, "allocation", self.allocation, ", ".join(ALLOCATIONS))
-        require(1 <= self.passes <= 32, owner, "passes", self.passes, "1 to 32")
-        require(self.window in WINDOWS, owner, "window", self.window, ", ".join(WINDOWS))
-        require(self.root_source in ROOT_SOURCES, owner, "root_source", self.root_source, ", ".join(ROOT_SOURCES))
+        owner = type(self).__name__
+        apply_rules(self, _SPECULATION_RULES)
         is_padding = self.pad_rows_to == 0 or self.pad_rows_to > self.gamma
-        require(is_padding, owner, "pad_rows_to", self.pad_rows_to, "0, or more than gamma")
+        require(is_padding, owner, "pad_rows_to", self.pad_rows_to, _SPECULATION_RULES["pad_rows_to"].allowed)
         needs_exit = self.root_source == "proxy" and not self.exits
         require(not needs_exit, owner, "exits", self.exits, 'at least one layer, as root_source is "proxy"')
-        require(1 <= self.prefill_rows <= 4096, owner, "prefill_rows", self.prefill_rows, "1 to 4096")
-        require(self.draft_deadline_s > 0, owner, "draft_deadline_s", self.draft_deadline_s, "above 0 seconds")
-        require(self.target_deadline_s > 0, owner, "target_deadline_s", self.target_deadline_s, "above 0 seconds")
 
 
 class Speculations(NamedTuple):

@@ -13,6 +13,8 @@ _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _ROUNDS = ((np.uint64(30), np.uint64(_MIX_1)), (np.uint64(27), np.uint64(_MIX_2)))
 _LAST_SHIFT, _SPARE_BITS, _ONE, _STEP = np.uint64(31), np.uint64(11), np.uint64(1), np.uint64(_GOLDEN)
+_LARGEST = 1.0 - 2.0**-53
+"""The last of 2**53 variates would round to 1, and its noise be infinite; no other comes as high."""
 _PIECE = 8192
 """Tokens at a time: 64 KiB of each array."""
 
@@ -64,6 +66,7 @@ def _variates(counters: NDArray[np.uint64]) -> NDArray[np.float64]:
     values = counters.astype(np.float64)
     values += 0.5
     values *= 2.0**-53
+    np.minimum(values, _LARGEST, out=values)
     for _ in range(2):
         np.log(values, out=values)
         np.negative(values, out=values)

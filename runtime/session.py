@@ -11,13 +11,13 @@ from mirrorsd.graphs.errors import GenerationError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.generation import Chunk, GenerationResult, Stop, run_steps
-from mirrorsd.runtime.generation_config import GenerationConfig, Speculations
+from mirrorsd.runtime.generation_config import GenerationConfig, Speculations, resolve_generation
 from mirrorsd.runtime.generation_stats import summarise
 from mirrorsd.runtime.layouts import Layout
 from mirrorsd.runtime.request import Request
 from mirrorsd.runtime.seated_driver import SeatedDriver
 from mirrorsd.runtime.stopping import StopWatch
-from mirrorsd.runtime.tokenization import BundleTokenizer, Message
+from mirrorsd.runtime.tokenization import BundleTokenizer, Message, read_ids
 from mirrorsd.runtime.turns import Turns
 
 _CLOSE_S = 5.0
@@ -62,9 +62,9 @@ class MirrorSession:
         `overrides` are fields of `GenerationConfig`.
 
         Raises:
-            ConfigError: a setting is out of its range.
+            ConfigError: a setting is out of its range, or a sampling option is given for a text that is not sampled.
             ContextLengthError: the prompt does not fit into the bundle's context.
-            GenerationError: empty prompt, or messages without a chat template.
+            GenerationError: an empty prompt, one of another type, or messages that the chat template does not take.
             Cancelled: `cancel` was called.
             DeviceError: the target's device failed (a failing draft only warns).
         """
@@ -87,7 +87,7 @@ class MirrorSession:
         Closing the iterator stops the generation; the session stays usable. So it does if the iterator is left alone:
         its next requests run all the same, and this one goes on, with the same text, when it is read on.
         """
-        settings = (config or GenerationConfig()).with_overrides(overrides)
+        settings = resolve_generation(config, overrides, self._manifest.generation)
         self._engine.check_usable()
         ids = self._encode(prompt, messages, token_ids)
         speculation = self._speculations.of(settings)
@@ -140,7 +140,8 @@ class MirrorSession:
     def _stream(self, request: Request) -> Iterator[Chunk]:
         started = perf_counter()
         place = SeatedDriver(request, self._seat, self._turns)
-        watch = StopWatch(request.config, self._manifest.tokens.eos_ids, self._tokenizer.decoder())
+        decoder = self._tokenizer.decoder(request.tokens.tolist())
+        watch = StopWatch(request.config, self._manifest.tokens.eos_ids, decoder)
         texts: list[str] = []
         try:
             for event in run_steps(place, watch):
@@ -165,6 +166,7 @@ class MirrorSession:
             method=place.name,
             device_map=self._layout.device_map.name,
             layout=self._layout.name,
+            seed=request.config.seed,
             stats=summarise(request, started, perf_counter(), warnings),
             spans=tuple(request.ledger.spans),
             steps=tuple(request.steps),
@@ -180,13 +182,7 @@ class MirrorSession:
                 f"Give exactly one of prompt, messages and token_ids; found {' and '.join(found) or 'none of them'}."
             )
         if prompt is not None:
-            if not prompt:
-                raise GenerationError("The prompt is empty: give at least one character of text, or a message.")
             return self._tokenizer.encode(prompt)
         if messages is not None:
             return self._tokenizer.encode_chat(messages)
-        ids = [int(token) for token in token_ids or ()]
-        vocab_size = self._manifest.target.shape.vocab_size
-        if any(not 0 <= token < vocab_size for token in ids):
-            raise GenerationError(f"token_ids must lie in 0 .. {vocab_size - 1}.")
-        return ids
+        return read_ids(token_ids, self._manifest.target.shape.vocab_size)

@@ -3,11 +3,11 @@
 from typing import NamedTuple
 
 from mirrorsd.runtime.generation_config import GenerationConfig
-from mirrorsd.runtime.tokenization import IncrementalDecoder
+from mirrorsd.runtime.incremental_decoder import IncrementalDecoder
 
 
 class Piece(NamedTuple):
-    """Text that may be shown now; `stop_reason` is set with the last one (`eos`, `stop_token`, `stop_string`)."""
+    """Text that may be shown now; `stop_reason` is set with the last one: see `GenerationResult`."""
 
     text: str
     stop_reason: str | None
@@ -26,22 +26,26 @@ class StopWatch:
     def push(self, token: int) -> Piece:
         """Take the next token and say what may be shown and whether the text is over."""
         if token in self._eos_ids:
-            return Piece(self.finish(), "eos")
+            return self.finish("eos")
         self._held += self._decoder.push(token)
         cut = self._first_stop_string()
         if cut is not None:
-            shown, self._held = self._held[:cut], ""
-            return Piece(shown, "stop_string")
+            return self._end(self._held[:cut], "stop_string")
         if token in self._stop_ids:
-            return Piece(self.finish(), "stop_token")
+            return self.finish("stop_token")
         keep = self._possible_start()
         shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return Piece(shown, None)
 
-    def finish(self) -> str:
-        """All text still held back."""
-        rest, self._held = self._held + self._decoder.finish(), ""
-        return rest
+    def finish(self, reason: str) -> Piece:
+        """All text still held back; `stop_string` comes before `reason` where the decoder held one back."""
+        self._held += self._decoder.finish()
+        cut = self._first_stop_string()
+        return self._end(self._held, reason) if cut is None else self._end(self._held[:cut], "stop_string")
+
+    def _end(self, shown: str, reason: str) -> Piece:
+        self._held = ""
+        return Piece(shown, reason)
 
     def _first_stop_string(self) -> int | None:
         places = [self._held.find(stop) for stop in self._stop_strings]

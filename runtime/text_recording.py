@@ -29,16 +29,17 @@ def record_texts(
     Args:
         pipe: a loaded pipeline; an unpaced card is faster and records the same.
         prompts: plain texts, or conversations for the chat template.
-        config: how to generate; text number `n` is sampled with the seed `config.seed + n`.
+        config: how to generate, the bundle's own defaults left out, as a recording keeps the temperature alone; text
+            number `n` is sampled with the seed `config.seed + n`.
         depth: longest window that can be replayed.
         advance: told after every text.
 
     Raises:
         DeviceError: a device failed.
     """
-    texts = []
+    texts, config = [], config.resolve()
     for number, prompt in enumerate(prompts):
-        seeded = config.with_overrides({"seed": (config.seed or 0) + number})
+        seeded = config.with_overrides({"seed": (config.seed or 0) + number, "use_defaults": False})
         given = {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
         result = pipe.generate(config=seeded, **given)
         tokens = np.asarray([*result.prompt_ids, *result.token_ids], dtype=np.int64)

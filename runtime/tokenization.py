@@ -3,20 +3,28 @@
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from numbers import Integral
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any
 
 import jinja2
+import numpy as np
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import BundleError, GenerationError
+from mirrorsd.runtime.incremental_decoder import IncrementalDecoder
 
 Message = Mapping[str, Any]
+_FORM = 'expected a list like [{"role": "user", "content": "..."}]'
+_TEMPLATE_ERRORS = (
+    *(jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError),
+)
+"""What a template may raise: it is a program that came with the checkpoint."""
 
 
 class BundleTokenizer:
@@ -33,31 +41,36 @@ class BundleTokenizer:
         self._tokenizer.no_padding()
         self._settings = _read_settings(folder)
         template = folder / "chat_template.jinja"
-        self._template = _compile(template.read_text(encoding="utf-8")) if template.is_file() else None
+        self._template = _compile(template) if template.is_file() else None
 
     def encode(self, text: str) -> list[int]:
         """Ids of a plain text, with the special tokens that the tokenizer adds by itself.
 
         Raises:
-            GenerationError: the text holds half a surrogate pair, which is no character.
+            GenerationError: no text, an empty one, or half a surrogate pair in it, which is no character.
         """
+        if not isinstance(text, str):
+            raise GenerationError(
+                f"prompt is {shortened(text)}; allowed: a text. Give ids as token_ids, a chat as messages."
+            )
+        if not text:
+            raise GenerationError("The prompt is empty: give at least one character of text, or a message.")
         return self._ids(text, add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation through the model's chat template, ending where the assistant speaks.
 
+        Content in parts, `[{"type": "text", "text": ...}, ...]`, becomes one text, a line or more for each part.
+
         Raises:
-            GenerationError: no template, no message, the template refuses the messages, or a text is none.
+            GenerationError: no template, messages of another form, or the template refuses them.
         """
         if self._template is None:
             raise GenerationError("This bundle has no chat template: give a plain prompt instead of messages.")
-        if not messages:
-            raise GenerationError("The list of messages is empty: give at least one {'role': ..., 'content': ...}.")
+        read = read_messages(messages)
         try:
-            text = self._template.render(
-                messages=[dict(message) for message in messages], add_generation_prompt=True, **self._settings
-            )
-        except jinja2.TemplateError as error:
+            text = self._template.render(messages=read, add_generation_prompt=True, **self._settings)
+        except _TEMPLATE_ERRORS as error:
             raise GenerationError(f"The chat template refused the messages: {error}") from error
         return self._ids(text, add_special_tokens=False)
 
@@ -75,31 +88,69 @@ class BundleTokenizer:
         """Text of the ids, special tokens left out."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def decoder(self) -> "IncrementalDecoder":
-        """A decoder for a stream of tokens."""
-        return IncrementalDecoder(self._tokenizer)
+    def decoder(self, prompt: Sequence[int] = ()) -> IncrementalDecoder:
+        """A decoder for a stream of tokens that goes on after the ids `prompt`."""
+        return IncrementalDecoder(self._tokenizer, prompt)
 
 
-class IncrementalDecoder:
-    """Turns tokens into text as they come; characters split over tokens wait until they are whole."""
+def read_ids(token_ids: object, vocab_size: int) -> list[int]:
+    """Check token ids: a list, tuple or one-dimensional array of whole numbers.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
-        self._ids: list[int] = []
-        self._given = ""
+    Raises:
+        GenerationError: something else, or an id that the vocabulary does not have.
+    """
+    is_list = isinstance(token_ids, list | tuple) or (isinstance(token_ids, np.ndarray) and token_ids.ndim == 1)
+    if not is_list:
+        raise GenerationError(
+            f"token_ids is {shortened(token_ids)}; allowed: a list of whole numbers. A text is given as prompt."
+        )
+    found: list[int] = []
+    for place, token in enumerate(token_ids):  # type: ignore[arg-type, var-annotated]
+        if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < vocab_size:
+            raise GenerationError(f"token_ids[{place}] is {token!r}; token_ids must lie in 0 .. {vocab_size - 1}.")
+        found.append(int(token))
+    return found
 
-    def push(self, token: int) -> str:
-        """The text that this token completes (often empty for a part of a character)."""
-        self._ids.append(token)
-        piece = self._stream.step(self._tokenizer, token) or ""
-        self._given += piece
-        return piece
 
-    def finish(self) -> str:
-        """What is left at the end: the remains of an incomplete character, as the tokenizer shows them."""
-        whole = str(self._tokenizer.decode(self._ids, skip_special_tokens=True))
-        return whole[len(self._given) :] if whole.startswith(self._given) else ""
+def read_messages(messages: object) -> list[dict[str, Any]]:
+    """Check a conversation and bring it to the form of chat templates: every content is one text.
+
+    An assistant's content may be missing or None beside its `tool_calls`. Other keys are the template's affair.
+
+    Raises:
+        GenerationError: another form: which message, what was found, what is expected.
+    """
+    if not isinstance(messages, list | tuple):
+        raise GenerationError(f"messages is {shortened(messages)}; {_FORM}.")
+    if not messages:
+        raise GenerationError("The list of messages is empty: give at least one {'role': ..., 'content': ...}.")
+    return [_read_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
+
+
+def _read_message(message: object, where: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise GenerationError(f"{where} is {shortened(message)}; {_FORM}.")
+    read = dict(message)
+    if not isinstance(read.get("role"), str):
+        raise GenerationError(f"{where} has the role {read.get('role')!r}; {_FORM}.")
+    content = read.get("content")
+    if isinstance(content, list | tuple):
+        read["content"] = "\n".join(_read_part(part, f"{where}, part {place}") for place, part in enumerate(content))
+    elif content is None and not read.get("tool_calls"):
+        raise GenerationError(f"{where} has no content; only an assistant's with tool_calls may lack it; {_FORM}.")
+    elif content is not None and not isinstance(content, str):
+        raise GenerationError(
+            f"{where} has the content {shortened(content)}; allowed: a text, or a list of text parts."
+        )
+    return read
+
+
+def _read_part(part: object, where: str) -> str:
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    raise GenerationError(
+        f'{where}, is {shortened(part)}; allowed: {{"type": "text", "text": "..."}}. Bundles read text only.'
+    )
 
 
 class GenerationBlocks(Extension):
@@ -132,15 +183,22 @@ def _read_object(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
-def _compile(source: str) -> jinja2.Template:
-    """A template in the sandbox and with the helpers that transformers gives it."""
+def _compile(path: Path) -> jinja2.Template:
+    """A template in the sandbox and with the helpers that transformers gives it.
+
+    Raises:
+        BundleError: the file is no template.
+    """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlocks]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_template_error
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    return environment.from_string(source)
+    try:
+        return environment.from_string(path.read_text(encoding="utf-8"))
+    except (jinja2.TemplateSyntaxError, UnicodeDecodeError) as error:
+        raise BundleError(f"{path} cannot be read ({error}). Export again.") from error
 
 
 def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:

@@ -22,9 +22,10 @@ from mirrorsd.device_maps.pace import Curve, check_curve
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.runtime.devices import ONNX_PACKAGES
-from mirrorsd.runtime.generation_config import SpeculationConfig, require
+from mirrorsd.runtime.generation_config import SpeculationConfig
 from mirrorsd.runtime.pinning import processor_name
 from mirrorsd.runtime.root_scores import RootScores
+from mirrorsd.runtime.setting_rules import require
 
 _METHODS = ("mirror", "serial", "plain")
 _LEAST, _MOST = 1e-3, 1e6

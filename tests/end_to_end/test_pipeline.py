@@ -117,3 +117,27 @@ def test_weights_go_to_huge_pages_unless_the_card_says_no(
     monkeypatch.setattr("mirrorsd.runtime.pipeline.use_huge_pages", lambda before: 8 << 20)
     with MirrorPipeline.load(tiny_bundle, device_map=str(card)) as loaded:
         assert ("huge pages: 8 MiB" in loaded.placement) is is_wanted
+
+
+def test_a_drawn_seed_is_told_and_makes_the_text_again(pipe: MirrorPipeline) -> None:
+    settings = {"max_new_tokens": 30, "ignore_eos": True, "temperature": 1.5}
+    drawn = [pipe.generate(PROMPT, **settings) for _ in range(3)]
+    assert len({tuple(result.token_ids) for result in drawn}) == len({result.seed for result in drawn}) == 3
+    assert pipe.generate(PROMPT, **settings, seed=drawn[0].seed, method="plain").token_ids == drawn[0].token_ids
+    assert pipe.generate(PROMPT, max_new_tokens=3).seed is None
+
+
+def test_what_is_asked_is_checked_before_anything_runs(pipe: MirrorPipeline) -> None:
+    with pytest.raises(ConfigError, match=r"top_p is 0.9, but this text is not sampled"):
+        pipe.generate(PROMPT, top_p=0.9)
+    with pytest.raises(GenerationError, match=r"prompt is 5; allowed: a text"):
+        pipe.generate(5)
+    with pytest.raises(GenerationError, match=r"token_ids\[0\] is 1.7"):
+        pipe.generate(token_ids=[1.7])
+
+
+def test_a_plain_stop_string_is_not_taken_apart(pipe: MirrorPipeline) -> None:
+    whole = pipe.generate(PROMPT, max_new_tokens=40, ignore_eos=True).text
+    stop = whole[10:14]
+    result = pipe.generate(PROMPT, max_new_tokens=40, ignore_eos=True, stop_strings=stop)
+    assert (result.text, result.stop_reason) == (whole[: whole.index(stop)], "stop_string")

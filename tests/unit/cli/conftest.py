@@ -37,6 +37,7 @@ class ScriptedPipeline:
     def __init__(self, answer: Callable[[str, str], list[int]]) -> None:
         self.device_map = load_device_map("cpu")
         self.layout = "apart"
+        self.manifest = SimpleNamespace(generation={})
         self.placement = ["target: here", "draft: there"]
         self.requests: list[tuple[str | None, Any, GenerationConfig]] = []
         self.num_sessions = self.num_forgotten = 0
@@ -51,7 +52,7 @@ class ScriptedPipeline:
         token_ids: Any = None,
         **overrides: Any,
     ) -> Any:
-        config = replace(config or GenerationConfig(), **overrides)
+        config = replace(config or GenerationConfig(), **overrides).resolve(self.manifest.generation)
         if token_ids is not None:
             self.num_forgotten += 1
             return None
@@ -63,6 +64,7 @@ class ScriptedPipeline:
             text=text,
             token_ids=ids,
             stop_reason="length",
+            seed=config.seed,
             method=config.method,
             layout=self.layout,
             stats=stats,

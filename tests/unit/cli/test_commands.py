@@ -53,7 +53,8 @@ def test_generate_json_has_exactly_the_documented_fields(use_pipeline: Any, caps
     document = json.loads(capsys.readouterr().out)
     fields = {"text", "token_ids", "num_tokens", "method", "device_map", "layout", "seconds", "tokens_per_second"}
     fields |= {"num_prompt_tokens", "num_reused_tokens", "stop_reason", "prefill_ms", "time_to_first_token_ms"}
-    assert set(document) == fields | {"stats", "warnings"}
+    assert set(document) == fields | {"stats", "seed", "warnings"}
+    assert (document["seed"], document["stop_reason"]) == (None, "length")
     assert set(document["stats"]) == STATS_FIELDS
     assert (document["text"], document["num_tokens"], document["method"]) == ("<1><2><3>", 3, "mirror")
 
@@ -77,6 +78,44 @@ def test_generate_hands_every_option_on(use_pipeline: Any) -> None:
     assert (config.temperature, config.top_k, config.top_p, config.min_p) == (0.8, 5, 0.9, 0.1)
     assert (config.repetition_penalty, config.seed, config.stop_strings) == (1.2, 7, ("END", "FIN"))
     assert (config.max_new_tokens, config.ignore_eos) == (9, True)
+
+
+def test_a_seed_that_was_drawn_is_told(use_pipeline: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    pipeline = use_pipeline(same_answer)
+    assert run(["generate", "b.mirror", "Once", "--temperature", "1", "--json"]) == 0
+    seed = json.loads(capsys.readouterr().out)["seed"]
+    assert seed == pipeline.requests[0][2].seed
+    assert run(["generate", "b.mirror", "Once", "--temperature", "1", "--seed", str(seed)]) == 0
+    assert f"tokens per step, seed {seed}" in capsys.readouterr().err
+
+
+def test_sampling_options_without_sampling_are_a_usage_error(
+    use_pipeline: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_pipeline(same_answer)
+    assert run(["generate", "b.mirror", "Once", "--top-p", "0.9"]) == 2
+    assert "this text is not sampled: give a temperature" in capsys.readouterr().err
+    assert run(["generate", "b.mirror", "Once", "--greedy", "--temperature", "0.5"]) == 2
+    assert "Both --greedy and --temperature 0.5 are given" in capsys.readouterr().err
+
+
+def test_the_checkpoint_s_defaults_are_taken_unless_greedy_says_no(use_pipeline: Any) -> None:
+    pipeline = use_pipeline(same_answer)
+    pipeline.manifest.generation = {"do_sample": True, "temperature": 0.6, "top_k": 20}
+    for options in ([], ["--greedy"], ["--temperature", "0"]):
+        assert run(["generate", "b.mirror", "Once", *options]) == 0
+    configs = [config for _, _, config in pipeline.requests]
+    assert [(config.temperature, config.top_k) for config in configs] == [(0.6, 20), (0.0, 0), (0.0, 0)]
+
+
+def test_compare_draws_one_seed_for_all_methods_and_tells_it(
+    use_pipeline: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipeline = use_pipeline(same_answer)
+    assert run(["compare", "b.mirror", "--temperature", "1", "--json"]) == 0
+    assert len({config.seed for _, _, config in pipeline.requests}) == 1
+    assert len(pipeline.requests) > 3
+    assert f"seed: {pipeline.requests[0][2].seed}\n" in capsys.readouterr().err
 
 
 def test_trace_is_written_after_the_text(use_pipeline: Any, tmp_path: Path) -> None:

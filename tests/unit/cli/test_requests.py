@@ -43,15 +43,29 @@ def test_reads_a_conversation(tmp_path: Path) -> None:
     assert read_request(None, path, is_chat=False).messages == [{"role": "user", "content": "Hi"}]
 
 
+def test_a_conversation_may_hold_parts_tools_and_other_keys(tmp_path: Path) -> None:
+    path = tmp_path / "messages.json"
+    path.write_text(
+        '[{"role": "user", "content": [{"type": "text", "text": "Hi"}]},'
+        ' {"role": "assistant", "content": null, "tool_calls": [1]}, {"role": "tool", "content": "7", "name": "sum"}]',
+        encoding="utf-8",
+    )
+    assert read_messages(path) == [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": None, "tool_calls": [1]},
+        {"role": "tool", "content": "7", "name": "sum"},
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("{", "is not JSON"),
         ("{}", "holds no messages"),
         ("[]", "holds no messages"),
-        ('[{"role": "user"}]', "message 1 must have exactly 'role' and 'content'"),
-        ('[{"role": "robot", "content": "a"}]', "message 1: the role must be system, user or assistant"),
-        ('[{"role": "user", "content": 1}]', "and the content text"),
+        ('[{"role": "user"}]', r"messages.json: messages\[0\] has no content"),
+        ('["a"]', r"messages.json: messages\[0\] is 'a'; expected a list like"),
+        ('[{"role": "user", "content": 1}]', r"messages\[0\] has the content 1; allowed: a text"),
     ],
 )
 def test_bad_conversation(tmp_path: Path, text: str, message: str) -> None:

@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.choosing import TokenChooser, keep_likeliest
+from mirrorsd.graphs.errors import ConfigError, DeviceError
+from mirrorsd.runtime.choosing import Choice, TokenChooser, graph_choice
 from mirrorsd.runtime.generation_config import GenerationConfig
-from mirrorsd.runtime.noise import gumbel, gumbel_row
+from mirrorsd.runtime.likely_tokens import FAR, likely_tokens, new_scratch
+from mirrorsd.runtime.noise import _variates, gumbel, gumbel_row
+from mirrorsd.runtime.shortlist_filter import ShortlistFilter
 
 RNG = np.random.default_rng(11)
 FIRST_NOISE = [
@@ -33,9 +36,118 @@ def test_filters_keep_what_transformers_keeps(vocab: int, top_k: int, top_p: flo
     if min_p:
         filtered = MinPLogitsWarper(min_p)(None, filtered)
     expected = set(np.flatnonzero(np.isfinite(filtered.numpy()[0])).tolist())
-    tokens, kept = keep_likeliest(scores.copy(), top_k, top_p, min_p)
-    assert set(tokens.tolist()) == expected
-    assert (kept == scores[tokens]).all()
+    assert kept_tokens(scores, ShortlistFilter(1.0, top_k, top_p, min_p)) == expected
+
+
+def kept_tokens(logits: np.ndarray, filters: ShortlistFilter) -> set[int]:
+    likely = likely_tokens(logits, float(logits.max()), filters, new_scratch(logits.size))
+    places = range(len(likely.logits))
+    return {place if likely.ids is None else int(likely.ids[place]) for place in places if likely.keeps(place)}
+
+
+def sorted_kept(logits: np.ndarray, filters: ShortlistFilter) -> np.ndarray:
+    """The definition, word by word: everything sorted, masses in double precision."""
+    order = np.argsort(-logits, kind="stable")[: filters.top_k or len(logits)]
+    masses = np.exp((logits[order].astype(np.float64) - float(logits.max())) / filters.temperature)
+    is_kept = np.cumsum(masses) - masses < filters.top_p * masses.sum()
+    return order[(is_kept if filters.top_p < 1 else masses >= 0) & (masses >= filters.min_p)]
+
+
+WIDE_FILTERS = [
+    *({"top_k": 20}, {"top_k": 3000}, {"top_p": 0.9}, {"top_p": 0.05}, {"top_p": 0.9999}, {"min_p": 0.05}),
+    *({"top_k": 20, "top_p": 0.8}, {"top_k": 40_000, "top_p": 0.95}, {"top_p": 0.95, "min_p": 0.02}, {"min_p": 1e-6}),
+]
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5, 3.0, 12.0])
+@pytest.mark.parametrize("filters", WIDE_FILTERS, ids=str)
+def test_a_wide_vocabulary_is_filtered_and_chosen_from_as_sorting_it_would_be(
+    filters: dict[str, float], spread: float
+) -> None:
+    """Peaked and flat ones, ties, and tokens that cannot be: the same token, and the same distance to the runner-up."""
+    config = GenerationConfig(temperature=0.7, seed=8, **filters)  # type: ignore[arg-type]
+    chooser, wanted = TokenChooser(config), ShortlistFilter(0.7, **{"top_k": 0, "top_p": 1.0, "min_p": 0.0, **filters})  # type: ignore[arg-type]
+    random = np.random.default_rng(int(spread))
+    for position in range(12):
+        logits = random.normal(scale=spread, size=50_001).astype(np.float32)
+        logits[random.integers(0, logits.size, 500)] = np.float32(spread)
+        logits[random.integers(0, logits.size, 500)] = -np.inf
+        kept = sorted_kept(logits, wanted)
+        scores = logits[kept].astype(np.float64) / 0.7 + gumbel(8, np.array([position]), kept)
+        best = np.argsort(-scores, kind="stable")[:2]
+        gap = float(scores[best[0]] - scores[best[1]]) if len(best) > 1 else float("inf")
+        found = chooser.choose(logits, position, None)
+        assert found.token == int(kept[best[0]])
+        assert found.gap == gap if gap <= FAR else FAR < found.gap <= gap
+
+
+@pytest.mark.parametrize("filters", [{"top_p": 0.9}, {"top_k": 7, "top_p": 0.5}, {"min_p": 0.2}, {"top_k": 5}])
+def test_of_equal_tokens_the_lower_ids_are_kept(filters: dict[str, float]) -> None:
+    wanted = ShortlistFilter(1.0, **{"top_k": 0, "top_p": 1.0, "min_p": 0.0, **filters})  # type: ignore[arg-type]
+    for logits in (np.zeros(10, np.float32), np.array([0, 1, 0, 1, 0, 1, 0, 1], np.float32)):
+        assert kept_tokens(logits, wanted) == set(sorted_kept(logits, wanted).tolist())
+
+
+SAMPLED = ({}, {"top_k": 4}, {"top_p": 0.9}, {"min_p": 0.1}, {"top_k": 4, "top_p": 0.9}, {"repetition_penalty": 1.2})
+
+
+@pytest.mark.parametrize("settings", [*SAMPLED, {"temperature": None, "repetition_penalty": 1.2}], ids=str)
+@pytest.mark.parametrize("wrong", [[np.nan], [np.inf], [-np.nan, -np.inf], [-np.inf] * 8], ids=str)
+def test_logits_that_are_no_numbers_are_an_error(settings: dict, wrong: list[float]) -> None:
+    chooser = TokenChooser(GenerationConfig(**{"temperature": 0.8, "seed": 1, **settings}))
+    logits = np.arange(8, dtype=np.float32)
+    logits[8 - len(wrong) :] = wrong
+    with pytest.raises(DeviceError, match="NaN or infinite logits for position 12"):
+        chooser.choose(logits, 12, np.array([1, 2]))
+
+
+@pytest.mark.parametrize("settings", SAMPLED, ids=str)
+def test_tokens_that_cannot_be_are_no_error_and_never_chosen(settings: dict) -> None:
+    chooser = TokenChooser(GenerationConfig(**{"temperature": 0.8, "seed": 1, **settings}))
+    logits = np.where(np.arange(300) % 3 == 1, 0.0, -np.inf).astype(np.float32)
+    assert all(chooser.choose(logits, place, np.array([1])).token % 3 == 1 for place in range(50))
+    logits[4:] = -np.inf
+    assert chooser.choose(logits, 0, np.array([1])) == Choice(1, float("inf"))
+
+
+def test_a_graph_whose_best_are_no_numbers_is_an_error() -> None:
+    assert graph_choice(3, 0.5, 7) == Choice(3, 0.5)
+    with pytest.raises(DeviceError, match="position 7"):
+        graph_choice(0, float("nan"), 7)
+
+
+def test_the_largest_variate_is_finite_and_no_other_changes() -> None:
+    """Counters that the generator turns into the last, the one before and the first of its 2**53 steps."""
+    values = [mixed_back(step << 11) for step in (2**53 - 1, 2**53 - 2, 2**53 - 3, 0)]
+    noise = _variates(np.array(values, dtype=np.uint64))
+    steps = np.array([2**53 - 2, 2**53 - 3, 0]).astype(np.float64) + 0.5
+    assert np.isfinite(noise).all()
+    assert noise[0] > noise[1]
+    np.testing.assert_array_equal(noise[1:], -np.log(-np.log(steps * 2.0**-53)))
+
+
+def mixed_back(value: int) -> int:
+    """The counter that two rounds of the generator's mixing turn into `value`."""
+    mask, first, second = (1 << 64) - 1, pow(0xBF58476D1CE4E5B9, -1, 1 << 64), pow(0x94D049BB133111EB, -1, 1 << 64)
+    for _ in range(2):
+        value ^= (value >> 31) ^ (value >> 62)
+        value = value * second & mask
+        value ^= (value >> 27) ^ (value >> 54)
+        value = value * first & mask
+        value ^= (value >> 30) ^ (value >> 60)
+    return value
+
+
+def test_a_sampled_text_without_a_seed_is_not_chosen_for() -> None:
+    with pytest.raises(ConfigError, match="resolve draws one"):
+        TokenChooser(GenerationConfig(temperature=1.0))
+
+
+def test_noise_of_flat_filtered_texts_is_drawn_ahead_as_long_as_they_are_flat() -> None:
+    chooser = TokenChooser(GenerationConfig(temperature=1.0, seed=3, top_p=0.9))
+    flat, peaked = np.zeros(40_000, np.float32), np.zeros(40_000, np.float32)
+    peaked[7] = 30.0
+    assert [chooser.choose(logits, 1, None) and chooser.draws_ahead for logits in (flat, peaked)] == [True, False]
 
 
 def test_noise_depends_on_seed_position_and_token_only() -> None:

@@ -1,10 +1,11 @@
 """Settings are checked where they are made: field, value and allowed range in one sentence."""
 
+import numpy as np
 import pytest
 
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.runtime.engine import resolve_speculation
-from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
+from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig, resolve_generation
 from mirrorsd.runtime.tuning import candidate_settings
 
 
@@ -12,7 +13,28 @@ from mirrorsd.runtime.tuning import candidate_settings
     ("settings", "message"),
     [
         ({"max_new_tokens": 0}, r"max_new_tokens is 0; allowed: 1 or more"),
-        ({"temperature": -1.0}, r"temperature is -1.0; allowed: 0 to 100"),
+        ({"temperature": -1.0}, r"temperature is -1.0; allowed: 0 \(greedy\), or 0.001 to 100 \(a number\), or None"),
+        ({"temperature": 1e-310}, r"temperature is 1e-310; allowed"),
+        ({"temperature": "1"}, r"GenerationConfig.temperature is '1'; allowed"),
+        ({"temperature": float("nan")}, r"temperature is nan"),
+        ({"temperature": True}, r"temperature is True"),
+        ({"max_new_tokens": "10"}, r"GenerationConfig.max_new_tokens is '10'; allowed: 1 or more \(a whole number\)"),
+        ({"max_new_tokens": 10.5}, r"max_new_tokens is 10.5"),
+        ({"max_new_tokens": True}, r"max_new_tokens is True"),
+        ({"max_new_tokens": None}, r"max_new_tokens is None"),
+        ({"top_k": 1.5}, r"top_k is 1.5"),
+        ({"top_p": float("nan")}, r"top_p is nan"),
+        ({"repetition_penalty": float("inf")}, r"repetition_penalty is inf"),
+        ({"seed": 1.5}, r"seed is 1.5; allowed: 0 to 2\*\*64 - 1 \(a whole number\), or None"),
+        ({"seed": 2**64}, r"seed is 18446744073709551616"),
+        ({"ignore_eos": 1}, r"ignore_eos is 1; allowed: True or False"),
+        ({"do_sample": "yes"}, r"do_sample is 'yes'; allowed: True or False, or None"),
+        ({"stop_token_ids": 5.0}, r"stop_token_ids is 5.0; allowed: an id, or several"),
+        ({"stop_token_ids": [1, "2"]}, r"stop_token_ids is \[1, '2'\]"),
+        ({"stop_strings": 5}, r"stop_strings is 5; allowed: a string that is not empty, or several"),
+        ({"stop_strings": ["a", 5]}, r"stop_strings is \['a', 5\]"),
+        ({"stop_strings": ""}, r"stop_strings is ''"),
+        ({"method": ["mirror"]}, r"method is \['mirror'\]; allowed: mirror"),
         ({"top_p": 0.0}, r"top_p is 0.0"),
         ({"min_p": 1.0}, r"min_p is 1.0"),
         ({"top_k": -2}, r"top_k is -2"),
@@ -32,6 +54,96 @@ def test_overrides_name_the_unknown_field() -> None:
     with pytest.raises(ConfigError, match=r"no field 'max_tokens'; it has max_new_tokens"):
         GenerationConfig().with_overrides({"max_tokens": 3})
     assert GenerationConfig().with_overrides({"stop_strings": ["a"]}).stop_strings == ("a",)
+    with pytest.raises(ConfigError, match="config is of type dict; allowed: a GenerationConfig"):
+        resolve_generation({"top_k": 3}, {}, {})  # type: ignore[arg-type]
+
+
+def test_a_plain_string_is_one_stop_string_and_an_id_one_stop_id() -> None:
+    config = GenerationConfig(stop_strings="END", stop_token_ids=7)  # type: ignore[arg-type]
+    assert (config.stop_strings, config.stop_token_ids) == (("END",), (7,))
+    assert GenerationConfig().with_overrides({"stop_strings": "king"}).stop_strings == ("king",)
+    assert GenerationConfig(stop_strings=None).stop_strings == ()  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    config = GenerationConfig(
+        max_new_tokens=np.int64(7), temperature=np.float32(0.5), seed=np.uint64(9), stop_token_ids=np.arange(2)
+    )
+    assert (config.max_new_tokens, config.temperature, config.seed, config.stop_token_ids) == (7, 0.5, 9, (0, 1))
+    assert {type(config.max_new_tokens), type(config.seed), *map(type, config.stop_token_ids)} == {int}
+
+
+QWEN = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95}
+
+
+def chosen(config: GenerationConfig) -> tuple:
+    return (config.is_sampling, config.temperature, config.top_k, config.top_p, config.min_p, config.repetition_penalty)
+
+
+@pytest.mark.parametrize(
+    ("settings", "defaults", "expected"),
+    [
+        ({}, {}, (False, 0.0, 0, 1.0, 0.0, 1.0)),
+        ({}, QWEN, (True, 0.6, 20, 0.95, 0.0, 1.0)),
+        ({"temperature": 1.0, "top_k": 0}, QWEN, (True, 1.0, 0, 0.95, 0.0, 1.0)),
+        ({"top_p": 0.5, "seed": 3}, QWEN, (True, 0.6, 20, 0.5, 0.0, 1.0)),
+        ({"temperature": 0}, QWEN, (False, 0.0, 0, 1.0, 0.0, 1.0)),
+        ({"do_sample": False, "seed": 3}, QWEN, (False, 0.0, 0, 1.0, 0.0, 1.0)),
+        ({"use_defaults": False}, QWEN, (False, 0.0, 0, 1.0, 0.0, 1.0)),
+        ({"use_defaults": False, "temperature": 0.9}, QWEN, (True, 0.9, 0, 1.0, 0.0, 1.0)),
+        ({}, {"temperature": 0.7, "top_k": 20}, (False, 0.0, 0, 1.0, 0.0, 1.0)),
+        ({"do_sample": True}, {"temperature": 0.7, "top_k": None}, (True, 0.7, 0, 1.0, 0.0, 1.0)),
+        ({}, {"repetition_penalty": 1.1}, (False, 0.0, 0, 1.0, 0.0, 1.1)),
+        ({"temperature": 0.0, "top_p": 0.5, "seed": 1}, {}, (False, 0.0, 0, 1.0, 0.0, 1.0)),
+        ({"top_p": 1.0, "top_k": 0}, {}, (False, 0.0, 0, 1.0, 0.0, 1.0)),
+    ],
+)
+def test_what_is_left_open_is_the_checkpoint_s_choice_then_nothing(
+    settings: dict, defaults: dict, expected: tuple
+) -> None:
+    resolved = GenerationConfig(**settings).resolve(defaults)
+    assert chosen(resolved) == expected
+    assert resolved.resolve(QWEN) == resolved, "resolved is resolved"
+    assert (resolved.seed is not None) == resolved.is_sampling
+
+
+@pytest.mark.parametrize("option", [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"seed": 3}])
+def test_a_sampling_option_for_a_text_that_is_not_sampled_is_refused(option: dict) -> None:
+    name = next(iter(option))
+    with pytest.raises(
+        ConfigError, match=rf"GenerationConfig.{name} is .*this text is not sampled: give a temperature"
+    ):
+        GenerationConfig(**option).resolve({})
+
+
+def test_a_seed_is_drawn_where_none_is_given() -> None:
+    config = GenerationConfig(temperature=1.0)
+    assert len({config.resolve().seed for _ in range(20)}) > 15
+    assert config.with_overrides({"seed": 0}).resolve().seed == 0
+
+
+def test_a_default_of_the_checkpoint_that_is_not_allowed_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"checkpoint's own default .*top_p is 7; .*use_defaults=False"):
+        GenerationConfig().resolve({"do_sample": True, "top_p": 7})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gamma": "6"}, r"SpeculationConfig.gamma is '6'; allowed: 1 to 31 \(a whole number\)"),
+        ({"roots": 2.0}, r"roots is 2.0"),
+        ({"draft_deadline_s": "10"}, r"draft_deadline_s is '10'"),
+        ({"draft_deadline_s": float("nan")}, r"draft_deadline_s is nan"),
+        ({"window": 3}, r"window is 3; allowed: "),
+        ({"exits": "12"}, r"exits is '12'; allowed: \"all\", a layer, or several"),
+        ({"exits": None}, r"exits is None"),
+        ({"exits": [1.5]}, r"exits is \[1.5\]"),
+    ],
+)
+def test_speculation_refuses(settings: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SpeculationConfig(**settings)
+    assert SpeculationConfig(gamma=np.int32(4), exits=3).exits == (3,)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

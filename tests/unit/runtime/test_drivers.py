@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mirrorsd.graphs.errors import Cancelled, ContextLengthError, GenerationError
+from mirrorsd.graphs.errors import Cancelled, ContextLengthError, DeviceError, GenerationError
 from mirrorsd.runtime.fake import FakeDraft
 
 VOCAB = 16
@@ -253,3 +253,18 @@ def test_sampled_tokens_follow_the_targets_law(make_bench: Make, method: str) ->
     statistic = ((counts - total * expected) ** 2 / (total * expected)).sum()
     critical_at_1_percent_7_degrees = 18.475
     assert statistic < critical_at_1_percent_7_degrees
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "sampling", [{}, {"temperature": 0.9, "seed": 1}, {"temperature": 0.9, "top_p": 0.9, "seed": 1}]
+)
+def test_a_target_that_overflows_is_a_device_error_and_no_text(
+    make_bench: Make, scripted: Make, method: str, sampling: dict[str, Any]
+) -> None:
+    def overflowing(text: list[int]) -> np.ndarray:
+        return np.full(VOCAB, np.nan) if len(text) > 20 else scripted(text)
+
+    bench = make_bench(target_handler=overflowing, exit_handler=scripted)
+    with pytest.raises(DeviceError, match="NaN or infinite logits for position 21"):
+        bench.decode(PROMPT, method, max_new_tokens=40, **sampling)

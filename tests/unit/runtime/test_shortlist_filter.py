@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.choosing import keep_likeliest
+from mirrorsd.runtime.likely_tokens import likely_tokens, new_scratch
 from mirrorsd.runtime.shortlist_filter import ShortlistFilter
 
 RNG = np.random.default_rng(5)
@@ -20,7 +20,9 @@ def test_sixteen_candidates_of_a_thousand_are_filtered_almost_as_all_are(
         logits = RNG.normal(scale=3.0, size=1000)
         logprobs = logits - np.log(np.exp(logits).sum())
         ids = np.argsort(-logprobs)[:16]
-        kept, _ = keep_likeliest(logprobs / temperature, top_k, top_p, min_p)
+        likely = likely_tokens(logprobs, float(logprobs.max()), filters, new_scratch(1000))
+        places = [place for place in range(len(likely.logits)) if likely.keeps(place)]
+        kept = places if likely.ids is None else likely.ids[places]
         num_wrong += int((filters.dropped(logprobs[ids]) == np.isin(ids, kept)).sum())
     is_exact = 0 < top_k <= 16 or top_p >= 1 or (temperature == 1 and not top_k)
     assert num_wrong <= (0 if is_exact else 16)  # of 640

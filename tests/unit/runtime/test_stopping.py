@@ -1,11 +1,17 @@
 """Stop conditions on a real byte-level tokenizer: ends, hold-back, characters split over tokens."""
 
+import threading
+
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from mirrorsd.runtime.generation_config import GenerationConfig
+from mirrorsd.runtime.drivers import InFlight, Outcome
+from mirrorsd.runtime.generation import Chunk, Stop, run_steps
+from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
+from mirrorsd.runtime.incremental_decoder import IncrementalDecoder
+from mirrorsd.runtime.request import Request
 from mirrorsd.runtime.stopping import StopWatch
-from mirrorsd.runtime.tokenization import IncrementalDecoder
 
 
 @pytest.fixture
@@ -26,7 +32,8 @@ def follow(tokenizer: Tokenizer, text: str, **settings: object) -> tuple[list[st
         pieces.append(piece.text)
         if piece.stop_reason:
             return pieces, piece.stop_reason
-    return [*pieces, watch.finish()], None
+    last = watch.finish("length")
+    return [*pieces, last.text], None if last.stop_reason == "length" else last.stop_reason
 
 
 def test_text_arrives_token_by_token(tokenizer: Tokenizer) -> None:
@@ -62,3 +69,43 @@ def test_unfinished_beginning_is_released_at_the_end(tokenizer: Tokenizer) -> No
 def test_stop_token_is_shown_and_ends(tokenizer: Tokenizer) -> None:
     stop_id = tokenizer.token_to_id("c")
     assert follow(tokenizer, "abcd", stop_token_ids=(stop_id,)) == (["a", "b", "c"], "stop_token")
+
+
+class Grouped:
+    """A driver whose steps commit the tokens of a text in the given groups."""
+
+    name = "serial"
+
+    def __init__(self, groups: list[list[int]], config: GenerationConfig) -> None:
+        self.request = Request([0], config, SpeculationConfig(), 200, threading.Event())
+        self._groups = iter(groups)
+
+    def start(self) -> InFlight:
+        return InFlight(0, np.zeros(0, np.int64))
+
+    def step(self, inflight: InFlight) -> Outcome:
+        tokens = next(self._groups)
+        self.request.commit(tokens, [1.0] * len(tokens), 0.0)
+        return Outcome(tokens, len(tokens) - 1, inflight, self.name)
+
+    def close(self) -> None: ...
+
+
+def grouped(tokens: list[int], random: np.random.Generator) -> list[list[int]]:
+    cuts = sorted(set(random.integers(1, len(tokens), 6).tolist()))
+    return [tokens[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(tokens)], strict=True)]
+
+
+@pytest.mark.parametrize("stop", ["lazy", "z", "y d", "no such text", "€😀"])
+def test_how_steps_group_the_tokens_changes_neither_text_nor_end(tokenizer: Tokenizer, stop: str) -> None:
+    tokens = tokenizer.encode("the quick né€😀 fox and the lazy dog<end>and more").ids
+    random, seen = np.random.default_rng(3), set()
+    config = GenerationConfig(stop_strings=stop, max_new_tokens=len(tokens))
+    for _ in range(50):
+        watch = StopWatch(config, (tokenizer.token_to_id("<end>"),), IncrementalDecoder(tokenizer))
+        events = list(run_steps(Grouped(grouped(tokens, random), config), watch))
+        text = "".join(event.text for event in events if isinstance(event, Chunk))
+        last = events[-1]
+        assert isinstance(last, Stop)
+        seen.add((text, last.reason, tuple(last.token_ids)))
+    assert len(seen) == 1

@@ -1,19 +1,22 @@
-"""Text that is not text is refused before it reaches the tokenizer."""
+"""What is asked is checked before it reaches the tokenizer: texts, conversations, ids."""
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mirrorsd.graphs import names
-from mirrorsd.graphs.errors import GenerationError
-from mirrorsd.runtime.tokenization import BundleTokenizer
+from mirrorsd.graphs.errors import BundleError, GenerationError
+from mirrorsd.runtime.tokenization import BundleTokenizer, read_ids
 
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> BundleTokenizer:
     bytes_only = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(pre_tokenizers.ByteLevel.alphabet())}, []))
     bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytes_only.decoder = decoders.ByteLevel()
     folder = tmp_path / names.TOKENIZER_FOLDER
     folder.mkdir()
     bytes_only.save(str(folder / "tokenizer.json"))
@@ -30,3 +33,86 @@ def test_half_a_surrogate_pair_in_a_chat_is_refused(tokenizer: BundleTokenizer) 
     with pytest.raises(GenerationError, match="half a surrogate pair at character 0"):
         tokenizer.encode_chat([{"role": "user", "content": "\udd8a"}])
     assert len(tokenizer.encode_chat([{"role": "user", "content": "ok"}])) == 2
+
+
+@pytest.mark.parametrize("prompt", [5, ["a"], b"a"])
+def test_a_prompt_that_is_no_text_is_refused(tokenizer: BundleTokenizer, prompt: Any) -> None:
+    with pytest.raises(GenerationError, match=r"prompt is .*; allowed: a text. Give ids as token_ids"):
+        tokenizer.encode(prompt)
+
+
+def test_content_in_parts_is_one_text(tokenizer: BundleTokenizer) -> None:
+    parts = [{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}]
+    ids = tokenizer.encode_chat([{"role": "user", "content": parts}])
+    assert tokenizer.decode(ids) == "ab\nc"
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ("hello", "messages is 'hello'; expected a list like"),
+        (["hello"], r"messages\[0\] is 'hello'; expected"),
+        ([{"content": "a"}], r"messages\[0\] has the role None"),
+        ([{"role": "user"}], r"messages\[0\] has no content"),
+        ([{"role": "user", "content": "a"}, {"role": "assistant", "content": None}], r"messages\[1\] has no content"),
+        (
+            [{"role": "user", "content": 5}],
+            r"messages\[0\] has the content 5; allowed: a text, or a list of text parts",
+        ),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], r"part 0, is .*image_url.*Bundles read text only"),
+        ([{"role": "user", "content": ["a"]}], r"part 0, is 'a'; allowed"),
+    ],
+)
+def test_messages_of_another_form_are_refused(tokenizer: BundleTokenizer, messages: Any, message: str) -> None:
+    with pytest.raises(GenerationError, match=message):
+        tokenizer.encode_chat(messages)
+
+
+def with_template(tokenizer: BundleTokenizer, tmp_path: Path, template: str) -> BundleTokenizer:
+    (tmp_path / names.TOKENIZER_FOLDER / "chat_template.jinja").write_text(template)
+    return BundleTokenizer(tmp_path)
+
+
+def test_an_assistant_that_calls_tools_needs_no_content(tokenizer: BundleTokenizer, tmp_path: Path) -> None:
+    made = with_template(tokenizer, tmp_path, "{{ messages[0].tool_calls[0] }}")
+    for lack in ({}, {"content": None}):
+        ids = made.encode_chat([{"role": "assistant", "tool_calls": ["call"], **lack}])
+        assert made.decode(ids) == "call"
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ 'a' + 5 }}", "{{ 1 / 0 }}", "{{ [].pop() }}", "{{ messages[0].x.y }}", "{{ raise_exception('no') }}"],
+)
+def test_whatever_a_template_raises_is_a_refusal(tokenizer: BundleTokenizer, tmp_path: Path, template: str) -> None:
+    made = with_template(tokenizer, tmp_path, template)
+    with pytest.raises(GenerationError, match="The chat template refused the messages: "):
+        made.encode_chat([{"role": "user", "content": "a"}])
+
+
+def test_a_file_that_is_no_template_is_a_damaged_bundle(tokenizer: BundleTokenizer, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"chat_template.jinja cannot be read"):
+        with_template(tokenizer, tmp_path, "{% if %}")
+
+
+@pytest.mark.parametrize("ids", [[1, 2], (1, 2), np.array([1, 2]), [np.int32(1), 2]])
+def test_ids_are_whole_numbers_in_a_row(ids: Any) -> None:
+    assert read_ids(ids, 3) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ("abc", "token_ids is 'abc'; allowed: a list of whole numbers"),
+        (5, "token_ids is 5"),
+        ([1.7], r"token_ids\[0\] is 1.7; token_ids must lie in 0 .. 9"),
+        ([1, True], r"token_ids\[1\] is True"),
+        ([1, 10], r"token_ids\[1\] is 10"),
+        ([-1], r"token_ids\[0\] is -1"),
+        (np.zeros((2, 2), int), "token_ids is array"),
+        (np.zeros(2), r"token_ids\[0\] is np.float64"),
+    ],
+)
+def test_other_ids_are_refused(ids: Any, message: str) -> None:
+    with pytest.raises(GenerationError, match=message):
+        read_ids(ids, 10)

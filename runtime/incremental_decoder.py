@@ -1,0 +1,116 @@
+"""Tokens to text as they come: what is shown adds up to the decoding of the whole, whatever the tokens are.
+
+A token's text may depend on its neighbours in three ways, and nothing is shown before they are known:
+
+* The first token of a text may lose its leading space. Every later one is decoded behind an *anchor*, a token that was
+  decoded before it; at the beginning that is one of the prompt.
+* Byte-level tokens are bytes: one character may need several. What ends in a replacement character may go on.
+* Byte-fallback decoders (`<0x0A>`; Llama 2, Mistral, Gemma, Phi-3) take a run of byte tokens as a whole: one byte that
+  fits nowhere turns every character of its run into replacement characters. A run waits for the token that ends it, so
+  that a newline made of a byte comes one token late: shown at once, it might have to be taken back.
+"""
+
+import re
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+_BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_MOST_HELD = 8
+_MOST_PARTS = 4
+"""Bytes of a character, so the most tokens that one is split over."""
+
+
+class IncrementalDecoder:
+    """Turns tokens into text, piece by piece, in time proportional to their number."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        decode = tokenizer.decoder.decode if tokenizer.decoder is not None else " ".join
+        self._has_byte_runs = decode(["<0x0A>"]) == "\n"
+        self._has_split_characters = decode(["Ã", "©"]) == "é"
+        self._special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+        self._anchor: list[int] = []
+        self._held: list[int] = []
+        self._shown = ""  # of what anchor and held tokens say
+        self._start_after(prompt)
+
+    def push(self, token: int) -> str:
+        """The text that is certain with this token: often empty for a part of a character, or a byte."""
+        written = self._written(token)
+        if not written:
+            return ""
+        self._held.append(token)
+        if self._is_byte(written):
+            return ""
+        text = self._decode([*self._anchor, *self._held])
+        if self._has_split_characters and text.endswith(_REPLACEMENT):
+            return self._settle_older(text) if len(self._held) >= _MOST_HELD else ""
+        piece = self._unseen(text)
+        self._restart(self._held, [])
+        return piece
+
+    def finish(self) -> str:
+        """What is left at the end: an unfinished run of bytes or character, as the tokenizer shows it."""
+        piece = self._unseen(self._decode([*self._anchor, *self._held]))
+        self._restart(self._held, [])
+        return piece
+
+    def _start_after(self, prompt: Sequence[int]) -> None:
+        """Anchor on the prompt's last token with text; its last character is gone on with, where it is unfinished."""
+        tail: list[int] = []
+        for token in map(int, reversed(prompt)):
+            written = self._written(token)
+            if not written:
+                continue
+            text = self._decode([token])
+            if text and not self._is_byte(written) and not (self._has_split_characters and _REPLACEMENT in text):
+                self._anchor = [token]
+                break
+            tail.append(token)
+        tail.reverse()
+        before = self._decode([*self._anchor, *tail])
+        if before.endswith(_REPLACEMENT):
+            self._held = tail
+        self._shown = self._decode([*self._anchor, *self._held])
+
+    def _settle_older(self, text: str) -> str:
+        """Show the older ones of many held tokens: those before a place where nothing that comes can join both sides.
+
+        Bytes before and after such a place say apart what they say together. Were the bytes after it part of a
+        character begun before it, they would say one replacement character more on their own.
+        """
+        for count in range(len(self._held) - _MOST_PARTS, len(self._held) - 2 * _MOST_PARTS, -1):
+            older, younger = self._held[:count], self._held[count:]
+            head, before = self._decode([*self._anchor, *older]), self._decode(older[-1:])
+            both = self._decode([*older[-1:], *younger])
+            if both.startswith(before) and head + both[len(before) :] == text:
+                piece = self._unseen(head)
+                self._restart(older, younger)
+                return piece
+        return ""
+
+    def _restart(self, settled: list[int], held: list[int]) -> None:
+        """Go on behind the last settled token that has a text of its own; behind any, as long as none had."""
+        if settled and (not self._decode(self._anchor) or self._decode(settled[-1:])):
+            self._anchor = settled[-1:]
+        self._held = held
+        self._shown = self._decode(self._anchor)
+
+    def _unseen(self, text: str) -> str:
+        """What `text` has behind that which it shares with what is shown: the rest of it, as a rule."""
+        if text.startswith(self._shown):
+            return text[len(self._shown) :]
+        pairs = enumerate(zip(self._shown, text, strict=False))
+        return text[next((place for place, (old, new) in pairs if old != new), len(text)) :]
+
+    def _written(self, token: int) -> str | None:
+        """How the vocabulary writes the token; nothing for those that no text shows."""
+        return None if token in self._special else self._tokenizer.id_to_token(token)
+
+    def _is_byte(self, written: str) -> bool:
+        return self._has_byte_runs and _BYTE_TOKEN.fullmatch(written) is not None
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))

@@ -1,0 +1,189 @@
+"""Which tokens top-k, top-p and min-p keep of the target's logits, without sorting the vocabulary.
+
+The definition: order the tokens by logit, ties by id. Top-k keeps the first k. Top-p keeps, of those, each one before
+which less than `top_p` of their mass stands. Min-p keeps those with at least `min_p` of the first one's probability.
+Masses are sums of float32 exponentials; every method reads them from here, so all keep the same tokens.
+
+A sampled text needs one token, not the set: a few thousand *candidates* that hold all kept tokens are cheap to find,
+and whether one of them is kept is one sum over those before it. So the best by noisy score are asked, one by one.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirrorsd.runtime.shortlist_filter import ShortlistFilter
+
+_GROUPS = (128, 16)
+_FEW = 16_384
+_HEADS = (1e-3, 1e-5)
+"""Shares of the best token's probability above which the head of a distribution is looked for."""
+_ASKED = 16
+FAR = 0.2
+"""A runner-up further behind is no near tie on any device, be it kept or not."""
+_ROUGH = 1e-3
+"""What single precision may cost a noisy score of a token that could win: a hundred times as much as it does."""
+
+
+class LikelyTokens(NamedTuple):
+    """Candidates `[n]` that hold all kept tokens.
+
+    Attributes:
+        ids: ascending; None where every token is one.
+        logits: before the temperature.
+        behind: float32, how far they are behind the best logit, over the temperature: 0 and less.
+        weights: float32, probabilities relative to the best; None where their sum does not matter.
+        kept_mass: kept is before what less than this of the weights stands.
+        floor: kept is what has at least this logit.
+        scratch: see `new_scratch`.
+    """
+
+    ids: NDArray[np.int64] | None
+    logits: NDArray[np.floating]
+    behind: NDArray[np.float32]
+    weights: NDArray[np.float32] | None
+    kept_mass: float
+    floor: float
+    scratch: NDArray[np.float32]
+
+    def keeps(self, place: int) -> bool:
+        """Whether the candidate at this place is kept."""
+        at = self.logits[place]
+        if at < self.floor or self.weights is None:
+            return bool(at >= self.floor)
+        stand_before = self.scratch[3, : len(self.logits)]
+        stand_before[:] = self.logits > at
+        stand_before *= self.weights
+        before = _total(stand_before)
+        before += float(self.weights[place]) * int(np.count_nonzero(self.logits[:place] == at))
+        return before < self.kept_mass
+
+    def best_kept(self, noise: NDArray[np.float64], temperature: float) -> list[tuple[int, float]]:
+        """Place and noisy score of the two kept candidates (of the only one) that score best, best first.
+
+        A score is `logit / temperature + noise`, with `noise` `[n]`. What is better than one that is kept is kept, what
+        is worse than one that is dropped is dropped: few have to be asked. A second one that is `FAR` behind is not.
+        """
+        rough = self.scratch[2, : len(noise)]
+        rough[:] = noise
+        rough += self.behind
+        found: list[tuple[int, float]] = []
+        kept_from, dropped_below, count = np.inf, -np.inf, _ASKED
+        while True:
+            places = _best_places(rough, count)
+            scores = self.logits[places].astype(np.float64) / temperature + noise[places]
+            for i in np.argsort(-scores, kind="stable")[:count]:
+                place, at = int(places[i]), float(self.logits[places[i]])
+                if at < dropped_below:
+                    continue
+                is_far = bool(found) and found[0][1] - float(scores[i]) > FAR
+                if is_far or at > kept_from or self.keeps(place):
+                    kept_from = min(kept_from, at)
+                    found.append((place, float(scores[i])))
+                    if len(found) == 2:
+                        return found
+                else:
+                    dropped_below = max(dropped_below, at)
+            if len(places) < count:
+                return found
+            rough[places[np.argsort(-scores, kind="stable")[:count]]] = -np.inf
+            rough[self.logits < dropped_below] = -np.inf
+            count *= 4
+
+
+def new_scratch(vocab_size: int) -> NDArray[np.float32]:
+    """Rows to compute in: fresh ones of this length would cost as much as what is done with them."""
+    return np.empty((4, vocab_size), dtype=np.float32)
+
+
+def likely_tokens(
+    logits: NDArray[np.floating], best: float, filters: ShortlistFilter, scratch: NDArray[np.float32]
+) -> LikelyTokens:
+    """The candidates of logits `[V]` (`best` is the largest), before the temperature; valid until `scratch` is reused.
+
+    >>> logits = np.log(np.array([0.1, 0.6, 0.3], dtype=np.float32))
+    >>> filters = ShortlistFilter(1.0, top_k=0, top_p=0.8, min_p=0.0)
+    >>> likely = likely_tokens(logits, float(logits.max()), filters, new_scratch(3))
+    >>> [likely.keeps(place) for place in range(3)]
+    [False, True, True]
+    """
+    floor = -math.inf
+    if filters.min_p > 0:
+        floor = float(logits.dtype.type(best + filters.temperature * math.log(filters.min_p)))
+    ids = _best_ids(logits, filters.top_k, best) if 0 < filters.top_k < len(logits) else None
+    if ids is None and filters.top_p >= 1:
+        ids = _few_above(logits, floor)
+    found = logits if ids is None else logits[ids]
+    behind, weights = scratch[:2, : len(found)]
+    with np.errstate(over="ignore"):
+        np.subtract(found, best, out=behind, casting="same_kind")
+        behind *= np.float32(1 / filters.temperature)
+    if filters.top_p >= 1:
+        return LikelyTokens(ids, found, behind, None, math.inf, floor, scratch)
+    np.exp(behind, out=weights)
+    everything = LikelyTokens(ids, found, behind, weights, filters.top_p * _total(weights), floor, scratch)
+    return _head(everything) if ids is None else everything
+
+
+def _total(weights: NDArray[np.float32]) -> float:
+    """Their sum: column by column first, which is twice as fast as numpy's own order."""
+    width = len(weights) // _GROUPS[0]
+    columns = weights[: width * _GROUPS[0]].reshape(_GROUPS[0], width)
+    return float(columns.sum(axis=0).sum() + weights[width * _GROUPS[0] :].sum())
+
+
+def _few_above(logits: NDArray[np.floating], floor: float) -> NDArray[np.int64] | None:
+    is_above = logits >= logits.dtype.type(floor)
+    return np.flatnonzero(is_above) if np.count_nonzero(is_above) <= _FEW else None
+
+
+def _best_ids(logits: NDArray[np.floating], count: int, best: float) -> NDArray[np.int64]:
+    """The `count` best ids, ascending; of equals at the border the lowest."""
+    low = _low_border(logits, count)
+    tokens = np.flatnonzero(logits >= low)
+    if low == best:
+        return tokens[:count]
+    found = logits[tokens]
+    border = np.partition(found, len(found) - count)[len(found) - count]
+    places = np.flatnonzero(found >= border)
+    if len(places) > count:
+        equals = np.flatnonzero(found[places] == border)
+        places = np.delete(places, equals[len(equals) - (len(places) - count) :])
+    return tokens[places]
+
+
+def _low_border(values: NDArray[np.floating], count: int) -> np.floating:
+    """What at least the `count` largest reach, and few more: the `count`-th best of groups of values."""
+    for size in _GROUPS:
+        width = len(values) // size
+        if count * 2 <= width:
+            best = values[: width * size].reshape(size, width).max(axis=0)
+            border: np.floating = np.partition(best, width - count)[width - count]
+            return border
+    lowest: np.floating = values.min()
+    return lowest
+
+
+def _head(everything: LikelyTokens) -> LikelyTokens:
+    """Those that stand out, where they are few and hold the mass that is kept; else all."""
+    weights = everything.weights
+    assert weights is not None
+    for share in _HEADS:
+        stands_out = weights >= np.float32(share)
+        if np.count_nonzero(stands_out) > _FEW:
+            break
+        ids = np.flatnonzero(stands_out)
+        if _total(weights[ids]) >= everything.kept_mass:
+            return everything._replace(
+                ids=ids, logits=everything.logits[ids], behind=everything.behind[ids], weights=weights[ids]
+            )
+    return everything
+
+
+def _best_places(rough: NDArray[np.float32], count: int) -> NDArray[np.int64]:
+    """Places of at least the `count` best that are not `-inf`, in any order, for scores as rough as these."""
+    border = _low_border(rough, count) - np.float32(_ROUGH)
+    places = np.flatnonzero(rough >= border)
+    return places[rough[places] > -np.inf] if border == -np.inf else places

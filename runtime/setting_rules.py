@@ -1,0 +1,116 @@
+"""What a field of the settings may hold: types and values are checked where they enter, and brought to one form."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mirrorsd.graphs.errors import ConfigError
+
+
+class Rule(NamedTuple):
+    """`allowed` says it in words; `read` returns the value in its one form, or raises `ValueError`."""
+
+    allowed: str
+    read: Callable[[Any], Any]
+
+
+def require(is_fine: bool, owner: str, field: str, value: object, allowed: str) -> None:
+    """Raise a `ConfigError` that names the field, the value found and what is allowed, unless `is_fine`."""
+    if not is_fine:
+        raise ConfigError(f"{owner}.{field} is {value!r}; allowed: {allowed}.")
+
+
+def apply_rules(settings: Any, rules: Mapping[str, Rule]) -> None:
+    """Check every field of a frozen dataclass and put its one form in place.
+
+    Raises:
+        ConfigError: a field holds what its rule does not allow.
+    """
+    for name, rule in rules.items():
+        value = getattr(settings, name)
+        try:
+            object.__setattr__(settings, name, rule.read(value))
+        except ValueError:
+            require(False, type(settings).__name__, name, value, rule.allowed)
+
+
+def read_whole(value: object) -> int:
+    """A whole number, numpy's included; no boolean, no `1.0`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Integral):
+        raise ValueError
+    return int(value)
+
+
+def whole(least: int, most: int | None = None, words: str = "") -> Rule:
+    """A whole number between two bounds; `words` instead of "LEAST to MOST"."""
+
+    def read(value: object) -> int:
+        number = read_whole(value)
+        if number < least or (most is not None and number > most):
+            raise ValueError
+        return number
+
+    return Rule(f"{words or (f'{least} or more' if most is None else f'{least} to {most}')} (a whole number)", read)
+
+
+def number(is_fine: Callable[[float], bool], words: str) -> Rule:
+    """A finite number for which `is_fine`."""
+
+    def read(value: object) -> float:
+        if isinstance(value, bool | np.bool_) or not isinstance(value, Real):
+            raise ValueError
+        found = float(value)
+        if not (math.isfinite(found) and is_fine(found)):
+            raise ValueError
+        return found
+
+    return Rule(f"{words} (a number)", read)
+
+
+def one_of(names: Sequence[str]) -> Rule:
+    """One of the names."""
+
+    def read(value: object) -> str:
+        if not isinstance(value, str) or value not in names:
+            raise ValueError
+        return value
+
+    return Rule(", ".join(names), read)
+
+
+def yes_or_no() -> Rule:
+    """A boolean."""
+
+    def read(value: object) -> bool:
+        if not isinstance(value, bool | np.bool_):
+            raise ValueError
+        return bool(value)
+
+    return Rule("True or False", read)
+
+
+def several(single: type, read_one: Callable[[Any], Any], words: str) -> Rule:
+    """A tuple: of one value, of a list, tuple or one-dimensional array of values; empty for None."""
+
+    def read(value: Any) -> tuple[Any, ...]:
+        if isinstance(value, single):
+            return (read_one(value),)
+        if isinstance(value, np.ndarray) and value.ndim != 1:
+            raise ValueError
+        if value is not None and not isinstance(value, list | tuple | np.ndarray):
+            raise ValueError
+        return tuple(map(read_one, () if value is None else value))
+
+    return Rule(words, read)
+
+
+def or_unset(rule: Rule) -> Rule:
+    """None too, for a field that may be left to others."""
+    return Rule(f"{rule.allowed}, or None", lambda value: None if value is None else rule.read(value))
