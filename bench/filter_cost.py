@@ -3,7 +3,7 @@
     python bench/filter_cost.py --output filter_cost.json
 
 Rows of float32 logits, medians, and the least, which a busy machine disturbs less. `choose` is the whole choice where
-the noise of the row lies ready, `noise` what drawing noise costs on top where it does not: for the candidates, or, where
+the noise of the row lies ready, `noise` what drawing noise costs on top where it does not: for the candidates or, where
 too many are kept (`whole_row`), for the whole vocabulary. Noise of whole rows is drawn ahead, while the devices work,
 from the second such row on.
 """
