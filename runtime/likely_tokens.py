@@ -21,6 +21,8 @@ _FEW = 16_384
 _HEADS = (1e-3, 1e-5)
 """Shares of the best token's probability above which the head of a distribution is looked for."""
 _ASKED = 16
+_FLAT_MASS, _LOUD = 8000.0, 6.5
+"""Where so many times the best token's probability is kept, those that win have loud noise, as one token in 700 has."""
 FAR = 0.2
 """A runner-up further behind is no near tie on any device, be it kept or not."""
 _ROUGH = 1e-3
@@ -66,31 +68,45 @@ class LikelyTokens(NamedTuple):
         A score is `logit / temperature + noise`, with `noise` `[n]`. What is better than one that is kept is kept, what
         is worse than one that is dropped is dropped: few have to be asked. A second one that is `FAR` behind is not.
         """
+        if self.kept_mass > _FLAT_MASS:
+            loud = np.flatnonzero(noise >= _LOUD)
+            found, _ = self._first_kept(loud, self._scores(loud, noise, temperature))
+            if len(found) == 2 and self.behind[found[1][0]] + noise[found[1][0]] > _LOUD + _ROUGH:
+                return found
         rough = self.scratch[2, : len(noise)]
         rough[:] = noise
         rough += self.behind
-        found: list[tuple[int, float]] = []
-        kept_from, dropped_below, count = np.inf, -np.inf, _ASKED
+        count = _ASKED
         while True:
             places = _best_places(rough, count)
-            scores = self.logits[places].astype(np.float64) / temperature + noise[places]
-            for i in np.argsort(-scores, kind="stable")[:count]:
-                place, at = int(places[i]), float(self.logits[places[i]])
-                if at < dropped_below:
-                    continue
-                is_far = bool(found) and found[0][1] - float(scores[i]) > FAR
-                if is_far or at > kept_from or self.keeps(place):
-                    kept_from = min(kept_from, at)
-                    found.append((place, float(scores[i])))
-                    if len(found) == 2:
-                        return found
-                else:
-                    dropped_below = max(dropped_below, at)
-            if len(places) < count:
+            found, dropped_below = self._first_kept(places, self._scores(places, noise, temperature))
+            if len(found) == 2 or len(places) < count:
                 return found
-            rough[places[np.argsort(-scores, kind="stable")[:count]]] = -np.inf
             rough[self.logits < dropped_below] = -np.inf
             count *= 4
+
+    def _scores(self, places: NDArray[np.int64], noise: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
+        return self.logits[places].astype(np.float64) / temperature + noise[places]
+
+    def _first_kept(
+        self, places: NDArray[np.int64], scores: NDArray[np.float64]
+    ) -> tuple[list[tuple[int, float]], float]:
+        """The two best that are kept of candidates with their `scores`, and a logit below which all are dropped."""
+        found: list[tuple[int, float]] = []
+        kept_from, dropped_below = np.inf, -np.inf
+        for i in np.argsort(-scores, kind="stable"):
+            place, score, at = int(places[i]), float(scores[i]), float(self.logits[places[i]])
+            if at < dropped_below:
+                continue
+            is_far = bool(found) and found[0][1] - score > FAR
+            if is_far or at > kept_from or self.keeps(place):
+                kept_from = min(kept_from, at)
+                found.append((place, score))
+                if len(found) == 2:
+                    break
+            else:
+                dropped_below = max(dropped_below, at)
+        return found, dropped_below
 
 
 def new_scratch(vocab_size: int) -> NDArray[np.float32]:
