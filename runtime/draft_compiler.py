@@ -196,7 +196,7 @@ class DraftCompiler:
         """Whether a blob that reads its weights from the bundle computes what was compiled, to the last bit."""
         try:
             read_back = self.core.import_model(ov.Tensor(np.frombuffer(blob, np.uint8)), self._device, self._options)
-        except RuntimeError:
+        except OPENVINO_ERRORS:
             return False
         return self._trial(shape, compiled) == self._trial(shape, read_back)
 

@@ -16,7 +16,7 @@ from mirrorsd.runtime.tokenization import BundleTokenizer
 
 SPECIAL = ["<|end|>", "<|im_start|>", "<|im_end|>", "<unk>"]
 FRAGMENTS = (
-    *("", " ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u200b", "\ufeff", "\x00"),
+    *(" ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u200b", "\ufeff", "\x00"),
     *("é", "e\u0301", "Å", "ﬁ", "ß", "İ", "ا\u0644", "日本語", "한국어", "हिन्दी"),
     *("👩\u200d👩\u200d👧", "🏳\ufe0f\u200d🌈", "𝔘", "\U0010ffff", "½", "x²", "don't", "I'LL", "3.14159", "1,000"),
     *("<|end|>", "<|im_start|>user", "<unk>", "< |end|>", "<|", "a_b-c/d\\e", "def f(x):\n    return x", "{{ x }}"),
