@@ -108,9 +108,9 @@ def _put_in_place(partial: Path, final: Path) -> None:
         final.rename(old)
     try:
         partial.rename(final)
-    except OSError:
+    except OSError as error:
         _undo_half_a_swap(final)
-        raise
+        raise ExportError(f"cannot name the finished folder {final} ({error}); close what uses it there") from error
     flush_to_disk(final.parent)
     shutil.rmtree(old, ignore_errors=True)
 

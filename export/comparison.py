@@ -31,9 +31,8 @@ class Comparison:
     def add(self, found: Array, expected: Array, spread: Array) -> None:
         """Compare numbers `[R, n]`; `spread [R]` is the standard deviation of what the reference says at a row."""
         errors = np.abs(found - expected).max(axis=-1)
-        errors = np.where(np.isfinite(errors), errors, np.inf)
-        self.error = max(self.error, float(errors.max()))
-        self.relative_error = max(self.relative_error, float((errors / np.maximum(spread, _LEAST_SPREAD)).max()))
+        self.error = max(self.error, _largest(errors))
+        self.relative_error = max(self.relative_error, _largest(errors / np.maximum(spread, _LEAST_SPREAD)))
 
     def add_choices(self, is_equal: Array, divergences: Array) -> None:
         """Count rows where the best token is the same, and the rows' divergences in nats, each `[R]`."""
@@ -52,6 +51,11 @@ class Comparison:
             max_relative_error=self.relative_error,
             mean_divergence=self.total_divergence / self.num_rows,
         )
+
+
+def _largest(errors: Array) -> float:
+    """The largest; infinite where one is no number, as no comparison with a bound would notice that."""
+    return float(np.where(np.isfinite(errors), errors, np.inf).max())
 
 
 def log_softmax(logits: Array) -> Array:

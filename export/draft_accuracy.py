@@ -155,16 +155,17 @@ def _walk(model: ov.Model, shape: DraftShape, texts: Sequence[Sequence[int]]) ->
         ids, _ = run.forward(_chain(tuple(text)), 0, np.arange(len(text)))
         best.append(ids[:, :, 0])
         run.keep(len(text), 0)
-        windows = ((known, _window(run, text[:known])) for known in range(PROMPT_IDS, len(text) - 1))
-        accepted.append([_agreed(window, text[known : known + GAMMA]) for known, window in windows])
+        pairs = ((text[:known], text[known : known + GAMMA]) for known in range(PROMPT_IDS, len(text) - 1))
+        accepted.append([_num_accepted(run, known, truth) for known, truth in pairs])
     return _Found(np.concatenate(best), accepted)
 
 
-def _window(run: DraftRun, known: Sequence[int]) -> list[int]:
-    """Up to `GAMMA` tokens after `known`, all but the last of which are cached.
+def _num_accepted(run: DraftRun, known: Sequence[int], truth: Sequence[int]) -> int:
+    """How many tokens of the window of `GAMMA` after `known`, all but the last of which are cached, are the truth's.
 
     Every pass feeds the last known token and the window so far, keeps what the main rows agree with, and goes on from
-    there: main prediction, then streams. With s = 2: `[a, b, c]`; main rows then say `a, b, x`: `[a, b, x, y, z]`.
+    there: main prediction, then streams. With s = 2: `[a, b, c]`; main rows then say `a, b, x`: `[a, b, x, y, z]`. What
+    main rows have said stays, so the first of it that is wrong decides.
     """
     window: list[int] = []
     for _ in range(STREAM_PASSES if run.shape.num_streams else GAMMA):
@@ -174,9 +175,9 @@ def _window(run: DraftRun, known: Sequence[int]) -> list[int]:
         while num_agreed < len(window) and window[num_agreed] == by_main[num_agreed]:
             num_agreed += 1
         window = [*window[:num_agreed], *ids[num_agreed, :, 0].tolist()][:GAMMA]
-        if num_agreed == GAMMA:
+        if num_agreed == GAMMA or _agreed(window, truth) <= num_agreed:
             break
-    return window
+    return _agreed(window, truth)
 
 
 def _agreed(window: Sequence[int], truth: Sequence[int]) -> int:

@@ -23,10 +23,11 @@ class Tolerance:
 
 TOLERANCES = {
     "float32": Tolerance(max_relative_error=2e-3, mean_divergence=1e-5, top1_agreement=0.99),
-    "float16": Tolerance(max_relative_error=2e-2, mean_divergence=1e-4, top1_agreement=0.98),
-    "bfloat16": Tolerance(max_relative_error=1e-1, mean_divergence=1e-3, top1_agreement=0.96),
+    "float16": Tolerance(max_relative_error=1e-2, mean_divergence=1e-5, top1_agreement=0.99),
+    "bfloat16": Tolerance(max_relative_error=5e-2, mean_divergence=1e-4, top1_agreement=0.98),
 }
-"""By what the stages' floats are stored as: constants between weights are rounded to it too, and only there."""
+"""By the floats of the stages. Right graphs have 1e-5 in small models and 7e-5 in one of 30 layers; in 16 bits constants
+between the weights are rounded too, which gives Granite, with four of them, 2e-3 (float16) and 1e-2 (bfloat16)."""
 
 
 def tolerance_of(dtype: str, accepted_error: float | None) -> Tolerance:
