@@ -12,7 +12,7 @@ from mirrorsd.cli.console import note, print_json, show_share
 from mirrorsd.cli.failures import EXIT_FAILED
 from mirrorsd.cli.inspect import quality_line
 from mirrorsd.graphs.errors import ConfigError, DeviceError
-from mirrorsd.graphs.quality_bounds import quality_warnings
+from mirrorsd.graphs.quality_bounds import warnings_of
 
 if TYPE_CHECKING:
     from mirrorsd.device_maps import DeviceMap
@@ -47,6 +47,10 @@ def export(
     device_map: Annotated[
         str | None, typer.Option(help="A card to compile the draft for, if its devices are here.")
     ] = None,
+    accept_error: Annotated[
+        float | None,
+        typer.Option(help="Accept stages that differ from PyTorch by so many standard deviations.", show_default=False),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a bundle that is there.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -72,6 +76,7 @@ def export(
         allow_draft_loss=allow_draft_loss,
         draft_noise=options.read_choice("--draft-noise", draft_noise),
         context=context,
+        accept_error=accept_error,
         overwrite=overwrite,
     )
     with show_share("exporting") as show:
@@ -89,7 +94,7 @@ def present(output: Path, manifest: "Manifest", device_map: str | None, *, as_js
         print("\n".join(summary_lines(output, manifest)))
     if manifest.target.shape.dtype == "bfloat16":
         note("the target computes in bfloat16: it runs on ONNX Runtime's CUDAExecutionProvider and on nothing else")
-    for warning in quality_warnings(manifest.quality):
+    for warning in warnings_of(manifest):
         note(f"warning: {warning}")
     card = present_card(device_map) if device_map else None
     checks = check_shapes(output, card) if card else []
@@ -143,10 +148,10 @@ def check_device_map(name: str, precision: str) -> None:
 
 
 def summary_lines(output: Path, manifest: "Manifest") -> list[str]:
-    """What was written, and how exactly it agrees with PyTorch."""
+    """What was written, and how exactly it agrees with PyTorch on the same rounded weights."""
     lines = [
-        f"{result.stage}: largest error {result.max_abs_error:.1e}, same top-1 at {result.top1_agreement:.1%} "
-        f"of {result.positions} positions"
+        f"{result.stage}: largest error {result.max_abs_error:.1e} ({result.max_relative_error:.1e} standard "
+        f"deviations), same top-1 at {result.top1_agreement:.1%} of {result.positions} positions"
         for result in manifest.verify
     ]
     if manifest.draft_accuracy is not None:
@@ -162,7 +167,7 @@ def summary_document(output: Path, manifest: "Manifest") -> dict[str, Any]:
         "bundle": str(output),
         "verify": [asdict(result) for result in manifest.verify],
         "quality": asdict(manifest.quality) if manifest.quality else None,
-        "warnings": list(quality_warnings(manifest.quality)),
+        "warnings": list(warnings_of(manifest)),
     }
 
 

@@ -10,7 +10,7 @@ from mirrorsd.cli.compile import accuracy_line
 from mirrorsd.cli.console import add_row, print_json, print_table
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import Manifest, QualityEntry, TargetEntry
-from mirrorsd.graphs.quality_bounds import quality_warnings
+from mirrorsd.graphs.quality_bounds import warnings_of
 
 
 def inspect(bundle: options.Bundle, as_json: options.AsJson = False) -> None:
@@ -25,7 +25,7 @@ def inspect(bundle: options.Bundle, as_json: options.AsJson = False) -> None:
         print(accuracy_line(manifest.draft_accuracy))
     if manifest.quality:
         print(f"Quality against fp32: {quality_line(manifest.quality)}")
-    for warning in quality_warnings(manifest.quality):
+    for warning in warnings_of(manifest):
         print(f"warning: {warning}")
     if coverage_rows(manifest.exit_coverage):
         print_table(_coverage_table(manifest))
@@ -69,7 +69,8 @@ def quality_line(quality: QualityEntry) -> str:
     """What a precision costs, in one line."""
     return (
         f"perplexity {quality.perplexity:.2f} (fp32 {quality.reference_perplexity:.2f}), same best token at "
-        f"{quality.top1_agreement:.1%} of {quality.positions} positions, text: {quality.text}"
+        f"{quality.top1_agreement:.1%} of {quality.positions} positions, divergence {quality.mean_divergence:.3f} nats, "
+        f"text: {quality.text}"
     )
 
 

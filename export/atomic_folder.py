@@ -1,50 +1,70 @@
 """A folder that appears complete or not at all.
 
-Owns: building beside the final place, flushing to disk, renaming, and removing what was left half-done.
+Owns: building beside the final place, one process at a time, flushing to disk, renaming, and what is left half-done.
 Does not own: what is written into it.
 """
 
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from mirrorsd.graphs import names
-from mirrorsd.graphs.errors import ExportError
+from mirrorsd.graphs.errors import ConfigError, ExportError
+from mirrorsd.graphs.folder_lock import FolderLock
 
 
 @contextmanager
 def atomic_folder(
-    final: Path, *, overwrite: bool, goes_on: Callable[[Path], bool] = lambda left: False
+    final: Path,
+    *,
+    overwrite: bool,
+    goes_on: Callable[[Path], bool] = lambda left: False,
+    work_files: Collection[str] = (),
 ) -> Iterator[Path]:
     """Give a folder to fill; rename it to `final` once the block ends without an error.
 
-    It is empty, or what an earlier, killed export left there, if `goes_on` says that this one can go on from it.
-    On any error or Ctrl-C the folder is removed.
+    It is empty, or what an earlier export left there, if `goes_on` says that this one can go on from it. A refusal
+    (`ExportError`, `ConfigError`) leaves such a folder for the next run; any other error, and Ctrl-C, removes it.
+
+    Args:
+        final: The folder's name in the end.
+        overwrite: Whether a bundle of that name may be replaced.
+        goes_on: Whether a folder holds finished work of the same export.
+        work_files: Paths in the folder that are there only until it is complete.
 
     Raises:
         ExportError: `final` exists and may not be replaced, or its parent cannot be written.
+        ConfigError: Another process is writing `final`.
     """
-    _check_place(final, overwrite=overwrite)
     partial = final.with_name(f".{final.name}.partial")
-    if not goes_on(partial):
-        shutil.rmtree(partial, ignore_errors=True)
     try:
-        partial.mkdir(parents=True, exist_ok=True)
+        lock = FolderLock(final.with_name(f".{final.name}.lock"), f"export to {final.name}")
     except OSError as error:
         raise ExportError(f"cannot write into {final.parent}: {error}") from error
     try:
+        _undo_half_a_swap(final)
+        _check_place(final, overwrite=overwrite)
+        if not goes_on(partial):
+            shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(exist_ok=True)
         yield partial
+        _check_place(final, overwrite=overwrite)  # again: an hour may have passed
+        for file in work_files:
+            (partial / file).unlink(missing_ok=True)
         _flush(partial)
         _put_in_place(partial, final)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise ExportError(f"no space left beside {final}; nothing was written") from error
+    except BaseException as error:
+        is_refusal = isinstance(error, ExportError | ConfigError)
+        if not (is_refusal and goes_on(partial)):
+            shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise ExportError(f"no space left beside {final}; nothing was written. Free some and try again") from error
         raise
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        lock.release()
 
 
 def check_space(folder: Path, num_bytes: int) -> None:
@@ -70,13 +90,27 @@ def _check_place(final: Path, *, overwrite: bool) -> None:
         raise ExportError(f"{final} exists and is not a bundle, so it is not overwritten; choose another name")
 
 
+def _old(final: Path) -> Path:
+    return final.with_name(f".{final.name}.old")
+
+
+def _undo_half_a_swap(final: Path) -> None:
+    """Give a bundle its name back that stood aside for a new one which never came."""
+    if _old(final).exists() and not final.exists():
+        _old(final).rename(final)
+
+
 def _put_in_place(partial: Path, final: Path) -> None:
-    """Rename; an old bundle steps aside first and is removed last."""
-    old = final.with_name(f".{final.name}.old")
+    """Rename; an old bundle steps aside first and is removed last, or comes back if the new one cannot be renamed."""
+    old = _old(final)
     shutil.rmtree(old, ignore_errors=True)
     if final.exists():
         final.rename(old)
-    partial.rename(final)
+    try:
+        partial.rename(final)
+    except OSError as error:
+        _undo_half_a_swap(final)
+        raise ExportError(f"cannot name the finished folder {final} ({error}); close what uses it there") from error
     flush_to_disk(final.parent)
     shutil.rmtree(old, ignore_errors=True)
 

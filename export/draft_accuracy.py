@@ -1,6 +1,7 @@
-"""What a change of the draft's weights costs, on text that its target wrote: agreement and accepted length.
+"""What a change of the draft's weights costs, on real text: agreement and accepted length.
 
-Owns: the texts, the windows drafted after every token of them, and the comparison. Does not own: compressing
+Owns: the texts (what the target of a bundle writes, or before there is one pieces of the calibration text), the windows
+drafted after every token of them, and the comparison. Does not own: compressing
 (`draft_compression.py`), running graphs (`verify_draft.py`, `verify_target.py`).
 """
 
@@ -26,16 +27,28 @@ GAMMA = 6
 STREAM_PASSES = 2
 NUM_TEXTS = 12
 PROMPT_IDS, TEXT_IDS = 24, 72
+NUM_DRAWS = 2000
 
 
-class TargetTexts(NamedTuple):
-    """Texts `[T]` of ids that begin with a prompt and go on as the target does; two halves with nothing in common."""
+class DraftTexts(NamedTuple):
+    """Texts `[T]` of ids that a draft has to guess; two halves with nothing in common."""
 
     for_calibration: tuple[tuple[int, ...], ...]
     held_back: tuple[tuple[int, ...], ...]
 
 
-def write_texts(bundle: Path, target: TargetEntry, ids: Sequence[int], *, with_calibration: bool) -> TargetTexts:
+def cut_texts(fitted: Array, measured: Array, context: int) -> DraftTexts:
+    """Cut texts out of windows `[W, L]` of ids: the `measured` ones are held back, the `fitted` ones calibrate."""
+    length = min(TEXT_IDS, context - GAMMA)
+
+    def pieces(windows: Array) -> tuple[tuple[int, ...], ...]:
+        starts = range(0, max(1, windows.shape[1] - length + 1), length)
+        return tuple(tuple(window[start : start + length].tolist()) for window in windows for start in starts)
+
+    return DraftTexts(pieces(fitted), pieces(measured))
+
+
+def write_texts(bundle: Path, target: TargetEntry, ids: Sequence[int], *, with_calibration: bool) -> DraftTexts:
     """Let the target, as exported into `bundle`, continue pieces of the text `ids` greedily.
 
     Args:
@@ -53,7 +66,7 @@ def write_texts(bundle: Path, target: TargetEntry, ids: Sequence[int], *, with_c
     run = TargetRun(bundle, plan)
     middle = len(ids) // 2
     calibration = _continuations(run, ids[:middle]) if with_calibration else ()
-    return TargetTexts(calibration, _continuations(run, ids[middle:]))
+    return DraftTexts(calibration, _continuations(run, ids[middle:]))
 
 
 def _continuations(run: TargetRun, ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
@@ -73,26 +86,49 @@ def _continue(run: TargetRun, prompt: Sequence[int]) -> list[int]:
 
 @dataclass(slots=True)
 class _Found:
-    """What one draft says along the held-back texts: best tokens `[T, 1+s]`, accepted tokens of each window."""
+    """What one draft says along the held-back texts: best tokens `[P, 1+s]`, accepted tokens of each text's windows."""
 
     best: Array
-    accepted: list[int]
+    accepted: list[list[int]]
+
+    @property
+    def by_text(self) -> Array:
+        """Accepted tokens of each text, `[T]`."""
+        return np.array([sum(windows) for windows in self.accepted])
 
 
 def compare_drafts(
-    before: ov.Model, after: ov.Model, draft: DraftEntry, texts: TargetTexts, scheme: str
+    before: ov.Model, after: ov.Model, draft: DraftEntry, texts: DraftTexts, scheme: str
 ) -> DraftAccuracy:
-    """Measure both drafts on the held-back texts: a window is drafted after every token that the target wrote."""
+    """Measure both drafts on the held-back texts: a window is drafted after every token."""
     one, other = (_walk(model, draft.shape, texts.held_back) for model in (before, after))
     agreement = (one.best == other.best).mean(axis=0)
+    num_windows = sum(map(len, one.accepted))
     return DraftAccuracy(
         scheme=scheme,
         agreement=tuple(round(float(share), 4) for share in agreement),
-        accepted_before=round(float(np.mean(one.accepted)), 4),
-        accepted_after=round(float(np.mean(other.accepted)), 4),
-        num_windows=len(one.accepted),
+        accepted_before=round(one.by_text.sum() / max(1, num_windows), 4),
+        accepted_after=round(other.by_text.sum() / max(1, num_windows), 4),
+        num_windows=num_windows,
         num_positions=len(one.best),
+        share_interval=share_interval(one.by_text, other.by_text),
     )
+
+
+def share_interval(before: Array, after: Array) -> tuple[float, float]:
+    """Bounds, at 95 %, of the share of accepted tokens that is left, from those of each text, `[T]`.
+
+    Texts are drawn again and again (bootstrap), as the windows within one depend on each other. Where a draw has no
+    accepted token to lose, nothing is lost.
+
+    >>> share_interval(np.array([100] * 12), np.array([90] * 12)), share_interval(np.array([0, 3]), np.array([0, 2]))
+    ((0.9, 0.9), (0.6667, 1.0))
+    """
+    drawn = np.random.default_rng(0).integers(0, len(before), (NUM_DRAWS, len(before)))
+    totals = [np.asarray(counts)[drawn].sum(axis=1) for counts in (before, after)]
+    shares = np.where(totals[0] > 0, totals[1] / np.maximum(totals[0], 1), 1.0)
+    low, high = np.quantile(shares, (0.025, 0.975))
+    return round(float(low), 4), round(float(high), 4)
 
 
 def draft_inputs(model: ov.Model, draft: DraftEntry, texts: Sequence[Sequence[int]]) -> Iterator[dict[str, Array]]:
@@ -113,22 +149,23 @@ def draft_inputs(model: ov.Model, draft: DraftEntry, texts: Sequence[Sequence[in
 
 def _walk(model: ov.Model, shape: DraftShape, texts: Sequence[Sequence[int]]) -> _Found:
     run = DraftRun(model, shape, TEXT_IDS)
-    best, accepted = [], []
+    best: list[Array] = []
+    accepted: list[list[int]] = []
     for text in texts:
         ids, _ = run.forward(_chain(tuple(text)), 0, np.arange(len(text)))
         best.append(ids[:, :, 0])
         run.keep(len(text), 0)
-        for known in range(PROMPT_IDS, len(text) - 1):
-            window = _window(run, tuple(text[:known]))
-            accepted.append(_agreed(window, text[known : known + GAMMA]))
+        pairs = ((text[:known], text[known : known + GAMMA]) for known in range(PROMPT_IDS, len(text) - 1))
+        accepted.append([_num_accepted(run, known, truth) for known, truth in pairs])
     return _Found(np.concatenate(best), accepted)
 
 
-def _window(run: DraftRun, known: Sequence[int]) -> list[int]:
-    """Up to `GAMMA` tokens after `known`, all but the last of which are cached.
+def _num_accepted(run: DraftRun, known: Sequence[int], truth: Sequence[int]) -> int:
+    """How many tokens of the window of `GAMMA` after `known`, all but the last of which are cached, are the truth's.
 
     Every pass feeds the last known token and the window so far, keeps what the main rows agree with, and goes on from
-    there: main prediction, then streams. With s = 2: `[a, b, c]`; main rows then say `a, b, x`: `[a, b, x, y, z]`.
+    there: main prediction, then streams. With s = 2: `[a, b, c]`; main rows then say `a, b, x`: `[a, b, x, y, z]`. What
+    main rows have said stays, so the first of it that is wrong decides.
     """
     window: list[int] = []
     for _ in range(STREAM_PASSES if run.shape.num_streams else GAMMA):
@@ -138,9 +175,9 @@ def _window(run: DraftRun, known: Sequence[int]) -> list[int]:
         while num_agreed < len(window) and window[num_agreed] == by_main[num_agreed]:
             num_agreed += 1
         window = [*window[:num_agreed], *ids[num_agreed, :, 0].tolist()][:GAMMA]
-        if num_agreed == GAMMA:
+        if num_agreed == GAMMA or _agreed(window, truth) <= num_agreed:
             break
-    return window
+    return _agreed(window, truth)
 
 
 def _agreed(window: Sequence[int], truth: Sequence[int]) -> int:

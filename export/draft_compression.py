@@ -17,38 +17,38 @@ import openvino as ov
 
 from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.graphs.manifest import DraftAccuracy, DraftEntry
+from mirrorsd.graphs.quality_bounds import SMALLEST_ACCEPTED_SHARE, is_surely_lossy, loss_line
 
 from .compression_plan import DraftCompression
-from .draft_accuracy import TargetTexts, compare_drafts, draft_inputs
-
-MAX_LOSS = 0.03
-"""Share of the accepted length that compression may cost."""
+from .draft_accuracy import DraftTexts, compare_drafts, draft_inputs
 
 
-def compress_draft(bundle: Path, draft: DraftEntry, asked: DraftCompression, texts: TargetTexts) -> DraftAccuracy:
-    """Compress the fp32 draft that lies in the folder `bundle`, and measure what that costs.
+def compress_draft(
+    source: Path, path: Path, draft: DraftEntry, asked: DraftCompression, texts: DraftTexts
+) -> DraftAccuracy:
+    """Compress the fp32 draft `source`, and measure what that costs.
 
     Args:
-        bundle: A bundle being made: its stages and its draft are there, its manifest need not be.
+        source: The draft's IR.
+        path: Where the compressed IR goes; may be `source`.
         draft: The draft; its weights are fp32.
         asked: How to compress.
-        texts: What the target wrote: one half is for calibration, the other is held back and measured on.
+        texts: One half is for calibration, the other is held back and measured on.
 
     Returns:
-        What compression costs. The draft's files now hold the compressed weights.
+        What compression costs. `path` now holds the compressed weights.
 
     Raises:
         ConfigError: the draft is compressed already, or nncf is not installed.
-        ExportError: more than `MAX_LOSS` of the accepted length is lost and `asked` does not allow it; the draft's
-            files are those of before.
+        ExportError: too much of the accepted length is surely lost and `asked` does not allow it; nothing is written.
     """
     if draft.precision != "fp32":
         raise ConfigError(
             f"the draft's weights are {draft.precision} already; compress one that was exported in fp32 "
             "(mirrorsd export --draft-precision fp32)"
         )
-    path, core = bundle / draft.file, ov.Core()
-    model = core.read_model(path)
+    core = ov.Core()
+    model = core.read_model(source)
     samples = list(draft_inputs(model, draft, texts.for_calibration)) if asked.is_data_aware else None
     halved, partial = (path.with_name(f"{path.stem}-{word}.xml") for word in ("halved", "compressed"))
     try:
@@ -67,13 +67,12 @@ def compress_draft(bundle: Path, draft: DraftEntry, asked: DraftCompression, tex
 
 
 def _check_loss(accuracy: DraftAccuracy, asked: DraftCompression) -> None:
-    if accuracy.accepted_share >= 1 - MAX_LOSS or asked.allows_loss:
+    if asked.allows_loss or not is_surely_lossy(accuracy):
         return
+    gentler = "int8, a smaller --draft-group or --draft-data-aware" if asked.weights == "int4" else "fp16"
     raise ExportError(
-        f"{asked.scheme} weights keep {accuracy.accepted_share:.1%} of the draft's accepted length "
-        f"({accuracy.accepted_after:.2f} of {accuracy.accepted_before:.2f} tokens over {accuracy.num_windows} "
-        f"windows); at least {1 - MAX_LOSS:.0%} are wanted. Nothing was written: choose int8, a smaller group or "
-        "--draft-data-aware, or allow it with --allow-draft-loss"
+        f"{loss_line(accuracy)}; at least {SMALLEST_ACCEPTED_SHARE:.0%} are wanted. What is finished is kept: choose "
+        f"{gentler}, or keep this draft with --allow-draft-loss"
     )
 
 

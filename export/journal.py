@@ -1,4 +1,4 @@
-"""What an export has finished, kept in its work folder so that a killed one can go on.
+"""What an export has finished, kept in its work folder so that a killed or refused one can go on.
 
 Owns: the journal's file, its digest of inputs and options, and what counts as finished. Does not own: the work folder
 (`atomic_folder.py`), or what the finished parts are (`target_graphs.py`, `pair.py`).
@@ -7,9 +7,12 @@ Owns: the journal's file, its digest of inputs and options, and what counts as f
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from mirrorsd.graphs.errors import ParityError
 
 JOURNAL_FILE = ".export-journal"
 
@@ -17,7 +20,8 @@ JOURNAL_FILE = ".export-journal"
 class Journal:
     """Lines of JSON: the first is the digest of what the export was asked for, each other one a finished part.
 
-    A part is recorded after its files are on disk. A line that a kill cut short is no line.
+    A part is recorded after its files are on disk; one that is recorded as None is forgotten. A line that a kill cut short
+    is no line.
     """
 
     def __init__(self, folder: Path, digest: str) -> None:
@@ -33,29 +37,35 @@ class Journal:
     @property
     def finished(self) -> tuple[str, ...]:
         """Names of the finished parts, in the order in which they were finished."""
-        return tuple(self._parts)
+        return tuple(part for part, content in self._parts.items() if content is not None)
 
     def get(self, part: str) -> Any:
         """What was recorded of `part`; None where it is not finished."""
         return self._parts.get(part)
 
     def record(self, part: str, content: Any) -> None:
-        """Note that `part` is finished and its files are on disk; `content` is JSON, and not None."""
+        """Note that `part` is finished and its files are on disk; `content` is JSON. None forgets the part."""
         self._parts[part] = content
         with self._path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({part: content}) + "\n")
             stream.flush()
             os.fsync(stream.fileno())
 
-    def remove(self) -> None:
-        """Take the journal out of a finished folder."""
-        self._path.unlink()
+    @contextmanager
+    def forgetting(self, *parts: str) -> Iterator[None]:
+        """Forget `parts` where the block finds that they are wrong, so that the next run makes them anew."""
+        try:
+            yield
+        except ParityError:
+            for part in parts:
+                self.record(part, None)
+            raise
 
 
 def is_of(folder: Path, digest: str) -> bool:
-    """Whether `folder` holds the work of an export with this digest."""
+    """Whether `folder` holds finished parts of an export with this digest."""
     lines = _whole_lines(folder / JOURNAL_FILE)
-    return bool(lines) and lines[0] == json.dumps(digest)
+    return bool(lines) and lines[0] == json.dumps(digest) and bool(Journal(folder, digest).finished)
 
 
 def digest_of(folders: Iterable[Path], asked: Any) -> str:

@@ -44,6 +44,19 @@ class Streams:
     adapters: tuple[tuple[Tensor, Tensor], ...] = ()
     link: LinkWeights | None = None
 
+    def rounded(self, dtype: torch.dtype) -> "Streams":
+        """These streams in the numbers of a draft that is stored in `dtype`."""
+
+        def kept(part: Tensor) -> Tensor:
+            return part.to(dtype).to(part.dtype)
+
+        return Streams(
+            embeddings=kept(self.embeddings),
+            num_stream_layers=self.num_stream_layers,
+            adapters=tuple((kept(down), kept(up)) for down, up in self.adapters),
+            link=None if self.link is None else LinkWeights(*map(kept, self.link)),
+        )
+
 
 def target_shape(model: Any, precision: str) -> TargetShape:
     """Sizes of the target for its contracts."""

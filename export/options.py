@@ -56,6 +56,8 @@ class ExportOptions:
         verify_text: Text for the parity check; None means the one in the package.
         calibration_text: Text for the report on quality and for "gptq"; None means `calibration.txt` beside the
             target's weights, and without that file the text in the package.
+        accept_error: Largest error of a stage, in standard deviations of what PyTorch says at a row, instead of the
+            bounds of `tolerances.py`.
         overwrite: Replace an existing bundle once the new one is complete.
     """
 
@@ -79,6 +81,7 @@ class ExportOptions:
     capacities: tuple[int, ...] = DEFAULT_CAPACITIES
     verify_text: str | None = None
     calibration_text: str | None = None
+    accept_error: float | None = None
     overwrite: bool = False
 
     def __post_init__(self) -> None:
@@ -100,6 +103,8 @@ class ExportOptions:
         for name in ("num_exit_candidates", "num_draft_candidates"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; at least 1 is needed")
+        if self.accept_error is not None and not 0 < self.accept_error < float("inf"):
+            raise ConfigError(f"accept_error is {self.accept_error}; allowed are positive numbers, such as 0.02")
         if self.exit_layers != "auto":
             _check_ascending("exit_layers", self.exit_layers)
         _check_ascending("capacities", self.capacities)

@@ -7,6 +7,7 @@ Does not own: any of those steps.
 import shutil
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -30,12 +31,11 @@ from mirrorsd.graphs.manifest import (
 from .atomic_folder import atomic_folder, check_space
 from .attention import TREE_ATTENTION
 from .aware_quantisation import check_available, collect_inputs
-from .block_formats import WeightFormats, precision_name
+from .block_formats import FLOAT_WEIGHTS, WeightFormats, precision_name
 from .carried_files import copy_licences, copy_tokenizer, exit_coverage, generation_defaults, token_entry
 from .checkpoint import Checkpoint, open_checkpoint
 from .compatibility import check_compatible
-from .compression_plan import DraftCompression
-from .draft_accuracy import write_texts
+from .draft_accuracy import cut_texts
 from .draft_compression import compress_draft
 from .draft_ir import write_draft
 from .draft_stage import DraftStage
@@ -52,16 +52,22 @@ from .loading import (
 )
 from .options import ExportOptions, ExportProgress, check_exit_layers, resolve_capacities, resolve_context
 from .quality import calibration_text, measure_quality, reference_choices
-from .target_graphs import TargetPlan, write_target
-from .tolerances import DRAFT_TOLERANCES, TARGET_TOLERANCES, check_parity
+from .rounded_weights import as_stored
+from .target_graphs import WEIGHTS, TargetPlan, write_target
+from .tolerances import check_parity, tolerance_of
 from .torch_to_onnx import export_stage
 from .verify_draft import VERIFY_TREE_PARENTS, DraftRun, compare_draft
-from .verify_target import TargetRun, compare_target, target_reference
-from .verify_text import parity_ids, text_ids
+from .verify_target import TargetRun, compare_target, stored_reference
+from .verify_text import parity_ids
 from .weightless import open_model
 
 PARITY_POSITIONS = 320
 _INPUTS_FOLDER = "inputs"
+_UNCOMPRESSED = "draft/uncompressed.xml"
+_WORK_FILES = (JOURNAL_FILE, _UNCOMPRESSED, "draft/uncompressed.bin")
+_ASKED_LATER = ("overwrite", "accept_error", "draft_precision", "draft_group", "draft_data_aware", "allow_draft_loss")
+"""Options that change nothing in what an export has finished: the next run may have others. The journal knows which
+precision the draft was written in."""
 _LEAST_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4}
 
 _PACKAGES = (
@@ -83,8 +89,8 @@ def export_pair(
 ) -> Manifest:
     """Export `target` and `draft` into the bundle `output`, verified against PyTorch.
 
-    The folder `output` appears only when it is complete; after an error or Ctrl-C nothing is left. A killed process
-    leaves a hidden work folder beside `output`, from which the same export of unchanged checkpoints goes on.
+    The folder `output` appears only when it is complete. A killed process and a refusal leave a hidden work folder beside
+    `output`, from which the next export of unchanged checkpoints goes on; after any other error or Ctrl-C nothing is left.
 
     Args:
         target: Local folder of a Hugging Face causal LM.
@@ -105,25 +111,18 @@ def export_pair(
     report("check", 0.0)
     job = _plan_job(open_checkpoint(target, "target"), open_checkpoint(draft, "draft"), options)
     digest = _digest(job)
-    with atomic_folder(output, overwrite=options.overwrite, goes_on=lambda left: is_of(left, digest)) as bundle:
+    goes_on = partial(is_of, digest=digest)
+    with atomic_folder(output, overwrite=options.overwrite, goes_on=goes_on, work_files=_WORK_FILES) as bundle:
         journal = Journal(bundle, digest)
         if journal.finished:
-            report(f"going on from a killed export, which had finished: {', '.join(journal.finished)}", 0.0)
+            report(f"going on from an earlier export, which had finished: {', '.join(journal.finished)}", 0.0)
         check_space(bundle, _least_bytes(job) - sum(path.stat().st_size for path in bundle.rglob("*")))
-        # The draft first: it is small, and one that fails its check must not cost a large target's export.
-        draft_entry, draft_results = _build_draft(job, bundle, journal, report)
+        # The draft first: it is small, and one that is refused must not cost a large target's export.
+        draft = _build_draft(job, bundle, journal, report)
         built = _build_target(job, bundle, journal, report)
-        accuracy = None
-        if (asked := options.draft_compression) is not None:
-            report("compress draft", 0.9)
-            accuracy = _compress(job, bundle, built.entry, draft_entry, asked)
-            draft_entry = replace(draft_entry, precision=asked.weights)
         report("carry over", 0.95)
-        manifest = _finish(job, bundle, built, draft_entry, draft_results)
-        if accuracy is not None:
-            manifest = replace(manifest, draft_accuracy=accuracy)
+        manifest = _finish(job, bundle, built, draft)
         (bundle / names.MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
-        journal.remove()
     report("done", 1.0)
     return manifest
 
@@ -140,6 +139,14 @@ class _Job:
     context: int
 
 
+class _BuiltDraft(NamedTuple):
+    """What is known of the draft once it is written: its entry, its parity, what compression cost if there was any."""
+
+    entry: DraftEntry
+    results: tuple[VerifyResult, ...]
+    accuracy: DraftAccuracy | None
+
+
 class _BuiltTarget(NamedTuple):
     """What is known of the target once it is written: its entry, its parity, its quality."""
 
@@ -149,7 +156,9 @@ class _BuiltTarget(NamedTuple):
 
 
 def _digest(job: _Job) -> str:
-    asked = asdict(replace(job.options, overwrite=False)) | {"exit_layers": job.exit_layers, "context": job.context}
+    asked = asdict(job.options) | {"exit_layers": job.exit_layers, "context": job.context}
+    for name in _ASKED_LATER:
+        del asked[name]
     return digest_of((job.target.folder, job.draft.folder), [asked, _versions()])
 
 
@@ -217,27 +226,27 @@ def _build_target(job: _Job, bundle: Path, journal: Journal, report: ExportProgr
     report("load target", 0.2)
     model = open_model(job.target)
     plan = _target_plan(job, target_shape(model.network, job.options.precision))
-    ids, text = _parity_ids(job)
     calibration = calibration_text(job.target, job.options.calibration_text, job.context)
-    reference = target_reference(model, plan, ids)
     choices = reference_choices(model, calibration.measured)
     inputs = bundle / _INPUTS_FOLDER
-    shutil.rmtree(inputs, ignore_errors=True)  # a killed export may have left one
     try:
         if job.options.rounding == "gptq":
             report("collect inputs of products", 0.22)
-            inputs.mkdir()
+            inputs.mkdir(exist_ok=True)
             plan = replace(plan, choose_pack=collect_inputs(model, calibration.fitted, inputs).choose_pack)
         model = open_model(job.target, DTYPE_BY_PRECISION[job.options.precision])
         write_target(model, plan, bundle, lambda name, share: report(f"export {name}", 0.25 + 0.4 * share), journal)
+        report("verify target", 0.65)
+        ids, text = _parity_ids(job)
+        reference = stored_reference(job.target, plan, ids)
     finally:
         shutil.rmtree(inputs, ignore_errors=True)
-    report("verify target", 0.65)
-    run = TargetRun(bundle, plan)
-    results = compare_target(run, reference, text)
-    check_parity(results, TARGET_TOLERANCES[job.options.precision])
+    with journal.forgetting(WEIGHTS, *plan.files):
+        results = compare_target(TargetRun(bundle, plan, in_float32=True), reference, text)
+        check_parity(results, tolerance_of(plan.shape.dtype, job.options.accept_error))
     report("measure quality", 0.75)
-    return _BuiltTarget(_target_entry(job, plan), results, measure_quality(run, choices, calibration.name))
+    quality = measure_quality(TargetRun(bundle, plan), choices, calibration.name)
+    return _BuiltTarget(_target_entry(job, plan), results, quality)
 
 
 def _target_plan(job: _Job, shape: TargetShape) -> TargetPlan:
@@ -269,9 +278,7 @@ def _parity_ids(job: _Job) -> tuple[list[int], str]:
     return parity_ids(job.target.folder / "tokenizer.json", job.options.verify_text, num_ids)
 
 
-def _build_draft(
-    job: _Job, bundle: Path, journal: Journal, report: ExportProgress
-) -> tuple[DraftEntry, tuple[VerifyResult, ...]]:
+def _build_draft(job: _Job, bundle: Path, journal: Journal, report: ExportProgress) -> _BuiltDraft:
     report("load draft", 0.02)
     model = open_model(job.draft)
     options, config = job.options, model.network.config
@@ -290,12 +297,14 @@ def _build_draft(
     stage = DraftStage(
         parts_of(model.network), contract, shape, streams=streams, context=job.context, num_input_ids=num_input_ids
     )
-    written = "fp32" if options.draft_compression else options.draft_precision
-    if journal.get("draft") is None or options.draft_compression is not None:
-        (bundle / names.DRAFT_FILE).parent.mkdir(exist_ok=True)
+    file, written = (
+        (_UNCOMPRESSED, "fp32") if options.draft_compression else (names.DRAFT_FILE, options.draft_precision)
+    )
+    if journal.get("draft") != [file, written]:
+        (bundle / file).parent.mkdir(exist_ok=True)
         graph = optimise_draft(export_stage(stage, contract, model.lazy_weights(stage)))
-        write_draft(graph, contract, bundle / names.DRAFT_FILE, written)
-        journal.record("draft", True)
+        write_draft(graph, contract, bundle / file, written)
+        journal.record("draft", [file, written])
     entry = DraftEntry(
         source=job.draft.source,
         shape=shape,
@@ -305,39 +314,43 @@ def _build_draft(
         buckets=options.draft_buckets,
         capacities=resolve_capacities(options.capacities, job.context),
     )
-    report("verify draft", 0.15)
+    report("verify draft", 0.12)
     ids, text = _parity_ids(job)
-    run = DraftRun(bundle / names.DRAFT_FILE, shape, job.context)
-    results = (compare_draft(run, model, streams, ids, text),)
-    check_parity(results, DRAFT_TOLERANCES[written])
-    return entry, results
+    dtype = DTYPE_BY_PRECISION[written]
+    run = DraftRun(bundle / file, shape, job.context)
+    with journal.forgetting("draft"):
+        stored = as_stored(model, FLOAT_WEIGHTS, dtype)
+        results = (compare_draft(run, stored, None if streams is None else streams.rounded(dtype), ids, text),)
+        check_parity(results, tolerance_of(str(dtype).removeprefix("torch."), options.accept_error))
+    if (asked := options.draft_compression) is None:
+        return _BuiltDraft(entry, results, None)
+    report("compress draft", 0.15)
+    calibration = calibration_text(job.target, options.calibration_text, job.context)
+    texts = cut_texts(calibration.fitted, calibration.measured, job.context)
+    accuracy = compress_draft(bundle / file, bundle / names.DRAFT_FILE, entry, asked, texts)
+    return _BuiltDraft(replace(entry, precision=asked.weights), results, accuracy)
 
 
-def _compress(
-    job: _Job, bundle: Path, target: TargetEntry, draft: DraftEntry, asked: DraftCompression
-) -> DraftAccuracy:
-    ids, _ = text_ids(job.target.folder / "tokenizer.json", job.options.verify_text)
-    texts = write_texts(bundle, target, ids, with_calibration=asked.is_data_aware)
-    return compress_draft(bundle, draft, asked, texts)
-
-
-def _finish(
-    job: _Job, bundle: Path, target: _BuiltTarget, draft: DraftEntry, draft_results: tuple[VerifyResult, ...]
-) -> Manifest:
+def _finish(job: _Job, bundle: Path, target: _BuiltTarget, draft: _BuiltDraft) -> Manifest:
     """Carry over the small files, hash everything, and describe it all."""
     copy_tokenizer(job.target, bundle)
     for checkpoint in (job.target, job.draft):
         copy_licences(checkpoint, bundle)
-    paths = sorted(path for path in bundle.rglob("*") if path.is_file() and path.name != JOURNAL_FILE)
+    paths = sorted(path for path in bundle.rglob("*") if path.is_file() and _path_in(bundle, path) not in _WORK_FILES)
     return Manifest(
         schema=SCHEMA_VERSION,
         target=target.entry,
-        draft=draft,
+        draft=draft.entry,
         tokens=token_entry(job.target),
-        verify=(*target.results, *draft_results),
+        verify=(*target.results, *draft.results),
         versions=_versions(),
-        files={path.relative_to(bundle).as_posix(): describe_file(path) for path in paths},
+        files={_path_in(bundle, path): describe_file(path) for path in paths},
+        draft_accuracy=draft.accuracy,
         quality=target.quality,
         exit_coverage=exit_coverage(job.target),
         generation=generation_defaults(job.target),
     )
+
+
+def _path_in(bundle: Path, path: Path) -> str:
+    return path.relative_to(bundle).as_posix()

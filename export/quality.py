@@ -1,9 +1,10 @@
 """What the target's precision costs: perplexity and best tokens of the exported stages against the fp32 model.
 
 Owns: the calibration text and its windows, the reference's and the stages' numbers on them. Does not own: the bounds
-beyond which a user is warned (`tolerances.py`), running the stages (`verify_target.py`).
+beyond which a user is warned (`graphs/quality_bounds.py`), running the stages (`verify_target.py`).
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,10 +13,11 @@ import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
 
-from mirrorsd.graphs.errors import ExportError
+from mirrorsd.graphs.errors import ExportError, ParityError
 from mirrorsd.graphs.manifest import QualityEntry
 
 from .checkpoint import Checkpoint
+from .comparison import divergences, log_softmax
 from .verify_target import Pass, TargetRun
 from .weightless import WeightlessModel
 
@@ -24,6 +26,7 @@ Array = npt.NDArray[Any]
 CALIBRATION_FILE = "calibration.txt"
 WINDOW_ROWS = 256
 NUM_WINDOWS = 4
+LIKELIEST = 64
 _BUILT_IN = Path(__file__).with_name(CALIBRATION_FILE)
 
 
@@ -39,11 +42,21 @@ class CalibrationText(NamedTuple):
 
 
 class Choices(NamedTuple):
-    """What a model makes of windows `[W, L]`: best next ids `[W, L]`, losses of the true next ids `[W, L - 1]`."""
+    """What a model makes of windows `[W, L]`.
+
+    Attributes:
+        windows: The ids.
+        best: Best next ids `[W, L]`.
+        losses: Of the true next ids, in nats, `[W, L - 1]`.
+        likely_ids: `[W, L, k]` next ids that the reference finds likeliest.
+        likely_logprobs: Their log-probabilities.
+    """
 
     windows: Array
     best: Array
     losses: Array
+    likely_ids: Array
+    likely_logprobs: Array
 
 
 def calibration_text(target: Checkpoint, given: str | None, context: int) -> CalibrationText:
@@ -77,29 +90,42 @@ def _find_text(target: Checkpoint, given: str | None) -> tuple[str, str]:
 
 
 def reference_choices(model: WeightlessModel, windows: Array) -> Choices:
-    """Run the float32 `model` over `windows` with Hugging Face's eager attention, one module's weights at a time."""
+    """Run the float32 `model` over `windows` with Hugging Face's eager attention, one module's weights at a time.
+
+    Raises:
+        ExportError: it gives logits that are no numbers.
+    """
     network = model.network
     network.set_attn_implementation("eager")
     with torch.no_grad(), model.on_demand():
         logits = network(torch.from_numpy(windows), use_cache=False).logits.numpy()
-    rows = [_choices_of(window, found) for window, found in zip(windows, logits, strict=True)]
-    return _stack(windows, rows)
+    if not np.isfinite(logits).all():
+        raise ExportError("the target gives logits that are no numbers in PyTorch too: download its weights again")
+    count = min(LIKELIEST, logits.shape[-1])
+    likely = np.stack([np.argpartition(-found, count - 1)[:, :count] for found in logits])
+    return _choices(windows, logits, likely)
 
 
 def measure_quality(run: TargetRun, reference: Choices, name: str) -> QualityEntry:
-    """Run the exported stages over the reference's windows and compare."""
+    """Run the exported stages, in their own precision, over the reference's windows and compare.
+
+    Raises:
+        ParityError: the stages give logits that are no numbers.
+    """
     steps = [Pass(0, tuple(window.tolist()), len(window)) for window in reference.windows]
-    rows = [
-        _choices_of(window, logits.astype(np.float32))
-        for window, (_, logits) in zip(reference.windows, run.outputs(steps), strict=True)
-    ]
-    found = _stack(reference.windows, rows)
+    found = _choices(reference.windows, (logits for _, logits in run.outputs(steps)), reference.likely_ids)
+    if not np.isfinite(found.losses).all():
+        raise ParityError(
+            f"the exported target computes logits in {run.plan.shape.dtype} that are no numbers, though its graphs are "
+            "right in float32 (float16 ends at 65,504): choose --precision fp32, int8 or int4"
+        )
     return QualityEntry(
         text=name,
         positions=int(found.best.size),
         perplexity=_perplexity(found.losses),
         reference_perplexity=_perplexity(reference.losses),
         top1_agreement=float((found.best == reference.best).mean()),
+        mean_divergence=float(divergences(found.likely_logprobs, reference.likely_logprobs).mean()),
     )
 
 
@@ -112,15 +138,12 @@ def _perplexity(losses: Array) -> float:
     return float(np.exp(min(float(losses.mean()), 700.0)))
 
 
-def _choices_of(window: Array, logits: Array) -> tuple[Array, Array]:
-    """Best ids `[L]` and losses `[L - 1]` in nats of one window with logits `[L, V]`."""
-    best = logits.argmax(-1)
-    before = logits[:-1]
-    true = np.take_along_axis(before, window[1:, None], -1)[:, 0]
-    highest = before.max(-1)
-    total = highest + np.log(np.exp(before - highest[:, None]).sum(-1))
-    return best, total - true
-
-
-def _stack(windows: Array, rows: list[tuple[Array, Array]]) -> Choices:
-    return Choices(windows, np.stack([best for best, _ in rows]), np.stack([losses for _, losses in rows]))
+def _choices(windows: Array, logits: Iterable[Array], likely_ids: Array) -> Choices:
+    """Read what matters off the logits `[L, V]` of each window."""
+    best, losses, likely = [], [], []
+    for window, rows, ids in zip(windows, logits, likely_ids, strict=True):
+        logprobs = [log_softmax(row) for row in rows.astype(np.float32)]
+        best.append(rows.argmax(-1))
+        losses.append([-row[token] for row, token in zip(logprobs[:-1], window[1:], strict=True)])
+        likely.append([row[of_row] for row, of_row in zip(logprobs, ids, strict=True)])
+    return Choices(windows, np.stack(best), np.array(losses), likely_ids, np.array(likely))

@@ -1,7 +1,7 @@
 """Weights as blocks of integers: products become `MatMulNBits`, the embedding becomes `GatherBlockQuantized`.
 
 Owns: which weights of a graph are packed, and the nodes that read them. Does not own: the formats (`block_formats.py`),
-the packing itself (`block_quantisation.py`, `aware_quantisation.py`), how much the result may differ (`tolerances.py`).
+the packing itself (`block_quantisation.py`, `aware_quantisation.py`), undoing it (`rounded_weights.py`).
 """
 
 from collections.abc import Callable
@@ -112,12 +112,12 @@ class QuantiseWeights(ir.passes.InPlacePass):
         zero_bytes = -(-num_blocks * chosen.bits // 8)
         zero_points = (num_rows, zero_bytes) if is_gather else (num_rows * zero_bytes,)
         shapes = (data, scales) if chosen.is_symmetric else (data, scales, zero_points)
-        packed = pack_rows(source, recipe, partial(_pack_as, pack, compute), shapes)
+        packed = pack_rows(source, recipe, partial(pack_as, pack, compute), shapes)
         kind = "rows" if is_gather else "weights"
         return [add_tensor(graph, f"{source.key}.{recipe}.{kind}{number}", part) for number, part in enumerate(packed)]
 
 
-def _pack_as(pack: Pack, compute: np.dtype[Any], rows: Array) -> tuple[Array, ...]:
+def pack_as(pack: Pack, compute: np.dtype[Any], rows: Array) -> tuple[Array, ...]:
     """Pack `rows`, with scales of the kind that the stages compute in."""
     data, scales, *zero_points = pack(rows.astype(np.float32))
     return (data, scales.astype(compute), *zero_points)

@@ -39,7 +39,8 @@ def recompress_bundle(bundle: Path, asked: DraftCompression, text: str | None = 
             _share(folder / path, copy / path)
         ids, _ = text_ids(folder / names.TOKENIZER_FOLDER / "tokenizer.json", text)
         texts = write_texts(copy, manifest.target, ids, with_calibration=asked.is_data_aware)
-        accuracy = compress_draft(copy, manifest.draft, asked, texts)
+        draft = copy / manifest.draft.file
+        accuracy = compress_draft(draft, draft, manifest.draft, asked, texts)
         weights = Path(manifest.draft.file).with_suffix(".bin").as_posix()
         changed = {path: describe_file(copy / path) for path in (manifest.draft.file, weights)}
         written = replace(

@@ -1,7 +1,8 @@
-"""A bfloat16 target on ONNX Runtime's CPU provider, which has no bfloat16 products: the same graphs in float32.
+"""The same graphs in float32 arithmetic: 16-bit floats are widened, products of integer weights take float32 rows.
 
 Owns: copies of the graphs whose weights are cast, one by one and at every run, from the shared weights file. They prove
-the graphs and the rounded weights, not bfloat16 arithmetic. Does not own: running and comparing (`verify_target.py`).
+the graphs and the rounded weights, not the arithmetic of a precision; a bfloat16 target runs in no other way here, as
+ONNX Runtime's CPU provider has no bfloat16 products. Does not own: running and comparing (`verify_target.py`).
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-_NARROW, _WIDE = ir.DataType.BFLOAT16, ir.DataType.FLOAT
+_NARROW, _WIDE = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16), ir.DataType.FLOAT
+_FLOAT_ROWS = ir.AttrInt64("accuracy_level", 1)
 
 
 @contextmanager
@@ -33,7 +35,7 @@ def float32_copies(bundle: Path, files: Iterable[str]) -> Iterator[dict[str, str
 def _widened(model: ir.Model) -> ir.Model:
     graph = model.graph
     for name, value in list(graph.initializers.items()):
-        if value.dtype != _NARROW:
+        if value.dtype not in _NARROW:
             continue
         users = list(value.uses())
         cast = ir.Node("", "Cast", [value], [ir.AttrInt64("to", _WIDE)], name=f"{name}.float32")
@@ -43,8 +45,10 @@ def _widened(model: ir.Model) -> ir.Model:
             user.replace_input_with(index, cast.outputs[0])
     for node in graph:
         is_widened = node.op_type == "Cast" and node.name and node.name.endswith(".float32")
-        if node.op_type == "Cast" and not is_widened and node.attributes["to"].as_int() == _NARROW:
+        if node.op_type == "Cast" and not is_widened and node.attributes["to"].as_int() in _NARROW:
             node.attributes["to"] = ir.AttrInt64("to", _WIDE)
+        if node.op_type == "MatMulNBits":
+            node.attributes["accuracy_level"] = _FLOAT_ROWS
         for output in node.outputs:
             _widen(output)
     for value in graph.inputs:
@@ -53,5 +57,5 @@ def _widened(model: ir.Model) -> ir.Model:
 
 
 def _widen(value: ir.Value) -> None:
-    if value.dtype == _NARROW:
+    if value.dtype in _NARROW:
         value.type = ir.TensorType(_WIDE)

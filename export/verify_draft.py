@@ -5,7 +5,7 @@ Does not own: tolerances (`tolerances.py`), the exported pass (`draft_stage.py`)
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from mirrorsd.graphs.contract import MASKED, DraftShape
 from mirrorsd.graphs.errors import ExportError, errors_of, raised_as
 from mirrorsd.graphs.manifest import VerifyResult
 
+from .comparison import Comparison, divergences
 from .loading import Streams
 from .weightless import WeightlessModel
 
@@ -237,31 +238,32 @@ def compare_draft(
 ) -> VerifyResult:
     """Compare chunks over all of `ids` and one tree behind them with the dense reference.
 
-    The largest error is over the log-probabilities that the pass returns.
+    Errors are over the log-probabilities that the pass returns; they are held against the spread of the main row's.
     """
     tree = Tree(tuple(ids[: len(VERIFY_TREE_PARENTS)]), VERIFY_TREE_PARENTS)
     sees, all_ids = _joined_sees(len(ids), tree), np.array([*ids, *tree.ids])
     positions = np.concatenate((np.arange(len(ids)), len(ids) + tree.depths()))
     dense = dense_draft(model, streams, all_ids, positions, sees, run.shape.vocab_size)
-    error, num_equal = 0.0, 0
+    comparison = Comparison("draft")
     for start in range(0, len(ids), CHUNK):
         chunk = tuple(ids[start : start + CHUNK])
         chain = Tree(chunk, tuple(range(-1, len(chunk) - 1)))
         found = run.forward(chain, start, np.arange(len(chunk)))
         run.keep(len(chunk), start)
-        chunk_error, chunk_equal = _differences(found, dense.along(np.arange(start, start + len(chunk)), found[0]))
-        error, num_equal = max(error, chunk_error), num_equal + chunk_equal
+        _compare(comparison, found, dense, np.arange(start, start + len(chunk)))
     tips = np.array([len(tree.ids) - 1, 2, 4])
-    found = run.forward(tree, len(ids), tips)
-    tree_error, tree_equal = _differences(found, dense.along(len(ids) + tips, found[0]))
-    positions_compared = len(ids) + len(tips)
-    return VerifyResult(
-        stage="draft",
-        max_abs_error=max(error, tree_error),
-        top1_agreement=(num_equal + tree_equal) / (positions_compared * (1 + run.shape.num_streams)),
-        positions=positions_compared,
-        text=text,
-    )
+    _compare(comparison, run.forward(tree, len(ids), tips), dense, len(ids) + tips)
+    return replace(comparison.result(text), positions=len(ids) + len(tips))
+
+
+def _compare(comparison: Comparison, found: tuple[Array, Array], dense: DenseDraft, where: Array) -> None:
+    """Compare what a pass returned, ids and log-probabilities `[R, 1+s, m]`, with the rows `where [R]`."""
+    ids, logprobs = found
+    all_expected = dense.along(where, ids)
+    expected = np.take_along_axis(all_expected, ids, -1)
+    spread = dense.logprobs[where, 0].std(axis=-1)
+    comparison.add(logprobs, expected, spread[:, None])
+    comparison.add_choices(ids[..., 0] == all_expected.argmax(-1), divergences(logprobs, expected))
 
 
 def _joined_sees(num_ids: int, tree: Tree) -> Array:
@@ -270,10 +272,3 @@ def _joined_sees(num_ids: int, tree: Tree) -> Array:
     sees = np.tril(np.ones((num_ids + num_rows, num_ids + num_rows), np.bool_))
     sees[num_ids:, num_ids:] = tree.sees()
     return sees
-
-
-def _differences(found: tuple[Array, Array], expected: Array) -> tuple[float, int]:
-    ids, logprobs = found
-    difference = np.abs(logprobs - np.take_along_axis(expected, ids, -1))
-    error = np.where(np.isnan(difference), np.inf, difference).max()
-    return float(error), int((ids[..., 0] == expected.argmax(-1)).sum())

@@ -1,11 +1,11 @@
-"""Parity of the target: exported segments and exits, run by ONNX Runtime, against the whole model in PyTorch.
+"""Parity of the target: exported segments and exits in ONNX Runtime, in float32, against the whole model in PyTorch.
 
 Owns: the reference, the schedule of passes (prefill, single rows, windows with rollback), the comparison.
-Does not own: tolerances (`tolerances.py`).
+Does not own: tolerances (`tolerances.py`), the rounded weights of the reference (`rounded_weights.py`).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,17 +14,21 @@ import numpy.typing as npt
 import onnxruntime as ort
 import torch
 from onnxruntime.capi import onnxruntime_pybind11_state
-from torch import nn
+from torch import Tensor, nn
 
 from mirrorsd.families.registry import parts_of
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ExportError, errors_of, raised_as
 from mirrorsd.graphs.manifest import Segment, VerifyResult
 
-from .target_graphs import TargetPlan
+from .block_formats import FLOAT_WEIGHTS
+from .checkpoint import Checkpoint
+from .comparison import Comparison, divergences, log_softmax
+from .rounded_weights import as_stored, stored_matrix
+from .target_graphs import Adapter, TargetPlan
 from .target_stages import ExitStage
 from .upcast import float32_copies
-from .weightless import WeightlessModel
+from .weightless import WeightlessModel, open_model
 
 Array = npt.NDArray[Any]
 
@@ -51,7 +55,10 @@ class Pass(NamedTuple):
 
 
 def target_reference(model: WeightlessModel, plan: TargetPlan, ids: list[int]) -> TargetReference:
-    """Run the whole float32 `model` over `ids` with Hugging Face's eager attention, one module's weights at a time."""
+    """Run the whole float32 `model` over `ids` with Hugging Face's eager attention, one module's weights at a time.
+
+    To be compared with stages, `model` and the adapters in `plan` hold the rounded numbers that the stages do.
+    """
     network = model.network
     network.set_attn_implementation("eager")
     with torch.no_grad():
@@ -66,6 +73,22 @@ def target_reference(model: WeightlessModel, plan: TargetPlan, ids: list[int]) -
             exit_logprobs = {layer: stage.logprobs(hidden[layer])[0].numpy() for layer, stage in exits.items()}
     by_layer = {layer: state[0].numpy() for layer, state in hidden.items()}
     return TargetReference(tuple(ids), by_layer, exit_logprobs, output.logits[0].numpy())
+
+
+def stored_reference(checkpoint: Checkpoint, plan: TargetPlan, ids: list[int]) -> TargetReference:
+    """Run PyTorch in float32 with the weights as the stages of `plan` hold them: rounded, and floats again."""
+    dtype: torch.dtype = getattr(torch, plan.shape.dtype)
+    model = as_stored(open_model(checkpoint), plan.formats, dtype, plan.choose_pack)
+    adapters: dict[int, Adapter | None] = {
+        layer: None if pair is None else (_stored(pair[0], plan, dtype), _stored(pair[1], plan, dtype))
+        for layer, pair in plan.adapters.items()
+    }
+    return target_reference(model, replace(plan, adapters=adapters), ids)
+
+
+def _stored(half: Tensor, plan: TargetPlan, dtype: torch.dtype) -> Tensor:
+    """One matrix of an adapter, which is stored like the head."""
+    return stored_matrix(half, plan.formats.head, dtype)
 
 
 def plan_passes(ids: tuple[int, ...]) -> Iterator[Pass]:
@@ -84,29 +107,17 @@ def plan_passes(ids: tuple[int, ...]) -> Iterator[Pass]:
 
 
 @dataclass(slots=True)
-class _Largest:
-    """Running comparison of one stage."""
-
-    error: float = 0.0
-    num_equal: int = 0
-    num_rows: int = 0
-
-    def add(self, found: Array, expected: Array, found_best: Array, expected_best: Array) -> None:
-        self.error = max(self.error, float(np.abs(found - expected).max()))
-        self.num_equal += int((found_best == expected_best).sum())
-        self.num_rows += len(expected_best)
-
-
-@dataclass(slots=True)
 class TargetRun:
     """The exported target in ONNX Runtime on the CPU, with share-buffer caches.
 
     `outputs` has one stage open at a time; `forward`, for passes that depend on each other, all segments from then on.
-    A bfloat16 target runs as float32 copies: its own graphs need another provider.
+    With `in_float32`, 16-bit and integer targets run as copies whose arithmetic is float32 on the same stored weights. A
+    bfloat16 target always does: its own graphs need another provider.
     """
 
     bundle: Path
     plan: TargetPlan
+    in_float32: bool = False
     _segments: list["_SegmentRun"] = field(default_factory=list)
 
     def forward(self, step: Pass) -> tuple[dict[int, Array], Array]:
@@ -148,7 +159,7 @@ class TargetRun:
         layers = range(segment.first_layer, segment.end_layer)
         shape = self.plan.shape
         size = (1, shape.num_kv_heads, self.plan.capacity, shape.head_dim)
-        kind = "float32" if self._is_widened else shape.dtype
+        kind = "float32" if self._is_copied else shape.dtype
         caches = {
             name(layer): ort.OrtValue.ortvalue_from_numpy(np.zeros(size, kind))
             for layer in layers
@@ -157,11 +168,12 @@ class TargetRun:
         return _SegmentRun(self._open(segment.file), layers, caches, self.plan.spare_rows)
 
     @property
-    def _is_widened(self) -> bool:
-        return self.plan.shape.dtype == "bfloat16"
+    def _is_copied(self) -> bool:
+        dtype = self.plan.shape.dtype
+        return dtype == "bfloat16" or (self.in_float32 and (dtype, self.plan.formats) != ("float32", FLOAT_WEIGHTS))
 
     def _open(self, file: str) -> ort.InferenceSession:
-        if not self._is_widened:
+        if not self._is_copied:
             return open_stage(self.bundle / file)
         with float32_copies(self.bundle, [file]) as copies:
             return open_stage(self.bundle / copies[file], disabled_optimizers=["ConstantFolding"])
@@ -217,37 +229,42 @@ class _SegmentRun:
 def compare_target(run: TargetRun, reference: TargetReference, text: str) -> tuple[VerifyResult, ...]:
     """Run every pass of `plan_passes` and compare all stages row by row.
 
-    A prefix's top-1 agreement is that of the exit fed with its hidden states. Its error is relative to the largest
-    hidden value where that is above 1, as hidden states have no fixed scale.
+    A prefix's best tokens and divergence are those of the exit fed with its hidden states.
     """
-    found = {name: _Largest() for name in run.plan.files}
+    found = {name: Comparison(name) for name in run.plan.files}
     steps, hidden = list(plan_passes(reference.ids)), []
     last = found[run.plan.segments[-1].name]
     for step, (states, logits) in zip(steps, run.outputs(steps), strict=True):
-        kept, expected = logits[: step.num_kept].astype(np.float32), reference.logits[_rows(step)]
-        last.add(kept, expected, kept.argmax(-1), expected.argmax(-1))
-        hidden.append({layer: state[: step.num_kept] for layer, state in states.items()})
+        _compare_logits(last, logits[: step.num_kept].astype(np.float32), reference.logits[_rows(step)])
+        hidden.append({layer: state[: step.num_kept].astype(np.float32) for layer, state in states.items()})
     segment_before = {segment.end_layer: segment.name for segment in run.plan.segments}
     for point in run.plan.exits:
         states_here = [states[point.layer] for states in hidden]
-        guesses = run.exit(point.name, states_here)
-        scale = max(1.0, float(np.abs(reference.hidden[point.layer]).max()))
-        for step, state, (ids, logprobs) in zip(steps, states_here, guesses, strict=True):
-            expected = reference.exit_logprobs[point.layer][_rows(step)]
-            best = expected.argmax(-1)
-            found[point.name].add(logprobs, np.take_along_axis(expected, ids, -1), ids[:, 0], best)
-            wanted = reference.hidden[point.layer][_rows(step)]
-            found[segment_before[point.layer]].add(state.astype(np.float32) / scale, wanted / scale, ids[:, 0], best)
-    return tuple(
-        VerifyResult(
-            stage=name,
-            max_abs_error=result.error,
-            top1_agreement=result.num_equal / result.num_rows,
-            positions=result.num_rows,
-            text=text,
-        )
-        for name, result in found.items()
-    )
+        for step, state, guesses in zip(steps, states_here, run.exit(point.name, states_here), strict=True):
+            wanted, logprobs = (by[point.layer][_rows(step)] for by in (reference.hidden, reference.exit_logprobs))
+            prefix = found[segment_before[point.layer]]
+            prefix.add(state, wanted, wanted.std(axis=-1))
+            _compare_exit((found[point.name], prefix), guesses, logprobs)
+    return tuple(comparison.result(text) for comparison in found.values())
+
+
+def _compare_logits(comparison: Comparison, found: Array, expected: Array) -> None:
+    """Compare logits `[R, V]`."""
+    comparison.add(found, expected, expected.std(axis=-1))
+    is_equal = found.argmax(-1) == expected.argmax(-1)
+    by_row = [divergences(log_softmax(ours), log_softmax(true)) for ours, true in zip(found, expected, strict=True)]
+    comparison.add_choices(is_equal, np.array(by_row))
+
+
+def _compare_exit(
+    exit_and_prefix: tuple[Comparison, Comparison], guesses: tuple[Array, Array], logprobs: Array
+) -> None:
+    """Compare an exit's ids and log-probabilities `[R, K]` with all `logprobs [R, V]`."""
+    ids, found = guesses
+    expected = np.take_along_axis(logprobs, ids, -1)
+    exit_and_prefix[0].add(found, expected, logprobs.std(axis=-1))
+    for comparison in exit_and_prefix:
+        comparison.add_choices(ids[:, 0] == logprobs.argmax(-1), divergences(found, expected))
 
 
 def _rows(step: Pass) -> slice:

@@ -1,7 +1,7 @@
 """Hugging Face's model of a checkpoint without its weights, and filling in the weights of the part that runs.
 
 Owns: building the model with parameters that take no memory, which stored tensor each of them is, lending numbers to
-modules. Does not own: the bytes (`stored_tensors.py`), checks on config.json (`checkpoint.py`), stages.
+modules. Does not own: the bytes (`stored_tensors.py`), their stored form (`rounded_weights.py`), stages.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,16 +19,24 @@ from .checkpoint import Checkpoint
 from .lazy_weight import LazyWeight, stored_weight
 from .stored_tensors import StoredTensor
 
+ReadWeight = Callable[[nn.Module, StoredTensor, torch.dtype], Tensor]
+
+
+def _as_it_is(module: nn.Module, stored: StoredTensor, dtype: torch.dtype) -> Tensor:
+    return stored.read(dtype)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightlessModel:
     """HF's causal LM; every parameter is NaN, repeated without memory, until it is lent its numbers.
 
-    `stored` says where a parameter's numbers lie, by the id of the parameter; tied ones are one parameter.
+    `stored` says where a parameter's numbers lie, by the id of the parameter; tied ones are one parameter. `read` turns
+    them into what a module is lent: the checkpoint's own numbers, or what rounding leaves of them.
     """
 
     network: Any
     stored: Mapping[int, StoredTensor]
+    read: ReadWeight = _as_it_is
 
     def lazy_weights(self, module: nn.Module) -> dict[str, LazyWeight]:
         """Every parameter of `module` that the checkpoint holds, by its name in `module`."""
@@ -41,7 +49,7 @@ class WeightlessModel:
     @contextmanager
     def loaded(self, module: nn.Module) -> Iterator[None]:
         """Lend `module` and all modules in it their numbers for the time of the block."""
-        lent: dict[int, nn.Parameter] = {}
+        lent: dict[tuple[int, type[nn.Module]], nn.Parameter] = {}
         taken = [self._lend(part, lent) for part in module.modules()]
         try:
             yield
@@ -72,14 +80,18 @@ class WeightlessModel:
             for hook in hooks:
                 hook.remove()
 
-    def _lend(self, module: nn.Module, lent: dict[int, nn.Parameter]) -> Callable[[], None]:
-        """Fill in the parameters of `module` alone; return what empties them again."""
+    def _lend(self, module: nn.Module, lent: dict[tuple[int, type[nn.Module]], nn.Parameter]) -> Callable[[], None]:
+        """Fill in the parameters of `module` alone; return what empties them again.
+
+        A tied matrix may have one form as the embedding and another as the head: it is lent once to each kind of module.
+        """
         empty = {name: p for name, p in module._parameters.items() if p is not None and id(p) in self.stored}
         for name, parameter in empty.items():
-            if id(parameter) not in lent:
-                numbers = self.stored[id(parameter)].read(parameter.dtype)
-                lent[id(parameter)] = nn.Parameter(numbers, requires_grad=False)
-            module._parameters[name] = lent[id(parameter)]
+            key = (id(parameter), type(module))
+            if key not in lent:
+                numbers = self.read(module, self.stored[id(parameter)], parameter.dtype)
+                lent[key] = nn.Parameter(numbers, requires_grad=False)
+            module._parameters[name] = lent[key]
         return lambda: module._parameters.update(empty)
 
 

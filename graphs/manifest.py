@@ -124,13 +124,17 @@ class DraftEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftAccuracy:
-    """What compressing the draft's weights cost, on text that the target wrote and nothing was calibrated on.
+    """What compressing the draft's weights cost, on text that nothing was calibrated on.
+
+    An export, which judges the draft before there is a target, measures on the calibration text; compressing the draft of
+    a bundle measures on text that its target writes.
 
     Attributes:
         scheme: how: "int8", "int4-g128", "int4-g-1-data" (group size, and whether data chose the roundings).
         agreement: share of `num_positions` where the best token is that of the fp32 draft: main row, then streams.
-        accepted_before: mean tokens of a window that the target agrees with, drafted in fp32; one window per token.
+        accepted_before: mean tokens of a window that the text goes on with, drafted in fp32; one window per token.
         accepted_after: the same, drafted with the compressed weights.
+        share_interval: bounds at 95 % of the share of the accepted length that is left; None where it was not measured.
     """
 
     scheme: str
@@ -139,6 +143,7 @@ class DraftAccuracy:
     accepted_after: float
     num_windows: int
     num_positions: int
+    share_interval: tuple[float, float] | None = None
 
     @property
     def accepted_share(self) -> float:
@@ -157,20 +162,30 @@ class TokenEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyResult:
-    """How one exported part compares with PyTorch over `positions` rows of `text`."""
+    """How one exported part, in float32 arithmetic, compares with PyTorch and the same rounded weights.
+
+    Attributes:
+        max_abs_error: of a logit, a log-probability or a hidden value.
+        top1_agreement: share of `positions` rows of `text` where the best token is the same.
+        max_relative_error: in standard deviations of what PyTorch says at that row.
+        mean_divergence: of the two distributions, in nats.
+    """
 
     stage: str
     max_abs_error: float
     top1_agreement: float
     positions: int
     text: str
+    max_relative_error: float = 0.0
+    mean_divergence: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QualityEntry:
     """The exported target against its fp32 model on `text`: perplexities, and the share of equal best tokens.
 
-    `text` says which: "given", "calibration.txt" (beside the checkpoint's weights) or "built-in".
+    `text` says which: "given", "calibration.txt" (beside the checkpoint's weights) or "built-in". `mean_divergence` is in
+    nats, over the fp32 model's likeliest tokens and all others as one.
     """
 
     text: str
@@ -178,6 +193,7 @@ class QualityEntry:
     perplexity: float
     reference_perplexity: float
     top1_agreement: float
+    mean_divergence: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

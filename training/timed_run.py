@@ -17,9 +17,9 @@ from typing import Any, Protocol
 import torch
 
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.folder_lock import FolderLock
 
 from .checkpoints import load_checkpoint, save_checkpoint
-from .folder_lock import FolderLock
 from .schedule import TrainingClock, WarmStableDecay
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
 
 LOSSES_FILE = "losses.csv"
 CHECKPOINT_FILE = "last.pt"
+LOCK_FILE = "run.lock"
 
 
 class Stateful(Protocol):
@@ -118,7 +119,7 @@ class TimedRun:
         """
         self._config, self._parts, self._show = config, parts, show
         self.step, self.tokens = 0, 0
-        self._lock = FolderLock(config.out)
+        self._lock = FolderLock(config.out / LOCK_FILE, "training")
         trained_s = self._resume(load_checkpoint(config.out / CHECKPOINT_FILE))
         self.clock = TrainingClock(trained_s, counts_cpu=config.counts_cpu)
         self._saved_at = self._checked_at = trained_s

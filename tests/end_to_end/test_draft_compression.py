@@ -13,13 +13,15 @@ import mirrorsd.cli.compile as compile_command
 from mirrorsd.cli.application import run
 from mirrorsd.export import draft_compression, recompress
 from mirrorsd.export.compression_plan import DraftCompression
-from mirrorsd.export.draft_accuracy import TargetTexts, compare_drafts, draft_inputs
+from mirrorsd.export.draft_accuracy import DraftTexts, compare_drafts, draft_inputs, share_interval
 from mirrorsd.export.draft_compression import compress_weights
+from mirrorsd.export.verify_draft import DraftRun, Tree
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.graphs.manifest import DraftAccuracy, Manifest
+from mirrorsd.graphs.quality_bounds import warnings_of
 
-TEXTS = TargetTexts((tuple(range(3, 75)),), tuple(tuple((5 * i + j) % 290 + 3 for i in range(30)) for j in range(2)))
+TEXTS = DraftTexts((tuple(range(3, 75)),), tuple(tuple((5 * i + j) % 290 + 3 for i in range(30)) for j in range(2)))
 
 
 @pytest.fixture
@@ -79,15 +81,68 @@ def test_too_much_loss_is_refused_unless_it_is_allowed(
     copy = tmp_path / "tiny.mirror"
     shutil.copytree(tiny_bundle, copy)
     poor = DraftAccuracy(
-        scheme="int8", agreement=(0.9,), accepted_before=2.0, accepted_after=1.9, num_windows=9, num_positions=9
+        scheme="int8",
+        agreement=(0.9,),
+        accepted_before=2.0,
+        accepted_after=1.9,
+        num_windows=9,
+        num_positions=9,
+        share_interval=(0.94, 0.96),
     )
     monkeypatch.setattr(draft_compression, "compare_drafts", lambda *_: poor)
     asked = DraftCompression(weights="int8")
-    with pytest.raises(ExportError, match=r"int8 weights keep 95.0% of the draft's accepted length .*at least 97%"):
+    refusal = (
+        r"int8 weights keep 95\.0% \(94% to 96%\) of the draft's accepted length .*at least 97%.*--allow-draft-loss"
+    )
+    with pytest.raises(ExportError, match=refusal):
         recompress.recompress_bundle(copy, asked)
     assert read_bundle(copy).draft.precision == "fp32"
     manifest = recompress.recompress_bundle(copy, replace(asked, allows_loss=True))
     assert read_bundle(copy).draft_accuracy == manifest.draft_accuracy == poor
+    assert "texts stay the same, but come more slowly" in warnings_of(manifest)[-1]
+
+
+@pytest.mark.usefixtures("few_texts")
+def test_counts_that_are_too_small_judge_nothing(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of three tokens in twelve texts may be chance: the draft is kept, and the warning says so."""
+    copy = tmp_path / "tiny.mirror"
+    shutil.copytree(tiny_bundle, copy)
+    before, after = [1, 1, 1] + [0] * 9, [1, 1] + [0] * 10
+    interval = share_interval(np.array(before), np.array(after))
+    few = DraftAccuracy(
+        scheme="int8",
+        agreement=(0.9,),
+        accepted_before=0.02,
+        accepted_after=0.01,
+        num_windows=150,
+        num_positions=9,
+        share_interval=interval,
+    )
+    monkeypatch.setattr(draft_compression, "compare_drafts", lambda *_: few)
+    manifest = recompress.recompress_bundle(copy, DraftCompression(weights="int8"))
+    assert manifest.draft.precision == "int8"
+    assert "too few to tell" in warnings_of(manifest)[-1]
+
+
+def test_windows_are_judged_by_what_they_would_have_accepted(tiny_bundle: Path) -> None:
+    """Texts that the draft itself writes are accepted whole; a wrong first token accepts nothing."""
+    draft = read_bundle(tiny_bundle).draft
+    model = ov.Core().read_model(tiny_bundle / draft.file)
+    run = DraftRun(model, draft.shape, 72)
+    text = list(range(3, 27))
+    while len(text) < 40:
+        ids, _ = run.forward(Tree(tuple(text), tuple(range(-1, len(text) - 1))), 0, np.arange(len(text)))
+        text.append(int(ids[-1, 0, 0]))
+    other = [*text[:24], *((token + 1) % 300 for token in text[24:])]
+    own = compare_drafts(model, model, draft, DraftTexts((), (tuple(text),)), "int8")
+    wrong = compare_drafts(model, model, draft, DraftTexts((), (tuple(other),)), "int8")
+    # 15 windows behind 24 .. 38 known tokens; the last five end with the text.
+    assert own.num_windows == 15
+    assert own.accepted_after * 15 == pytest.approx(sum(min(6, 40 - known) for known in range(24, 39)), abs=0.01)
+    assert wrong.accepted_before < 1.0
+    assert own.share_interval == (1.0, 1.0)
 
 
 @pytest.mark.parametrize(("group_size", "is_data_aware"), [(-1, False), (64, True)])

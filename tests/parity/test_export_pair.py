@@ -12,8 +12,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from mirrorsd.export import ExportOptions, export_pair, verify_target
+from mirrorsd.export.pair import _BuiltDraft
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError, ExportError, ParityError
+from mirrorsd.graphs.manifest import DraftAccuracy
 from mirrorsd.graphs.quality_bounds import quality_warnings
 
 KILLED = """
@@ -39,6 +41,8 @@ def test_the_bundle_reads_back_and_says_how_exact_it_is(llama_pair: Any) -> None
     assert {result.stage for result in manifest.verify} == {"prefix", "suffix", "exit2", "draft"}
     for result in manifest.verify:
         assert result.max_abs_error <= 1e-4
+        assert result.max_relative_error <= 1e-4
+        assert result.mean_divergence <= 1e-9
         assert result.top1_agreement == 1.0
         assert result.positions >= 256
     assert manifest.target.exits[0].adapter_rank == 8
@@ -135,7 +139,7 @@ def test_a_kill_leaves_what_is_on_disk(llama_pair: Any, pair: Path) -> None:
     """A real SIGKILL; the other tests take the copy that it is compared with for one."""
     killed = subprocess.run([sys.executable, "-c", KILLED, str(pair)], check=False)
     assert killed.returncode != 0
-    assert _left(pair) == {"target", "draft", ".out.mirror.partial"}
+    assert _left(pair) == {"target", "draft", ".out.mirror.partial", ".out.mirror.lock"}
     left, copied = (_contents(f) for f in (pair / ".out.mirror.partial", llama_pair.killed_at["export suffix"]))
     assert {**left, VARYING: b""} == {**copied, VARYING: b""}
 
@@ -172,11 +176,9 @@ def test_a_killed_export_goes_on_from_its_finished_stages(
     assert {**found.files, VARYING: None} == {**expected.files, VARYING: None}
 
 
-def test_a_wrong_graph_is_refused_and_leaves_nothing(
-    llama_pair: Any, pair: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_graph_is_refused(llama_pair: Any, pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reference that is off by 0.01 stands for a graph that is; the graphs themselves are those already exported."""
-    exact = verify_target.target_reference
+    exact = verify_target.stored_reference
 
     def shifted(*args: Any) -> Any:
         reference = exact(*args)
@@ -186,10 +188,10 @@ def test_a_wrong_graph_is_refused_and_leaves_nothing(
         shutil.copytree(llama_pair.bundle / "target", bundle / "target")
 
     _leave_out_the_draft(monkeypatch)
-    monkeypatch.setattr("mirrorsd.export.pair.target_reference", shifted)
+    monkeypatch.setattr("mirrorsd.export.pair.stored_reference", shifted)
     monkeypatch.setattr("mirrorsd.export.pair.write_target", reuse)
     with pytest.raises(
-        ParityError, match=r"stage 'suffix' differs from PyTorch over \d+ positions: largest error 0\.01"
+        ParityError, match=r"stage 'suffix' is not what PyTorch computes .* over \d+ positions: largest error 0\.0"
     ):
         _export(pair)
     assert _left(pair) == {"target", "draft"}
@@ -216,7 +218,7 @@ def test_auto_cuts_where_the_measured_coverage_says(pair: Path, monkeypatch: pyt
 
 
 def _leave_out_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mirrorsd.export.pair._build_draft", lambda *_: (None, ()))
+    monkeypatch.setattr("mirrorsd.export.pair._build_draft", lambda *_: _BuiltDraft(None, (), None))
 
 
 def test_a_wrong_draft_is_refused_before_the_target_is_exported(
@@ -235,12 +237,45 @@ def test_a_wrong_draft_is_refused_before_the_target_is_exported(
     weights = load_file(pair / "draft" / "model.safetensors")
     shifted = {name: weight + np.float32(0.01) if "q_proj" in name else weight for name, weight in weights.items()}
     save_file(shifted, pair / "draft" / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ParityError, match="stage 'draft' differs from PyTorch"):
+    with pytest.raises(ParityError, match="stage 'draft' is not what PyTorch computes"):
         export_pair(
             pair / "target", pair / "draft", pair / "out.mirror", ExportOptions(), lambda stage, _: asked.append(stage)
         )
     assert not {"load target", "export prefix"} & set(asked)
     assert _left(pair) == {"target", "draft"}
+
+
+def test_a_lossy_draft_is_refused_before_the_target_and_what_is_finished_is_kept(
+    pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same export with the option that the refusal names goes on from the draft that is there."""
+    poor = DraftAccuracy(
+        scheme="int8", agreement=(0.5,) * 4, accepted_before=2.0, accepted_after=1.0, num_windows=99, num_positions=99
+    )
+    monkeypatch.setattr("mirrorsd.export.draft_compression.compare_drafts", lambda *_: poor)
+    asked: list[str] = []
+
+    def until_the_target(stage: str, share: float) -> None:
+        asked.append(stage)
+        if stage == "load target":
+            raise KeyboardInterrupt
+
+    def again(**options: Any) -> None:
+        export_pair(
+            *(pair / name for name in ("target", "draft", "out.mirror")),
+            ExportOptions(draft_precision="int8", **options),
+            until_the_target,
+        )
+
+    with pytest.raises(ExportError, match=r"keep 50\.0% .* What is finished is kept: choose fp16.*--allow-draft-loss"):
+        again()
+    assert "load target" not in asked
+    assert _left(pair) == {"target", "draft", ".out.mirror.partial"}
+    monkeypatch.setattr("mirrorsd.export.pair.export_stage", None)
+    with pytest.raises(KeyboardInterrupt):
+        again(allow_draft_loss=True)
+    assert "going on from an earlier export, which had finished: draft" in asked
+    assert asked[-2:] == ["compress draft", "load target"]
 
 
 def test_a_draft_whose_window_ends_within_the_context_is_refused(pair: Path) -> None:

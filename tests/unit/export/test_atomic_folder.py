@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mirrorsd.export.atomic_folder import atomic_folder
-from mirrorsd.graphs.errors import ExportError
+from mirrorsd.graphs.errors import ConfigError, ExportError, ParityError
 
 KILLED = """
 import os, signal, sys
@@ -40,6 +40,7 @@ def test_a_killed_export_leaves_no_bundle_and_the_next_one_cleans_up(tmp_path: P
     killed = subprocess.run([sys.executable, "-c", KILLED, str(final), "kill"], check=False)
     assert killed.returncode != 0
     assert not final.exists()
+    assert {path.name for path in tmp_path.iterdir()} == {".out.mirror.partial", ".out.mirror.lock"}
     subprocess.run([sys.executable, "-c", KILLED, str(final), "finish"], check=True)
     assert [path.name for path in tmp_path.iterdir()] == ["out.mirror"]
 
@@ -82,3 +83,91 @@ def test_a_parent_that_is_a_file_is_an_export_error(tmp_path: Path) -> None:
         atomic_folder(tmp_path / "file" / "out.mirror", overwrite=False),
     ):
         pass
+
+
+def test_a_second_export_to_one_place_is_refused_and_the_first_one_is_whole(tmp_path: Path) -> None:
+    final = tmp_path / "out.mirror"
+    with atomic_folder(final, overwrite=False) as folder:
+        (folder / "file").write_text("first")
+        second = subprocess.run(
+            [sys.executable, "-c", KILLED, str(final), "finish"], check=False, capture_output=True, text=True
+        )
+        assert second.returncode != 0
+        assert "ConfigError" in second.stderr
+        with (
+            pytest.raises(ConfigError, match=r"written by another export to out\.mirror \(process \d+, which holds"),
+            atomic_folder(final, overwrite=True),
+        ):
+            pass
+    assert (final / "file").read_text() == "first"
+    assert [path.name for path in tmp_path.rglob("*")] == ["out.mirror", "file"]
+
+
+def test_the_lock_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:
+    final = tmp_path / "out.mirror"
+    subprocess.run([sys.executable, "-c", KILLED, str(final), "kill"], check=False)
+    assert (tmp_path / ".out.mirror.lock").exists()
+    with atomic_folder(final, overwrite=False):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["out.mirror"]
+
+
+def test_what_appeared_meanwhile_is_not_replaced_unasked(tmp_path: Path) -> None:
+    """The finished work is kept: the same export with `--overwrite` only has to rename it."""
+    final = tmp_path / "out.mirror"
+    is_mine = {"goes_on": lambda left: (left / "mine").is_file(), "work_files": ["mine"]}
+    with (
+        pytest.raises(ExportError, match=r"out\.mirror exists already; .*--overwrite"),
+        atomic_folder(final, overwrite=False, **is_mine) as folder,
+    ):
+        (folder / "mine").write_text("")
+        (folder / "file").write_text("ours")
+        final.mkdir()
+        (final / "manifest.json").write_text("theirs")
+    assert (final / "manifest.json").read_text() == "theirs"
+    with atomic_folder(final, overwrite=True, **is_mine) as folder:
+        assert (folder / "file").read_text() == "ours"
+    assert [path.name for path in tmp_path.rglob("*")] == ["out.mirror", "file"]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_kept"), [(ExportError, True), (ParityError, True), (ConfigError, True), (RuntimeError, False)]
+)
+def test_a_refusal_keeps_what_is_finished(tmp_path: Path, error: type[Exception], is_kept: bool) -> None:
+    final = tmp_path / "out.mirror"
+    finished = [False]
+    with pytest.raises(error), atomic_folder(final, overwrite=False, goes_on=lambda left: finished[0]) as folder:
+        finished[0] = True
+        raise error
+    assert folder.exists() == is_kept
+
+
+def test_the_old_bundle_comes_back_where_the_new_one_cannot_be_renamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows refuses to rename a folder in which a file is open."""
+    final = tmp_path / "out.mirror"
+    final.mkdir()
+    (final / "manifest.json").write_text("old")
+    rename = Path.rename
+
+    def refuse_the_new_one(path: Path, target: Path) -> Path:
+        if path.name == ".out.mirror.partial":
+            raise PermissionError(errno.EACCES, "in use")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse_the_new_one)
+    with pytest.raises(ExportError, match="cannot name the finished"), atomic_folder(final, overwrite=True) as folder:
+        (folder / "manifest.json").write_text("new")
+    assert (final / "manifest.json").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.mirror"]
+
+
+def test_an_old_bundle_that_stood_aside_when_the_power_went_gets_its_name_back(tmp_path: Path) -> None:
+    old = tmp_path / ".out.mirror.old"
+    old.mkdir()
+    (old / "manifest.json").write_text("old")
+    final = tmp_path / "out.mirror"
+    with pytest.raises(ExportError, match="exists already"), atomic_folder(final, overwrite=False):
+        pass
+    assert (final / "manifest.json").read_text() == "old"

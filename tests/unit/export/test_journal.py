@@ -5,7 +5,7 @@ import pytest
 
 from mirrorsd.export.atomic_folder import atomic_folder, check_space
 from mirrorsd.export.journal import JOURNAL_FILE, Journal, digest_of, is_of
-from mirrorsd.graphs.errors import ExportError
+from mirrorsd.graphs.errors import ConfigError, ExportError, ParityError
 
 
 def test_a_journal_goes_on_after_the_last_whole_line(tmp_path: Path) -> None:
@@ -18,8 +18,21 @@ def test_a_journal_goes_on_after_the_last_whole_line(tmp_path: Path) -> None:
     assert (again.finished, again.get("weights"), again.get("suffix")) == (("prefix", "weights"), {"size": 3}, None)
     again.record("suffix", True)
     assert Journal(tmp_path, "asked").finished == ("prefix", "weights", "suffix")
-    again.remove()
-    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_part_that_is_found_wrong_is_forgotten(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "asked")
+    journal.record("draft", True)
+    journal.record("prefix", True)
+    with pytest.raises(ParityError), journal.forgetting("prefix", "suffix"):
+        raise ParityError
+    again = Journal(tmp_path, "asked")
+    assert (again.finished, again.get("prefix")) == (("draft",), None)
+    with pytest.raises(ConfigError), again.forgetting("draft"):
+        raise ConfigError
+    assert is_of(tmp_path, "asked")
+    again.record("draft", None)
+    assert not is_of(tmp_path, "asked"), "nothing is left to go on from"
 
 
 def test_only_the_same_export_goes_on(tmp_path: Path) -> None:

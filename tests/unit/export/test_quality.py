@@ -1,7 +1,9 @@
 """The report on quality: windows of the text, losses, and the words where a precision costs too much."""
 
 import doctest
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from mirrorsd.export import quality
 from mirrorsd.export.checkpoint import Checkpoint
 from mirrorsd.export.quality import Choices, calibration_text, measure_quality
-from mirrorsd.graphs.errors import ExportError
+from mirrorsd.graphs.errors import ExportError, ParityError
 from mirrorsd.graphs.manifest import QualityEntry, SourceModel
 from mirrorsd.graphs.quality_bounds import quality_warnings
 
@@ -45,6 +47,7 @@ class ScriptedRun:
 
     def __init__(self, logits: Any) -> None:
         self.logits = np.asarray(logits, np.float16)
+        self.plan = SimpleNamespace(shape=SimpleNamespace(dtype="float16"))
 
     def outputs(self, steps: Any) -> Any:
         return (({}, self.logits) for _ in steps)
@@ -53,13 +56,24 @@ class ScriptedRun:
 def test_perplexity_and_agreement_by_hand() -> None:
     """Token 1 has probability 3/4 at row 0 and token 2 1/2 at row 1, so the perplexity is sqrt(4/3 * 2)."""
     windows = np.array([[0, 1, 2]])
-    reference = Choices(windows, np.array([[1, 1, 0]]), np.array([[0.0, np.log(4.0)]]))
+    likely = np.array([[[1], [1], [0]]])
+    reference = Choices(windows, np.array([[1, 1, 0]]), np.array([[0.0, np.log(4.0)]]), likely, np.log([[[0.75]] * 3]))
     logits = np.log([[1 / 8, 3 / 4, 1 / 8], [1 / 4, 1 / 4, 1 / 2], [1 / 2, 1 / 4, 1 / 4]])
     found = measure_quality(ScriptedRun(logits), reference, "given")  # type: ignore[arg-type]
     assert found.positions == 3
     assert found.perplexity == pytest.approx(np.sqrt(8 / 3), rel=1e-3)
     assert found.reference_perplexity == pytest.approx(2.0)
     assert found.top1_agreement == pytest.approx(2 / 3)
+    by_hand = [0.0, 0.75 * np.log(3) + 0.25 * np.log(1 / 3), 0.75 * np.log(1.5) + 0.25 * np.log(0.5)]
+    assert found.mean_divergence == pytest.approx(np.mean(by_hand), rel=1e-2)
+
+
+def test_logits_that_are_no_numbers_are_refused_with_a_precision_that_helps() -> None:
+    windows = np.array([[0, 1, 2]])
+    reference = Choices(windows, windows, np.zeros((1, 2)), windows[..., None], np.zeros((1, 3, 1)))
+    run = ScriptedRun([[0.0, 1.0, 2.0], [0.0, np.inf, 0.0], [0.0, 1.0, 2.0]])
+    with np.errstate(invalid="ignore"), pytest.raises(ParityError, match=r"in float16 .* choose --precision fp32"):
+        measure_quality(run, reference, "given")  # type: ignore[arg-type]
 
 
 def test_warnings_begin_past_the_bounds() -> None:
@@ -67,6 +81,9 @@ def test_warnings_begin_past_the_bounds() -> None:
         return QualityEntry(
             text="t", positions=9, perplexity=perplexity, reference_perplexity=10.0, top1_agreement=agreement
         )
+
+    diverging = replace(entry(10.0, 1.0), mean_divergence=0.2)
+    assert "diverge from the fp32 model's by 0.20 nats, above 0.1" in quality_warnings(diverging)[0]
 
     assert quality_warnings(entry(10.5, 0.9)) == ()
     assert quality_warnings(None) == ()

@@ -1,0 +1,97 @@
+"""A checkpoint's weights as the exported stages hold them: rounded to their stored form, as floats again.
+
+Owns: which module's weights have which form, and undoing it. A model that is lent these differs from the stages by
+arithmetic alone, at every precision. Does not own: the forms (`block_formats.py`), rounding (`block_quantisation.py`).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from mirrorsd.families.registry import parts_of
+
+from .block_formats import BlockChoice, BlockFormat, WeightFormats
+from .block_quantisation import restore_rows
+from .lazy_weight import Pack, stored_weight
+from .quantise_pass import ChoosePack, pack_as, round_to_nearest
+from .stored_tensors import StoredTensor
+from .weightless import WeightlessModel
+
+Array = npt.NDArray[Any]
+
+
+def as_stored(
+    model: WeightlessModel, formats: WeightFormats, dtype: torch.dtype, choose_pack: ChoosePack = round_to_nearest
+) -> WeightlessModel:
+    """Return `model`, opened in float32, with all weights and rotary angles lent in the numbers of the stages.
+
+    Args:
+        model: Used up: its rotary positions are rounded from now on.
+        formats: Of the layers' products, the head and the embedding.
+        dtype: Of everything else.
+        choose_pack: Rounds the layers' weights, as it did for the stages.
+    """
+    rotary = parts_of(model.network).rotary
+    if rotary is not None and dtype != torch.float32:
+        rotary.register_forward_hook(lambda module, given, angles: tuple(_rounded(table, dtype) for table in angles))
+    return replace(model, read=_Reading(network=model.network, formats=formats, dtype=dtype, choose_pack=choose_pack))
+
+
+def stored_matrix(matrix: Tensor, chosen: BlockChoice | None, dtype: torch.dtype) -> Tensor:
+    """A matrix `[N, K]` that is multiplied with rows of `K`, in the numbers of the stages."""
+    if chosen is None:
+        return _rounded(matrix, dtype)
+    rows = _rounded(matrix, dtype).numpy()
+    form = chosen.for_width(rows.shape[1])
+    _, pack = round_to_nearest("", form)
+    return torch.from_numpy(_restored([rows], rows.shape[1], form, pack, dtype))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reading:
+    """Reads a module's tensor in its stored form."""
+
+    network: Any
+    formats: WeightFormats
+    dtype: torch.dtype
+    choose_pack: ChoosePack
+
+    def __call__(self, module: nn.Module, stored: StoredTensor, dtype: torch.dtype) -> Tensor:
+        """Read `stored`, a parameter of `module`, as `dtype`."""
+        chosen = self._choice(module) if len(stored.shape) == 2 else None
+        if chosen is None:
+            return stored.read(self.dtype).to(dtype)
+        source = stored_weight(stored, self.dtype)
+        by_output = source.transposed() if isinstance(module, Conv1D) else source
+        width = int(by_output.shape.numpy()[1])
+        form = chosen.for_width(width)
+        is_of_layer = chosen is self.formats.layers
+        _, pack = (self.choose_pack if is_of_layer else round_to_nearest)(stored.name, form)
+        rows = torch.from_numpy(_restored(by_output.chunks(), width, form, pack, self.dtype))
+        return (rows if by_output is source else rows.T.contiguous()).to(dtype)
+
+    def _choice(self, module: nn.Module) -> BlockChoice | None:
+        if module is self.network.get_input_embeddings():
+            return self.formats.embedding
+        if module is self.network.get_output_embeddings():
+            return self.formats.head
+        return self.formats.layers if isinstance(module, nn.Linear | Conv1D) else None
+
+
+def _restored(chunks: Iterable[Array], width: int, form: BlockFormat, pack: Pack, dtype: torch.dtype) -> Array:
+    compute = np.dtype(np.float16 if dtype == torch.float16 else np.float32)
+    parts = []
+    for rows in chunks:
+        levels, scales, *zero_points = pack_as(pack, compute, rows)
+        parts.append(restore_rows((levels, scales.astype(np.float32), *zero_points), width, form.bits))
+    return np.concatenate(parts)
+
+
+def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype).float()
