@@ -108,9 +108,11 @@ class OnnxRuntimeGenAi:
         if key not in self._models:
             parts = ("decoder", "draft") if "draft" in self._settings else ("decoder",)
             overlay: dict[str, Any] = {part: {"session_options": self._session} for part in parts}
-            overlay["eos_token_id"] = list(ends) or [never_said(self._settings)]
+            first, *others = ends or [never_said(self._settings)]
             config = self._genai.Config(str(self._path))
-            config.overlay(json.dumps({"model": overlay}))
+            config.overlay(json.dumps({"model": overlay | {"eos_token_id": first}}))  # a number replaces its own ends,
+            for end in others:
+                config.overlay(json.dumps({"model": {"eos_token_id": [end]}}))  # and a list is added to them
             self._models[key] = self._genai.Model(config)
         return self._models[key]
 

@@ -24,6 +24,18 @@ def test_all_methods_give_the_same_ids(tiny_bundle: Path, settings: dict[str, fl
             assert all(result.num_tokens == 48 for result in texts.values())
 
 
+def test_statistics_count_the_tokens_that_were_returned(tiny_bundle: Path) -> None:
+    config = GenerationConfig(max_new_tokens=24, temperature=0.0, ignore_eos=True)
+    with MirrorPipeline.load(tiny_bundle, device_map="cpu") as pipe:
+        whole = pipe.generate(PROMPTS[0], config, method="plain").token_ids
+        for end in dict.fromkeys(whole[2:12]):
+            for method in METHODS:
+                result = pipe.generate(PROMPTS[0], config, method=method, stop_token_ids=(end,))
+                assert result.token_ids == whole[: whole.index(end) + 1]
+                assert round(result.stats.tokens_per_step * result.stats.steps) == result.num_tokens
+                assert 0 < result.stats.prefill_ms < result.stats.time_to_first_token_ms <= 1e3 * result.stats.seconds
+
+
 def test_compare_on_real_sessions(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["compare", str(tiny_bundle), "--device-map", "cpu", "--max-new-tokens", "24"]
     assert run([*command, "--ignore-eos", "--json"]) == 0
