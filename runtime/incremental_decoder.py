@@ -12,6 +12,7 @@ A token's text may depend on its neighbours in three ways, and nothing is shown 
 
 import re
 from collections.abc import Sequence
+from itertools import islice
 
 from tokenizers import Tokenizer
 
@@ -59,21 +60,24 @@ class IncrementalDecoder:
 
     def _start_after(self, prompt: Sequence[int]) -> None:
         """Anchor on the prompt's last token with text; its last character is gone on with, where it is unfinished."""
-        tail: list[int] = []
-        for token in map(int, reversed(prompt)):
-            written = self._written(token)
-            if not written:
-                continue
-            text = self._decode([token])
-            if text and not self._is_byte(written) and not (self._has_split_characters and _REPLACEMENT in text):
-                self._anchor = [token]
+        ids, tail = [int(token) for token in prompt], 0
+        for place in range(len(ids) - 1, -1, -1):
+            if self._stands_alone(ids[place]):
+                self._anchor, tail = [ids[place]], place + 1
                 break
-            tail.append(token)
-        tail.reverse()
-        before = self._decode([*self._anchor, *tail])
-        if before.endswith(_REPLACEMENT):
-            self._held = tail
+        if not tail and any(map(self._written, ids)):  # bytes alone: what follows is not the first, behind any token
+            others = range(self._tokenizer.get_vocab_size())
+            self._anchor = list(islice(filter(self._stands_alone, others), 1))
+        unfinished = [token for token in ids[tail:] if self._written(token)]
+        if self._decode([*self._anchor, *unfinished]).endswith(_REPLACEMENT):
+            self._held = unfinished
         self._shown = self._decode([*self._anchor, *self._held])
+
+    def _stands_alone(self, token: int) -> bool:
+        """Whether it has a text that no neighbour changes."""
+        written, text = self._written(token), self._decode([token])
+        is_part = self._has_split_characters and _REPLACEMENT in text
+        return bool(written and text) and not is_part and not self._is_byte(written or "")
 
     def _settle_older(self, text: str) -> str:
         """Show the older ones of many held tokens: those before a place where nothing that comes can join both sides.

@@ -186,6 +186,13 @@ def test_a_continuation_keeps_its_leading_space(kind: str) -> None:
     assert stream(tokenizer, world, ids_of(tokenizer, "<|user|>")) == "world", "as decoding the whole has it"
 
 
+def test_a_continuation_of_bytes_alone_keeps_its_leading_space() -> None:
+    tokenizer = byte_fallback()
+    prompt = ids_of(tokenizer, "<|user|>", "▁", "<0xE1>", "<0x80>", "<0x80>")
+    for asked in (prompt, prompt[2:]):
+        assert stream(tokenizer, ids_of(tokenizer, "▁world"), asked) == " world"
+
+
 @pytest.mark.parametrize("make", [byte_fallback, byte_level])
 def test_a_character_that_the_prompt_began_is_finished(make: Callable[[], Tokenizer]) -> None:
     tokenizer = make()
