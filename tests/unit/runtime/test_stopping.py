@@ -10,7 +10,7 @@ from mirrorsd.runtime.drivers import InFlight, Outcome
 from mirrorsd.runtime.generation import Chunk, Stop, run_steps
 from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.incremental_decoder import IncrementalDecoder
-from mirrorsd.runtime.request import Request
+from mirrorsd.runtime.request import Request, StepRecord
 from mirrorsd.runtime.stopping import StopWatch
 
 
@@ -86,6 +86,7 @@ class Grouped:
     def step(self, inflight: InFlight) -> Outcome:
         tokens = next(self._groups)
         self.request.commit(tokens, [1.0] * len(tokens), 0.0)
+        self.request.record(StepRecord(0.0, 1.0, len(tokens) - 1, len(tokens) - 1, "none", self.name))
         return Outcome(tokens, len(tokens) - 1, inflight, self.name)
 
     def close(self) -> None: ...
