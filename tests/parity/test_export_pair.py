@@ -176,9 +176,7 @@ def test_a_killed_export_goes_on_from_its_finished_stages(
     assert {**found.files, VARYING: None} == {**expected.files, VARYING: None}
 
 
-def test_a_wrong_graph_is_refused(
-    llama_pair: Any, pair: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_graph_is_refused(llama_pair: Any, pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reference that is off by 0.01 stands for a graph that is; the graphs themselves are those already exported."""
     exact = verify_target.stored_reference
 
