@@ -47,10 +47,7 @@ def export(
     device_map: Annotated[
         str | None, typer.Option(help="A card to compile the draft for, if its devices are here.")
     ] = None,
-    accept_error: Annotated[
-        float | None,
-        typer.Option(help="Accept stages that differ from PyTorch by so many standard deviations.", show_default=False),
-    ] = None,
+    accept_error: options.AcceptError = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a bundle that is there.")] = False,
     as_json: options.AsJson = False,
 ) -> None:

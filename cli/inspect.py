@@ -69,8 +69,8 @@ def quality_line(quality: QualityEntry) -> str:
     """What a precision costs, in one line."""
     return (
         f"perplexity {quality.perplexity:.2f} (fp32 {quality.reference_perplexity:.2f}), same best token at "
-        f"{quality.top1_agreement:.1%} of {quality.positions} positions, divergence {quality.mean_divergence:.3f} nats, "
-        f"text: {quality.text}"
+        f"{quality.top1_agreement:.1%} of {quality.positions} positions, divergence {quality.mean_divergence:.3f} "
+        f"nats, text: {quality.text}"
     )
 
 

@@ -24,6 +24,10 @@ DraftDataAware = Annotated[bool, typer.Option("--draft-data-aware", help="int4: 
 AllowDraftLoss = Annotated[
     bool, typer.Option("--allow-draft-loss", help="Keep a draft that loses over 3 % of its accepted length.")
 ]
+AcceptError = Annotated[
+    float | None,
+    typer.Option(help="Accept stages that differ from PyTorch by so many standard deviations.", show_default=False),
+]
 DraftNoise = Annotated[
     str, typer.Option(help="Sampling noise in the draft's graph: yes, no, auto (small vocabularies only).")
 ]

@@ -40,11 +40,22 @@ class Checkpoint:
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
-        """Every id that ends a text, generation_config.json first."""
+        """Every id that ends a text, generation_config.json first.
+
+        Raises:
+            ExportError: something there is no token id.
+        """
         ids: list[int] = []
-        for document in (self.generation, self.config):
+        for name, document in (("generation_config.json", self.generation), ("config.json", self.config)):
             given = document.get("eos_token_id")
-            ids += given if isinstance(given, list) else [] if given is None else [given]
+            listed = given if isinstance(given, list) else [] if given is None else [given]
+            wrong = [token for token in listed if type(token) is not int or token < 0]
+            if wrong:
+                raise ExportError(
+                    f"{self.folder / name} says eos_token_id {given!r}; expected are token ids such as 2 or [2, 7]: "
+                    "correct it there"
+                )
+            ids += listed
         return tuple(dict.fromkeys(ids))
 
     def token_id(self, name: str) -> int | None:

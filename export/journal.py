@@ -20,8 +20,8 @@ JOURNAL_FILE = ".export-journal"
 class Journal:
     """Lines of JSON: the first is the digest of what the export was asked for, each other one a finished part.
 
-    A part is recorded after its files are on disk; one that is recorded as None is forgotten. A line that a kill cut short
-    is no line.
+    A part is recorded after its files are on disk; one that is recorded as None is forgotten. A line that a kill cut
+    short is no line.
     """
 
     def __init__(self, folder: Path, digest: str) -> None:

@@ -89,8 +89,9 @@ def export_pair(
 ) -> Manifest:
     """Export `target` and `draft` into the bundle `output`, verified against PyTorch.
 
-    The folder `output` appears only when it is complete. A killed process and a refusal leave a hidden work folder beside
-    `output`, from which the next export of unchanged checkpoints goes on; after any other error or Ctrl-C nothing is left.
+    The folder `output` appears only when it is complete. A killed process and a refusal leave a hidden work folder
+    beside `output`, from which the next export of unchanged checkpoints goes on; after any other error or Ctrl-C
+    nothing is left.
 
     Args:
         target: Local folder of a Hugging Face causal LM.

@@ -1,8 +1,8 @@
 """How far an exported part may be from PyTorch, and the refusal where it is further.
 
 Owns: the numbers. Both sides hold the same rounded weights and compute in float32 (`rounded_weights.py`, `upcast.py`),
-so what is left is arithmetic, and a graph that is wrong is far beyond it. Does not own: measuring (`comparison.py`), and
-what the rounding costs: that is quality, is reported and warned about (`graphs/quality_bounds.py`), never refused.
+so what is left is arithmetic, and a graph that is wrong is far beyond it. Does not own: measuring (`comparison.py`),
+and what the rounding costs: that is quality, is reported and warned about (`graphs/quality_bounds.py`), never refused.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from mirrorsd.graphs.manifest import VerifyResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """Largest error in standard deviations of a row, largest mean divergence in nats, smallest share of equal best."""
+    """Largest error in standard deviations of a row, and divergence in nats; smallest share of equal best tokens."""
 
     max_relative_error: float
     mean_divergence: float = float("inf")
@@ -26,8 +26,8 @@ TOLERANCES = {
     "float16": Tolerance(max_relative_error=1e-2, mean_divergence=1e-5, top1_agreement=0.99),
     "bfloat16": Tolerance(max_relative_error=5e-2, mean_divergence=1e-4, top1_agreement=0.98),
 }
-"""By the floats of the stages. Right graphs have 1e-5 in small models and 7e-5 in one of 30 layers; in 16 bits constants
-between the weights are rounded too, which gives Granite, with four of them, 2e-3 (float16) and 1e-2 (bfloat16)."""
+"""By the floats of the stages. Right graphs have 1e-5 in small models, 7e-5 in one of 30 layers. In 16 bits constants
+between the weights are rounded too: Granite, which has four, has 2e-3 (float16) and 1e-2 (bfloat16)."""
 
 
 def tolerance_of(dtype: str, accepted_error: float | None) -> Tolerance:

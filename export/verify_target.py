@@ -111,8 +111,8 @@ class TargetRun:
     """The exported target in ONNX Runtime on the CPU, with share-buffer caches.
 
     `outputs` has one stage open at a time; `forward`, for passes that depend on each other, all segments from then on.
-    With `in_float32`, 16-bit and integer targets run as copies whose arithmetic is float32 on the same stored weights. A
-    bfloat16 target always does: its own graphs need another provider.
+    With `in_float32`, 16-bit and integer targets run as copies whose arithmetic is float32 on the same stored weights.
+    A bfloat16 target always does: its own graphs need another provider.
     """
 
     bundle: Path

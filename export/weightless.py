@@ -83,7 +83,7 @@ class WeightlessModel:
     def _lend(self, module: nn.Module, lent: dict[tuple[int, type[nn.Module]], nn.Parameter]) -> Callable[[], None]:
         """Fill in the parameters of `module` alone; return what empties them again.
 
-        A tied matrix may have one form as the embedding and another as the head: it is lent once to each kind of module.
+        A tied matrix may have one form as the embedding and another as the head: each kind of module is lent its own.
         """
         empty = {name: p for name, p in module._parameters.items() if p is not None and id(p) in self.stored}
         for name, parameter in empty.items():

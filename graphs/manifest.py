@@ -126,8 +126,8 @@ class DraftEntry:
 class DraftAccuracy:
     """What compressing the draft's weights cost, on text that nothing was calibrated on.
 
-    An export, which judges the draft before there is a target, measures on the calibration text; compressing the draft of
-    a bundle measures on text that its target writes.
+    An export, which judges the draft before there is a target, measures on the calibration text; compressing the draft
+    of a bundle measures on text that its target writes.
 
     Attributes:
         scheme: how: "int8", "int4-g128", "int4-g-1-data" (group size, and whether data chose the roundings).
@@ -184,8 +184,8 @@ class VerifyResult:
 class QualityEntry:
     """The exported target against its fp32 model on `text`: perplexities, and the share of equal best tokens.
 
-    `text` says which: "given", "calibration.txt" (beside the checkpoint's weights) or "built-in". `mean_divergence` is in
-    nats, over the fp32 model's likeliest tokens and all others as one.
+    `text` says which: "given", "calibration.txt" (beside the checkpoint's weights) or "built-in". `mean_divergence` is
+    in nats, over the fp32 model's likeliest tokens and all others as one.
     """
 
     text: str

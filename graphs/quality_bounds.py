@@ -70,8 +70,10 @@ def is_surely_lossy(accuracy: DraftAccuracy) -> bool:
 def loss_line(accuracy: DraftAccuracy) -> str:
     """What compression leaves of the accepted length, in words."""
     low, high = accuracy.share_interval or (accuracy.accepted_share, accuracy.accepted_share)
+    counts = (
+        f"{accuracy.accepted_after:.2f} of {accuracy.accepted_before:.2f} tokens over {accuracy.num_windows} windows"
+    )
     return (
-        f"{accuracy.scheme} weights keep {accuracy.accepted_share:.1%} ({low:.0%} to {high:.0%}) of the draft's accepted "
-        f"length ({accuracy.accepted_after:.2f} of {accuracy.accepted_before:.2f} tokens over {accuracy.num_windows} "
-        "windows)"
+        f"{accuracy.scheme} weights keep {accuracy.accepted_share:.1%} ({low:.0%} to {high:.0%}) of the draft's "
+        f"accepted length ({counts})"
     )

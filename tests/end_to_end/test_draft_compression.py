@@ -91,9 +91,7 @@ def test_too_much_loss_is_refused_unless_it_is_allowed(
     )
     monkeypatch.setattr(draft_compression, "compare_drafts", lambda *_: poor)
     asked = DraftCompression(weights="int8")
-    refusal = (
-        r"int8 weights keep 95\.0% \(94% to 96%\) of the draft's accepted length .*at least 97%.*--allow-draft-loss"
-    )
+    refusal = r"int8 weights keep 95\.0% \(94% to 96%\) of the draft's accepted length .*at least 97%.*--allow-draft"
     with pytest.raises(ExportError, match=refusal):
         recompress.recompress_bundle(copy, asked)
     assert read_bundle(copy).draft.precision == "fp32"

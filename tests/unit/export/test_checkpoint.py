@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from mirrorsd.export.carried_files import token_entry
+from mirrorsd.export.carried_files import generation_defaults, token_entry
 from mirrorsd.export.checkpoint import open_checkpoint
 from mirrorsd.graphs.errors import ExportError
+from mirrorsd.graphs.manifest import TokenEntry
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -122,3 +123,27 @@ def test_a_bad_checkpoint_is_refused_with_what_is_wrong(
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"the draft .*nowhere is not a folder"):
         open_checkpoint(tmp_path / "nowhere", "draft")
+
+
+def test_every_end_token_and_every_default_of_sampling_is_carried_over(checkpoint: Path) -> None:
+    defaults = {
+        "do_sample": True,
+        "temperature": 0.6,
+        "top_k": 20,
+        "top_p": 0.95,
+        "min_p": 0.05,
+        "repetition_penalty": 1.1,
+        "max_new_tokens": 200,
+    }
+    written = {"eos_token_id": [5, 3], "pad_token_id": 0, "transformers_version": "5.0", **defaults}
+    (checkpoint / "generation_config.json").write_text(json.dumps(written))
+    found = open_checkpoint(checkpoint, "target")
+    assert token_entry(found) == TokenEntry(eos_ids=(5, 3, 2), bos_id=1, pad_id=0)
+    assert generation_defaults(found) == defaults
+
+
+@pytest.mark.parametrize("wrong", ["<|im_end|>", [2, None], -1, True, 2.0])
+def test_an_end_token_that_is_no_id_is_refused(checkpoint: Path, wrong: Any) -> None:
+    (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": wrong}))
+    with pytest.raises(ExportError, match=r"generation_config\.json says eos_token_id .*expected are token ids"):
+        _ = open_checkpoint(checkpoint, "target").eos_ids

@@ -24,9 +24,8 @@ RIGHT = VerifyResult(
 def compared(logits: np.ndarray, others: np.ndarray) -> VerifyResult:
     comparison = Comparison("suffix")
     comparison.add(logits, others, others.std(axis=-1))
-    comparison.add_choices(
-        logits.argmax(-1) == others.argmax(-1), divergences(log_softmax(logits), log_softmax(others))
-    )
+    is_equal = logits.argmax(-1) == others.argmax(-1)
+    comparison.add_choices(is_equal, divergences(log_softmax(logits), log_softmax(others)))
     return comparison.result("t")
 
 
@@ -40,7 +39,7 @@ def test_only_errors_relative_to_the_spread_count() -> None:
         {"mean_divergence": float("nan")},
         {"top1_agreement": 0.98},
     ):
-        with pytest.raises(ParityError, match="stage 'suffix' is not what PyTorch computes .* over 256 positions"):
+        with pytest.raises(ParityError, match=r"stage 'suffix' is not what PyTorch computes .* over 256 positions"):
             check_parity([replace(RIGHT, **worse)], TOLERANCES["float32"])
 
 

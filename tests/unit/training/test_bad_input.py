@@ -52,9 +52,7 @@ def run_in(folder: Path, width: int = 3) -> TimedRun:
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     first = run_in(tmp_path)
-    with pytest.raises(
-        ConfigError, match=r"is being written by another training \(process \d+, which holds run\.lock\)"
-    ):
+    with pytest.raises(ConfigError, match=r"written by another training \(process \d+, which holds run\.lock\)"):
         run_in(tmp_path)
     first.clock.trained_s = 10.0
     first.run(lambda share: (0, {}), lambda: None)
