@@ -24,12 +24,16 @@ class SeatedDriver:
 
     def start(self) -> InFlight:
         """See `Driver.start`."""
-        with self._turns.turn(self):
+        try:
+            self._turns.take(self)
             return self._begin()[1]
+        finally:
+            self._turns.pause(self)
 
     def step(self, inflight: InFlight) -> Outcome:
         """See `Driver.step`."""
-        with self._turns.turn(self) as is_unchanged:
+        try:
+            is_unchanged = self._turns.take(self)
             driver = self._driver
             if driver is None or not is_unchanged:
                 num_reused = self.request.num_reused
@@ -37,7 +41,10 @@ class SeatedDriver:
                 self.request.num_reused = num_reused
             outcome = driver.step(inflight)
             self.draft_failure = self.draft_failure or self._seat.draft_failure
+            self._turns.check(self)
             return outcome
+        finally:
+            self._turns.pause(self)
 
     def close(self) -> None:
         """Leave nothing running that belongs to this request, and the turn to the next one."""

@@ -6,8 +6,7 @@ Owns: the order of a session's requests, and what becomes of a stream that nobod
 
 import threading
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from time import perf_counter
 from typing import Protocol
 
@@ -37,58 +36,23 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        # A Ctrl-C may fall between any two lines of Python, those of `threading.Condition.__enter__` too: what stands
+        # behind `with` must be a lock that is written in C.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._queue: deque[TurnTaker] = deque()
         self._holder: TurnTaker | None = None
         self._thread = 0
         self._left_at: float | None = None
         self._is_closed = False
 
-    @contextmanager
-    def turn(self, taker: TurnTaker) -> Iterator[bool]:
-        """The caches within the block; True if nobody has had them since this taker's last turn.
+    def take(self, taker: TurnTaker) -> bool:
+        """Wait for the caches, until `pause`; True if nobody has had them since this taker's last turn.
 
         Raises:
-            GenerationError: the session is closed, another thread is reading the same stream, or the turn was taken
-                away in the middle of the block.
+            GenerationError: the session is closed, or another thread is reading the same stream.
         """
-        try:
-            yield self._take(taker)
-            if self._holder is not taker:
-                raise GenerationError("Another request was started on this session in the middle of a step.")
-        finally:
-            self._pause(taker)
-
-    def retire(self, taker: TurnTaker) -> None:
-        """Give the turn up for good."""
-        with self._changed:
-            if self._holder is taker:
-                self._holder, self._left_at = None, None
-                taker.leave()
-            self._changed.notify_all()
-
-    def wake(self) -> None:
-        """Let those who wait look again whether they still want to."""
-        with self._changed:
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Let nobody have a turn any more. A step that is under way goes on to its end; see `wait_until_free`."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-
-    def wait_until_free(self, timeout_s: float) -> bool:
-        """Wait until no step is under way on another thread, and take the turn from a stream between two steps."""
-        with self._changed:
-            is_free = self._changed.wait_for(lambda: not self._is_stepping_elsewhere(), timeout_s)
-            if is_free and self._holder is not None:
-                holder, self._holder = self._holder, None
-                holder.leave()
-            return is_free
-
-    def _take(self, taker: TurnTaker) -> bool:
-        with self._changed:
+        with self._lock:
             is_unchanged = self._holder is taker
             if is_unchanged and self._is_stepping_elsewhere():
                 raise GenerationError("Another thread is reading this stream: one thread at a time may do that.")
@@ -100,15 +64,63 @@ class Turns:
             self._holder, self._left_at, self._thread = taker, None, threading.get_ident()
             return is_unchanged
 
+    def check(self, taker: TurnTaker) -> None:
+        """Refuse to go on where the turn was taken away in the middle of a step, as a signal handler might.
+
+        Raises:
+            GenerationError: it was.
+        """
+        if self._holder is not taker:
+            raise GenerationError("Another request was started on this session in the middle of a step.")
+
+    def pause(self, taker: TurnTaker) -> None:
+        """The step is over: others may have a turn, if this taker does not come back soon."""
+        with self._lock:
+            if self._holder is taker:
+                self._left_at = perf_counter()
+            self._changed.notify_all()
+
+    def retire(self, taker: TurnTaker) -> None:
+        """Give the turn up for good."""
+        with self._lock:
+            if self._holder is taker:
+                self._holder, self._left_at = None, None
+                taker.leave()
+            self._stop_waiting(taker)
+
+    def wake(self) -> None:
+        """Let those who wait look again whether they still want to."""
+        with self._lock:
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let nobody have a turn any more. A step that is under way goes on to its end; see `wait_until_free`."""
+        with self._lock:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def wait_until_free(self, timeout_s: float) -> bool:
+        """Wait until no step is under way on another thread, and take the turn from a stream between two steps."""
+        with self._lock:
+            is_free = self._changed.wait_for(lambda: not self._is_stepping_elsewhere(), timeout_s)
+            if is_free and self._holder is not None:
+                holder, self._holder = self._holder, None
+                holder.leave()
+            return is_free
+
     def _line_up(self, taker: TurnTaker) -> None:
-        self._queue.append(taker)
         try:
+            self._queue.append(taker)
             while self._queue[0] is not taker or self._seconds_to_wait() > 0:
                 self._check(taker)
                 self._changed.wait(min(self._seconds_to_wait(), _LOOK_S) or _LOOK_S)
         finally:
+            self._stop_waiting(taker)
+
+    def _stop_waiting(self, taker: TurnTaker) -> None:
+        with suppress(ValueError):  # it waits no more
             self._queue.remove(taker)
-            self._changed.notify_all()
+        self._changed.notify_all()
 
     def _seconds_to_wait(self) -> float:
         """Until the holder's turn may be taken; infinite while it is at a step."""
@@ -126,9 +138,3 @@ class Turns:
         taker.raise_if_unwanted()
         if self._is_closed:
             raise GenerationError("This session is closed: load the bundle again, or open a new session.")
-
-    def _pause(self, taker: TurnTaker) -> None:
-        with self._changed:
-            if self._holder is taker:
-                self._left_at = perf_counter()
-            self._changed.notify_all()
