@@ -12,11 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import runs
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mirrorsd import GenerationConfig, MirrorPipeline
+from mirrorsd.bench import runs
 from mirrorsd.graphs.errors import ContextLengthError
 
 
@@ -24,8 +24,9 @@ class HuggingFace:
     """The target in PyTorch, in float32."""
 
     def __init__(self, folder: Path) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        self.model = model.eval()
 
     def greedy(self, messages: runs.Messages, num_tokens: int) -> tuple[list[int], list[int]]:
         """Ids of the prompt, by the tokenizer's own chat template, and of the answer."""

@@ -119,10 +119,10 @@ def export_pair(
             report(f"going on from an earlier export, which had finished: {', '.join(journal.finished)}", 0.0)
         check_space(bundle, _least_bytes(job) - sum(path.stat().st_size for path in bundle.rglob("*")))
         # The draft first: it is small, and one that is refused must not cost a large target's export.
-        draft = _build_draft(job, bundle, journal, report)
+        built_draft = _build_draft(job, bundle, journal, report)
         built = _build_target(job, bundle, journal, report)
         report("carry over", 0.95)
-        manifest = _finish(job, bundle, built, draft)
+        manifest = _finish(job, bundle, built, built_draft)
         (bundle / names.MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
     report("done", 1.0)
     return manifest

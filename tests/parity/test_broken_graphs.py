@@ -8,6 +8,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from mirrorsd.export import aware_quantisation
+from mirrorsd.export.aware_quantisation import gptq_rows
 from mirrorsd.export.checkpoint import Checkpoint, open_checkpoint
 from mirrorsd.export.journal import Journal
 from mirrorsd.export.loading import DTYPE_BY_PRECISION, load_adapter, target_shape
@@ -154,3 +156,39 @@ def test_no_number_is_no_agreement(exported: Exported) -> None:
             exported.check()
     finally:
         exported.reference = reference
+
+
+@pytest.mark.slow
+def test_gptq_is_held_to_the_same_bound_and_rounds_each_matrix_once(
+    make_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was rounded for the graphs is what PyTorch is given, without rounding it again."""
+    target = make_checkpoint(tmp_path / "target", "llama", seed=3, num_hidden_layers=2, tie_word_embeddings=True)
+    checkpoint = open_checkpoint(target, "target")
+    model = open_model(checkpoint)
+    shape = target_shape(model.network, "int4")
+    inputs, bundle = tmp_path / "inputs", tmp_path / "bundle"
+    inputs.mkdir()
+    bundle.mkdir()
+    rounded: list[tuple[int, ...]] = []
+
+    def counted(rows: Any, *given: Any) -> Any:
+        rounded.append(rows.shape)
+        return gptq_rows(rows, *given)
+
+    monkeypatch.setattr(aware_quantisation, "gptq_rows", counted)
+    windows = np.random.default_rng(5).integers(0, shape.vocab_size, (2, 64))
+    plan = TargetPlan(
+        shape=shape,
+        formats=ExportOptions(precision="int4").formats(shape.hidden_size),
+        context=CONTEXT,
+        num_candidates=8,
+        adapters={1: None},
+        choose_pack=aware_quantisation.collect_inputs(model, windows, inputs).choose_pack,
+    )
+    write_target(open_model(checkpoint), plan, bundle, lambda stage, share: None, Journal(bundle, ""))
+    assert len(rounded) == 2 * 7
+    reference = stored_reference(checkpoint, plan, list(range(100)))
+    assert len(rounded) == 2 * 7
+    results = compare_target(TargetRun(bundle, plan, in_float32=True), reference, "random ids")
+    assert max(result.max_relative_error for result in results) < 1e-4
