@@ -107,8 +107,8 @@ def compare_drafts(
     return DraftAccuracy(
         scheme=scheme,
         agreement=tuple(round(float(share), 4) for share in agreement),
-        accepted_before=round(one.by_text.sum() / max(1, num_windows), 4),
-        accepted_after=round(other.by_text.sum() / max(1, num_windows), 4),
+        accepted_before=round(float(one.by_text.sum()) / max(1, num_windows), 4),
+        accepted_after=round(float(other.by_text.sum()) / max(1, num_windows), 4),
         num_windows=num_windows,
         num_positions=len(one.best),
         share_interval=share_interval(one.by_text, other.by_text),
