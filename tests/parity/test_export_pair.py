@@ -15,7 +15,7 @@ from mirrorsd.export import ExportOptions, export_pair, verify_target
 from mirrorsd.export.pair import _BuiltDraft
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError, ExportError, ParityError
-from mirrorsd.graphs.manifest import DraftAccuracy
+from mirrorsd.graphs.manifest import DraftAccuracy, VerifyResult
 from mirrorsd.graphs.quality_bounds import quality_warnings
 
 KILLED = """
@@ -276,6 +276,22 @@ def test_a_lossy_draft_is_refused_before_the_target_and_what_is_finished_is_kept
         again(allow_draft_loss=True)
     assert "going on from an earlier export, which had finished: draft" in asked
     assert asked[-2:] == ["compress draft", "load target"]
+
+
+def test_an_fp16_draft_with_linked_streams_is_held_against_its_rounded_weights(
+    pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[VerifyResult] = []
+
+    def seen(results: Any, tolerance: Any) -> None:
+        compared.extend(results)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mirrorsd.export.pair.check_parity", seen)
+    with pytest.raises(KeyboardInterrupt):
+        _export(pair, draft_precision="fp16")
+    assert compared[0].max_relative_error < 1e-3
+    assert compared[0].top1_agreement >= 0.99
 
 
 def test_a_draft_whose_window_ends_within_the_context_is_refused(pair: Path) -> None:
