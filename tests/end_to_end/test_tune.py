@@ -147,7 +147,7 @@ DAMAGES: dict[str, dict[str, object]] = {
     "sampled_tokens_per_second[plain] is -1.0": {"sampled_tokens_per_second": {"plain": -1.0}},
     "root scores 'both:3' have other weights": {"root_scores": {"both:3": [[1.0], [1.0], [1.0]]}},
     "target_ms is nan": {"target_ms": [[1.0, float("nan")]]},
-    "speculation.gamma is 3.5": {"speculation": {"gamma": 3.5}},
+    "gamma is 3.5": {"speculation": {"gamma": 3.5}},
     "speculation is 'colour'": {"speculation": {"colour": 1}},
     "gamma is 99; allowed: 1 to 31": {"sampled_speculation": {"gamma": 99}},
     "layout is 'sideways'": {"layout": "sideways"},
