@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import ConfigError, DeviceError
-from mirrorsd.runtime.generation_config import GenerationConfig
+from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.likely_tokens import likely_tokens, new_scratch
 from mirrorsd.runtime.noise import gumbel, gumbel_row
 from mirrorsd.runtime.repetition import RepetitionPenalty

@@ -10,7 +10,7 @@ steps (`controller`).
 from statistics import fmean
 
 from mirrorsd.runtime.asking_budget import AskingBudget
-from mirrorsd.runtime.generation_config import GenerationConfig
+from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.plain_pace import PlainPace
 from mirrorsd.runtime.token_cost import Luck, TokenCost
 

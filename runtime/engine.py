@@ -10,6 +10,7 @@ from dataclasses import replace
 from mirrorsd.device_maps.pace import Curve, interpolate
 from mirrorsd.graphs.errors import ConfigError, DeviceError, GenerationError
 from mirrorsd.graphs.manifest import TargetEntry
+from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.controller import AutoDriver
 from mirrorsd.runtime.cost_book import CostBooks
 from mirrorsd.runtime.draft_link import DraftLink
@@ -17,7 +18,6 @@ from mirrorsd.runtime.draft_session import DraftModel
 from mirrorsd.runtime.drafter import Drafter
 from mirrorsd.runtime.drivers import Driver, PlainDriver, SerialDriver
 from mirrorsd.runtime.free_rows import FreeRowDriver
-from mirrorsd.runtime.generation_config import SpeculationConfig
 from mirrorsd.runtime.mirror_driver import MirrorDriver
 from mirrorsd.runtime.planner import RootPlanner
 from mirrorsd.runtime.repeat_drivers import repeating_drivers

@@ -12,11 +12,11 @@ from mirrorsd.device_maps import DeviceMap
 from mirrorsd.device_maps.card import SHARED
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import Manifest
+from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig, Speculations
 from mirrorsd.runtime.devices import check_computes, choose_device_map
 from mirrorsd.runtime.draft_session import DraftModel
 from mirrorsd.runtime.engine import Engine, check_exits, resolve_speculation
 from mirrorsd.runtime.generation import Chunk, GenerationResult
-from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig, Speculations
 from mirrorsd.runtime.huge_pages import regions_now, use_huge_pages
 from mirrorsd.runtime.layouts import Layout, choose_layout, target_thread_cores
 from mirrorsd.runtime.paced import PacedDraftModel, PacedTargetModel

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.choosing import TokenChooser
-from mirrorsd.runtime.generation_config import SpeculationConfig
+from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.root_scores import Proxies, RootScores, join, root_chances
 from mirrorsd.runtime.roots import Root, global_roots, per_row_roots
 from mirrorsd.runtime.target_session import ExitGuesses

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import Cancelled, ContextLengthError, GenerationError
 from mirrorsd.runtime.choosing import TokenChooser
-from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
+from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.window_length import WindowLength
 

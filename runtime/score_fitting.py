@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.choosing import TokenChooser
-from mirrorsd.runtime.generation_config import GenerationConfig
+from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.planner import FIRST_RATE, RATE_MEMORY, compete
 from mirrorsd.runtime.recording import RecordedText, Recording
 from mirrorsd.runtime.root_scores import (

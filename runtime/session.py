@@ -9,9 +9,9 @@ from typing import Any, Self
 
 from mirrorsd.graphs.errors import GenerationError
 from mirrorsd.graphs.manifest import Manifest
+from mirrorsd.runtime.config import GenerationConfig, Speculations, resolve_generation
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.generation import Chunk, GenerationResult, Stop, run_steps
-from mirrorsd.runtime.generation_config import GenerationConfig, Speculations, resolve_generation
 from mirrorsd.runtime.generation_stats import summarise
 from mirrorsd.runtime.layouts import Layout
 from mirrorsd.runtime.request import Request

@@ -17,12 +17,12 @@ from mirrorsd.device_maps import Pace, interpolate
 from mirrorsd.device_maps.pace import Curve
 from mirrorsd.runtime.branches import Branch, BranchTable
 from mirrorsd.runtime.choosing import TokenChooser
+from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.controller import AutoDriver
 from mirrorsd.runtime.cost_book import CostBook
 from mirrorsd.runtime.draft_link import DraftLink
 from mirrorsd.runtime.drafter import Drafter
 from mirrorsd.runtime.drivers import Driver, PlainDriver, SerialDriver
-from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.generation_stats import GenerationStats, summarise
 from mirrorsd.runtime.ledger import Ledger, Span
 from mirrorsd.runtime.mirror_driver import MirrorDriver

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from mirrorsd.runtime.generation_config import GenerationConfig
+from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.incremental_decoder import IncrementalDecoder
 
 

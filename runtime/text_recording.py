@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mirrorsd.runtime.generation_config import GenerationConfig
+from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.recorder import record_text
 from mirrorsd.runtime.recording import Recording
 from mirrorsd.runtime.tokenization import Message

@@ -20,8 +20,8 @@ from mirrorsd.device_maps.card import APART, LAYOUTS
 from mirrorsd.device_maps.pace import Curve, check_curve
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.devices import ONNX_PACKAGES
-from mirrorsd.runtime.generation_config import SpeculationConfig
 from mirrorsd.runtime.pinning import processor_name
 from mirrorsd.runtime.root_scores import RootScores
 from mirrorsd.runtime.setting_rules import require

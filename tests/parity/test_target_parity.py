@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.contract import exit_contract, segment_contract
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.engine import check_exits
-from mirrorsd.runtime.generation_config import SpeculationConfig
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.onnx_target import OnnxTargetModel
 

@@ -5,7 +5,7 @@ import pytest
 
 from mirrorsd.graphs.errors import ConfigError, DeviceError
 from mirrorsd.runtime.choosing import Choice, TokenChooser, graph_choice
-from mirrorsd.runtime.generation_config import GenerationConfig
+from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.likely_tokens import FAR, likely_tokens, new_scratch
 from mirrorsd.runtime.noise import _variates, gumbel, gumbel_row
 from mirrorsd.runtime.shortlist_filter import ShortlistFilter

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig, resolve_generation
 from mirrorsd.runtime.engine import resolve_speculation
-from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig, resolve_generation
 from mirrorsd.runtime.tuning import candidate_settings
 
 

@@ -4,8 +4,8 @@ import numpy as np
 
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.runtime.choosing import TokenChooser
+from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.draft_noise import DraftNoise
-from mirrorsd.runtime.generation_config import GenerationConfig
 from mirrorsd.runtime.noise import gumbel
 
 SHAPE = DraftShape(

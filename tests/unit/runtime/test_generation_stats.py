@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from mirrorsd.runtime import request
+from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.fake import FakeDraft, FakeTarget
 from mirrorsd.runtime.generation import Stop, run_steps
-from mirrorsd.runtime.generation_config import GenerationConfig
 from mirrorsd.runtime.generation_stats import GenerationStats, summarise
 from mirrorsd.runtime.request import Request
 from mirrorsd.runtime.stopping import StopWatch

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from mirrorsd.runtime.generation_config import GenerationConfig
+from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.incremental_decoder import IncrementalDecoder
 from mirrorsd.runtime.stopping import StopWatch
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mirrorsd.runtime.choosing import TokenChooser
-from mirrorsd.runtime.generation_config import GenerationConfig
+from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.repetition import RepetitionPenalty, penalise_repetition
 
 RNG = np.random.default_rng(12)

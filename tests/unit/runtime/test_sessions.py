@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mirrorsd.graphs.errors import Cancelled
+from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.engine import Engine, Seat
 from mirrorsd.runtime.fake import FakeDraft, FakeModel, FakeTarget
-from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.request import Request
 from mirrorsd.runtime.workers import DeviceWorker
 

@@ -10,8 +10,8 @@ import pytest
 from mirrorsd.device_maps import Pace
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.runtime.choosing import TokenChooser
+from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.fake import FakeDraft
-from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.recorder import record_text
 from mirrorsd.runtime.recording import RecordedText, Recording
 from mirrorsd.runtime.root_scores import RootScores

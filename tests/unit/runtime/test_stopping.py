@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.drivers import InFlight, Outcome
 from mirrorsd.runtime.generation import Chunk, Stop, run_steps
-from mirrorsd.runtime.generation_config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.incremental_decoder import IncrementalDecoder
 from mirrorsd.runtime.request import Request, StepRecord
 from mirrorsd.runtime.stopping import StopWatch

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mirrorsd.runtime.generation_config import SpeculationConfig
+from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.root_scores import DEFAULTS
 from mirrorsd.runtime.window_length import LearnedLengths, WindowLength
 
