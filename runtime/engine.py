@@ -11,19 +11,19 @@ from mirrorsd.device_maps.pace import Curve, interpolate
 from mirrorsd.graphs.errors import ConfigError, DeviceError, GenerationError
 from mirrorsd.graphs.manifest import TargetEntry
 from mirrorsd.runtime.config import SpeculationConfig
-from mirrorsd.runtime.controller import AutoDriver
 from mirrorsd.runtime.cost_book import CostBooks
-from mirrorsd.runtime.draft_link import DraftLink
+from mirrorsd.runtime.decoding.auto import AutoDriver
+from mirrorsd.runtime.decoding.draft_link import DraftLink
+from mirrorsd.runtime.decoding.lookup import FreeRowDriver, repeating_drivers
+from mirrorsd.runtime.decoding.mirror import MirrorDriver
+from mirrorsd.runtime.decoding.plain import Driver, PlainDriver
+from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.decoding.serial import SerialDriver
+from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.draft_session import DraftModel
 from mirrorsd.runtime.drafter import Drafter
-from mirrorsd.runtime.drivers import Driver, PlainDriver, SerialDriver
-from mirrorsd.runtime.free_rows import FreeRowDriver
-from mirrorsd.runtime.mirror_driver import MirrorDriver
 from mirrorsd.runtime.planner import RootPlanner
-from mirrorsd.runtime.repeat_drivers import repeating_drivers
-from mirrorsd.runtime.request import Request
 from mirrorsd.runtime.root_scores import RootScores
-from mirrorsd.runtime.target_link import TargetLink
 from mirrorsd.runtime.target_session import TargetModel
 from mirrorsd.runtime.window_length import LearnedLengths, WindowLength
 from mirrorsd.runtime.workers import DeviceWorker

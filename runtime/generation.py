@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from mirrorsd.runtime.drivers import Driver, Outcome
+from mirrorsd.runtime.decoding.plain import Driver, Outcome
+from mirrorsd.runtime.decoding.request import Request, StepRecord
 from mirrorsd.runtime.generation_stats import GenerationStats
 from mirrorsd.runtime.ledger import Span
-from mirrorsd.runtime.request import Request, StepRecord
 from mirrorsd.runtime.stopping import StopWatch
 from mirrorsd.runtime.trace import write_trace
 

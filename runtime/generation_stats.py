@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from mirrorsd.runtime.decoding.request import Request, StepRecord
 from mirrorsd.runtime.ledger import Ledger, Span
-from mirrorsd.runtime.request import Request, StepRecord
 
 REUSE_SOURCES = ("early", "exit", "late")
 _PASS_PARTS = ("prefix", "middle", "exit", "suffix")

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.runtime.choosing import NoiseSource
+from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.draft_session import RowBlock, TipGuesses
 from mirrorsd.runtime.recording import RecordedText, Recording
-from mirrorsd.runtime.request import Request
 from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
 from mirrorsd.runtime.workers import Ticket
 

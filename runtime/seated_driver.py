@@ -1,8 +1,8 @@
 """A request's driver on caches that it shares, in turns, with the other requests of its session."""
 
-from mirrorsd.runtime.drivers import Driver, InFlight, Outcome
+from mirrorsd.runtime.decoding.plain import Driver, InFlight, Outcome
+from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.engine import Seat
-from mirrorsd.runtime.request import Request
 from mirrorsd.runtime.turns import Turns
 
 

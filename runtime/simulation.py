@@ -18,20 +18,21 @@ from mirrorsd.device_maps.pace import Curve
 from mirrorsd.runtime.branches import Branch, BranchTable
 from mirrorsd.runtime.choosing import TokenChooser
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
-from mirrorsd.runtime.controller import AutoDriver
 from mirrorsd.runtime.cost_book import CostBook
-from mirrorsd.runtime.draft_link import DraftLink
+from mirrorsd.runtime.decoding.auto import AutoDriver
+from mirrorsd.runtime.decoding.draft_link import DraftLink
+from mirrorsd.runtime.decoding.mirror import MirrorDriver
+from mirrorsd.runtime.decoding.plain import Driver, PlainDriver
+from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.decoding.serial import SerialDriver
+from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.drafter import Drafter
-from mirrorsd.runtime.drivers import Driver, PlainDriver, SerialDriver
 from mirrorsd.runtime.generation_stats import GenerationStats, summarise
 from mirrorsd.runtime.ledger import Ledger, Span
-from mirrorsd.runtime.mirror_driver import MirrorDriver
 from mirrorsd.runtime.planner import RootPlanner
 from mirrorsd.runtime.recording import RecordedText, Recording
 from mirrorsd.runtime.replay import ReplayDraft, ReplayTarget
-from mirrorsd.runtime.request import Request
 from mirrorsd.runtime.root_scores import RootScores
-from mirrorsd.runtime.target_link import TargetLink
 from mirrorsd.runtime.window_length import LearnedLengths, WindowLength
 
 Result = TypeVar("Result")

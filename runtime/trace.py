@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mirrorsd.runtime.decoding.request import StepRecord
 from mirrorsd.runtime.ledger import Span
-from mirrorsd.runtime.request import StepRecord
 
 _TRACKS = {"target": 1, "draft": 2, "host": 3, "steps": 4}
 

@@ -6,8 +6,8 @@ import pytest
 
 from mirrorsd.cli.application import run
 from mirrorsd.cli.trace_picture import read_trace
+from mirrorsd.runtime.decoding.request import StepRecord
 from mirrorsd.runtime.ledger import Span
-from mirrorsd.runtime.request import StepRecord
 from mirrorsd.runtime.trace import write_trace
 
 SPANS = (

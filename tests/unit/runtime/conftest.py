@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
-from mirrorsd.runtime.drivers import Driver
+from mirrorsd.runtime.decoding.plain import Driver
+from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.fake import FakeDraft, FakeModel, FakeTarget
-from mirrorsd.runtime.request import Request
 from mirrorsd.runtime.target_session import TargetOutput
 from mirrorsd.runtime.workers import DeviceWorker
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from mirrorsd.runtime import request
 from mirrorsd.runtime.config import GenerationConfig
+from mirrorsd.runtime.decoding import request
+from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.fake import FakeDraft, FakeTarget
 from mirrorsd.runtime.generation import Stop, run_steps
 from mirrorsd.runtime.generation_stats import GenerationStats, summarise
-from mirrorsd.runtime.request import Request
 from mirrorsd.runtime.stopping import StopWatch
 
 from .conftest import VOCAB, Bench, SteadyTarget, greedy_continuation, make_draft_handler

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.controller import AutoDriver
-from mirrorsd.runtime.drivers import Driver
+from mirrorsd.runtime.decoding.auto import AutoDriver
+from mirrorsd.runtime.decoding.plain import Driver
+from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.repeats import RepeatChances, RepeatedText
-from mirrorsd.runtime.request import Request
 from mirrorsd.runtime.root_scores import DEFAULTS
 from mirrorsd.runtime.window_length import LearnedLengths, WindowLength
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.controller import AutoDriver
 from mirrorsd.runtime.cost_book import CostBook
-from mirrorsd.runtime.drivers import InFlight, Outcome
+from mirrorsd.runtime.decoding.auto import AutoDriver
+from mirrorsd.runtime.decoding.plain import InFlight, Outcome
 
 GAMMA = 4
 PLAIN_SECONDS = 1.0

@@ -7,10 +7,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
-from mirrorsd.runtime.drivers import InFlight, Outcome
+from mirrorsd.runtime.decoding.plain import InFlight, Outcome
+from mirrorsd.runtime.decoding.request import Request, StepRecord
 from mirrorsd.runtime.generation import Chunk, Stop, run_steps
 from mirrorsd.runtime.incremental_decoder import IncrementalDecoder
-from mirrorsd.runtime.request import Request, StepRecord
 from mirrorsd.runtime.stopping import StopWatch
 
 

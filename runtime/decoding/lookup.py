@@ -8,14 +8,36 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.acceptance import Acceptance
-from mirrorsd.runtime.draft_link import DraftLink
-from mirrorsd.runtime.drivers import InFlight, SerialDriver
-from mirrorsd.runtime.mirror_driver import MirrorDriver
+from mirrorsd.runtime.decoding.acceptance import Acceptance
+from mirrorsd.runtime.decoding.draft_link import DraftLink
+from mirrorsd.runtime.decoding.mirror import MirrorDriver
+from mirrorsd.runtime.decoding.plain import InFlight, Outcome, PlainDriver
+from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.decoding.serial import SerialDriver
+from mirrorsd.runtime.decoding.target_link import TargetLink
+from mirrorsd.runtime.draft_chain import NO_TOKENS
 from mirrorsd.runtime.planner import RootPlanner
 from mirrorsd.runtime.repeats import RepeatedText
-from mirrorsd.runtime.request import Request
-from mirrorsd.runtime.target_link import TargetLink
+from mirrorsd.runtime.text_lookup import TextLookup
+
+__all__ = ["FreeRowDriver"]
+
+
+class FreeRowDriver(PlainDriver):
+    """One target pass a step, with nothing in flight but what fits into the rows of its last group."""
+
+    def __init__(self, request: Request, target: TargetLink) -> None:
+        super().__init__(request, target)
+        self._lookup = TextLookup()
+
+    def step(self, inflight: InFlight) -> Outcome:
+        """As in plain decoding; a window that is in flight already is verified as it is."""
+        return super().step(inflight if len(inflight.window) else inflight._replace(window=self._guess()))
+
+    def _guess(self) -> NDArray[np.int64]:
+        count = min(self.target.row_group - 1, self.request.window_limit())
+        return self._lookup.guess(self.request.tokens, count) if count > 0 else NO_TOKENS
+
 
 _LONGEST = 31
 """Most tokens of a window that costs no drafting: with the head's, what `tune` measures passes of."""

@@ -6,16 +6,17 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.acceptance import Acceptance
 from mirrorsd.runtime.branches import BranchTable
-from mirrorsd.runtime.draft_link import DraftLink
+from mirrorsd.runtime.decoding.acceptance import Acceptance
+from mirrorsd.runtime.decoding.draft_link import DraftLink
+from mirrorsd.runtime.decoding.expansion import Expansion, Occasion
+from mirrorsd.runtime.decoding.plain import InFlight
+from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.decoding.serial import SerialDriver
+from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.drafter import cut_window
-from mirrorsd.runtime.drivers import InFlight, SerialDriver
-from mirrorsd.runtime.expansion import Expansion, Occasion
 from mirrorsd.runtime.planner import RootPlanner
-from mirrorsd.runtime.request import Request
 from mirrorsd.runtime.round_clock import PassClock
-from mirrorsd.runtime.target_link import TargetLink
 from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
 from mirrorsd.runtime.workers import Ticket
 

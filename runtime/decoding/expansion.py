@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.branches import Branch, BranchTable
-from mirrorsd.runtime.draft_link import DraftLink
+from mirrorsd.runtime.decoding.draft_link import DraftLink
 from mirrorsd.runtime.drafter import Offer
 from mirrorsd.runtime.planner import RootPlanner
 from mirrorsd.runtime.roots import Root
