@@ -20,8 +20,8 @@ from mirrorsd.runtime.decoding.plain import Driver, PlainDriver
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.serial import SerialDriver
 from mirrorsd.runtime.decoding.target_link import TargetLink
+from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.draft_session import DraftModel
-from mirrorsd.runtime.drafter import Drafter
 from mirrorsd.runtime.planner import RootPlanner
 from mirrorsd.runtime.root_scores import RootScores
 from mirrorsd.runtime.target_session import TargetModel

@@ -15,7 +15,6 @@ import numpy as np
 
 from mirrorsd.device_maps import Pace, interpolate
 from mirrorsd.device_maps.pace import Curve
-from mirrorsd.runtime.branches import Branch, BranchTable
 from mirrorsd.runtime.choosing import TokenChooser
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.cost_book import CostBook
@@ -26,7 +25,8 @@ from mirrorsd.runtime.decoding.plain import Driver, PlainDriver
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.serial import SerialDriver
 from mirrorsd.runtime.decoding.target_link import TargetLink
-from mirrorsd.runtime.drafter import Drafter
+from mirrorsd.runtime.draft.branches import Branch, BranchTable
+from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.generation_stats import GenerationStats, summarise
 from mirrorsd.runtime.ledger import Ledger, Span
 from mirrorsd.runtime.planner import RootPlanner

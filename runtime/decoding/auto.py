@@ -14,7 +14,7 @@ from mirrorsd.runtime.cost_book import CostBook
 from mirrorsd.runtime.decoding.mirror import MirrorDriver
 from mirrorsd.runtime.decoding.plain import InFlight, Outcome, PlainDriver
 from mirrorsd.runtime.decoding.serial import SerialDriver
-from mirrorsd.runtime.draft_chain import longest_common_prefix
+from mirrorsd.runtime.draft.chain import longest_common_prefix
 
 _FIRST_PAUSE, _FIRST_HOPELESS_PAUSE, _LONGEST_PAUSE = 4, 16, 256
 """Tokens between two windows on the side, where speculation has paid so far and where it has not; triples with every

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.drafter import Drafter
+from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.workers import DeviceWorker, Ticket
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.branches import Branch, BranchTable
 from mirrorsd.runtime.decoding.draft_link import DraftLink
-from mirrorsd.runtime.drafter import Offer
+from mirrorsd.runtime.draft.branches import Branch, BranchTable
+from mirrorsd.runtime.draft.drafter import Offer
 from mirrorsd.runtime.planner import RootPlanner
 from mirrorsd.runtime.roots import Root
 from mirrorsd.runtime.row_budget import worth_by_rows

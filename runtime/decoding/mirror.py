@@ -6,7 +6,6 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.branches import BranchTable
 from mirrorsd.runtime.decoding.acceptance import Acceptance
 from mirrorsd.runtime.decoding.draft_link import DraftLink
 from mirrorsd.runtime.decoding.expansion import Expansion, Occasion
@@ -14,7 +13,8 @@ from mirrorsd.runtime.decoding.plain import InFlight
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.serial import SerialDriver
 from mirrorsd.runtime.decoding.target_link import TargetLink
-from mirrorsd.runtime.drafter import cut_window
+from mirrorsd.runtime.draft.branches import BranchTable
+from mirrorsd.runtime.draft.drafter import cut_window
 from mirrorsd.runtime.planner import RootPlanner
 from mirrorsd.runtime.round_clock import PassClock
 from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.draft_chain import longest_common_prefix
+from mirrorsd.runtime.draft.chain import longest_common_prefix
 from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput, TargetSession
 from mirrorsd.runtime.workers import DeviceWorker, Overdue, Ticket
 

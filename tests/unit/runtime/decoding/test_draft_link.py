@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from mirrorsd.runtime.decoding.draft_link import DraftLink
-from mirrorsd.runtime.drafter import Drafter
+from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.workers import DeviceWorker
 

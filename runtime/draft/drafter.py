@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.branches import Branch, BranchWindow
 from mirrorsd.runtime.choosing import TokenChooser
-from mirrorsd.runtime.draft_chain import NO_TOKENS, DraftChain
+from mirrorsd.runtime.draft.branches import Branch, BranchWindow
+from mirrorsd.runtime.draft.chain import NO_TOKENS, DraftChain
 from mirrorsd.runtime.draft_session import DraftSession, RowBlock, TipGuesses
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.roots import Root

@@ -1,0 +1,1 @@
+"""What the draft holds: its chain of fed tokens, branches, and the rounds that grow them."""
