@@ -16,8 +16,8 @@ from mirrorsd import MirrorPipeline
 from mirrorsd.bench import runs
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.runtime.pipeline import speculation_of
+from mirrorsd.runtime.policy.root_scores import RootScores
 from mirrorsd.runtime.recording import Recording
-from mirrorsd.runtime.root_scores import RootScores
 from mirrorsd.runtime.score_fitting import fit_scores
 from mirrorsd.runtime.simulation import Scenario, mean_of, simulate, tokens_per_second
 from mirrorsd.runtime.text_recording import record_texts

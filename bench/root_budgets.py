@@ -10,7 +10,7 @@ from typing import Any
 
 from mirrorsd import GenerationConfig, MirrorPipeline
 from mirrorsd.bench import runs
-from mirrorsd.runtime.root_scores import RootScores
+from mirrorsd.runtime.policy.root_scores import RootScores
 from mirrorsd.runtime.score_fitting import fit_scores
 from mirrorsd.runtime.text_recording import record_texts
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from mirrorsd import GenerationConfig, MirrorPipeline
     from mirrorsd.device_maps import DeviceMap
     from mirrorsd.runtime.part_times import PartTimes
+    from mirrorsd.runtime.policy.root_scores import RootScores
     from mirrorsd.runtime.recording import Recording
-    from mirrorsd.runtime.root_scores import RootScores
     from mirrorsd.runtime.tuned import Tuned
     from mirrorsd.runtime.tuning import Contest, Entrant
 
@@ -109,7 +109,7 @@ def _learn_pair(
     pipes: "Pipes", texts: "list[Prompt]", configs: "dict[str, GenerationConfig]"
 ) -> tuple["dict[str, Recording]", "RootScores"]:
     """Record a few texts, greedy and sampled, and fit the root scores to them; the pipelines use them from here on."""
-    from mirrorsd.runtime.root_scores import RootScores
+    from mirrorsd.runtime.policy.root_scores import RootScores
     from mirrorsd.runtime.score_fitting import coverage, fit_scores
     from mirrorsd.runtime.text_recording import record_texts
 

@@ -11,7 +11,6 @@ from mirrorsd.device_maps.pace import Curve, interpolate
 from mirrorsd.graphs.errors import ConfigError, DeviceError, GenerationError
 from mirrorsd.graphs.manifest import TargetEntry
 from mirrorsd.runtime.config import SpeculationConfig
-from mirrorsd.runtime.cost_book import CostBooks
 from mirrorsd.runtime.decoding.auto import AutoDriver
 from mirrorsd.runtime.decoding.draft_link import DraftLink
 from mirrorsd.runtime.decoding.lookup import FreeRowDriver, repeating_drivers
@@ -22,10 +21,11 @@ from mirrorsd.runtime.decoding.serial import SerialDriver
 from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.draft_session import DraftModel
-from mirrorsd.runtime.planner import RootPlanner
-from mirrorsd.runtime.root_scores import RootScores
+from mirrorsd.runtime.policy.methods import CostBooks
+from mirrorsd.runtime.policy.root_scores import RootScores
+from mirrorsd.runtime.policy.roots import RootPlanner
+from mirrorsd.runtime.policy.windows import LearnedLengths, WindowLength
 from mirrorsd.runtime.target_session import TargetModel
-from mirrorsd.runtime.window_length import LearnedLengths, WindowLength
 from mirrorsd.runtime.workers import DeviceWorker
 
 

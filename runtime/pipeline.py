@@ -20,7 +20,7 @@ from mirrorsd.runtime.generation import Chunk, GenerationResult
 from mirrorsd.runtime.huge_pages import regions_now, use_huge_pages
 from mirrorsd.runtime.layouts import Layout, choose_layout, target_thread_cores
 from mirrorsd.runtime.paced import PacedDraftModel, PacedTargetModel
-from mirrorsd.runtime.root_scores import RootScores
+from mirrorsd.runtime.policy.root_scores import RootScores
 from mirrorsd.runtime.session import MirrorSession
 from mirrorsd.runtime.target_session import TargetModel
 from mirrorsd.runtime.tokenization import BundleTokenizer, Message

@@ -8,9 +8,7 @@ from numpy.typing import NDArray
 
 from mirrorsd.runtime.choosing import TokenChooser
 from mirrorsd.runtime.config import GenerationConfig
-from mirrorsd.runtime.planner import FIRST_RATE, RATE_MEMORY, compete
-from mirrorsd.runtime.recording import RecordedText, Recording
-from mirrorsd.runtime.root_scores import (
+from mirrorsd.runtime.policy.root_scores import (
     DEFAULTS,
     Array,
     Candidates,
@@ -22,7 +20,8 @@ from mirrorsd.runtime.root_scores import (
     row_features,
     token_chances,
 )
-from mirrorsd.runtime.roots import global_roots
+from mirrorsd.runtime.policy.roots import FIRST_RATE, RATE_MEMORY, compete, global_roots
+from mirrorsd.runtime.recording import RecordedText, Recording
 
 _RIDGE = 3.0
 _NEWTON_STEPS = 12

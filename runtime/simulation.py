@@ -17,7 +17,6 @@ from mirrorsd.device_maps import Pace, interpolate
 from mirrorsd.device_maps.pace import Curve
 from mirrorsd.runtime.choosing import TokenChooser
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
-from mirrorsd.runtime.cost_book import CostBook
 from mirrorsd.runtime.decoding.auto import AutoDriver
 from mirrorsd.runtime.decoding.draft_link import DraftLink
 from mirrorsd.runtime.decoding.mirror import MirrorDriver
@@ -29,11 +28,12 @@ from mirrorsd.runtime.draft.branches import Branch, BranchTable
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.generation_stats import GenerationStats, summarise
 from mirrorsd.runtime.ledger import Ledger, Span
-from mirrorsd.runtime.planner import RootPlanner
+from mirrorsd.runtime.policy.methods import CostBook
+from mirrorsd.runtime.policy.root_scores import RootScores
+from mirrorsd.runtime.policy.roots import RootPlanner
+from mirrorsd.runtime.policy.windows import LearnedLengths, WindowLength
 from mirrorsd.runtime.recording import RecordedText, Recording
 from mirrorsd.runtime.replay import ReplayDraft, ReplayTarget
-from mirrorsd.runtime.root_scores import RootScores
-from mirrorsd.runtime.window_length import LearnedLengths, WindowLength
 
 Result = TypeVar("Result")
 HOST_MS = 0.33

@@ -23,7 +23,7 @@ from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.devices import ONNX_PACKAGES
 from mirrorsd.runtime.pinning import processor_name
-from mirrorsd.runtime.root_scores import RootScores
+from mirrorsd.runtime.policy.root_scores import RootScores
 from mirrorsd.runtime.setting_rules import require
 
 _METHODS = ("mirror", "serial", "plain")

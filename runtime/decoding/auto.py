@@ -10,11 +10,11 @@ from itertools import takewhile
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.cost_book import CostBook
 from mirrorsd.runtime.decoding.mirror import MirrorDriver
 from mirrorsd.runtime.decoding.plain import InFlight, Outcome, PlainDriver
 from mirrorsd.runtime.decoding.serial import SerialDriver
 from mirrorsd.runtime.draft.chain import longest_common_prefix
+from mirrorsd.runtime.policy.methods import CostBook
 
 _FIRST_PAUSE, _FIRST_HOPELESS_PAUSE, _LONGEST_PAUSE = 4, 16, 256
 """Tokens between two windows on the side, where speculation has paid so far and where it has not; triples with every

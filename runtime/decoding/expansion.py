@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from mirrorsd.runtime.decoding.draft_link import DraftLink
 from mirrorsd.runtime.draft.branches import Branch, BranchTable
 from mirrorsd.runtime.draft.drafter import Offer
-from mirrorsd.runtime.planner import RootPlanner
-from mirrorsd.runtime.roots import Root
-from mirrorsd.runtime.row_budget import worth_by_rows
+from mirrorsd.runtime.policy.roots import Root, RootPlanner
+from mirrorsd.runtime.policy.rounds import worth_by_rows
 from mirrorsd.runtime.target_session import ExitGuesses
 
 _FIRST_ROUND_GRACE = 0.5

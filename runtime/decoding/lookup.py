@@ -16,9 +16,8 @@ from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.serial import SerialDriver
 from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.draft.chain import NO_TOKENS
-from mirrorsd.runtime.planner import RootPlanner
-from mirrorsd.runtime.repeats import RepeatedText
-from mirrorsd.runtime.text_lookup import TextLookup
+from mirrorsd.runtime.policy.repeats import RepeatedText, TextLookup
+from mirrorsd.runtime.policy.roots import RootPlanner
 
 __all__ = ["FreeRowDriver"]
 

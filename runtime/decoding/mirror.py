@@ -15,8 +15,8 @@ from mirrorsd.runtime.decoding.serial import SerialDriver
 from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.draft.branches import BranchTable
 from mirrorsd.runtime.draft.drafter import cut_window
-from mirrorsd.runtime.planner import RootPlanner
-from mirrorsd.runtime.round_clock import PassClock
+from mirrorsd.runtime.policy.roots import RootPlanner
+from mirrorsd.runtime.policy.times import PassClock
 from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
 from mirrorsd.runtime.workers import Ticket
 

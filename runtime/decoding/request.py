@@ -11,7 +11,7 @@ from mirrorsd.graphs.errors import Cancelled, ContextLengthError, GenerationErro
 from mirrorsd.runtime.choosing import TokenChooser
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.ledger import Ledger
-from mirrorsd.runtime.window_length import WindowLength
+from mirrorsd.runtime.policy.windows import WindowLength
 
 
 class StepRecord(NamedTuple):

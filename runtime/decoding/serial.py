@@ -16,7 +16,7 @@ from mirrorsd.runtime.decoding.plain import InFlight, Outcome, PlainDriver
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.draft.chain import NO_TOKENS
-from mirrorsd.runtime.window_length import WindowOrder
+from mirrorsd.runtime.policy.windows import WindowOrder
 
 _SIDE_PASSES = 3
 

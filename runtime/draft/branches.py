@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.draft_session import TipGuesses
-from mirrorsd.runtime.roots import Root
-from mirrorsd.runtime.window_length import Share
+from mirrorsd.runtime.policy.roots import Root
+from mirrorsd.runtime.policy.windows import Share
 
 
 class BranchWindow(NamedTuple):

@@ -14,10 +14,10 @@ from mirrorsd.runtime.draft.branches import Branch, BranchWindow
 from mirrorsd.runtime.draft.chain import NO_TOKENS, DraftChain
 from mirrorsd.runtime.draft_session import DraftSession, RowBlock, TipGuesses
 from mirrorsd.runtime.ledger import Ledger
-from mirrorsd.runtime.roots import Root
-from mirrorsd.runtime.round_clock import RoundClock
-from mirrorsd.runtime.row_budget import Confirmations, share_out
-from mirrorsd.runtime.window_length import Share, WindowLength, WindowOrder
+from mirrorsd.runtime.policy.roots import Root
+from mirrorsd.runtime.policy.rounds import Confirmations, share_out
+from mirrorsd.runtime.policy.times import RoundClock
+from mirrorsd.runtime.policy.windows import Share, WindowLength, WindowOrder
 
 _LEAST_SHARE = -20.0
 """In logs, behind the best: what a row's only candidate leaves to others."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.cost_book import CostBook
+from mirrorsd.runtime.policy.methods import CostBook
 
 METHODS = ("mirror", "serial", "plain")
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.cost_book import CostBook
-from mirrorsd.runtime.text_lookup import TextLookup
+from mirrorsd.runtime.policy.methods import CostBook
+from mirrorsd.runtime.policy.repeats import TextLookup
 
 Make = Callable[..., Any]
 PROMPT = [3, 1, 4, 1, 5]

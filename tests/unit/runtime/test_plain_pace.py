@@ -2,8 +2,8 @@
 
 import pytest
 
-from mirrorsd.runtime.cost_book import CostBook
-from mirrorsd.runtime.plain_pace import PlainPace
+from mirrorsd.runtime.policy.methods import CostBook
+from mirrorsd.runtime.policy.times import PlainPace
 
 
 def test_it_follows_the_machine_while_speculation_runs() -> None:

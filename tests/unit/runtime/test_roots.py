@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.root_scores import DEFAULTS, Proxies, RootScores, join, root_chances
-from mirrorsd.runtime.roots import global_roots, per_row_roots
+from mirrorsd.runtime.policy.root_scores import DEFAULTS, Proxies, RootScores, join, root_chances
+from mirrorsd.runtime.policy.roots import global_roots, per_row_roots
 
 WINDOW = np.array([5, 7])
 IDS = np.array([[5, 6, 8], [7, 9, 4], [2, 3, 1]])

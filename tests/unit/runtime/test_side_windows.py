@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.cost_book import CostBook
 from mirrorsd.runtime.decoding.auto import AutoDriver
 from mirrorsd.runtime.decoding.plain import InFlight, Outcome
+from mirrorsd.runtime.policy.methods import CostBook
 
 GAMMA = 4
 PLAIN_SECONDS = 1.0

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mirrorsd.runtime.cost_book import CostBook
 from mirrorsd.runtime.fake import FakeDraft
+from mirrorsd.runtime.policy.methods import CostBook
 
 Make = Callable[..., Any]
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]

@@ -9,10 +9,10 @@ steps (`controller`).
 
 from statistics import fmean
 
-from mirrorsd.runtime.asking_budget import AskingBudget
 from mirrorsd.runtime.config import GenerationConfig
-from mirrorsd.runtime.plain_pace import PlainPace
-from mirrorsd.runtime.token_cost import Luck, TokenCost
+from mirrorsd.runtime.policy.asking_budget import AskingBudget
+from mirrorsd.runtime.policy.times import PlainPace
+from mirrorsd.runtime.policy.token_cost import Luck, TokenCost
 
 _TRIAL_STEPS = 6
 _SWITCH_GAIN = 0.95

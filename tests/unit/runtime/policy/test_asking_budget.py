@@ -2,8 +2,8 @@
 
 import pytest
 
-from mirrorsd.runtime.asking_budget import AskingBudget
-from mirrorsd.runtime.cost_book import CostBook
+from mirrorsd.runtime.policy.asking_budget import AskingBudget
+from mirrorsd.runtime.policy.methods import CostBook
 
 
 def test_what_a_window_cost_must_be_put_aside_before_the_next() -> None:

@@ -12,8 +12,8 @@ from math import exp, log
 from typing import NamedTuple
 
 from mirrorsd.device_maps.pace import Curve, interpolate
-from mirrorsd.runtime.ratio import Ratio
-from mirrorsd.runtime.repeats import RepeatChances
+from mirrorsd.runtime.policy.repeats import RepeatChances
+from mirrorsd.runtime.policy.times import Ratio
 
 Share = Sequence[float]
 """Two logs: of a token's share among the candidates of its row, and of the best other one's."""

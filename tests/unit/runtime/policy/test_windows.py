@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from mirrorsd.runtime.config import SpeculationConfig
-from mirrorsd.runtime.root_scores import DEFAULTS
-from mirrorsd.runtime.window_length import LearnedLengths, WindowLength
+from mirrorsd.runtime.policy.root_scores import DEFAULTS
+from mirrorsd.runtime.policy.windows import LearnedLengths, WindowLength
 
 Make = Callable[..., Any]
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from mirrorsd.runtime.row_budget import Confirmations, share_out, worth_by_rows
+from mirrorsd.runtime.policy.rounds import Confirmations, share_out, worth_by_rows
 
 Make = Callable[..., Any]
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]

@@ -11,9 +11,9 @@ import pytest
 from mirrorsd.runtime.decoding.auto import AutoDriver
 from mirrorsd.runtime.decoding.plain import Driver
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.repeats import RepeatChances, RepeatedText
-from mirrorsd.runtime.root_scores import DEFAULTS
-from mirrorsd.runtime.window_length import LearnedLengths, WindowLength
+from mirrorsd.runtime.policy.repeats import RepeatChances, RepeatedText
+from mirrorsd.runtime.policy.root_scores import DEFAULTS
+from mirrorsd.runtime.policy.windows import LearnedLengths, WindowLength
 
 Make = Callable[..., Any]
 LOOP = [5, 6, 7, 8, 9]
