@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from mirrorsd import GenerationConfig
 from mirrorsd.bench import runs
 from mirrorsd.cli.machine import describe_machine, installed_versions
-from mirrorsd.runtime.choosing import TokenChooser
+from mirrorsd.runtime.sampling.chooser import TokenChooser
 
 FILTERS: tuple[dict[str, Any], ...] = (
     *({}, {"top_k": 20}, {"top_k": 1000}, {"top_p": 0.9}, {"top_p": 0.3}, {"min_p": 0.05}),

@@ -8,7 +8,7 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.contract import DraftShape
-from mirrorsd.runtime.choosing import NoiseSource
+from mirrorsd.runtime.sampling.chooser import NoiseSource
 
 
 class DraftNoise:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.choosing import NoiseSource
+from mirrorsd.runtime.sampling.chooser import NoiseSource
 
 
 class RowBlock(NamedTuple):

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.choosing import TokenChooser
 from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.policy.root_scores import (
     DEFAULTS,
@@ -22,6 +21,7 @@ from mirrorsd.runtime.policy.root_scores import (
 )
 from mirrorsd.runtime.policy.roots import FIRST_RATE, RATE_MEMORY, compete, global_roots
 from mirrorsd.runtime.recording import RecordedText, Recording
+from mirrorsd.runtime.sampling.chooser import TokenChooser
 
 _RIDGE = 3.0
 _NEWTON_STEPS = 12

@@ -15,7 +15,6 @@ import numpy as np
 
 from mirrorsd.device_maps import Pace, interpolate
 from mirrorsd.device_maps.pace import Curve
-from mirrorsd.runtime.choosing import TokenChooser
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.decoding.auto import AutoDriver
 from mirrorsd.runtime.decoding.draft_link import DraftLink
@@ -34,6 +33,7 @@ from mirrorsd.runtime.policy.roots import RootPlanner
 from mirrorsd.runtime.policy.windows import LearnedLengths, WindowLength
 from mirrorsd.runtime.recording import RecordedText, Recording
 from mirrorsd.runtime.replay import ReplayDraft, ReplayTarget
+from mirrorsd.runtime.sampling.chooser import TokenChooser
 
 Result = TypeVar("Result")
 HOST_MS = 0.33

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.choosing import Choice
+from mirrorsd.runtime.sampling.chooser import Choice
 
 
 class Acceptance(NamedTuple):

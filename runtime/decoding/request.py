@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import Cancelled, ContextLengthError, GenerationError
-from mirrorsd.runtime.choosing import TokenChooser
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.windows import WindowLength
+from mirrorsd.runtime.sampling.chooser import TokenChooser
 
 
 class StepRecord(NamedTuple):

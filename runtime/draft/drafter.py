@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.choosing import TokenChooser
 from mirrorsd.runtime.draft.branches import Branch, BranchWindow
 from mirrorsd.runtime.draft.chain import NO_TOKENS, DraftChain
 from mirrorsd.runtime.draft_session import DraftSession, RowBlock, TipGuesses
@@ -18,6 +17,7 @@ from mirrorsd.runtime.policy.roots import Root
 from mirrorsd.runtime.policy.rounds import Confirmations, share_out
 from mirrorsd.runtime.policy.times import RoundClock
 from mirrorsd.runtime.policy.windows import Share, WindowLength, WindowOrder
+from mirrorsd.runtime.sampling.chooser import TokenChooser
 
 _LEAST_SHARE = -20.0
 """In logs, behind the best: what a row's only candidate leaves to others."""

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.choosing import TokenChooser
 from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.policy.root_scores import Proxies, RootChances, RootScores, join, root_chances
+from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.runtime.target_session import ExitGuesses
 
 

@@ -3,10 +3,10 @@
 import numpy as np
 
 from mirrorsd.graphs.contract import DraftShape
-from mirrorsd.runtime.choosing import TokenChooser
 from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.draft_noise import DraftNoise
-from mirrorsd.runtime.noise import gumbel
+from mirrorsd.runtime.sampling.chooser import TokenChooser
+from mirrorsd.runtime.sampling.noise import gumbel
 
 SHAPE = DraftShape(
     num_layers=1, vocab_size=6, num_kv_heads=1, head_dim=4, num_streams=1, num_candidates=2, num_noise_rows=4

@@ -9,12 +9,12 @@ import pytest
 
 from mirrorsd.device_maps import Pace
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.runtime.choosing import TokenChooser
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.fake import FakeDraft
 from mirrorsd.runtime.policy.root_scores import RootScores
 from mirrorsd.runtime.recorder import record_text
 from mirrorsd.runtime.recording import RecordedText, Recording
+from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.runtime.score_fitting import coverage, fit_scores
 from mirrorsd.runtime.simulation import ReplayChooser, Scenario, mean_of, simulate, tokens_per_second
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.shortlist_filter import ShortlistFilter
+from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
 
 _GROUPS = (128, 16)
 _FEW = 16_384

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import ConfigError, DeviceError
 from mirrorsd.runtime.config import GenerationConfig
-from mirrorsd.runtime.likely_tokens import likely_tokens, new_scratch
-from mirrorsd.runtime.noise import gumbel, gumbel_row
-from mirrorsd.runtime.repetition import RepetitionPenalty
-from mirrorsd.runtime.shortlist_filter import ShortlistFilter
+from mirrorsd.runtime.sampling.likely_tokens import likely_tokens, new_scratch
+from mirrorsd.runtime.sampling.noise import gumbel, gumbel_row
+from mirrorsd.runtime.sampling.penalty import RepetitionPenalty
+from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
 
 _MANY = 16_384
 """Tokens whose noise costs about half of a whole row's."""

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.choosing import TokenChooser
 from mirrorsd.runtime.config import GenerationConfig
-from mirrorsd.runtime.repetition import RepetitionPenalty, penalise_repetition
+from mirrorsd.runtime.sampling.chooser import TokenChooser
+from mirrorsd.runtime.sampling.penalty import RepetitionPenalty, penalise_repetition
 
 RNG = np.random.default_rng(12)
 AT = np.array([4])

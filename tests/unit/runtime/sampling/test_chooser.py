@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from mirrorsd.graphs.errors import ConfigError, DeviceError
-from mirrorsd.runtime.choosing import Choice, TokenChooser, graph_choice
 from mirrorsd.runtime.config import GenerationConfig
-from mirrorsd.runtime.likely_tokens import FAR, likely_tokens, new_scratch
-from mirrorsd.runtime.noise import _variates, gumbel, gumbel_row
-from mirrorsd.runtime.shortlist_filter import ShortlistFilter
+from mirrorsd.runtime.sampling.chooser import Choice, TokenChooser, graph_choice
+from mirrorsd.runtime.sampling.likely_tokens import FAR, likely_tokens, new_scratch
+from mirrorsd.runtime.sampling.noise import _variates, gumbel, gumbel_row
+from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
 
 RNG = np.random.default_rng(11)
 FIRST_NOISE = [

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.likely_tokens import likely_tokens, new_scratch
-from mirrorsd.runtime.shortlist_filter import ShortlistFilter
+from mirrorsd.runtime.sampling.likely_tokens import likely_tokens, new_scratch
+from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
 
 RNG = np.random.default_rng(5)
 

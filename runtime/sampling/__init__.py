@@ -1,0 +1,1 @@
+"""Which token is chosen: noise, filters, penalties, greedy and sampled choices."""
