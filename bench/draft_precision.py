@@ -22,8 +22,8 @@ from mirrorsd.cli.machine import describe_machine, installed_versions
 from mirrorsd.cli.prompt_file import read_questions
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
-from mirrorsd.runtime.draft_session import DraftSession, RowBlock
-from mirrorsd.runtime.openvino_draft import OpenVinoDraftModel
+from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
+from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock
 from mirrorsd.runtime.workers import DeviceWorker
 
 CACHED = 128

@@ -22,8 +22,8 @@ from mirrorsd.cli.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import DraftPlacement, load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
-from mirrorsd.runtime.draft_session import RowBlock
-from mirrorsd.runtime.openvino_draft import OpenVinoDraft, OpenVinoDraftModel
+from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraft, OpenVinoDraftModel
+from mirrorsd.runtime.backends.protocol import RowBlock
 from mirrorsd.runtime.workers import DeviceWorker
 
 _WIDTH = {"f32": 4, "bf16": 2, "f16": 2}

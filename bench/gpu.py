@@ -31,12 +31,12 @@ from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime import device_inventory, missing_devices
+from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
+from mirrorsd.runtime.backends.onnxruntime.tensors import place_of
 from mirrorsd.runtime.devices import check_computes
 from mirrorsd.runtime.hardware import hardware_details
 from mirrorsd.runtime.known_versions import find_known_bad
 from mirrorsd.runtime.ledger import Ledger
-from mirrorsd.runtime.onnx_memory import place_of
-from mirrorsd.runtime.onnx_target import OnnxTarget, OnnxTargetModel
 
 ROWS = (1, 2, 4, 8, 16)
 METHODS = ("plain", "serial", "mirror", "auto")

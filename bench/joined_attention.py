@@ -22,9 +22,9 @@ from mirrorsd.cli.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import DraftEntry
-from mirrorsd.runtime.draft_compiler import DraftCompiler
-from mirrorsd.runtime.draft_shapes import cache_type, device_options, with_cache_of
-from mirrorsd.runtime.joined_attention import join_attention
+from mirrorsd.runtime.backends.openvino.draft_compiler import DraftCompiler
+from mirrorsd.runtime.backends.openvino.draft_shapes import cache_type, device_options, with_cache_of
+from mirrorsd.runtime.backends.openvino.joined_attention import join_attention
 from mirrorsd.runtime.layouts import choose_layout
 
 _OTHER_BYTES = 32 << 20

@@ -21,7 +21,7 @@ from mirrorsd import MirrorPipeline
 from mirrorsd.cli.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
-from mirrorsd.runtime.draft_compiler import DraftCompiler
+from mirrorsd.runtime.backends.openvino.draft_compiler import DraftCompiler
 
 PROMPT = "Once upon a time"
 

@@ -23,8 +23,8 @@ from mirrorsd.export.journal import Journal
 from mirrorsd.export.loading import target_shape
 from mirrorsd.export.target_graphs import TargetPlan, write_target
 from mirrorsd.export.weightless import open_model
+from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
 from mirrorsd.runtime.ledger import Ledger
-from mirrorsd.runtime.onnx_target import OnnxTarget, OnnxTargetModel
 from mirrorsd.runtime.pinning import pin_current_thread
 
 BLOCK = 20

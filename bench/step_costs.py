@@ -23,10 +23,10 @@ from mirrorsd.cli.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import DeviceMap, load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import Manifest
-from mirrorsd.runtime.draft_session import RowBlock
+from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
+from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
+from mirrorsd.runtime.backends.protocol import RowBlock
 from mirrorsd.runtime.ledger import Ledger
-from mirrorsd.runtime.onnx_target import OnnxTargetModel
-from mirrorsd.runtime.openvino_draft import OpenVinoDraftModel
 from mirrorsd.runtime.workers import DeviceWorker
 
 ROWS = (1, 2, 4, 8, 16)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from mirrorsd.device_maps import DeviceMap
     from mirrorsd.export.compression_plan import DraftCompression
     from mirrorsd.graphs.manifest import DraftAccuracy
+    from mirrorsd.runtime.backends.openvino.npu_conformance import Conformance
     from mirrorsd.runtime.draft_check import ShapeCheck
-    from mirrorsd.runtime.npu_conformance import Conformance
 
 _NUM_IDS = 512
 
@@ -113,7 +113,7 @@ def check_exits(bundle: Path, card: "DeviceMap") -> "dict[str, Conformance]":
     """
     if card.exit.device == "target":
         return {}
-    from mirrorsd.runtime.openvino_exit import ROW_BUCKETS, OpenVinoExits
+    from mirrorsd.runtime.backends.openvino.exits import ROW_BUCKETS, OpenVinoExits
 
     exits = OpenVinoExits(bundle, read_bundle(bundle).target, card.exit)
     found = exits.conformance()

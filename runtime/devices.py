@@ -54,7 +54,7 @@ def device_inventory() -> DeviceInventory:
         raise DeviceError("ONNX Runtime is not installed: pip install mirrorsd[cpu] (or [cuda]).") from error
     import openvino
 
-    from mirrorsd.runtime.openvino_errors import OPENVINO_ERRORS
+    from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
 
     with raised_as(DeviceError, "OpenVINO cannot list its devices", OPENVINO_ERRORS):
         core = openvino.Core()
@@ -154,7 +154,7 @@ def _has_cuda_device(device_id: int) -> bool:
     What ONNX Runtime lists as devices is no answer: in containers and virtual machines its list may lack GPUs that the
     provider computes on.
     """
-    from mirrorsd.runtime.onnx_memory import Place
+    from mirrorsd.runtime.backends.onnxruntime.tensors import Place
 
     try:
         Place(kind="cuda", device_id=device_id, is_device=True).tensor((1,), "float32")

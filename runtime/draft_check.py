@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
-from mirrorsd.runtime.draft_session import DraftSession, RowBlock
-from mirrorsd.runtime.npu_conformance import Conformance, check_conformance
-from mirrorsd.runtime.openvino_draft import OpenVinoDraftModel
+from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
+from mirrorsd.runtime.backends.openvino.npu_conformance import Conformance, check_conformance
+from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock
 
 MIN_AGREEMENT = 0.99
 MIN_ROUNDED_AGREEMENT = 0.95

@@ -10,6 +10,7 @@ from dataclasses import replace
 from mirrorsd.device_maps.pace import Curve, interpolate
 from mirrorsd.graphs.errors import ConfigError, DeviceError, GenerationError
 from mirrorsd.graphs.manifest import TargetEntry
+from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
 from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.decoding.auto import AutoDriver
 from mirrorsd.runtime.decoding.draft_link import DraftLink
@@ -20,12 +21,10 @@ from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.serial import SerialDriver
 from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.draft.drafter import Drafter
-from mirrorsd.runtime.draft_session import DraftModel
 from mirrorsd.runtime.policy.methods import CostBooks
 from mirrorsd.runtime.policy.root_scores import RootScores
 from mirrorsd.runtime.policy.roots import RootPlanner
 from mirrorsd.runtime.policy.windows import LearnedLengths, WindowLength
-from mirrorsd.runtime.target_session import TargetModel
 from mirrorsd.runtime.workers import DeviceWorker
 
 

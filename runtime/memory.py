@@ -13,7 +13,7 @@ import numpy as np
 
 from mirrorsd.device_maps import DeviceMap
 from mirrorsd.graphs.manifest import DraftEntry, Manifest, TargetEntry
-from mirrorsd.runtime.draft_shapes import is_shared, pass_buckets
+from mirrorsd.runtime.backends.openvino.draft_shapes import is_shared, pass_buckets
 
 SYSTEM = "system memory"
 _MB = 1 << 20

@@ -13,7 +13,7 @@ import numpy as np
 
 from mirrorsd.device_maps import Pace
 from mirrorsd.device_maps.pace import Curve
-from mirrorsd.runtime.draft_session import RowBlock
+from mirrorsd.runtime.backends.protocol import RowBlock
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.ledger import Ledger
 

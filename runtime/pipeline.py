@@ -12,23 +12,22 @@ from mirrorsd.device_maps import DeviceMap
 from mirrorsd.device_maps.card import SHARED
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import Manifest
+from mirrorsd.runtime.backends.paced import PacedDraftModel, PacedTargetModel
+from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig, Speculations
 from mirrorsd.runtime.devices import check_computes, choose_device_map
-from mirrorsd.runtime.draft_session import DraftModel
 from mirrorsd.runtime.engine import Engine, check_exits, resolve_speculation
 from mirrorsd.runtime.generation import Chunk, GenerationResult
 from mirrorsd.runtime.huge_pages import regions_now, use_huge_pages
 from mirrorsd.runtime.layouts import Layout, choose_layout, target_thread_cores
-from mirrorsd.runtime.paced import PacedDraftModel, PacedTargetModel
 from mirrorsd.runtime.policy.root_scores import RootScores
 from mirrorsd.runtime.session import MirrorSession
-from mirrorsd.runtime.target_session import TargetModel
 from mirrorsd.runtime.tokenization import BundleTokenizer, Message
 from mirrorsd.runtime.tuned import Tuned
 
 if TYPE_CHECKING:
-    from mirrorsd.runtime.onnx_target import OnnxTargetModel
-    from mirrorsd.runtime.openvino_target import OpenVinoTargetModel
+    from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
+    from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
 
 _CLOSE_S = 5.0
 
@@ -225,8 +224,8 @@ def _resolve(card: DeviceMap, tuned: Tuned | None, given: Mapping[str, object]) 
 
 def _start_engine(folder: Path, manifest: Manifest, layout: Layout, speculation: SpeculationConfig) -> Engine:
     """Load both models on their workers, run each once, and set the pace if the card has one."""
-    from mirrorsd.runtime.openvino_draft import OpenVinoDraftModel
-    from mirrorsd.runtime.openvino_exit import OpenVinoExits
+    from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
+    from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
 
     card = layout.device_map
 
@@ -259,9 +258,9 @@ def _wants_huge_pages(card: DeviceMap) -> bool:
 
 def _target_class(card: DeviceMap) -> "type[OnnxTargetModel] | type[OpenVinoTargetModel]":
     if card.target.runtime == "openvino":
-        from mirrorsd.runtime.openvino_target import OpenVinoTargetModel
+        from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
 
         return OpenVinoTargetModel
-    from mirrorsd.runtime.onnx_target import OnnxTargetModel
+    from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
 
     return OnnxTargetModel

@@ -8,13 +8,12 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.runtime.backends.protocol import DraftSession, ExitGuesses, RowBlock, TargetSession
 from mirrorsd.runtime.config import GenerationConfig
-from mirrorsd.runtime.draft_session import DraftSession, RowBlock
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.recording import RecordedText
 from mirrorsd.runtime.sampling.chooser import TokenChooser
-from mirrorsd.runtime.target_session import ExitGuesses, TargetSession
 
 Guesses = tuple[NDArray[np.int64], NDArray[np.float32]]
 

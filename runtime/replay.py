@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.contract import DraftShape
+from mirrorsd.runtime.backends.protocol import ExitGuesses, RowBlock, TargetOutput, TipGuesses
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.draft_session import RowBlock, TipGuesses
 from mirrorsd.runtime.recording import RecordedText, Recording
 from mirrorsd.runtime.sampling.chooser import NoiseSource
-from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
 from mirrorsd.runtime.workers import Ticket
 
 _ALIAS_STRIDE = 7919

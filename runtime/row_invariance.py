@@ -7,8 +7,8 @@ sees to that for ONNX Runtime's CPU kernels; other processors and devices have o
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.runtime.backends.protocol import TargetSession
 from mirrorsd.runtime.ledger import Ledger
-from mirrorsd.runtime.target_session import TargetSession
 
 __all__ = ["largest_row_difference"]
 

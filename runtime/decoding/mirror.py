@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.runtime.backends.protocol import ExitGuesses, TargetOutput
 from mirrorsd.runtime.decoding.acceptance import Acceptance
 from mirrorsd.runtime.decoding.draft_link import DraftLink
 from mirrorsd.runtime.decoding.expansion import Expansion, Occasion
@@ -17,7 +18,6 @@ from mirrorsd.runtime.draft.branches import BranchTable
 from mirrorsd.runtime.draft.drafter import cut_window
 from mirrorsd.runtime.policy.roots import RootPlanner
 from mirrorsd.runtime.policy.times import PassClock
-from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
 from mirrorsd.runtime.workers import Ticket
 
 

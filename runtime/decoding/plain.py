@@ -5,12 +5,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.runtime.backends.protocol import TargetOutput
 from mirrorsd.runtime.decoding.acceptance import Acceptance, accept_window
 from mirrorsd.runtime.decoding.request import Request, StepRecord
 from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.draft.chain import NO_TOKENS
 from mirrorsd.runtime.sampling.chooser import graph_choice
-from mirrorsd.runtime.target_session import TargetOutput
 from mirrorsd.runtime.workers import Ticket
 
 

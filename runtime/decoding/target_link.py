@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.runtime.backends.protocol import ExitGuesses, TargetOutput, TargetSession
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.draft.chain import longest_common_prefix
-from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput, TargetSession
 from mirrorsd.runtime.workers import DeviceWorker, Overdue, Ticket
 
 Result = TypeVar("Result")

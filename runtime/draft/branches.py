@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.draft_session import TipGuesses
+from mirrorsd.runtime.backends.protocol import TipGuesses
 from mirrorsd.runtime.policy.roots import Root
 from mirrorsd.runtime.policy.windows import Share
 

@@ -9,7 +9,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.draft_session import DraftSession, RowBlock, TipGuesses, check_guesses
+from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock, TipGuesses, check_guesses
 
 NO_TOKENS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 _SLACK = 64  # a window may be known past the last slot that could ever be fed

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock, TipGuesses
 from mirrorsd.runtime.draft.branches import Branch, BranchWindow
 from mirrorsd.runtime.draft.chain import NO_TOKENS, DraftChain
-from mirrorsd.runtime.draft_session import DraftSession, RowBlock, TipGuesses
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.roots import Root
 from mirrorsd.runtime.policy.rounds import Confirmations, share_out

@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.runtime.backends.protocol import ExitGuesses
 from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.policy.root_scores import Proxies, RootChances, RootScores, join, root_chances
 from mirrorsd.runtime.sampling.chooser import TokenChooser
-from mirrorsd.runtime.target_session import ExitGuesses
 
 
 class Root(NamedTuple):

@@ -11,12 +11,12 @@ import pytest
 from mirrorsd.device_maps import TargetPlacement, load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime import onnx_session
+from mirrorsd.runtime.backends.onnxruntime import stage as onnx_session
+from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, check_assignment
+from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
+from mirrorsd.runtime.backends.onnxruntime.tensors import Place, place_of
+from mirrorsd.runtime.backends.protocol import ExitGuesses, TargetOutput
 from mirrorsd.runtime.ledger import Ledger
-from mirrorsd.runtime.onnx_memory import Place, place_of
-from mirrorsd.runtime.onnx_session import OnnxStage, check_assignment
-from mirrorsd.runtime.onnx_target import OnnxTarget, OnnxTargetModel
-from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
 
 CUDA = TargetPlacement(provider="CUDAExecutionProvider", graphs=True)
 

@@ -11,11 +11,11 @@ from mirrorsd.cli.application import run
 from mirrorsd.device_maps import ExitPlacement, TargetPlacement, load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError, DeviceError
+from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
+from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
+from mirrorsd.runtime.backends.protocol import ExitGuesses
 from mirrorsd.runtime.devices import DeviceInventory, missing_devices
 from mirrorsd.runtime.ledger import Ledger
-from mirrorsd.runtime.onnx_target import OnnxTargetModel
-from mirrorsd.runtime.openvino_exit import OpenVinoExits
-from mirrorsd.runtime.target_session import ExitGuesses
 
 ON_NPU = ExitPlacement(device="NPU", emulated=True, precision="f32")
 

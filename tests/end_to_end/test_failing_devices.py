@@ -9,7 +9,7 @@ import pytest
 
 from mirrorsd import MirrorPipeline
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime import draft_request
+from mirrorsd.runtime.backends.openvino import draft_request
 
 SETTINGS = {"max_new_tokens": 40, "ignore_eos": True}
 PROMPT = "Once upon a time"

@@ -19,9 +19,9 @@ from mirrorsd import MirrorPipeline
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import Cancelled, DeviceError, GenerationError
+from mirrorsd.runtime.backends.fake import FakeDraft, FakeModel, FakeTarget
 from mirrorsd.runtime.config import SpeculationConfig, Speculations
 from mirrorsd.runtime.engine import Engine
-from mirrorsd.runtime.fake import FakeDraft, FakeModel, FakeTarget
 from mirrorsd.runtime.layouts import choose_layout
 from mirrorsd.runtime.session import MirrorSession
 from mirrorsd.runtime.tokenization import BundleTokenizer

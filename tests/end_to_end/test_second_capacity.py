@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mirrorsd import MirrorPipeline
-from mirrorsd.runtime.draft_compiler import DraftCompiler
+from mirrorsd.runtime.backends.openvino.draft_compiler import DraftCompiler
 
 PROMPT = [3 + 7 * number % 290 for number in range(300)]
 METHODS = ("serial", "mirror", "auto")

@@ -8,10 +8,10 @@ import pytest
 
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.graphs.bundle_files import read_bundle
-from mirrorsd.runtime import onnx_session
+from mirrorsd.runtime.backends.onnxruntime import stage as onnx_session
+from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel, _BoundPass
+from mirrorsd.runtime.backends.onnxruntime.tensors import Place
 from mirrorsd.runtime.ledger import Ledger
-from mirrorsd.runtime.onnx_memory import Place
-from mirrorsd.runtime.onnx_target import OnnxTarget, OnnxTargetModel, _BoundPass
 
 
 @pytest.fixture(params=["host", "device"])
@@ -61,7 +61,7 @@ def test_prompts_of_any_length_leave_the_bindings_of_decoding(session: OnnxTarge
 
 
 def test_the_binding_not_used_for_longest_goes(session: OnnxTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mirrorsd.runtime.onnx_target._MOST_PASSES", 3)
+    monkeypatch.setattr("mirrorsd.runtime.backends.onnxruntime.target._MOST_PASSES", 3)
     released: list[_BoundPass] = []
     release = _BoundPass.release
 

@@ -17,13 +17,13 @@ from mirrorsd.device_maps import TargetPlacement, load_device_map
 from mirrorsd.export.verify_target import open_stage
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import BundleError, DeviceError, ExportError, MirrorError
-from mirrorsd.runtime.onnx_errors import ONNX_ERRORS
-from mirrorsd.runtime.onnx_memory import Place
-from mirrorsd.runtime.onnx_session import OnnxDevice
-from mirrorsd.runtime.onnx_target import OnnxTargetModel
-from mirrorsd.runtime.openvino_draft import OpenVinoDraftModel
-from mirrorsd.runtime.openvino_errors import OPENVINO_ERRORS
-from mirrorsd.runtime.openvino_target import OpenVinoTargetModel
+from mirrorsd.runtime.backends.onnxruntime.errors import ONNX_ERRORS
+from mirrorsd.runtime.backends.onnxruntime.stage import OnnxDevice
+from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
+from mirrorsd.runtime.backends.onnxruntime.tensors import Place
+from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
+from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
+from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
 
 ON_OPENVINO = TargetPlacement(runtime="openvino", device="CPU")
 

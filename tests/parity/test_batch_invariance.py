@@ -12,7 +12,7 @@ from mirrorsd.export.journal import Journal
 from mirrorsd.export.loading import target_shape
 from mirrorsd.export.target_graphs import TargetPlan, write_target
 from mirrorsd.export.weightless import open_model
-from mirrorsd.runtime.onnx_target import OnnxTarget, OnnxTargetModel
+from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
 from mirrorsd.runtime.row_invariance import largest_row_difference
 
 CONTEXT = 72

@@ -17,10 +17,10 @@ from mirrorsd.export.weightless import open_model
 from mirrorsd.families.stream_link import Guesses, follow_links
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import draft_contract
-from mirrorsd.runtime import draft_compiler
-from mirrorsd.runtime.draft_session import RowBlock
-from mirrorsd.runtime.draft_shapes import with_cache_of
-from mirrorsd.runtime.openvino_draft import OpenVinoDraftModel
+from mirrorsd.runtime.backends.openvino import draft_compiler
+from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
+from mirrorsd.runtime.backends.openvino.draft_shapes import with_cache_of
+from mirrorsd.runtime.backends.protocol import RowBlock
 from mirrorsd.training.streaming_draft import StreamingDraft
 
 TOLERANCE = 1e-4

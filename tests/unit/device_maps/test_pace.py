@@ -9,11 +9,11 @@ import pytest
 
 from mirrorsd.device_maps import Pace, builtin_names, load_device_map
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.runtime import paced
-from mirrorsd.runtime.draft_session import RowBlock
-from mirrorsd.runtime.fake import FakeDraft, FakeModel, FakeTarget
+from mirrorsd.runtime.backends import paced
+from mirrorsd.runtime.backends.fake import FakeDraft, FakeModel, FakeTarget
+from mirrorsd.runtime.backends.paced import PacedDraft, PacedDraftModel, PacedTarget, PacedTargetModel
+from mirrorsd.runtime.backends.protocol import RowBlock
 from mirrorsd.runtime.ledger import Ledger
-from mirrorsd.runtime.paced import PacedDraft, PacedDraftModel, PacedTarget, PacedTargetModel
 
 PACE = Pace(target_ms=((1.0, 10.0), (8.0, 17.0)), draft_ms=((1.0, 5.0),), exit_ms=2.0, transfer_ms=1.0)
 

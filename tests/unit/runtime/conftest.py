@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mirrorsd.runtime.backends.fake import FakeDraft, FakeModel, FakeTarget
+from mirrorsd.runtime.backends.protocol import TargetOutput
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.decoding.plain import Driver
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.engine import Engine
-from mirrorsd.runtime.fake import FakeDraft, FakeModel, FakeTarget
-from mirrorsd.runtime.target_session import TargetOutput
 from mirrorsd.runtime.workers import DeviceWorker
 
 VOCAB = 16

@@ -8,9 +8,9 @@ import pytest
 from mirrorsd.device_maps import DeviceMap, TargetPlacement, load_device_map
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime import devices
+from mirrorsd.runtime.backends.onnxruntime.providers import provider_options, session_options
+from mirrorsd.runtime.backends.onnxruntime.tensors import Place
 from mirrorsd.runtime.devices import AUTO_ORDER, DeviceInventory, check_computes, choose_device_map, missing_devices
-from mirrorsd.runtime.onnx_memory import Place
-from mirrorsd.runtime.onnx_providers import provider_options, session_options
 
 
 def test_bfloat16_is_refused_where_it_cannot_be_computed() -> None:

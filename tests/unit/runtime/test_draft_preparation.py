@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mirrorsd.graphs.errors import Cancelled, DeviceError
-from mirrorsd.runtime.fake import FakeDraft
+from mirrorsd.runtime.backends.fake import FakeDraft
 
 METHODS = ("serial", "mirror", "auto")
 Make = Callable[..., Any]

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from mirrorsd.runtime.backends.fake import FakeDraft, FakeTarget
 from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.decoding import request
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.fake import FakeDraft, FakeTarget
 from mirrorsd.runtime.generation import Stop, run_steps
 from mirrorsd.runtime.generation_stats import GenerationStats, summarise
 from mirrorsd.runtime.stopping import StopWatch

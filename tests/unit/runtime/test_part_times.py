@@ -12,9 +12,9 @@ import pytest
 from mirrorsd.device_maps import interpolate
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.runtime import part_times
-from mirrorsd.runtime.draft_session import TipGuesses
+from mirrorsd.runtime.backends.fake import FakeModel
+from mirrorsd.runtime.backends.protocol import TipGuesses
 from mirrorsd.runtime.engine import Engine
-from mirrorsd.runtime.fake import FakeModel
 from mirrorsd.runtime.ledger import Ledger
 
 BLOCK = 6

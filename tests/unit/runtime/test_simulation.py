@@ -9,8 +9,8 @@ import pytest
 
 from mirrorsd.device_maps import Pace
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.runtime.backends.fake import FakeDraft
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
-from mirrorsd.runtime.fake import FakeDraft
 from mirrorsd.runtime.policy.root_scores import RootScores
 from mirrorsd.runtime.recorder import record_text
 from mirrorsd.runtime.recording import RecordedText, Recording

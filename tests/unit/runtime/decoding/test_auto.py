@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mirrorsd.runtime.fake import FakeDraft
+from mirrorsd.runtime.backends.fake import FakeDraft
 from mirrorsd.runtime.policy.methods import CostBook
 
 Make = Callable[..., Any]

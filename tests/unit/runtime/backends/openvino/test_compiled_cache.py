@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mirrorsd.runtime.draft_cache import DraftCache
+from mirrorsd.runtime.backends.openvino.compiled_cache import DraftCache
 
 MADE_BY = {"format": "mirrorsd-compiled-draft-3", "OpenVINO": "2026.4", "driver": "1", "draft": "abc", "options": "{}"}
 

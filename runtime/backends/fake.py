@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.draft_session import RowBlock, TipGuesses
+from mirrorsd.runtime.backends.protocol import ExitGuesses, RowBlock, TargetOutput, TipGuesses
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.chooser import NoiseSource
-from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
 
 Session = TypeVar("Session")
 TargetHandler = Callable[[list[int]], NDArray[np.floating]]

@@ -9,10 +9,18 @@ from numpy.typing import NDArray
 
 from mirrorsd.device_maps import Pace, interpolate
 from mirrorsd.device_maps.pace import Curve
-from mirrorsd.runtime.draft_session import DraftModel, DraftSession, RowBlock, TipGuesses
+from mirrorsd.runtime.backends.protocol import (
+    DraftModel,
+    DraftSession,
+    ExitGuesses,
+    RowBlock,
+    TargetModel,
+    TargetOutput,
+    TargetSession,
+    TipGuesses,
+)
 from mirrorsd.runtime.ledger import Ledger, Span
 from mirrorsd.runtime.sampling.chooser import NoiseSource
-from mirrorsd.runtime.target_session import ExitGuesses, TargetModel, TargetOutput, TargetSession
 
 
 class PacedTargetModel:

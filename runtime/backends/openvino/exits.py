@@ -16,10 +16,10 @@ from mirrorsd.device_maps import ExitPlacement
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import TargetEntry
-from mirrorsd.runtime.draft_shapes import device_options, host_options
-from mirrorsd.runtime.npu_conformance import Conformance, check_conformance
-from mirrorsd.runtime.openvino_errors import OPENVINO_ERRORS
-from mirrorsd.runtime.target_session import ExitGuesses
+from mirrorsd.runtime.backends.openvino.draft_shapes import device_options, host_options
+from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
+from mirrorsd.runtime.backends.openvino.npu_conformance import Conformance, check_conformance
+from mirrorsd.runtime.backends.protocol import ExitGuesses
 
 ROW_BUCKETS = (1, 8, 16, 32)
 

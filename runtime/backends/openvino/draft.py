@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
-from mirrorsd.runtime.draft_compiler import DraftCompiler
-from mirrorsd.runtime.draft_noise import DraftNoise
-from mirrorsd.runtime.draft_request import DraftRequest, Shape
-from mirrorsd.runtime.draft_session import RowBlock, TipGuesses
-from mirrorsd.runtime.openvino_errors import OPENVINO_ERRORS
+from mirrorsd.runtime.backends.openvino.draft_compiler import DraftCompiler
+from mirrorsd.runtime.backends.openvino.draft_noise import DraftNoise
+from mirrorsd.runtime.backends.openvino.draft_request import DraftRequest, Shape
+from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
+from mirrorsd.runtime.backends.protocol import RowBlock, TipGuesses
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 
 

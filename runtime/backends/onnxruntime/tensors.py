@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.graphs.errors import DeviceError, raised_as
-from mirrorsd.runtime.onnx_errors import ONNX_ERRORS
+from mirrorsd.runtime.backends.onnxruntime.errors import ONNX_ERRORS
 
 _ON_CUDA = ("CUDAExecutionProvider", "NvTensorRTRTXExecutionProvider")
 _ONNX_TYPES = {"float32": 1, "int32": 6, "int64": 7, "float16": 10, "bfloat16": 16}

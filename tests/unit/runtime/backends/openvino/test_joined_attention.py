@@ -5,7 +5,7 @@ import pytest
 
 from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.graphs.contract import DraftShape
-from mirrorsd.runtime.joined_attention import pays_to_join
+from mirrorsd.runtime.backends.openvino.joined_attention import pays_to_join
 
 SHAPE = DraftShape(
     num_layers=2, vocab_size=320, num_kv_heads=8, head_dim=128, num_streams=3, num_candidates=8, num_noise_rows=16

@@ -17,12 +17,12 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import exit_contract, segment_contract
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Exit, Segment, TargetEntry
+from mirrorsd.runtime.backends.onnxruntime.errors import ONNX_ERRORS
+from mirrorsd.runtime.backends.onnxruntime.stage import OnnxDevice, OnnxStage, describe_stages
+from mirrorsd.runtime.backends.onnxruntime.tensors import Place, Tensor, host_scalar
+from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
+from mirrorsd.runtime.backends.protocol import ExitGuesses, TargetOutput
 from mirrorsd.runtime.ledger import Ledger
-from mirrorsd.runtime.onnx_errors import ONNX_ERRORS
-from mirrorsd.runtime.onnx_memory import Place, Tensor, host_scalar
-from mirrorsd.runtime.onnx_session import OnnxDevice, OnnxStage, describe_stages
-from mirrorsd.runtime.openvino_exit import OpenVinoExits
-from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
 
 _NEAR_TIE_GAPS = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 4e-1}
 _MOST_PASSES, _MOST_PREFILLS = 64, 8

@@ -16,9 +16,9 @@ from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.device_maps.card import GRAPH_PROVIDERS
 from mirrorsd.graphs.contract import Dim, StageContract
 from mirrorsd.graphs.errors import BundleError, DeviceError, MirrorError, raised_as
-from mirrorsd.runtime.onnx_errors import FILE_ERRORS, ONNX_ERRORS
-from mirrorsd.runtime.onnx_memory import Place, place_of
-from mirrorsd.runtime.onnx_providers import provider_options, session_options
+from mirrorsd.runtime.backends.onnxruntime.errors import FILE_ERRORS, ONNX_ERRORS
+from mirrorsd.runtime.backends.onnxruntime.providers import provider_options, session_options
+from mirrorsd.runtime.backends.onnxruntime.tensors import Place, place_of
 
 _TYPE_NAMES = {
     "float32": "tensor(float)",

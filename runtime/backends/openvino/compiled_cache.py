@@ -23,8 +23,8 @@ from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import DraftEntry, Manifest
-from mirrorsd.runtime.draft_shapes import cache_type, device_options, host_options
-from mirrorsd.runtime.openvino_errors import OPENVINO_ERRORS
+from mirrorsd.runtime.backends.openvino.draft_shapes import cache_type, device_options, host_options
+from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
 
 _FORMAT = "mirrorsd-compiled-draft-3"
 _DEVICE_PROPERTIES = ("FULL_DEVICE_NAME", "DEVICE_ARCHITECTURE", "NPU_DRIVER_VERSION", "NPU_COMPILER_VERSION")

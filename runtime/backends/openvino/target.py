@@ -18,10 +18,10 @@ from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Exit, Segment, TargetEntry
+from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
+from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
+from mirrorsd.runtime.backends.protocol import ExitGuesses, TargetOutput
 from mirrorsd.runtime.ledger import Ledger
-from mirrorsd.runtime.openvino_errors import OPENVINO_ERRORS
-from mirrorsd.runtime.openvino_exit import OpenVinoExits
-from mirrorsd.runtime.target_session import ExitGuesses, TargetOutput
 
 _NEAR_TIE_GAPS = {"float32": 1e-3, "float16": 5e-2}
 

@@ -16,11 +16,10 @@ import openvino as ov
 from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import DraftEntry
-from mirrorsd.runtime.draft_cache import open_draft_cache
-from mirrorsd.runtime.draft_noise import DraftNoise
-from mirrorsd.runtime.draft_request import DraftRequest, Runnable, Shape, SlotCache
-from mirrorsd.runtime.draft_session import RowBlock
-from mirrorsd.runtime.draft_shapes import (
+from mirrorsd.runtime.backends.openvino.compiled_cache import open_draft_cache
+from mirrorsd.runtime.backends.openvino.draft_noise import DraftNoise
+from mirrorsd.runtime.backends.openvino.draft_request import DraftRequest, Runnable, Shape, SlotCache
+from mirrorsd.runtime.backends.openvino.draft_shapes import (
     cache_type,
     device_options,
     host_options,
@@ -31,8 +30,9 @@ from mirrorsd.runtime.draft_shapes import (
     weightless_options,
     with_cache_of,
 )
-from mirrorsd.runtime.joined_attention import join_attention, pays_to_join
-from mirrorsd.runtime.openvino_errors import OPENVINO_ERRORS
+from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
+from mirrorsd.runtime.backends.openvino.joined_attention import join_attention, pays_to_join
+from mirrorsd.runtime.backends.protocol import RowBlock
 
 _MOST_AHEAD_BYTES = 1 << 30
 

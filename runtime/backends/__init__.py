@@ -1,0 +1,1 @@
+"""Who computes: the protocols of target and draft, and the sessions behind them."""

@@ -1,0 +1,1 @@
+"""Draft, exits and target on OpenVINO."""
