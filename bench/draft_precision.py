@@ -24,7 +24,7 @@ from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
 from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock
-from mirrorsd.runtime.workers import DeviceWorker
+from mirrorsd.runtime.devices.workers import DeviceWorker
 
 CACHED = 128
 

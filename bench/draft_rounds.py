@@ -24,7 +24,7 @@ from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
 from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraft, OpenVinoDraftModel
 from mirrorsd.runtime.backends.protocol import RowBlock
-from mirrorsd.runtime.workers import DeviceWorker
+from mirrorsd.runtime.devices.workers import DeviceWorker
 
 _WIDTH = {"f32": 4, "bf16": 2, "f16": 2}
 _STORED = {"int8": 1.0, "int4": 0.5 + 2 / 128}

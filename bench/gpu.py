@@ -33,7 +33,7 @@ from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime import device_inventory, missing_devices
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
 from mirrorsd.runtime.backends.onnxruntime.tensors import place_of
-from mirrorsd.runtime.devices import check_computes
+from mirrorsd.runtime.devices.inventory import check_computes
 from mirrorsd.runtime.hardware import hardware_details
 from mirrorsd.runtime.known_versions import find_known_bad
 from mirrorsd.runtime.ledger import Ledger

@@ -25,7 +25,7 @@ from mirrorsd.graphs.manifest import DraftEntry
 from mirrorsd.runtime.backends.openvino.draft_compiler import DraftCompiler
 from mirrorsd.runtime.backends.openvino.draft_shapes import cache_type, device_options, with_cache_of
 from mirrorsd.runtime.backends.openvino.joined_attention import join_attention
-from mirrorsd.runtime.layouts import choose_layout
+from mirrorsd.runtime.devices.layouts import choose_layout
 
 _OTHER_BYTES = 32 << 20
 _AT_ONCE = 5

@@ -24,8 +24,8 @@ from mirrorsd.export.loading import target_shape
 from mirrorsd.export.target_graphs import TargetPlan, write_target
 from mirrorsd.export.weightless import open_model
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
+from mirrorsd.runtime.devices.pinning import pin_current_thread
 from mirrorsd.runtime.ledger import Ledger
-from mirrorsd.runtime.pinning import pin_current_thread
 
 BLOCK = 20
 

@@ -26,8 +26,8 @@ from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
 from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
 from mirrorsd.runtime.backends.protocol import RowBlock
+from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.ledger import Ledger
-from mirrorsd.runtime.workers import DeviceWorker
 
 ROWS = (1, 2, 4, 8, 16)
 PROMPT = "Once upon a time there was a little fox who lived at the edge of a dark forest."

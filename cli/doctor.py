@@ -83,7 +83,7 @@ def doctor(
 
 def check_flavours(versions: dict[str, str]) -> Check:
     """Two flavours of ONNX Runtime overwrite each other's files."""
-    from mirrorsd.runtime.devices import ONNX_PACKAGES
+    from mirrorsd.runtime.devices.inventory import ONNX_PACKAGES
 
     found = [f"{name} {versions[name]}" for name in ONNX_PACKAGES if name in versions]
     advice = ""

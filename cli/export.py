@@ -137,7 +137,7 @@ def check_device_map(name: str, precision: str) -> None:
         DeviceError: its target does not compute in what a target of this precision computes in.
     """
     from mirrorsd.device_maps import load_device_map
-    from mirrorsd.runtime.devices import check_computes
+    from mirrorsd.runtime.devices.inventory import check_computes
 
     card = load_device_map(name)
     check_computes(card, {"fp16": "float16", "bf16": "bfloat16"}.get(precision, "float32"))

@@ -1,7 +1,7 @@
 """Running bundles: sessions, caches, draft expansion, verification, the scheduler, sampling, the public pipeline."""
 
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
-from mirrorsd.runtime.devices import DeviceInventory, choose_device_map, device_inventory, missing_devices
+from mirrorsd.runtime.devices.inventory import DeviceInventory, choose_device_map, device_inventory, missing_devices
 from mirrorsd.runtime.generation import Chunk, GeneratedToken, GenerationResult
 from mirrorsd.runtime.generation_stats import GenerationStats
 from mirrorsd.runtime.pipeline import MirrorPipeline

@@ -20,12 +20,12 @@ from mirrorsd.runtime.decoding.plain import Driver, PlainDriver
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.serial import SerialDriver
 from mirrorsd.runtime.decoding.target_link import TargetLink
+from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.policy.methods import CostBooks
 from mirrorsd.runtime.policy.root_scores import RootScores
 from mirrorsd.runtime.policy.roots import RootPlanner
 from mirrorsd.runtime.policy.windows import LearnedLengths, WindowLength
-from mirrorsd.runtime.workers import DeviceWorker
 
 
 class Engine:

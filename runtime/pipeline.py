@@ -15,11 +15,11 @@ from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.backends.paced import PacedDraftModel, PacedTargetModel
 from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig, Speculations
-from mirrorsd.runtime.devices import check_computes, choose_device_map
+from mirrorsd.runtime.devices.huge_pages import regions_now, use_huge_pages
+from mirrorsd.runtime.devices.inventory import check_computes, choose_device_map
+from mirrorsd.runtime.devices.layouts import Layout, choose_layout, target_thread_cores
 from mirrorsd.runtime.engine import Engine, check_exits, resolve_speculation
 from mirrorsd.runtime.generation import Chunk, GenerationResult
-from mirrorsd.runtime.huge_pages import regions_now, use_huge_pages
-from mirrorsd.runtime.layouts import Layout, choose_layout, target_thread_cores
 from mirrorsd.runtime.policy.root_scores import RootScores
 from mirrorsd.runtime.session import MirrorSession
 from mirrorsd.runtime.tokenization import BundleTokenizer, Message

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.runtime.backends.protocol import ExitGuesses, RowBlock, TargetOutput, TipGuesses
 from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.devices.workers import Ticket
 from mirrorsd.runtime.recording import RecordedText, Recording
 from mirrorsd.runtime.sampling.chooser import NoiseSource
-from mirrorsd.runtime.workers import Ticket
 
 _ALIAS_STRIDE = 7919
 

@@ -11,10 +11,10 @@ from mirrorsd.graphs.errors import GenerationError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.config import GenerationConfig, Speculations, resolve_generation
 from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.devices.layouts import Layout
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.generation import Chunk, GenerationResult, Stop, run_steps
 from mirrorsd.runtime.generation_stats import summarise
-from mirrorsd.runtime.layouts import Layout
 from mirrorsd.runtime.seated_driver import SeatedDriver
 from mirrorsd.runtime.stopping import StopWatch
 from mirrorsd.runtime.tokenization import BundleTokenizer, Message, read_ids

@@ -21,8 +21,8 @@ from mirrorsd.device_maps.pace import Curve, check_curve
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.runtime.config import SpeculationConfig
-from mirrorsd.runtime.devices import ONNX_PACKAGES
-from mirrorsd.runtime.pinning import processor_name
+from mirrorsd.runtime.devices.inventory import ONNX_PACKAGES
+from mirrorsd.runtime.devices.pinning import processor_name
 from mirrorsd.runtime.policy.root_scores import RootScores
 from mirrorsd.runtime.setting_rules import require
 

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.runtime.devices.workers import DeviceWorker, Ticket
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.ledger import Ledger
-from mirrorsd.runtime.workers import DeviceWorker, Ticket
 
 Result = TypeVar("Result")
 

@@ -14,11 +14,11 @@ from mirrorsd.runtime.decoding.plain import InFlight
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.serial import SerialDriver
 from mirrorsd.runtime.decoding.target_link import TargetLink
+from mirrorsd.runtime.devices.workers import Ticket
 from mirrorsd.runtime.draft.branches import BranchTable
 from mirrorsd.runtime.draft.drafter import cut_window
 from mirrorsd.runtime.policy.roots import RootPlanner
 from mirrorsd.runtime.policy.times import PassClock
-from mirrorsd.runtime.workers import Ticket
 
 
 class MirrorDriver(SerialDriver):

@@ -9,9 +9,9 @@ from mirrorsd.runtime.backends.protocol import TargetOutput
 from mirrorsd.runtime.decoding.acceptance import Acceptance, accept_window
 from mirrorsd.runtime.decoding.request import Request, StepRecord
 from mirrorsd.runtime.decoding.target_link import TargetLink
+from mirrorsd.runtime.devices.workers import Ticket
 from mirrorsd.runtime.draft.chain import NO_TOKENS
 from mirrorsd.runtime.sampling.chooser import graph_choice
-from mirrorsd.runtime.workers import Ticket
 
 
 class InFlight(NamedTuple):

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.backends.protocol import ExitGuesses, TargetOutput, TargetSession
 from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.devices.workers import DeviceWorker, Overdue, Ticket
 from mirrorsd.runtime.draft.chain import longest_common_prefix
-from mirrorsd.runtime.workers import DeviceWorker, Overdue, Ticket
 
 Result = TypeVar("Result")
 _TERMINATE_S = 2.0

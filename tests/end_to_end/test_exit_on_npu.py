@@ -14,7 +14,7 @@ from mirrorsd.graphs.errors import ConfigError, DeviceError
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
 from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
 from mirrorsd.runtime.backends.protocol import ExitGuesses
-from mirrorsd.runtime.devices import DeviceInventory, missing_devices
+from mirrorsd.runtime.devices.inventory import DeviceInventory, missing_devices
 from mirrorsd.runtime.ledger import Ledger
 
 ON_NPU = ExitPlacement(device="NPU", emulated=True, precision="f32")

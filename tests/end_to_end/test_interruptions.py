@@ -21,8 +21,8 @@ from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import Cancelled, DeviceError, GenerationError
 from mirrorsd.runtime.backends.fake import FakeDraft, FakeModel, FakeTarget
 from mirrorsd.runtime.config import SpeculationConfig, Speculations
+from mirrorsd.runtime.devices.layouts import choose_layout
 from mirrorsd.runtime.engine import Engine
-from mirrorsd.runtime.layouts import choose_layout
 from mirrorsd.runtime.session import MirrorSession
 from mirrorsd.runtime.tokenization import BundleTokenizer
 

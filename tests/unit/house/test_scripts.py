@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mirrorsd.device_maps import load_device_map
-from mirrorsd.runtime.devices import check_computes
+from mirrorsd.runtime.devices.inventory import check_computes
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -13,8 +13,8 @@ from mirrorsd.runtime.backends.protocol import TargetOutput
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.decoding.plain import Driver
 from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.engine import Engine
-from mirrorsd.runtime.workers import DeviceWorker
 
 VOCAB = 16
 

@@ -10,8 +10,8 @@ from mirrorsd.device_maps import DeviceMap, DraftPlacement, TargetPlacement, loa
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.runtime.backends.onnxruntime.providers import session_options
 from mirrorsd.runtime.config import SpeculationConfig
-from mirrorsd.runtime.layouts import choose_layout, lay_out, target_thread_cores
-from mirrorsd.runtime.pinning import Cores, usable_cores
+from mirrorsd.runtime.devices.layouts import choose_layout, lay_out, target_thread_cores
+from mirrorsd.runtime.devices.pinning import Cores, usable_cores
 from mirrorsd.runtime.tuned import Tuned
 from mirrorsd.runtime.tuning import Contest, best_speculation, fastest_layout, finalists
 

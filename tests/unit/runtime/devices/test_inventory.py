@@ -7,10 +7,16 @@ import pytest
 
 from mirrorsd.device_maps import DeviceMap, TargetPlacement, load_device_map
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime import devices
 from mirrorsd.runtime.backends.onnxruntime.providers import provider_options, session_options
 from mirrorsd.runtime.backends.onnxruntime.tensors import Place
-from mirrorsd.runtime.devices import AUTO_ORDER, DeviceInventory, check_computes, choose_device_map, missing_devices
+from mirrorsd.runtime.devices import inventory as devices
+from mirrorsd.runtime.devices.inventory import (
+    AUTO_ORDER,
+    DeviceInventory,
+    check_computes,
+    choose_device_map,
+    missing_devices,
+)
 
 
 def test_bfloat16_is_refused_where_it_cannot_be_computed() -> None:
@@ -155,7 +161,7 @@ def test_cuda_options_follow_what_the_stages_compute_in_and_whose_stream_it_is()
 @pytest.mark.parametrize("name", ["igpu-npu", "igpu-cpu", "directml-npu", "qnn", "coreml"])
 def test_cards_that_were_not_tried_say_so(name: str) -> None:
     card: DeviceMap = load_device_map(name)
-    text = (Path(devices.__file__).parents[1] / "device_maps" / f"{name}.toml").read_text(encoding="utf-8")
+    text = (Path(devices.__file__).parents[2] / "device_maps" / f"{name}.toml").read_text(encoding="utf-8")
     assert "Not yet run on" in text
     assert card.fallbacks == ()
     assert not card.target.is_on_cpu

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.huge_pages import Region, private_regions, regions_now, use_huge_pages
+from mirrorsd.runtime.devices.huge_pages import Region, private_regions, regions_now, use_huge_pages
 
 _SIZE = 16 << 20
 _FOLDER = Path("/sys/kernel/mm/transparent_hugepage")

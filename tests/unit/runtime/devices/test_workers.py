@@ -7,7 +7,7 @@ import time
 import pytest
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.workers import DeviceWorker, Overdue, Ticket
+from mirrorsd.runtime.devices.workers import DeviceWorker, Overdue, Ticket
 
 
 def test_jobs_run_in_order_on_one_thread() -> None:

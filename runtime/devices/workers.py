@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.pinning import pin_current_thread, pinned
+from mirrorsd.runtime.devices.pinning import pin_current_thread, pinned
 
 Result = TypeVar("Result")
 _MAX_PENDING = 32

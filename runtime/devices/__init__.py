@@ -1,0 +1,1 @@
+"""On what: worker threads, cores, layouts, and what this machine has."""
