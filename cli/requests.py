@@ -52,7 +52,7 @@ def read_messages(path: Path) -> Messages:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
     if not isinstance(document, list) or not document:
         raise ConfigError(f"{path} holds no messages; {_FORM}.")
-    from mirrorsd.runtime import tokenization
+    from mirrorsd.runtime.text import tokenizer as tokenization
 
     try:
         return tokenization.read_messages(document)

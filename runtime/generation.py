@@ -9,7 +9,7 @@ from mirrorsd.runtime.decoding.plain import Driver, Outcome
 from mirrorsd.runtime.decoding.request import Request, StepRecord
 from mirrorsd.runtime.generation_stats import GenerationStats
 from mirrorsd.runtime.ledger import Span
-from mirrorsd.runtime.stopping import StopWatch
+from mirrorsd.runtime.text.stopping import StopWatch
 from mirrorsd.runtime.trace import write_trace
 
 

@@ -22,7 +22,7 @@ from mirrorsd.runtime.engine import Engine, check_exits, resolve_speculation
 from mirrorsd.runtime.generation import Chunk, GenerationResult
 from mirrorsd.runtime.policy.root_scores import RootScores
 from mirrorsd.runtime.session import MirrorSession
-from mirrorsd.runtime.tokenization import BundleTokenizer, Message
+from mirrorsd.runtime.text.tokenizer import BundleTokenizer, Message
 from mirrorsd.runtime.tuned import Tuned
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.generation import Chunk, GenerationResult, Stop, run_steps
 from mirrorsd.runtime.generation_stats import summarise
 from mirrorsd.runtime.seated_driver import SeatedDriver
-from mirrorsd.runtime.stopping import StopWatch
-from mirrorsd.runtime.tokenization import BundleTokenizer, Message, read_ids
+from mirrorsd.runtime.text.stopping import StopWatch
+from mirrorsd.runtime.text.tokenizer import BundleTokenizer, Message, read_ids
 from mirrorsd.runtime.turns import Turns
 
 _CLOSE_S = 5.0

@@ -8,7 +8,7 @@ import numpy as np
 from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.recorder import record_text
 from mirrorsd.runtime.recording import Recording
-from mirrorsd.runtime.tokenization import Message
+from mirrorsd.runtime.text.tokenizer import Message
 
 if TYPE_CHECKING:
     from mirrorsd.runtime.pipeline import MirrorPipeline

@@ -26,7 +26,7 @@ from mirrorsd.bench.peers import table
 from mirrorsd.cli.machine import describe_machine, installed_versions
 from mirrorsd.cli.prompt_file import Question, read_questions, spread
 from mirrorsd.graphs.bundle_files import read_bundle
-from mirrorsd.runtime.tokenization import BundleTokenizer
+from mirrorsd.runtime.text.tokenizer import BundleTokenizer
 
 HERE = Path(__file__).resolve().parent
 PEERS = ("openvino-genai", "onnxruntime-genai")

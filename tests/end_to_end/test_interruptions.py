@@ -24,7 +24,7 @@ from mirrorsd.runtime.config import SpeculationConfig, Speculations
 from mirrorsd.runtime.devices.layouts import choose_layout
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.session import MirrorSession
-from mirrorsd.runtime.tokenization import BundleTokenizer
+from mirrorsd.runtime.text.tokenizer import BundleTokenizer
 
 VOCAB = 300
 PROMPT, OTHER = "Every morning the fox", "The old heron said to the river that"

@@ -12,7 +12,7 @@ from mirrorsd.export.carried_files import copy_tokenizer
 from mirrorsd.export.checkpoint import Checkpoint
 from mirrorsd.export.verify_text import PARITY_TEXT
 from mirrorsd.graphs.manifest import SourceModel
-from mirrorsd.runtime.tokenization import BundleTokenizer
+from mirrorsd.runtime.text.tokenizer import BundleTokenizer
 
 SPECIAL = ["<|end|>", "<|im_start|>", "<|im_end|>", "<unk>"]
 FRAGMENTS = (

@@ -10,8 +10,8 @@ from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.decoding.plain import InFlight, Outcome
 from mirrorsd.runtime.decoding.request import Request, StepRecord
 from mirrorsd.runtime.generation import Chunk, Stop, run_steps
-from mirrorsd.runtime.incremental_decoder import IncrementalDecoder
-from mirrorsd.runtime.stopping import StopWatch
+from mirrorsd.runtime.text.incremental_decoder import IncrementalDecoder
+from mirrorsd.runtime.text.stopping import StopWatch
 
 
 @pytest.fixture

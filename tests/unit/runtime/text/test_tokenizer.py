@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import BundleError, GenerationError
-from mirrorsd.runtime.tokenization import BundleTokenizer, read_ids
+from mirrorsd.runtime.text.tokenizer import BundleTokenizer, read_ids
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import BundleError, GenerationError
-from mirrorsd.runtime.incremental_decoder import IncrementalDecoder
+from mirrorsd.runtime.text.incremental_decoder import IncrementalDecoder
 
 Message = Mapping[str, Any]
 _FORM = 'expected a list like [{"role": "user", "content": "..."}]'

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from mirrorsd.runtime.config import GenerationConfig
-from mirrorsd.runtime.incremental_decoder import IncrementalDecoder
+from mirrorsd.runtime.text.incremental_decoder import IncrementalDecoder
 
 
 class Piece(NamedTuple):

@@ -1,0 +1,1 @@
+"""Words: tokens to text and back, and where a text stops."""
