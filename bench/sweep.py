@@ -25,7 +25,7 @@ from mirrorsd.bench import runs
 from mirrorsd.cli.prompt_file import read_questions, spread
 from mirrorsd.runtime.devices.inventory import choose_device_map
 from mirrorsd.runtime.engine import resolve_speculation
-from mirrorsd.runtime.generation_stats import GenerationStats
+from mirrorsd.runtime.reporting.stats import GenerationStats
 from mirrorsd.runtime.session import MirrorSession
 
 SERIAL = ((3, 1), (9, 2), (12, 3))

@@ -20,7 +20,7 @@ import numpy as np
 
 from mirrorsd import GenerationConfig, MirrorPipeline
 from mirrorsd.bench import runs
-from mirrorsd.runtime.generation_stats import GenerationStats
+from mirrorsd.runtime.reporting.stats import GenerationStats
 from mirrorsd.runtime.session import MirrorSession
 
 FOREIGN = (

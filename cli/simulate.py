@@ -14,8 +14,8 @@ from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:
     from mirrorsd.device_maps import Pace
-    from mirrorsd.runtime.generation_stats import GenerationStats
     from mirrorsd.runtime.recording import Recording
+    from mirrorsd.runtime.reporting.stats import GenerationStats
 
 _FIGURES = ("tokens_per_step", "mean_accepted", "reuse_rate", "draft_exposed_ms", "overlap")
 

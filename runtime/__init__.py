@@ -2,9 +2,9 @@
 
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.devices.inventory import DeviceInventory, choose_device_map, device_inventory, missing_devices
-from mirrorsd.runtime.generation import Chunk, GeneratedToken, GenerationResult
-from mirrorsd.runtime.generation_stats import GenerationStats
 from mirrorsd.runtime.pipeline import MirrorPipeline
+from mirrorsd.runtime.reporting.results import Chunk, GeneratedToken, GenerationResult
+from mirrorsd.runtime.reporting.stats import GenerationStats
 from mirrorsd.runtime.session import MirrorSession
 
 __all__ = [

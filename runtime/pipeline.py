@@ -19,8 +19,8 @@ from mirrorsd.runtime.devices.huge_pages import regions_now, use_huge_pages
 from mirrorsd.runtime.devices.inventory import check_computes, choose_device_map
 from mirrorsd.runtime.devices.layouts import Layout, choose_layout, target_thread_cores
 from mirrorsd.runtime.engine import Engine, check_exits, resolve_speculation
-from mirrorsd.runtime.generation import Chunk, GenerationResult
 from mirrorsd.runtime.policy.root_scores import RootScores
+from mirrorsd.runtime.reporting.results import Chunk, GenerationResult
 from mirrorsd.runtime.session import MirrorSession
 from mirrorsd.runtime.text.tokenizer import BundleTokenizer, Message
 from mirrorsd.runtime.tuned import Tuned

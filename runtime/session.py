@@ -13,8 +13,9 @@ from mirrorsd.runtime.config import GenerationConfig, Speculations, resolve_gene
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.devices.layouts import Layout
 from mirrorsd.runtime.engine import Engine
-from mirrorsd.runtime.generation import Chunk, GenerationResult, Stop, run_steps
-from mirrorsd.runtime.generation_stats import summarise
+from mirrorsd.runtime.generation import Stop, run_steps
+from mirrorsd.runtime.reporting.results import Chunk, GenerationResult
+from mirrorsd.runtime.reporting.stats import summarise
 from mirrorsd.runtime.seated_driver import SeatedDriver
 from mirrorsd.runtime.text.stopping import StopWatch
 from mirrorsd.runtime.text.tokenizer import BundleTokenizer, Message, read_ids

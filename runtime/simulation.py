@@ -25,7 +25,6 @@ from mirrorsd.runtime.decoding.serial import SerialDriver
 from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.draft.branches import Branch, BranchTable
 from mirrorsd.runtime.draft.drafter import Drafter
-from mirrorsd.runtime.generation_stats import GenerationStats, summarise
 from mirrorsd.runtime.ledger import Ledger, Span
 from mirrorsd.runtime.policy.methods import CostBook
 from mirrorsd.runtime.policy.root_scores import RootScores
@@ -33,6 +32,7 @@ from mirrorsd.runtime.policy.roots import RootPlanner
 from mirrorsd.runtime.policy.windows import LearnedLengths, WindowLength
 from mirrorsd.runtime.recording import RecordedText, Recording
 from mirrorsd.runtime.replay import ReplayDraft, ReplayTarget
+from mirrorsd.runtime.reporting.stats import GenerationStats, summarise
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 
 Result = TypeVar("Result")

@@ -8,7 +8,7 @@ from mirrorsd.cli.application import run
 from mirrorsd.cli.trace_picture import read_trace
 from mirrorsd.runtime.decoding.request import StepRecord
 from mirrorsd.runtime.ledger import Span
-from mirrorsd.runtime.trace import write_trace
+from mirrorsd.runtime.reporting.trace import write_trace
 
 SPANS = (
     Span("target", "prefix", 10.000, 10.010),

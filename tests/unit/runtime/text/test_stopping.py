@@ -9,7 +9,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.decoding.plain import InFlight, Outcome
 from mirrorsd.runtime.decoding.request import Request, StepRecord
-from mirrorsd.runtime.generation import Chunk, Stop, run_steps
+from mirrorsd.runtime.generation import Stop, run_steps
+from mirrorsd.runtime.reporting.results import Chunk
 from mirrorsd.runtime.text.incremental_decoder import IncrementalDecoder
 from mirrorsd.runtime.text.stopping import StopWatch
 

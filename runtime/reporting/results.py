@@ -1,0 +1,66 @@
+"""What a generation gives: tokens, chunks, the result."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from mirrorsd.runtime.decoding.request import StepRecord
+from mirrorsd.runtime.ledger import Span
+from mirrorsd.runtime.reporting.stats import GenerationStats
+from mirrorsd.runtime.reporting.trace import write_trace
+
+
+class GeneratedToken(NamedTuple):
+    """A token and where it came from: `window` (drafted and verified), `correction` (the target's own), `plain`."""
+
+    id: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationResult:
+    """A finished text.
+
+    Attributes:
+        text: the new text, without special tokens, cut before a stop string.
+        prompt_ids: the prompt's tokens, special ones included.
+        token_ids: the new tokens, the end-of-sequence token included.
+        stop_reason: `eos`, `stop_token`, `stop_string`, `length` (max_new_tokens) or `context` (no room left).
+        method: what ran: `mirror`, `serial`, `plain`, or `auto` (`stats.steps_by_method` says what it chose).
+        device_map: name of the device map.
+        layout: how target and draft shared the processor (see `layouts`).
+        seed: what the text was sampled with, drawn where none was given; None where it is greedy.
+        stats: figures; see `GenerationStats`.
+        spans: what each device did when.
+        steps: the verification steps.
+    """
+
+    text: str
+    prompt_ids: list[int] = field(repr=False)
+    token_ids: list[int]
+    stop_reason: str
+    method: str
+    device_map: str
+    layout: str
+    seed: int | None
+    stats: GenerationStats
+    spans: tuple[Span, ...] = field(repr=False)
+    steps: tuple[StepRecord, ...] = field(repr=False)
+
+    def write_trace(self, path: str | Path) -> None:
+        """Write what each device did when as a Chrome trace (JSON)."""
+        title = f"mirrorsd {self.method} on {self.device_map}"
+        write_trace(Path(path), self.spans, self.steps, title=title)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of new tokens."""
+        return len(self.token_ids)
+
+
+class Chunk(NamedTuple):
+    """What one step added: text that is certain, and its tokens. `result` comes with the last chunk."""
+
+    text: str
+    tokens: tuple[GeneratedToken, ...]
+    result: GenerationResult | None = None
