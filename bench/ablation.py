@@ -17,10 +17,10 @@ from mirrorsd.bench import runs
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.runtime.pipeline import speculation_of
 from mirrorsd.runtime.policy.root_scores import RootScores
-from mirrorsd.runtime.recording import Recording
-from mirrorsd.runtime.score_fitting import fit_scores
-from mirrorsd.runtime.simulation import Scenario, mean_of, simulate, tokens_per_second
-from mirrorsd.runtime.text_recording import record_texts
+from mirrorsd.runtime.tuning.recorder import record_texts
+from mirrorsd.runtime.tuning.recording import Recording
+from mirrorsd.runtime.tuning.score_fitting import fit_scores
+from mirrorsd.runtime.tuning.simulation import Scenario, mean_of, simulate, tokens_per_second
 
 CARDS = ("paced-laptop", "paced-paper", "paced-slow-npu")
 SOURCES = ("proxy", "early", "progressive")

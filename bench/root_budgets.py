@@ -11,8 +11,8 @@ from typing import Any
 from mirrorsd import GenerationConfig, MirrorPipeline
 from mirrorsd.bench import runs
 from mirrorsd.runtime.policy.root_scores import RootScores
-from mirrorsd.runtime.score_fitting import fit_scores
-from mirrorsd.runtime.text_recording import record_texts
+from mirrorsd.runtime.tuning.recorder import record_texts
+from mirrorsd.runtime.tuning.score_fitting import fit_scores
 
 BUDGETS = (4, 8, 16, 32)
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from mirrorsd import GenerationConfig, MirrorPipeline
 from mirrorsd.bench import runs
-from mirrorsd.runtime.part_times import measure_parts, pace_of
-from mirrorsd.runtime.recording import Recording
-from mirrorsd.runtime.simulation import Scenario, mean_of, simulate, tokens_per_second
-from mirrorsd.runtime.text_recording import record_texts
+from mirrorsd.runtime.tuning.part_times import measure_parts, pace_of
+from mirrorsd.runtime.tuning.recorder import record_texts
+from mirrorsd.runtime.tuning.recording import Recording
+from mirrorsd.runtime.tuning.simulation import Scenario, mean_of, simulate, tokens_per_second
 
 METHODS = ("plain", "serial", "mirror")
 

@@ -13,7 +13,7 @@ from mirrorsd.bench import runs
 from mirrorsd.bench.ablation import recorded
 from mirrorsd.device_maps import Pace, load_device_map
 from mirrorsd.runtime.pipeline import speculation_of
-from mirrorsd.runtime.simulation import Scenario, simulate, tokens_per_second
+from mirrorsd.runtime.tuning.simulation import Scenario, simulate, tokens_per_second
 
 METHODS = ("serial", "mirror")
 DRAFT_MS = (1, 2, 4, 6, 8, 12, 16, 24)

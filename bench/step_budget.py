@@ -18,7 +18,7 @@ from typing import Any
 from mirrorsd import GenerationResult, MirrorPipeline
 from mirrorsd.bench import runs
 from mirrorsd.runtime.ledger import Span
-from mirrorsd.runtime.part_times import measure_parts
+from mirrorsd.runtime.tuning.part_times import measure_parts
 
 ROUNDS = ("fresh", "expand")
 METHODS = ("plain", "serial", "mirror")

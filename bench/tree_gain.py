@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from mirrorsd import GenerationConfig
 from mirrorsd.bench import runs
 from mirrorsd.device_maps import interpolate, load_device_map
-from mirrorsd.runtime.recording import RecordedText, Recording, new_tokens
 from mirrorsd.runtime.sampling.chooser import TokenChooser
+from mirrorsd.runtime.tuning.recording import RecordedText, Recording, new_tokens
 
 GAMMAS = (3, 5, 7, 9, 12)
 LEAVES = (0, 1, 2, 4, 12)

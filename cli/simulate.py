@@ -14,8 +14,8 @@ from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:
     from mirrorsd.device_maps import Pace
-    from mirrorsd.runtime.recording import Recording
     from mirrorsd.runtime.reporting.stats import GenerationStats
+    from mirrorsd.runtime.tuning.recording import Recording
 
 _FIGURES = ("tokens_per_step", "mean_accepted", "reuse_rate", "draft_exposed_ms", "overlap")
 
@@ -46,9 +46,9 @@ def simulate(
     from mirrorsd.device_maps import load_device_map
     from mirrorsd.runtime.engine import resolve_speculation
     from mirrorsd.runtime.pipeline import speculation_of
-    from mirrorsd.runtime.recording import Recording
-    from mirrorsd.runtime.simulation import Scenario
-    from mirrorsd.runtime.simulation import simulate as replay
+    from mirrorsd.runtime.tuning.recording import Recording
+    from mirrorsd.runtime.tuning.simulation import Scenario
+    from mirrorsd.runtime.tuning.simulation import simulate as replay
 
     card = load_device_map(device_map)
     if card.pace is None:
@@ -76,7 +76,7 @@ def _text_settings(max_new_tokens: int, temperature: float | None, seed: int | N
 def _record(bundle: Path, prompts: Path | None, record: Path | None, config: Any) -> "Recording":
     """Record with whatever this machine has; the pace is applied when replaying."""
     from mirrorsd import MirrorPipeline
-    from mirrorsd.runtime.text_recording import record_texts
+    from mirrorsd.runtime.tuning.recorder import record_texts
 
     questions = read_questions(prompts) if prompts else BUILT_IN_QUESTIONS
     texts = as_asked(bundle, [question.turns[0] for question in questions])
@@ -102,7 +102,7 @@ def _layers(exits: str | None, recording: "Recording") -> tuple[int, ...] | None
 
 
 def _report(card: str, pace: "Pace", found: dict[str, list["GenerationStats"]], *, as_json: bool) -> None:
-    from mirrorsd.runtime.simulation import mean_of, tokens_per_second
+    from mirrorsd.runtime.tuning.simulation import mean_of, tokens_per_second
 
     rows: list[dict[str, Any]] = []
     for name, stats in found.items():

@@ -23,11 +23,11 @@ from mirrorsd.graphs.bundle_files import read_bundle
 if TYPE_CHECKING:
     from mirrorsd import GenerationConfig, MirrorPipeline
     from mirrorsd.device_maps import DeviceMap
-    from mirrorsd.runtime.part_times import PartTimes
     from mirrorsd.runtime.policy.root_scores import RootScores
-    from mirrorsd.runtime.recording import Recording
     from mirrorsd.runtime.tuned import Tuned
-    from mirrorsd.runtime.tuning import Contest, Entrant
+    from mirrorsd.runtime.tuning.contest import Contest, Entrant
+    from mirrorsd.runtime.tuning.part_times import PartTimes
+    from mirrorsd.runtime.tuning.recording import Recording
 
     Pipes = dict[str, MirrorPipeline]
     """The bundle, loaded once per layout."""
@@ -50,7 +50,7 @@ def tune(
 ) -> None:
     """Find the fastest way to speculate on this machine; `generate` uses it from then on. Changes no token."""
     from mirrorsd import GenerationConfig
-    from mirrorsd.runtime.part_times import measure_parts, pass_ms
+    from mirrorsd.runtime.tuning.part_times import measure_parts, pass_ms
 
     started = perf_counter()
     questions = read_questions(prompts) if prompts else BUILT_IN_QUESTIONS
@@ -110,8 +110,8 @@ def _learn_pair(
 ) -> tuple["dict[str, Recording]", "RootScores"]:
     """Record a few texts, greedy and sampled, and fit the root scores to them; the pipelines use them from here on."""
     from mirrorsd.runtime.policy.root_scores import RootScores
-    from mirrorsd.runtime.score_fitting import coverage, fit_scores
-    from mirrorsd.runtime.text_recording import record_texts
+    from mirrorsd.runtime.tuning.recorder import record_texts
+    from mirrorsd.runtime.tuning.score_fitting import coverage, fit_scores
 
     pipe = next(iter(pipes.values()))
     chosen = texts[:_NUM_RECORDED]
@@ -131,8 +131,8 @@ def _heats(
     pipes: "Pipes", recording: "Recording", scores: "RootScores", parts: "dict[str, PartTimes]", count: int
 ) -> "list[Entrant]":
     """Replay every setting at the measured times of every layout; the best few of each, and plain, run for real."""
-    from mirrorsd.runtime.part_times import pace_of
-    from mirrorsd.runtime.tuning import Entrant, candidate_settings, finalists, rank_settings
+    from mirrorsd.runtime.tuning.contest import Entrant, candidate_settings, finalists, rank_settings
+    from mirrorsd.runtime.tuning.part_times import pace_of
 
     entrants = []
     for layout, pipe in pipes.items():
@@ -153,7 +153,7 @@ def _finals(
     kind: str, pipes: "Pipes", entrants: "list[Entrant]", texts: "list[Prompt]", config: "GenerationConfig"
 ) -> "list[Contest]":
     """All entrants on all texts, for real and by turns; fastest first."""
-    from mirrorsd.runtime.tuning import contend
+    from mirrorsd.runtime.tuning.contest import contend
 
     sessions: dict[Any, Any] = {}
 
@@ -178,7 +178,7 @@ def _finals(
 def _summary(bundle: Path, card: "DeviceMap", contests: "dict[str, list[Contest]]", scores: "RootScores") -> "Tuned":
     """The fastest layout, and the fastest speculation in it, for greedy and for sampled texts."""
     from mirrorsd.runtime.tuned import Tuned, fingerprint
-    from mirrorsd.runtime.tuning import best_speculation, fastest_layout
+    from mirrorsd.runtime.tuning.contest import best_speculation, fastest_layout
 
     layout = fastest_layout(*contests.values())
     here = {kind: [c for c in found if c.layout == layout] for kind, found in contests.items()}

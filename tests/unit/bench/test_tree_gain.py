@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mirrorsd.bench.tree_gain import tokens_per_step
-from mirrorsd.runtime.recording import RecordedText
+from mirrorsd.runtime.tuning.recording import RecordedText
 
 
 def make_text(second_at_1: int) -> tuple[RecordedText, tuple[np.ndarray, np.ndarray]]:

@@ -6,7 +6,7 @@ import pytest
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig, resolve_generation
 from mirrorsd.runtime.engine import resolve_speculation
-from mirrorsd.runtime.tuning import candidate_settings
+from mirrorsd.runtime.tuning.contest import candidate_settings
 
 
 @pytest.mark.parametrize(

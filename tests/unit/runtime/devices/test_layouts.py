@@ -13,7 +13,7 @@ from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.devices.layouts import choose_layout, lay_out, target_thread_cores
 from mirrorsd.runtime.devices.pinning import Cores, usable_cores
 from mirrorsd.runtime.tuned import Tuned
-from mirrorsd.runtime.tuning import Contest, best_speculation, fastest_layout, finalists
+from mirrorsd.runtime.tuning.contest import Contest, best_speculation, fastest_layout, finalists
 
 FOUR = Cores((0, 1, 2, 3), 4)
 

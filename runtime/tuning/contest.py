@@ -16,9 +16,9 @@ from mirrorsd.device_maps import Pace
 from mirrorsd.device_maps.card import WINDOWS
 from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.policy.root_scores import RootScores
-from mirrorsd.runtime.recording import Recording
 from mirrorsd.runtime.reporting.results import GenerationResult
-from mirrorsd.runtime.simulation import Scenario, simulate, tokens_per_second
+from mirrorsd.runtime.tuning.recording import Recording
+from mirrorsd.runtime.tuning.simulation import Scenario, simulate, tokens_per_second
 
 _SAME_SPEED = 0.97
 

@@ -20,8 +20,8 @@ from mirrorsd.runtime.policy.root_scores import (
     token_chances,
 )
 from mirrorsd.runtime.policy.roots import FIRST_RATE, RATE_MEMORY, compete, global_roots
-from mirrorsd.runtime.recording import RecordedText, Recording
 from mirrorsd.runtime.sampling.chooser import TokenChooser
+from mirrorsd.runtime.tuning.recording import RecordedText, Recording
 
 _RIDGE = 3.0
 _NEWTON_STEPS = 12

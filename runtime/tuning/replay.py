@@ -14,8 +14,8 @@ from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.runtime.backends.protocol import ExitGuesses, RowBlock, TargetOutput, TipGuesses
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.devices.workers import Ticket
-from mirrorsd.runtime.recording import RecordedText, Recording
 from mirrorsd.runtime.sampling.chooser import NoiseSource
+from mirrorsd.runtime.tuning.recording import RecordedText, Recording
 
 _ALIAS_STRIDE = 7919
 

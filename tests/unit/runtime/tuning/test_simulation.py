@@ -12,11 +12,11 @@ from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.runtime.backends.fake import FakeDraft
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.policy.root_scores import RootScores
-from mirrorsd.runtime.recorder import record_text
-from mirrorsd.runtime.recording import RecordedText, Recording
 from mirrorsd.runtime.sampling.chooser import TokenChooser
-from mirrorsd.runtime.score_fitting import coverage, fit_scores
-from mirrorsd.runtime.simulation import ReplayChooser, Scenario, mean_of, simulate, tokens_per_second
+from mirrorsd.runtime.tuning.recorder import record_text
+from mirrorsd.runtime.tuning.recording import RecordedText, Recording
+from mirrorsd.runtime.tuning.score_fitting import coverage, fit_scores
+from mirrorsd.runtime.tuning.simulation import ReplayChooser, Scenario, mean_of, simulate, tokens_per_second
 
 Make = Callable[..., Any]
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]

@@ -30,10 +30,10 @@ from mirrorsd.runtime.policy.methods import CostBook
 from mirrorsd.runtime.policy.root_scores import RootScores
 from mirrorsd.runtime.policy.roots import RootPlanner
 from mirrorsd.runtime.policy.windows import LearnedLengths, WindowLength
-from mirrorsd.runtime.recording import RecordedText, Recording
-from mirrorsd.runtime.replay import ReplayDraft, ReplayTarget
 from mirrorsd.runtime.reporting.stats import GenerationStats, summarise
 from mirrorsd.runtime.sampling.chooser import TokenChooser
+from mirrorsd.runtime.tuning.recording import RecordedText, Recording
+from mirrorsd.runtime.tuning.replay import ReplayDraft, ReplayTarget
 
 Result = TypeVar("Result")
 HOST_MS = 0.33

@@ -1,0 +1,1 @@
+"""What is fastest here: recordings, replays in simulated time, the contest of settings."""
