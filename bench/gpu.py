@@ -34,8 +34,8 @@ from mirrorsd.runtime import device_inventory, missing_devices
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
 from mirrorsd.runtime.backends.onnxruntime.tensors import place_of
 from mirrorsd.runtime.devices.inventory import check_computes
-from mirrorsd.runtime.hardware import hardware_details
-from mirrorsd.runtime.known_versions import find_known_bad
+from mirrorsd.runtime.doctor.hardware import hardware_details
+from mirrorsd.runtime.doctor.known_versions import find_known_bad
 from mirrorsd.runtime.ledger import Ledger
 
 ROWS = (1, 2, 4, 8, 16)

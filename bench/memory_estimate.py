@@ -18,7 +18,7 @@ from mirrorsd import MirrorPipeline
 from mirrorsd.cli.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
-from mirrorsd.runtime.memory import SYSTEM, memory_needs
+from mirrorsd.runtime.doctor.memory import SYSTEM, memory_needs
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mirrorsd.runtime import DeviceInventory
-    from mirrorsd.runtime.hardware import DeviceDetail
+    from mirrorsd.runtime.doctor.hardware import DeviceDetail
 
 
 class CardFit(NamedTuple):
@@ -28,7 +28,7 @@ class CardFit(NamedTuple):
 def devices(as_json: options.AsJson = False) -> None:
     """Show what this machine has and which device maps fit."""
     from mirrorsd.runtime import choose_device_map, device_inventory
-    from mirrorsd.runtime.hardware import hardware_details
+    from mirrorsd.runtime.doctor.hardware import hardware_details
 
     details = hardware_details()
     inventory = device_inventory()

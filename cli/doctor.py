@@ -21,7 +21,7 @@ from mirrorsd.graphs.errors import DeviceError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mirrorsd.runtime.hardware import DeviceDetail
+    from mirrorsd.runtime.doctor.hardware import DeviceDetail
 
 _PROMPT, _NUM_TOKENS = "Once upon a time", 16
 
@@ -58,7 +58,7 @@ def doctor(
 ) -> None:
     """Look for what is wrong with this machine's set-up; with a bundle, try it."""
     from mirrorsd.runtime import device_inventory
-    from mirrorsd.runtime.hardware import hardware_details
+    from mirrorsd.runtime.doctor.hardware import hardware_details
 
     inventory, details = device_inventory(), hardware_details()
     fits = card_fits(inventory)
@@ -95,7 +95,7 @@ def check_flavours(versions: dict[str, str]) -> Check:
 
 def check_versions(versions: dict[str, str], details: "Sequence[DeviceDetail]") -> list[Check]:
     """Pairs of versions that are known to fail together."""
-    from mirrorsd.runtime.known_versions import KNOWN_BAD, find_known_bad
+    from mirrorsd.runtime.doctor.known_versions import KNOWN_BAD, find_known_bad
 
     found = find_known_bad(versions, details)
     if not found:
@@ -125,7 +125,7 @@ def check_fit(fit: CardFit) -> Check:
 
 def check_memory(bundle: Path, name: str) -> list[Check]:
     """What the bundle will need on each device of a card, against what is free there."""
-    from mirrorsd.runtime.memory import free_memory, memory_needs
+    from mirrorsd.runtime.doctor.memory import free_memory, memory_needs
 
     needs = memory_needs(read_bundle(bundle), load_device_map(name))
     checks = []
@@ -154,7 +154,7 @@ def try_bundle(bundle: Path, names: list[str]) -> list[SelfTest]:
 def self_test(bundle: Path, name: str) -> SelfTest:
     """Load a bundle on one card and generate by plain and by mirror decoding."""
     from mirrorsd import GenerationConfig, MirrorPipeline
-    from mirrorsd.runtime.row_invariance import largest_row_difference
+    from mirrorsd.runtime.doctor.row_invariance import largest_row_difference
 
     config = GenerationConfig(max_new_tokens=_NUM_TOKENS, temperature=0.0, ignore_eos=True)
     started = perf_counter()

@@ -70,7 +70,7 @@ def open_target(folder: Path, *, trained: int, tokens: int, threads: int = 0) ->
         ConfigError: too little memory.
     """
     from mirrorsd.export.checkpoint import open_checkpoint
-    from mirrorsd.runtime.memory import SYSTEM, free_memory
+    from mirrorsd.runtime.doctor.memory import SYSTEM, free_memory
     from mirrorsd.training.memory_need import check_memory, training_bytes
     from mirrorsd.training.timed_run import use_threads
 

@@ -89,7 +89,7 @@ def _load(stack: ExitStack, bundle: Path, device_map: str) -> "Pipes":
     """The pipeline of every layout that the card permits; of the first only, where memory does not hold more."""
     from mirrorsd import MirrorPipeline
     from mirrorsd.runtime.devices.inventory import choose_device_map
-    from mirrorsd.runtime.memory import SYSTEM, free_memory, memory_needs
+    from mirrorsd.runtime.doctor.memory import SYSTEM, free_memory, memory_needs
 
     layouts = choose_device_map(device_map, dtype=read_bundle(bundle).target.shape.dtype).device_map.layouts
     pipes: Pipes = {}

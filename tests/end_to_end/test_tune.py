@@ -13,11 +13,12 @@ import pytest
 from mirrorsd import MirrorPipeline
 from mirrorsd.cli.application import run
 from mirrorsd.device_maps import load_device_map
-from mirrorsd.runtime import GenerationConfig, SpeculationConfig, hardware
+from mirrorsd.runtime import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime import tuned as tuned_module
 from mirrorsd.runtime.devices.pinning import usable_cores
+from mirrorsd.runtime.doctor import hardware
+from mirrorsd.runtime.doctor.hardware import DeviceDetail
 from mirrorsd.runtime.engine import resolve_speculation
-from mirrorsd.runtime.hardware import DeviceDetail
 from mirrorsd.runtime.policy.methods import CostBooks
 from mirrorsd.runtime.tuned import Tuned, fingerprint
 

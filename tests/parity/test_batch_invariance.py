@@ -13,7 +13,7 @@ from mirrorsd.export.loading import target_shape
 from mirrorsd.export.target_graphs import TargetPlan, write_target
 from mirrorsd.export.weightless import open_model
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
-from mirrorsd.runtime.row_invariance import largest_row_difference
+from mirrorsd.runtime.doctor.row_invariance import largest_row_difference
 
 CONTEXT = 72
 WIDE = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 4}

@@ -33,7 +33,7 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import describe_file
 from mirrorsd.graphs.contract import MASKED, draft_contract
 from mirrorsd.graphs.manifest import DraftBucket, VerifyResult
-from mirrorsd.runtime.row_invariance import largest_row_difference
+from mirrorsd.runtime.doctor.row_invariance import largest_row_difference
 
 TOLERANCE = 1e-4
 CONTEXT = 256

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mirrorsd.runtime.hardware import DeviceDetail
+from mirrorsd.runtime.doctor.hardware import DeviceDetail
 
 Version = tuple[int, ...]
 

@@ -8,8 +8,8 @@ from mirrorsd.cli import doctor
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import FileEntry, Manifest
-from mirrorsd.runtime import memory
-from mirrorsd.runtime.memory import SYSTEM, free_memory, memory_needs
+from mirrorsd.runtime.doctor import memory
+from mirrorsd.runtime.doctor.memory import SYSTEM, free_memory, memory_needs
 
 
 @pytest.fixture

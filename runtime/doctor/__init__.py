@@ -1,0 +1,1 @@
+"""Whether this machine fits: hardware, versions, memory, checks."""
