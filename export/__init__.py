@@ -6,12 +6,11 @@ The names below load PyTorch on first use; `ExportOptions` does not.
 from importlib import import_module, util
 from typing import TYPE_CHECKING
 
+from mirrorsd.export.options import ExportOptions, ExportProgress
 from mirrorsd.graphs.errors import ConfigError
 
-from .options import ExportOptions, ExportProgress
-
 if TYPE_CHECKING:
-    from .pair import export_pair
+    from mirrorsd.export.pair import export_pair
 
 __all__ = ["ExportOptions", "ExportProgress", "export_pair"]
 

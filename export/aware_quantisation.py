@@ -23,13 +23,12 @@ from openvino import opset13
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from mirrorsd.export.quantise_pass import round_to_nearest
+from mirrorsd.export.weightless import WeightlessModel
+from mirrorsd.export.weights.block_formats import BlockFormat
+from mirrorsd.export.weights.block_quantisation import pack_levels, quantise_rows
+from mirrorsd.export.weights.lazy_weight import Pack
 from mirrorsd.graphs.errors import ConfigError
-
-from .block_formats import BlockFormat
-from .block_quantisation import pack_levels, quantise_rows
-from .lazy_weight import Pack
-from .quantise_pass import round_to_nearest
-from .weightless import WeightlessModel
 
 Array = npt.NDArray[Any]
 

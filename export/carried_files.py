@@ -7,10 +7,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from mirrorsd.export.checkpoint import Checkpoint, read_json
 from mirrorsd.graphs import names
 from mirrorsd.graphs.manifest import TokenEntry
-
-from .checkpoint import Checkpoint, read_json
 
 _TOKENIZER_FILES = (
     "tokenizer.json",

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from mirrorsd.export.weights.stored_tensors import StoredTensor, read_header
 from mirrorsd.families.registry import completed, find_obstacle
 from mirrorsd.graphs.errors import ExportError
 from mirrorsd.graphs.manifest import SourceModel
-
-from .stored_tensors import StoredTensor, read_header
 
 Role = Literal["target", "draft"]
 

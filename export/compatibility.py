@@ -5,9 +5,8 @@ Owns: comparing tokenizers, vocabulary sizes and special tokens. Does not own: m
 
 from typing import Any
 
+from mirrorsd.export.checkpoint import Checkpoint, read_json
 from mirrorsd.graphs.errors import ExportError
-
-from .checkpoint import Checkpoint, read_json
 
 VOCABULARY_TOLERANCE = 128
 

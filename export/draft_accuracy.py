@@ -14,12 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
+from mirrorsd.export.target_graphs import TargetPlan
+from mirrorsd.export.verify_draft import CHAIN, DraftRun, Tree
+from mirrorsd.export.verify_target import Pass, TargetRun
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.manifest import DraftAccuracy, DraftEntry, TargetEntry
-
-from .target_graphs import TargetPlan
-from .verify_draft import CHAIN, DraftRun, Tree
-from .verify_target import Pass, TargetRun
 
 Array = npt.NDArray[Any]
 

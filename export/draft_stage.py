@@ -8,17 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from mirrorsd.export.attention import TreeCaches
+from mirrorsd.export.loading import Streams
+from mirrorsd.export.rotary_tables import RotaryTables
+from mirrorsd.export.target_stages import flatten
+from mirrorsd.export.top_candidates import top_candidates
 from mirrorsd.families.decoder_parts import DecoderParts
 from mirrorsd.families.stream_adapter import adapt_streams
 from mirrorsd.families.stream_link import SHORTLIST, Guesses, LinkWeights, follow_links
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import MASKED, DraftShape, StageContract
-
-from .attention import TreeCaches
-from .loading import Streams
-from .rotary_tables import RotaryTables
-from .target_stages import flatten
-from .top_candidates import top_candidates
 
 
 class DraftStage(nn.Module):

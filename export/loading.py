@@ -12,12 +12,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from mirrorsd.export.weights.block_formats import COMPUTE_BY_PRECISION
 from mirrorsd.families.stream_link import LinkWeights
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import DraftShape, TargetShape
 from mirrorsd.graphs.errors import ExportError
-
-from .block_formats import COMPUTE_BY_PRECISION
 
 # Beyond this the noise is read for too many ids: 32 lists of 150,000 would be 19 MB in every pass.
 _MOST_NOISE_IDS = 32_768

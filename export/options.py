@@ -6,11 +6,10 @@ Owns: the options and how "auto" is resolved against a pair's sizes. Does not ow
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from mirrorsd.export.compression_plan import COMPRESSED, DraftCompression
+from mirrorsd.export.weights.block_formats import BLOCK_SIZES, COMPUTE_BY_PRECISION, WeightFormats, choose_formats
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.manifest import DraftBucket
-
-from .block_formats import BLOCK_SIZES, COMPUTE_BY_PRECISION, WeightFormats, choose_formats
-from .compression_plan import COMPRESSED, DraftCompression
 
 TARGET_PRECISIONS = tuple(COMPUTE_BY_PRECISION)
 PART_PRECISIONS = ("auto", *TARGET_PRECISIONS)

@@ -12,6 +12,44 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from mirrorsd.export.atomic_folder import atomic_folder, check_space
+from mirrorsd.export.attention import TREE_ATTENTION
+from mirrorsd.export.aware_quantisation import check_available, collect_inputs
+from mirrorsd.export.carried_files import copy_licences, copy_tokenizer, exit_coverage, generation_defaults, token_entry
+from mirrorsd.export.checkpoint import Checkpoint, open_checkpoint
+from mirrorsd.export.compatibility import check_compatible
+from mirrorsd.export.draft_accuracy import cut_texts
+from mirrorsd.export.draft_compression import compress_draft
+from mirrorsd.export.draft_ir import write_draft
+from mirrorsd.export.draft_stage import DraftStage
+from mirrorsd.export.exit_choice import choose_exit_layer
+from mirrorsd.export.graph_passes import optimise_draft
+from mirrorsd.export.journal import JOURNAL_FILE, Journal, digest_of, is_of
+from mirrorsd.export.loading import (
+    DTYPE_BY_PRECISION,
+    adapter_layers,
+    draft_shape,
+    load_adapter,
+    load_streams,
+    target_shape,
+)
+from mirrorsd.export.options import (
+    ExportOptions,
+    ExportProgress,
+    check_exit_layers,
+    resolve_capacities,
+    resolve_context,
+)
+from mirrorsd.export.quality import calibration_text, measure_quality, reference_choices
+from mirrorsd.export.target_graphs import WEIGHTS, TargetPlan, write_target
+from mirrorsd.export.tolerances import check_parity, tolerance_of
+from mirrorsd.export.torch_to_onnx import export_stage
+from mirrorsd.export.verify_draft import VERIFY_TREE_PARENTS, DraftRun, compare_draft
+from mirrorsd.export.verify_target import TargetRun, compare_target, stored_reference
+from mirrorsd.export.verify_text import parity_ids
+from mirrorsd.export.weightless import open_model
+from mirrorsd.export.weights.block_formats import FLOAT_WEIGHTS, WeightFormats, precision_name
+from mirrorsd.export.weights.rounded_weights import as_stored
 from mirrorsd.families.registry import most_positions, parts_of, smallest_window
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import describe_file
@@ -27,39 +65,6 @@ from mirrorsd.graphs.manifest import (
     VerifyResult,
     WeightStorage,
 )
-
-from .atomic_folder import atomic_folder, check_space
-from .attention import TREE_ATTENTION
-from .aware_quantisation import check_available, collect_inputs
-from .block_formats import FLOAT_WEIGHTS, WeightFormats, precision_name
-from .carried_files import copy_licences, copy_tokenizer, exit_coverage, generation_defaults, token_entry
-from .checkpoint import Checkpoint, open_checkpoint
-from .compatibility import check_compatible
-from .draft_accuracy import cut_texts
-from .draft_compression import compress_draft
-from .draft_ir import write_draft
-from .draft_stage import DraftStage
-from .exit_choice import choose_exit_layer
-from .graph_passes import optimise_draft
-from .journal import JOURNAL_FILE, Journal, digest_of, is_of
-from .loading import (
-    DTYPE_BY_PRECISION,
-    adapter_layers,
-    draft_shape,
-    load_adapter,
-    load_streams,
-    target_shape,
-)
-from .options import ExportOptions, ExportProgress, check_exit_layers, resolve_capacities, resolve_context
-from .quality import calibration_text, measure_quality, reference_choices
-from .rounded_weights import as_stored
-from .target_graphs import WEIGHTS, TargetPlan, write_target
-from .tolerances import check_parity, tolerance_of
-from .torch_to_onnx import export_stage
-from .verify_draft import VERIFY_TREE_PARENTS, DraftRun, compare_draft
-from .verify_target import TargetRun, compare_target, stored_reference
-from .verify_text import parity_ids
-from .weightless import open_model
 
 PARITY_POSITIONS = 320
 _INPUTS_FOLDER = "inputs"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from .graph_edits import add_constant, add_tensor, take_over
-from .lazy_weight import joined_rows, lazy_weight
+from mirrorsd.export.graph_edits import add_constant, add_tensor, take_over
+from mirrorsd.export.weights.lazy_weight import joined_rows, lazy_weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,13 +13,12 @@ import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
 
+from mirrorsd.export.checkpoint import Checkpoint
+from mirrorsd.export.comparison import divergences, log_softmax
+from mirrorsd.export.verify_target import Pass, TargetRun
+from mirrorsd.export.weightless import WeightlessModel
 from mirrorsd.graphs.errors import ExportError, ParityError
 from mirrorsd.graphs.manifest import QualityEntry
-
-from .checkpoint import Checkpoint
-from .comparison import divergences, log_softmax
-from .verify_target import Pass, TargetRun
-from .weightless import WeightlessModel
 
 Array = npt.NDArray[Any]
 

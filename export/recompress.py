@@ -8,15 +8,14 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from mirrorsd.export.atomic_folder import atomic_folder
+from mirrorsd.export.compression_plan import DraftCompression
+from mirrorsd.export.draft_accuracy import write_texts
+from mirrorsd.export.draft_compression import compress_draft
+from mirrorsd.export.verify_text import text_ids
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import describe_file, read_bundle
 from mirrorsd.graphs.manifest import Manifest
-
-from .atomic_folder import atomic_folder
-from .compression_plan import DraftCompression
-from .draft_accuracy import write_texts
-from .draft_compression import compress_draft
-from .verify_text import text_ids
 
 
 def recompress_bundle(bundle: Path, asked: DraftCompression, text: str | None = None) -> Manifest:

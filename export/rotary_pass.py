@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from mirrorsd.export.graph_edits import add_constant, take_over
 from mirrorsd.graphs.errors import ExportError
-
-from .graph_edits import add_constant, take_over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,10 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
+from mirrorsd.export.graph_edits import add_tensor
+from mirrorsd.export.weights.lazy_weight import LazyWeight
 from mirrorsd.graphs.contract import StageContract, TensorSpec
 from mirrorsd.graphs.errors import ExportError
-
-from .graph_edits import add_tensor
-from .lazy_weight import LazyWeight
 
 OPSET = 23
 _EXAMPLE_SIZES = {"S": 3, "C": 24, "R": 2, "N": 7, "C+N": 31}

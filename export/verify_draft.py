@@ -17,6 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from mirrorsd.export.comparison import Comparison, divergences
+from mirrorsd.export.loading import Streams
+from mirrorsd.export.weightless import WeightlessModel
 from mirrorsd.families.registry import parts_of
 from mirrorsd.families.stream_adapter import adapt_streams
 from mirrorsd.families.stream_link import SHORTLIST, LinkWeights, log_mass
@@ -24,10 +27,6 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import MASKED, DraftShape
 from mirrorsd.graphs.errors import ExportError, errors_of, raised_as
 from mirrorsd.graphs.manifest import VerifyResult
-
-from .comparison import Comparison, divergences
-from .loading import Streams
-from .weightless import WeightlessModel
 
 Array = npt.NDArray[Any]
 

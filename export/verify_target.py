@@ -16,19 +16,18 @@ import torch
 from onnxruntime.capi import onnxruntime_pybind11_state
 from torch import Tensor, nn
 
+from mirrorsd.export.checkpoint import Checkpoint
+from mirrorsd.export.comparison import Comparison, divergences, log_softmax
+from mirrorsd.export.target_graphs import Adapter, TargetPlan
+from mirrorsd.export.target_stages import ExitStage
+from mirrorsd.export.upcast import float32_copies
+from mirrorsd.export.weightless import WeightlessModel, open_model
+from mirrorsd.export.weights.block_formats import FLOAT_WEIGHTS
+from mirrorsd.export.weights.rounded_weights import as_stored, stored_matrix
 from mirrorsd.families.registry import parts_of
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ExportError, errors_of, raised_as
 from mirrorsd.graphs.manifest import Segment, VerifyResult
-
-from .block_formats import FLOAT_WEIGHTS
-from .checkpoint import Checkpoint
-from .comparison import Comparison, divergences, log_softmax
-from .rounded_weights import as_stored, stored_matrix
-from .target_graphs import Adapter, TargetPlan
-from .target_stages import ExitStage
-from .upcast import float32_copies
-from .weightless import WeightlessModel, open_model
 
 Array = npt.NDArray[Any]
 

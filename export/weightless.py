@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from mirrorsd.export.checkpoint import Checkpoint
+from mirrorsd.export.weights.lazy_weight import LazyWeight, stored_weight
+from mirrorsd.export.weights.stored_tensors import StoredTensor
 from mirrorsd.graphs.errors import ExportError
-
-from .checkpoint import Checkpoint
-from .lazy_weight import LazyWeight, stored_weight
-from .stored_tensors import StoredTensor
 
 ReadWeight = Callable[[nn.Module, StoredTensor, torch.dtype], Tensor]
 

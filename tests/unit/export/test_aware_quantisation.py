@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from mirrorsd.export.aware_quantisation import gptq_rows
-from mirrorsd.export.block_formats import BlockFormat
-from mirrorsd.export.block_quantisation import quantise_rows, restore_rows
+from mirrorsd.export.weights.block_formats import BlockFormat
+from mirrorsd.export.weights.block_quantisation import quantise_rows, restore_rows
 
 
 @pytest.mark.parametrize("is_symmetric", [True, False])

@@ -5,9 +5,9 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from mirrorsd.export.block_formats import BlockChoice, WeightFormats
-from mirrorsd.export.lazy_weight import LazyWeight
 from mirrorsd.export.quantise_pass import QuantiseWeights
+from mirrorsd.export.weights.block_formats import BlockChoice, WeightFormats
+from mirrorsd.export.weights.lazy_weight import LazyWeight
 
 GRAPH = """
 <ir_version: 10, opset_import: ["" : 21]>

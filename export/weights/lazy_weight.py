@@ -17,7 +17,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from .stored_tensors import StoredTensor
+from mirrorsd.export.weights.stored_tensors import StoredTensor
 
 Array = npt.NDArray[Any]
 Chunks = Callable[[], Iterator[Array]]

@@ -3,8 +3,8 @@ import logging
 import numpy as np
 import pytest
 
-from mirrorsd.export.block_formats import BlockChoice, BlockFormat, WeightFormats, choose_formats
-from mirrorsd.export.block_quantisation import pack_levels, quantise_rows, restore_rows
+from mirrorsd.export.weights.block_formats import BlockChoice, BlockFormat, WeightFormats, choose_formats
+from mirrorsd.export.weights.block_quantisation import pack_levels, quantise_rows, restore_rows
 from mirrorsd.graphs.errors import ConfigError
 
 FORMATS = [

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .block_formats import BlockFormat
+from mirrorsd.export.weights.block_formats import BlockFormat
 
 Array = npt.NDArray[Any]
 

@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from mirrorsd.export.weights_file import WeightsFile
+from mirrorsd.export.weights.weights_file import WeightsFile
 
 GRAPH = """
 <ir_version: 10, opset_import: ["" : 21]>

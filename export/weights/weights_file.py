@@ -11,7 +11,7 @@ from typing import Self, TypedDict
 
 import onnx_ir as ir
 
-from .lazy_weight import LazyWeight, lazy_weight
+from mirrorsd.export.weights.lazy_weight import LazyWeight, lazy_weight
 
 _INLINE_BYTES = 1024
 _ALIGNMENT = 4096

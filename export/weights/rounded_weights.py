@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from mirrorsd.export.quantise_pass import ChoosePack, pack_as, round_to_nearest
+from mirrorsd.export.weightless import WeightlessModel
+from mirrorsd.export.weights.block_formats import BlockChoice, BlockFormat, WeightFormats
+from mirrorsd.export.weights.block_quantisation import restore_rows
+from mirrorsd.export.weights.lazy_weight import Pack, stored_weight
+from mirrorsd.export.weights.stored_tensors import StoredTensor
 from mirrorsd.families.registry import parts_of
-
-from .block_formats import BlockChoice, BlockFormat, WeightFormats
-from .block_quantisation import restore_rows
-from .lazy_weight import Pack, stored_weight
-from .quantise_pass import ChoosePack, pack_as, round_to_nearest
-from .stored_tensors import StoredTensor
-from .weightless import WeightlessModel
 
 Array = npt.NDArray[Any]
 

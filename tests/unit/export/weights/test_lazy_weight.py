@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mirrorsd.export import lazy_weight, stored_tensors
-from mirrorsd.export.lazy_weight import LazyWeight, pack_rows, stored_weight
-from mirrorsd.export.stored_tensors import read_header
+from mirrorsd.export.weights import lazy_weight, stored_tensors
+from mirrorsd.export.weights.lazy_weight import LazyWeight, pack_rows, stored_weight
+from mirrorsd.export.weights.stored_tensors import read_header
 from mirrorsd.graphs.errors import ExportError
 
 

@@ -1,0 +1,1 @@
+"""Numbers: reading them from a checkpoint, converting, rounding to blocks, writing."""
