@@ -148,8 +148,8 @@ class DraftPlan:
                 that could be trained.
             ExportError: the small model is not complete, or speaks other tokens than the target.
         """
-        from mirrorsd.export.checkpoint import open_checkpoint
-        from mirrorsd.export.compatibility import check_compatible
+        from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
+        from mirrorsd.export.checkpoints.compatibility import check_compatible
         from mirrorsd.training.draft_shape import check_draft_sizes, check_same_streams
         from mirrorsd.training.streaming_draft import check_stream_layers
 

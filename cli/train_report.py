@@ -69,8 +69,8 @@ def check_speaks_like(target: Path, drafts: list[Path]) -> None:
     Raises:
         ExportError: a draft is not complete, or its tokens are not the target's.
     """
-    from mirrorsd.export.checkpoint import open_checkpoint
-    from mirrorsd.export.compatibility import check_compatible
+    from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
+    from mirrorsd.export.checkpoints.compatibility import check_compatible
 
     for folder in drafts:
         check_compatible(open_checkpoint(target, "target"), open_checkpoint(folder, "draft"))

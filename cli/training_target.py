@@ -10,7 +10,7 @@ from mirrorsd.cli.console import note
 from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mirrorsd.export.checkpoint import Checkpoint
+    from mirrorsd.export.checkpoints.checkpoint import Checkpoint
     from mirrorsd.training.corpus import Document
     from mirrorsd.training.self_text import SelfText
     from mirrorsd.training.token_stream import TokenStream
@@ -69,7 +69,7 @@ def open_target(folder: Path, *, trained: int, tokens: int, threads: int = 0) ->
         ExportError: not a complete checkpoint of a supported family.
         ConfigError: too little memory.
     """
-    from mirrorsd.export.checkpoint import open_checkpoint
+    from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
     from mirrorsd.runtime.doctor.memory import SYSTEM, free_memory
     from mirrorsd.training.memory_need import check_memory, training_bytes
     from mirrorsd.training.timed_run import use_threads

@@ -23,8 +23,8 @@ from openvino import opset13
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from mirrorsd.export.checkpoints.weightless import WeightlessModel
 from mirrorsd.export.quantise_pass import round_to_nearest
-from mirrorsd.export.weightless import WeightlessModel
 from mirrorsd.export.weights.block_formats import BlockFormat
 from mirrorsd.export.weights.block_quantisation import pack_levels, quantise_rows
 from mirrorsd.export.weights.lazy_weight import Pack

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from mirrorsd.export.attention import TreeCaches
-from mirrorsd.export.loading import Streams
+from mirrorsd.export.checkpoints.loading import Streams
 from mirrorsd.export.rotary_tables import RotaryTables
 from mirrorsd.export.target_stages import flatten
 from mirrorsd.export.top_candidates import top_candidates

@@ -15,17 +15,16 @@ from typing import NamedTuple
 from mirrorsd.export.atomic_folder import atomic_folder, check_space
 from mirrorsd.export.attention import TREE_ATTENTION
 from mirrorsd.export.aware_quantisation import check_available, collect_inputs
-from mirrorsd.export.carried_files import copy_licences, copy_tokenizer, exit_coverage, generation_defaults, token_entry
-from mirrorsd.export.checkpoint import Checkpoint, open_checkpoint
-from mirrorsd.export.compatibility import check_compatible
-from mirrorsd.export.draft_accuracy import cut_texts
-from mirrorsd.export.draft_compression import compress_draft
-from mirrorsd.export.draft_ir import write_draft
-from mirrorsd.export.draft_stage import DraftStage
-from mirrorsd.export.exit_choice import choose_exit_layer
-from mirrorsd.export.graph_passes import optimise_draft
-from mirrorsd.export.journal import JOURNAL_FILE, Journal, digest_of, is_of
-from mirrorsd.export.loading import (
+from mirrorsd.export.checkpoints.carried_files import (
+    copy_licences,
+    copy_tokenizer,
+    exit_coverage,
+    generation_defaults,
+    token_entry,
+)
+from mirrorsd.export.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from mirrorsd.export.checkpoints.compatibility import check_compatible
+from mirrorsd.export.checkpoints.loading import (
     DTYPE_BY_PRECISION,
     adapter_layers,
     draft_shape,
@@ -33,6 +32,14 @@ from mirrorsd.export.loading import (
     load_streams,
     target_shape,
 )
+from mirrorsd.export.checkpoints.weightless import open_model
+from mirrorsd.export.draft_accuracy import cut_texts
+from mirrorsd.export.draft_compression import compress_draft
+from mirrorsd.export.draft_ir import write_draft
+from mirrorsd.export.draft_stage import DraftStage
+from mirrorsd.export.exit_choice import choose_exit_layer
+from mirrorsd.export.graph_passes import optimise_draft
+from mirrorsd.export.journal import JOURNAL_FILE, Journal, digest_of, is_of
 from mirrorsd.export.options import (
     ExportOptions,
     ExportProgress,
@@ -47,7 +54,6 @@ from mirrorsd.export.torch_to_onnx import export_stage
 from mirrorsd.export.verify_draft import VERIFY_TREE_PARENTS, DraftRun, compare_draft
 from mirrorsd.export.verify_target import TargetRun, compare_target, stored_reference
 from mirrorsd.export.verify_text import parity_ids
-from mirrorsd.export.weightless import open_model
 from mirrorsd.export.weights.block_formats import FLOAT_WEIGHTS, WeightFormats, precision_name
 from mirrorsd.export.weights.rounded_weights import as_stored
 from mirrorsd.families.registry import most_positions, parts_of, smallest_window

@@ -13,10 +13,10 @@ import numpy.typing as npt
 import torch
 from tokenizers import Tokenizer
 
-from mirrorsd.export.checkpoint import Checkpoint
+from mirrorsd.export.checkpoints.checkpoint import Checkpoint
+from mirrorsd.export.checkpoints.weightless import WeightlessModel
 from mirrorsd.export.comparison import divergences, log_softmax
 from mirrorsd.export.verify_target import Pass, TargetRun
-from mirrorsd.export.weightless import WeightlessModel
 from mirrorsd.graphs.errors import ExportError, ParityError
 from mirrorsd.graphs.manifest import QualityEntry
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from mirrorsd.export.checkpoints.loading import Streams
+from mirrorsd.export.checkpoints.weightless import WeightlessModel
 from mirrorsd.export.comparison import Comparison, divergences
-from mirrorsd.export.loading import Streams
-from mirrorsd.export.weightless import WeightlessModel
 from mirrorsd.families.registry import parts_of
 from mirrorsd.families.stream_adapter import adapt_streams
 from mirrorsd.families.stream_link import SHORTLIST, LinkWeights, log_mass

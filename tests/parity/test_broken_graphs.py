@@ -10,14 +10,14 @@ import pytest
 
 from mirrorsd.export import aware_quantisation
 from mirrorsd.export.aware_quantisation import gptq_rows
-from mirrorsd.export.checkpoint import Checkpoint, open_checkpoint
+from mirrorsd.export.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from mirrorsd.export.checkpoints.loading import DTYPE_BY_PRECISION, load_adapter, target_shape
+from mirrorsd.export.checkpoints.weightless import open_model
 from mirrorsd.export.journal import Journal
-from mirrorsd.export.loading import DTYPE_BY_PRECISION, load_adapter, target_shape
 from mirrorsd.export.options import ExportOptions
 from mirrorsd.export.target_graphs import TargetPlan, write_target
 from mirrorsd.export.tolerances import TOLERANCES, check_parity
 from mirrorsd.export.verify_target import TargetReference, TargetRun, compare_target, stored_reference
-from mirrorsd.export.weightless import open_model
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ParityError
 from mirrorsd.graphs.manifest import VerifyResult

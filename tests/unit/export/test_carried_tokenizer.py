@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from mirrorsd.export.carried_files import copy_tokenizer
-from mirrorsd.export.checkpoint import Checkpoint
+from mirrorsd.export.checkpoints.carried_files import copy_tokenizer
+from mirrorsd.export.checkpoints.checkpoint import Checkpoint
 from mirrorsd.export.verify_text import PARITY_TEXT
 from mirrorsd.graphs.manifest import SourceModel
 from mirrorsd.runtime.text.tokenizer import BundleTokenizer

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mirrorsd.export import quality
-from mirrorsd.export.checkpoint import Checkpoint
+from mirrorsd.export.checkpoints.checkpoint import Checkpoint
 from mirrorsd.export.quality import Choices, calibration_text, measure_quality
 from mirrorsd.graphs.errors import ExportError, ParityError
 from mirrorsd.graphs.manifest import QualityEntry, SourceModel

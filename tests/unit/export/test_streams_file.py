@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mirrorsd.export.loading import load_streams
+from mirrorsd.export.checkpoints.loading import load_streams
 from mirrorsd.graphs.errors import ExportError
 
 HIDDEN, LAYERS, RANK = 32, 3, 4

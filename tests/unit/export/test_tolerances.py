@@ -73,7 +73,7 @@ def test_an_error_that_the_user_accepts_stands_for_all_bounds() -> None:
 
 
 def test_every_kind_of_float_has_a_tolerance() -> None:
-    from mirrorsd.export.loading import DTYPE_BY_PRECISION
+    from mirrorsd.export.checkpoints.loading import DTYPE_BY_PRECISION
 
     assert set(TOLERANCES) == {str(dtype).removeprefix("torch.") for dtype in DTYPE_BY_PRECISION.values()}
 

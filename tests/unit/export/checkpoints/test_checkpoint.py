@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from mirrorsd.export.carried_files import generation_defaults, token_entry
-from mirrorsd.export.checkpoint import open_checkpoint
+from mirrorsd.export.checkpoints.carried_files import generation_defaults, token_entry
+from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.graphs.errors import ExportError
 from mirrorsd.graphs.manifest import TokenEntry
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from mirrorsd.export.checkpoint import Checkpoint
+from mirrorsd.export.checkpoints.checkpoint import Checkpoint
 from mirrorsd.export.weights.lazy_weight import LazyWeight, stored_weight
 from mirrorsd.export.weights.stored_tensors import StoredTensor
 from mirrorsd.graphs.errors import ExportError

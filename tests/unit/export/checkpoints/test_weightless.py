@@ -6,8 +6,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from mirrorsd.export.checkpoint import open_checkpoint
-from mirrorsd.export.weightless import open_model
+from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
+from mirrorsd.export.checkpoints.weightless import open_model
 from mirrorsd.graphs.errors import ExportError
 
 SIZES = {"vocab_size": 40, "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "eos_token_id": 0}

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from mirrorsd.export.checkpoint import Checkpoint, read_json
+from mirrorsd.export.checkpoints.checkpoint import Checkpoint, read_json
 from mirrorsd.graphs import names
 from mirrorsd.graphs.manifest import TokenEntry
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from mirrorsd.export.checkpoint import Checkpoint
-from mirrorsd.export.compatibility import check_compatible
+from mirrorsd.export.checkpoints.checkpoint import Checkpoint
+from mirrorsd.export.checkpoints.compatibility import check_compatible
 from mirrorsd.graphs.errors import ExportError
 from mirrorsd.graphs.manifest import SourceModel
 

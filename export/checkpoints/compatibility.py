@@ -5,7 +5,7 @@ Owns: comparing tokenizers, vocabulary sizes and special tokens. Does not own: m
 
 from typing import Any
 
-from mirrorsd.export.checkpoint import Checkpoint, read_json
+from mirrorsd.export.checkpoints.checkpoint import Checkpoint, read_json
 from mirrorsd.graphs.errors import ExportError
 
 VOCABULARY_TOLERANCE = 128
