@@ -18,12 +18,12 @@ import pytest
 import torch
 
 from mirrorsd import GenerationConfig, MirrorPipeline
-from mirrorsd.export.attention import TREE_ATTENTION
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mirrorsd.export.checkpoints.loading import draft_shape, target_shape
 from mirrorsd.export.checkpoints.weightless import WeightlessModel, open_model
-from mirrorsd.export.draft_stage import DraftStage
 from mirrorsd.export.journal import Journal
+from mirrorsd.export.stages.attention import TREE_ATTENTION
+from mirrorsd.export.stages.draft import DraftStage
 from mirrorsd.export.target_graphs import TargetPlan, write_target
 from mirrorsd.export.torch_to_onnx import export_stage
 from mirrorsd.export.verify_target import TargetRun, compare_target, stored_reference, target_reference

@@ -1,7 +1,7 @@
 """Attention of the draft's graph as processors compute it fastest: one fused kernel a layer.
 
 The graph attends to the cache and to a pass's own rows in two products, so that no device copies a long cache
-(`export/attention.py`). OpenVINO's CPU plugin makes one kernel of product, softmax and product, but only where there is
+(`export/stages/attention.py`). OpenVINO's CPU plugin makes one kernel of product, softmax and product, but only where there is
 one of each; a short cache is copied in less time than many small kernels take to hand over to each other.
 """
 

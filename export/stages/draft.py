@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from mirrorsd.export.attention import TreeCaches
 from mirrorsd.export.checkpoints.loading import Streams
-from mirrorsd.export.rotary_tables import RotaryTables
-from mirrorsd.export.target_stages import flatten
-from mirrorsd.export.top_candidates import top_candidates
+from mirrorsd.export.stages.attention import TreeCaches
+from mirrorsd.export.stages.rotary_tables import RotaryTables
+from mirrorsd.export.stages.target import flatten
+from mirrorsd.export.stages.top_candidates import top_candidates
 from mirrorsd.families.decoder_parts import DecoderParts
 from mirrorsd.families.stream_adapter import adapt_streams
 from mirrorsd.families.stream_link import SHORTLIST, Guesses, LinkWeights, follow_links

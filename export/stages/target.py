@@ -7,8 +7,8 @@ Does not own: attention (`attention.py`), ONNX, weights on disk.
 import torch
 from torch import Tensor, nn
 
-from mirrorsd.export.attention import KeyValue, SegmentCaches
-from mirrorsd.export.rotary_tables import RotaryTables
+from mirrorsd.export.stages.attention import KeyValue, SegmentCaches
+from mirrorsd.export.stages.rotary_tables import RotaryTables
 from mirrorsd.families.decoder_parts import DecoderParts
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import StageContract

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mirrorsd.export.top_candidates import top_candidates
+from mirrorsd.export.stages.top_candidates import top_candidates
 
 
 @pytest.mark.parametrize("width", [97, 4096, 5000, 32000])

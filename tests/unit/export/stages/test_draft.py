@@ -1,8 +1,8 @@
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mirrorsd.export.attention import TREE_ATTENTION
-from mirrorsd.export.draft_stage import DraftStage, stream_bias
+from mirrorsd.export.stages.attention import TREE_ATTENTION
+from mirrorsd.export.stages.draft import DraftStage, stream_bias
 from mirrorsd.families.registry import parts_of
 from mirrorsd.graphs.contract import MASKED, DraftShape, draft_contract
 

@@ -1,0 +1,1 @@
+"""The PyTorch modules that become stages: prefix, exits, suffix, draft."""
