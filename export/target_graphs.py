@@ -13,13 +13,13 @@ from torch import Tensor
 
 from mirrorsd.export.atomic_folder import check_space, flush_to_disk
 from mirrorsd.export.checkpoints.weightless import WeightlessModel
-from mirrorsd.export.graph_passes import optimise_stage
 from mirrorsd.export.journal import Journal
-from mirrorsd.export.quantise_pass import ChoosePack, round_to_nearest
-from mirrorsd.export.spare_row_pass import SPARE_ROWS
+from mirrorsd.export.passes.graph_passes import optimise_stage
+from mirrorsd.export.passes.quantise import ChoosePack, round_to_nearest
+from mirrorsd.export.passes.spare_row import SPARE_ROWS
+from mirrorsd.export.passes.torch_to_onnx import export_stage
 from mirrorsd.export.stages.attention import GQA_ATTENTION
 from mirrorsd.export.stages.target import ExitStage, SegmentStage
-from mirrorsd.export.torch_to_onnx import export_stage
 from mirrorsd.export.weights.block_formats import FLOAT_WEIGHTS, WeightFormats
 from mirrorsd.export.weights.weights_file import WeightsFile
 from mirrorsd.families.registry import parts_of

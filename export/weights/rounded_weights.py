@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from mirrorsd.export.checkpoints.weightless import WeightlessModel
-from mirrorsd.export.quantise_pass import ChoosePack, pack_as, round_to_nearest
+from mirrorsd.export.passes.quantise import ChoosePack, pack_as, round_to_nearest
 from mirrorsd.export.weights.block_formats import BlockChoice, BlockFormat, WeightFormats
 from mirrorsd.export.weights.block_quantisation import restore_rows
 from mirrorsd.export.weights.lazy_weight import Pack, stored_weight

@@ -22,10 +22,10 @@ from mirrorsd.export.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mirrorsd.export.checkpoints.loading import draft_shape, target_shape
 from mirrorsd.export.checkpoints.weightless import WeightlessModel, open_model
 from mirrorsd.export.journal import Journal
+from mirrorsd.export.passes.torch_to_onnx import export_stage
 from mirrorsd.export.stages.attention import TREE_ATTENTION
 from mirrorsd.export.stages.draft import DraftStage
 from mirrorsd.export.target_graphs import TargetPlan, write_target
-from mirrorsd.export.torch_to_onnx import export_stage
 from mirrorsd.export.verify_target import TargetRun, compare_target, stored_reference, target_reference
 from mirrorsd.export.weights.block_formats import FLOAT_WEIGHTS, BlockChoice, WeightFormats
 from mirrorsd.families.registry import FAMILIES, parts_of

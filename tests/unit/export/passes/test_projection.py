@@ -3,7 +3,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from mirrorsd.export.projection_pass import JoinProjections
+from mirrorsd.export.passes.projection import JoinProjections
 
 GATED = """
 <ir_version: 10, opset_import: ["" : 23]>

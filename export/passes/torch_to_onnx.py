@@ -13,7 +13,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from mirrorsd.export.graph_edits import add_tensor
+from mirrorsd.export.passes.graph_edits import add_tensor
 from mirrorsd.export.weights.lazy_weight import LazyWeight
 from mirrorsd.graphs.contract import StageContract, TensorSpec
 from mirrorsd.graphs.errors import ExportError

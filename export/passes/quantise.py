@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from mirrorsd.export.graph_edits import add_tensor, take_over
+from mirrorsd.export.passes.graph_edits import add_tensor, take_over
 from mirrorsd.export.weights.block_formats import BlockChoice, BlockFormat, WeightFormats
 from mirrorsd.export.weights.block_quantisation import quantise_rows
 from mirrorsd.export.weights.lazy_weight import LazyWeight, Pack, lazy_weight, pack_rows

@@ -7,11 +7,11 @@ joint projections (`projection_pass.py`), weights on disk.
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from mirrorsd.export.graph_edits import take_over
-from mirrorsd.export.projection_pass import JoinProjections
-from mirrorsd.export.quantise_pass import ChoosePack, QuantiseWeights, round_to_nearest
-from mirrorsd.export.rotary_pass import FoldRotary
-from mirrorsd.export.spare_row_pass import AddSpareRows
+from mirrorsd.export.passes.graph_edits import take_over
+from mirrorsd.export.passes.projection import JoinProjections
+from mirrorsd.export.passes.quantise import ChoosePack, QuantiseWeights, round_to_nearest
+from mirrorsd.export.passes.rotary import FoldRotary
+from mirrorsd.export.passes.spare_row import AddSpareRows
 from mirrorsd.export.weights.block_formats import WeightFormats
 from mirrorsd.graphs.errors import ExportError
 

@@ -5,7 +5,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from mirrorsd.export.quantise_pass import QuantiseWeights
+from mirrorsd.export.passes.quantise import QuantiseWeights
 from mirrorsd.export.weights.block_formats import BlockChoice, WeightFormats
 from mirrorsd.export.weights.lazy_weight import LazyWeight
 

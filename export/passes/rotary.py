@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from mirrorsd.export.graph_edits import add_constant, take_over
+from mirrorsd.export.passes.graph_edits import add_constant, take_over
 from mirrorsd.graphs.errors import ExportError
 
 

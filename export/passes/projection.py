@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from mirrorsd.export.graph_edits import add_constant, add_tensor, take_over
+from mirrorsd.export.passes.graph_edits import add_constant, add_tensor, take_over
 from mirrorsd.export.weights.lazy_weight import joined_rows, lazy_weight
 
 

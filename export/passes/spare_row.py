@@ -11,7 +11,7 @@ counting it (`seqlens_k` and `total_length` do).
 import numpy as np
 import onnx_ir as ir
 
-from mirrorsd.export.graph_edits import add_constant
+from mirrorsd.export.passes.graph_edits import add_constant
 
 __all__ = ["SPARE_ROWS", "AddSpareRows"]
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mirrorsd.export.aware_quantisation import gptq_rows
+from mirrorsd.export.passes.aware_quantisation import gptq_rows
 from mirrorsd.export.weights.block_formats import BlockFormat
 from mirrorsd.export.weights.block_quantisation import quantise_rows, restore_rows
 

@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from mirrorsd.export.upcast import float32_copies
+from mirrorsd.export.passes.upcast import float32_copies
 
 GRAPH = """
 <ir_version: 10, opset_import: ["" : 21]>

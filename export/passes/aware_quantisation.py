@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from mirrorsd.export.checkpoints.weightless import WeightlessModel
-from mirrorsd.export.quantise_pass import round_to_nearest
+from mirrorsd.export.passes.quantise import round_to_nearest
 from mirrorsd.export.weights.block_formats import BlockFormat
 from mirrorsd.export.weights.block_quantisation import pack_levels, quantise_rows
 from mirrorsd.export.weights.lazy_weight import Pack

@@ -3,8 +3,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from mirrorsd.export.graph_passes import DropIdleReshapes, FuseSkipNorm
-from mirrorsd.export.rotary_pass import FoldRotary
+from mirrorsd.export.passes.graph_passes import DropIdleReshapes, FuseSkipNorm
+from mirrorsd.export.passes.rotary import FoldRotary
 from mirrorsd.graphs.errors import ExportError
 
 NORMS = """
