@@ -19,15 +19,15 @@ from typing import Any
 
 import numpy as np
 
-import mirrorsd.export.target_graphs as target_graphs
+import mirrorsd.export.bundle.target_graphs as target_graphs
 from mirrorsd.export import ExportOptions
+from mirrorsd.export.bundle.journal import Journal
+from mirrorsd.export.bundle.target_graphs import TargetPlan, write_target
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mirrorsd.export.checkpoints.loading import DTYPE_BY_PRECISION, target_shape
 from mirrorsd.export.checkpoints.weightless import WeightlessModel, open_model
-from mirrorsd.export.journal import Journal
 from mirrorsd.export.passes.aware_quantisation import collect_inputs
 from mirrorsd.export.quality import CalibrationText, Choices, calibration_text, measure_quality, reference_choices
-from mirrorsd.export.target_graphs import TargetPlan, write_target
 from mirrorsd.export.verify_target import Pass, TargetRun
 from mirrorsd.graphs import names
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
-from mirrorsd.export.target_graphs import TargetPlan
+from mirrorsd.export.bundle.target_graphs import TargetPlan
 from mirrorsd.export.verify_draft import CHAIN, DraftRun, Tree
 from mirrorsd.export.verify_target import Pass, TargetRun
 from mirrorsd.graphs.contract import DraftShape

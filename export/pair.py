@@ -12,7 +12,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from mirrorsd.export.atomic_folder import atomic_folder, check_space
+from mirrorsd.export.bundle.atomic_folder import atomic_folder, check_space
+from mirrorsd.export.bundle.draft_ir import write_draft
+from mirrorsd.export.bundle.journal import JOURNAL_FILE, Journal, digest_of, is_of
+from mirrorsd.export.bundle.target_graphs import WEIGHTS, TargetPlan, write_target
 from mirrorsd.export.checkpoints.carried_files import (
     copy_licences,
     copy_tokenizer,
@@ -33,9 +36,7 @@ from mirrorsd.export.checkpoints.loading import (
 from mirrorsd.export.checkpoints.weightless import open_model
 from mirrorsd.export.draft_accuracy import cut_texts
 from mirrorsd.export.draft_compression import compress_draft
-from mirrorsd.export.draft_ir import write_draft
 from mirrorsd.export.exit_choice import choose_exit_layer
-from mirrorsd.export.journal import JOURNAL_FILE, Journal, digest_of, is_of
 from mirrorsd.export.options import (
     ExportOptions,
     ExportProgress,
@@ -49,7 +50,6 @@ from mirrorsd.export.passes.torch_to_onnx import export_stage
 from mirrorsd.export.quality import calibration_text, measure_quality, reference_choices
 from mirrorsd.export.stages.attention import TREE_ATTENTION
 from mirrorsd.export.stages.draft import DraftStage
-from mirrorsd.export.target_graphs import WEIGHTS, TargetPlan, write_target
 from mirrorsd.export.tolerances import check_parity, tolerance_of
 from mirrorsd.export.verify_draft import VERIFY_TREE_PARENTS, DraftRun, compare_draft
 from mirrorsd.export.verify_target import TargetRun, compare_target, stored_reference

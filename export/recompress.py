@@ -8,7 +8,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from mirrorsd.export.atomic_folder import atomic_folder
+from mirrorsd.export.bundle.atomic_folder import atomic_folder
 from mirrorsd.export.compression_plan import DraftCompression
 from mirrorsd.export.draft_accuracy import write_texts
 from mirrorsd.export.draft_compression import compress_draft

@@ -7,11 +7,11 @@ import pytest
 
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.export import ExportOptions
+from mirrorsd.export.bundle.journal import Journal
+from mirrorsd.export.bundle.target_graphs import TargetPlan, write_target
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mirrorsd.export.checkpoints.loading import target_shape
 from mirrorsd.export.checkpoints.weightless import open_model
-from mirrorsd.export.journal import Journal
-from mirrorsd.export.target_graphs import TargetPlan, write_target
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
 from mirrorsd.runtime.doctor.row_invariance import largest_row_difference
 

@@ -8,14 +8,14 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from mirrorsd.export.bundle.journal import Journal
+from mirrorsd.export.bundle.target_graphs import TargetPlan, write_target
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mirrorsd.export.checkpoints.loading import DTYPE_BY_PRECISION, load_adapter, target_shape
 from mirrorsd.export.checkpoints.weightless import open_model
-from mirrorsd.export.journal import Journal
 from mirrorsd.export.options import ExportOptions
 from mirrorsd.export.passes import aware_quantisation
 from mirrorsd.export.passes.aware_quantisation import gptq_rows
-from mirrorsd.export.target_graphs import TargetPlan, write_target
 from mirrorsd.export.tolerances import TOLERANCES, check_parity
 from mirrorsd.export.verify_target import TargetReference, TargetRun, compare_target, stored_reference
 from mirrorsd.graphs import names

@@ -18,14 +18,14 @@ import pytest
 import torch
 
 from mirrorsd import GenerationConfig, MirrorPipeline
+from mirrorsd.export.bundle.journal import Journal
+from mirrorsd.export.bundle.target_graphs import TargetPlan, write_target
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mirrorsd.export.checkpoints.loading import draft_shape, target_shape
 from mirrorsd.export.checkpoints.weightless import WeightlessModel, open_model
-from mirrorsd.export.journal import Journal
 from mirrorsd.export.passes.torch_to_onnx import export_stage
 from mirrorsd.export.stages.attention import TREE_ATTENTION
 from mirrorsd.export.stages.draft import DraftStage
-from mirrorsd.export.target_graphs import TargetPlan, write_target
 from mirrorsd.export.verify_target import TargetRun, compare_target, stored_reference, target_reference
 from mirrorsd.export.weights.block_formats import FLOAT_WEIGHTS, BlockChoice, WeightFormats
 from mirrorsd.families.registry import FAMILIES, parts_of
@@ -187,7 +187,7 @@ def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
             graphs[key] = export_stage(module, contract, weights)
         return graphs[key].clone()
 
-    monkeypatch.setattr("mirrorsd.export.target_graphs.export_stage", remembered)
+    monkeypatch.setattr("mirrorsd.export.bundle.target_graphs.export_stage", remembered)
 
 
 @pytest.mark.usefixtures("traced_once")

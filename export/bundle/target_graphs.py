@@ -11,9 +11,9 @@ from pathlib import Path
 import onnx_ir as ir
 from torch import Tensor
 
-from mirrorsd.export.atomic_folder import check_space, flush_to_disk
+from mirrorsd.export.bundle.atomic_folder import check_space, flush_to_disk
+from mirrorsd.export.bundle.journal import Journal
 from mirrorsd.export.checkpoints.weightless import WeightlessModel
-from mirrorsd.export.journal import Journal
 from mirrorsd.export.passes.graph_passes import optimise_stage
 from mirrorsd.export.passes.quantise import ChoosePack, round_to_nearest
 from mirrorsd.export.passes.spare_row import SPARE_ROWS
