@@ -27,8 +27,14 @@ from mirrorsd.export.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mirrorsd.export.checkpoints.loading import DTYPE_BY_PRECISION, target_shape
 from mirrorsd.export.checkpoints.weightless import WeightlessModel, open_model
 from mirrorsd.export.passes.aware_quantisation import collect_inputs
-from mirrorsd.export.quality import CalibrationText, Choices, calibration_text, measure_quality, reference_choices
-from mirrorsd.export.verify_target import Pass, TargetRun
+from mirrorsd.export.verify.quality import (
+    CalibrationText,
+    Choices,
+    calibration_text,
+    measure_quality,
+    reference_choices,
+)
+from mirrorsd.export.verify.target import Pass, TargetRun
 from mirrorsd.graphs import names
 
 CONTEXT, PROMPT_ROWS = 512, 32

@@ -90,7 +90,7 @@ def check_shapes(bundle: Path, card: "DeviceMap", text: Path | None = None) -> "
         BundleError: the bundle is missing or damaged.
         DeviceError: the device does not take a shape.
     """
-    from mirrorsd.export.verify_text import parity_ids
+    from mirrorsd.export.verify.text import parity_ids
     from mirrorsd.runtime.doctor.draft_check import check_shape
 
     entry = read_bundle(bundle).draft

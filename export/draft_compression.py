@@ -16,7 +16,7 @@ from typing import Any
 import openvino as ov
 
 from mirrorsd.export.compression_plan import DraftCompression
-from mirrorsd.export.draft_accuracy import DraftTexts, compare_drafts, draft_inputs
+from mirrorsd.export.verify.draft_accuracy import DraftTexts, compare_drafts, draft_inputs
 from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.graphs.manifest import DraftAccuracy, DraftEntry
 from mirrorsd.graphs.quality_bounds import SMALLEST_ACCEPTED_SHARE, is_surely_lossy, loss_line

@@ -34,7 +34,6 @@ from mirrorsd.export.checkpoints.loading import (
     target_shape,
 )
 from mirrorsd.export.checkpoints.weightless import open_model
-from mirrorsd.export.draft_accuracy import cut_texts
 from mirrorsd.export.draft_compression import compress_draft
 from mirrorsd.export.exit_choice import choose_exit_layer
 from mirrorsd.export.options import (
@@ -47,13 +46,14 @@ from mirrorsd.export.options import (
 from mirrorsd.export.passes.aware_quantisation import check_available, collect_inputs
 from mirrorsd.export.passes.graph_passes import optimise_draft
 from mirrorsd.export.passes.torch_to_onnx import export_stage
-from mirrorsd.export.quality import calibration_text, measure_quality, reference_choices
 from mirrorsd.export.stages.attention import TREE_ATTENTION
 from mirrorsd.export.stages.draft import DraftStage
-from mirrorsd.export.tolerances import check_parity, tolerance_of
-from mirrorsd.export.verify_draft import VERIFY_TREE_PARENTS, DraftRun, compare_draft
-from mirrorsd.export.verify_target import TargetRun, compare_target, stored_reference
-from mirrorsd.export.verify_text import parity_ids
+from mirrorsd.export.verify.draft import VERIFY_TREE_PARENTS, DraftRun, compare_draft
+from mirrorsd.export.verify.draft_accuracy import cut_texts
+from mirrorsd.export.verify.quality import calibration_text, measure_quality, reference_choices
+from mirrorsd.export.verify.target import TargetRun, compare_target, stored_reference
+from mirrorsd.export.verify.text import parity_ids
+from mirrorsd.export.verify.tolerances import check_parity, tolerance_of
 from mirrorsd.export.weights.block_formats import FLOAT_WEIGHTS, WeightFormats, precision_name
 from mirrorsd.export.weights.rounded_weights import as_stored
 from mirrorsd.families.registry import most_positions, parts_of, smallest_window

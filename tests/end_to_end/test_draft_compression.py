@@ -13,9 +13,9 @@ import mirrorsd.cli.compile as compile_command
 from mirrorsd.cli.application import run
 from mirrorsd.export import draft_compression, recompress
 from mirrorsd.export.compression_plan import DraftCompression
-from mirrorsd.export.draft_accuracy import DraftTexts, compare_drafts, draft_inputs, share_interval
 from mirrorsd.export.draft_compression import compress_weights
-from mirrorsd.export.verify_draft import DraftRun, Tree
+from mirrorsd.export.verify.draft import DraftRun, Tree
+from mirrorsd.export.verify.draft_accuracy import DraftTexts, compare_drafts, draft_inputs, share_interval
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.graphs.manifest import DraftAccuracy, Manifest

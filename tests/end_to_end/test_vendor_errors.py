@@ -14,7 +14,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state
 from openvino import frontend
 
 from mirrorsd.device_maps import TargetPlacement, load_device_map
-from mirrorsd.export.verify_target import open_stage
+from mirrorsd.export.verify.target import open_stage
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import BundleError, DeviceError, ExportError, MirrorError
 from mirrorsd.runtime.backends.onnxruntime.errors import ONNX_ERRORS

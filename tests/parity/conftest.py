@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from mirrorsd.export import ExportOptions, export_pair
-from mirrorsd.export.verify_text import PARITY_TEXT
+from mirrorsd.export.verify.text import PARITY_TEXT
 from mirrorsd.graphs.manifest import Manifest
 
 VOCABULARY = 320

@@ -16,8 +16,8 @@ from mirrorsd.export.checkpoints.weightless import open_model
 from mirrorsd.export.options import ExportOptions
 from mirrorsd.export.passes import aware_quantisation
 from mirrorsd.export.passes.aware_quantisation import gptq_rows
-from mirrorsd.export.tolerances import TOLERANCES, check_parity
-from mirrorsd.export.verify_target import TargetReference, TargetRun, compare_target, stored_reference
+from mirrorsd.export.verify.target import TargetReference, TargetRun, compare_target, stored_reference
+from mirrorsd.export.verify.tolerances import TOLERANCES, check_parity
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ParityError
 from mirrorsd.graphs.manifest import VerifyResult

@@ -13,7 +13,7 @@ from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.checkpoints.weightless import open_model
 from mirrorsd.export.options import DEFAULT_BUCKETS
-from mirrorsd.export.verify_draft import DraftRun, Tree, dense_draft
+from mirrorsd.export.verify.draft import DraftRun, Tree, dense_draft
 from mirrorsd.families.stream_link import Guesses, follow_links
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import draft_contract

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from mirrorsd.export import ExportOptions, export_pair, verify_target
+from mirrorsd.export import ExportOptions, export_pair
 from mirrorsd.export.pair import _BuiltDraft
+from mirrorsd.export.verify import target as verify_target
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError, ExportError, ParityError
 from mirrorsd.graphs.manifest import DraftAccuracy, VerifyResult

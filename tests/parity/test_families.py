@@ -26,7 +26,7 @@ from mirrorsd.export.checkpoints.weightless import WeightlessModel, open_model
 from mirrorsd.export.passes.torch_to_onnx import export_stage
 from mirrorsd.export.stages.attention import TREE_ATTENTION
 from mirrorsd.export.stages.draft import DraftStage
-from mirrorsd.export.verify_target import TargetRun, compare_target, stored_reference, target_reference
+from mirrorsd.export.verify.target import TargetRun, compare_target, stored_reference, target_reference
 from mirrorsd.export.weights.block_formats import FLOAT_WEIGHTS, BlockChoice, WeightFormats
 from mirrorsd.families.registry import FAMILIES, parts_of
 from mirrorsd.graphs import names

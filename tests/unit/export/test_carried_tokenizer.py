@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from mirrorsd.export.checkpoints.carried_files import copy_tokenizer
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint
-from mirrorsd.export.verify_text import PARITY_TEXT
+from mirrorsd.export.verify.text import PARITY_TEXT
 from mirrorsd.graphs.manifest import SourceModel
 from mirrorsd.runtime.text.tokenizer import BundleTokenizer
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from mirrorsd.export.bundle.target_graphs import Adapter, TargetPlan
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint
 from mirrorsd.export.checkpoints.weightless import WeightlessModel, open_model
-from mirrorsd.export.comparison import Comparison, divergences, log_softmax
 from mirrorsd.export.passes.upcast import float32_copies
 from mirrorsd.export.stages.target import ExitStage
+from mirrorsd.export.verify.comparison import Comparison, divergences, log_softmax
 from mirrorsd.export.weights.block_formats import FLOAT_WEIGHTS
 from mirrorsd.export.weights.rounded_weights import as_stored, stored_matrix
 from mirrorsd.families.registry import parts_of

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mirrorsd.export import quality
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint
-from mirrorsd.export.quality import Choices, calibration_text, measure_quality
+from mirrorsd.export.verify import quality
+from mirrorsd.export.verify.quality import Choices, calibration_text, measure_quality
 from mirrorsd.graphs.errors import ExportError, ParityError
 from mirrorsd.graphs.manifest import QualityEntry, SourceModel
 from mirrorsd.graphs.quality_bounds import quality_warnings
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def checkpoint(folder: Path) -> Checkpoint:

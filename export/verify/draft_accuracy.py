@@ -15,8 +15,8 @@ import numpy.typing as npt
 import openvino as ov
 
 from mirrorsd.export.bundle.target_graphs import TargetPlan
-from mirrorsd.export.verify_draft import CHAIN, DraftRun, Tree
-from mirrorsd.export.verify_target import Pass, TargetRun
+from mirrorsd.export.verify.draft import CHAIN, DraftRun, Tree
+from mirrorsd.export.verify.target import Pass, TargetRun
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.manifest import DraftAccuracy, DraftEntry, TargetEntry
 

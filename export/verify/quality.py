@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint
 from mirrorsd.export.checkpoints.weightless import WeightlessModel
-from mirrorsd.export.comparison import divergences, log_softmax
-from mirrorsd.export.verify_target import Pass, TargetRun
+from mirrorsd.export.verify.comparison import divergences, log_softmax
+from mirrorsd.export.verify.target import Pass, TargetRun
 from mirrorsd.graphs.errors import ExportError, ParityError
 from mirrorsd.graphs.manifest import QualityEntry
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mirrorsd.export import comparison
-from mirrorsd.export.comparison import Comparison, divergences, log_softmax
-from mirrorsd.export.tolerances import TOLERANCES, check_parity, tolerance_of
+from mirrorsd.export.verify import comparison
+from mirrorsd.export.verify.comparison import Comparison, divergences, log_softmax
+from mirrorsd.export.verify.tolerances import TOLERANCES, check_parity, tolerance_of
 from mirrorsd.graphs.errors import ParityError
 from mirrorsd.graphs.manifest import VerifyResult
 

@@ -19,7 +19,7 @@ from torch.nn.functional import linear
 
 from mirrorsd.export.checkpoints.loading import Streams
 from mirrorsd.export.checkpoints.weightless import WeightlessModel
-from mirrorsd.export.comparison import Comparison, divergences
+from mirrorsd.export.verify.comparison import Comparison, divergences
 from mirrorsd.families.registry import parts_of
 from mirrorsd.families.stream_adapter import adapt_streams
 from mirrorsd.families.stream_link import SHORTLIST, LinkWeights, log_mass
