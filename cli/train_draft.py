@@ -195,7 +195,7 @@ def _schedule(seconds: float, deadline: float | None, has_baseline: bool) -> "Wa
 
 def _training_text(works: list[Path], documents: Any, share: float) -> Any:
     """What the target wrote, mixed with documents if there are any."""
-    from mirrorsd.training.token_stream import MixedStream
+    from mirrorsd.training.text.token_stream import MixedStream
 
     text = _open_text(*(work / shared.TEXT_FOLDER for work in works))
     return text if documents is None else MixedStream(text, documents, share)
@@ -222,9 +222,9 @@ def _train(model: Any, draft: Any, text: Any, places: tuple[Path, Path, Path], h
 
 def _open_text(*folders: Path) -> Any:
     """Read what the target wrote, the greater part of its loops left out: they teach nothing new."""
-    from mirrorsd.training.self_text import cut_before_loop
-    from mirrorsd.training.text_folder import join_texts, load_texts, mark_own
-    from mirrorsd.training.token_stream import TokenStream
+    from mirrorsd.training.text.self_text import cut_before_loop
+    from mirrorsd.training.text.text_folder import join_texts, load_texts, mark_own
+    from mirrorsd.training.text.token_stream import TokenStream
 
     texts = [cut_before_loop(text, keep=_LOOP_TOKENS) for folder in folders for text in load_texts(folder)]
     return TokenStream(join_texts(texts), mark_own(texts))

@@ -77,9 +77,9 @@ def _train(
 ) -> None:
     from mirrorsd.training.exit_adapter import make_adapters, save_adapters, train_adapters
     from mirrorsd.training.loss_curve import plot_losses
-    from mirrorsd.training.text_folder import join_texts, load_texts
+    from mirrorsd.training.text.text_folder import join_texts, load_texts
+    from mirrorsd.training.text.token_stream import TokenStream
     from mirrorsd.training.timed_run import LOSSES_FILE
-    from mirrorsd.training.token_stream import TokenStream
 
     work, layers, rank = job
     adapters = make_adapters(model.config.hidden_size, layers, rank)

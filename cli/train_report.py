@@ -14,7 +14,7 @@ from mirrorsd.cli.machine import describe_machine, installed_versions
 from mirrorsd.cli.prompt_file import Question, read_questions
 
 if TYPE_CHECKING:
-    from mirrorsd.training.self_text import SelfText
+    from mirrorsd.training.text.self_text import SelfText
 
 _NEW_TOKENS = 128
 _SAMPLED_TEXTS = 24
@@ -44,7 +44,7 @@ def report(
     model = shared.load_target(checkpoint)
     greedy, sampled = write_answers(model, target, questions, checkpoint.eos_ids[0])
     if not whole:
-        from mirrorsd.training.self_text import cut_before_loop
+        from mirrorsd.training.text.self_text import cut_before_loop
 
         greedy = {task: [cut_before_loop(text) for text in texts] for task, texts in greedy.items()}
     from mirrorsd.training.pair_report import report_pair
@@ -110,8 +110,8 @@ def write_answers(
     model: Any, target: Path, questions: tuple[Question, ...], end: int
 ) -> tuple[dict[str, list["SelfText"]], list["SelfText"]]:
     """Greedy answers by category, and some first turns answered at temperature 1."""
-    from mirrorsd.training.answers import answer, sample
-    from mirrorsd.training.self_prompts import load_tokenizer
+    from mirrorsd.training.text.answers import answer, sample
+    from mirrorsd.training.text.self_prompts import load_tokenizer
 
     tokenizer = load_tokenizer(target)
     turns: dict[str, list[tuple[str, ...]]] = {}

@@ -11,9 +11,9 @@ from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:
     from mirrorsd.export.checkpoints.checkpoint import Checkpoint
-    from mirrorsd.training.corpus import Document
-    from mirrorsd.training.self_text import SelfText
-    from mirrorsd.training.token_stream import TokenStream
+    from mirrorsd.training.text.corpus import Document
+    from mirrorsd.training.text.self_text import SelfText
+    from mirrorsd.training.text.token_stream import TokenStream
 
 Target = Annotated[Path, typer.Argument(help="Folder of the target's checkpoint.", show_default=False)]
 Corpus = Annotated[
@@ -110,7 +110,7 @@ def prepare_texts(target: Any, checkpoint: "Checkpoint", work: Path, source: Tex
                 f"{work / missing[0]} holds no text of the target; give --corpus, so that it can write some"
             )
         return
-    from mirrorsd.training.self_text import SelfTextConfig
+    from mirrorsd.training.text.self_text import SelfTextConfig
 
     documents, held_back = _read_corpus(source.corpus, source.held_back)
     end = checkpoint.eos_ids[0]
@@ -128,9 +128,9 @@ def open_documents(checkpoint: "Checkpoint", source: TextSource) -> "TokenStream
     Raises:
         ConfigError: no corpus, or one with bad lines.
     """
-    from mirrorsd.training.document_text import document_tokens
-    from mirrorsd.training.self_prompts import load_tokenizer
-    from mirrorsd.training.token_stream import TokenStream
+    from mirrorsd.training.text.document_text import document_tokens
+    from mirrorsd.training.text.self_prompts import load_tokenizer
+    from mirrorsd.training.text.token_stream import TokenStream
 
     if source.corpus is None:
         raise ConfigError("--document-share trains on documents too; give --corpus, where they are")
@@ -141,7 +141,7 @@ def open_documents(checkpoint: "Checkpoint", source: TextSource) -> "TokenStream
 
 def _read_corpus(corpus: Path, held_back: Path | None) -> "tuple[list[Document], list[Document]]":
     """Documents to train on, and those that are held back."""
-    from mirrorsd.training.corpus import read_documents, split_held_back
+    from mirrorsd.training.text.corpus import read_documents, split_held_back
 
     documents = read_documents(corpus)
     return split_held_back(documents) if held_back is None else (documents, read_documents(held_back))
@@ -149,8 +149,8 @@ def _read_corpus(corpus: Path, held_back: Path | None) -> "tuple[list[Document],
 
 def _write(target: Any, checkpoint: "Checkpoint", job: tuple[Any, Path, int, Any], part: tuple[int, int]) -> None:
     from mirrorsd.cli.console import show_share
-    from mirrorsd.training.self_prompts import cut_prompts, load_tokenizer
-    from mirrorsd.training.text_folder import write_self_text
+    from mirrorsd.training.text.self_prompts import cut_prompts, load_tokenizer
+    from mirrorsd.training.text.text_folder import write_self_text
 
     documents, folder, count, config = job
     prompts = cut_prompts(documents, load_tokenizer(checkpoint.folder), count, seed=20)
@@ -160,8 +160,8 @@ def _write(target: Any, checkpoint: "Checkpoint", job: tuple[Any, Path, int, Any
 
 def held_back_texts(work: Path) -> "list[SelfText]":
     """The held-back greedy texts, each cut before it begins to repeat itself."""
-    from mirrorsd.training.self_text import cut_before_loop
-    from mirrorsd.training.text_folder import load_texts
+    from mirrorsd.training.text.self_text import cut_before_loop
+    from mirrorsd.training.text.text_folder import load_texts
 
     return [cut_before_loop(text) for text in load_texts(work / HELD_BACK_FOLDER) if text.temperature == 0]
 
@@ -179,7 +179,7 @@ def check_fresh(*folders: Path, resume: bool) -> None:
 
 def note_text(work: Path) -> None:
     """Say how much text there is."""
-    from mirrorsd.training.text_folder import load_texts
+    from mirrorsd.training.text.text_folder import load_texts
 
     texts = load_texts(work / TEXT_FOLDER)
     note(f"{len(texts)} texts, {sum(len(text.tokens) for text in texts) / 1e6:.2f} M tokens written by the target")

@@ -22,12 +22,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mirrorsd.graphs.errors import ConfigError
-
-from .divergence import divergence
-from .optimizers import descend, make_optimizers, set_rate
-from .streaming_draft import StreamingDraft
-from .timed_run import RunConfig, RunProgress, TimedRun, print_progress
-from .token_stream import MixedStream, TokenStream
+from mirrorsd.training.divergence import divergence
+from mirrorsd.training.optimizers import descend, make_optimizers, set_rate
+from mirrorsd.training.streaming_draft import StreamingDraft
+from mirrorsd.training.text.token_stream import MixedStream, TokenStream
+from mirrorsd.training.timed_run import RunConfig, RunProgress, TimedRun, print_progress
 
 __all__ = ["DistillConfig", "DistillLosses", "MarkedText", "distill_draft", "distill_losses", "embed_like_target"]
 

@@ -11,10 +11,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from mirrorsd.graphs.errors import ConfigError
-
-from .distill_draft import embed_like_target
-from .streaming_draft import StreamingDraft, StreamShape, read_stream_shape
-from .whole_model import load_whole
+from mirrorsd.training.distill_draft import embed_like_target
+from mirrorsd.training.streaming_draft import StreamingDraft, StreamShape, read_stream_shape
+from mirrorsd.training.whole_model import load_whole
 
 __all__ = ["check_draft_sizes", "check_same_streams", "draft_from_model", "draft_from_scratch"]
 

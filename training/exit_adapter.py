@@ -21,11 +21,10 @@ from transformers import PreTrainedModel
 from mirrorsd.families import parts_of
 from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.graphs.names import EXIT_ADAPTERS_FILE, EXIT_ADAPTERS_FORMAT, adapter_down, adapter_up
-
-from .divergence import divergence
-from .optimizers import descend, set_rate
-from .timed_run import RunConfig, RunProgress, TimedRun, print_progress
-from .token_stream import TokenStream
+from mirrorsd.training.divergence import divergence
+from mirrorsd.training.optimizers import descend, set_rate
+from mirrorsd.training.text.token_stream import TokenStream
+from mirrorsd.training.timed_run import RunConfig, RunProgress, TimedRun, print_progress
 
 __all__ = ["ExitAdapter", "load_adapters", "make_adapters", "save_adapters", "train_adapters"]
 

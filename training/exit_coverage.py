@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mirrorsd.graphs.names import EXIT_COVERAGE_FILE
-
-from .exit_adapter import ExitAdapter, exit_logits
-from .self_text import SelfText
+from mirrorsd.training.exit_adapter import ExitAdapter, exit_logits
+from mirrorsd.training.text.self_text import SelfText
 
 __all__ = ["TOP_K", "measure_coverage", "plot_coverage", "write_coverage"]
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .exit_adapter import exit_logits
-from .self_text import SelfText
-from .streaming_draft import StreamingDraft
+from mirrorsd.training.exit_adapter import exit_logits
+from mirrorsd.training.streaming_draft import StreamingDraft
+from mirrorsd.training.text.self_text import SelfText
 
 __all__ = ["MISS_DEPTHS", "measure_misses"]
 

@@ -14,12 +14,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mirrorsd.graphs.errors import ConfigError
-
-from .draft_report import measure_agreement, measure_confirmed, measure_windows
-from .miss_report import measure_misses
-from .sampling_report import SamplingTrial, measure_sampling
-from .self_text import SelfText
-from .streaming_draft import StreamingDraft
+from mirrorsd.training.draft_report import measure_agreement, measure_confirmed, measure_windows
+from mirrorsd.training.miss_report import measure_misses
+from mirrorsd.training.sampling_report import SamplingTrial, measure_sampling
+from mirrorsd.training.streaming_draft import StreamingDraft
+from mirrorsd.training.text.self_text import SelfText
 
 __all__ = ["SECTIONS", "TrainedPair", "report_pair"]
 

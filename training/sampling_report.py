@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .attention import training_attention_in
-from .self_text import BatchedDecoder, SelfText
-from .streaming_draft import StreamingDraft
+from mirrorsd.training.attention import training_attention_in
+from mirrorsd.training.streaming_draft import StreamingDraft
+from mirrorsd.training.text.self_text import BatchedDecoder, SelfText
 
 __all__ = ["SamplingTrial", "measure_sampling"]
 

@@ -18,9 +18,8 @@ import torch
 
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.folder_lock import FolderLock
-
-from .checkpoints import load_checkpoint, save_checkpoint
-from .schedule import TrainingClock, WarmStableDecay
+from mirrorsd.training.checkpoints import load_checkpoint, save_checkpoint
+from mirrorsd.training.schedule import TrainingClock, WarmStableDecay
 
 __all__ = [
     "CHECKPOINT_FILE",

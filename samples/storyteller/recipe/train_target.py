@@ -21,8 +21,8 @@ from transformers import LlamaForCausalLM
 
 from mirrorsd.training.optimizers import descend, make_optimizers, set_rate
 from mirrorsd.training.schedule import WarmStableDecay
+from mirrorsd.training.text.token_stream import TokenStream
 from mirrorsd.training.timed_run import RunConfig, TimedRun
-from mirrorsd.training.token_stream import TokenStream
 
 BATCH = (8, 512)
 DECAY_BATCH = (4, 1024)  # the last part learns to use the whole context

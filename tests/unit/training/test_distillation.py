@@ -22,8 +22,8 @@ from mirrorsd.training.exit_adapter import exit_losses, make_adapters, train_ada
 from mirrorsd.training.loss_curve import plot_losses
 from mirrorsd.training.schedule import TrainingClock, WarmStableDecay
 from mirrorsd.training.streaming_draft import StreamingDraft
+from mirrorsd.training.text.token_stream import TokenStream
 from mirrorsd.training.timed_run import LOSSES_FILE, RunConfig, RunProgress
-from mirrorsd.training.token_stream import TokenStream
 
 
 def tiny_model(layers: int, hidden: int, seed: int) -> LlamaForCausalLM:

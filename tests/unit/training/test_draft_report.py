@@ -7,8 +7,8 @@ import torch
 
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.draft_report import fill_window, measure_agreement, measure_windows
-from mirrorsd.training.self_text import SelfText, cut_before_loop
 from mirrorsd.training.streaming_draft import DraftHidden
+from mirrorsd.training.text.self_text import SelfText, cut_before_loop
 
 
 class CountingDraft:

@@ -15,7 +15,7 @@ from pathlib import Path
 from torch import nn
 from mirrorsd.training.schedule import WarmStableDecay
 from mirrorsd.training.timed_run import RunConfig, TimedRun
-from mirrorsd.training.token_stream import TokenStream
+from mirrorsd.training.text.token_stream import TokenStream
 
 def train(out, steps, pause):
     torch.manual_seed(0)

@@ -97,7 +97,7 @@ def test_documents_are_in_the_form_that_training_reads(tmp_path: Path) -> None:
     from build_corpus import write_documents
     from corpus_mix import Document
 
-    from mirrorsd.training.corpus import read_documents
+    from mirrorsd.training.text.corpus import read_documents
 
     chat = [("user", "Hi"), ("assistant", "Ho")]
     documents = [Document("tales", [("text", "Once.\n\nTwice.")], False), Document("chats", chat, False)]

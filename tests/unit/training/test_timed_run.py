@@ -9,8 +9,8 @@ from torch import nn
 
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.schedule import WarmStableDecay
+from mirrorsd.training.text.token_stream import TokenStream
 from mirrorsd.training.timed_run import RunConfig, TimedRun
-from mirrorsd.training.token_stream import TokenStream
 
 
 class KilledError(Exception):

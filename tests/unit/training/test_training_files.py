@@ -12,7 +12,7 @@ from mirrorsd.training.checkpoints import load_checkpoint, save_checkpoint
 from mirrorsd.training.exit_adapter import load_adapters, make_adapters, save_adapters
 from mirrorsd.training.exit_coverage import measure_coverage
 from mirrorsd.training.schedule import TrainingClock, WarmStableDecay
-from mirrorsd.training.self_text import SelfText
+from mirrorsd.training.text.self_text import SelfText
 
 
 def tiny_target() -> LlamaForCausalLM:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .corpus import Document
-from .text_folder import pack_tokens
+from mirrorsd.training.text.corpus import Document
+from mirrorsd.training.text.text_folder import pack_tokens
 
 __all__ = ["document_tokens"]
 

@@ -15,8 +15,7 @@ import numpy as np
 from transformers import AutoTokenizer
 
 from mirrorsd.graphs.errors import ConfigError
-
-from .corpus import Document
+from mirrorsd.training.text.corpus import Document
 
 __all__ = ["PromptRules", "chat_prompt", "cut_prompts", "load_tokenizer"]
 

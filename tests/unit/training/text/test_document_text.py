@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from mirrorsd.training.corpus import Document
-from mirrorsd.training.document_text import document_tokens
-from mirrorsd.training.self_prompts import load_tokenizer
+from mirrorsd.training.text.corpus import Document
+from mirrorsd.training.text.document_text import document_tokens
+from mirrorsd.training.text.self_prompts import load_tokenizer
 
 END = 5
 

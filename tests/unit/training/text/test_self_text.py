@@ -8,11 +8,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.training.corpus import Document
-from mirrorsd.training.self_prompts import PromptRules, cut_prompts
-from mirrorsd.training.self_text import SelfText, SelfTextConfig, generate_batch
-from mirrorsd.training.text_folder import join_texts, load_texts, mark_own, write_self_text
-from mirrorsd.training.token_stream import MixedStream, TokenStream
+from mirrorsd.training.text.corpus import Document
+from mirrorsd.training.text.self_prompts import PromptRules, cut_prompts
+from mirrorsd.training.text.self_text import SelfText, SelfTextConfig, generate_batch
+from mirrorsd.training.text.text_folder import join_texts, load_texts, mark_own, write_self_text
+from mirrorsd.training.text.token_stream import MixedStream, TokenStream
 
 END = 2
 

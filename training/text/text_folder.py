@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from mirrorsd.graphs.errors import ConfigError
-
-from .self_text import SelfText, SelfTextConfig, generate_batch
+from mirrorsd.training.text.self_text import SelfText, SelfTextConfig, generate_batch
 
 __all__ = ["join_texts", "load_texts", "mark_own", "pack_tokens", "write_self_text"]
 

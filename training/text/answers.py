@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from .self_prompts import chat_prompt
-from .self_text import SelfText, SelfTextConfig, generate_batch
+from mirrorsd.training.text.self_prompts import chat_prompt
+from mirrorsd.training.text.self_text import SelfText, SelfTextConfig, generate_batch
 
 __all__ = ["answer", "sample"]
 

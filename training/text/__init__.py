@@ -1,0 +1,1 @@
+"""Text to learn from: corpora, documents, what the target writes itself."""
