@@ -93,7 +93,7 @@ def draft(
 ) -> None:
     """Train a streaming draft: the target writes text, the draft learns its distributions, the result is measured."""
     from mirrorsd.training.distill_draft import DistillConfig
-    from mirrorsd.training.model_folder import check_replaceable
+    from mirrorsd.training.models.model_folder import check_replaceable
     from mirrorsd.training.timed_run import RunConfig
 
     check_replaceable(output)
@@ -151,7 +151,7 @@ class DraftPlan:
         from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
         from mirrorsd.export.checkpoints.compatibility import check_compatible
         from mirrorsd.training.draft_shape import check_draft_sizes, check_same_streams
-        from mirrorsd.training.streaming_draft import check_stream_layers
+        from mirrorsd.training.models.streaming_draft import check_stream_layers
 
         if self.streams_only and (self.source is None or not num_streams or has_baseline):
             raise ConfigError(
@@ -180,7 +180,7 @@ class DraftPlan:
         return draft_from_scratch(target, streams, hidden=self.hidden, layers=self.layers)
 
     def _shape(self, num_streams: int) -> Any:
-        from mirrorsd.training.streaming_draft import StreamShape
+        from mirrorsd.training.models.streaming_draft import StreamShape
 
         return StreamShape(num_streams, self.stream_layers, self.stream_rank, self.link_rank)
 
@@ -205,7 +205,7 @@ def _train(model: Any, draft: Any, text: Any, places: tuple[Path, Path, Path], h
     """Train one draft and put it in its folder; `places` are target, work folder and the draft's folder."""
     from mirrorsd.training.distill_draft import distill_draft
     from mirrorsd.training.loss_curve import plot_losses
-    from mirrorsd.training.model_folder import copy_tokenizer, finished_folder
+    from mirrorsd.training.models.model_folder import copy_tokenizer, finished_folder
     from mirrorsd.training.timed_run import LOSSES_FILE
 
     target, work, folder = places

@@ -80,8 +80,8 @@ def load_pair(model: Any, target: Path, draft: Path, baseline: Path | None) -> A
     """The loaded target with the adapters beside it (half depth untrained where there are none), and the drafts."""
     from mirrorsd.graphs.names import EXIT_ADAPTERS_FILE
     from mirrorsd.training.exit_adapter import load_adapters
+    from mirrorsd.training.models.streaming_draft import StreamingDraft
     from mirrorsd.training.pair_report import TrainedPair
-    from mirrorsd.training.streaming_draft import StreamingDraft
 
     exits: dict[int, Any] = {max(1, model.config.num_hidden_layers // 2): None}
     if (target / EXIT_ADAPTERS_FILE).is_file():

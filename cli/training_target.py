@@ -88,8 +88,8 @@ def open_target(folder: Path, *, trained: int, tokens: int, threads: int = 0) ->
 
 def load_target(checkpoint: "Checkpoint") -> Any:
     """Load a target, frozen, in single precision, attending by the rules of its family."""
-    from mirrorsd.training.attention import use_training_attention
-    from mirrorsd.training.whole_model import load_whole
+    from mirrorsd.training.models.attention import use_training_attention
+    from mirrorsd.training.models.whole_model import load_whole
 
     model = load_whole(checkpoint.folder)
     model.requires_grad_(False)

@@ -21,7 +21,7 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from mirrorsd.training.streaming_draft import StreamingDraft
+    from mirrorsd.training.models.streaming_draft import StreamingDraft
 
     folder = tmp_path_factory.mktemp("pair")
     torch.manual_seed(5)

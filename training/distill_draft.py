@@ -23,8 +23,8 @@ from transformers import PreTrainedModel
 
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.divergence import divergence
+from mirrorsd.training.models.streaming_draft import StreamingDraft
 from mirrorsd.training.optimizers import descend, make_optimizers, set_rate
-from mirrorsd.training.streaming_draft import StreamingDraft
 from mirrorsd.training.text.token_stream import MixedStream, TokenStream
 from mirrorsd.training.timed_run import RunConfig, RunProgress, TimedRun, print_progress
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.training.streaming_draft import StreamingDraft
+from mirrorsd.training.models.streaming_draft import StreamingDraft
 from mirrorsd.training.text.self_text import SelfText
 
 __all__ = ["WindowStatistics", "fill_window", "measure_agreement", "measure_confirmed", "measure_windows"]

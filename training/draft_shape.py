@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.distill_draft import embed_like_target
-from mirrorsd.training.streaming_draft import StreamingDraft, StreamShape, read_stream_shape
-from mirrorsd.training.whole_model import load_whole
+from mirrorsd.training.models.streaming_draft import StreamingDraft, StreamShape, read_stream_shape
+from mirrorsd.training.models.whole_model import load_whole
 
 __all__ = ["check_draft_sizes", "check_same_streams", "draft_from_model", "draft_from_scratch"]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mirrorsd.training.exit_adapter import exit_logits
-from mirrorsd.training.streaming_draft import StreamingDraft
+from mirrorsd.training.models.streaming_draft import StreamingDraft
 from mirrorsd.training.text.self_text import SelfText
 
 __all__ = ["MISS_DEPTHS", "measure_misses"]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mirrorsd.training.attention import training_attention_in
-from mirrorsd.training.streaming_draft import StreamingDraft
+from mirrorsd.training.models.attention import training_attention_in
+from mirrorsd.training.models.streaming_draft import StreamingDraft
 from mirrorsd.training.text.self_text import BatchedDecoder, SelfText
 
 __all__ = ["SamplingTrial", "measure_sampling"]

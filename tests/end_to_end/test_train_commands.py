@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mirrorsd.cli.application import run
-from mirrorsd.training.streaming_draft import StreamingDraft
+from mirrorsd.training.models.streaming_draft import StreamingDraft
 
 SIZES = ("--batch", "2", "--length", "32")
 DRAFT = ("--hidden", "64", "--layers", "1", "--streams", "2", "--stream-layers", "1", *SIZES)
@@ -114,6 +114,6 @@ def test_a_target_that_does_not_fit_is_refused_before_it_is_loaded(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("mirrorsd.runtime.doctor.memory.free_memory", lambda device: 1 << 20)
-    monkeypatch.setattr("mirrorsd.training.whole_model.load_whole", None)
+    monkeypatch.setattr("mirrorsd.training.models.whole_model.load_whole", None)
     assert run(["train", "exit", str(trained / "target"), "--work", str(trained / "work")]) == 2
     assert "GB of memory" in capsys.readouterr().err

@@ -21,7 +21,7 @@ from mirrorsd.runtime.backends.openvino import draft_compiler
 from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
 from mirrorsd.runtime.backends.openvino.draft_shapes import with_cache_of
 from mirrorsd.runtime.backends.protocol import RowBlock
-from mirrorsd.training.streaming_draft import StreamingDraft
+from mirrorsd.training.models.streaming_draft import StreamingDraft
 
 TOLERANCE = 1e-4
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from mirrorsd.families import parts_of
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.training.attention import CachedRows, training_attention_in
+from mirrorsd.training.models.attention import CachedRows, training_attention_in
 
 __all__ = [
     "SelfText",

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from mirrorsd.training.streaming_draft import StreamingDraft
+from mirrorsd.training.models.streaming_draft import StreamingDraft
 
 SIZES = {
     "vocab_size": 97,

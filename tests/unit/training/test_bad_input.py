@@ -10,7 +10,7 @@ from mirrorsd.cli.train_draft import DraftPlan
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.checkpoints import load_checkpoint, save_checkpoint
 from mirrorsd.training.memory_need import check_memory, training_bytes
-from mirrorsd.training.model_folder import finished_folder
+from mirrorsd.training.models.model_folder import finished_folder
 from mirrorsd.training.schedule import WarmStableDecay
 from mirrorsd.training.text.corpus import Document, read_documents
 from mirrorsd.training.timed_run import LOSSES_FILE, RunConfig, TimedRun

@@ -20,8 +20,8 @@ from mirrorsd.training.distill_draft import (
 )
 from mirrorsd.training.exit_adapter import exit_losses, make_adapters, train_adapters
 from mirrorsd.training.loss_curve import plot_losses
+from mirrorsd.training.models.streaming_draft import StreamingDraft
 from mirrorsd.training.schedule import TrainingClock, WarmStableDecay
-from mirrorsd.training.streaming_draft import StreamingDraft
 from mirrorsd.training.text.token_stream import TokenStream
 from mirrorsd.training.timed_run import LOSSES_FILE, RunConfig, RunProgress
 

@@ -8,9 +8,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mirrorsd.families import parts_of
-from mirrorsd.training.attention import use_training_attention
 from mirrorsd.training.exit_adapter import exit_logits
-from mirrorsd.training.streaming_draft import StreamingDraft
+from mirrorsd.training.models.attention import use_training_attention
+from mirrorsd.training.models.streaming_draft import StreamingDraft
 from mirrorsd.training.text.self_text import SelfTextConfig, generate_batch
 
 ROWS, STREAMS, STREAM_LAYERS = 7, 3, 2

@@ -12,7 +12,7 @@ from mirrorsd.families.stream_link import SHORTLIST, log_mass
 from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.graphs.names import STREAMS_FILE
 from mirrorsd.training.draft_shape import check_same_streams, draft_from_model
-from mirrorsd.training.streaming_draft import StreamingDraft, StreamShape, read_stream_shape
+from mirrorsd.training.models.streaming_draft import StreamingDraft, StreamShape, read_stream_shape
 
 ROWS, STREAMS, STREAM_LAYERS = 7, 3, 2
 

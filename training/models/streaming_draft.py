@@ -29,8 +29,8 @@ from mirrorsd.families.stream_adapter import adapt_streams
 from mirrorsd.families.stream_link import Guesses, LinkWeights, follow_links
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError, ExportError
-from mirrorsd.training.attention import StreamRows, use_training_attention
-from mirrorsd.training.whole_model import load_whole
+from mirrorsd.training.models.attention import StreamRows, use_training_attention
+from mirrorsd.training.models.whole_model import load_whole
 
 __all__ = ["DraftHidden", "StreamShape", "StreamingDraft", "check_stream_layers", "read_stream_shape"]
 

@@ -1,0 +1,1 @@
+"""What is trained: streaming drafts, their attention, whole models in memory."""
