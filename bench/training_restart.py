@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mirrorsd.cli.machine import describe_machine, installed_versions
-from mirrorsd.training.schedule import WarmStableDecay
+from mirrorsd.training.run.schedule import WarmStableDecay
 
 TOLERANCE = 1e-3
 PATIENCE_S = 900.0

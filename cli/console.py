@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from mirrorsd.training.timed_run import RunProgress
+    from mirrorsd.training.run.timed_run import RunProgress
 
 _PIPE_COLUMNS = 140
 _PIPE_SECONDS = 30.0

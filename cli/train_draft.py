@@ -13,7 +13,7 @@ from mirrorsd.cli.train_report import measure_drafts, print_report
 from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mirrorsd.training.schedule import WarmStableDecay
+    from mirrorsd.training.run.schedule import WarmStableDecay
 
 _LOOP_TOKENS = 24
 SHAPE, LOSS = "Shape", "Loss"
@@ -94,7 +94,7 @@ def draft(
     """Train a streaming draft: the target writes text, the draft learns its distributions, the result is measured."""
     from mirrorsd.training.distill_draft import DistillConfig
     from mirrorsd.training.models.model_folder import check_replaceable
-    from mirrorsd.training.timed_run import RunConfig
+    from mirrorsd.training.run.timed_run import RunConfig
 
     check_replaceable(output)
     weights: Any = {"stream_weight": stream_weight, "argmax_weight": argmax_weight, "prompt_weight": prompt_weight}
@@ -186,7 +186,7 @@ class DraftPlan:
 
 
 def _schedule(seconds: float, deadline: float | None, has_baseline: bool) -> "WarmStableDecay":
-    from mirrorsd.training.schedule import WarmStableDecay
+    from mirrorsd.training.run.schedule import WarmStableDecay
 
     if has_baseline and deadline is not None:
         raise ConfigError("--baseline gives both drafts the same time, and --deadline would cut the second one short")
@@ -204,9 +204,9 @@ def _training_text(works: list[Path], documents: Any, share: float) -> Any:
 def _train(model: Any, draft: Any, text: Any, places: tuple[Path, Path, Path], how: tuple[Any, Any]) -> None:
     """Train one draft and put it in its folder; `places` are target, work folder and the draft's folder."""
     from mirrorsd.training.distill_draft import distill_draft
-    from mirrorsd.training.loss_curve import plot_losses
     from mirrorsd.training.models.model_folder import copy_tokenizer, finished_folder
-    from mirrorsd.training.timed_run import LOSSES_FILE
+    from mirrorsd.training.run.loss_curve import plot_losses
+    from mirrorsd.training.run.timed_run import LOSSES_FILE
 
     target, work, folder = places
     config, loss = how

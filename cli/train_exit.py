@@ -42,8 +42,8 @@ def exit_command(
     model = shared.load_target(checkpoint)
     shared.prepare_texts(model, checkpoint, work, shared.TextSource(corpus=corpus, held_back=held_back, count=texts))
     if seconds:
-        from mirrorsd.training.schedule import WarmStableDecay
-        from mirrorsd.training.timed_run import RunConfig
+        from mirrorsd.training.run.schedule import WarmStableDecay
+        from mirrorsd.training.run.timed_run import RunConfig
 
         schedule = WarmStableDecay(budget_s=seconds, decay_s=seconds / 2)
         config = RunConfig(
@@ -76,10 +76,10 @@ def _train(
     model: Any, target: Path, job: tuple[Path, tuple[int, ...], int], config: Any, batch: tuple[int, int]
 ) -> None:
     from mirrorsd.training.exit_adapter import make_adapters, save_adapters, train_adapters
-    from mirrorsd.training.loss_curve import plot_losses
+    from mirrorsd.training.run.loss_curve import plot_losses
+    from mirrorsd.training.run.timed_run import LOSSES_FILE
     from mirrorsd.training.text.text_folder import join_texts, load_texts
     from mirrorsd.training.text.token_stream import TokenStream
-    from mirrorsd.training.timed_run import LOSSES_FILE
 
     work, layers, rank = job
     adapters = make_adapters(model.config.hidden_size, layers, rank)

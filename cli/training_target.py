@@ -71,8 +71,8 @@ def open_target(folder: Path, *, trained: int, tokens: int, threads: int = 0) ->
     """
     from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
     from mirrorsd.runtime.doctor.memory import SYSTEM, free_memory
-    from mirrorsd.training.memory_need import check_memory, training_bytes
-    from mirrorsd.training.timed_run import use_threads
+    from mirrorsd.training.run.memory_need import check_memory, training_bytes
+    from mirrorsd.training.run.timed_run import use_threads
 
     checkpoint = open_checkpoint(folder, "target")
     needed = training_bytes(

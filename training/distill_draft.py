@@ -24,9 +24,9 @@ from transformers import PreTrainedModel
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.divergence import divergence
 from mirrorsd.training.models.streaming_draft import StreamingDraft
-from mirrorsd.training.optimizers import descend, make_optimizers, set_rate
+from mirrorsd.training.run.optimizers import descend, make_optimizers, set_rate
+from mirrorsd.training.run.timed_run import RunConfig, RunProgress, TimedRun, print_progress
 from mirrorsd.training.text.token_stream import MixedStream, TokenStream
-from mirrorsd.training.timed_run import RunConfig, RunProgress, TimedRun, print_progress
 
 __all__ = ["DistillConfig", "DistillLosses", "MarkedText", "distill_draft", "distill_losses", "embed_like_target"]
 

@@ -22,9 +22,9 @@ from mirrorsd.families import parts_of
 from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.graphs.names import EXIT_ADAPTERS_FILE, EXIT_ADAPTERS_FORMAT, adapter_down, adapter_up
 from mirrorsd.training.divergence import divergence
-from mirrorsd.training.optimizers import descend, set_rate
+from mirrorsd.training.run.optimizers import descend, set_rate
+from mirrorsd.training.run.timed_run import RunConfig, RunProgress, TimedRun, print_progress
 from mirrorsd.training.text.token_stream import TokenStream
-from mirrorsd.training.timed_run import RunConfig, RunProgress, TimedRun, print_progress
 
 __all__ = ["ExitAdapter", "load_adapters", "make_adapters", "save_adapters", "train_adapters"]
 

@@ -18,7 +18,7 @@ from storyteller_model import make_config
 from train_target import check
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from mirrorsd.training.checkpoints import load_checkpoint
+from mirrorsd.training.run.checkpoints import load_checkpoint
 
 
 def copy_tokenizer(packed: Path, out: Path) -> None:

@@ -19,10 +19,10 @@ import typer
 from storyteller_model import EXIT_WEIGHT, make_config, next_token_losses
 from transformers import LlamaForCausalLM
 
-from mirrorsd.training.optimizers import descend, make_optimizers, set_rate
-from mirrorsd.training.schedule import WarmStableDecay
+from mirrorsd.training.run.optimizers import descend, make_optimizers, set_rate
+from mirrorsd.training.run.schedule import WarmStableDecay
+from mirrorsd.training.run.timed_run import RunConfig, TimedRun
 from mirrorsd.training.text.token_stream import TokenStream
-from mirrorsd.training.timed_run import RunConfig, TimedRun
 
 BATCH = (8, 512)
 DECAY_BATCH = (4, 1024)  # the last part learns to use the whole context

@@ -8,12 +8,12 @@ from torch import nn
 
 from mirrorsd.cli.train_draft import DraftPlan
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.training.checkpoints import load_checkpoint, save_checkpoint
-from mirrorsd.training.memory_need import check_memory, training_bytes
 from mirrorsd.training.models.model_folder import finished_folder
-from mirrorsd.training.schedule import WarmStableDecay
+from mirrorsd.training.run.checkpoints import load_checkpoint, save_checkpoint
+from mirrorsd.training.run.memory_need import check_memory, training_bytes
+from mirrorsd.training.run.schedule import WarmStableDecay
+from mirrorsd.training.run.timed_run import LOSSES_FILE, RunConfig, TimedRun
 from mirrorsd.training.text.corpus import Document, read_documents
-from mirrorsd.training.timed_run import LOSSES_FILE, RunConfig, TimedRun
 
 MESSAGES = '{"messages": [{"role": "user", "content": "Hi"}]}'
 

@@ -19,11 +19,11 @@ from mirrorsd.training.distill_draft import (
     embed_like_target,
 )
 from mirrorsd.training.exit_adapter import exit_losses, make_adapters, train_adapters
-from mirrorsd.training.loss_curve import plot_losses
 from mirrorsd.training.models.streaming_draft import StreamingDraft
-from mirrorsd.training.schedule import TrainingClock, WarmStableDecay
+from mirrorsd.training.run.loss_curve import plot_losses
+from mirrorsd.training.run.schedule import TrainingClock, WarmStableDecay
+from mirrorsd.training.run.timed_run import LOSSES_FILE, RunConfig, RunProgress
 from mirrorsd.training.text.token_stream import TokenStream
-from mirrorsd.training.timed_run import LOSSES_FILE, RunConfig, RunProgress
 
 
 def tiny_model(layers: int, hidden: int, seed: int) -> LlamaForCausalLM:

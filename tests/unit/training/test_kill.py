@@ -13,8 +13,8 @@ import sys, time
 import numpy as np, torch
 from pathlib import Path
 from torch import nn
-from mirrorsd.training.schedule import WarmStableDecay
-from mirrorsd.training.timed_run import RunConfig, TimedRun
+from mirrorsd.training.run.schedule import WarmStableDecay
+from mirrorsd.training.run.timed_run import RunConfig, TimedRun
 from mirrorsd.training.text.token_stream import TokenStream
 
 def train(out, steps, pause):

@@ -18,8 +18,8 @@ import torch
 
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.folder_lock import FolderLock
-from mirrorsd.training.checkpoints import load_checkpoint, save_checkpoint
-from mirrorsd.training.schedule import TrainingClock, WarmStableDecay
+from mirrorsd.training.run.checkpoints import load_checkpoint, save_checkpoint
+from mirrorsd.training.run.schedule import TrainingClock, WarmStableDecay
 
 __all__ = [
     "CHECKPOINT_FILE",

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.training.schedule import WarmStableDecay
+from mirrorsd.training.run.schedule import WarmStableDecay
+from mirrorsd.training.run.timed_run import RunConfig, TimedRun
 from mirrorsd.training.text.token_stream import TokenStream
-from mirrorsd.training.timed_run import RunConfig, TimedRun
 
 
 class KilledError(Exception):

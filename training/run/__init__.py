@@ -1,0 +1,1 @@
+"""A training run: its time, checkpoints, rates, locks and curves."""
