@@ -95,7 +95,7 @@ def _measure(model: Any, target: Path, work: Path, layers: tuple[int, ...]) -> d
     """Measure every border of the target, with the adapters that lie beside it."""
     from mirrorsd.graphs.names import EXIT_ADAPTERS_FILE
     from mirrorsd.training.exit_adapter import load_adapters
-    from mirrorsd.training.exit_coverage import measure_coverage, plot_coverage, write_coverage
+    from mirrorsd.training.reports.exit_coverage import measure_coverage, plot_coverage, write_coverage
 
     adapters = load_adapters(target) if (target / EXIT_ADAPTERS_FILE).is_file() else {}
     texts = shared.held_back_texts(work)

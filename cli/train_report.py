@@ -47,7 +47,7 @@ def report(
         from mirrorsd.training.text.self_text import cut_before_loop
 
         greedy = {task: [cut_before_loop(text) for text in texts] for task, texts in greedy.items()}
-    from mirrorsd.training.pair_report import report_pair
+    from mirrorsd.training.reports.pair_report import report_pair
 
     pair = load_pair(model, target, draft, baseline)
     sections = tuple(part.strip() for part in only.split(","))
@@ -81,7 +81,7 @@ def load_pair(model: Any, target: Path, draft: Path, baseline: Path | None) -> A
     from mirrorsd.graphs.names import EXIT_ADAPTERS_FILE
     from mirrorsd.training.exit_adapter import load_adapters
     from mirrorsd.training.models.streaming_draft import StreamingDraft
-    from mirrorsd.training.pair_report import TrainedPair
+    from mirrorsd.training.reports.pair_report import TrainedPair
 
     exits: dict[int, Any] = {max(1, model.config.num_hidden_layers // 2): None}
     if (target / EXIT_ADAPTERS_FILE).is_file():
@@ -96,7 +96,7 @@ def load_pair(model: Any, target: Path, draft: Path, baseline: Path | None) -> A
 
 def measure_drafts(model: Any, draft: Path, baseline: Path | None, work: Path) -> dict[str, Any]:
     """Agreement, windows and confirmed tokens of a new draft on some of the held-back text."""
-    from mirrorsd.training.pair_report import report_pair
+    from mirrorsd.training.reports.pair_report import report_pair
 
     texts = shared.held_back_texts(work)[:: max(1, len(shared.held_back_texts(work)) // 40)]
     pair = load_pair(model, draft, draft, baseline)

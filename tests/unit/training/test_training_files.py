@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.graphs.names import EXIT_ADAPTERS_FILE
 from mirrorsd.training.exit_adapter import load_adapters, make_adapters, save_adapters
-from mirrorsd.training.exit_coverage import measure_coverage
+from mirrorsd.training.reports.exit_coverage import measure_coverage
 from mirrorsd.training.run.checkpoints import load_checkpoint, save_checkpoint
 from mirrorsd.training.run.schedule import TrainingClock, WarmStableDecay
 from mirrorsd.training.text.self_text import SelfText

@@ -7,12 +7,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.training.draft_report import measure_confirmed
 from mirrorsd.training.exit_adapter import exit_logits
-from mirrorsd.training.miss_report import measure_misses
 from mirrorsd.training.models.streaming_draft import StreamingDraft
-from mirrorsd.training.pair_report import TrainedPair, report_pair
-from mirrorsd.training.sampling_report import SamplingTrial, measure_sampling
+from mirrorsd.training.reports.draft_report import measure_confirmed
+from mirrorsd.training.reports.miss_report import measure_misses
+from mirrorsd.training.reports.pair_report import TrainedPair, report_pair
+from mirrorsd.training.reports.sampling_report import SamplingTrial, measure_sampling
 from mirrorsd.training.text.answers import answer
 from mirrorsd.training.text.self_text import SelfText
 

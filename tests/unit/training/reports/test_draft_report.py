@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.training.draft_report import fill_window, measure_agreement, measure_windows
 from mirrorsd.training.models.streaming_draft import DraftHidden
+from mirrorsd.training.reports.draft_report import fill_window, measure_agreement, measure_windows
 from mirrorsd.training.text.self_text import SelfText, cut_before_loop
 
 

@@ -14,10 +14,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.training.draft_report import measure_agreement, measure_confirmed, measure_windows
-from mirrorsd.training.miss_report import measure_misses
 from mirrorsd.training.models.streaming_draft import StreamingDraft
-from mirrorsd.training.sampling_report import SamplingTrial, measure_sampling
+from mirrorsd.training.reports.draft_report import measure_agreement, measure_confirmed, measure_windows
+from mirrorsd.training.reports.miss_report import measure_misses
+from mirrorsd.training.reports.sampling_report import SamplingTrial, measure_sampling
 from mirrorsd.training.text.self_text import SelfText
 
 __all__ = ["SECTIONS", "TrainedPair", "report_pair"]
