@@ -6,18 +6,18 @@ from typing import Annotated
 import typer
 
 from mirrorsd import __version__
-from mirrorsd.cli.compare import compare
-from mirrorsd.cli.compile import compile
-from mirrorsd.cli.devices import devices
-from mirrorsd.cli.doctor import doctor
-from mirrorsd.cli.export import export
+from mirrorsd.cli.commands.compare import compare
+from mirrorsd.cli.commands.compile import compile
+from mirrorsd.cli.commands.devices import devices
+from mirrorsd.cli.commands.doctor import doctor
+from mirrorsd.cli.commands.export import export
+from mirrorsd.cli.commands.generate import generate
+from mirrorsd.cli.commands.inspect import inspect
+from mirrorsd.cli.commands.simulate import simulate
+from mirrorsd.cli.commands.trace import trace
+from mirrorsd.cli.commands.train.group import app as train
+from mirrorsd.cli.commands.tune import tune
 from mirrorsd.cli.failures import EXIT_CANCELLED, EXIT_DONE, exit_code
-from mirrorsd.cli.generate import generate
-from mirrorsd.cli.inspect import inspect
-from mirrorsd.cli.simulate import simulate
-from mirrorsd.cli.trace import trace
-from mirrorsd.cli.train import app as train
-from mirrorsd.cli.tune import tune
 from mirrorsd.graphs.errors import MirrorError
 
 app = typer.Typer(

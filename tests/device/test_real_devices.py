@@ -76,7 +76,7 @@ def test_logits_stay_on_the_gpu_unless_sampling_asks(tiny_bundle: Path, monkeypa
 
 @pytest.mark.npu
 def test_every_draft_shape_compiles_for_the_npu(tiny_bundle: Path) -> None:
-    from mirrorsd.cli.compile import check_shapes
+    from mirrorsd.cli.commands.compile import check_shapes
 
     card = load_device_map("cuda-npu")
     problems = [line for line in missing_devices(card, device_inventory()) if "NPU" in line]

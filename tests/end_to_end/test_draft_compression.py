@@ -9,7 +9,7 @@ import numpy as np
 import openvino as ov
 import pytest
 
-import mirrorsd.cli.compile as compile_command
+import mirrorsd.cli.commands.compile as compile_command
 from mirrorsd.cli.application import run
 from mirrorsd.export import draft_compression, recompress
 from mirrorsd.export.compression_plan import DraftCompression

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import mirrorsd.cli.compile as compile_command
+import mirrorsd.cli.commands.compile as compile_command
 from mirrorsd import MirrorPipeline
 from mirrorsd.cli.application import run
 from mirrorsd.device_maps import ExitPlacement, TargetPlacement, load_device_map

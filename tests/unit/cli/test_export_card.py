@@ -2,7 +2,7 @@
 
 import pytest
 
-from mirrorsd.cli.export import check_device_map, present_card
+from mirrorsd.cli.commands.export import check_device_map, present_card
 from mirrorsd.graphs.errors import DeviceError
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mirrorsd.cli.train_draft import DraftPlan
+from mirrorsd.cli.commands.train.draft import DraftPlan
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.models.model_folder import finished_folder
 from mirrorsd.training.run.checkpoints import load_checkpoint, save_checkpoint

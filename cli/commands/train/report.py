@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from mirrorsd.cli import options
-from mirrorsd.cli import training_target as shared
+from mirrorsd.cli.commands.train import target as shared
 from mirrorsd.cli.console import add_row, note, print_json, print_table
 from mirrorsd.cli.machine import describe_machine, installed_versions
 from mirrorsd.cli.prompt_file import Question, read_questions

@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from mirrorsd.cli import options
-from mirrorsd.cli.compile import accuracy_line
+from mirrorsd.cli.commands.compile import accuracy_line
 from mirrorsd.cli.console import add_row, print_json, print_table
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import Manifest, QualityEntry, TargetEntry

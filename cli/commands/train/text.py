@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mirrorsd.cli import training_target as shared
+from mirrorsd.cli.commands.train import target as shared
 from mirrorsd.graphs.errors import ConfigError
 
 _BATCH_TOKENS = 128

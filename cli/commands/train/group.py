@@ -2,10 +2,10 @@
 
 import typer
 
-from mirrorsd.cli.train_draft import draft
-from mirrorsd.cli.train_exit import exit_command
-from mirrorsd.cli.train_report import report
-from mirrorsd.cli.train_text import text
+from mirrorsd.cli.commands.train.draft import draft
+from mirrorsd.cli.commands.train.exit import exit_command
+from mirrorsd.cli.commands.train.report import report
+from mirrorsd.cli.commands.train.text import text
 
 app = typer.Typer(help="Train exit adapters and streaming drafts on text that the target writes.", no_args_is_help=True)
 app.command()(text)
