@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from mirrorsd import GenerationConfig, GenerationResult, MirrorPipeline
+from mirrorsd.cli.input.prompt_file import Question, read_questions, spread
 from mirrorsd.cli.machine import describe_machine, installed_versions
-from mirrorsd.cli.prompt_file import Question, read_questions, spread
 
 METHODS = ("plain", "serial", "mirror", "auto")
 SEEDS = (1, 2, 3, 4, 5)

@@ -17,7 +17,7 @@ from typing import Any
 
 from mirrorsd import GenerationResult, MirrorPipeline
 from mirrorsd.bench import runs
-from mirrorsd.cli.prompt_file import Question, read_questions, spread
+from mirrorsd.cli.input.prompt_file import Question, read_questions, spread
 from mirrorsd.runtime.session import MirrorSession
 
 STREAMING = ("plain", "serial", "mirror", "auto")

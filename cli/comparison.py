@@ -6,7 +6,7 @@ from itertools import zip_longest
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from mirrorsd.cli.prompt_file import Question
+from mirrorsd.cli.input.prompt_file import Question
 from mirrorsd.graphs.errors import ContextLengthError
 
 if TYPE_CHECKING:

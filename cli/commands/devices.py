@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.table import Table
 
-from mirrorsd.cli import options
 from mirrorsd.cli.console import add_row, print_json, print_table
+from mirrorsd.cli.input import options
 from mirrorsd.cli.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import builtin_names, load_device_map
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from mirrorsd.cli import options
 from mirrorsd.cli.commands.compile import accuracy_line, check_shapes, print_checks, report
 from mirrorsd.cli.commands.inspect import quality_line
 from mirrorsd.cli.console import note, print_json, show_share
 from mirrorsd.cli.failures import EXIT_FAILED
+from mirrorsd.cli.input import options
 from mirrorsd.graphs.errors import ConfigError, DeviceError
 from mirrorsd.graphs.quality_bounds import warnings_of
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mirrorsd.bench.peers import table
-from mirrorsd.cli.prompt_file import Question
+from mirrorsd.cli.input.prompt_file import Question
 
 FOLDER = Path(__file__).resolve().parents[3] / "bench" / "peers"
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mirrorsd.bench import runs, tasks, two_sessions, worst_case
-from mirrorsd.cli import prompt_file
-from mirrorsd.cli.prompt_file import Question, spread
+from mirrorsd.cli.input import prompt_file
+from mirrorsd.cli.input.prompt_file import Question, spread
 
 BENCH = Path(__file__).resolve().parents[3] / "bench"
 

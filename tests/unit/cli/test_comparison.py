@@ -9,7 +9,7 @@ import pytest
 from mirrorsd.cli import comparison
 from mirrorsd.cli.commands import inspect
 from mirrorsd.cli.comparison import Measurement, find_differences, measure, summarise
-from mirrorsd.cli.prompt_file import Question
+from mirrorsd.cli.input.prompt_file import Question
 from mirrorsd.graphs.errors import ContextLengthError
 
 QUESTIONS = (

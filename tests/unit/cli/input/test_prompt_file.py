@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mirrorsd.cli.prompt_file import BUILT_IN_QUESTIONS, Question, read_questions
+from mirrorsd.cli.input.prompt_file import BUILT_IN_QUESTIONS, Question, read_questions
 from mirrorsd.graphs.errors import ConfigError
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mirrorsd.cli.requests import read_messages, read_request
+from mirrorsd.cli.input.requests import read_messages, read_request
 from mirrorsd.graphs.errors import ConfigError
 
 

@@ -1,0 +1,1 @@
+"""What a user gives: options, prompts, requests."""
