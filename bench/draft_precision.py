@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from mirrorsd import MirrorPipeline
 from mirrorsd.cli.input.prompt_file import read_questions
-from mirrorsd.cli.machine import describe_machine, installed_versions
+from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel

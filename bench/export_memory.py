@@ -25,7 +25,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mirrorsd import MirrorPipeline
-from mirrorsd.cli.machine import describe_machine, installed_versions
+from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.export import ExportOptions, export_pair
 
 SIZES: dict[str, dict[str, Any]] = {

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from mirrorsd import GenerationConfig
 from mirrorsd.bench import runs
-from mirrorsd.cli.machine import describe_machine, installed_versions
+from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 
 FILTERS: tuple[dict[str, Any], ...] = (

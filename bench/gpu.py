@@ -24,8 +24,8 @@ import numpy as np
 import onnxruntime as ort
 
 from mirrorsd import MirrorPipeline
-from mirrorsd.cli.failures import EXIT_FAILED, EXIT_NO_DEVICE
-from mirrorsd.cli.machine import describe_machine, installed_versions
+from mirrorsd.cli.output.failures import EXIT_FAILED, EXIT_NO_DEVICE
+from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import DeviceMap, TargetPlacement, load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import DeviceError

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mirrorsd import MirrorPipeline
-from mirrorsd.cli.machine import describe_machine, installed_versions
+from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.runtime.doctor.memory import SYSTEM, memory_needs

@@ -11,7 +11,7 @@ from typing import Any
 
 from mirrorsd import GenerationConfig, GenerationResult, MirrorPipeline
 from mirrorsd.cli.input.prompt_file import read_questions, spread
-from mirrorsd.cli.machine import describe_machine, installed_versions
+from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.runtime.decoding.request import StepRecord
 from mirrorsd.runtime.engine import resolve_speculation
 from mirrorsd.runtime.ledger import Span

@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import Any
 
 from mirrorsd import MirrorPipeline
-from mirrorsd.cli.machine import describe_machine, installed_versions
+from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.runtime.backends.openvino.draft_compiler import DraftCompiler

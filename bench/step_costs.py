@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from mirrorsd import MirrorPipeline
-from mirrorsd.cli.machine import describe_machine, installed_versions
+from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import DeviceMap, load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import Manifest

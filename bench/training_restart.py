@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mirrorsd.cli.machine import describe_machine, installed_versions
+from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.training.run.schedule import WarmStableDecay
 
 TOLERANCE = 1e-3

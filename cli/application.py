@@ -17,7 +17,7 @@ from mirrorsd.cli.commands.simulate import simulate
 from mirrorsd.cli.commands.trace import trace
 from mirrorsd.cli.commands.train.group import app as train
 from mirrorsd.cli.commands.tune import tune
-from mirrorsd.cli.failures import EXIT_CANCELLED, EXIT_DONE, exit_code
+from mirrorsd.cli.output.failures import EXIT_CANCELLED, EXIT_DONE, exit_code
 from mirrorsd.graphs.errors import MirrorError
 
 app = typer.Typer(

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from mirrorsd.bench.peers import table
 from mirrorsd.cli.input.prompt_file import Question, read_questions, spread
-from mirrorsd.cli.machine import describe_machine, installed_versions
+from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.runtime.text.tokenizer import BundleTokenizer
 

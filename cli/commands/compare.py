@@ -8,12 +8,12 @@ import typer
 from rich.table import Table
 
 from mirrorsd.cli.commands.loading import note_placement, open_pipeline
-from mirrorsd.cli.comparison import ALL_CATEGORIES, Answer, Difference, find_differences, measure, summarise
-from mirrorsd.cli.console import add_row, note, print_json, print_table, progress
-from mirrorsd.cli.failures import EXIT_FAILED
 from mirrorsd.cli.input import options
 from mirrorsd.cli.input.prompt_file import BUILT_IN_QUESTIONS, Question, read_questions
-from mirrorsd.cli.machine import describe_machine, installed_versions
+from mirrorsd.cli.output.comparison import ALL_CATEGORIES, Answer, Difference, find_differences, measure, summarise
+from mirrorsd.cli.output.console import add_row, note, print_json, print_table, progress
+from mirrorsd.cli.output.failures import EXIT_FAILED
+from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError
 

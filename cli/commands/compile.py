@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from mirrorsd.cli.console import add_row, note, print_json, print_table, progress
-from mirrorsd.cli.failures import EXIT_FAILED
 from mirrorsd.cli.input import options
-from mirrorsd.cli.machine import describe_machine, installed_versions
+from mirrorsd.cli.output.console import add_row, note, print_json, print_table, progress
+from mirrorsd.cli.output.failures import EXIT_FAILED
+from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import read_bundle
 

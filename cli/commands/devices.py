@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.table import Table
 
-from mirrorsd.cli.console import add_row, print_json, print_table
 from mirrorsd.cli.input import options
-from mirrorsd.cli.machine import describe_machine, installed_versions
+from mirrorsd.cli.output.console import add_row, print_json, print_table
+from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import builtin_names, load_device_map
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ import typer
 from rich.table import Table
 
 from mirrorsd.cli.commands.devices import CardFit, card_fits
-from mirrorsd.cli.console import add_row, print_json, print_table, progress
-from mirrorsd.cli.failures import EXIT_FAILED, EXIT_NO_DEVICE
 from mirrorsd.cli.input import options
-from mirrorsd.cli.machine import describe_machine, installed_versions
+from mirrorsd.cli.output.console import add_row, print_json, print_table, progress
+from mirrorsd.cli.output.failures import EXIT_FAILED, EXIT_NO_DEVICE
+from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import DeviceError

@@ -8,9 +8,9 @@ import typer
 
 from mirrorsd.cli.commands.compile import accuracy_line, check_shapes, print_checks, report
 from mirrorsd.cli.commands.inspect import quality_line
-from mirrorsd.cli.console import note, print_json, show_share
-from mirrorsd.cli.failures import EXIT_FAILED
 from mirrorsd.cli.input import options
+from mirrorsd.cli.output.console import note, print_json, show_share
+from mirrorsd.cli.output.failures import EXIT_FAILED
 from mirrorsd.graphs.errors import ConfigError, DeviceError
 from mirrorsd.graphs.quality_bounds import warnings_of
 

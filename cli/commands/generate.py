@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mirrorsd.cli.commands.loading import note_placement, open_pipeline
-from mirrorsd.cli.console import note, print_json
 from mirrorsd.cli.input import options
 from mirrorsd.cli.input.requests import Request, read_request
+from mirrorsd.cli.output.console import note, print_json
 from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import Any
 from rich.table import Table
 
 from mirrorsd.cli.commands.compile import accuracy_line
-from mirrorsd.cli.console import add_row, print_json, print_table
 from mirrorsd.cli.input import options
+from mirrorsd.cli.output.console import add_row, print_json, print_table
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import Manifest, QualityEntry, TargetEntry
 from mirrorsd.graphs.quality_bounds import warnings_of

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mirrorsd.cli.console import note
+from mirrorsd.cli.output.console import note
 from mirrorsd.device_maps import builtin_names
 
 if TYPE_CHECKING:

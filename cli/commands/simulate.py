@@ -7,9 +7,9 @@ import typer
 from rich.table import Table
 
 from mirrorsd.cli.commands.compare import as_asked
-from mirrorsd.cli.console import add_row, note, print_json, print_table, progress
 from mirrorsd.cli.input import options
 from mirrorsd.cli.input.prompt_file import BUILT_IN_QUESTIONS, read_questions
+from mirrorsd.cli.output.console import add_row, note, print_json, print_table, progress
 from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:

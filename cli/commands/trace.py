@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from mirrorsd.cli.console import note
-from mirrorsd.cli.trace_picture import draw_html, draw_png, read_trace
+from mirrorsd.cli.output.console import note
+from mirrorsd.cli.output.trace_picture import draw_html, draw_png, read_trace
 from mirrorsd.graphs.errors import ConfigError
 
 

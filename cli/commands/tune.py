@@ -14,10 +14,10 @@ import typer
 
 from mirrorsd.cli.commands.compare import as_asked
 from mirrorsd.cli.commands.loading import note_placement
-from mirrorsd.cli.console import note, print_json, progress
 from mirrorsd.cli.input import options
 from mirrorsd.cli.input.prompt_file import BUILT_IN_QUESTIONS, read_questions, spread
-from mirrorsd.cli.tune_report import print_contests, print_parts
+from mirrorsd.cli.output.console import note, print_json, progress
+from mirrorsd.cli.output.tune_report import print_contests, print_parts
 from mirrorsd.graphs.bundle_files import read_bundle
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import typer
 
 from mirrorsd.cli.commands.train import target as shared
 from mirrorsd.cli.commands.train.report import measure_drafts, print_report
-from mirrorsd.cli.console import note, print_json, training_bar
 from mirrorsd.cli.input import options
+from mirrorsd.cli.output.console import note, print_json, training_bar
 from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:

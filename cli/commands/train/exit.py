@@ -8,8 +8,8 @@ from rich.table import Table
 
 from mirrorsd.cli.commands.export import read_exit_layers
 from mirrorsd.cli.commands.train import target as shared
-from mirrorsd.cli.console import add_row, note, print_json, print_table, training_bar
 from mirrorsd.cli.input import options
+from mirrorsd.cli.output.console import add_row, note, print_json, print_table, training_bar
 from mirrorsd.graphs.errors import ConfigError
 
 

@@ -8,10 +8,10 @@ import typer
 from rich.table import Table
 
 from mirrorsd.cli.commands.train import target as shared
-from mirrorsd.cli.console import add_row, note, print_json, print_table
 from mirrorsd.cli.input import options
 from mirrorsd.cli.input.prompt_file import Question, read_questions
-from mirrorsd.cli.machine import describe_machine, installed_versions
+from mirrorsd.cli.output.console import add_row, note, print_json, print_table
+from mirrorsd.cli.output.machine import describe_machine, installed_versions
 
 if TYPE_CHECKING:
     from mirrorsd.training.text.self_text import SelfText

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mirrorsd.cli.console import note
+from mirrorsd.cli.output.console import note
 from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _read_corpus(corpus: Path, held_back: Path | None) -> "tuple[list[Document],
 
 
 def _write(target: Any, checkpoint: "Checkpoint", job: tuple[Any, Path, int, Any], part: tuple[int, int]) -> None:
-    from mirrorsd.cli.console import show_share
+    from mirrorsd.cli.output.console import show_share
     from mirrorsd.training.text.self_prompts import cut_prompts, load_tokenizer
     from mirrorsd.training.text.text_folder import write_self_text
 

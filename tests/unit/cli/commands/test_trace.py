@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mirrorsd.cli.application import run
-from mirrorsd.cli.trace_picture import read_trace
+from mirrorsd.cli.output.trace_picture import read_trace
 from mirrorsd.runtime.decoding.request import StepRecord
 from mirrorsd.runtime.ledger import Span
 from mirrorsd.runtime.reporting.trace import write_trace

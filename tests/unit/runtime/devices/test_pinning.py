@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mirrorsd.cli.machine import describe_machine
+from mirrorsd.cli.output.machine import describe_machine
 from mirrorsd.runtime.devices.pinning import processor_name
 
 X86 = (

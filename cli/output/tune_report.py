@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rich.table import Table
 
-from mirrorsd.cli.console import add_row, print_table
+from mirrorsd.cli.output.console import add_row, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from mirrorsd.cli import comparison
 from mirrorsd.cli.commands import inspect
-from mirrorsd.cli.comparison import Measurement, find_differences, measure, summarise
 from mirrorsd.cli.input.prompt_file import Question
+from mirrorsd.cli.output import comparison
+from mirrorsd.cli.output.comparison import Measurement, find_differences, measure, summarise
 from mirrorsd.graphs.errors import ContextLengthError
 
 QUESTIONS = (

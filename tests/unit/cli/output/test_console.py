@@ -2,7 +2,7 @@ import doctest
 
 import pytest
 
-from mirrorsd.cli import console
+from mirrorsd.cli.output import console
 
 
 def test_docstring_examples() -> None:
