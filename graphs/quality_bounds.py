@@ -1,7 +1,7 @@
 """When rounding costs so much that its user should know: the bounds, and the words.
 
-Owns: the bounds. Does not own: measuring (`export/verify/quality.py`, `export/verify/draft_accuracy.py`), showing (`cli`), what makes
-a graph wrong instead of coarse (`export/verify/tolerances.py`).
+Owns: the bounds. Does not own: measuring (`export/verify/quality.py`, `export/verify/draft_accuracy.py`), showing
+(`cli`), what makes a graph wrong instead of coarse (`export/verify/tolerances.py`).
 """
 
 from mirrorsd.graphs.manifest import DraftAccuracy, Manifest, QualityEntry

@@ -8,26 +8,17 @@ from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from mirrorsd.device_maps import DeviceMap
-from mirrorsd.device_maps.card import SHARED
-from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import Manifest
-from mirrorsd.runtime.backends.paced import PacedDraftModel, PacedTargetModel
-from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig, Speculations
-from mirrorsd.runtime.devices.huge_pages import regions_now, use_huge_pages
-from mirrorsd.runtime.devices.inventory import check_computes, choose_device_map
-from mirrorsd.runtime.devices.layouts import Layout, choose_layout, target_thread_cores
-from mirrorsd.runtime.engine import Engine, check_exits, resolve_speculation
-from mirrorsd.runtime.policy.root_scores import RootScores
+from mirrorsd.runtime.devices.layouts import Layout
+from mirrorsd.runtime.engine import Engine, check_exits
+from mirrorsd.runtime.loading import load_parts
 from mirrorsd.runtime.reporting.results import Chunk, GenerationResult
 from mirrorsd.runtime.session import MirrorSession
 from mirrorsd.runtime.text.tokenizer import BundleTokenizer, Message
-from mirrorsd.runtime.tuned import Tuned
 
 if TYPE_CHECKING:
-    from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
-    from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
+    pass
 
 _CLOSE_S = 5.0
 
@@ -87,31 +78,7 @@ class MirrorPipeline:
             ConfigError: unknown device map or speculation setting, or a layout that the card does not permit.
             DeviceError: a device of the map is absent, or cannot run the bundle.
         """
-        folder = Path(bundle)
-        manifest = read_bundle(folder)
-        choice = choose_device_map(device_map, dtype=manifest.target.shape.dtype)
-        check_computes(choice.device_map, manifest.target.shape.dtype)
-        tuned = Tuned.read(folder, choice.device_map) if use_tuned else None
-        laid_out = choose_layout(choice.device_map, layout, tuned)
-        found = tuned if tuned and tuned.layout == laid_out.name else None
-        speculations = _resolve(choice.device_map, found, speculation or {})
-        for one in speculations:
-            check_exits(one, manifest.target)
-        tokenizer = BundleTokenizer(folder)
-        before = regions_now()
-        engine = _start_engine(folder, manifest, laid_out, speculations.greedy)
-        num_huge = use_huge_pages(before) if _wants_huge_pages(laid_out.device_map) else 0
-        source = "tuned on this machine" if found else f"defaults of {choice.device_map.name}"
-        engine.target_ms = laid_out.device_map.pace.target_ms if laid_out.device_map.pace else ()
-        if tuned:
-            engine.root_scores = RootScores.from_dict(tuned.root_scores)
-        if found:
-            engine.target_ms = found.target_ms or engine.target_ms
-            engine.books.greedy.start_from(found.tokens_per_second, found.tokens_per_step)
-            engine.books.sampled.start_from(found.sampled_tokens_per_second, found.sampled_tokens_per_step)
-        pages = [f"huge pages: {num_huge >> 20} MiB"] if num_huge else []
-        placement = [*choice.reasons, laid_out.reason, *engine.describe(), *pages, f"speculation: {source}"]
-        return cls(engine, tokenizer, manifest, laid_out, speculations, placement)
+        return cls(*load_parts(Path(bundle), device_map, speculation or {}, use_tuned=use_tuned, layout=layout))
 
     @property
     def layout(self) -> str:
@@ -198,69 +165,3 @@ class MirrorPipeline:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def speculation_of(card: DeviceMap) -> SpeculationConfig:
-    """The device map's defaults as a `SpeculationConfig`."""
-    defaults = card.speculation
-    return SpeculationConfig(
-        gamma=defaults.gamma,
-        roots=defaults.roots,
-        root_source=defaults.root_source,
-        kappa=defaults.kappa,
-        allocation=defaults.allocation,
-        passes=defaults.passes,
-        window=defaults.window,
-    )
-
-
-def _resolve(card: DeviceMap, tuned: Tuned | None, given: Mapping[str, object]) -> Speculations:
-    """The card's settings, what was tuned on top of them, what the caller gives on top of both."""
-    defaults = speculation_of(card)
-    greedy = tuned.speculation if tuned else {}
-    sampled = tuned.sampled_speculation or greedy if tuned else {}
-    return Speculations(*(resolve_speculation(defaults, {**one, **given}) for one in (greedy, sampled)))
-
-
-def _start_engine(folder: Path, manifest: Manifest, layout: Layout, speculation: SpeculationConfig) -> Engine:
-    """Load both models on their workers, run each once, and set the pace if the card has one."""
-    from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
-    from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
-
-    card = layout.device_map
-
-    def load_target() -> TargetModel:
-        exits = OpenVinoExits(folder, manifest.target, card.exit) if card.exit.device != "target" else None
-        if exits is not None:
-            exits.warm_up(1 + speculation.gamma)
-        model = _target_class(card)(folder, manifest.target, card.target, exits)
-        model.new_session().warm_up(1 + speculation.gamma)
-        return PacedTargetModel(model, card.pace, manifest.target.shape.num_layers) if card.pace else model
-
-    def load_draft() -> DraftModel:
-        model = OpenVinoDraftModel(folder, manifest.draft, card.draft)
-        model.new_session().warm_up()
-        return PacedDraftModel(model, card.pace) if card.pace else model
-
-    return Engine(
-        load_target,
-        load_draft,
-        target_cores=target_thread_cores(card.target),
-        draft_cores=card.draft.cores,
-        is_target_lent=card.target.is_on_cpu,
-        takes_turns=layout.name == SHARED,
-    )
-
-
-def _wants_huge_pages(card: DeviceMap) -> bool:
-    return card.target.is_on_cpu and card.target.huge_pages
-
-
-def _target_class(card: DeviceMap) -> "type[OnnxTargetModel] | type[OpenVinoTargetModel]":
-    if card.target.runtime == "openvino":
-        from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
-
-        return OpenVinoTargetModel
-    from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
-
-    return OnnxTargetModel

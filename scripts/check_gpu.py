@@ -3,10 +3,10 @@
 python3 scripts/check_gpu.py [--small] [--device-map cuda-cpu] [--output gpu.json]
 
 Makes an environment of its own (.venv-gpu, with onnxruntime-gpu), exports the sample pair in fp16 and a cost-scaled
-target of 1 B parameters in fp16 (--small leaves that out), then runs bench/gpu.py on them: one table, and a JSON of
-everything. In fp16, since ONNX Runtime's CUDA provider has attention in fp16 and bf16 alone, and the processor that it
-is compared with none in bf16. Exit status: 0 if all is fine, 1 if a check failed, 4 and the reason where there is no
-GPU to check.
+target of 1 B parameters in fp16 (--small leaves that out), then runs bench/studies/gpu.py on them: one table, and a
+JSON of everything. In fp16, since ONNX Runtime's CUDA provider has attention in fp16 and bf16 alone, and the
+processor that it is compared with none in bf16. Exit status: 0 if all is fine, 1 if a check failed, 4 and the reason
+where there is no GPU to check.
 """
 
 from __future__ import annotations
@@ -50,7 +50,11 @@ def main() -> int:
                 return status
         bundles.append(("fp16", large))
     return export_all(bundles) or run_python(
-        "bench/gpu.py", *map(str, bundle_paths(bundles)), "--device-map", options.device_map, *output(options.output)
+        "bench/studies/gpu.py",
+        *map(str, bundle_paths(bundles)),
+        "--device-map",
+        options.device_map,
+        *output(options.output),
     )
 
 
@@ -105,7 +109,7 @@ def run_python(script: str, *arguments: str) -> int:
 
 
 def output(path: Path) -> list[str]:
-    """Where the report goes, as options of bench/gpu.py."""
+    """Where the report goes, as options of bench/studies/gpu.py."""
     return ["--output", str(path.resolve())]
 
 

@@ -45,7 +45,7 @@ def simulate(
     """Replay recorded texts on the pace of a card: what a machine of those speeds would do with this pair."""
     from mirrorsd.device_maps import load_device_map
     from mirrorsd.runtime.engine import resolve_speculation
-    from mirrorsd.runtime.pipeline import speculation_of
+    from mirrorsd.runtime.loading import speculation_of
     from mirrorsd.runtime.tuning.recording import Recording
     from mirrorsd.runtime.tuning.simulation import Scenario
     from mirrorsd.runtime.tuning.simulation import simulate as replay

@@ -2,7 +2,8 @@
 
 On Linux, what loading has left in large private memory is collapsed into huge pages (`MADV_COLLAPSE`, Linux 6.1). It
 moves no address and changes no byte; where the system has none to give, or is older, everything stays as it is.
-`bench/huge_pages.py` measures what it brings. Weights that a runtime computes on straight from a mapped file stay so.
+`bench/studies/huge_pages.py` measures what it brings. Weights that a runtime computes on straight from a mapped file
+stay so.
 """
 
 import ctypes

@@ -12,7 +12,6 @@ from mirrorsd.device_maps import DeviceMap, TargetPlacement
 from mirrorsd.device_maps.card import MAX_THREADS, SHARED
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.runtime.devices.pinning import Cores, usable_cores
-from mirrorsd.runtime.tuned import Tuned
 
 
 class Layout(NamedTuple):
@@ -23,8 +22,8 @@ class Layout(NamedTuple):
     reason: str
 
 
-def choose_layout(card: DeviceMap, asked: str | None = None, tuned: Tuned | None = None) -> Layout:
-    """The layout that the caller asks for; else the one that was found fastest; else the card's first.
+def choose_layout(card: DeviceMap, asked: str | None = None, tuned: str | None = None) -> Layout:
+    """The layout that the caller asks for; else `tuned`, the one that was found fastest; else the card's first.
 
     Raises:
         ConfigError: the card does not permit the layout asked for.
@@ -34,8 +33,8 @@ def choose_layout(card: DeviceMap, asked: str | None = None, tuned: Tuned | None
     name, reason = card.layouts[0], f"the first of {card.name}"
     if asked is not None:
         name, reason = asked, "as asked for"
-    elif tuned is not None and tuned.layout in card.layouts:
-        name, reason = tuned.layout, "the fastest when tuned"
+    elif tuned in card.layouts:
+        name, reason = str(tuned), "the fastest when tuned"
     elif len(card.layouts) > 1:
         reason += "; `mirrorsd tune` finds the fastest"
     return Layout(name, lay_out(card, name), f"layout: {name} ({reason})")

@@ -112,8 +112,8 @@ def test_every_node_is_accounted_for(tiny_bundle: Path) -> None:
 
 @pytest.fixture(scope="module")
 def gpu() -> Any:
-    """`bench/gpu.py`."""
-    path = Path(__file__).parents[2] / "bench" / "gpu.py"
+    """`bench/studies/gpu.py`."""
+    path = Path(__file__).parents[2] / "bench" / "studies" / "gpu.py"
     spec = importlib.util.spec_from_file_location("gpu", path)
     assert spec is not None
     assert spec.loader is not None

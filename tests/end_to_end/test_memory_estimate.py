@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-BENCH = Path(__file__).resolve().parents[2] / "bench" / "memory_estimate.py"
+BENCH = Path(__file__).resolve().parents[2] / "bench" / "studies" / "memory_estimate.py"
 
 
 @pytest.mark.slow

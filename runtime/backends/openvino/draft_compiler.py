@@ -2,8 +2,8 @@
 
 Every compiled model lays the weights out for itself. A device that takes fixed shapes only, and a small draft on a
 processor, get a model per static shape, which is the fastest; a larger draft on a processor gets one model for all
-shapes, which costs a tenth of a pass and saves many copies of the weights (`bench/draft_rounds.py` measures both).
-On disk a processor's models have no weights of their own: all of them read the bundle's file.
+shapes, which costs a tenth of a pass and saves many copies of the weights (`bench/studies/draft_rounds.py` measures
+both). On disk a processor's models have no weights of their own: all of them read the bundle's file.
 """
 
 import io

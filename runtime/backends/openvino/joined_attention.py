@@ -1,8 +1,8 @@
 """Attention of the draft's graph as processors compute it fastest: one fused kernel a layer.
 
 The graph attends to the cache and to a pass's own rows in two products, so that no device copies a long cache
-(`export/stages/attention.py`). OpenVINO's CPU plugin makes one kernel of product, softmax and product, but only where there is
-one of each; a short cache is copied in less time than many small kernels take to hand over to each other.
+(`export/stages/attention.py`). OpenVINO's CPU plugin makes one kernel of product, softmax and product, but only where
+there is one of each; a short cache is copied in less time than many small kernels take to hand over to each other.
 """
 
 import openvino as ov
@@ -14,7 +14,8 @@ from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.graphs.contract import DraftShape
 
 MOST_COPIED_BYTES = 2 << 20
-"""Keys and values of a layer up to which one product is faster, however few the rows (`bench/joined_attention.py`)."""
+"""Keys and values of a layer up to which one product is faster, however few the rows
+(`bench/studies/joined_attention.py`)."""
 
 
 def pays_to_join(shape: DraftShape, placement: DraftPlacement, capacity: int, kind: ov.Type) -> bool:

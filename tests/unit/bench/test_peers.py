@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from mirrorsd.bench.peers import table
+from mirrorsd.bench.claims.peers import table
 from mirrorsd.cli.input.prompt_file import Question
 
-FOLDER = Path(__file__).resolve().parents[3] / "bench" / "peers"
+FOLDER = Path(__file__).resolve().parents[3] / "bench" / "claims" / "peers"
 
 
 @pytest.fixture

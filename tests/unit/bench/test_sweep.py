@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mirrorsd.bench import sweep
+from mirrorsd.bench.claims import sweep
 
 
 def answer(

@@ -33,14 +33,14 @@ def contest(layout: str, method: str, speed: float, **speculation: Any) -> Conte
 def test_the_first_layout_until_tuned_then_the_fastest_unless_asked() -> None:
     card = load_device_map("cpu")
     assert choose_layout(card).name == "apart"
-    assert choose_layout(card, None, tuned("shared")).name == "shared"
-    assert choose_layout(card, "apart", tuned("shared")).name == "apart"
+    assert choose_layout(card, None, "shared").name == "shared"
+    assert choose_layout(card, "apart", "shared").name == "apart"
     assert "mirrorsd tune" in choose_layout(card).reason
 
 
 def test_a_card_with_one_layout_has_only_that() -> None:
     own = DeviceMap(name="mine", target=TargetPlacement(cores=(2,)), draft=DraftPlacement(cores=(3,)))
-    chosen = choose_layout(own, None, tuned("shared"))
+    chosen = choose_layout(own, None, "shared")
     assert (chosen.name, chosen.device_map) == ("apart", own)
     with pytest.raises(ConfigError, match="layout is 'shared'; device map 'mine' permits apart"):
         choose_layout(own, "shared")

@@ -1,0 +1,137 @@
+"""Make the peers' environment in a cache folder, and export checkpoints to the peers' own formats there.
+
+    python bench/claims/peers/prepare.py CACHE --target scaled --draft plain-draft --precisions fp32,int8,int4
+
+Owns: the environment, the exporters' command lines and the composite folder that onnxruntime-genai wants for a draft.
+Does not own: decoding (`worker.py`), comparing (`compare.py`). Needs only the standard library.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PRECISIONS = ("fp32", "int8", "int4")
+INT4_GROUP = 128
+"""optimum-intel's own choice."""
+
+
+def main() -> None:
+    """Make what is missing; what is there is left alone."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cache", type=Path)
+    parser.add_argument("--target", type=Path, required=True, help="the target's checkpoint")
+    parser.add_argument("--draft", type=Path, help="an ordinary draft's checkpoint")
+    parser.add_argument("--precisions", default=",".join(PRECISIONS))
+    options = parser.parse_args()
+    python = make_environment(options.cache.resolve() / "env")
+    for precision in options.precisions.split(","):
+        checkpoints = [options.target] + ([options.draft] if options.draft else [])
+        for checkpoint in checkpoints:
+            for peer, export in (("openvino", export_openvino), ("onnxruntime", export_onnxruntime)):
+                export(python, checkpoint, place(options.cache, peer, checkpoint, precision), precision)
+        if options.draft:
+            compose_onnxruntime(options.cache, options.target, options.draft, precision)
+
+
+def place(cache: Path, peer: str, checkpoint: Path, precision: str) -> Path:
+    """Where a peer's export of a checkpoint is kept."""
+    return cache.resolve() / peer / f"{checkpoint.name}-{precision}"
+
+
+def make_environment(folder: Path) -> Path:
+    """A virtual environment with both peers; returns its Python."""
+    python = folder / "bin" / "python"
+    stamp = folder / "requirements.txt"
+    wanted = (HERE / "requirements.txt").read_text(encoding="utf-8")
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
+        return python
+    venv.create(folder, with_pip=True)
+    run(python, "-m", "pip", "install", "--quiet", "-r", HERE / "requirements.txt")
+    run(python, "-m", "pip", "install", "--quiet", "--no-deps", "optimum-intel==2.2.0")
+    stamp.write_text(wanted, encoding="utf-8")
+    return python
+
+
+def export_openvino(python: Path, checkpoint: Path, output: Path, precision: str) -> None:
+    """Export with optimum-intel and its own defaults for each weight format: OpenVINO IR with a hidden cache."""
+    if output.is_dir():
+        return
+    scratch = fresh(output)
+    command = python.parent / "optimum-cli"
+    task = ("--task", "text-generation-with-past", "--weight-format", precision)
+    run(command, "export", "openvino", "-m", checkpoint.resolve(), *task, *fallback(checkpoint, precision), scratch)
+    scratch.rename(output)
+
+
+def fallback(checkpoint: Path, precision: str) -> tuple[str, ...]:
+    """What lets optimum-intel export int4 where some matrix's rows are no multiple of its groups; it refuses otherwise.
+
+    Its groups are of 128 weights then too, and smaller in those matrices alone.
+    """
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    hidden, num_heads = config["hidden_size"], config["num_attention_heads"]
+    heads = num_heads * (config.get("head_dim") or hidden // num_heads)
+    sizes = (hidden, heads, config["intermediate_size"])
+    is_needed = precision == "int4" and any(size % INT4_GROUP for size in sizes)
+    return ("--group-size", str(INT4_GROUP), "--group-size-fallback", "adjust") if is_needed else ()
+
+
+def export_onnxruntime(python: Path, checkpoint: Path, output: Path, precision: str) -> None:
+    """Export with onnxruntime-genai's model builder and its own defaults (int4 and int8: symmetric blocks of 32)."""
+    if output.is_dir():
+        return
+    scratch = fresh(output)
+    builder = ("-m", "onnxruntime_genai.models.builder", "-i", checkpoint.resolve(), "-o", scratch)
+    run(python, *builder, "-p", precision, "-e", "cpu", "-c", output.parent / "cache")
+    scratch.rename(output)
+
+
+def compose_onnxruntime(cache: Path, target: Path, draft: Path, precision: str) -> None:
+    """The target's folder again with `model.draft` in its configuration, as its page on speculative decoding asks.
+
+    The page has the models in folders of their own; release 0.18 refuses paths that leave the folder, hence the links.
+    """
+    whole = place(cache, "onnxruntime", target, precision)
+    small = place(cache, "onnxruntime", draft, precision)
+    output = whole.with_name(f"{whole.name}+{draft.name}")
+    if output.is_dir():
+        return
+    scratch = fresh(output)
+    for folder, source in (("target", whole), ("draft", small)):
+        (scratch / folder).mkdir(parents=True)
+        for path in source.glob("model.onnx*"):
+            os.link(path, scratch / folder / path.name)
+    for path in whole.iterdir():
+        if not path.name.startswith("model.onnx"):
+            shutil.copy(path, scratch)
+    config = json.loads((whole / "genai_config.json").read_text(encoding="utf-8"))
+    of_draft = json.loads((small / "genai_config.json").read_text(encoding="utf-8"))["model"]["decoder"]
+    config["model"]["decoder"]["filename"] = "target/model.onnx"
+    config["model"]["draft"] = {**of_draft, "filename": "draft/model.onnx"}
+    (scratch / "genai_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    scratch.rename(output)
+
+
+def fresh(output: Path) -> Path:
+    """An unused name beside `output`, cleared of what an interrupted run left."""
+    scratch = output.with_name(f".{output.name}.partial")
+    shutil.rmtree(scratch, ignore_errors=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    return scratch
+
+
+def run(program: Path, *arguments: object) -> None:
+    """Run a command; its own words are the error."""
+    words = [str(program), *(str(argument) for argument in arguments)]
+    print("==", " ".join(words), file=sys.stderr, flush=True)
+    subprocess.run(words, check=True)
+
+
+if __name__ == "__main__":
+    main()

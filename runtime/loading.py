@@ -1,0 +1,131 @@
+"""Loading: from a bundle's folder and the name of a device map to the parts that a pipeline consists of."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from mirrorsd.device_maps import DeviceMap
+from mirrorsd.device_maps.card import SHARED
+from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.graphs.manifest import Manifest
+from mirrorsd.runtime.backends.paced import PacedDraftModel, PacedTargetModel
+from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
+from mirrorsd.runtime.config import SpeculationConfig, Speculations
+from mirrorsd.runtime.devices.huge_pages import regions_now, use_huge_pages
+from mirrorsd.runtime.devices.inventory import check_computes, choose_device_map
+from mirrorsd.runtime.devices.layouts import Layout, choose_layout, target_thread_cores
+from mirrorsd.runtime.engine import Engine, check_exits, resolve_speculation
+from mirrorsd.runtime.policy.root_scores import RootScores
+from mirrorsd.runtime.text.tokenizer import BundleTokenizer
+from mirrorsd.runtime.tuned import Tuned
+
+if TYPE_CHECKING:
+    from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
+    from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
+
+
+class Parts(NamedTuple):
+    """What a pipeline consists of: see `MirrorPipeline`."""
+
+    engine: Engine
+    tokenizer: BundleTokenizer
+    manifest: Manifest
+    layout: Layout
+    speculations: Speculations
+    placement: list[str]
+
+
+def load_parts(
+    folder: Path, device_map: str, given: Mapping[str, object], *, use_tuned: bool, layout: str | None
+) -> Parts:
+    """Load a bundle: see `MirrorPipeline.load`; `given` are the caller's values of `SpeculationConfig`."""
+    manifest = read_bundle(folder)
+    choice = choose_device_map(device_map, dtype=manifest.target.shape.dtype)
+    check_computes(choice.device_map, manifest.target.shape.dtype)
+    tuned = Tuned.read(folder, choice.device_map) if use_tuned else None
+    laid_out = choose_layout(choice.device_map, layout, tuned.layout if tuned else None)
+    found = tuned if tuned and tuned.layout == laid_out.name else None
+    speculations = _resolve(choice.device_map, found, given)
+    for one in speculations:
+        check_exits(one, manifest.target)
+    tokenizer = BundleTokenizer(folder)
+    before = regions_now()
+    engine = _start_engine(folder, manifest, laid_out, speculations.greedy)
+    num_huge = use_huge_pages(before) if _wants_huge_pages(laid_out.device_map) else 0
+    source = "tuned on this machine" if found else f"defaults of {choice.device_map.name}"
+    engine.target_ms = laid_out.device_map.pace.target_ms if laid_out.device_map.pace else ()
+    if tuned:
+        engine.root_scores = RootScores.from_dict(tuned.root_scores)
+    if found:
+        engine.target_ms = found.target_ms or engine.target_ms
+        engine.books.greedy.start_from(found.tokens_per_second, found.tokens_per_step)
+        engine.books.sampled.start_from(found.sampled_tokens_per_second, found.sampled_tokens_per_step)
+    pages = [f"huge pages: {num_huge >> 20} MiB"] if num_huge else []
+    placement = [*choice.reasons, laid_out.reason, *engine.describe(), *pages, f"speculation: {source}"]
+    return Parts(engine, tokenizer, manifest, laid_out, speculations, placement)
+
+
+def speculation_of(card: DeviceMap) -> SpeculationConfig:
+    """The device map's defaults as a `SpeculationConfig`."""
+    defaults = card.speculation
+    return SpeculationConfig(
+        gamma=defaults.gamma,
+        roots=defaults.roots,
+        root_source=defaults.root_source,
+        kappa=defaults.kappa,
+        allocation=defaults.allocation,
+        passes=defaults.passes,
+        window=defaults.window,
+    )
+
+
+def _resolve(card: DeviceMap, tuned: Tuned | None, given: Mapping[str, object]) -> Speculations:
+    """The card's settings, what was tuned on top of them, what the caller gives on top of both."""
+    defaults = speculation_of(card)
+    greedy = tuned.speculation if tuned else {}
+    sampled = tuned.sampled_speculation or greedy if tuned else {}
+    return Speculations(*(resolve_speculation(defaults, {**one, **given}) for one in (greedy, sampled)))
+
+
+def _start_engine(folder: Path, manifest: Manifest, layout: Layout, speculation: SpeculationConfig) -> Engine:
+    """Load both models on their workers, run each once, and set the pace if the card has one."""
+    from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
+    from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
+
+    card = layout.device_map
+
+    def load_target() -> TargetModel:
+        exits = OpenVinoExits(folder, manifest.target, card.exit) if card.exit.device != "target" else None
+        if exits is not None:
+            exits.warm_up(1 + speculation.gamma)
+        model = _target_class(card)(folder, manifest.target, card.target, exits)
+        model.new_session().warm_up(1 + speculation.gamma)
+        return PacedTargetModel(model, card.pace, manifest.target.shape.num_layers) if card.pace else model
+
+    def load_draft() -> DraftModel:
+        model = OpenVinoDraftModel(folder, manifest.draft, card.draft)
+        model.new_session().warm_up()
+        return PacedDraftModel(model, card.pace) if card.pace else model
+
+    return Engine(
+        load_target,
+        load_draft,
+        target_cores=target_thread_cores(card.target),
+        draft_cores=card.draft.cores,
+        is_target_lent=card.target.is_on_cpu,
+        takes_turns=layout.name == SHARED,
+    )
+
+
+def _wants_huge_pages(card: DeviceMap) -> bool:
+    return card.target.is_on_cpu and card.target.huge_pages
+
+
+def _target_class(card: DeviceMap) -> "type[OnnxTargetModel] | type[OpenVinoTargetModel]":
+    if card.target.runtime == "openvino":
+        from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
+
+        return OpenVinoTargetModel
+    from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
+
+    return OnnxTargetModel

@@ -1,0 +1,145 @@
+"""The rooms of each package: which may know which, how full they are, and who may talk to the vendors."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+MOST_MODULES = 15
+ROOMS: dict[str, dict[str, set[str]]] = {
+    "runtime": {
+        "ledger": set(),
+        "setting_rules": set(),
+        "turns": set(),
+        "config": {"setting_rules"},
+        "sampling": {"config"},
+        "text": {"config"},
+        "backends": {"ledger", "sampling"},
+        "policy": {"backends", "config", "sampling"},
+        "devices": {"backends"},
+        "doctor": {"backends", "ledger"},
+        "tuned": {"config", "devices", "doctor", "policy", "setting_rules"},
+        "draft": {"backends", "ledger", "policy", "sampling"},
+        "decoding": {"backends", "config", "devices", "draft", "ledger", "policy", "sampling"},
+        "reporting": {"decoding", "ledger"},
+        "engine": {"backends", "config", "decoding", "devices", "draft", "policy"},
+        "seated_driver": {"decoding", "engine", "turns"},
+        "generation": {"decoding", "reporting", "text"},
+        "session": {
+            *("config", "decoding", "devices", "engine", "generation", "reporting", "seated_driver", "text", "turns"),
+        },
+        "loading": {"backends", "config", "devices", "engine", "policy", "text", "tuned"},
+        "pipeline": {"config", "devices", "engine", "loading", "reporting", "session", "text"},
+        "tuning": {
+            *("backends", "config", "decoding", "devices", "draft", "engine", "ledger", "pipeline", "policy"),
+            *("reporting", "sampling", "session", "text", "tuned"),
+        },
+    },
+    "export": {
+        "weights": set(),
+        "compression_plan": set(),
+        "exit_choice": set(),
+        "checkpoints": {"weights"},
+        "options": {"compression_plan", "weights"},
+        "stages": {"checkpoints", "weights"},
+        "passes": {"checkpoints", "weights"},
+        "bundle": {"checkpoints", "passes", "stages", "weights"},
+        "verify": {"bundle", "checkpoints", "passes", "stages", "weights"},
+        "draft_compression": {"compression_plan", "verify"},
+        "recompress": {"bundle", "compression_plan", "draft_compression", "verify"},
+        "pair": {
+            *("bundle", "checkpoints", "compression_plan", "draft_compression", "exit_choice", "options", "passes"),
+            *("stages", "verify", "weights"),
+        },
+    },
+    "training": {
+        "divergence": set(),
+        "models": set(),
+        "run": set(),
+        "text": {"models"},
+        "exit_adapter": {"divergence", "run", "text"},
+        "distill_draft": {"divergence", "models", "run", "text"},
+        "draft_shape": {"distill_draft", "models"},
+        "reports": {"exit_adapter", "models", "text"},
+    },
+    "cli": {
+        "input": set(),
+        "output": {"input"},
+        "commands": {"input", "output"},
+        "application": {"commands", "output"},
+        "optimum_command": {"application"},
+        "optimum_register": {"optimum_command"},
+    },
+}
+"""Rooms and single files of a package, from the ground up, and what each may import of the same package."""
+VENDORS = {"onnxruntime", "openvino"}
+KNOW_VENDORS = ("runtime/backends/", "runtime/devices/inventory.py", "runtime/doctor/", "export/", "bench/")
+"""The runtime talks to a vendor in its backends, where it looks for devices, and where it examines a machine."""
+
+
+def modules(package: str) -> Iterator[tuple[Path, str]]:
+    for path in sorted((ROOT / package).rglob("*.py")):
+        inside = path.relative_to(ROOT / package)
+        yield path, inside.parts[0].removesuffix(".py")
+
+
+def imported(path: Path, package: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module == f"mirrorsd.{package}":
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"mirrorsd.{package}."):
+            yield (node.module or "").split(".")[2]
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_a_room_knows_only_those_below_it(package: str) -> None:
+    rooms = ROOMS[package]
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {other}"
+        for path, room in modules(package)
+        if not room.startswith("__")
+        for other in imported(path, package)
+        if other in rooms and other != room and other not in rooms.get(room, set())
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_the_arrows_run_down(package: str) -> None:
+    """The table itself has no circle: what a room may know stands above it in the table."""
+    seen: set[str] = set()
+    for room, known in ROOMS[package].items():
+        assert known <= seen, (room, known - seen)
+        seen.add(room)
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_every_module_has_a_room_in_the_table(package: str) -> None:
+    found = {room for _, room in modules(package) if not room.startswith("__")}
+    assert found == set(ROOMS[package])
+
+
+def test_no_folder_is_too_full() -> None:
+    folders: dict[Path, int] = {}
+    for package in ROOMS:
+        for path, _ in modules(package):
+            folders[path.parent] = folders.get(path.parent, 0) + (path.name != "__init__.py")
+    assert {str(folder.relative_to(ROOT)): size for folder, size in folders.items() if size > MOST_MODULES} == {}
+
+
+def test_only_backends_inventory_and_doctor_know_the_vendors() -> None:
+    wrong = [
+        str(path.relative_to(ROOT))
+        for path, _ in modules("runtime")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        and {name.split(".")[0] for name in _names(node)} & VENDORS
+        and not path.relative_to(ROOT).as_posix().startswith(KNOW_VENDORS)
+    ]
+    assert not wrong
+
+
+def _names(node: ast.Import | ast.ImportFrom) -> set[str]:
+    return {node.module or ""} if isinstance(node, ast.ImportFrom) else {alias.name for alias in node.names}
