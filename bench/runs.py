@@ -17,8 +17,6 @@ from mirrorsd.runtime.engine import resolve_speculation
 from mirrorsd.runtime.ledger import Span
 
 Messages = list[dict[str, str]]
-PASS = ("prefix", "middle", "exit", "suffix", "read")
-"""Spans of the target that make up a pass."""
 FIRST_TOKEN = "time_to_first_token_ms"
 FIGURES = ("tokens_per_step", "mean_accepted", "reuse_rate", "draft_exposed_ms", "overlap")
 
@@ -129,6 +127,11 @@ def sum_up(results: Sequence[GenerationResult]) -> dict[str, Any]:
     }
     row["step_ms"] = {name: round(median(stat.step_ms[name] for stat in stats), 4) for name in stats[0].step_ms}
     return row
+
+
+def is_of_pass(span: Span) -> bool:
+    """Whether it belongs to a pass of the target, reading its answer included."""
+    return span.is_of_pass or (span.device, span.name) == ("target", "read")
 
 
 def spans_in(result: GenerationResult, step: StepRecord) -> list[Span]:

@@ -15,8 +15,6 @@ TARGET_PROVIDERS = (
     "CUDAExecutionProvider",
     "NvTensorRTRTXExecutionProvider",
     "DmlExecutionProvider",
-    "QNNExecutionProvider",
-    "CoreMLExecutionProvider",
 )
 GRAPH_PROVIDERS = ("CUDAExecutionProvider", "NvTensorRTRTXExecutionProvider")
 TARGET_DEVICES = ("CPU", "GPU")

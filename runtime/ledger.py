@@ -8,6 +8,9 @@ from time import perf_counter
 from types import TracebackType
 from typing import NamedTuple
 
+PASS_PARTS = ("prefix", "middle", "exit", "suffix")
+"""How the names of a target pass's spans begin; with several exits there are `middle1`, `exit2` and so on."""
+
 
 class Span(NamedTuple):
     """One piece of work: `device` is `target`, `draft` or `host`; `start` and `end` in seconds of the clock."""
@@ -21,6 +24,15 @@ class Span(NamedTuple):
     def seconds(self) -> float:
         """Length of the span."""
         return self.end - self.start
+
+    @property
+    def is_of_pass(self) -> bool:
+        """Whether the target's device computed a part of a pass in it.
+
+        >>> Span("target", "middle1", 0, 1).is_of_pass, Span("target", "read", 0, 1).is_of_pass
+        (True, False)
+        """
+        return self.device == "target" and self.name.startswith(PASS_PARTS)
 
 
 class Ledger:

@@ -49,7 +49,7 @@ def gaps(results: list[GenerationResult]) -> dict[str, Any]:
     for result in results:
         for step in result.steps:
             inside = runs.spans_in(result, step)
-            stages = sorted((s for s in inside if s.device == "target" and s.name in runs.PASS), key=lambda s: s.start)
+            stages = sorted(filter(runs.is_of_pass, inside), key=lambda s: s.start)
             if not stages:
                 continue
             waited = sum(s.seconds for s in inside if s.name == "exposed")

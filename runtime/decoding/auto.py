@@ -21,7 +21,6 @@ _FIRST_PAUSE, _FIRST_HOPELESS_PAUSE, _LONGEST_PAUSE = 4, 16, 256
 window that does not pay, so that hopeless texts cost little."""
 _FIRST_ASK = 4
 """After speculation has ended, the first window is asked for in this part of the pause: it may have been bad luck."""
-_PASS = ("prefix", "middle", "suffix")
 _UNPROVEN_GAMMA = 3
 """Longest window until a text has gained something, where nothing else cuts windows: its first misses cost little."""
 
@@ -145,7 +144,7 @@ class AutoDriver:
         request = self.request
         if request.length is not None:
             spans = takewhile(lambda span: span.start >= started, reversed(request.ledger.spans))
-            seconds = sum(span.seconds for span in spans if span.device == "target" and span.name in _PASS)
+            seconds = sum(span.seconds for span in spans if span.is_of_pass)
             self._book.observe_pace(seconds / request.length.pass_seconds(1 + request.steps[-1].num_window))
 
     def close(self) -> None:

@@ -2,8 +2,7 @@
 
 Runs on the draft worker, as jobs that never wait: `begin` when the pass starts, `hear` when an exit has spoken. Once
 the likelier half has been prepared, the draft starts no round that would end after verification (by the times learned
-so far), and none that could as well start after the next exit has spoken. Between rounds it lets other jobs on its
-device go first.
+so far). Between rounds it lets other jobs on its device go first.
 """
 
 from collections.abc import Sequence
@@ -30,14 +29,13 @@ _ENOUGH = 0.5
 class Occasion(NamedTuple):
     """One target pass beside which the draft may work.
 
-    `window` follows the head token; the pass should be over at `ready_by`, its exits speak at `heard_by` (seconds).
+    `window` follows the head token; the pass should be over at `ready_by` (seconds of the ledger's clock).
     """
 
     head: int
     window: NDArray[np.int64]
     gamma: int
     ready_by: float
-    heard_by: tuple[float, ...] = ()
 
 
 class Expansion:
@@ -48,12 +46,6 @@ class Expansion:
         self._planner, self._occasion, self._table = planner, occasion, table
         self._by_exit: ExitGuesses | None = None
         self._wanted: list[Branch] = []
-        self._num_heard = 0
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the target's pass."""
-        return 1 + len(self._occasion.window)
 
     def begin(self) -> None:
         """Start from the draft's own candidates; nothing to do where only the exit's count."""
@@ -65,7 +57,6 @@ class Expansion:
         """Take in what an exit says and go on where it points."""
         if not self._table.is_closed:
             self._by_exit = guesses
-            self._num_heard += 1
             self._replan()
             self._work()
 
@@ -97,8 +88,6 @@ class Expansion:
     def _round(self) -> bool:
         """One round over the branches that promise most per row; False if there is nothing to do or no time."""
         gamma, drafter = self._occasion.gamma, self._drafter
-        if self._is_worth_waiting():
-            return False
         due = self._offers(gamma)
         prepared = sum(branch.root.score for branch in self._wanted if branch.fed)
         is_prepared = prepared >= _ENOUGH * sum(branch.root.score for branch in self._wanted)
@@ -119,18 +108,6 @@ class Expansion:
         """How far a round feeds the chain: to the window's end where the draft's own candidates count."""
         chain, first = self._drafter.chain, max((offer.branch.start for offer in due), default=0)
         return min(chain.num_known, self._drafter.session.capacity) if self._planner.is_early else first
-
-    def _is_worth_waiting(self) -> bool:
-        """Whether the next exit speaks so soon that as many rounds fit after it as from now on: `hear` goes on then.
-
-        With rounds of 6 ms, 13 ms before the end, an exit that speaks in 0.5 ms is waited for; one in 2 ms is not.
-        """
-        heard_by, round_seconds = self._occasion.heard_by[self._num_heard :], self._drafter.clock.shortest_seconds
-        if not heard_by or not round_seconds:
-            return False
-        now, ready_by = self._drafter.now(), self._occasion.ready_by
-        num_after = (ready_by - heard_by[0]) // round_seconds
-        return heard_by[0] > now and num_after >= 1 and num_after == (ready_by - now) // round_seconds
 
     def _offers(self, gamma: int) -> list[Offer]:
         """What may grow, and what each guess is worth.

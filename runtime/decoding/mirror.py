@@ -37,14 +37,11 @@ class MirrorDriver(SerialDriver):
         self._new_table: Callable[[], BranchTable] = BranchTable
         self._table = BranchTable()
         self._pass_time = PassClock()
-        self._exit_times: list[PassClock] = []
         self._expansion: Expansion | None = None
-        self._num_heard = 0
         self._pass_started = 0.0
 
     def _run_target(self, inflight: InFlight) -> Ticket[TargetOutput]:
         self._table = self._new_table()
-        self._num_heard = 0
         is_useful = self.request.window_limit() > 0 and not self._is_crowded(1 + len(inflight.window))
         is_preparing = is_useful and self.draft.has_text and self.draft.is_working()
         return self.target.submit(
@@ -79,11 +76,10 @@ class MirrorDriver(SerialDriver):
         return self.passes * self.draft.round_seconds <= self._pass_time.seconds(num_rows)
 
     def _occasion(self, inflight: InFlight, started: float) -> Occasion:
-        """The pass that began at `started`, with the times that passes and their exits have taken lately."""
+        """The pass that began at `started`, and when it should be over by what passes have taken lately."""
         num_rows = 1 + len(inflight.window)
         ready_by = started + self._pass_time.seconds(num_rows)
-        heard_by = tuple(started + time.seconds(num_rows) for time in self._exit_times if self.planner.is_listening)
-        return Occasion(inflight.head, inflight.window, self.request.gamma, ready_by, heard_by)
+        return Occasion(inflight.head, inflight.window, self.request.gamma, ready_by)
 
     def _accept(self, inflight: InFlight, output: TargetOutput) -> Acceptance:
         acceptance = super()._accept(inflight, output)
@@ -116,13 +112,9 @@ class MirrorDriver(SerialDriver):
 
     def _pass_on(self, guesses: ExitGuesses) -> None:
         """Runs on the target's thread, between prefix and suffix: hand the exit's guesses to the draft's device."""
-        self.draft.post(partial(self._hear, guesses, self._num_heard, self.request.ledger.now() - self._pass_started))
-        self._num_heard += 1
+        self.draft.post(partial(self._hear, guesses))
 
-    def _hear(self, guesses: ExitGuesses, number: int, seconds: float) -> None:
-        """Runs on the draft's thread: the exit of that `number` in its pass has spoken `seconds` after the start."""
+    def _hear(self, guesses: ExitGuesses) -> None:
+        """Runs on the draft's thread: an exit of the pass under way has spoken."""
         assert self._expansion is not None
-        if number == len(self._exit_times):
-            self._exit_times.append(PassClock())
-        self._exit_times[number].observe(self._expansion.num_rows, seconds)
         self._expansion.hear(guesses)

@@ -8,15 +8,13 @@ from mirrorsd.device_maps import DeviceMap, TargetPlacement, builtin_names, load
 from mirrorsd.graphs.errors import DeviceError, raised_as
 
 AUTO_ORDER = ("cuda-npu", "cuda-cpu", "igpu-npu", "igpu-cpu", "cpu")
-ONNX_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-qnn", "onnxruntime-trt-rtx")
+ONNX_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-trt-rtx")
 """The packages that ONNX Runtime comes as, by providers; one of them should be installed."""
 _PROVIDER_PACKAGES = {
     "CPUExecutionProvider": "pip install mirrorsd[cpu]",
     "CUDAExecutionProvider": "pip uninstall onnxruntime && pip install mirrorsd[cuda]",
     "NvTensorRTRTXExecutionProvider": "pip uninstall onnxruntime && pip install onnxruntime-trt-rtx",
     "DmlExecutionProvider": "Windows: pip uninstall onnxruntime && pip install mirrorsd[directml]",
-    "QNNExecutionProvider": "Windows on Snapdragon: pip uninstall onnxruntime && pip install onnxruntime-qnn",
-    "CoreMLExecutionProvider": "macOS: it is in the ordinary onnxruntime there",
 }
 
 _DRIVERS = {

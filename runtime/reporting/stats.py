@@ -12,7 +12,6 @@ from mirrorsd.runtime.decoding.request import Request, StepRecord
 from mirrorsd.runtime.ledger import Ledger, Span
 
 REUSE_SOURCES = ("early", "exit", "late")
-_PASS_PARTS = ("prefix", "middle", "exit", "suffix")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +110,7 @@ def measure_overlap(spans: Sequence[Span]) -> float:
     >>> measure_overlap(spans)
     0.75
     """
-    passes = sorted((s.start, s.end) for s in spans if s.device == "target" and s.name.startswith(_PASS_PARTS))
+    passes = sorted((s.start, s.end) for s in spans if s.is_of_pass)
     starts = [start for start, _ in passes]
     total = inside = 0.0
     for span in spans:

@@ -71,9 +71,13 @@ def test_compiled_files_that_do_not_fit(copied: Path, harm: str, caplog: pytest.
 
 
 def test_a_card_whose_device_is_missing_loads_nothing(copied: Path, tmp_path: Path) -> None:
-    with pytest.raises(DeviceError, match="Device map 'qnn' does not fit this machine"):
-        open_pipe(copied, "qnn")
+    with pytest.raises(DeviceError, match="Device map 'directml-npu' does not fit this machine"):
+        open_pipe(copied, "directml-npu")
     strict = tmp_path / "strict.toml"
-    strict.write_text('fallbacks = ["qnn"]\n[target]\nprovider = "CoreMLExecutionProvider"\n', encoding="utf-8")
-    with pytest.raises(DeviceError, match=r"strict: .*CoreMLExecutionProvider.*qnn: .*QNNExecutionProvider"):
+    strict.write_text(
+        'fallbacks = ["directml-npu"]\n[target]\nprovider = "NvTensorRTRTXExecutionProvider"\n', encoding="utf-8"
+    )
+    with pytest.raises(
+        DeviceError, match=r"strict: .*NvTensorRTRTXExecutionProvider.*directml-npu: .*DmlExecutionProvider"
+    ):
         open_pipe(copied, str(strict))

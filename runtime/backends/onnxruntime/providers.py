@@ -45,10 +45,6 @@ def provider_options(
         return {"device_id": str(placement.device_id)} | _shared_cuda_options(captures, stream)
     if placement.provider == "DmlExecutionProvider":
         return {"device_id": str(placement.device_id)}
-    if placement.provider == "QNNExecutionProvider":
-        return {"backend_type": "htp"}
-    if placement.provider == "CoreMLExecutionProvider":
-        return {"ModelFormat": "MLProgram", "MLComputeUnits": "ALL"}
     return {}
 
 

@@ -60,7 +60,7 @@ def test_only_sampled_texts_have_a_seed() -> None:
     assert (sampled.is_sampling, runs.seeded(sampled, 3).seed) == (True, 3)
 
 
-@pytest.mark.parametrize("name", [path.name for path in sorted(BENCH.glob("*.py"))])
+@pytest.mark.parametrize("name", [str(path.relative_to(BENCH)) for path in sorted(BENCH.rglob("*.py"))])
 def test_every_report_of_texts_says_how_they_end(name: str) -> None:
     source = (BENCH / name).read_text(encoding="utf-8")
     is_report = "output" in source and "tokens_per_second" in source

@@ -101,8 +101,7 @@ def test_auto_takes_the_first_that_fits_and_says_what_it_passed(inventory: Devic
         ("igpu-cpu", ["the target needs OpenVINO's GPU; it sees CPU (install Intel's graphics driver"]),
         ("igpu-npu", ["the target needs OpenVINO's GPU", "install the Intel NPU driver"]),
         ("directml-npu", ["DmlExecutionProvider", "pip install mirrorsd[directml]"]),
-        ("qnn", ["QNNExecutionProvider", "onnxruntime-qnn"]),
-        ("coreml", ["CoreMLExecutionProvider", "macOS"]),
+        ("tensorrt-rtx", ["NvTensorRTRTXExecutionProvider", "onnxruntime-trt-rtx"]),
     ],
 )
 def test_a_missing_device_is_named_with_what_to_do(card: str, words: list[str]) -> None:
@@ -137,8 +136,6 @@ def test_only_listed_cards_stand_in(tmp_path: Path) -> None:
         ("CUDAExecutionProvider", {"device_id": "1", "arena_extend_strategy": "kSameAsRequested", "use_tf32": "0"}),
         ("NvTensorRTRTXExecutionProvider", {"device_id": "1"}),
         ("DmlExecutionProvider", {"device_id": "1"}),
-        ("QNNExecutionProvider", {"backend_type": "htp"}),
-        ("CoreMLExecutionProvider", {"ModelFormat": "MLProgram", "MLComputeUnits": "ALL"}),
     ],
 )
 def test_no_provider_but_the_cpu_s_falls_back_to_the_cpu(provider: str, options: dict[str, str]) -> None:
@@ -158,7 +155,7 @@ def test_cuda_options_follow_what_the_stages_compute_in_and_whose_stream_it_is()
     assert expected.items() <= options.items()
 
 
-@pytest.mark.parametrize("name", ["igpu-npu", "igpu-cpu", "directml-npu", "qnn", "coreml"])
+@pytest.mark.parametrize("name", ["igpu-npu", "igpu-cpu", "directml-npu"])
 def test_cards_that_were_not_tried_say_so(name: str) -> None:
     card: DeviceMap = load_device_map(name)
     text = (Path(devices.__file__).parents[2] / "device_maps" / f"{name}.toml").read_text(encoding="utf-8")
