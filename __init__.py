@@ -4,14 +4,47 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mirrorsd.runtime import GenerationConfig, GenerationResult, MirrorPipeline
+    from mirrorsd.graphs.errors import (
+        BundleError,
+        Cancelled,
+        ConfigError,
+        ContextLengthError,
+        DeviceError,
+        ExportError,
+        GenerationError,
+        MirrorError,
+        ParityError,
+    )
+    from mirrorsd.runtime import Chunk, GenerationConfig, GenerationResult, MirrorPipeline, MirrorSession
 
 __version__ = "0.1.0"
-__all__ = ["GenerationConfig", "GenerationResult", "MirrorPipeline", "__version__"]
+__all__ = [
+    "BundleError",
+    "Cancelled",
+    "Chunk",
+    "ConfigError",
+    "ContextLengthError",
+    "DeviceError",
+    "ExportError",
+    "GenerationConfig",
+    "GenerationError",
+    "GenerationResult",
+    "MirrorError",
+    "MirrorPipeline",
+    "MirrorSession",
+    "ParityError",
+    "__version__",
+]
+_OF_RUNTIME = ("Chunk", "GenerationConfig", "GenerationResult", "MirrorPipeline", "MirrorSession")
 
 
 def __getattr__(name: str) -> object:
     """Load the public names on first use, so that ``import mirrorsd`` stays fast."""
-    if name in ("GenerationConfig", "GenerationResult", "MirrorPipeline"):
-        return getattr(import_module("mirrorsd.runtime"), name)
-    raise AttributeError(f"module 'mirrorsd' has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module 'mirrorsd' has no attribute {name!r}")
+    return getattr(import_module("mirrorsd.runtime" if name in _OF_RUNTIME else "mirrorsd.graphs.errors"), name)
+
+
+def __dir__() -> list[str]:
+    """Every public name, loaded or not."""
+    return sorted({*globals(), *__all__})

@@ -6,8 +6,7 @@ python samples/cancel.py storyteller.mirror
 import sys
 import threading
 
-from mirrorsd import MirrorPipeline
-from mirrorsd.graphs.errors import Cancelled
+from mirrorsd import Cancelled, MirrorPipeline
 
 with MirrorPipeline.load(sys.argv[1]) as pipe:
     timer = threading.Timer(0.5, pipe.cancel)

@@ -1,6 +1,6 @@
 """What a generation gives: tokens, chunks, the result."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,9 +17,12 @@ class GeneratedToken(NamedTuple):
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+_MOST_SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class GenerationResult:
-    """A finished text.
+    """A finished text; `str` of it is the text.
 
     Attributes:
         text: the new text, without special tokens, cut before a stop string.
@@ -36,7 +39,7 @@ class GenerationResult:
     """
 
     text: str
-    prompt_ids: list[int] = field(repr=False)
+    prompt_ids: list[int]
     token_ids: list[int]
     stop_reason: str
     method: str
@@ -44,8 +47,16 @@ class GenerationResult:
     layout: str
     seed: int | None
     stats: GenerationStats
-    spans: tuple[Span, ...] = field(repr=False)
-    steps: tuple[StepRecord, ...] = field(repr=False)
+    spans: tuple[Span, ...]
+    steps: tuple[StepRecord, ...]
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        shown = self.text if len(self.text) <= _MOST_SHOWN else f"{self.text[:_MOST_SHOWN]}..."
+        what = f"{self.num_tokens} tokens by {self.method}, ended by {self.stop_reason}"
+        return f"<{type(self).__name__}: {what}: {shown!r}>"
 
     def write_trace(self, path: str | Path) -> None:
         """Write what each device did when as a Chrome trace (JSON)."""

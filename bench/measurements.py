@@ -1,0 +1,208 @@
+"""Write `docs/measurements.md` from the reports in `bench/results`: one folder per machine, the newest run of each.
+
+    python bench/measurements.py            # write the page
+    python bench/measurements.py --check    # exit status 1 if the page is not what the reports say
+
+Owns: which figures of a report the page shows, and the words above them. Does not own: measuring.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "results"
+PAGE = ROOT / "docs" / "measurements.md"
+Report = dict[str, Any]
+Row = tuple[str, ...]
+
+HEAD = """# Measurements
+
+Made by `python bench/measurements.py` from the reports in [bench/results](../bench/results).
+Each line links to its report, which names the machine, the versions and every single figure.
+
+Speeds are tokens per second. They leave the prompt out unless a table says otherwise. *Over plain* is the speed over
+plain decoding's in the same run. Texts end where the model ends them unless a line says *ends ignored*.
+
+The models: the *storyteller*, 10 million parameters, trained in this repository, and the same *scaled* to 82 million,
+which computes eight times as much for the same text (`samples/scale_up.py`). *Paced* means: the real pipeline on this
+machine, slowed to the times on a device card. A paced row shows the scheduling, and forecasts nothing.
+"""
+SWEEPS = """Both models on the same two cores, after `mirrorsd tune B --device-map cpu`: the best of several settings of
+each method, and `auto`. Command: `python bench/claims/sweep.py B --device-map cpu --work FILE`."""
+PEERS = """The same checkpoints on the same cores, each runtime in its best way: plain, with a draft, with lookup,
+2 to 12 drafted tokens. The prompt is part of the time. *auto / it* is our `auto` over that runtime.
+Command: `python bench/claims/peers/compare.py` ([page](peers.md))."""
+EXACT = """Texts that every method wrote alike. Command: `python bench/claims/exactness.py B`."""
+PACED = """Six tasks. An ordinary draft guesses a token per pass.
+Command: `python bench/claims/tasks.py storyteller.mirror --ordinary plain.mirror --device-map CARD`."""
+OTHERS = """Studies of single parts, and runs of earlier states. What each measures stands at the top of the script of
+that name in `bench/`."""
+
+
+class Section(NamedTuple):
+    """A table of the page: reports whose names begin with one of `prefixes`, a command, and what their rows say."""
+
+    title: str
+    prefixes: tuple[str, ...]
+    words: str
+    columns: Row
+    rows: Callable[[Report], Iterable[Row]]
+
+
+def number(value: object, digits: int = 2) -> str:
+    """A figure as the page shows it; a dash where there is none."""
+    return f"{value:.{digits}f}" if isinstance(value, int | float) else "-"
+
+
+def best(rows: list[Report], method: str) -> Report:
+    """The fastest row of a method, in whatever layout and with whatever windows."""
+    return max(
+        (row for row in rows if method in row["arm"].split(",")[0].split()), key=lambda r: r["tokens_per_second"]
+    )
+
+
+def sweep_rows(report: Report) -> Iterable[Row]:
+    """Plain, serial and mirror by their best settings, and `auto`."""
+    rows = report["rows"]
+    plain = best(rows, "plain")["tokens_per_second"]
+    setting = f"{report['bundle'].removesuffix('.mirror')}, T = {report['temperature']:g}{ends(report)}"
+    cells = []
+    for method in ("plain", "serial", "mirror", "auto"):
+        speed = best(rows, method)["tokens_per_second"]
+        cells.append(number(speed, 0) if method == "plain" else f"{number(speed, 0)} ({number(speed / plain)})")
+    yield (setting, *cells, number(report["auto_to_best"]), str(report["different_texts"]))
+
+
+def task_rows(report: Report) -> Iterable[Row]:
+    """Every way to decode, as the mean of the tasks, and its best task."""
+    setting = f"{report['device_map']}, T = {report['temperature']:g}{ends(report)}"
+    for row in report["rows"]:
+        if row["task"] != "all":
+            continue
+        of_tasks = {r["task"]: r["over_plain"] for r in report["rows"] if r["setting"] == row["setting"]}
+        of_tasks.pop("all")
+        task = max(of_tasks, key=lambda name: of_tasks[name])
+        cells = (number(row["tokens_per_second"], 0), number(row["over_plain"]), f"{task} {number(of_tasks[task])}")
+        yield (setting, row["setting"], *cells, number(row["tokens_per_step"], 1), number(row["reuse_rate"]))
+
+
+def peer_rows(report: Report) -> Iterable[Row]:
+    """The best way of every runtime, prompt included."""
+    for runtime, row in report["best"].items():
+        way = row["name"].removeprefix(runtime).strip(" ,:") or "plain"
+        yield (report["precision"], runtime, way, number(row["tokens_per_second"], 0), number(row["auto_to_it"]))
+
+
+def exactness_rows(report: Report) -> Iterable[Row]:
+    """How many texts of all methods are plain decoding's."""
+    methods = ", ".join(report.get("methods", ("plain", "serial", "mirror")))
+    for found in report["results"]:
+        rows = f"{found['pad_rows_to']} rows" if found["pad_rows_to"] else "as needed"
+        same = "all" if found["identical"] else f"{len(found['differences'])} differ"
+        yield (report["bundle"].removesuffix(".mirror"), found["setting"], methods, rows, str(found["texts"]), same)
+
+
+def ends(report: Report) -> str:
+    """What a line adds where texts went on after their end."""
+    return ", ends ignored" if report.get("ends", "ignored") == "ignored" else ""
+
+
+SECTIONS = (
+    Section(
+        "Real: two cores of a processor",
+        ("sweep_",),
+        SWEEPS,
+        ("bundle", "plain", "serial (over plain)", "mirror", "auto", "auto / best", "texts that differ"),
+        sweep_rows,
+    ),
+    Section(
+        "Beside other runtimes",
+        ("peers_",),
+        PEERS,
+        ("precision", "runtime", "its best way", "tokens/s", "auto / it"),
+        peer_rows,
+    ),
+    Section(
+        "Exactness",
+        ("exactness_",),
+        EXACT,
+        ("bundle", "sampling", "methods", "rows of a pass", "texts", "same"),
+        exactness_rows,
+    ),
+    Section(
+        "Paced: devices that are not there",
+        ("tasks_paced",),
+        PACED,
+        ("card", "method", "tokens/s", "over plain", "best task", "tokens per step", "windows reused"),
+        task_rows,
+    ),
+)
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    shown: set[Path] = set()
+    for section in SECTIONS:
+        parts.append(f"## {section.title}\n\n{section.words}\n")
+        for machine in sorted(path for path in RESULTS.iterdir() if path.is_dir()):
+            found = [path for path in sorted(machine.glob("*.json")) if path.name.startswith(section.prefixes)]
+            tables = [(path, read(path)) for path in found]
+            current = [(path, report) for path, report in tables if is_current(path, report)]
+            shown |= {path for path, _ in current}
+            if current:
+                parts.append(f"{describe(current[0][1])}:\n\n{table(section, current)}\n")
+    others = [path for path in sorted(RESULTS.rglob("*.json")) if path not in shown]
+    lines = [f"| {link(path)} | {describe(read(path))} |" for path in others]
+    parts.append("\n".join(["## Other reports", "", OTHERS, "", "| report | machine |", "|---|---|", *lines]) + "\n")
+    return "\n".join(parts)
+
+
+def is_current(path: Path, report: Report) -> bool:
+    """Whether a report says how its texts ended: those from before that was honoured do not."""
+    return "ends" in report and (not path.name.startswith("peers_") or "best" in report)
+
+
+def table(section: Section, reports: list[tuple[Path, Report]]) -> str:
+    """A table with a link to the report in every row."""
+    lines = [f"| {' | '.join(section.columns)} | report |", "|" + "---|" * (len(section.columns) + 1)]
+    lines += [f"| {' | '.join(row)} | {link(path)} |" for path, report in reports for row in section.rows(report)]
+    return "\n".join(lines)
+
+
+def link(path: Path) -> str:
+    """A link from the page to a report."""
+    return f"[{path.stem}](../{path.relative_to(ROOT).as_posix()})"
+
+
+def describe(report: Report) -> str:
+    """The machine of a report in a few words."""
+    machine = report.get("machine") or {}
+    return f"{machine.get('processor', 'processor not noted')}, {machine.get('cores', '?')} cores"
+
+
+def read(path: Path) -> Report:
+    """A report."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    return document if isinstance(document, dict) else {"rows": document}
+
+
+def main() -> int:
+    """Write the page, or say whether it is the right one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    wanted = page()
+    if not parser.parse_args().check:
+        PAGE.write_text(wanted, encoding="utf-8")
+        return 0
+    is_right = PAGE.is_file() and PAGE.read_text(encoding="utf-8") == wanted
+    print("the page is what the reports say" if is_right else "run: python bench/measurements.py")
+    return 0 if is_right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""Plain decoding, and the step that all methods share: verify, commit, record."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mirrorsd.runtime.config import GenerationConfig
+from mirrorsd.runtime.decoding.plain import InFlight
+from mirrorsd.runtime.decoding.request import Request
+
+Make = Callable[..., Any]
+PROMPT = [3, 1, 4, 1, 5]
+
+
+def counting(text: list[int]) -> np.ndarray:
+    """A target whose next token is always one more than the last."""
+    return np.eye(16)[(text[-1] + 1) % 16]
+
+
+def start(bench: Any, prompt: list[int], **settings: Any) -> tuple[Any, InFlight]:
+    request = Request(prompt, GenerationConfig(**settings), bench.speculation, bench.seat.context, bench.cancel)
+    driver = bench.seat.driver(request, "plain")
+    return driver, driver.start()
+
+
+def test_every_pass_brings_one_token(make_bench: Make) -> None:
+    bench = make_bench(target_handler=counting)
+    assert bench.decode([3, 4], "plain", max_new_tokens=5) == [5, 6, 7, 8, 9]
+    assert (bench.target.num_passes, bench.draft.num_passes) == (5, 0)
+
+
+def test_a_step_verifies_the_window_that_is_in_flight(make_bench: Make) -> None:
+    driver, inflight = start(make_bench(target_handler=counting), [3, 4])
+    assert (inflight.head, inflight.window.tolist()) == (1, [])
+    outcome = driver.step(inflight._replace(window=np.array([5, 6, 9])))
+    assert (outcome.tokens, outcome.num_accepted, outcome.method) == ([5, 6, 7], 2, "plain")
+    assert driver.request.tokens.tolist() == [3, 4, 5, 6, 7]
+    assert (outcome.inflight.head, outcome.inflight.window.tolist()) == (4, [])
+    assert driver.step(outcome.inflight).tokens == [8]
+
+
+def test_every_step_is_recorded(make_bench: Make) -> None:
+    driver, inflight = start(make_bench(target_handler=counting), [3, 4])
+    outcome = driver.step(inflight._replace(window=np.array([5, 6, 9])))
+    driver.step(outcome.inflight)
+    steps = driver.request.steps
+    assert [(step.num_window, step.num_accepted, step.next_source) for step in steps] == [(3, 2, "none"), (0, 0, "none")]
+    assert driver.request.prefilled <= steps[0].started <= steps[0].ended <= steps[1].started
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"temperature": 0.9, "seed": 4}, {"repetition_penalty": 1.7}, {"temperature": 2.0, "seed": 1}]
+)
+def test_a_window_is_judged_by_the_choices_of_one_token_at_a_time(make_bench: Make, settings: dict[str, Any]) -> None:
+    """Noise and penalty of a row are those of its own place and of the window's tokens before it."""
+    bench = make_bench()
+    expected = bench.decode(PROMPT, "plain", max_new_tokens=12, **settings)
+    driver, inflight = start(bench, PROMPT, **settings)
+    first = driver.step(inflight._replace(window=np.array(expected[:4])))
+    assert (first.tokens, first.num_accepted) == (expected[:5], 4)
+    half_wrong = np.array([expected[5], (expected[6] + 1) % 16, expected[7]])
+    second = driver.step(first.inflight._replace(window=half_wrong))
+    assert (second.tokens, second.num_accepted) == (expected[5:7], 1)
+
+
+def test_a_choice_as_good_as_its_runner_up_is_a_near_tie(make_bench: Make) -> None:
+    def tied_once(text: list[int]) -> np.ndarray:
+        return np.ones(16) if len(text) == 4 else counting(text)
+
+    bench = make_bench(target_handler=tied_once)
+    bench.decode([3, 4], "plain", max_new_tokens=6)
+    assert bench.last_request.near_ties == [4]

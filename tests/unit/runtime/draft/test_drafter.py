@@ -1,0 +1,146 @@
+"""Windows after the chain, branches beside it, and the moves between them. The fake draft checks each row's text."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mirrorsd.runtime.backends.fake import FakeDraft
+from mirrorsd.runtime.config import GenerationConfig
+from mirrorsd.runtime.draft.branches import Branch, BranchWindow
+from mirrorsd.runtime.draft.chain import NO_TOKENS
+from mirrorsd.runtime.draft.drafter import Drafter, Offer, cut_window
+from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.policy.roots import Root
+from mirrorsd.runtime.policy.windows import WindowOrder
+from mirrorsd.runtime.sampling.chooser import TokenChooser
+
+ORDER = WindowOrder(limit=4, passes=4)
+
+
+def make_drafter(text: list[int], *, streams: int = 3, **options: Any) -> tuple[Drafter, FakeDraft]:
+    """A draft that counts up, and has read `text`."""
+    draft = FakeDraft(
+        lambda seen: [(seen[-1] + 1 + i) % 64 for i in range(1 + streams)],
+        vocab_size=64,
+        num_streams=streams,
+        **options,
+    )
+    drafter = Drafter(draft)
+    read(drafter, text)
+    return drafter, draft
+
+
+def read(drafter: Drafter, text: list[int]) -> None:
+    drafter.prefill(np.array(text), TokenChooser(GenerationConfig()), Ledger())
+
+
+def offer(drafter: Drafter, row: int, token: int, worth: float = 1.0) -> Offer:
+    """A new branch after `row` tokens of the window that follows 3 4 5."""
+    branch = drafter.branches[row, token] = Branch(Root(row, token, worth, "exit"), 2 + row + 1)
+    return Offer(branch, [worth])
+
+
+def grow(drafter: Drafter, *offers: Offer, max_rows: int = 32) -> list[Branch]:
+    scratch = drafter.chain.num_known
+    return drafter.grow(offers, scratch, 4, max_rows, max(offer.branch.start for offer in offers))
+
+
+@pytest.mark.parametrize("streams", [0, 1, 3])
+def test_a_fresh_window_continues_the_text(streams: int) -> None:
+    drafter, _ = make_drafter([3, 4, 5], streams=streams)
+    assert drafter.fresh(ORDER).tolist() == [6, 7, 8, 9]
+    assert drafter.chain.num_known == 7
+
+
+def test_a_fresh_window_has_as_many_passes_as_were_ordered() -> None:
+    drafter, draft = make_drafter([3, 4, 5], streams=1)
+    assert drafter.fresh(WindowOrder(limit=9, passes=2)).tolist() == [6, 7, 8, 9]
+    assert draft.num_passes == 2
+
+
+def test_a_window_ends_where_the_cache_does() -> None:
+    drafter, _ = make_drafter([3, 4, 5], capacity=5)
+    assert drafter.fresh(ORDER).tolist() == [6, 7]
+
+
+def test_what_was_verified_is_the_chain_and_the_rest_of_the_window_is_gone() -> None:
+    drafter, draft = make_drafter([3, 4, 5])
+    drafter.fresh(ORDER)
+    drafter.adopt(2, 2, 1, NO_TOKENS)
+    assert drafter.fresh(ORDER).tolist() == [2, 3, 4, 5]
+    assert draft.texts_fed[-1] == [3, 4, 5, 6, 7, 1]
+
+
+def test_a_branch_whose_root_came_true_is_not_drafted_again() -> None:
+    """Its fed rows are moved to their positions: the next window is drafted without reading them anew."""
+    drafter, draft = make_drafter([3, 4, 5])
+    drafter.fresh(ORDER)
+    grow(drafter, offer(drafter, 1, 40), offer(drafter, 2, 13))
+    window, source = drafter.resolve(2, 2, 13, ORDER)
+    assert (window.tolist(), source) == ([14, 15, 16, 17], "late")
+    draft.texts_fed.clear()
+    window, source = drafter.resolve(5, 4, 18, ORDER)
+    assert (window.tolist(), source) == ([19, 20, 21, 22], "fresh")
+    assert draft.texts_fed[0] == [3, 4, 5, 6, 7, 13, 14]
+    assert draft.texts_fed[-1] == [3, 4, 5, 6, 7, 13, 14, 15, 16, 17, 18]
+
+
+def test_branches_whose_root_did_not_come_true_are_no_help() -> None:
+    drafter, draft = make_drafter([3, 4, 5])
+    drafter.fresh(ORDER)
+    grow(drafter, offer(drafter, 2, 13))
+    window, source = drafter.resolve(2, 1, 13, ORDER)
+    assert (window.tolist(), source) == ([14, 15, 16, 17], "fresh")
+    assert draft.texts_fed[-1] == [3, 4, 5, 6, 13]
+    assert drafter.branches == {}
+
+
+def test_a_round_that_has_no_room_for_all_takes_the_worthiest() -> None:
+    """The chain's two tokens before the roots, and one root."""
+    drafter, _ = make_drafter([3, 4, 5])
+    drafter.fresh(ORDER)
+    grown = grow(drafter, offer(drafter, 2, 13, 0.2), offer(drafter, 2, 40, 0.5), max_rows=3)
+    assert [branch.root.token for branch in grown] == [40]
+    assert grown[0].window == [41, 42, 43, 44]
+
+
+def test_no_branch_grows_where_the_cache_is_full() -> None:
+    drafter, draft = make_drafter([3, 4, 5], capacity=7)
+    drafter.fresh(ORDER)
+    assert grow(drafter, offer(drafter, 2, 13)) == []
+    assert drafter.grow([], 7, 4, 32, 7) == []
+    assert draft.num_passes == 1
+
+
+def test_free_slots_begin_after_the_chain_and_every_branch() -> None:
+    drafter, _ = make_drafter([3, 4, 5])
+    drafter.fresh(ORDER)
+    assert drafter.first_scratch_slot() == 7
+    grow(drafter, offer(drafter, 2, 13), offer(drafter, 2, 40))
+    assert drafter.first_scratch_slot() == 9
+
+
+def test_the_next_text_keeps_what_both_begin_with_unless_all_was_forgotten() -> None:
+    drafter, draft = make_drafter([3, 4, 5])
+    drafter.fresh(ORDER)
+    for forgets, shortest in ((False, 3), (True, 1)):
+        if forgets:
+            drafter.forget()
+        read(drafter, [3, 4, 20])
+        draft.texts_fed.clear()
+        assert drafter.fresh(ORDER).tolist() == [21, 22, 23, 24]
+        assert min(map(len, draft.texts_fed)) == shortest
+
+
+def test_a_long_prompt_is_read_before_the_first_round_and_a_short_one_with_it() -> None:
+    assert make_drafter(list(range(33)))[1].num_passes == 2
+    drafter, draft = make_drafter(list(range(32)))
+    assert draft.num_passes == 0
+    drafter.fresh(ORDER)
+    assert draft.num_passes == 1
+
+
+def test_no_more_of_a_window_is_taken_than_was_ordered() -> None:
+    found = BranchWindow(np.array([6, 7, 8]), "exit", [(0.0, -1.0)] * 3, 1)
+    assert cut_window(found, WindowOrder(limit=2, passes=1)).tolist() == [6, 7]
