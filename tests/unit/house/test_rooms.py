@@ -33,8 +33,8 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "loading": {"backends", "config", "devices", "engine", "policy", "text", "tuned"},
         "pipeline": {"config", "devices", "engine", "loading", "reporting", "session", "text"},
         "tuning": {
-            *("backends", "config", "decoding", "devices", "draft", "engine", "ledger", "pipeline", "policy"),
-            *("reporting", "sampling", "session", "text", "tuned"),
+            *("backends", "config", "decoding", "devices", "doctor", "draft", "engine", "ledger", "pipeline"),
+            *("policy", "reporting", "sampling", "session", "text", "tuned"),
         },
     },
     "export": {
