@@ -46,7 +46,10 @@ def test_every_step_is_recorded(make_bench: Make) -> None:
     outcome = driver.step(inflight._replace(window=np.array([5, 6, 9])))
     driver.step(outcome.inflight)
     steps = driver.request.steps
-    assert [(step.num_window, step.num_accepted, step.next_source) for step in steps] == [(3, 2, "none"), (0, 0, "none")]
+    assert [(step.num_window, step.num_accepted, step.next_source) for step in steps] == [
+        (3, 2, "none"),
+        (0, 0, "none"),
+    ]
     assert driver.request.prefilled <= steps[0].started <= steps[0].ended <= steps[1].started
 
 

@@ -23,10 +23,8 @@ CONTEXT = 16
 class Noting(FakeTarget):
     """Its next token is the sum of the text so far. It notes what it is given, and what is to happen meanwhile."""
 
-    def __init__(self, suffix_seconds: float = 0.0) -> None:
-        super().__init__(
-            lambda text: np.eye(16)[sum(text) % 16], vocab_size=16, context=CONTEXT, suffix_seconds=suffix_seconds
-        )
+    def __init__(self) -> None:
+        super().__init__(lambda text: np.eye(16)[sum(text) % 16], vocab_size=16, context=CONTEXT)
         self.read: list[tuple[int, list[int]]] = []
         self.rows: list[int] = []
         self.beside: Callable[[int], None] = lambda start: None
@@ -39,6 +37,22 @@ class Noting(FakeTarget):
     def run(self, tokens: NDArray[np.int64], start: int, **options: Any) -> TargetOutput:
         self.rows = tokens.tolist()
         return super().run(tokens, start, **options)
+
+
+class Endless(Noting):
+    """A pass lasts until it is ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_ended = threading.Event()
+
+    def run(self, tokens: NDArray[np.int64], start: int, **options: Any) -> TargetOutput:
+        self.beside(start)
+        assert self._is_ended.wait(10.0)
+        raise DeviceError("ended early")
+
+    def terminate(self) -> None:
+        self._is_ended.set()
 
 
 @pytest.fixture
@@ -120,18 +134,19 @@ def test_passes_are_padded_to_equal_numbers_of_rows(worker: DeviceWorker, num_pr
 
 
 def test_cancelling_ends_the_pass_that_runs(worker: DeviceWorker) -> None:
-    request = make_request([1, 2, 3])
-    link = TargetLink(Noting(suffix_seconds=10.0), worker)
+    target, request = Endless(), make_request([1, 2, 3])
+    link = TargetLink(target, worker)
     link.prefill(request)
-    ticket = link.submit(request, 2, NO_TOKENS, on_exit=lambda guesses: request.cancel())
+    target.beside = lambda start: request.cancel()
     with pytest.raises(Cancelled):
-        link.result(request, ticket)
-    assert not worker.serves_others("anybody")
+        link.result(request, link.submit(request, 2, NO_TOKENS))
+    assert not worker.has_pending()
 
 
 def test_a_pass_that_lasts_too_long_is_ended(worker: DeviceWorker) -> None:
     request = make_request([1, 2, 3], target_deadline_s=0.1)
-    link = TargetLink(Noting(suffix_seconds=10.0), worker)
+    link = TargetLink(Endless(), worker)
     link.prefill(request)
-    with pytest.raises(DeviceError, match="terminated"):
+    with pytest.raises(DeviceError, match="ended early"):
         link.result(request, link.submit(request, 2, NO_TOKENS))
+    assert not worker.has_pending()

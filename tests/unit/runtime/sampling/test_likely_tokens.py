@@ -57,7 +57,12 @@ def test_three_tokens_are_kept_as_by_hand(wanted: ShortlistFilter, kept: set[int
 @pytest.mark.parametrize("spread", [0.3, 3.0])
 @pytest.mark.parametrize(
     "wanted",
-    [filters(top_k=5), filters(0.8, top_p=0.9), filters(1.3, min_p=0.02), filters(0.7, top_k=40, top_p=0.8, min_p=0.01)],
+    [
+        filters(top_k=5),
+        filters(0.8, top_p=0.9),
+        filters(1.3, min_p=0.02),
+        filters(0.7, top_k=40, top_p=0.8, min_p=0.01),
+    ],
     ids=str,
 )
 def test_what_is_kept_is_what_sorting_keeps(size: int, spread: float, wanted: ShortlistFilter) -> None:
