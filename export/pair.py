@@ -51,11 +51,11 @@ from mirrorsd.export.stages.draft import DraftStage
 from mirrorsd.export.verify.draft import VERIFY_TREE_PARENTS, DraftRun, compare_draft
 from mirrorsd.export.verify.draft_accuracy import cut_texts
 from mirrorsd.export.verify.quality import calibration_text, measure_quality, reference_choices
+from mirrorsd.export.verify.rounded_weights import as_stored
 from mirrorsd.export.verify.target import TargetRun, compare_target, stored_reference
 from mirrorsd.export.verify.text import parity_ids
 from mirrorsd.export.verify.tolerances import check_parity, tolerance_of
 from mirrorsd.export.weights.block_formats import FLOAT_WEIGHTS, WeightFormats, precision_name
-from mirrorsd.export.weights.rounded_weights import as_stored
 from mirrorsd.families.registry import most_positions, parts_of, smallest_window
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import describe_file

@@ -22,8 +22,8 @@ from mirrorsd.export.checkpoints.weightless import WeightlessModel, open_model
 from mirrorsd.export.passes.upcast import float32_copies
 from mirrorsd.export.stages.target import ExitStage
 from mirrorsd.export.verify.comparison import Comparison, divergences, log_softmax
+from mirrorsd.export.verify.rounded_weights import as_stored, stored_matrix
 from mirrorsd.export.weights.block_formats import FLOAT_WEIGHTS
-from mirrorsd.export.weights.rounded_weights import as_stored, stored_matrix
 from mirrorsd.families.registry import parts_of
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ExportError, errors_of, raised_as

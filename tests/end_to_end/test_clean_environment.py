@@ -63,7 +63,7 @@ def test_export_says_what_to_install(tiny_pair: tuple[Path, Path], tmp_path: Pat
 @pytest.mark.slow
 def test_generate_from_the_wheel_in_a_fresh_environment(tiny_bundle: Path, tmp_path: Path) -> None:
     wheel = build_wheel(tmp_path)
-    assert {"optimum/commands/register/register_mirrorsd.py", "mirrorsd/export/calibration.txt"} <= set(
+    assert {"optimum/commands/register/register_mirrorsd.py", "mirrorsd/export/verify/calibration.txt"} <= set(
         zipfile.ZipFile(wheel).namelist()
     )
     environment = tmp_path / "environment"
