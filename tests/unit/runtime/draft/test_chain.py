@@ -92,7 +92,7 @@ def test_after_a_failure_nothing_counts_as_cached(chain: DraftChain, draft: Fake
 def test_an_answer_that_no_draft_gives_is_a_device_error() -> None:
     chain = DraftChain(FakeDraft(lambda text: [64], vocab_size=64))
     chain.restart(np.array([1, 2]))
-    with pytest.raises(DeviceError, match="outside 0 .. 63"):
+    with pytest.raises(DeviceError, match=r"outside 0 \.\. 63"):
         chain.feed(1)
 
 

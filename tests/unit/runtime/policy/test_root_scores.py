@@ -1,4 +1,4 @@
-"""Chances of roots move as what is known moves; weights are found by what is known, how deep, and how texts are made."""
+"""Chances of roots move as what is known moves; weights are found by what is known, how deep, and by kind of text."""
 
 import numpy as np
 import pytest

@@ -14,7 +14,7 @@ from mirrorsd.runtime.generation import Stop, run_steps
 from mirrorsd.runtime.reporting.stats import GenerationStats, summarise
 from mirrorsd.runtime.text.stopping import StopWatch
 
-from ..conftest import VOCAB, Bench, SteadyTarget, greedy_continuation, make_draft_handler
+from ..conftest import VOCAB, Bench, SteadyTarget, greedy_continuation, make_draft_handler  # noqa: TID252 - the fakes of all rooms
 
 PROMPT = [3, 1, 4, 1, 5]
 METHODS = ("plain", "serial", "mirror", "auto")
