@@ -33,8 +33,10 @@ def main() -> int:
         print(f"FAILED: {', '.join(failed)}", flush=True)
     if "tests" in parts:
         quick = ["-m", "not slow"] if options.quick else []
-        tests_passed = run_here([python, "-m", "pytest", *quick, *pytest_arguments]) == 0
-        return 0 if tests_passed and not failed else 1
+        status = run_here([python, "-m", "pytest", *quick, *pytest_arguments])
+        if status:
+            print(f"FAILED: tests (pytest ended with status {status})", flush=True)
+            failed.append("tests")
     return 1 if failed else 0
 
 
