@@ -64,6 +64,7 @@ class PlainDriver:
         """Verify the window in flight, commit what the target says, find the next window."""
         started = self.request.ledger.now()
         ticket = self._run_target(inflight)
+        self.request.chooser.look_ahead(inflight.window)
         self.request.chooser.draw_ahead(inflight.head + 1, len(inflight.window) + 1, self.target.vocab_size)
         output = self.target.result(self.request, ticket)
         acceptance = self._accept(inflight, output)

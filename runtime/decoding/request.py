@@ -2,6 +2,8 @@
 
 import threading
 from collections.abc import Sequence
+from math import inf
+from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +13,7 @@ from mirrorsd.graphs.errors import Cancelled, ContextLengthError, GenerationErro
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.windows import WindowLength
-from mirrorsd.runtime.sampling.chooser import TokenChooser
+from mirrorsd.runtime.sampling.chooser import Mask, TokenChooser
 
 
 class StepRecord(NamedTuple):
@@ -49,10 +51,11 @@ class Request:
         speculation: SpeculationConfig,
         context: int,
         cancel: threading.Event,
+        constraint: Mask | None = None,
     ) -> None:
         check_prompt_fits(len(prompt), context)
         self.config, self.speculation = config, speculation
-        self.chooser = TokenChooser(config)
+        self.chooser = TokenChooser(config, len(prompt), constraint)
         self.ledger = Ledger()
         self.gamma = speculation.gamma
         self.num_prompt = self.num_tokens = len(prompt)
@@ -63,6 +66,7 @@ class Request:
         self.steps: list[StepRecord] = []
         self.near_ties: list[int] = []
         self._cancel = cancel
+        self._until = inf if config.deadline_s is None else perf_counter() + config.deadline_s
         self._text = np.zeros(context + speculation.gamma + 1, dtype=np.int64)
         self._text[: len(prompt)] = prompt
 
@@ -120,12 +124,20 @@ class Request:
         """Ask it to stop, from any thread."""
         self._cancel.set()
 
+    def is_overdue(self) -> bool:
+        """Whether the request's time is over, and nobody has cancelled it."""
+        return perf_counter() > self._until and not self._was_cancelled()
+
     def is_cancelled(self) -> bool:
-        """Whether the caller asked to stop."""
-        return self._cancel.is_set()
+        """Whether it is to stop: the caller asked for it, or its time is over."""
+        return self._was_cancelled() or perf_counter() > self._until
+
+    def _was_cancelled(self) -> bool:
+        token = self.config.cancel
+        return self._cancel.is_set() or (token is not None and token.is_cancelled)
 
     def raise_if_cancelled(self) -> None:
-        """Raise `Cancelled` if the caller asked to stop."""
+        """Raise `Cancelled` if it is to stop."""
         if self.is_cancelled():
             raise Cancelled(f"Cancelled after {self.num_new} new tokens.")
 
