@@ -70,7 +70,7 @@ class PlainDriver:
         acceptance = self._accept(inflight, output)
         tokens = self._commit(inflight, acceptance)
         drafted_s = self.request.ledger.drafted_s
-        window, source = self._next_window(inflight, acceptance)
+        window, source = self._window_after(inflight, acceptance)
         if ticket.queued_s:  # the next pass would have to queue, too, so that drafting its window costs nothing
             self.request.ledger.queued_s += ticket.queued_s + self.request.ledger.drafted_s - drafted_s
         num_accepted = acceptance.num_accepted
@@ -109,6 +109,9 @@ class PlainDriver:
         self.request.commit(tokens, acceptance.gaps, self.target.near_tie_gap)
         self.target.keep(self.request, inflight.head + acceptance.num_accepted + 1)
         return tokens
+
+    def _window_after(self, inflight: InFlight, acceptance: Acceptance) -> tuple[NDArray[np.int64], str]:
+        return self._next_window(inflight, acceptance)
 
     def _next_window(self, inflight: InFlight, acceptance: Acceptance) -> tuple[NDArray[np.int64], str]:
         return NO_TOKENS, "none"

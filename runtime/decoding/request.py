@@ -21,7 +21,7 @@ class StepRecord(NamedTuple):
 
     `next_source` says where the next window came from: `early`, `exit` (a branch was ready), `late` (a branch was being
     finished), `fresh` (drafted while the target waited), `text` (what the text had said before), `none` (no window was
-    wanted).
+    wanted), `forced` (the only way on, by the form that the text shall have).
     `method` is the driver that ran the step.
     """
 
@@ -41,6 +41,7 @@ class Request:
         num_reused: prompt tokens that were cached from an earlier request.
         length: what cuts its windows; None leaves them as long as they come.
         prefilled: when the target had read the prompt, in seconds of the ledger's clock: where the speed's starts.
+        constraint: what its text may say; None where it may say anything.
         near_ties: absolute positions of committed tokens whose runner-up was closer than the near-tie gap.
     """
 
@@ -55,6 +56,7 @@ class Request:
     ) -> None:
         check_prompt_fits(len(prompt), context)
         self.config, self.speculation = config, speculation
+        self.constraint = constraint
         self.chooser = TokenChooser(config, len(prompt), constraint)
         self.ledger = Ledger()
         self.gamma = speculation.gamma

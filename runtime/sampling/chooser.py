@@ -51,6 +51,12 @@ class Mask(Protocol):
     def advance(self, token: int) -> None:
         """The text goes on with this token."""
 
+    def forced(self, most: int) -> NDArray[np.int64]:
+        """The next tokens, at most so many, where there is one way on: a guess."""
+
+    def num_allowed(self, window: NDArray[np.int64]) -> int:
+        """How many of a window's leading tokens may come."""
+
 
 class TokenChooser:
     """Chooses tokens for one request. Not thread-safe for `choose`; `rank` may be called from any thread.

@@ -36,6 +36,9 @@ class Matcher(Protocol):
     def rollback(self, num_tokens: int) -> bool:
         """Take the last tokens back."""
 
+    def validate_tokens(self, tokens: list[int]) -> int:
+        """How many of the tokens may come; the state stays."""
+
     def compute_ff_tokens(self) -> list[int]:
         """Tokens of which each is the only way on."""
 
@@ -85,6 +88,14 @@ class Constraint:
         self._check()
         is_expected = bool(self._window) and self._window[0] == token
         self._window, self._ahead = (self._window[1:], self._ahead[1:]) if is_expected else ([], [])
+
+    def forced(self, most: int) -> NDArray[np.int64]:
+        """The next tokens, at most so many, where there is one way on: a guess, since it may be spelled otherwise."""
+        return np.array(self._matcher.compute_ff_tokens()[: max(most, 0)], dtype=np.int64)
+
+    def num_allowed(self, window: NDArray[np.int64]) -> int:
+        """How many of a window's leading tokens may come: what follows them could not be accepted."""
+        return self._matcher.validate_tokens(window.tolist())
 
     def _look(self) -> NDArray[np.bool_]:
         words = np.zeros(-(-self._num_words // _WORD_BITS), dtype=np.int32)

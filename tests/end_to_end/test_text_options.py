@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from mirrorsd import Cancelled, CancelToken, ConfigError, GenerationError, GenerationResult, MirrorPipeline
+from mirrorsd.runtime import GeneratedToken
 from mirrorsd.runtime.sampling.noise import nth_seed
 
 METHODS = ("plain", "serial", "mirror", "auto")
@@ -39,8 +40,12 @@ def by_every_method(pipe: MirrorPipeline, **settings: Any) -> GenerationResult:
         assert result.token_ids == results[0].token_ids, result.method
         assert (result.text, result.stop_reason) == (results[0].text, results[0].stop_reason)
         assert result.logprobs == results[0].logprobs
-    assert any(step.num_accepted for result in results[1:] for step in result.steps)
     return results[0]
+
+
+def drafted_tokens(pipe: MirrorPipeline, **settings: Any) -> list[GeneratedToken]:
+    chunks = pipe.stream(PROMPT, max_new_tokens=40, ignore_eos=True, method="mirror", **settings)
+    return [token for chunk in chunks for token in chunk.tokens]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=["greedy", "sampled"])
@@ -50,6 +55,7 @@ def test_log_probabilities_change_no_token_and_are_the_same_by_every_method(
     without = pipe.generate(PROMPT, max_new_tokens=40, ignore_eos=True, method="plain", **way)
     result = by_every_method(pipe, logprobs=True, top_logprobs=5, ignore_eos=True, **way)
     assert result.token_ids == without.token_ids
+    assert any(token.source == "window" for token in drafted_tokens(pipe, logprobs=True, **way))
     assert without.logprobs == ()
     assert len(result.logprobs) == result.num_tokens
     for token, found in zip(result.token_ids, result.logprobs, strict=True):
@@ -105,6 +111,15 @@ def test_a_schema_gives_one_json_text_by_every_method(
     assert set(found) == {"name", "age"}
     assert 0 <= found["age"] <= 99
     assert len(found["name"]) <= 6
+
+
+def test_what_a_form_leaves_no_choice_of_is_a_window(pipe: MirrorPipeline) -> None:
+    plain = pipe.generate(PROMPT, json_schema=SCHEMA, max_new_tokens=80, method="plain")
+    for method in ("serial", "mirror"):
+        result = pipe.generate(PROMPT, json_schema=SCHEMA, max_new_tokens=80, method=method)
+        forced = [pair for pair in zip(result.steps, result.steps[1:], strict=False) if pair[0].next_source == "forced"]
+        assert sum(after.num_accepted for _, after in forced) >= 4
+        assert result.stats.steps < plain.stats.steps
 
 
 @pytest.mark.parametrize("way", WAYS, ids=["greedy", "sampled"])
@@ -190,7 +205,7 @@ def test_an_async_stream_leaves_the_event_loop_free(pipe: MirrorPipeline) -> Non
 
         ticking = asyncio.create_task(tick())
         async for chunk in pipe.astream(PROMPT, max_new_tokens=60, ignore_eos=True):
-            texts.append(chunk.text)
+            texts += [chunk.text]
         ticking.cancel()
         return "".join(texts), ticks
 
