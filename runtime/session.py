@@ -183,7 +183,7 @@ class MirrorSession:
     @property
     def cached_token_ids(self) -> list[int]:
         """The tokens that the target has cached of this conversation."""
-        return self._seat.target.cached.tolist()
+        return [int(token) for token in self._seat.target.cached]
 
     @property
     def num_cached_tokens(self) -> int:

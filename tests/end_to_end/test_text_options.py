@@ -270,7 +270,7 @@ def test_texts_go_to_the_seat_that_has_their_beginning(pipe: MirrorPipeline) -> 
     seats.close()
     with seats.take(tales[0]) as session, pytest.raises(GenerationError, match="closed"):
         session.generate(token_ids=tales[0])
-    with pytest.raises(ConfigError, match="seats.count is 0; allowed: 1 or more"):
+    with pytest.raises(ConfigError, match=r"seats.count is 0; allowed: 1 or more"):
         pipe.seats(0)
 
 
