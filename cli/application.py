@@ -13,6 +13,7 @@ from mirrorsd.cli.commands.doctor import doctor
 from mirrorsd.cli.commands.export import export
 from mirrorsd.cli.commands.generate import generate
 from mirrorsd.cli.commands.inspect import inspect
+from mirrorsd.cli.commands.serve import serve
 from mirrorsd.cli.commands.simulate import simulate
 from mirrorsd.cli.commands.trace import trace
 from mirrorsd.cli.commands.train.group import app as train
@@ -27,7 +28,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (export, compile, generate, compare, inspect, devices, doctor, simulate, trace, tune):
+for command in (export, compile, generate, serve, compare, inspect, devices, doctor, simulate, trace, tune):
     app.command()(command)
 app.add_typer(train, name="train")
 
