@@ -1,9 +1,11 @@
 """The loop of one generation: start a driver, step, stop. Text and tokens leave through `Chunk`s."""
 
 from collections.abc import Iterator
+from itertools import count
 from typing import NamedTuple
 
-from mirrorsd.runtime.decoding.plain import Driver, Outcome
+from mirrorsd.graphs.errors import Cancelled
+from mirrorsd.runtime.decoding.plain import Driver, InFlight, Outcome
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.reporting.results import Chunk, GeneratedToken
 from mirrorsd.runtime.text.stopping import StopWatch
@@ -23,10 +25,20 @@ def run_steps(driver: Driver, watch: StopWatch) -> Iterator[Chunk | Stop]:
     """
     request = driver.request
     token_ids: list[int] = []
-    inflight = driver.start()
+    inflight: InFlight | None = None
     while True:
-        request.raise_if_cancelled()
-        outcome = driver.step(inflight)
+        try:
+            inflight = driver.start() if inflight is None else inflight
+            request.raise_if_cancelled()
+            outcome = driver.step(inflight)
+        except Cancelled:
+            if not request.is_overdue():
+                raise
+            request.end_after(len(token_ids))
+            last = watch.finish("deadline")
+            yield Chunk(last.text, ())
+            yield Stop(last.stop_reason or "deadline", token_ids)
+            return
         inflight = outcome.inflight
         texts: list[str] = []
         reason: str | None = None
@@ -42,7 +54,7 @@ def run_steps(driver: Driver, watch: StopWatch) -> Iterator[Chunk | Stop]:
             last = watch.finish(_limit_reason(request))
             texts.append(last.text)
             reason = last.stop_reason
-        tokens = _label(outcome, token_ids[first:])
+        tokens = _label(outcome, token_ids[first:], request, first)
         if reason is not None:
             request.end_after(len(token_ids))
         yield Chunk("".join(texts), tokens)
@@ -55,7 +67,9 @@ def _limit_reason(request: Request) -> str:
     return "length" if request.num_new >= request.config.max_new_tokens else "context"
 
 
-def _label(outcome: Outcome, token_ids: list[int]) -> tuple[GeneratedToken, ...]:
+def _label(outcome: Outcome, token_ids: list[int], request: Request, first: int) -> tuple[GeneratedToken, ...]:
+    """Say of a step's tokens, the text's `first` and those after it, where they came from and how likely they were."""
     own = "plain" if outcome.method == "plain" else "correction"
     sources = ["window"] * outcome.num_accepted + [own]
-    return tuple(GeneratedToken(token, source) for token, source in zip(token_ids, sources, strict=False))
+    logprobs = map(request.chooser.take_logprob, count(request.num_prompt + first))
+    return tuple(GeneratedToken(*token) for token in zip(token_ids, sources, logprobs, strict=False))

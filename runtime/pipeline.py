@@ -2,11 +2,11 @@
 
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig, Speculations
@@ -15,10 +15,8 @@ from mirrorsd.runtime.engine import Engine, check_exits
 from mirrorsd.runtime.loading import load_parts
 from mirrorsd.runtime.reporting.results import Chunk, GenerationResult
 from mirrorsd.runtime.session import MirrorSession
+from mirrorsd.runtime.text.request_reader import RequestReader
 from mirrorsd.runtime.text.tokenizer import BundleTokenizer, Message
-
-if TYPE_CHECKING:
-    pass
 
 _CLOSE_S = 5.0
 
@@ -49,7 +47,7 @@ class MirrorPipeline:
         self.manifest, self._layout, self.device_map = manifest, layout, layout.device_map
         self.speculation, self.sampled_speculation = speculations
         self.placement = list(placement)
-        self._engine, self._tokenizer = engine, tokenizer
+        self._engine, self._reader = engine, RequestReader(tokenizer, manifest)
         self._sessions: weakref.WeakSet[MirrorSession] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._own = self.session()
@@ -86,6 +84,11 @@ class MirrorPipeline:
         return self._layout.name
 
     @property
+    def tokenizer(self) -> BundleTokenizer:
+        """The bundle's tokenizer and chat template."""
+        return self._reader.tokenizer
+
+    @property
     def engine(self) -> Engine:
         """The devices and their workers, for measuring them."""
         return self._engine
@@ -105,7 +108,7 @@ class MirrorPipeline:
         check_exits(speculation or self.speculation, self.manifest.target)
         self._engine.check_usable()
         ways = Speculations(speculation or self.speculation, speculation or self.sampled_speculation)
-        session = MirrorSession(self._engine, self._tokenizer, self.manifest, ways, self._layout)
+        session = MirrorSession(self._engine, self._reader, self.manifest, ways, self._layout)
         with self._lock:
             self._sessions.add(session)
         return session
@@ -133,6 +136,55 @@ class MirrorPipeline:
     ) -> Iterator[Chunk]:
         """Produce a text chunk by chunk: see `MirrorSession.stream`."""
         return self._own.stream(prompt, config, messages=messages, token_ids=token_ids, **overrides)
+
+    def generate_several(
+        self,
+        count: int,
+        prompt: str | None = None,
+        config: GenerationConfig | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        token_ids: Sequence[int] | None = None,
+        **overrides: Any,
+    ) -> list[GenerationResult]:
+        """Several answers to one prompt: see `MirrorSession.generate_several`."""
+        return self._own.generate_several(count, prompt, config, messages=messages, token_ids=token_ids, **overrides)
+
+    def astream(
+        self,
+        prompt: str | None = None,
+        config: GenerationConfig | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        token_ids: Sequence[int] | None = None,
+        **overrides: Any,
+    ) -> AsyncGenerator[Chunk, None]:
+        """Produce a text chunk by chunk, for `async for`: see `MirrorSession.astream`."""
+        return self._own.astream(prompt, config, messages=messages, token_ids=token_ids, **overrides)
+
+    async def agenerate(
+        self,
+        prompt: str | None = None,
+        config: GenerationConfig | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        token_ids: Sequence[int] | None = None,
+        **overrides: Any,
+    ) -> GenerationResult:
+        """Produce a text without keeping the event loop waiting: see `MirrorSession.agenerate`."""
+        return await self._own.agenerate(prompt, config, messages=messages, token_ids=token_ids, **overrides)
+
+    def encode(
+        self,
+        prompt: str | None = None,
+        config: GenerationConfig | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        token_ids: Sequence[int] | None = None,
+        **overrides: Any,
+    ) -> list[int]:
+        """The ids that `generate` would read: see `MirrorSession.encode`."""
+        return self._own.encode(prompt, config, messages=messages, token_ids=token_ids, **overrides)
 
     def cancel(self) -> None:
         """Stop the pipeline's own session from any thread: it raises `Cancelled` within one step."""

@@ -10,6 +10,7 @@ TEXT = (
     "Every morning the fox went to the river and asked the old heron for news of the world."
 )
 TEMPLATE = (
+    "{{ greeting }}{% if tools %}{{ tools | tojson }}{% endif %}"
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )

@@ -64,12 +64,13 @@ class PlainDriver:
         """Verify the window in flight, commit what the target says, find the next window."""
         started = self.request.ledger.now()
         ticket = self._run_target(inflight)
+        self.request.chooser.look_ahead(inflight.window)
         self.request.chooser.draw_ahead(inflight.head + 1, len(inflight.window) + 1, self.target.vocab_size)
         output = self.target.result(self.request, ticket)
         acceptance = self._accept(inflight, output)
         tokens = self._commit(inflight, acceptance)
         drafted_s = self.request.ledger.drafted_s
-        window, source = self._next_window(inflight, acceptance)
+        window, source = self._window_after(inflight, acceptance)
         if ticket.queued_s:  # the next pass would have to queue, too, so that drafting its window costs nothing
             self.request.ledger.queued_s += ticket.queued_s + self.request.ledger.drafted_s - drafted_s
         num_accepted = acceptance.num_accepted
@@ -108,6 +109,9 @@ class PlainDriver:
         self.request.commit(tokens, acceptance.gaps, self.target.near_tie_gap)
         self.target.keep(self.request, inflight.head + acceptance.num_accepted + 1)
         return tokens
+
+    def _window_after(self, inflight: InFlight, acceptance: Acceptance) -> tuple[NDArray[np.int64], str]:
+        return self._next_window(inflight, acceptance)
 
     def _next_window(self, inflight: InFlight, acceptance: Acceptance) -> tuple[NDArray[np.int64], str]:
         return NO_TOKENS, "none"

@@ -19,6 +19,8 @@ from mirrorsd.runtime.draft.chain import NO_TOKENS
 from mirrorsd.runtime.policy.windows import WindowOrder
 
 _SIDE_PASSES = 3
+_FEWEST_FORCED = 2
+"""Tokens that a form leaves no choice of, from which on they are a better window than the draft's own."""
 
 
 class SerialDriver(PlainDriver):
@@ -84,6 +86,21 @@ class SerialDriver(PlainDriver):
 
     def _order(self) -> WindowOrder:
         return WindowOrder(self.request.window_limit(), self.passes, self.request.length)
+
+    def _window_after(self, inflight: InFlight, acceptance: Acceptance) -> tuple[NDArray[np.int64], str]:
+        """Of a constrained text, what it must say next; or what of the next window it may say."""
+        request, draft = self.request, self.draft
+        if request.constraint is None or not (draft.has_text and draft.is_working()):
+            return self._next_window(inflight, acceptance)
+        forced = request.constraint.forced(request.window_limit())
+        if len(forced) >= _FEWEST_FORCED:
+            num_accepted, token = acceptance.num_accepted, acceptance.next_token
+            draft.hold(partial(draft.drafter.adopt, inflight.head, num_accepted, token, forced))
+            return forced, "forced"
+        window, source = self._next_window(inflight, acceptance)
+        window = window[: request.constraint.num_allowed(window)]
+        draft.hold(partial(draft.drafter.chain.cut, request.num_tokens + len(window)))
+        return window, source
 
     def _next_window(self, inflight: InFlight, acceptance: Acceptance) -> tuple[NDArray[np.int64], str]:
         """Ask the draft and wait for its answer; plain decoding until it is ready."""

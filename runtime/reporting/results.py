@@ -8,13 +8,18 @@ from mirrorsd.runtime.decoding.request import StepRecord
 from mirrorsd.runtime.ledger import Span
 from mirrorsd.runtime.reporting.stats import GenerationStats
 from mirrorsd.runtime.reporting.trace import write_trace
+from mirrorsd.runtime.sampling.logprobs import TokenLogprob
 
 
 class GeneratedToken(NamedTuple):
-    """A token and where it came from: `window` (drafted and verified), `correction` (the target's own), `plain`."""
+    """A token and where it came from: `window` (drafted and verified), `correction` (the target's own), `plain`.
+
+    `logprob` is what the target thought of it, where `GenerationConfig.logprobs` asks for that.
+    """
 
     id: int
     source: str
+    logprob: TokenLogprob | None = None
 
 
 _MOST_SHOWN = 60
@@ -25,10 +30,11 @@ class GenerationResult:
     """A finished text; `str` of it is the text.
 
     Attributes:
-        text: the new text, without special tokens, cut before a stop string.
+        text: the new text alone, cut before a stop string; special tokens are in it only where they are asked for.
         prompt_ids: the prompt's tokens, special ones included.
         token_ids: the new tokens, the end-of-sequence token included.
-        stop_reason: `eos`, `stop_token`, `stop_string`, `length` (max_new_tokens) or `context` (no room left).
+        stop_reason: `eos`, `stop_token`, `stop_string`, `length` (max_new_tokens), `context` (no room left),
+            `deadline` (deadline_s is over) or `cancelled` (see `Cancelled.result`).
         method: what ran: `mirror`, `serial`, `plain`, or `auto` (`stats.steps_by_method` says what it chose).
         device_map: name of the device map.
         layout: how target and draft shared the processor (see `layouts`).
@@ -36,6 +42,7 @@ class GenerationResult:
         stats: figures; see `GenerationStats`.
         spans: what each device did when.
         steps: the verification steps.
+        logprobs: what the target thought of each new token; empty where nobody asked.
     """
 
     text: str
@@ -49,6 +56,7 @@ class GenerationResult:
     stats: GenerationStats
     spans: tuple[Span, ...]
     steps: tuple[StepRecord, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     def __str__(self) -> str:
         return self.text
