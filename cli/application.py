@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from mirrorsd import __version__
+from mirrorsd.cli.commands.chat import chat
 from mirrorsd.cli.commands.compare import compare
 from mirrorsd.cli.commands.compile import compile
 from mirrorsd.cli.commands.devices import devices
@@ -28,7 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (export, compile, generate, serve, compare, inspect, devices, doctor, simulate, trace, tune):
+for command in (export, compile, generate, chat, serve, compare, inspect, devices, doctor, simulate, trace, tune):
     app.command()(command)
 app.add_typer(train, name="train")
 

@@ -24,6 +24,7 @@ ALLOWED = {
     "cli": {
         *("mirrorsd", "mirrorsd.graphs", "mirrorsd.device_maps", "mirrorsd.export"),
         *("mirrorsd.runtime", "mirrorsd.server", "mirrorsd.training", "typer", "rich", "matplotlib", "optimum"),
+        "prompt_toolkit",
     },
 }
 """What each folder may import besides the standard library and itself."""

@@ -81,7 +81,8 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     "cli": {
         "input": set(),
         "output": {"input"},
-        "commands": {"input", "output"},
+        "chat": {"input", "output"},
+        "commands": {"chat", "input", "output"},
         "application": {"commands", "output"},
         "optimum_command": {"application"},
         "optimum_register": {"optimum_command"},
