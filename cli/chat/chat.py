@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mirrorsd.runtime import GenerationConfig
 
 _ANSWER_SHARE = 4
-"""A question is asked only with a quarter of the context left for its answer, or with `max_new_tokens` if that is less."""
+"""A question is asked only with a quarter of the context left for its answer, or `max_new_tokens` if that is less."""
 
 
 class Chat:
