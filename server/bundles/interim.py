@@ -3,21 +3,8 @@
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
-from typing import Any
 
-from mirrorsd.runtime import GenerationConfig, MirrorPipeline, MirrorSession
-
-
-class CancelToken:
-    def __init__(self) -> None:
-        self.is_cancelled = False
-        self.session: MirrorSession | None = None
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
-        if self.session:
-            self.session.cancel()
+from mirrorsd.runtime import MirrorPipeline, MirrorSession
 
 
 class Seats:
@@ -44,20 +31,3 @@ class Seats:
     def close(self) -> None:
         for session, _ in self._free:
             session.close()
-
-
-def config_of(settings: dict[str, Any]) -> GenerationConfig:
-    known = {field.name for field in fields(GenerationConfig)}
-    return GenerationConfig(**{name: value for name, value in settings.items() if name in known})
-
-
-def encode(pipe: MirrorPipeline, prompt: str | None = None, messages: Any = None, **_: Any) -> list[int]:
-    if _.get("token_ids") is not None:
-        return list(_["token_ids"])
-    if messages is not None:
-        return pipe._tokenizer.encode_chat(messages)
-    return pipe._tokenizer.encode(prompt)
-
-
-def nth_seed(seed: int, index: int) -> int:
-    return seed + index
