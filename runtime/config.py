@@ -162,6 +162,11 @@ class GenerationConfig:
             return self.do_sample
         return self.temperature is not None and self.temperature > 0
 
+    @property
+    def biases(self) -> dict[int, float]:
+        """What is added to logits, by token."""
+        return dict(self.logit_bias)
+
     def with_overrides(self, overrides: dict[str, Any]) -> Self:
         """A copy with some fields replaced.
 

@@ -14,7 +14,6 @@ from mirrorsd.graphs import names
 from mirrorsd.runtime import CancelToken, Chunk, GenerationConfig, MirrorPipeline
 from mirrorsd.runtime.sampling.noise import nth_seed
 from mirrorsd.server.bundles.fingerprint import fingerprint
-from mirrorsd.server.bundles.interim import Seats
 from mirrorsd.server.bundles.threaded import Threaded
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.settings import ServerSettings
@@ -70,7 +69,7 @@ class LoadedBundle:
         self.created = int(time.time())
         self._running: set[Threaded[Event]] = set()
         self._settings = settings
-        self._seats = Seats(pipe, settings.seats)
+        self._seats = pipe.seats(settings.seats)
         self._answering = ThreadPoolExecutor(settings.seats, thread_name_prefix=f"answer-{name}")
         self._reading = ThreadPoolExecutor(2, thread_name_prefix=f"read-{name}")
         self._seconds = 1.0
