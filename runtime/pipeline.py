@@ -11,10 +11,13 @@ from typing import Any, Self
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig, Speculations
 from mirrorsd.runtime.devices.layouts import Layout
+from mirrorsd.runtime.doctor.memory import cache_bytes
 from mirrorsd.runtime.engine import Engine, check_exits
 from mirrorsd.runtime.loading import load_parts
 from mirrorsd.runtime.reporting.results import Chunk, GenerationResult
+from mirrorsd.runtime.seats import Seats
 from mirrorsd.runtime.session import MirrorSession
+from mirrorsd.runtime.setting_rules import require
 from mirrorsd.runtime.text.request_reader import RequestReader
 from mirrorsd.runtime.text.tokenizer import BundleTokenizer, Message
 
@@ -112,6 +115,18 @@ class MirrorPipeline:
         with self._lock:
             self._sessions.add(session)
         return session
+
+    def seats(self, count: int) -> Seats:
+        """Several sessions, handed out by what they have cached: see `Seats`. Close them, or the pipeline.
+
+        Raises:
+            ConfigError: `count` is not a whole number of 1 or more.
+            DeviceError: there is no room for so many caches (`Seats.bytes_per_seat`).
+            GenerationError: the pipeline is closed.
+        """
+        is_fine = isinstance(count, int) and not isinstance(count, bool) and count >= 1
+        require(is_fine, "seats", "count", count, "1 or more (a whole number)")
+        return Seats(self.session, count, cache_bytes(self.manifest))
 
     def generate(
         self,

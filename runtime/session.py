@@ -3,22 +3,29 @@
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import Cancelled
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.config import GenerationConfig, Speculations, resolve_generation
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.devices.layouts import Layout
+from mirrorsd.runtime.draft.chain import longest_common_prefix
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.generation import Stop, run_steps
 from mirrorsd.runtime.in_thread import stream_in_thread
 from mirrorsd.runtime.reporting.results import Chunk, GenerationResult
 from mirrorsd.runtime.reporting.stats import summarise
 from mirrorsd.runtime.sampling.noise import nth_seed
+from mirrorsd.runtime.saved_cache import SavedCache, origin_of, read_cache, write_cache
 from mirrorsd.runtime.seated_driver import SeatedDriver
 from mirrorsd.runtime.setting_rules import require
 from mirrorsd.runtime.text.request_reader import RequestReader
@@ -173,6 +180,67 @@ class MirrorSession:
         settings = resolve_generation(config, overrides, self._manifest.generation)
         return self._reader.read(prompt, messages, token_ids, settings)
 
+    @property
+    def cached_token_ids(self) -> list[int]:
+        """The tokens that the target has cached of this conversation."""
+        return [int(token) for token in self._seat.target.cached]
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """How many those are."""
+        return len(self._seat.target.cached)
+
+    def common_prefix(self, tokens: NDArray[np.int64]) -> int:
+        """How many leading tokens of a prompt `[n]` are cached."""
+        return longest_common_prefix(self._seat.target.cached, tokens)
+
+    def save_cache(self, path: str | Path) -> int:
+        """Write what the target has cached of this conversation to a file, whole or not at all.
+
+        Returns:
+            The number of tokens. With all layers' keys and values a token takes kilobytes.
+
+        Raises:
+            DeviceError: the device's caches cannot be read.
+            GenerationError: the session is closed.
+            OSError: the file cannot be written.
+        """
+        with self._between_requests():
+            tokens = self.cached_token_ids
+            rows = self._seat.target.read_cache(len(tokens))
+        write_cache(Path(path), SavedCache(tokens, rows), self._origin())
+        return len(tokens)
+
+    def load_cache(self, path: str | Path) -> int:
+        """Take over what `save_cache` wrote, in place of what this conversation has cached.
+
+        Returns:
+            The number of tokens: a prompt that begins with them is not read again.
+
+        Raises:
+            BundleError: the file is missing, damaged, or of another bundle, device or version of the runtimes.
+            DeviceError: the device's caches cannot be written.
+            GenerationError: the session is closed.
+        """
+        with self._between_requests():
+            saved = read_cache(Path(path), self._origin(), self._seat.target.read_cache(0))
+            self._seat.target.write_cache(np.array(saved.token_ids, dtype=np.int64), saved.rows)
+        return len(saved.token_ids)
+
+    def _origin(self) -> dict[str, str]:
+        return origin_of(self._manifest, self._engine.target_model.describe())
+
+    @contextmanager
+    def _between_requests(self) -> Iterator[None]:
+        """Have the caches, as a request has them for a step."""
+        self._engine.check_usable()
+        taker = _CacheTaker()
+        try:
+            self._turns.take(taker)
+            yield
+        finally:
+            self._turns.retire(taker)
+
     def cancel(self) -> None:
         """Stop what this session has been asked for so far, from any thread.
 
@@ -273,3 +341,13 @@ def _last_of(stream: Iterator[Chunk]) -> GenerationResult:
         if chunk.result is not None:
             return chunk.result
     raise AssertionError("unreachable: the last chunk carries the result")
+
+
+class _CacheTaker:
+    """Has a session's turn to read or write its caches."""
+
+    def raise_if_unwanted(self) -> None:
+        """It waits for as long as it takes."""
+
+    def leave(self) -> None:
+        """Nothing runs on the caches."""

@@ -18,6 +18,7 @@ from mirrorsd.graphs.errors import MirrorError
 from mirrorsd.server import inspection
 from mirrorsd.server.answers.chat import chat
 from mirrorsd.server.answers.completions import completions
+from mirrorsd.server.answers.responses import responses
 from mirrorsd.server.errors import ApiError, api_error
 from mirrorsd.server.openapi import openapi_document
 from mirrorsd.server.service import Service
@@ -27,6 +28,7 @@ from mirrorsd.server.transport.guard import Guard
 from mirrorsd.server.transport.page_files import PageFiles
 from mirrorsd.server.wire.chat import ChatRequest
 from mirrorsd.server.wire.completions import CompletionRequest, DetokenizeRequest, TemplateRequest, TokenizeRequest
+from mirrorsd.server.wire.responses import ResponseRequest
 
 _log = logging.getLogger("mirrorsd.server")
 Handler = Callable[..., Awaitable[None]]
@@ -47,6 +49,9 @@ class Endpoint(NamedTuple):
 ENDPOINTS = (
     Endpoint("/v1/chat/completions", "POST", chat, ChatRequest, "Answer a conversation.", needs_model=True),
     Endpoint("/v1/completions", "POST", completions, CompletionRequest, "Go on with a text.", needs_model=True),
+    Endpoint(
+        "/v1/responses", "POST", responses, ResponseRequest, "Answer a conversation (newer form).", needs_model=True
+    ),
     Endpoint("/v1/models", "GET", inspection.models, None, "The models that can be asked for."),
     Endpoint("/v1/models/{model}", "GET", inspection.model, None, "One of them."),
     Endpoint("/health", "GET", inspection.health, None, "Whether requests are taken."),

@@ -119,6 +119,11 @@ def _laid_out(entry: DraftEntry, card: DeviceMap) -> float:
     return 0.5 if entry.precision == "fp32" and card.draft.precision != "f32" else 1.0
 
 
+def cache_bytes(manifest: Manifest) -> int:
+    """Most memory that one conversation's caches take, on both devices together."""
+    return _target_caches(manifest.target) + _draft_caches(manifest.draft)
+
+
 def _target_caches(entry: TargetEntry) -> int:
     shape = entry.shape
     return 2 * shape.num_layers * shape.num_kv_heads * entry.capacity * shape.head_dim * shape.bytes_per_number

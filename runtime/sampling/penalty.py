@@ -28,8 +28,8 @@ class Penalties:
         """Take the settings; `num_prompt` tokens of a history are the prompt's."""
         self._repetition = config.repetition_penalty or 1.0
         self._presence, self._frequency = config.presence_penalty, config.frequency_penalty
-        self._bias_ids = np.array([token for token, _ in config.logit_bias], dtype=np.int64)
-        self._biases = np.array([bias for _, bias in config.logit_bias], dtype=np.float64)
+        self._bias_ids = np.array([*config.biases], dtype=np.int64)
+        self._biases = np.array([*config.biases.values()], dtype=np.float64)
         self.needs_history = self._repetition != 1.0 or self._presence != 0 or self._frequency != 0
         self.is_wanted = self.needs_history or len(self._bias_ids) > 0
         self._num_prompt, self._num_read = num_prompt, 0

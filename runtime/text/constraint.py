@@ -5,8 +5,8 @@ follows the tokens that the target has chosen, one by one, and every method come
 looked at ahead, while the devices work, and the state is rolled back.
 """
 
-from importlib import import_module
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,41 +15,16 @@ from mirrorsd.graphs.errors import ConfigError, GenerationError
 from mirrorsd.runtime.config import CONSTRAINTS, GenerationConfig
 from mirrorsd.runtime.text.tokenizer import BundleTokenizer
 
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
 _WORD_BITS = 32
-
-
-class Matcher(Protocol):
-    """What is used of `llguidance.LLMatcher`, which raises nothing and is asked for its errors instead."""
-
-    def is_error(self) -> bool:
-        """Whether something went wrong, for good."""
-
-    def get_error(self) -> str:
-        """What went wrong."""
-
-    def consume_token(self, sampled_token: int) -> bool:
-        """Go on with a token; False if it may not come."""
-
-    def try_consume_tokens(self, tokens: list[int]) -> int:
-        """Go on with as many of the tokens as may come; how many those are."""
-
-    def rollback(self, num_tokens: int) -> bool:
-        """Take the last tokens back."""
-
-    def validate_tokens(self, tokens: list[int]) -> int:
-        """How many of the tokens may come; the state stays."""
-
-    def compute_ff_tokens(self) -> list[int]:
-        """Tokens of which each is the only way on."""
-
-    def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int) -> None:
-        """Write a bit per token."""
 
 
 class Constraint:
     """Follows one text: what may come next. See `sampling.chooser.Mask`. Not thread-safe."""
 
-    def __init__(self, matcher: Matcher, num_words: int) -> None:
+    def __init__(self, matcher: "LLMatcher", num_words: int) -> None:
         """Take a matcher whose masks have `num_words` bits: at least one for each of the target's logits."""
         self._matcher, self._num_words = matcher, num_words
         self._ahead: list[NDArray[np.bool_]] = []  # what may come now, after the window's first token, ...
@@ -113,7 +88,7 @@ class ConstraintCompiler:
 
     def __init__(self, tokenizer: BundleTokenizer, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
         self._tokenizer, self._vocab_size, self._eos_ids = tokenizer, vocab_size, eos_ids
-        self._made: Any = None
+        self._words: LLTokenizer | None = None
 
     def compile(self, config: GenerationConfig) -> Constraint | None:
         """The constraint that a request wants; None where it wants none.
@@ -128,27 +103,29 @@ class ConstraintCompiler:
         if not self._eos_ids:
             raise ConfigError(f"GenerationConfig.{field} needs a model with an end-of-sequence token, to end the text.")
         try:
-            llguidance = import_module("llguidance")
+            from llguidance import LLMatcher
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f'GenerationConfig.{field} needs the package llguidance: pip install "mirrorsd[server]".'
             ) from error
-        words = self._words(llguidance)
-        matchers = llguidance.LLMatcher
-        read = {"json_schema": matchers.grammar_from_json_schema, "regex": matchers.grammar_from_regex}
-        grammar = read.get(field, matchers.grammar_from_lark)(getattr(config, field))
-        matcher = matchers(words, grammar, log_level=0)
+        words = self._read_words()
+        read: dict[str, Callable[[str], str]] = {
+            "json_schema": LLMatcher.grammar_from_json_schema,
+            "regex": LLMatcher.grammar_from_regex,
+            "grammar": LLMatcher.grammar_from_lark,
+        }
+        matcher = LLMatcher(words, read[field](getattr(config, field)), log_level=0)
         if matcher.is_error():
             raise ConfigError(f"GenerationConfig.{field} cannot be taken: {matcher.get_error()}")
         return Constraint(matcher, words.vocab_size)
 
-    def _words(self, llguidance: Any) -> Any:
-        if self._made is None:
+    def _read_words(self) -> "LLTokenizer":
+        from llguidance import LLTokenizer
+
+        if self._words is None:
             num_words = max(self._vocab_size, self._tokenizer.vocab_size)
             try:
-                self._made = llguidance.LLTokenizer(
-                    self._tokenizer.to_json(), n_vocab=num_words, eos_token=list(self._eos_ids)
-                )
+                self._words = LLTokenizer(self._tokenizer.to_json(), n_vocab=num_words, eos_token=list(self._eos_ids))
             except ValueError as error:
                 raise ConfigError(f"llguidance cannot read this bundle's tokenizer ({error}).") from error
-        return self._made
+        return self._words

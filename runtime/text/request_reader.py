@@ -52,9 +52,10 @@ class RequestReader:
         return self.tokenizer.encode(prompt) if prompt is not None else read_ids(token_ids, self._vocab_size)
 
     def _check_ids(self, settings: GenerationConfig) -> None:
-        outside = [token for token, _ in settings.logit_bias if token >= self._vocab_size]
+        outside = [token for token in settings.biases if token >= self._vocab_size]
         if outside:
             raise ConfigError(
                 f"GenerationConfig.logit_bias names the id {outside[0]}; allowed: 0 to {self._vocab_size - 1}, the "
                 "vocabulary of this bundle."
             )
+        read_ids(settings.prediction, self._vocab_size, "prediction")

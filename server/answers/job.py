@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from mirrorsd.runtime import GenerationResult
+from mirrorsd.runtime import CancelToken, GenerationResult
 from mirrorsd.server.answers import figures
 from mirrorsd.server.answers.choices import Choice, Delta
 from mirrorsd.server.answers.settings_of import Settings
 from mirrorsd.server.answers.shown import ShownTokens
 from mirrorsd.server.answers.tools import Reader, ToolPlan
-from mirrorsd.server.bundles.loaded import CancelToken, LoadedBundle, Part, Started, Task, seeded_configs
+from mirrorsd.server.bundles.loaded import LoadedBundle, Part, Started, Task, seeded_configs
 from mirrorsd.server.service import Service
 from mirrorsd.server.transport.exchange import PING, Exchange
 from mirrorsd.server.wire.fields import TextRequest

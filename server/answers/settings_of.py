@@ -63,7 +63,7 @@ def penalised_settings(body: PenalisedRequest, defaults: Mapping[str, Any], limi
 
 def chat_settings(body: ChatRequest, defaults: Mapping[str, Any], limits: Limits) -> Settings:
     """What a chat request says, its tools apart."""
-    _refuse(body, functions="tools", function_call="tool_choice", audio=None, web_search_options=None)
+    refuse_fields(body, functions="tools", function_call="tool_choice", audio=None, web_search_options=None)
     if body.modalities is not None and body.modalities != ["text"]:
         raise ApiError(400, "modalities: only ['text'] can be given.", param="modalities")
     if len(body.messages) > limits.messages:
@@ -78,7 +78,7 @@ def chat_settings(body: ChatRequest, defaults: Mapping[str, Any], limits: Limits
 
 def completion_settings(body: CompletionRequest, defaults: Mapping[str, Any], limits: Limits) -> Settings:
     """What a completion request says."""
-    _refuse(body, echo=None, suffix=None)
+    refuse_fields(body, echo=None, suffix=None)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise ApiError(400, "best_of: only as many as n are generated.", param="best_of")
     found = penalised_settings(body, defaults, limits)
@@ -130,7 +130,7 @@ def depth_of(value: object) -> int:
         depth += 1
 
 
-def _refuse(body: object, **alternatives: str | None) -> None:
+def refuse_fields(body: object, **alternatives: str | None) -> None:
     """Refuse what would be silently wrong where it says something."""
     for name, alternative in alternatives.items():
         if getattr(body, name) not in (None, False, "", []):

@@ -28,6 +28,7 @@ class ShownTokens:
         self._waiting: deque[Placed] = deque()
         self._pieces: deque[tuple[str, str]] = deque()
         self._decoded = self._shown = 0
+        self._last_source = "plain"
 
     def take(
         self, tokens: Sequence[GeneratedToken], text: str, *, is_last: bool = False
@@ -62,7 +63,7 @@ class ShownTokens:
                 self._pieces.appendleft((piece[len(text) :], source))
                 piece = piece[: len(text)]
             found.append((text[: len(piece)], source))
-            text = text[len(piece) :]
+            text, self._last_source = text[len(piece) :], source
         if text:
-            found.append((text, found[-1][1] if found else "plain"))
+            found.append((text, self._last_source))
         return found

@@ -15,6 +15,8 @@ from mirrorsd.server.settings import Limits
 from mirrorsd.server.wire.chat import ChatRequest, NamedChoice, Tool
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_COMPACT = {"whitespace_flexible": False}
+"""For llguidance: a call is read by programs, and a small model may write spaces between its parts for ever."""
 
 
 class Call(NamedTuple):
@@ -158,7 +160,8 @@ def call_schema(tools: Sequence[Tool]) -> dict[str, Any]:
         required = ["name", "arguments"]
         calls.append({"type": "object", "properties": properties, "required": required, "additionalProperties": False})
     schema: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
-    return {**schema, "$defs": definitions} if definitions else schema
+    more = {"$defs": definitions} if definitions else {}
+    return {**schema, **more, "x-guidance": _COMPACT}
 
 
 def _moved(schema: Any, prefix: str) -> Any:

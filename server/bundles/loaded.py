@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mirrorsd.graphs import names
-from mirrorsd.runtime import Chunk, GenerationConfig, MirrorPipeline
+from mirrorsd.runtime import CancelToken, Chunk, GenerationConfig, MirrorPipeline
+from mirrorsd.runtime.sampling.noise import nth_seed
 from mirrorsd.server.bundles.fingerprint import fingerprint
-from mirrorsd.server.bundles.interim import CancelToken, Seats, config_of, encode, nth_seed
 from mirrorsd.server.bundles.threaded import Threaded
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.settings import ServerSettings
@@ -61,7 +61,7 @@ class LoadedBundle:
 
     def __init__(self, name: str, folder: Path, pipe: MirrorPipeline, settings: ServerSettings) -> None:
         self.name, self.folder, self.pipe = name, folder, pipe
-        self.tokenizer = getattr(pipe, "tokenizer", None) or pipe._tokenizer
+        self.tokenizer = pipe.tokenizer
         template = folder / names.TOKENIZER_FOLDER / "chat_template.jinja"
         self.chat_template = template.read_text(encoding="utf-8") if template.is_file() else ""
         self.context = pipe.manifest.target.context
@@ -69,7 +69,7 @@ class LoadedBundle:
         self.created = int(time.time())
         self._running: set[Threaded[Event]] = set()
         self._settings = settings
-        self._seats = Seats(pipe, settings.seats)
+        self._seats = pipe.seats(settings.seats)
         self._answering = ThreadPoolExecutor(settings.seats, thread_name_prefix=f"answer-{name}")
         self._reading = ThreadPoolExecutor(2, thread_name_prefix=f"read-{name}")
         self._seconds = 1.0
@@ -82,7 +82,7 @@ class LoadedBundle:
 
     async def encode(self, **what: Any) -> list[int]:
         """Token ids of a prompt or messages, read on a thread: see `MirrorPipeline.encode`."""
-        return await asyncio.get_running_loop().run_in_executor(self._reading, lambda: encode(self.pipe, **what))
+        return await asyncio.get_running_loop().run_in_executor(self._reading, lambda: self.pipe.encode(**what))
 
     async def predict(self, text: str) -> list[int]:
         """Token ids of a text that an answer will probably contain."""
@@ -175,10 +175,10 @@ def seeded_configs(bundle: LoadedBundle, settings: Mapping[str, Any], count: int
     Raises:
         ConfigError: a setting that is not allowed.
     """
-    first = config_of(dict(settings)).resolve(bundle.pipe.manifest.generation)
+    first = GenerationConfig(**settings).resolve(bundle.pipe.manifest.generation)
     if first.seed is None:
         return [first] * count
     return [first.with_overrides({"seed": nth_seed(first.seed, index)}) for index in range(count)]
 
 
-__all__ = ["CancelToken", "LoadedBundle", "Part", "Started", "Task", "config_of", "seeded_configs"]
+__all__ = ["Event", "LoadedBundle", "Part", "Started", "Task", "seeded_configs"]

@@ -15,7 +15,10 @@ ALLOWED = {
     "device_maps": {"mirrorsd.graphs"},
     "families": {"mirrorsd.graphs", "torch", "transformers", "huggingface_hub"},
     "export": {"mirrorsd.graphs", "mirrorsd.device_maps", "mirrorsd.families", *TRAINERS, *COMPILERS},
-    "runtime": {"mirrorsd.graphs", "mirrorsd.device_maps", "numpy", "onnxruntime", "openvino", "tokenizers", "jinja2"},
+    "runtime": {
+        *("mirrorsd.graphs", "mirrorsd.device_maps", "numpy", "onnxruntime", "openvino", "tokenizers", "jinja2"),
+        "llguidance",
+    },
     "training": {"mirrorsd.graphs", "mirrorsd.families", "matplotlib", *TRAINERS},
     "server": {
         *("mirrorsd", "mirrorsd.graphs", "mirrorsd.runtime"),
