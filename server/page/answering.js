@@ -58,7 +58,7 @@ export function plainBody(body, figures) {
 /** What a finished answer says about itself, in one line. */
 export function figuresInWords(figures, plainSpeed) {
   const words = [`${figures.predicted_n} tokens`, `${speedOf(figures).toFixed(speedOf(figures) < 100 ? 1 : 0)} tokens/s`];
-  if (plainSpeed && figures.method !== "plain") words.push(`${(speedOf(figures) / plainSpeed).toFixed(2)}× plain`);
+  if (plainSpeed && figures.draft_n) words.push(`${(speedOf(figures) / plainSpeed).toFixed(2)}× plain`);
   if (figures.draft_n) words.push(`draft right ${percent(figures.draft_n_accepted / figures.draft_n)}`);
   words.push(figures.seed === null ? "greedy" : `seed ${figures.seed}`);
   if (figures.stop_reason === "length") words.push("cut at the most tokens");
@@ -72,4 +72,10 @@ export function speedOf(figures) {
 
 export function percent(share) {
   return `${Math.round(100 * share)} %`;
+}
+
+/** 134,500,000 parameters as "135 million". */
+export function millions({ parameters }) {
+  const count = parameters / 1e6;
+  return count >= 1000 ? `${(count / 1000).toFixed(1)} billion` : `${count < 10 ? count.toFixed(1) : Math.round(count)} million`;
 }

@@ -1,7 +1,7 @@
 // The page: wires the server, the conversations and what is shown together.
 
 import { Refusal, properties, setKey, takeKeyFromAddress } from "./api.js";
-import { ask, figuresInWords, plainBody, requestBody, speedOf } from "./answering.js";
+import { ask, figuresInWords, millions, plainBody, requestBody, speedOf } from "./answering.js";
 import { AnswerBox, Comparison, button, element, questionBox } from "./messages.js";
 import { Panel } from "./panel.js";
 import { fillSettings, readSettings, setUpDrawers, setUpTheme } from "./controls.js";
@@ -10,6 +10,7 @@ import { Store } from "./store.js";
 
 const byId = (id) => document.getElementById(id);
 const FRAME_MS = 60;
+const LEAST_MEASURED = 24;
 
 takeKeyFromAddress();
 const store = new Store();
@@ -101,7 +102,7 @@ function welcome() {
   const { target, draft } = page.props ?? {};
   box.append(element("h2", "", "Ask something"));
   if (target) {
-    box.append(element("p", "", `${target.name} answers. ${draft.name} drafts ahead of it, and changes no word of the answer.`));
+    box.append(element("p", "", `A model of ${millions(target)} parameters answers. A draft of ${millions(draft)} works ahead of it, and changes no word of the answer.`));
   }
   return box;
 }
@@ -126,6 +127,15 @@ function finished(message, isLast) {
 
 // Asking
 
+/** Without a choice of the reader's, an answer may take half of the context: the rest is for what is said next. */
+function withRoom(settings) {
+  return page.props ? { max_tokens: Math.ceil(page.props.context / 2), ...settings } : settings;
+}
+
+function hints() {
+  return { ...page.props?.defaults, max_tokens: withRoom({}).max_tokens };
+}
+
 async function send(text) {
   store.current.messages.push({ role: "user", content: text });
   await answerLast();
@@ -133,7 +143,7 @@ async function send(text) {
 
 async function answerLast() {
   const conversation = store.current;
-  const body = requestBody(page.props?.model, conversation.settings, conversation.messages);
+  const body = requestBody(page.props?.model, withRoom(conversation.settings), conversation.messages);
   const message = { role: "assistant", content: "", runs: [], figures: null, model: page.props?.model ?? "" };
   conversation.messages.push(message);
   show();
@@ -233,7 +243,7 @@ async function compare(answerBox) {
   const conversation = store.current;
   const { message } = answerBox;
   const before = conversation.messages.slice(0, conversation.messages.indexOf(message));
-  const body = requestBody(message.model, conversation.settings, before);
+  const body = requestBody(message.model, withRoom(conversation.settings), before);
   const comparison = new Comparison(answerBox, message.figures.seed);
   const plain = { content: "", runs: [], figures: null };
   const controller = new AbortController();
@@ -243,9 +253,7 @@ async function compare(answerBox) {
     await ask(plainBody(body, message.figures), plain, controller.signal, draw);
     draw.stop();
     comparison.update(plain.content);
-    panel.plainSpeed = speedOf(plain.figures);
-    panel.showPlain();
-    comparison.judge(message, plain, { answer: speedOf(message.figures), plain: panel.plainSpeed });
+    comparison.judge(message, plain, comparedSpeeds(message.figures, plain.figures));
   } catch (error) {
     draw.stop();
     if (error.name !== "AbortError" && !(error instanceof Refusal) && !(error instanceof TypeError)) throw error;
@@ -253,6 +261,14 @@ async function compare(answerBox) {
   }
   if (page.running === controller) setRunning(null);
   messages.scrollTop = messages.scrollHeight;
+}
+
+/** Speeds of both, unless the text is too short to measure, or the answer was plain itself. */
+function comparedSpeeds(figures, plain) {
+  if (plain.predicted_n < LEAST_MEASURED) return null;
+  panel.plainSpeed = speedOf(plain);
+  panel.showPlain();
+  return figures.draft_n ? { answer: speedOf(figures), plain: panel.plainSpeed } : null;
 }
 
 // Controls
@@ -292,10 +308,10 @@ byId("colours").addEventListener("change", (event) => {
   show();
 });
 byId("open-settings").addEventListener("click", () => {
-  fillSettings(byId("settings-form"), store.current.settings, page.props?.defaults ?? {});
+  fillSettings(byId("settings-form"), store.current.settings, hints());
   byId("settings").showModal();
 });
-byId("clear-settings").addEventListener("click", () => fillSettings(byId("settings-form"), {}, page.props?.defaults ?? {}));
+byId("clear-settings").addEventListener("click", () => fillSettings(byId("settings-form"), {}, hints()));
 byId("settings").addEventListener("close", () => {
   if (byId("settings").returnValue !== "ok") return;
   store.current.settings = readSettings(byId("settings-form"));

@@ -42,16 +42,21 @@ export function setUpDrawers(byId) {
       close();
       set(opener, drawer, isOpen);
       byId("shade").hidden = !isOpen;
-      if (isOpen) drawer.querySelector("button, input")?.focus();
-    });
-    drawer.addEventListener("keydown", (event) => {
-      if (event.key !== "Escape" || !drawer.classList.contains("is-open")) return;
-      event.stopPropagation();
-      close();
-      opener.focus();
+      if (isOpen) drawer.querySelector("button, input:not([disabled])")?.focus();
     });
   }
-  byId("shade").addEventListener("click", close);
+  document.addEventListener(
+    "keydown",
+    (event) => {
+      const open = drawers.find(([, drawer]) => drawer.classList.contains("is-open"));
+      if (event.key !== "Escape" || !open || document.querySelector("dialog[open]")) return;
+      event.stopPropagation();
+      close();
+      open[0].focus();
+    },
+    { capture: true },
+  );
+  for (const id of ["shade", "close-panel"]) byId(id).addEventListener("click", close);
   return close;
 }
 

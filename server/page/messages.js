@@ -106,11 +106,12 @@ export class Comparison {
     this.text.replaceChildren(rendered(text));
   }
 
-  /** Say whether the texts are the same, letter for letter. */
+  /** Say whether the texts are the same, letter for letter; speeds where they can be compared. */
   judge(answer, plain, speeds) {
     const isSame = answer.content === plain.content;
     this.box.classList.add(isSame ? "same" : "other");
-    const times = speeds.plain ? ` ${(speeds.answer / speeds.plain).toFixed(2)} times as fast as plain (${speeds.plain.toFixed(1)} tokens/s).` : "";
+    const ratio = speeds && (speeds.answer / speeds.plain).toFixed(2);
+    const times = speeds ? ` ${ratio} times as fast as plain (${speeds.plain.toFixed(1)} tokens/s).` : "";
     if (isSame) {
       this.head.textContent = `✓ Identical: all ${answer.content.length} characters.${times}`;
       return;

@@ -65,7 +65,7 @@ export class Panel {
       return;
     }
     const accepted = figures.draft_n ? figures.draft_n_accepted / figures.draft_n : null;
-    this.set(speedOf(figures), accepted, figures.tokens_per_step, figures.method === "plain");
+    this.set(speedOf(figures), accepted, figures.tokens_per_step, !figures.draft_n);
     const overlap = `While the large model checked, the small one drafted: ${percent(figures.overlap)} of its work lay there.`;
     this.timeline.finish(`${figures.steps} steps of the large model, ${figures.predicted_n} tokens. ${overlap}`);
   }
