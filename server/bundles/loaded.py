@@ -29,9 +29,9 @@ class Started(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One chunk of the choice with this index."""
+    """One chunk of a choice; choices count from 0."""
 
-    index: int
+    number: int
     chunk: Chunk
 
 

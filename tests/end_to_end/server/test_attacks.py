@@ -147,7 +147,7 @@ def test_numbers_out_of_range_are_refused(serving: Running, name: str, value: st
         return
     if (name, value) == ("presence_penalty", "-1"):
         return
-    body = '{"messages": [{"role": "user", "content": "x"}], "%s": %s}' % (name, value)
+    body = f'{{"messages": [{{"role": "user", "content": "x"}}], "{name}": {value}}}'
     assert status_of(chat(serving, body.encode())) == 400
 
 
@@ -382,7 +382,8 @@ def test_pipelined_requests_are_answered_in_order(serving: Running) -> None:
     ],
 )
 def test_ambiguous_lengths_and_broken_heads_are_refused(serving: Running, head: str) -> None:
-    request = f"POST {CHAT} HTTP/1.1\r\nHost: 127.0.0.1:{serving.port}\r\nContent-Type: application/json\r\n{head}\r\n\r\n0\r\n\r\n"
+    lines = [f"POST {CHAT} HTTP/1.1", f"Host: 127.0.0.1:{serving.port}", "Content-Type: application/json", head]
+    request = "\r\n".join([*lines, "", "0", "", ""])
     assert status_of(raw(serving, request.encode("latin-1"))) in (0, 400, 408, 413, 415, 501)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from mirrorsd.server import Running, ServerSettings
 from mirrorsd.server.bundles.shelf import Shelf
-from mirrorsd.tests.end_to_end.server.serving_here import TINY, connection, post, raw, received, served, status_of
+from mirrorsd.tests.end_to_end.server.serving_here import TINY, connection, post, raw, received, served
 
 CHAT = "/v1/chat/completions"
 LONG = {"messages": [{"role": "user", "content": "fox"}], "stream": True, "max_tokens": 450, "ignore_eos": True, "n": 8}
@@ -72,7 +72,7 @@ def test_running_answers_may_finish_and_new_ones_are_refused(tiny_bundle: Path) 
         assert opened.recv(64)
         running.server.should_exit = True
         rest = received(opened)
-        assert rest.rstrip().endswith(b"data: [DONE]\n\n0".rstrip()) or b"data: [DONE]" in rest
+        assert b"data: [DONE]" in rest
 
 
 def test_after_the_grace_streams_end_with_an_error_and_seats_are_free(tiny_bundle: Path) -> None:
