@@ -54,7 +54,7 @@ class Cancelled(GenerationError):  # noqa: N818 - the public name is the word pe
     """The caller stopped the request.
 
     Attributes:
-        result: the `GenerationResult` of what there was by then; None if the text had not begun.
+        result: the `GenerationResult` of what there was by then, where a session raised it.
     """
 
     result: Any = None

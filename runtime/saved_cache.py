@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import Manifest
+from mirrorsd.runtime.setting_rules import read_whole
 
 _MAGIC = b"mirrorsd-cache-1\n"
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "openvino")
@@ -48,8 +49,7 @@ def write_cache(path: Path, cache: SavedCache, origin: dict[str, str]) -> None:
     Raises:
         OSError: there is no room, or no right to write.
     """
-    arrays = [{"shape": list(rows.shape), "dtype": rows.dtype.name} for rows in cache.rows]
-    header = json.dumps({"origin": origin, "token_ids": cache.token_ids, "arrays": arrays}).encode()
+    header = json.dumps({"origin": origin, "token_ids": cache.token_ids}).encode()
     parts = [len(header).to_bytes(_LENGTH_BYTES, "little"), header, *(rows.tobytes() for rows in cache.rows)]
     digest = hashlib.sha256()
     for part in parts:
@@ -79,15 +79,24 @@ def read_cache(path: Path, origin: dict[str, str], like: Sequence[NDArray[Any]])
     if hashlib.sha256(body).digest() != bytes(content[len(_MAGIC) : len(_MAGIC) + _DIGEST_BYTES]):
         raise BundleError(f"{path} is damaged: its checksum does not fit. Save the conversation again.")
     stop = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
-    header = json.loads(bytes(body[_LENGTH_BYTES:stop]))
-    for name in sorted({*origin, *header["origin"]}):
-        made, here = header["origin"].get(name, "none"), origin.get(name, "none")
+    token_ids, made_by = _header(path, bytes(body[_LENGTH_BYTES:stop]))
+    for name in sorted({*origin, *made_by}):
+        made, here = made_by.get(name, "none"), origin.get(name, "none")
         if made != here:
             raise BundleError(
                 f"{path} was made with another {name} ({_shown(made)}; here it is {_shown(here)}). Send the text "
                 "again instead: it is read anew."
             )
-    return SavedCache(header["token_ids"], _arrays(path, body[stop:], len(header["token_ids"]), like))
+    return SavedCache(token_ids, _arrays(path, body[stop:], len(token_ids), like))
+
+
+def _header(path: Path, text: bytes) -> tuple[list[int], dict[str, str]]:
+    try:
+        document = json.loads(text)
+        token_ids = [read_whole(token) for token in document["token_ids"]]
+        return token_ids, {str(name): str(value) for name, value in document["origin"].items()}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise BundleError(f"{path} has a header that no saved cache has ({error!r}).") from error
 
 
 def _arrays(path: Path, content: memoryview, num_rows: int, like: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:

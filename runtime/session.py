@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.graphs.errors import Cancelled
+from mirrorsd.graphs.errors import BundleError, Cancelled
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.config import GenerationConfig, Speculations, resolve_generation
 from mirrorsd.runtime.decoding.request import Request
@@ -224,6 +224,8 @@ class MirrorSession:
         """
         with self._between_requests():
             saved = read_cache(Path(path), self._origin(), self._seat.target.read_cache(0))
+            if len(saved.token_ids) > self._seat.context:
+                raise BundleError(f"{path} holds {len(saved.token_ids)} tokens; the context is {self._seat.context}.")
             self._seat.target.write_cache(np.array(saved.token_ids, dtype=np.int64), saved.rows)
         return len(saved.token_ids)
 

@@ -89,8 +89,8 @@ def build_app(bundles: Mapping[str, Path], settings: ServerSettings | None = Non
         await service.close()
 
     routes: list[BaseRoute] = [Route(e.path, _Answered(service, e), methods=[e.method]) for e in ENDPOINTS]
-    for path in ("/", "/page/{name:path}"):
-        routes.append(Route(path, _Answered(service, _page(path, files)), methods=["GET"]))
+    pages = [_page(path, files) for path in ("/", "/page/{name:path}")]
+    routes += [Route(page.path, _Answered(service, page), methods=["GET"]) for page in pages]
     document = openapi_document(ENDPOINTS)
     described = Endpoint("/openapi.json", "GET", _sends(document), None, "This document.")
     routes.append(Route("/openapi.json", _Answered(service, described), methods=["GET"]))

@@ -81,11 +81,12 @@ def _part(name: str, parameters: int, precision: str) -> dict[str, Any]:
 
 async def slots(service: Service, exchange: Exchange) -> None:
     """`GET /slots`: how busy the seats are; never whose text is on them."""
-    found = []
-    for bundle in service.shelf.loaded.values():
-        busy = min(bundle.num_running, service.settings.seats)
-        for number in range(service.settings.seats):
-            found.append({"id": number, "model": bundle.name, "is_processing": number < busy, "n_ctx": bundle.context})
+    count = service.settings.seats
+    found = [
+        {"id": number, "model": name, "is_processing": number < bundle.num_running, "n_ctx": bundle.context}
+        for name, bundle in service.shelf.loaded.items()
+        for number in range(count)
+    ]
     await exchange.json(found)
 
 

@@ -14,8 +14,8 @@ from mirrorsd.runtime.sampling.logprobs import TokenLogprob
 class GeneratedToken(NamedTuple):
     """A token and where it came from.
 
-    `window`: drafted and verified; `lookup`: taken from earlier text and verified; `correction`: the target's own behind
-    what it verified; `plain`: decoded plainly.
+    `window`: drafted and verified; `lookup`: taken from earlier text and verified; `correction`: the target's own
+    behind what it verified; `plain`: decoded plainly.
     `logprob` is what the target thought of it, where `GenerationConfig.logprobs` asks for that.
     """
 

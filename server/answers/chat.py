@@ -99,21 +99,21 @@ async def _stream(exchange: Exchange, body: ChatRequest, job: Job) -> None:
 
 
 async def _send(exchange: Exchange, job: Job, head: dict[str, Any], delta: Delta) -> None:
-    choice = job.choices[delta.index]
+    choice = job.choices[delta.choice]
     has_logprobs = bool(job.settings.get("logprobs"))
     logprobs = {"content": chat_logprobs(job.bundle, delta.tokens), "refusal": None} if has_logprobs else None
     extras = job.extras(delta)
     if delta.text or (has_logprobs and delta.tokens) or extras:
         said = {"content": delta.text} if delta.text or delta.tokens else {}
-        await exchange.event({**head, "choices": [_choice(delta.index, said, logprobs)], **extras})
+        await exchange.event({**head, "choices": [_choice(delta.choice, said, logprobs)], **extras})
     if delta.calls:
         first = len(choice.calls) - len(delta.calls)
         for piece in _call_pieces(delta.calls, first):
-            await exchange.event({**head, "choices": [_choice(delta.index, {"tool_calls": [piece]})]})
+            await exchange.event({**head, "choices": [_choice(delta.choice, {"tool_calls": [piece]})]})
     if delta.is_last:
         is_end = len(job.results) == len(job.choices)
         more = await job.figures() if is_end else {}
-        last = {**_choice(delta.index, {}), "finish_reason": choice.finish_reason}
+        last = {**_choice(delta.choice, {}), "finish_reason": choice.finish_reason}
         await exchange.event({**head, "choices": [last], **more})
 
 

@@ -14,7 +14,7 @@ from mirrorsd.server.bundles.loaded import Part
 class Delta(NamedTuple):
     """What one step added to a choice. `pieces` are its text by source, `spans` what the devices did meanwhile."""
 
-    index: int
+    choice: int
     text: str
     calls: Sequence[Call]
     tokens: Sequence[Placed]

@@ -97,12 +97,12 @@ async def _stream(exchange: Exchange, body: CompletionRequest, jobs: list[Job]) 
 
 async def _send(exchange: Exchange, job: Job, head: dict[str, Any], delta: Delta) -> None:
     await exchange.begin_stream()
-    choice = job.choices[delta.index - job.first_index]
+    choice = job.choices[delta.choice - job.first_index]
     reason = choice.finish_reason if delta.is_last else None
     is_end = delta.is_last and len(job.results) == len(job.choices)
     more = {**job.extras(delta), **(await job.figures() if is_end else {})}
     if delta.text or delta.tokens or reason or more:
-        said = _choice(job, delta.index, delta.text, list(delta.tokens), reason)
+        said = _choice(job, delta.choice, delta.text, list(delta.tokens), reason)
         await exchange.event({**head, "choices": [said], **more})
 
 

@@ -72,7 +72,7 @@ class Job:
         last = self.started
         async for event in events:
             if isinstance(event, Part):
-                yield self.choices[event.index].take(event)
+                yield self.choices[event.number].take(event)
                 now = perf_counter()
                 self.service.metrics.observe_gap(now - last)
                 last = now

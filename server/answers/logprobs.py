@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's two forms. A token's bytes put together give the text's, where a character is split too."""
+"""Log-probabilities in OpenAI's two forms. Bytes of tokens put together are the text's, split characters included."""
 
 from collections.abc import Sequence
 from typing import Any

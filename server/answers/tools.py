@@ -72,7 +72,8 @@ class TaggedCalls(Reader):
     """Reads calls between `<tool_call>` and `</tool_call>` (Hermes, Qwen) out of text; what is no call stays text."""
 
     def __init__(self) -> None:
-        self._held = ""
+        self._held = self._lines = ""
+        self._is_behind_call = False
 
     def push(self, text: str) -> Read:
         """Text up to the next call that has begun or may begin, and the calls that have ended."""
@@ -83,19 +84,32 @@ class TaggedCalls(Reader):
             if stop < 0:
                 break
             call = _call_of(self._held[start + len(_OPEN) : stop])
-            before = self._held[:start]
-            shown += before.rstrip("\n") if call else self._held[: stop + len(_CLOSE)]
-            calls += [call] if call else []
-            self._held = self._held[stop + len(_CLOSE) :].lstrip("\n") if call else self._held[stop + len(_CLOSE) :]
+            end = stop + len(_CLOSE)
+            shown += self._show(self._held[: start if call else end])
+            if call:
+                calls.append(call)
+                self._lines, self._is_behind_call = "", True
+            self._held = self._held[end:]
         keep = len(self._held) - start if start >= 0 else _begins(self._held, _OPEN)
-        shown, self._held = shown + self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        shown += self._show(self._held[: len(self._held) - keep])
+        self._held = self._held[len(self._held) - keep :]
         return Read(shown, calls)
 
     def finish(self) -> Read:
         """What is left: a call that only lacks its end mark, or text."""
         held, self._held = self._held, ""
         call = _call_of(held.removeprefix(_OPEN)) if held.startswith(_OPEN) else None
-        return Read("", [call]) if call else Read(held)
+        return Read("", [call]) if call else Read(self._show(held) + self._lines)
+
+    def _show(self, text: str) -> str:
+        """Hold line ends back: beside a call they belong to its form."""
+        if self._is_behind_call:
+            text = text.lstrip("\n")
+            self._is_behind_call = not text
+        text = self._lines + text
+        shown = text.rstrip("\n")
+        self._lines = text[len(shown) :]
+        return shown
 
 
 class ToolPlan(NamedTuple):
@@ -131,8 +145,8 @@ def plan_tools(body: ChatRequest, template: str, limits: Limits) -> ToolPlan:
         if _OPEN not in template:
             raise ApiError(
                 400,
-                "This model's chat template has no form for tools that it may choose. Set tool_choice to 'required', to "
-                "a named function, or to 'none'.",
+                "This model's chat template has no form for tools that it may choose. Set tool_choice to 'required', "
+                "to a named function, or to 'none'.",
                 param="tool_choice",
                 code="unsupported_tool_choice",
             )
@@ -154,8 +168,8 @@ def call_schema(tools: Sequence[Tool]) -> dict[str, Any]:
         prefix = f"tool{number}_"
         parameters = dict(tool.function.parameters or {"type": "object"})
         for key in ("$defs", "definitions"):
-            for name, schema in dict(parameters.pop(key, None) or {}).items():
-                definitions[prefix + name] = _moved(schema, prefix)
+            for name, definition in dict(parameters.pop(key, None) or {}).items():
+                definitions[prefix + name] = _moved(definition, prefix)
         properties = {"name": {"const": tool.function.name}, "arguments": _moved(parameters, prefix)}
         required = ["name", "arguments"]
         calls.append({"type": "object", "properties": properties, "required": required, "additionalProperties": False})

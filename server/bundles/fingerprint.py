@@ -18,9 +18,9 @@ _TEXT_PACKAGES = ("numpy", "tokenizers", "jinja2", "llguidance")
 def fingerprint(bundle: Path, pipe: MirrorPipeline) -> str:
     """The `system_fingerprint` of answers.
 
-    It covers the bundle's manifest, which has the hashes of its graphs, its tokenizer and template, the versions of what computes and of what turns
-    tokens into text, the devices of the card, the processor, and the padding of passes. Whoever speculates how, and how
-    many users there are, changes no byte and is left out.
+    It covers the bundle's manifest, which has the hashes of its graphs, its tokenizer and template, the versions of
+    what computes and of what turns tokens into text, the devices of the card, the processor, and the padding of passes.
+    How it is speculated, and how many users there are, changes no byte and is left out.
     """
     card = pipe.device_map
     facts = {

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mirrorsd.graphs import names
+from mirrorsd.graphs.errors import ContextLengthError
 from mirrorsd.runtime import CancelToken, Chunk, GenerationConfig, MirrorPipeline
 from mirrorsd.runtime.sampling.noise import nth_seed
 from mirrorsd.server.bundles.fingerprint import fingerprint
@@ -28,9 +29,9 @@ class Started(NamedTuple):
 
 
 class Part(NamedTuple):
-    """One chunk of the choice with this index."""
+    """One chunk of a choice; choices count from 0."""
 
-    index: int
+    number: int
     chunk: Chunk
 
 
@@ -65,6 +66,7 @@ class LoadedBundle:
         template = folder / names.TOKENIZER_FOLDER / "chat_template.jinja"
         self.chat_template = template.read_text(encoding="utf-8") if template.is_file() else ""
         self.context = pipe.manifest.target.context
+        self._longest_token = max(len(pipe.tokenizer.token_bytes(token)) for token in range(pipe.tokenizer.vocab_size))
         self.fingerprint = fingerprint(folder, pipe)
         self.created = int(time.time())
         self._running: set[Threaded[Event]] = set()
@@ -81,7 +83,18 @@ class LoadedBundle:
         return self._seats.bytes_per_seat
 
     async def encode(self, **what: Any) -> list[int]:
-        """Token ids of a prompt or messages, read on a thread: see `MirrorPipeline.encode`."""
+        """Token ids of a prompt or messages, read on a thread: see `MirrorPipeline.encode`.
+
+        Raises:
+            ContextLengthError: a text that has too many bytes to fit in any case: nobody needs to read it for that.
+        """
+        size = sum(len(text.encode("utf-8", "replace")) for text in _texts(what))
+        most = self.context * self._longest_token
+        if size > most:
+            raise ContextLengthError(
+                f"The prompt has {size} bytes, and the bundle's context of {self.context} tokens holds {most} at the "
+                "very most. Shorten the prompt."
+            )
         return await asyncio.get_running_loop().run_in_executor(self._reading, lambda: self.pipe.encode(**what))
 
     async def predict(self, text: str) -> list[int]:
@@ -167,6 +180,14 @@ class LoadedBundle:
                     yield Started()
                 for chunk in stream:
                     yield Part(index, chunk)
+
+
+def _texts(what: Mapping[str, Any]) -> Iterator[str]:
+    """The texts that `encode` is given."""
+    if what.get("prompt") is not None:
+        yield what["prompt"]
+    for message in what.get("messages") or ():
+        yield message.get("content") or ""
 
 
 def seeded_configs(bundle: LoadedBundle, settings: Mapping[str, Any], count: int) -> list[GenerationConfig]:

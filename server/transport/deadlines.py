@@ -39,24 +39,27 @@ class BoundedConnection(H11Protocol):
         super().data_received(data)
         is_waiting = self.conn.their_state is h11.IDLE
         if not is_waiting:
-            self._head_timer = _stopped(self._head_timer)
+            _stop(self._head_timer)
+            self._head_timer = None
         elif self._head_timer is None and self.conn.trailing_data[0]:
             self._head_timer = self.loop.call_later(self.limits.head_s, self.transport.abort)
 
     def pause_writing(self) -> None:
         """See `asyncio.Protocol`: something is unsent."""
         super().pause_writing()
-        self._send_timer = _stopped(self._send_timer)
+        _stop(self._send_timer)
         self._send_timer = self.loop.call_later(self.limits.send_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         """See `asyncio.Protocol`: everything was sent."""
         super().resume_writing()
-        self._send_timer = _stopped(self._send_timer)
+        _stop(self._send_timer)
+        self._send_timer = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
-        self._head_timer, self._send_timer = _stopped(self._head_timer), _stopped(self._send_timer)
+        _stop(self._head_timer)
+        _stop(self._send_timer)
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
@@ -77,6 +80,6 @@ def bounded_by(limits: Limits) -> type[BoundedConnection]:
     return type("Connection", (BoundedConnection,), {"limits": limits})
 
 
-def _stopped(timer: asyncio.TimerHandle | None) -> None:
+def _stop(timer: asyncio.TimerHandle | None) -> None:
     if timer is not None:
         timer.cancel()

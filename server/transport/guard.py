@@ -43,11 +43,20 @@ class Guard:
 
     def _check(self, scope: Scope) -> None:
         headers: Headers = scope["headers"]
+        self._check_size(scope, headers)
         port = scope["server"][1] or 0
         hosts = self._settings.host_names(port)
         self._check_host(values(headers, b"host"), hosts)
         self._check_origin(scope, headers, hosts)
         self._check_key(scope, headers)
+
+    def _check_size(self, scope: Scope, headers: Headers) -> None:
+        """What came in one piece was not measured while it came."""
+        size = len(scope["raw_path"]) + len(scope["query_string"])
+        size += sum(len(name) + len(value) + 4 for name, value in headers)
+        most = self._settings.limits.head_bytes
+        if size > most:
+            raise ApiError(431, f"The request's head has more than {most} bytes.", code="head_too_large")
 
     def _check_host(self, found: list[bytes], hosts: frozenset[str]) -> None:
         if len(found) != 1 or found[0].decode("latin-1").lower() not in hosts:

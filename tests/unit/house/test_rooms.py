@@ -15,7 +15,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "turns": set(),
         "cancel_token": set(),
         "in_thread": set(),
-        "saved_cache": set(),
+        "saved_cache": {"setting_rules"},
         "config": {"cancel_token", "setting_rules"},
         "sampling": {"config"},
         "text": {"config"},
