@@ -254,6 +254,8 @@ async function compare(answerBox) {
     draw.stop();
     comparison.update(plain.content);
     comparison.judge(message, plain, comparedSpeeds(message.figures, plain.figures));
+    answerBox.say(figuresInWords(message.figures, panel.plainSpeed));
+    panel.show(message.figures);
   } catch (error) {
     draw.stop();
     if (error.name !== "AbortError" && !(error instanceof Refusal) && !(error instanceof TypeError)) throw error;

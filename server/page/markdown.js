@@ -42,7 +42,7 @@ export function rendered(text) {
     box.setAttribute("aria-label", box.checked ? "done" : "not done");
   }
   for (const heading of fragment.querySelectorAll("h1, h2, h3, h4, h5, h6")) {
-    const lower = document.createElement("h4");
+    const lower = document.createElement("h3");
     lower.className = heading.tagName.toLowerCase();
     lower.append(...heading.childNodes);
     heading.replaceWith(lower);

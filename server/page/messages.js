@@ -23,7 +23,7 @@ export function button(text, act, label = "") {
 /** A question with its buttons. */
 export function questionBox(message, { edit }) {
   const box = element("article", "message question");
-  box.append(element("h3", "unseen", "You"), element("div", "said", message.content));
+  box.append(element("h2", "unseen", "You"), element("div", "said", message.content));
   const row = element("div", "buttons");
   row.append(button("Edit", () => edit(message, box), "Edit this question"));
   box.append(row);
@@ -40,7 +40,7 @@ export class AnswerBox {
     this.text = element("div", "text");
     this.stripe = element("div", "stripe");
     this.foot = element("div", "foot");
-    this.box.append(element("h3", "who", model), this.text, this.stripe, this.foot);
+    this.box.append(element("h2", "who", model), this.text, this.stripe, this.foot);
     this.cost = 0;
   }
 
@@ -50,6 +50,11 @@ export class AnswerBox {
     this.text.replaceChildren(rendered(this.message.content));
     this.colours.paint(this.text, this.message.content, this.message.runs);
     this.cost = performance.now() - started;
+  }
+
+  /** Other words about the same figures: how fast plain decoding is has been measured since. */
+  say(words) {
+    this.foot.querySelector(".figures").textContent = words;
   }
 
   finish(words) {
@@ -114,6 +119,9 @@ export class Comparison {
     const times = speeds ? ` ${ratio} times as fast as plain (${speeds.plain.toFixed(1)} tokens/s).` : "";
     if (isSame) {
       this.head.textContent = `✓ Identical: all ${answer.content.length} characters.${times}`;
+      const folded = element("details");
+      folded.append(element("summary", "", "The text, decoded plainly"), this.text);
+      this.box.append(folded);
       return;
     }
     const moved = answer.fingerprint !== plain.fingerprint ? " The server has changed since." : "";

@@ -64,10 +64,15 @@ export class Panel {
       this.timeline.finish("The answer was stopped.");
       return;
     }
-    const accepted = figures.draft_n ? figures.draft_n_accepted / figures.draft_n : null;
-    this.set(speedOf(figures), accepted, figures.tokens_per_step, !figures.draft_n);
+    this.show(figures);
     const overlap = `While the large model checked, the small one drafted: ${percent(figures.overlap)} of its work lay there.`;
     this.timeline.finish(`${figures.steps} steps of the large model, ${figures.predicted_n} tokens. ${overlap}`);
+  }
+
+  /** Figures of a finished answer. */
+  show(figures) {
+    const accepted = figures.draft_n ? figures.draft_n_accepted / figures.draft_n : null;
+    this.set(speedOf(figures), accepted, figures.tokens_per_step, !figures.draft_n);
   }
 
   set(speed, accepted, perStep, isPlain = false) {
