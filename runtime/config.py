@@ -68,6 +68,7 @@ _GENERATION_RULES = {
     "grammar": or_unset(Rule(f"{_STRING}: a Lark grammar", read_string)),
     "tools": Rule("a list of mappings, as the chat template wants them", read_mappings),
     "template_variables": or_unset(Rule("a mapping of names to values", read_mapping)),
+    "prediction": several(Integral, read_whole, "an id, or several"),
     "deadline_s": or_unset(number(lambda seconds: 0 < seconds <= 86400, "above 0, up to 86400 seconds")),
     "cancel": or_unset(of_type(CancelToken, "a CancelToken")),
     "ignore_eos": yes_or_no(),
@@ -105,6 +106,7 @@ class GenerationConfig:
         grammar: the text is one of this Lark grammar, in llguidance's dialect. Needs llguidance.
         tools: what the chat template is told of the tools that the model may call; with `messages` only.
         template_variables: further variables of the chat template, such as `enable_thinking`; with `messages` only.
+        prediction: ids of a text that the new one will probably repeat in parts: `auto` looks windows up in it.
         deadline_s: seconds from the call, after which the text ends where it is.
         cancel: a token that stops the request; one may stop several.
         ignore_eos: do not end at the model's own end-of-sequence ids.
@@ -133,6 +135,7 @@ class GenerationConfig:
     grammar: str | None = None
     tools: Sequence[Mapping[str, Any]] = ()
     template_variables: Mapping[str, Any] | None = None
+    prediction: Sequence[int] = ()
     deadline_s: float | None = None
     cancel: CancelToken | None = None
     ignore_eos: bool = False

@@ -26,10 +26,12 @@ def run_steps(driver: Driver, watch: StopWatch) -> Iterator[Chunk | Stop]:
     request = driver.request
     token_ids: list[int] = []
     inflight: InFlight | None = None
+    num_spans = 0
     while True:
         try:
             inflight = driver.start() if inflight is None else inflight
             request.raise_if_cancelled()
+            is_given = len(inflight.window) > 0
             outcome = driver.step(inflight)
         except Cancelled:
             if not request.is_overdue():
@@ -54,10 +56,12 @@ def run_steps(driver: Driver, watch: StopWatch) -> Iterator[Chunk | Stop]:
             last = watch.finish(_limit_reason(request))
             texts.append(last.text)
             reason = last.stop_reason
-        tokens = _label(outcome, token_ids[first:], request, first)
+        tokens = _label(outcome, token_ids[first:], request, first, is_given=is_given)
         if reason is not None:
             request.end_after(len(token_ids))
-        yield Chunk("".join(texts), tokens)
+        spans = tuple(request.ledger.spans[num_spans:])
+        num_spans += len(spans)
+        yield Chunk("".join(texts), tokens, spans=spans)
         if reason is not None:
             yield Stop(reason, token_ids)
             return
@@ -67,9 +71,17 @@ def _limit_reason(request: Request) -> str:
     return "length" if request.num_new >= request.config.max_new_tokens else "context"
 
 
-def _label(outcome: Outcome, token_ids: list[int], request: Request, first: int) -> tuple[GeneratedToken, ...]:
-    """Say of a step's tokens, the text's `first` and those after it, where they came from and how likely they were."""
+def _label(
+    outcome: Outcome, token_ids: list[int], request: Request, first: int, *, is_given: bool
+) -> tuple[GeneratedToken, ...]:
+    """Say of a step's tokens, the text's `first` and those after it, where they came from and how likely they were.
+
+    Plain decoding that was given no window (`is_given`) and verified one has looked it up in the text; so has a step
+    behind one that says so.
+    """
     own = "plain" if outcome.method == "plain" else "correction"
-    sources = ["window"] * outcome.num_accepted + [own]
+    is_free = outcome.method == "plain" and not is_given
+    is_looked_up = is_free or (len(request.steps) > 1 and request.steps[-2].next_source == "text")
+    sources = ["lookup" if is_looked_up else "window"] * outcome.num_accepted + [own]
     logprobs = map(request.chooser.take_logprob, count(request.num_prompt + first))
     return tuple(GeneratedToken(*token) for token in zip(token_ids, sources, logprobs, strict=False))

@@ -35,7 +35,7 @@ class FreeRowDriver(PlainDriver):
 
     def _guess(self) -> NDArray[np.int64]:
         count = min(self.target.row_group - 1, self.request.window_limit())
-        return self._lookup.guess(self.request.tokens, count) if count > 0 else NO_TOKENS
+        return self._lookup.guess(self.request.known_text, count) if count > 0 else NO_TOKENS
 
 
 _LONGEST = 31
@@ -55,7 +55,7 @@ class _Repeating(SerialDriver):
         can_adopt = self.draft.has_text and self.draft.is_working()
         if request.length is None or repeats is None or not request.window_limit() or not can_adopt:
             return super()._next_window(inflight, acceptance)
-        repeats.follow(request.tokens)
+        repeats.follow(request.known_text)
         limit = request.window_limit(None if request.speculation.pad_rows_to else _LONGEST)
         count = request.length.cut_repeat(repeats.reach(limit), self._lost_seconds())
         is_unprepared, self._is_repeat = self._prepares_windows and self._is_repeat, count > 0
@@ -65,7 +65,7 @@ class _Repeating(SerialDriver):
             if not is_unprepared:
                 request.length.observe_drafting(request.ledger.drafted_s - drafted_s)
             return found
-        window = repeats.window(request.tokens, count)
+        window = repeats.window(request.known_text, count)
         num_accepted, token = acceptance.num_accepted, acceptance.next_token
         self.draft.hold(partial(self.draft.drafter.adopt, inflight.head, num_accepted, token, window))
         return window, "text"
@@ -92,5 +92,5 @@ def repeating_drivers(
     serial = RepeatSerialDriver(request, target, draft, passes)
     mirror = RepeatMirrorDriver(request, target, draft, passes, planner)
     if request.length is not None:
-        serial.repeats = mirror.repeats = RepeatedText(request.length.repeat_chances, request.num_prompt)
+        serial.repeats = mirror.repeats = RepeatedText(request.length.repeat_chances, request.num_known)
     return serial, mirror

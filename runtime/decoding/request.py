@@ -71,11 +71,22 @@ class Request:
         self._until = inf if config.deadline_s is None else perf_counter() + config.deadline_s
         self._text = np.zeros(context + speculation.gamma + 1, dtype=np.int64)
         self._text[: len(prompt)] = prompt
+        self._prediction = np.array(config.prediction, dtype=np.int64)
 
     @property
     def tokens(self) -> NDArray[np.int64]:
         """Prompt and committed tokens."""
         return self._text[: self.num_tokens]
+
+    @property
+    def known_text(self) -> NDArray[np.int64]:
+        """What windows may be looked up in: the prediction, if there is one, then prompt and committed tokens."""
+        return np.concatenate((self._prediction, self.tokens)) if len(self._prediction) else self.tokens
+
+    @property
+    def num_known(self) -> int:
+        """Tokens of `known_text` before the first new one."""
+        return len(self._prediction) + self.num_prompt
 
     @property
     def num_new(self) -> int:

@@ -12,8 +12,10 @@ from mirrorsd.runtime.sampling.logprobs import TokenLogprob
 
 
 class GeneratedToken(NamedTuple):
-    """A token and where it came from: `window` (drafted and verified), `correction` (the target's own), `plain`.
+    """A token and where it came from.
 
+    `window`: drafted and verified; `lookup`: taken from earlier text and verified; `correction`: the target's own
+    behind what it verified; `plain`: decoded plainly.
     `logprob` is what the target thought of it, where `GenerationConfig.logprobs` asks for that.
     """
 
@@ -78,8 +80,12 @@ class GenerationResult:
 
 
 class Chunk(NamedTuple):
-    """What one step added: text that is certain, and its tokens. `result` comes with the last chunk."""
+    """What one step added: text that is certain, and its tokens. `result` comes with the last chunk.
+
+    `spans` is what the devices have done since the chunk before; what ends later comes with the next one.
+    """
 
     text: str
     tokens: tuple[GeneratedToken, ...]
     result: GenerationResult | None = None
+    spans: tuple[Span, ...] = ()

@@ -58,3 +58,4 @@ class RequestReader:
                 f"GenerationConfig.logit_bias names the id {outside[0]}; allowed: 0 to {self._vocab_size - 1}, the "
                 "vocabulary of this bundle."
             )
+        read_ids(settings.prediction, self._vocab_size, "prediction")

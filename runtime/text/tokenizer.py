@@ -129,7 +129,7 @@ class BundleTokenizer:
         return str(self._tokenizer.to_str())
 
 
-def read_ids(token_ids: object, vocab_size: int) -> list[int]:
+def read_ids(token_ids: object, vocab_size: int, name: str = "token_ids") -> list[int]:
     """Check token ids: a list, tuple or one-dimensional array of whole numbers.
 
     Raises:
@@ -138,12 +138,12 @@ def read_ids(token_ids: object, vocab_size: int) -> list[int]:
     is_list = isinstance(token_ids, list | tuple) or (isinstance(token_ids, np.ndarray) and token_ids.ndim == 1)
     if not is_list:
         raise GenerationError(
-            f"token_ids is {shortened(token_ids)}; allowed: a list of whole numbers. A text is given as prompt."
+            f"{name} is {shortened(token_ids)}; allowed: a list of whole numbers. A text is given as prompt."
         )
     found: list[int] = []
     for place, token in enumerate(token_ids):  # type: ignore[arg-type, var-annotated]
         if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < vocab_size:
-            raise GenerationError(f"token_ids[{place}] is {token!r}; token_ids must lie in 0 .. {vocab_size - 1}.")
+            raise GenerationError(f"{name}[{place}] is {token!r}; {name} must lie in 0 .. {vocab_size - 1}.")
         found.append(int(token))
     return found
 
