@@ -9,20 +9,17 @@ import json
 from pathlib import Path, PurePosixPath
 
 from mirrorsd.graphs import names
+from mirrorsd.graphs.documents import DocumentError, read_text
 from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import FileEntry, Manifest
 
-_CHUNK_BYTES = 1 << 22
 _LOADED_FOLDERS = (names.TARGET_FOLDER, names.DRAFT_FOLDER, names.TOKENIZER_FOLDER)
 
 
 def describe_file(path: Path) -> FileEntry:
     """Size and SHA-256 of one file."""
-    digest = hashlib.sha256()
     with path.open("rb") as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return FileEntry(bytes=path.stat().st_size, sha256=digest.hexdigest())
+        return FileEntry(bytes=path.stat().st_size, sha256=hashlib.file_digest(stream, "sha256").hexdigest())
 
 
 def read_bundle(folder: Path) -> Manifest:
@@ -40,11 +37,9 @@ def read_bundle(folder: Path) -> Manifest:
             f"{folder} has no {names.MANIFEST_FILE}, so it is not a bundle (or its export was cut short)."
         )
     try:
-        text = manifest_path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise BundleError(f"{manifest_path} is not UTF-8 text. Export the bundle again.") from error
-    except OSError as error:
-        raise BundleError(f"{manifest_path} cannot be read ({error.strerror}).") from error
+        text = read_text(manifest_path)
+    except DocumentError as error:
+        raise BundleError(f"{manifest_path} {error}. Export the bundle again.") from error
     manifest = Manifest.from_json(text, origin=str(manifest_path))
     try:
         _check_unlisted(folder, manifest)

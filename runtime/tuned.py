@@ -19,7 +19,9 @@ from mirrorsd.device_maps import DeviceMap
 from mirrorsd.device_maps.card import APART, LAYOUTS
 from mirrorsd.device_maps.pace import Curve, check_curve
 from mirrorsd.graphs import names
+from mirrorsd.graphs.documents import build, parse_json, read_text
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.whole_file import write_whole
 from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.devices.inventory import ONNX_PACKAGES
 from mirrorsd.runtime.devices.pinning import processor_name
@@ -90,9 +92,7 @@ class Tuned:
     def write(self, bundle: Path) -> Path:
         """Keep it beside the bundle, whole or not at all."""
         path = _place(bundle, self.card)
-        scratch = path.with_suffix(".tmp")
-        scratch.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-        os.replace(scratch, path)  # noqa: PTH105 - atomic on every system
+        write_whole(path, (json.dumps(asdict(self), indent=2) + "\n").encode())
         return path
 
     @classmethod
@@ -105,8 +105,8 @@ class Tuned:
         if not path.is_file():
             return None
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-            return cls(**document) if document["fingerprint"] == fingerprint(bundle, card) else None
+            tuned = build(cls, parse_json(read_text(path)))
+            return tuned if tuned.fingerprint == fingerprint(bundle, card) else None
         except _DAMAGE as error:
             _log.warning(
                 "%s is damaged (%s: %s) and is not used: settings are those of device map %s. Delete the file, or run "

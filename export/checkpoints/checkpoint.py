@@ -4,7 +4,6 @@ Owns: is it complete and of a kind that can be exported, its sizes, licence, and
 Does not own: comparing two checkpoints (`compatibility.py`), the weights' bytes (`stored_tensors.py`).
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any, Literal
 
 from mirrorsd.export.weights.stored_tensors import StoredTensor, read_header
 from mirrorsd.families.registry import completed, find_obstacle
+from mirrorsd.graphs.documents import DocumentError, parse_json, read_text
 from mirrorsd.graphs.errors import ExportError
 from mirrorsd.graphs.manifest import SourceModel
 
@@ -102,9 +102,9 @@ def read_json(path: Path, role: Role) -> dict[str, Any]:
             f"the {role}'s folder {path.parent} has no {path.name}: not a complete Hugging Face checkpoint"
         )
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ExportError(f"{path} is not valid JSON ({error}); download the {role} again") from error
+        document = parse_json(read_text(path))
+    except DocumentError as error:
+        raise ExportError(f"{path} {error}; download the {role} again") from error
     if not isinstance(document, dict):
         raise ExportError(f"{path} holds no JSON object; download the {role} again")
     return document
