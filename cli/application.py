@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from mirrorsd import __version__
+from mirrorsd.cli.commands.cache import app as cache
 from mirrorsd.cli.commands.compare import compare
 from mirrorsd.cli.commands.compile import compile
 from mirrorsd.cli.commands.devices import devices
@@ -30,6 +31,7 @@ app = typer.Typer(
 for command in (export, compile, generate, compare, inspect, devices, doctor, simulate, trace, tune):
     app.command()(command)
 app.add_typer(train, name="train")
+app.add_typer(cache, name="cache")
 
 
 def _print_version(wanted: bool) -> None:

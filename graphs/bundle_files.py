@@ -1,17 +1,17 @@
 """The files of a bundle on disk: sizes, SHA-256, and the check that they are what the manifest says.
 
-Hashing a large bundle takes time, so a passed check is remembered in a small file beside the bundle, keyed by the
-files' sizes and modification times.
+Hashing a large bundle takes time, so a passed check is remembered in the user's cache, keyed by the files' sizes and
+modification times.
 """
 
 import hashlib
-import json
 from pathlib import Path, PurePosixPath
 
 from mirrorsd.graphs import names
 from mirrorsd.graphs.documents import DocumentError, read_text
 from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import FileEntry, Manifest
+from mirrorsd.graphs.user_cache import passed_check, remember_check
 
 _LOADED_FOLDERS = (names.TARGET_FOLDER, names.DRAFT_FOLDER, names.TOKENIZER_FOLDER)
 
@@ -79,9 +79,8 @@ def _check_files(folder: Path, manifest: Manifest, manifest_text: str) -> None:
                 "Copy the bundle again, or export it again."
             )
         stamps[name] = [stat.st_size, stat.st_mtime_ns]
-    seal = {"manifest": hashlib.sha256(manifest_text.encode()).hexdigest(), "stamps": stamps}
-    seal_path = folder.parent / f".{folder.name}.checked"
-    if _read_seal(seal_path) == seal:
+    seal: dict[str, object] = {"manifest": hashlib.sha256(manifest_text.encode()).hexdigest(), "stamps": stamps}
+    if passed_check(folder, seal):
         return
     for name, entry in manifest.files.items():
         found = describe_file(folder / name).sha256
@@ -90,19 +89,4 @@ def _check_files(folder: Path, manifest: Manifest, manifest_text: str) -> None:
                 f"{folder / name} is damaged: SHA-256 {found[:12]}..., the manifest says {entry.sha256[:12]}.... "
                 "Copy the bundle again, or export it again."
             )
-    _write_seal(seal_path, seal)
-
-
-def _read_seal(path: Path) -> object:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-
-
-def _write_seal(path: Path, seal: object) -> None:
-    """Remember a passed check; a read-only place only costs the hashing at the next load."""
-    try:
-        path.write_text(json.dumps(seal), encoding="utf-8")
-    except OSError:
-        return
+    remember_check(folder, seal)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = ROOT / ".venv"
 STAMP = ENVIRONMENT / "mirrorsd-installed.json"
 MINIMUM_PYTHON = (3, 11)
-IMPLIED_EXTRAS = {"dev": {"dev", "cpu", "export"}}
+IMPLIED_EXTRAS = {"dev": {"dev", "cpu", "cli", "export", "compress", "plots", "optimum", "server"}}
 
 
 class SetupError(Exception):
