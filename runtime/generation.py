@@ -42,7 +42,7 @@ def run_steps(driver: Driver, watch: StopWatch) -> Iterator[Chunk | Stop]:
             last = watch.finish(_limit_reason(request))
             texts.append(last.text)
             reason = last.stop_reason
-        tokens = _label(outcome, token_ids[first:])
+        tokens = _with_texts(_label(outcome, token_ids[first:]), texts)
         if reason is not None:
             request.end_after(len(token_ids))
         yield Chunk("".join(texts), tokens)
@@ -59,3 +59,10 @@ def _label(outcome: Outcome, token_ids: list[int]) -> tuple[GeneratedToken, ...]
     own = "plain" if outcome.method == "plain" else "correction"
     sources = ["window"] * outcome.num_accepted + [own]
     return tuple(GeneratedToken(token, source) for token, source in zip(token_ids, sources, strict=False))
+
+
+def _with_texts(tokens: tuple[GeneratedToken, ...], texts: list[str]) -> tuple[GeneratedToken, ...]:
+    """Give each token what became certain with it; the last one also what was held back until the end."""
+    last = len(tokens) - 1
+    own = [*texts[:last], "".join(texts[last:])]
+    return tuple(token._replace(text=text) for token, text in zip(tokens, own, strict=True))

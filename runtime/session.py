@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, Unpack
 
 from mirrorsd.graphs.errors import GenerationError
 from mirrorsd.graphs.manifest import Manifest
@@ -14,6 +14,7 @@ from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.devices.layouts import Layout
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.generation import Stop, run_steps
+from mirrorsd.runtime.generation_options import GenerationOptions
 from mirrorsd.runtime.reporting.results import Chunk, GenerationResult
 from mirrorsd.runtime.reporting.stats import summarise
 from mirrorsd.runtime.seated_driver import SeatedDriver
@@ -56,7 +57,7 @@ class MirrorSession:
         *,
         messages: Sequence[Message] | None = None,
         token_ids: Sequence[int] | None = None,
-        **overrides: Any,
+        **overrides: Unpack[GenerationOptions],
     ) -> GenerationResult:
         """Produce a text. Give exactly one of `prompt`, `messages` (through the chat template) and `token_ids`.
 
@@ -81,14 +82,14 @@ class MirrorSession:
         *,
         messages: Sequence[Message] | None = None,
         token_ids: Sequence[int] | None = None,
-        **overrides: Any,
+        **overrides: Unpack[GenerationOptions],
     ) -> Iterator[Chunk]:
         """Like `generate`, but text comes as it is verified, a chunk per step; the last chunk carries the result.
 
         Closing the iterator stops the generation; the session stays usable. So it does if the iterator is left alone:
         its next requests run all the same, and this one goes on, with the same text, when it is read on.
         """
-        settings = resolve_generation(config, overrides, self._manifest.generation)
+        settings = resolve_generation(config, dict(overrides), self._manifest.generation)
         self._engine.check_usable()
         ids = self._encode(prompt, messages, token_ids)
         speculation = self._speculations.of(settings)
@@ -143,24 +144,24 @@ class MirrorSession:
         place = SeatedDriver(request, self._seat, self._turns)
         decoder = self._tokenizer.decoder(request.tokens.tolist())
         watch = StopWatch(request.config, self._manifest.tokens.eos_ids, decoder)
-        texts: list[str] = []
+        chunks: list[Chunk] = []
         try:
             for event in run_steps(place, watch):
                 if isinstance(event, Stop):
-                    yield Chunk("", (), self._result(request, place, "".join(texts), event, started))
+                    yield Chunk("", (), self._result(request, place, chunks, event, started))
                 else:
-                    texts.append(event.text)
+                    chunks.append(event)
                     yield event
         finally:
             place.close()
 
     def _result(
-        self, request: Request, place: "SeatedDriver", text: str, stop: Stop, started: float
+        self, request: Request, place: "SeatedDriver", chunks: Sequence[Chunk], stop: Stop, started: float
     ) -> GenerationResult:
         failure = place.draft_failure
         warnings = [f"The draft failed: {failure}."] if failure else []
         return GenerationResult(
-            text=text,
+            text="".join(chunk.text for chunk in chunks),
             prompt_ids=request.tokens[: request.num_prompt].tolist(),
             token_ids=stop.token_ids,
             stop_reason=stop.reason,
@@ -171,6 +172,7 @@ class MirrorSession:
             stats=summarise(request, started, perf_counter(), warnings),
             spans=tuple(request.ledger.spans),
             steps=tuple(request.steps),
+            tokens=tuple(token for chunk in chunks for token in chunk.tokens),
         )
 
     def _encode(

@@ -11,10 +11,10 @@ AUTO_ORDER = ("cuda-npu", "cuda-cpu", "igpu-npu", "igpu-cpu", "cpu")
 ONNX_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-trt-rtx")
 """The packages that ONNX Runtime comes as, by providers; one of them should be installed."""
 _PROVIDER_PACKAGES = {
-    "CPUExecutionProvider": "pip install 'mirrorsd[cpu]'",
-    "CUDAExecutionProvider": "pip uninstall onnxruntime && pip install 'mirrorsd[cuda]'",
+    "CPUExecutionProvider": "pip install mirrorsd[cpu]",
+    "CUDAExecutionProvider": "pip uninstall onnxruntime && pip install mirrorsd[cuda]",
     "NvTensorRTRTXExecutionProvider": "pip uninstall onnxruntime && pip install onnxruntime-trt-rtx",
-    "DmlExecutionProvider": "Windows: pip uninstall onnxruntime && pip install 'mirrorsd[directml]'",
+    "DmlExecutionProvider": "Windows: pip uninstall onnxruntime && pip install mirrorsd[directml]",
 }
 
 _DRIVERS = {
@@ -49,9 +49,7 @@ def device_inventory() -> DeviceInventory:
     try:
         import onnxruntime
     except ImportError as error:
-        raise DeviceError(
-            "ONNX Runtime is not installed: pip install 'mirrorsd[cpu]' (or [cuda], [directml])."
-        ) from error
+        raise DeviceError("ONNX Runtime is not installed: pip install mirrorsd[cpu] (or [cuda]).") from error
     import openvino
 
     from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS

@@ -6,15 +6,20 @@ from typing import NamedTuple
 
 from mirrorsd.runtime.decoding.request import StepRecord
 from mirrorsd.runtime.ledger import Span
+from mirrorsd.runtime.reporting.result_page import result_page
 from mirrorsd.runtime.reporting.stats import GenerationStats
 from mirrorsd.runtime.reporting.trace import write_trace
 
 
 class GeneratedToken(NamedTuple):
-    """A token and where it came from: `window` (drafted and verified), `correction` (the target's own), `plain`."""
+    """A token and where it came from: `window` (drafted and verified), `correction` (the target's own), `plain`.
+
+    `text` is what became certain with it: those of all tokens, joined, are the result's text.
+    """
 
     id: int
     source: str
+    text: str = ""
 
 
 _MOST_SHOWN = 60
@@ -36,6 +41,7 @@ class GenerationResult:
         stats: figures; see `GenerationStats`.
         spans: what each device did when.
         steps: the verification steps.
+        tokens: the new tokens, with where each came from.
     """
 
     text: str
@@ -49,6 +55,7 @@ class GenerationResult:
     stats: GenerationStats
     spans: tuple[Span, ...]
     steps: tuple[StepRecord, ...]
+    tokens: tuple[GeneratedToken, ...] = ()
 
     def __str__(self) -> str:
         return self.text
@@ -57,6 +64,10 @@ class GenerationResult:
         shown = self.text if len(self.text) <= _MOST_SHOWN else f"{self.text[:_MOST_SHOWN]}..."
         what = f"{self.num_tokens} tokens by {self.method}, ended by {self.stop_reason}"
         return f"<{type(self).__name__}: {what}: {shown!r}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the text with drafted tokens marked, and when the devices worked."""
+        return result_page(self)
 
     def write_trace(self, path: str | Path) -> None:
         """Write what each device did when as a Chrome trace (JSON)."""

@@ -27,11 +27,15 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "engine": {"backends", "config", "decoding", "devices", "draft", "policy"},
         "seated_driver": {"decoding", "engine", "turns"},
         "generation": {"decoding", "reporting", "text"},
+        "generation_options": {"config"},
         "session": {
-            *("config", "decoding", "devices", "engine", "generation", "reporting", "seated_driver", "text", "turns"),
+            *("config", "decoding", "devices", "engine", "generation", "generation_options", "reporting"),
+            *("seated_driver", "text", "turns"),
         },
         "loading": {"backends", "config", "devices", "engine", "policy", "text", "tuned"},
-        "pipeline": {"config", "devices", "engine", "loading", "reporting", "session", "text"},
+        "pipeline": {
+            *("config", "devices", "engine", "generation_options", "loading", "reporting", "session", "text", "tuned"),
+        },
         "tuning": {
             *("backends", "config", "decoding", "devices", "doctor", "draft", "engine", "ledger", "pipeline"),
             *("policy", "reporting", "sampling", "session", "text", "tuned"),

@@ -1,0 +1,27 @@
+"""The fields of `GenerationConfig` as keyword arguments: an editor completes them, a type checker checks them.
+
+A test holds the two against each other: a field that is missing here, or has another type, fails it.
+"""
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+from mirrorsd.runtime.config import Method
+
+
+class GenerationOptions(TypedDict, total=False):
+    """See `GenerationConfig` for what each of them does."""
+
+    max_new_tokens: int
+    do_sample: bool | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    seed: int | None
+    stop_strings: Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    use_defaults: bool
+    method: Method
