@@ -14,6 +14,7 @@ from mirrorsd.cli.commands.doctor import doctor
 from mirrorsd.cli.commands.export import export
 from mirrorsd.cli.commands.generate import generate
 from mirrorsd.cli.commands.inspect import inspect
+from mirrorsd.cli.commands.pairs import pairs
 from mirrorsd.cli.commands.simulate import simulate
 from mirrorsd.cli.commands.trace import trace
 from mirrorsd.cli.commands.train.group import app as train
@@ -28,7 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (export, compile, generate, compare, inspect, devices, doctor, simulate, trace, tune):
+for command in (export, compile, generate, compare, inspect, pairs, devices, doctor, simulate, trace, tune):
     app.command()(command)
 app.add_typer(train, name="train")
 app.add_typer(cache, name="cache")

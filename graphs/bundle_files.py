@@ -30,12 +30,8 @@ def read_bundle(folder: Path) -> Manifest:
             unreadable or not listed.
     """
     manifest_path = folder / names.MANIFEST_FILE
-    if not folder.is_dir():
-        raise BundleError(f"{folder} is not a folder. A bundle is made by `mirrorsd export ... -o NAME.mirror`.")
     if not manifest_path.is_file():
-        raise BundleError(
-            f"{folder} has no {names.MANIFEST_FILE}, so it is not a bundle (or its export was cut short)."
-        )
+        raise BundleError(_what_it_is(folder))
     try:
         text = read_text(manifest_path)
     except DocumentError as error:
@@ -47,6 +43,20 @@ def read_bundle(folder: Path) -> Manifest:
     except OSError as error:
         raise BundleError(f"{folder} cannot be read: {error}. Copy the bundle again, or export it again.") from error
     return manifest
+
+
+def _what_it_is(path: Path) -> str:
+    """What a path that is no bundle is, and the line that makes one of it."""
+    line = f"Make a bundle of it first: mirrorsd export {path}"
+    if path.is_file() and path.suffix == ".gguf":
+        return f"{path} is a GGUF file, a model but not a bundle. {line} --draft DRAFT"
+    if (path / "config.json").is_file():
+        return f"{path} is a Hugging Face checkpoint, a model but not a bundle. {line} --draft DRAFT"
+    if not path.is_dir():
+        is_name = len(path.parts) == 2 and not path.is_absolute() and path.suffix != ".mirror" and not path.exists()
+        like = f" If it is a name on the Hugging Face hub: mirrorsd export {path.as_posix()}" if is_name else ""
+        return f"{path} is not a folder. A bundle is made by `mirrorsd export ... -o NAME.mirror`.{like}"
+    return f"{path} has no {names.MANIFEST_FILE}, so it is not a bundle (or its export was cut short)."
 
 
 def _check_unlisted(folder: Path, manifest: Manifest) -> None:

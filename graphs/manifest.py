@@ -22,12 +22,16 @@ _CHECKSUM = "checksum"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceModel:
-    """Where a model came from: folder or hub name, Hugging Face `model_type`, licence (SPDX id or "unknown")."""
+    """Where a model came from: folder or hub name, Hugging Face `model_type`, licence (SPDX id or "unknown").
+
+    `revision` is the commit on the hub that the files are of; empty where they came from elsewhere.
+    """
 
     name: str
     family: str
     licence: str
     num_parameters: int
+    revision: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The build backend: setuptools, and editable installs that type checkers and editors see.
 
-The package's root is the clone itself, whatever that folder is called, so setuptools finds an editable install's modules
+The package is the clone itself, whatever its folder is called, so setuptools finds an editable install's modules
 by a hook, which only a running Python understands. Here the install also gets a path line to `.typing`, where the clone
 is linked under its import name.
 """

@@ -62,7 +62,7 @@ def tiny_bundle(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathF
     from mirrorsd.export import ExportOptions, export_pair
 
     output = tmp_path_factory.mktemp("bundle") / "tiny.mirror"
-    options = ExportOptions(context=512, buckets=((8, 8), (16, 16), (64, 1)), capacities=(256, 512))
+    options = ExportOptions(precision="fp32", context=512, buckets=((8, 8), (16, 16), (64, 1)), capacities=(256, 512))
     export_pair(*tiny_pair, output, options)
     return output
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from mirrorsd.export.hub import origin_of
 from mirrorsd.export.weights.stored_tensors import StoredTensor, read_header
 from mirrorsd.families.registry import completed, find_obstacle
 from mirrorsd.graphs.documents import DocumentError, parse_json, read_text
@@ -75,17 +76,18 @@ def open_checkpoint(folder: Path, role: Role) -> Checkpoint:
         )
     config = _read_config(folder, role)
     tensors = {name: stored for path in _weight_files(folder, role) for name, stored in read_header(path).items()}
-    generation = folder / "generation_config.json"
+    generation, origin = folder / "generation_config.json", origin_of(folder.resolve())
     return Checkpoint(
         folder=folder,
         role=role,
         config=config,
         generation=read_json(generation, role) if generation.is_file() else {},
         source=SourceModel(
-            name=folder.resolve().name,
+            name=origin.repository if origin else folder.resolve().name,
             family=str(config["model_type"]),
             licence=_find_licence(folder),
             num_parameters=sum(stored.size for stored in tensors.values()),
+            revision=origin.revision if origin else "",
         ),
         tensors=tensors,
     )
