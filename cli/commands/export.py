@@ -59,7 +59,7 @@ def export(
     layers = read_exit_layers(exit_layer)
     if device_map is not None:
         check_device_map(device_map, precision)
-    from mirrorsd.export import ExportOptions, export_pair
+    from mirrorsd.export import ExportOptions
 
     chosen = ExportOptions(
         exit_layers=layers,
@@ -80,12 +80,18 @@ def export(
         accept_error=accept_error,
         overwrite=overwrite,
     )
-    target_path, draft_path = locate_pair(target, draft)
     place = output or Path(f"{Path(target.partition('@')[0]).name}-{precision}.mirror")
+    present(place, write_bundle(target, draft, place, chosen), device_map, as_json=as_json)
+
+
+def write_bundle(target: str, draft: str, place: Path, chosen: "ExportOptions") -> "Manifest":
+    """Find both models, say what the export will take, and export them."""
+    from mirrorsd.export import export_pair
+
+    target_path, draft_path = locate_pair(target, draft)
     note_estimate(target_path, draft_path, place, chosen)
     with show_share("exporting") as show:
-        manifest = export_pair(target_path, draft_path, place, chosen, show)
-    present(place, manifest, device_map, as_json=as_json)
+        return export_pair(target_path, draft_path, place, chosen, show)
 
 
 def locate_pair(target: str, draft: str) -> tuple[Path, Path]:
