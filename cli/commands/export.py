@@ -21,12 +21,16 @@ if TYPE_CHECKING:
     from mirrorsd.graphs.manifest import QualityEntry
 
 
+Target = Annotated[str, typer.Argument(help="Folder of the target, or its name on the hub.", show_default=False)]
+Draft = Annotated[str, typer.Option(help="Folder of the draft, its name, or auto: the known one.")]
+Output = Annotated[Path | None, typer.Option("-o", "--output", help="The bundle; without it, named after the target.")]
+CompileFor = Annotated[str | None, typer.Option(help="A card to compile the draft for, if its devices are here.")]
+
+
 def export(
-    target: Annotated[str, typer.Argument(help="Folder of the target, or its name on the hub.", show_default=False)],
-    draft: Annotated[str, typer.Option(help="Folder of the draft, its name, or auto: the known one.")] = "auto",
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="The bundle; without it, named after the target.")
-    ] = None,
+    target: Target,
+    draft: Draft = "auto",
+    output: Output = None,
     exit_layer: Annotated[str, typer.Option(help="auto, a layer, or several: 4,6.")] = "auto",
     precision: Annotated[str, typer.Option(help="The target's weights: fp32, fp16, bf16, int8, int4.")] = "int8",
     head_precision: Annotated[str, typer.Option(help="Its LM head; auto is int8 with integer weights.")] = "auto",
@@ -48,9 +52,7 @@ def export(
     allow_draft_loss: options.AllowDraftLoss = False,
     draft_noise: options.DraftNoise = "auto",
     context: Annotated[int | None, typer.Option(help="Longest text in tokens; at most 2048 without it.")] = None,
-    device_map: Annotated[
-        str | None, typer.Option(help="A card to compile the draft for, if its devices are here.")
-    ] = None,
+    device_map: CompileFor = None,
     accept_error: options.AcceptError = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a bundle that is there.")] = False,
     as_json: options.AsJson = False,
