@@ -41,8 +41,8 @@ def estimate_export(target: Path, draft: Path, options: ExportOptions) -> Export
     Raises:
         ExportError: a checkpoint is missing, damaged or not supported.
     """
-    sizes = [open_checkpoint(path, role).source.num_parameters for path, role in ((target, "target"), (draft, "draft"))]
-    return estimate_sizes(*sizes, options)
+    of_target, of_draft = open_checkpoint(target, "target").source, open_checkpoint(draft, "draft").source
+    return estimate_sizes(of_target.num_parameters, of_draft.num_parameters, options)
 
 
 def estimate_sizes(target_parameters: int, draft_parameters: int, options: ExportOptions) -> ExportEstimate:

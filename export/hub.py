@@ -120,7 +120,7 @@ def origin_of(folder: Path) -> Origin | None:
 
 def _fetch_online(hub: "HfApi", name: HubName, tell: Tell) -> Path:
     """Look up the newest revision and fetch that; where the hub does not answer, take what the cache has."""
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]
 
     try:
         info = hub.model_info(name.repository, revision=name.revision, files_metadata=True)
@@ -134,7 +134,7 @@ def _fetch_online(hub: "HfApi", name: HubName, tell: Tell) -> Path:
     where: dict[str, Any] = {"revision": name.revision, "allow_patterns": name.wanted}
     with _quiet(True):
         planned = hub.snapshot_download(name.repository, dry_run=True, **where)
-    missing = sum(file.file_size for file in planned if file.will_download)
+    missing = sum(file.file_size or 0 for file in planned if file.will_download)
     if missing:
         _check_disk(name, missing)
         tell(f"{name.repository}: fetching {missing / 1e9:.2f} GB, revision {str(info.sha)[:8]}")
@@ -157,16 +157,17 @@ def _check_files(name: HubName, files: Sequence[str]) -> None:
 @contextmanager
 def _quiet(is_quiet: bool) -> Iterator[None]:
     """Keep the hub's bars off the terminal."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub import utils
 
-    if not is_quiet or are_progress_bars_disabled():
+    bars: Any = utils
+    if not is_quiet or bars.are_progress_bars_disabled():
         yield
         return
-    disable_progress_bars()
+    bars.disable_progress_bars()
     try:
         yield
     finally:
-        enable_progress_bars()
+        bars.enable_progress_bars()
 
 
 def _from_cache(hub: "HfApi", name: HubName) -> Path:

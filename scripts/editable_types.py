@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from environment import ROOT, link_package
-from setuptools import build_meta
+from setuptools import build_meta  # type: ignore[import-untyped]
 
 PATH_FILE = "mirrorsd_types.pth"
 
