@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
+from mirrorsd.export.hub import readable_bytes
 from mirrorsd.export.options import ExportOptions
 
 _BITS = {"fp32": 32.0, "fp16": 16.0, "bf16": 16.0, "int8": 8.5, "int4": 4.8}
@@ -32,7 +33,8 @@ class ExportEstimate:
         """In a sentence's words."""
         first, last = (max(1, round(seconds / 60)) for seconds in self.seconds)
         minutes = f"{first} minute{'s' if first > 1 else ''}" if first == last else f"{first} to {last} minutes"
-        return f"about {self.bundle_bytes / 1e9:.1f} GB of disk, {self.memory_bytes / 1e9:.1f} GB of memory, {minutes}"
+        disk, memory = readable_bytes(self.bundle_bytes), readable_bytes(self.memory_bytes)
+        return f"about {disk} of disk, {memory} of memory, {minutes}"
 
 
 def estimate_export(target: Path, draft: Path, options: ExportOptions) -> ExportEstimate:
@@ -63,7 +65,7 @@ def shortages(estimate: ExportEstimate, output: Path, free_memory: int | None) -
     place = next(folder for folder in output.resolve().parents if folder.exists())
     free = shutil.disk_usage(place).free
     if free < estimate.bundle_bytes:
-        found.append(f"only {free / 1e9:.1f} GB are free in {place}")
+        found.append(f"only {readable_bytes(free)} are free in {place}")
     if free_memory is not None and free_memory < estimate.memory_bytes:
-        found.append(f"only {free_memory / 1e9:.1f} GB of memory are free, so it may be slow or end early")
+        found.append(f"only {readable_bytes(free_memory)} of memory are free, so it may be slow or end early")
     return found

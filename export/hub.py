@@ -118,6 +118,15 @@ def origin_of(folder: Path) -> Origin | None:
     return Origin(f"{found['owner']}/{found['name']}", folder.name)
 
 
+def readable_bytes(num_bytes: float) -> str:
+    """A size as disks and downloads are sold.
+
+    >>> readable_bytes(2_400_000), readable_bytes(16_060_556_376)
+    ('2 MB', '16.1 GB')
+    """
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{max(1, round(num_bytes / 1e6))} MB"
+
+
 def _fetch_online(hub: "HfApi", name: HubName, tell: Tell) -> Path:
     """Look up the newest revision and fetch that; where the hub does not answer, take what the cache has."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]
@@ -137,7 +146,7 @@ def _fetch_online(hub: "HfApi", name: HubName, tell: Tell) -> Path:
     missing = sum(file.file_size or 0 for file in planned if file.will_download)
     if missing:
         _check_disk(name, missing)
-        tell(f"{name.repository}: fetching {missing / 1e9:.2f} GB, revision {str(info.sha)[:8]}")
+        tell(f"{name.repository}: fetching {readable_bytes(missing)}, revision {str(info.sha)[:8]}")
     with _quiet(not missing or not sys.stderr.isatty()):
         folder = Path(hub.snapshot_download(name.repository, **where))
     return folder / name.file if name.file else folder
@@ -200,6 +209,6 @@ def _check_disk(name: HubName, num_bytes: int) -> None:
     free = shutil.disk_usage(place).free
     if free < num_bytes:
         raise ExportError(
-            f"{name.repository} takes {num_bytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free in {place}; make "
-            "room, or name another place by HF_HOME"
+            f"{name.repository} takes {readable_bytes(num_bytes)}, and {readable_bytes(free)} are free in {place}; "
+            "make room, or name another place by HF_HOME"
         )

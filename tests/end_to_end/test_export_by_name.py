@@ -26,7 +26,7 @@ def test_names_become_a_bundle_with_pinned_revisions(
         assert run(["export", "tiny/target", "--draft", "tiny/draft", "--context", "256"]) == 0
     said = capsys.readouterr()
     assert "tiny/draft: fetching" in said.err
-    assert "target-int8.mirror: takes about 0.0 GB of disk" in said.err
+    assert "target-int8.mirror: takes about 1 MB of disk" in said.err
     assert "wrote target-int8.mirror: texts" in said.out
     assert "of the best tokens" in said.out
     assert "next: mirrorsd generate target-int8.mirror" in said.out

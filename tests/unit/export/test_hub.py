@@ -45,7 +45,7 @@ def test_what_is_needed_is_fetched_once_and_pinned(asked: list[str]) -> None:
     folder = locate("tiny/target", told.append)
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
     assert origin_of(folder) == ("tiny/target", SHA)
-    assert told == [f"tiny/target: fetching 0.00 GB, revision {SHA[:8]}"]
+    assert told == [f"tiny/target: fetching 1 MB, revision {SHA[:8]}"]
     asked.clear()
     assert locate(f"tiny/target@{SHA}", told.append) == folder
     assert not [line for line in asked if line.startswith("GET") and "resolve" in line]
@@ -85,7 +85,7 @@ def test_what_cannot_be_fetched_is_explained(asked: list[str], name: str, words:
 
 def test_a_full_disk_is_noticed_before_the_fetching(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub.shutil, "disk_usage", lambda _: type("", (), {"free": 3})())
-    with pytest.raises(ExportError, match=r"takes 0.0 GB, and 0.0 GB are free in .* HF_HOME"):
+    with pytest.raises(ExportError, match=r"takes 1 MB, and 1 MB are free in .* HF_HOME"):
         locate("tiny/target", print)
     assert not [line for line in asked if line.startswith("GET") and "resolve" in line]
 

@@ -49,7 +49,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "exit_choice": set(),
         "checkpoints": {"hub", "weights"},
         "options": {"compression_plan", "weights"},
-        "estimate": {"checkpoints", "options"},
+        "estimate": {"checkpoints", "hub", "options"},
         "stages": {"checkpoints", "weights"},
         "passes": {"checkpoints", "weights"},
         "bundle": {"checkpoints", "passes", "stages", "weights"},
