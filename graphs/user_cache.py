@@ -106,9 +106,12 @@ def passed_check(bundle: Path, seal: dict[str, object]) -> bool:
 
 def list_kept() -> list[Kept]:
     """What is kept, the bundle that was used last first."""
+    found = []
     with suppress(OSError):
-        return sorted(map(_describe, filter(Path.is_dir, cache_folder().iterdir())), key=lambda kept: -kept.last_used)
-    return []
+        for folder in cache_folder().iterdir():
+            with suppress(OSError):  # another process may be clearing it
+                found += [_describe(folder)] if folder.is_dir() else []
+    return sorted(found, key=lambda kept: -kept.last_used)
 
 
 def clear(kept: Kept, *, with_tuned: bool) -> int:
@@ -184,4 +187,9 @@ def _describe(folder: Path) -> Kept:
 
 
 def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    """Bytes of all files; those that another process deletes meanwhile count nothing."""
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total

@@ -82,7 +82,7 @@ def export(
         accept_error=accept_error,
         overwrite=overwrite,
     )
-    place = output or Path(f"{Path(target.partition('@')[0]).name}-{precision}.mirror")
+    place = output or Path(f"{Path(target.partition('@')[0]).name.removesuffix('.gguf')}-{precision}.mirror")
     present(place, write_bundle(target, draft, place, chosen), device_map, as_json=as_json)
 
 

@@ -100,9 +100,9 @@ def test_export_says_what_to_install(tiny_pair: tuple[Path, Path], tmp_path: Pat
 @pytest.mark.slow
 def test_generate_from_the_wheel_in_a_fresh_environment(tiny_bundle: Path, tmp_path: Path) -> None:
     wheel = build_wheel(tmp_path)
-    assert {"optimum/commands/register/register_mirrorsd.py", "mirrorsd/export/verify/calibration.txt"} <= set(
-        zipfile.ZipFile(wheel).namelist()
-    )
+    data = ("export/verify/calibration.txt", "export/pairs.toml", "device_maps/cpu.toml", "py.typed", "__main__.py")
+    wanted = {"optimum/commands/register/register_mirrorsd.py", *(f"mirrorsd/{name}" for name in data)}
+    assert wanted <= set(zipfile.ZipFile(wheel).namelist())
     environment = tmp_path / "environment"
     run_quietly([sys.executable, "-m", "venv", str(environment)])
     scripts = environment / ("Scripts" if os.name == "nt" else "bin")
