@@ -56,7 +56,8 @@ def run_steps(driver: Driver, watch: StopWatch) -> Iterator[Chunk | Stop]:
             last = watch.finish(_limit_reason(request))
             texts.append(last.text)
             reason = last.stop_reason
-        tokens = _label(outcome, token_ids[first:], request, first, is_given=is_given)
+        labelled = _label(outcome, token_ids[first:], request, first, is_given=is_given)
+        tokens = _with_texts(labelled, texts)
         if reason is not None:
             request.end_after(len(token_ids))
         spans = tuple(request.ledger.spans[num_spans:])
@@ -84,4 +85,14 @@ def _label(
     is_looked_up = is_free or (len(request.steps) > 1 and request.steps[-2].next_source == "text")
     sources = ["lookup" if is_looked_up else "window"] * outcome.num_accepted + [own]
     logprobs = map(request.chooser.take_logprob, count(request.num_prompt + first))
-    return tuple(GeneratedToken(*token) for token in zip(token_ids, sources, logprobs, strict=False))
+    return tuple(
+        GeneratedToken(token, source, logprob=logprob)
+        for token, source, logprob in zip(token_ids, sources, logprobs, strict=False)
+    )
+
+
+def _with_texts(tokens: tuple[GeneratedToken, ...], texts: list[str]) -> tuple[GeneratedToken, ...]:
+    """Give each token what became certain with it; the last one also what was held back until the end."""
+    last = len(tokens) - 1
+    own = [*texts[:last], "".join(texts[last:])]
+    return tuple(token._replace(text=text) for token, text in zip(tokens, own, strict=True))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,12 @@ from mirrorsd.graphs.errors import BundleError, Cancelled
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.config import GenerationConfig, Speculations, resolve_generation
 from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.devices.in_thread import stream_in_thread
 from mirrorsd.runtime.devices.layouts import Layout
 from mirrorsd.runtime.draft.chain import longest_common_prefix
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.generation import Stop, run_steps
-from mirrorsd.runtime.in_thread import stream_in_thread
+from mirrorsd.runtime.generation_options import GenerationOptions
 from mirrorsd.runtime.reporting.results import Chunk, GenerationResult
 from mirrorsd.runtime.reporting.stats import summarise
 from mirrorsd.runtime.sampling.noise import nth_seed
@@ -69,7 +70,7 @@ class MirrorSession:
         *,
         messages: Sequence[Message] | None = None,
         token_ids: Sequence[int] | None = None,
-        **overrides: Any,
+        **overrides: Unpack[GenerationOptions],
     ) -> GenerationResult:
         """Produce a text. Give exactly one of `prompt`, `messages` (through the chat template) and `token_ids`.
 
@@ -91,14 +92,14 @@ class MirrorSession:
         *,
         messages: Sequence[Message] | None = None,
         token_ids: Sequence[int] | None = None,
-        **overrides: Any,
+        **overrides: Unpack[GenerationOptions],
     ) -> Iterator[Chunk]:
         """Like `generate`, but text comes as it is verified, a chunk per step; the last chunk carries the result.
 
         Closing the iterator stops the generation; the session stays usable. So it does if the iterator is left alone:
         its next requests run all the same, and this one goes on, with the same text, when it is read on.
         """
-        settings = resolve_generation(config, overrides, self._manifest.generation)
+        settings = resolve_generation(config, dict(overrides), self._manifest.generation)
         return self._stream(self._request(settings, self._reader.read(prompt, messages, token_ids, settings)))
 
     def generate_several(
@@ -109,7 +110,7 @@ class MirrorSession:
         *,
         messages: Sequence[Message] | None = None,
         token_ids: Sequence[int] | None = None,
-        **overrides: Any,
+        **overrides: Unpack[GenerationOptions],
     ) -> list[GenerationResult]:
         """Several answers to one prompt, which is read once: the `i`-th is what its own seed alone would give.
 
@@ -120,7 +121,7 @@ class MirrorSession:
         """
         is_fine = isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= _MOST_ANSWERS
         require(is_fine, "generate_several", "count", count, f"1 to {_MOST_ANSWERS} (a whole number)")
-        settings = resolve_generation(config, overrides, self._manifest.generation)
+        settings = resolve_generation(config, dict(overrides), self._manifest.generation)
         ids = self._reader.read(prompt, messages, token_ids, settings)
         seeds = [None if settings.seed is None else nth_seed(settings.seed, number) for number in range(count)]
         requests = [self._request(replace(settings, seed=seed), ids) for seed in seeds]
@@ -133,7 +134,7 @@ class MirrorSession:
         *,
         messages: Sequence[Message] | None = None,
         token_ids: Sequence[int] | None = None,
-        **overrides: Any,
+        **overrides: Unpack[GenerationOptions],
     ) -> AsyncGenerator[Chunk, None]:
         """As `stream`, for `async for`: a thread of its own waits for the devices, the event loop never does.
 
@@ -141,7 +142,7 @@ class MirrorSession:
         """
 
         def begin() -> tuple[Iterator[Chunk], Callable[[], None]]:
-            settings = resolve_generation(config, overrides, self._manifest.generation)
+            settings = resolve_generation(config, dict(overrides), self._manifest.generation)
             request = self._request(settings, self._reader.read(prompt, messages, token_ids, settings))
             return self._stream(request), request.cancel
 
@@ -154,7 +155,7 @@ class MirrorSession:
         *,
         messages: Sequence[Message] | None = None,
         token_ids: Sequence[int] | None = None,
-        **overrides: Any,
+        **overrides: Unpack[GenerationOptions],
     ) -> GenerationResult:
         """As `generate`, without keeping the event loop waiting."""
         async for chunk in self.astream(prompt, config, messages=messages, token_ids=token_ids, **overrides):
@@ -169,7 +170,7 @@ class MirrorSession:
         *,
         messages: Sequence[Message] | None = None,
         token_ids: Sequence[int] | None = None,
-        **overrides: Any,
+        **overrides: Unpack[GenerationOptions],
     ) -> list[int]:
         """The ids that `generate` would read, for the same arguments.
 
@@ -177,7 +178,7 @@ class MirrorSession:
             ConfigError: see `generate`.
             GenerationError: see `generate`.
         """
-        settings = resolve_generation(config, overrides, self._manifest.generation)
+        settings = resolve_generation(config, dict(overrides), self._manifest.generation)
         return self._reader.read(prompt, messages, token_ids, settings)
 
     @property
@@ -335,6 +336,7 @@ class MirrorSession:
             spans=tuple(request.ledger.spans),
             steps=tuple(request.steps),
             logprobs=tuple(token.logprob for token in tokens if token.logprob is not None),
+            tokens=tuple(tokens),
         )
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from mirrorsd.runtime.decoding.request import StepRecord
 from mirrorsd.runtime.ledger import Span
+from mirrorsd.runtime.reporting.result_page import result_page
 from mirrorsd.runtime.reporting.stats import GenerationStats
 from mirrorsd.runtime.reporting.trace import write_trace
 from mirrorsd.runtime.sampling.logprobs import TokenLogprob
@@ -17,10 +18,12 @@ class GeneratedToken(NamedTuple):
     `window`: drafted and verified; `lookup`: taken from earlier text and verified; `correction`: the target's own
     behind what it verified; `plain`: decoded plainly.
     `logprob` is what the target thought of it, where `GenerationConfig.logprobs` asks for that.
+    `text` is what became certain with it: those of all tokens, joined, are the result's text.
     """
 
     id: int
     source: str
+    text: str = ""
     logprob: TokenLogprob | None = None
 
 
@@ -45,6 +48,7 @@ class GenerationResult:
         spans: what each device did when.
         steps: the verification steps.
         logprobs: what the target thought of each new token; empty where nobody asked.
+        tokens: the new tokens, with where each came from.
     """
 
     text: str
@@ -59,6 +63,7 @@ class GenerationResult:
     spans: tuple[Span, ...]
     steps: tuple[StepRecord, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
+    tokens: tuple[GeneratedToken, ...] = ()
 
     def __str__(self) -> str:
         return self.text
@@ -67,6 +72,10 @@ class GenerationResult:
         shown = self.text if len(self.text) <= _MOST_SHOWN else f"{self.text[:_MOST_SHOWN]}..."
         what = f"{self.num_tokens} tokens by {self.method}, ended by {self.stop_reason}"
         return f"<{type(self).__name__}: {what}: {shown!r}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the text with drafted tokens marked, and when the devices worked."""
+        return result_page(self)
 
     def write_trace(self, path: str | Path) -> None:
         """Write what each device did when as a Chrome trace (JSON)."""

@@ -11,13 +11,13 @@ ROOT = Path(__file__).resolve().parents[3]
 TRAINERS = {"numpy", "torch", "transformers", "safetensors", "tokenizers"}
 COMPILERS = {"huggingface_hub", "onnx", "onnx_ir", "onnxscript", "optimum", "onnxruntime", "openvino", "nncf"}
 ALLOWED = {
-    "graphs": {"numpy"},
+    "graphs": {"numpy", "filelock", "msgspec", "platformdirs"},
     "device_maps": {"mirrorsd.graphs"},
     "families": {"mirrorsd.graphs", "torch", "transformers", "huggingface_hub"},
     "export": {"mirrorsd.graphs", "mirrorsd.device_maps", "mirrorsd.families", *TRAINERS, *COMPILERS},
     "runtime": {
         *("mirrorsd.graphs", "mirrorsd.device_maps", "numpy", "onnxruntime", "openvino", "tokenizers", "jinja2"),
-        "llguidance",
+        *("llguidance", "packaging", "psutil"),
     },
     "training": {"mirrorsd.graphs", "mirrorsd.families", "matplotlib", *TRAINERS},
     "server": {

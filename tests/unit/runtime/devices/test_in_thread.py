@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mirrorsd.runtime.in_thread import stream_in_thread
+from mirrorsd.runtime.devices.in_thread import stream_in_thread
 
 
 class Source:
