@@ -168,7 +168,14 @@ class MirrorSession:
             device_map=self._layout.device_map.name,
             layout=self._layout.name,
             seed=request.config.seed,
-            stats=summarise(request, started, perf_counter(), warnings),
+            stats=summarise(
+                request,
+                started,
+                perf_counter(),
+                warnings,
+                stop_reason=stop.reason,
+                plain_tokens_per_second=self._engine.books.of(request.config).plain_tokens_per_second,
+            ),
             spans=tuple(request.ledger.spans),
             steps=tuple(request.steps),
         )
