@@ -6,13 +6,22 @@ from io import TextIOWrapper
 
 def main() -> None:
     """Run the command line and exit with its status (see `cli.failures` for the numbers)."""
-    from mirrorsd.cli.application import run
+    from mirrorsd.cli.output.failures import EXIT_CANCELLED
+    from mirrorsd.cli.output.leaving import leave, was_interrupted
 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             # A story may hold characters that an old console's code page lacks; they must not end the program.
             stream.reconfigure(errors="replace")
-    sys.exit(run(sys.argv[1:]))
+    try:
+        from mirrorsd.cli.application import run
+
+        status = run(sys.argv[1:])
+    except BaseException as error:
+        if not (was_interrupted() or isinstance(error, KeyboardInterrupt)):
+            raise
+        status = EXIT_CANCELLED
+    leave(status)
 
 
 __all__ = ["main"]

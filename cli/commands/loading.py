@@ -11,14 +11,23 @@ if TYPE_CHECKING:
     from mirrorsd import MirrorPipeline
 
 SpeedOptions = Mapping[str, object]
+UNTRIED = (
+    "note: auto picks {} here, a device map that was never tried on such a machine; "
+    "`mirrorsd doctor BUNDLE` tries it, --device-map cpu avoids it"
+)
 
 
 def open_pipeline(bundle: Path, device_map: str, speed: SpeedOptions, layout: str | None = None) -> "MirrorPipeline":
-    """Load a bundle; an option that is None keeps the device map's value."""
+    """Load a bundle; what `speed` does not name keeps the device map's value.
+
+    Says so where `auto` has picked a card that nobody has tried yet.
+    """
     from mirrorsd import MirrorPipeline
 
-    given = {name: value for name, value in speed.items() if value is not None}
-    return MirrorPipeline.load(bundle, device_map=device_map, speculation=given, layout=layout)
+    pipe = MirrorPipeline.load(bundle, device_map=device_map, speculation=speed, layout=layout)
+    if device_map == "auto" and not pipe.device_map.tried:
+        note(UNTRIED.format(pipe.device_map.name), "yellow")
+    return pipe
 
 
 def note_placement(pipe: "MirrorPipeline") -> None:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mirrorsd.cli.commands.compare import as_asked
 from mirrorsd.cli.commands.loading import note_placement
 from mirrorsd.cli.input import options
 from mirrorsd.cli.input.prompt_file import BUILT_IN_QUESTIONS, read_questions, spread
+from mirrorsd.cli.input.requests import first_turns
 from mirrorsd.cli.output.console import Advance, note, print_json, progress
+from mirrorsd.cli.output.leaving import end_on_ctrl_c
 from mirrorsd.cli.output.tune_report import print_contests, print_parts
 
 if TYPE_CHECKING:
@@ -42,11 +43,12 @@ def tune(
     as_json: options.AsJson = False,
 ) -> None:
     """Find the fastest way to speculate on this machine; `generate` uses it from then on. Changes no token."""
+    end_on_ctrl_c()
     from mirrorsd.runtime.tuning.search import NUM_TEXTS, document, find_settings
 
     started = perf_counter()
     questions = read_questions(prompts) if prompts else BUILT_IN_QUESTIONS
-    texts = as_asked(bundle, [question.turns[0] for question in spread(questions, NUM_TEXTS)])
+    texts = first_turns(bundle, spread(questions, NUM_TEXTS))
     found = find_settings(bundle, texts, device_map=device_map, max_new_tokens=max_new_tokens, listener=OnTheConsole())
     tuned = found.tuned
     path = tuned.write(bundle)

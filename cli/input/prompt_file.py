@@ -50,7 +50,7 @@ def read_questions(path: Path) -> tuple[Question, ...]:
         ConfigError: no such file, not UTF-8, no questions, or a line of another form (named by its number).
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}).") from error
     except OSError as error:

@@ -1,6 +1,7 @@
 """What goes to stdout (results) and to stderr (progress and notes), on a terminal and in a pipe."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,8 +34,9 @@ def print_json(document: Mapping[str, object]) -> None:
 
 
 def print_table(table: Table) -> None:
-    """Print a table; a pipe has no width of its own, so it gets a generous one."""
-    Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS).print(table)
+    """Print a table; a pipe has no width of its own, so it gets `COLUMNS` or a generous one."""
+    is_wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    Console(width=_PIPE_COLUMNS if is_wide else None).print(table)
 
 
 def add_row(table: Table, *cells: str) -> None:
@@ -42,9 +44,20 @@ def add_row(table: Table, *cells: str) -> None:
     table.add_row(*(Text(cell) for cell in cells))
 
 
-def note(text: str) -> None:
-    """Say something that is not a result."""
-    print(text, file=sys.stderr, flush=True)
+def note(text: str, style: str = "") -> None:
+    """Say something that is not a result; a style (of rich) shows on terminals only."""
+    if style and sys.stderr.isatty():
+        Console(stderr=True).print(Text(text, style), soft_wrap=True)
+    else:
+        print(text, file=sys.stderr, flush=True)
+
+
+def note_error(message: str) -> None:
+    """Say what went wrong: on a terminal with a red beginning."""
+    if sys.stderr.isatty():
+        Console(stderr=True).print(Text.assemble(("error:", "bold red"), f" {message}"), soft_wrap=True)
+    else:
+        print(f"error: {message}", file=sys.stderr, flush=True)
 
 
 @contextmanager

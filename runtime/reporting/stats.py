@@ -51,8 +51,8 @@ class GenerationStats:
         num_prompt_tokens: tokens of the prompt.
         num_reused_tokens: prompt tokens found in the cache of the request before.
         stop_reason: why the text ended; see `GenerationResult`. Empty where nobody asked.
-        plain_tokens_per_second: how fast plain decoding is on this pipeline, as far as `auto` or `tune` has measured it;
-            None where nobody has.
+        plain_tokens_per_second: how fast plain decoding is on this pipeline, where `auto` or `tune` has measured it;
+            else None.
         warnings: what went wrong without changing the text.
     """
 

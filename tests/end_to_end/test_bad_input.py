@@ -61,12 +61,12 @@ def test_prompt_that_does_not_fit(tiny_bundle: Path, capsys: pytest.CaptureFixtu
 
 
 def test_empty_prompt(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["generate", str(tiny_bundle), "", "--device-map", "cpu"]) == 1
+    assert run(["generate", str(tiny_bundle), "", "--device-map", "cpu"]) == 2
     assert "The prompt is empty" in capsys.readouterr().err
 
 
 def test_speed_option_out_of_range(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["generate", str(tiny_bundle), "Once", "--device-map", "cpu", "--gamma", "0"]) == 2
+    assert run(["generate", str(tiny_bundle), "Once", "--device-map", "cpu", "-S", "gamma=0"]) == 2
     assert "gamma is 0; allowed: 1 to" in capsys.readouterr().err
 
 
