@@ -6,7 +6,7 @@ from io import TextIOWrapper
 
 def main() -> None:
     """Run the command line and exit with its status (see `cli.failures` for the numbers)."""
-    from mirrorsd.cli.output.failures import EXIT_CANCELLED
+    from mirrorsd.cli.output.failures import EXIT_CANCELLED, EXIT_FAILED, about_import
     from mirrorsd.cli.output.leaving import leave, was_interrupted
 
     for stream in (sys.stdout, sys.stderr):
@@ -17,6 +17,9 @@ def main() -> None:
         from mirrorsd.cli.application import run
 
         status = run(sys.argv[1:])
+    except ModuleNotFoundError as error:  # typer and rich come with an extra
+        print(f"error: {about_import(error)}", file=sys.stderr)
+        status = EXIT_FAILED
     except BaseException as error:
         if not (was_interrupted() or isinstance(error, KeyboardInterrupt)):
             raise

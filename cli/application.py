@@ -27,7 +27,7 @@ from mirrorsd.cli.output.failures import (
     as_typed,
     exit_code,
 )
-from mirrorsd.cli.output.help_pages import Command, examples
+from mirrorsd.cli.output.help_pages import Command, Group, examples
 from mirrorsd.cli.output.leaving import give_ctrl_c_back, was_interrupted
 from mirrorsd.graphs.errors import MirrorError
 
@@ -52,6 +52,7 @@ _COMMANDS: dict[Callable[..., None], str] = {
 
 app = typer.Typer(
     name="mirrorsd",
+    cls=Group,
     help="Export a pair of language models to a mirror bundle and run it on two devices at once.",
     no_args_is_help=True,
     rich_markup_mode=None,

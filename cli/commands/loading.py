@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mirrorsd.cli.output.console import note
+from mirrorsd.cli.output.console import note, show_loading
 from mirrorsd.device_maps import builtin_names
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ def open_pipeline(bundle: Path, device_map: str, speed: SpeedOptions, layout: st
     """
     from mirrorsd import MirrorPipeline
 
-    pipe = MirrorPipeline.load(bundle, device_map=device_map, speculation=speed, layout=layout)
+    with show_loading(f"loading {bundle.name}") as show:
+        pipe = MirrorPipeline.load(bundle, device_map=device_map, speculation=speed, layout=layout, on_progress=show)
     if device_map == "auto" and not pipe.device_map.tried:
         note(UNTRIED.format(pipe.device_map.name), "yellow")
     return pipe

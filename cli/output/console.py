@@ -9,7 +9,15 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -73,6 +81,22 @@ def progress(title: str, total: int) -> Iterator[Advance]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=total)
         yield lambda text: bar.update(task, advance=1, description=f"{title}: {text}")
+
+
+@contextmanager
+def show_loading(title: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Show that something loads, and what of it takes long: a spinner on a terminal, in a pipe a line when it begins.
+
+    The value given to the `with` block takes what is being done, its number, and how many there are.
+    """
+    if not sys.stderr.isatty():
+        yield lambda words, number, total: note(f"{words}: {total} shapes") if number == 1 else None
+        return
+    with Progress(
+        SpinnerColumn(), TextColumn("{task.description}"), console=Console(stderr=True), transient=True
+    ) as bar:
+        task = bar.add_task(title)
+        yield lambda words, number, total: bar.update(task, description=f"{words}: {number} of {total}")
 
 
 @contextmanager

@@ -42,8 +42,8 @@ _OTHER_NAMES = {
 }
 _EXTRAS = {
     **dict.fromkeys(("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors"), "export"),
-    **dict.fromkeys(("onnxruntime",), "cpu"),
-    **{"nncf": "compress", "matplotlib": "plots", "optimum": "optimum"},
+    **dict.fromkeys(("typer", "rich"), "cli"),
+    **{"onnxruntime": "cpu", "nncf": "compress", "matplotlib": "plots", "optimum": "optimum"},
 }
 """Which extra of this package brings what a command may lack."""
 

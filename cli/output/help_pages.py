@@ -3,9 +3,10 @@
 Plain text: brackets in a help text stay what they are, and no name is ever cut, however narrow the terminal.
 """
 
+import re
 from typing import Any
 
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 OTHERS = "Options"
 """Heading of the options that name none."""
@@ -28,6 +29,24 @@ class Command(TyperCommand):
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records)
+
+
+class Group(TyperGroup):
+    """A group of commands, each with its whole first sentence."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a line or two per command."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _first_sentence(command.help)) for name, command in self.commands.items()])
+
+
+def _first_sentence(text: str | None) -> str:
+    """What stands before the first full stop, paragraph or colon.
+
+    >>> _first_sentence("Show what fits: a table. More.")
+    'Show what fits'
+    """
+    return re.split(r"[.:;](?:\s|$)|\n\n", text or "", maxsplit=1)[0].replace("\n", " ").strip()
 
 
 def examples(*lines: str) -> str:

@@ -20,7 +20,9 @@ _PATIENCE_S = 1.5
 """How long an interrupted command may tidy up: close devices, remove a bar."""
 _SHOW_CURSOR = "\033[?25h"
 _DEVICE_THREADS = "mirrorsd-"
+_STDERR = 2
 _interrupted = threading.Event()
+_terminal = _STDERR
 
 
 def end_on_ctrl_c() -> None:
@@ -28,7 +30,7 @@ def end_on_ctrl_c() -> None:
 
     For commands that leave nothing half-done behind. The interrupt is raised as usual, so that `with` blocks end;
     a vendor's callback, a finaliser or an import may swallow it or make another error of it, and a device may not
-    come back. Neither keeps the program alive.
+    come back. Neither keeps the program alive. What libraries say about having been interrupted is not shown.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, _interrupt)
@@ -62,6 +64,7 @@ def leave(status: int) -> NoReturn:
 def _interrupt(_: int, __: FrameType | None) -> NoReturn:
     if not _interrupted.is_set():
         _interrupted.set()
+        _silence()
         start_new_thread(_leave_soon, ())  # takes none of the locks that the interrupted code may hold
     raise KeyboardInterrupt
 
@@ -71,9 +74,17 @@ def _leave_soon() -> None:
     _leave_cancelled()
 
 
+def _silence() -> None:
+    """Show nothing on stderr from here on, whoever writes there; the terminal itself stays at hand."""
+    global _terminal
+    with suppress(OSError):
+        _terminal = os.dup(_STDERR)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), _STDERR)
+
+
 def _leave_cancelled() -> NoReturn:
     """End without destructors, the terminal's cursor where the next prompt belongs: text may have ended in mid-line."""
-    with suppress(OSError, ValueError):
-        if sys.stderr.isatty():
-            os.write(sys.stderr.fileno(), f"{_SHOW_CURSOR}\n".encode())
+    with suppress(OSError):
+        if os.isatty(_terminal):
+            os.write(_terminal, f"{_SHOW_CURSOR}\n".encode())
     os._exit(EXIT_CANCELLED)

@@ -15,6 +15,9 @@ from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 
+Progress = Callable[[str, int, int], None]
+"""Takes what is being done, its number from 1, and how many there are."""
+
 
 class RowBlock(NamedTuple):
     """Consecutive rows of one pass that form a causal chain.

@@ -103,7 +103,7 @@ def use_pipeline(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str, st
         pipeline = ScriptedPipeline(answer)
 
         def load(
-            bundle: Path, *, device_map: str, speculation: dict[str, object], layout: str | None
+            bundle: Path, *, device_map: str, speculation: dict[str, object], layout: str | None, on_progress: Any
         ) -> ScriptedPipeline:
             pipeline.loaded = (bundle, device_map, speculation)  # type: ignore[attr-defined]
             pipeline.layout = layout or "apart"
