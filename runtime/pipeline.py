@@ -2,14 +2,13 @@
 
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from mirrorsd.graphs.manifest import Manifest
-from mirrorsd.runtime.backends.protocol import Progress
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig, Speculations
 from mirrorsd.runtime.devices.layouts import Layout
 from mirrorsd.runtime.engine import Engine, check_exits
@@ -64,7 +63,7 @@ class MirrorPipeline:
         speculation: Mapping[str, object] | None = None,
         use_tuned: bool = True,
         layout: str | None = None,
-        on_progress: Progress | None = None,
+        on_progress: Callable[[str, float], None] | None = None,
     ) -> Self:
         """Load a bundle.
 
@@ -74,16 +73,23 @@ class MirrorPipeline:
             speculation: values of `SpeculationConfig` to use instead of the card's own.
             use_tuned: start from what `mirrorsd tune` found, where it fits this machine.
             layout: one of the card's `layouts`; by default the one that was found fastest, else the card's first.
-            on_progress: called where loading takes long, with what is being done ("compiling the draft, once"), its
-                number and how many there are; on the thread that does it.
+            on_progress: told where loading takes long, on the thread that does it: what is being done ("compiling the
+                draft, once: 7 of 24"), and what share of it is done.
 
         Raises:
             BundleError: missing, damaged, of another schema, or unsafe.
             ConfigError: unknown device map or speculation setting, or a layout that the card does not permit.
             DeviceError: a device of the map is absent, or cannot run the bundle.
         """
-        wishes = {"use_tuned": use_tuned, "layout": layout, "on_progress": on_progress}
-        return cls(*load_parts(Path(bundle), device_map, speculation or {}, **wishes))
+        parts = load_parts(
+            Path(bundle),
+            device_map,
+            speculation or {},
+            use_tuned=use_tuned,
+            layout=layout,
+            on_progress=on_progress,
+        )
+        return cls(*parts)
 
     @property
     def layout(self) -> str:

@@ -147,7 +147,7 @@ class MirrorSession:
         try:
             for event in run_steps(place, watch):
                 if isinstance(event, Stop):
-                    yield Chunk("", (), self._result(request, place, "".join(texts), event, started))
+                    yield Chunk("", (), self._result(request, place, texts, event, started))
                 else:
                     texts.append(event.text)
                     yield event
@@ -155,12 +155,12 @@ class MirrorSession:
             place.close()
 
     def _result(
-        self, request: Request, place: "SeatedDriver", text: str, stop: Stop, started: float
+        self, request: Request, place: "SeatedDriver", texts: Sequence[str], stop: Stop, started: float
     ) -> GenerationResult:
         failure = place.draft_failure
         warnings = [f"The draft failed: {failure}."] if failure else []
         return GenerationResult(
-            text=text,
+            text="".join(texts),
             prompt_ids=request.tokens[: request.num_prompt].tolist(),
             token_ids=stop.token_ids,
             stop_reason=stop.reason,
@@ -174,10 +174,11 @@ class MirrorSession:
                 perf_counter(),
                 warnings,
                 stop_reason=stop.reason,
-                plain_tokens_per_second=self._engine.books.of(request.config).plain_tokens_per_second,
+                plain_tokens_per_second=self._engine.plain_tokens_per_second(request.config),
             ),
             spans=tuple(request.ledger.spans),
             steps=tuple(request.steps),
+            step_texts=tuple(texts),
         )
 
     def _encode(

@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from mirrorsd.cli.commands.loading import note_placement, open_pipeline
+from mirrorsd.cli.commands.loading import open_pipeline
 from mirrorsd.cli.input import options
 from mirrorsd.cli.input.prompt_file import BUILT_IN_QUESTIONS, Question, read_questions
 from mirrorsd.cli.input.requests import has_chat_template
@@ -39,9 +39,7 @@ _OTHER_TEXT = [7, 7, 7]
 
 def compare(
     bundle: options.Bundle,
-    prompts: Annotated[
-        Path | None, typer.Option(help="Spec-Bench JSONL file; without it, a few built-in ones.")
-    ] = None,
+    prompts: options.Questions = None,
     methods: options.Methods = options.ALL_METHODS,
     category: Annotated[list[str] | None, typer.Option(help="Only this category; may be repeated.")] = None,
     by_category: Annotated[bool, typer.Option("--by-category", help="Rows per category too.")] = False,
@@ -81,9 +79,7 @@ def compare(
         stop_strings=tuple(stop or ()),
         ignore_eos=ignore_eos,
     )
-    with open_pipeline(bundle, device_map, speed, layout) as pipe:
-        if verbose:
-            note_placement(pipe)
+    with open_pipeline(bundle, device_map, speed, layout, is_verbose=verbose) as pipe:
         answer = answer_with(pipe, config, is_raw=is_raw or not has_chat_template(bundle))
         with progress("comparing", len(questions) * repeats) as advance:
             measurements = measure(questions, chosen_methods, repeats, answer, advance)

@@ -25,12 +25,8 @@ def export(
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the bundle goes.", show_default=False)],
     exit_layer: Annotated[str, typer.Option(help="auto, a layer, or several: 4,6.")] = "auto",
     precision: Annotated[options.TargetPrecision, typer.Option(help="The target's weights.")] = "fp32",
-    head_precision: Annotated[
-        options.PartPrecision, typer.Option(help="Its LM head; auto is int8 with integer weights.")
-    ] = "auto",
-    embedding_precision: Annotated[
-        options.PartPrecision, typer.Option(help="Its embedding; auto as for the head.")
-    ] = "auto",
+    head_precision: options.HeadPrecision = "auto",
+    embedding_precision: options.EmbeddingPrecision = "auto",
     block_size: Annotated[
         int | None, typer.Option(help="Integer weights that share a scale: 32, 64, 128; without it what fits.")
     ] = None,
@@ -38,9 +34,7 @@ def export(
     batch_invariant: Annotated[
         bool, typer.Option(help="On a CPU, the same bits for a row in passes of any number of rows.")
     ] = True,
-    rounding: Annotated[
-        Literal["nearest", "gptq"], typer.Option(help="gptq: fitted to the calibration text (int4).")
-    ] = "nearest",
+    rounding: options.Rounding = "nearest",
     calibration: Annotated[
         Path | None, typer.Option(help="Text to report quality on, and for gptq.", show_default=False)
     ] = None,

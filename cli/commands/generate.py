@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mirrorsd.cli.commands.loading import note_placement, open_pipeline
+from mirrorsd.cli.commands.loading import open_pipeline
 from mirrorsd.cli.input import options
 from mirrorsd.cli.input.requests import Request, check_writable, has_chat_template, read_request
 from mirrorsd.cli.output.console import note, print_json
@@ -65,9 +65,7 @@ def generate(
         stop_strings=tuple(stop or ()),
         ignore_eos=ignore_eos,
     )
-    with open_pipeline(bundle, device_map, speed, layout) as pipe:
-        if verbose:
-            note_placement(pipe)
+    with open_pipeline(bundle, device_map, speed, layout, is_verbose=verbose) as pipe:
         if as_json:
             result = pipe.generate(request.prompt, config, messages=request.messages)
             print_json(result_document(result, pipe.device_map.name))

@@ -17,7 +17,9 @@ UNTRIED = (
 )
 
 
-def open_pipeline(bundle: Path, device_map: str, speed: SpeedOptions, layout: str | None = None) -> "MirrorPipeline":
+def open_pipeline(
+    bundle: Path, device_map: str, speed: SpeedOptions, layout: str | None = None, *, is_verbose: bool = False
+) -> "MirrorPipeline":
     """Load a bundle; what `speed` does not name keeps the device map's value.
 
     Says so where `auto` has picked a card that nobody has tried yet.
@@ -28,6 +30,8 @@ def open_pipeline(bundle: Path, device_map: str, speed: SpeedOptions, layout: st
         pipe = MirrorPipeline.load(bundle, device_map=device_map, speculation=speed, layout=layout, on_progress=show)
     if device_map == "auto" and not pipe.device_map.tried:
         note(UNTRIED.format(pipe.device_map.name), "yellow")
+    if is_verbose:
+        note_placement(pipe)
     return pipe
 
 

@@ -14,7 +14,10 @@ MethodName = Literal["plain", "serial", "mirror", "auto"]
 METHODS: tuple[MethodName, ...] = get_args(MethodName)
 TargetPrecision = Literal["fp32", "fp16", "bf16", "int8", "int4"]
 PartPrecision = Literal["auto", "fp32", "fp16", "bf16", "int8", "int4"]
+HeadPrecision = Annotated[PartPrecision, typer.Option(help="Its LM head; auto is int8 with integer weights.")]
+EmbeddingPrecision = Annotated[PartPrecision, typer.Option(help="Its embedding; auto as for the head.")]
 DraftPrecision = Literal["fp32", "fp16", "int8", "int4"]
+Rounding = Annotated[Literal["nearest", "gptq"], typer.Option(help="gptq: fitted to the calibration text (int4).")]
 YesNoAuto = Literal["yes", "no", "auto"]
 
 TEXT, SPEED = "Text", "Speed (changes no token)"
@@ -36,6 +39,9 @@ Layout = Annotated[
 Raw = Annotated[
     bool,
     typer.Option("--raw", help="Go on with the prompt as text; without it, the chat template is used if there is one."),
+]
+Questions = Annotated[
+    Path | None, typer.Option("--prompts", help="Spec-Bench JSONL file; without it, a few built-in ones.")
 ]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Say what runs where, and why.")]
 ShowAll = Annotated[bool, typer.Option("--all", help="Show also what does not fit, what is fine, and every version.")]

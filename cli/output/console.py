@@ -84,19 +84,16 @@ def progress(title: str, total: int) -> Iterator[Advance]:
 
 
 @contextmanager
-def show_loading(title: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Show that something loads, and what of it takes long: a spinner on a terminal, in a pipe a line when it begins.
-
-    The value given to the `with` block takes what is being done, its number, and how many there are.
-    """
+def show_loading(title: str) -> Iterator[ReportShare]:
+    """Show that something loads, and what of it takes long: a spinner on a terminal, a line at the start in a pipe."""
     if not sys.stderr.isatty():
-        yield lambda words, number, total: note(f"{words}: {total} shapes") if number == 1 else None
+        yield lambda stage, fraction: note(stage) if fraction == 0.0 else None
         return
     with Progress(
         SpinnerColumn(), TextColumn("{task.description}"), console=Console(stderr=True), transient=True
     ) as bar:
         task = bar.add_task(title)
-        yield lambda words, number, total: bar.update(task, description=f"{words}: {number} of {total}")
+        yield lambda stage, fraction: bar.update(task, description=stage)
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 
-Progress = Callable[[str, int, int], None]
-"""Takes what is being done, its number from 1, and how many there are."""
+Progress = Callable[[str, float], None]
+"""Takes what is being done, and what share of it is done, 0..1."""
 
 
 class RowBlock(NamedTuple):

@@ -36,6 +36,7 @@ class GenerationResult:
         stats: figures; see `GenerationStats`.
         spans: what each device did when.
         steps: the verification steps.
+        step_texts: what text became certain with each of them.
     """
 
     text: str
@@ -49,6 +50,7 @@ class GenerationResult:
     stats: GenerationStats
     spans: tuple[Span, ...]
     steps: tuple[StepRecord, ...]
+    step_texts: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.text
@@ -61,7 +63,8 @@ class GenerationResult:
     def write_trace(self, path: str | Path) -> None:
         """Write what each device did when as a Chrome trace (JSON)."""
         title = f"mirrorsd {self.method} on {self.device_map}"
-        write_trace(Path(path), self.spans, self.steps, title=title)
+        about = {"plain_tokens_per_second": self.stats.plain_tokens_per_second}
+        write_trace(Path(path), self.spans, self.steps, title=title, texts=self.step_texts, about=about)
 
     @property
     def num_tokens(self) -> int:

@@ -123,13 +123,12 @@ class DraftCompiler:
     def _tell(self) -> None:
         """Say that the next compilation begins."""
         if self._on_progress is not None:
-            total = len(self._shapes_ahead()) if self.cache else 0
-            once = ", once" if self.cache is not None and self.cache.is_writable else ""
             self._num_compiled += 1
-            at_least = 1 if self.is_shared else len(self.buckets)
-            self._on_progress(
-                f"compiling the draft{once}", self._num_compiled, max(total, at_least, self._num_compiled)
-            )
+            ahead = len(self._shapes_ahead()) if self.cache else 0
+            total = max(ahead, 1 if self.is_shared else len(self.buckets), self._num_compiled)
+            once = ", once" if self.cache is not None and self.cache.is_writable else ""
+            words = f"compiling the draft{once}: {self._num_compiled} of {total}"
+            self._on_progress(words, (self._num_compiled - 1) / total)
 
     def compile(self, rows: int, tips: int, capacity: int) -> ov.CompiledModel:
         """Compile one static shape (or what stands for it) and keep it on disk.
