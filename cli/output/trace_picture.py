@@ -10,6 +10,7 @@ from mirrorsd.runtime.reporting.timeline import Box, Timeline, draw
 
 _LANES = {"steps": "text"}
 _PAGE_STYLE = """
+:root{color-scheme:light dark}
 body{margin:1.5rem;font:15px system-ui,"Segoe UI",Helvetica,Arial,sans-serif;color:#1c2733;background:#fff}
 #view{overflow-x:auto;border:1px solid #8884;border-radius:6px}button{font:inherit;min-width:2.2rem}
 @media(prefers-color-scheme:dark){body{color:#e8edf2;background:#12171d}button{color:inherit;background:#222b35}}
@@ -32,7 +33,8 @@ function lay(wanted){
         shape.setAttribute('x',x+4);
         const full=shape.dataset.full;
         if(full!==undefined){const fits=Math.floor((wide-8)/letter);
-          shape.textContent=fits>=Math.min(2,full.length)?full.slice(0,fits):''}}}}
+          const least=shape.classList.contains('words')?Math.min(2,full.length):full.length;
+          shape.textContent=fits>=least?full.slice(0,fits):''}}}}
 }
 function zoom(factor,at){
   const share=(view.scrollLeft+at-left)/(width-left-right);

@@ -26,7 +26,7 @@ _MEANINGS = {
 """The legend, by kind of box."""
 _NAMES = {
     **{"prefix": "first layers", "exit": "early guess", "suffix": "other layers", "prefill": "reads the prompt"},
-    **{"expand": "guesses ahead", "fresh": "asked anew", "exposed": "waits", "read": "takes the result"},
+    **{"expand": "guesses", "fresh": "asked", "exposed": "waits", "read": "takes the result"},
 }
 """What is written into a box."""
 _STYLE = """
@@ -149,9 +149,9 @@ class _Sheet:
         left, width = self.x(start), max(0.8, (end - start) * self.scale - 0.6)
         labels = _labels(box)
         tip = escape("; ".join([*labels, f"{box.end - box.start:.2f} ms"]))
-        shown = [(line, fitting(line, width - 8)) for line in labels]
         lines = []
-        for number, (line, cut) in enumerate(shown):
+        for number, line in enumerate(labels):
+            cut = fitting(line, width - 8, is_whole=bool(box.lane != "text" or number))
             place = f'x="{left + 4:.1f}" y="{top + _baseline(height, len(labels), number):.1f}"'
             lines.append(f'<text class="{_ink(box, number)}" {place} data-full="{escape(line)}">{escape(cut)}</text>')
         times = f'data-start="{start - self.part.start_ms:.3f}" data-ms="{end - start:.3f}"'
@@ -178,7 +178,7 @@ def draw(timeline: Timeline, width: int = 1200) -> str:
         f'<text x="6" y="{tops[lane] + _LANE_HEIGHTS[lane] / 2 + 4:.0f}" class="name">{_LANE_NAMES[lane]}</text>'
         for lane in lanes
     )
-    legend, height = _legend(timeline.boxes, bottom + 34, width)
+    legend, height = _legend(timeline.boxes, bottom + 34, min(width, 1200))
     return (
         f'<svg class="m" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
         f'height="{height}" role="img" aria-label="{escape(timeline.title)}"><style>{_STYLE}</style>'
@@ -187,21 +187,21 @@ def draw(timeline: Timeline, width: int = 1200) -> str:
     )
 
 
-def fitting(text: str, room: float) -> str:
-    """As much of a text as fits into so many pixels; nothing where not even two letters do.
+def fitting(text: str, room: float, *, is_whole: bool = False) -> str:
+    """As much of a text as fits into so many pixels; nothing where not even two letters do, or not all that `is_whole`.
 
     >>> fitting("a little fox", 100), fitting("a little fox", 50), fitting("a little fox", 10)
     ('a little fox', 'a littl', '')
     """
     letters = int(room / _PER_LETTER)
-    return text[:letters] if letters >= min(2, len(text)) else ""
+    return text[:letters] if letters >= (len(text) if is_whole else min(2, len(text))) else ""
 
 
 def _labels(box: Box) -> Sequence[str]:
     """What is written into a box: words and how they came about, or what it is."""
     if box.lane == "text":
         window, accepted = box.details.get("window", 0), box.details.get("accepted", 0)
-        guessed = f"{accepted} of {window} guesses right" if window else "no guess"
+        guessed = f"{accepted} of {window} right" if window else "no guess"
         return [box.details.get("text", "").replace("\n", "\u23ce").strip(" "), guessed]
     if box.lane == "plain":
         return [str(box.details["token"])]

@@ -46,7 +46,7 @@ def test_pictures_are_drawn_by_one_hand(trace_file: Path, tmp_path: Path, ending
     content = picture.read_text(encoding="utf-8")
     assert content.startswith("<svg" if ending == "svg" else "<!doctype html>")
     assert "a little fox" in content
-    assert "3 of 4 guesses right" in content
+    assert "3 of 4 right" in content
     assert "plain decoding" in content
     assert ('id="in"' in content) == (ending == "html"), "only the page can be zoomed"
 

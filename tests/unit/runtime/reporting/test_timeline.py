@@ -34,7 +34,7 @@ def texts_of(drawn: str) -> list[str]:
 def test_steps_show_their_words_and_how_many_guesses_were_right() -> None:
     texts = texts_of(draw(WHOLE))
     assert "Once <upon>\u23cea time" in texts
-    assert "3 of 4 guesses right" in texts
+    assert "3 of 4 right" in texts
     assert "no guess" in texts
 
 
