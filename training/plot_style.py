@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ COLOURS = {
     **{"proxy": "#c8544f", "early": "#4878a8", "progressive": "#4e9a5b"},
 }
 """The same thing has the same colour in every picture: methods, and where roots come from."""
+_log = logging.getLogger("mirrorsd")
 _STYLE: dict[str, Any] = {
     "figure.constrained_layout.use": True,
     "figure.facecolor": "white",
@@ -35,7 +38,13 @@ _STYLE: dict[str, Any] = {
 
 
 def save(path: Path, draw: Callable[[Any], None], *, size: tuple[float, float] = (8.0, 4.0)) -> None:
-    """Let `draw` fill a figure of this size (inches), and write it; the ending of the name says in what format."""
+    """Let `draw` fill a figure of this size (inches), and write it; the ending of the name says in what format.
+
+    Without matplotlib a warning says that it is not drawn: no training fails for want of a picture.
+    """
+    if find_spec("matplotlib") is None:
+        _log.warning('%s is not drawn, as matplotlib is not installed: pip install "mirrorsd[plots]".', path.name)
+        return
     from matplotlib import cycler, rc_context
     from matplotlib.figure import Figure
 

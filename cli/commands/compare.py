@@ -130,7 +130,7 @@ def answer_with(pipe: "MirrorPipeline", config: "GenerationConfig", *, is_raw: b
     sessions: dict[str, MirrorSession] = {}
 
     def answer(method: str, messages: list[dict[str, str]]) -> "GenerationResult":
-        name = next(known for known in options.METHODS if known == method)
+        name = options.checked_method(method)
         if name not in sessions:
             sessions[name] = pipe.session()
         if len(messages) == 1:

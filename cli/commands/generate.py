@@ -1,12 +1,13 @@
 """`mirrorsd generate`: one text, streamed to the terminal or as JSON."""
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mirrorsd.cli.commands.loading import open_pipeline
+from mirrorsd.cli.commands.loading import check_fits, open_pipeline
 from mirrorsd.cli.input import options
 from mirrorsd.cli.input.requests import Request, check_writable, has_chat_template, read_request
 from mirrorsd.cli.output.console import note, print_json
@@ -45,12 +46,15 @@ def generate(
 ) -> None:
     """Answer a prompt, or go on with it where the model has no chat template. No option for speed changes the text."""
     if prompt is None and messages is None and sys.stdin.isatty() and not as_json:
-        open_chat(bundle)
+        asked = {"temperature": temperature, "greedy": greedy, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        asked |= {"repetition_penalty": repetition_penalty, "seed": seed, "stop": stop}
+        open_chat(bundle, method=method, device_map=device_map, layout=layout, **asked)
         return
     end_on_ctrl_c()
     check_writable("--trace", trace)
     request = read_request(prompt, messages, is_chat=not is_raw and has_chat_template(bundle))
     speed = options.read_settings(settings)
+    check_fits(bundle, request)
     from mirrorsd import GenerationConfig
 
     config = GenerationConfig(
@@ -76,17 +80,19 @@ def generate(
         save_trace(result, trace)
 
 
-def open_chat(bundle: Path) -> None:
-    """Talk with the model instead: what a prompt that was not given asks for on a terminal.
+def open_chat(bundle: Path, **asked: Any) -> None:
+    """Talk with the model instead, with the options that were asked for: what a missing prompt means on a terminal.
 
     Raises:
-        ConfigError: the bundle has no chat template.
+        ConfigError: the bundle has no chat template, or this installation has no chat.
     """
     if not has_chat_template(bundle) and bundle.is_dir():
         raise ConfigError("No prompt. This model has no chat template: give it a text to go on with as PROMPT.")
-    from mirrorsd.cli.commands.chat import chat
-
-    chat(bundle)
+    try:
+        command = import_module("mirrorsd.cli.commands.chat")
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"No prompt. Give PROMPT, or open a conversation: mirrorsd chat {bundle}") from error
+    command.chat(bundle, **asked)
 
 
 def stream_to_terminal(pipe: "MirrorPipeline", request: Request, config: "GenerationConfig") -> "GenerationResult":

@@ -4,8 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mirrorsd.cli.input.requests import Request
 from mirrorsd.cli.output.console import note, show_loading
 from mirrorsd.device_maps import builtin_names
+from mirrorsd.graphs import names
+from mirrorsd.graphs.manifest import Manifest
 
 if TYPE_CHECKING:
     from mirrorsd import MirrorPipeline
@@ -33,6 +36,32 @@ def open_pipeline(
     if is_verbose:
         note_placement(pipe)
     return pipe
+
+
+def check_fits(bundle: Path, request: Request) -> None:
+    """Refuse a prompt that is longer than the context before the models are loaded.
+
+    A text of fewer characters than the context has tokens is not even counted; what is wrong with a bundle is for
+    loading to say.
+
+    Raises:
+        ContextLengthError: it is longer.
+    """
+    path = bundle / names.MANIFEST_FILE
+    if not path.is_file():
+        return
+    context = Manifest.from_json(path.read_text(encoding="utf-8"), origin=str(path)).target.context
+    written = [request.prompt or "", *(str(message.get("content")) for message in request.messages or ())]
+    if sum(map(len, written)) <= context:
+        return
+    from mirrorsd.runtime.decoding.request import check_prompt_fits
+    from mirrorsd.runtime.text.tokenizer import BundleTokenizer
+
+    tokenizer = BundleTokenizer(bundle)
+    if request.messages is not None:
+        check_prompt_fits(len(tokenizer.encode_chat(request.messages)), context)
+    elif request.prompt is not None:
+        check_prompt_fits(len(tokenizer.encode(request.prompt)), context)
 
 
 def note_placement(pipe: "MirrorPipeline") -> None:

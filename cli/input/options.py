@@ -115,6 +115,10 @@ Settings = Annotated[
         autocompletion=lambda: [f"{name}=" for name in _SPEED_SETTINGS],
     ),
 ]
+PadRowsTo = Annotated[
+    int | None,
+    typer.Option(help="Run every target pass with this many rows: equal to the last bit.", rich_help_panel=SPEED),
+]
 
 
 def read_settings(given: list[str] | None) -> dict[str, object]:
@@ -170,6 +174,18 @@ def read_exits(text: str) -> Literal["all"] | tuple[int, ...]:
         raise ConfigError(f"-S exits is {text!r}; allowed: all, none, a layer, or several: 12,20.") from error
 
 
+def checked_method(name: str) -> MethodName:
+    """The method of that name.
+
+    Raises:
+        ConfigError: there is no such method.
+    """
+    for method in METHODS:
+        if method == name:
+            return method
+    raise ConfigError(f"Unknown method {name!r}; allowed: {', '.join(METHODS)}.")
+
+
 def read_methods(text: str) -> tuple[MethodName, ...]:
     """Split a list of methods.
 
@@ -177,10 +193,9 @@ def read_methods(text: str) -> tuple[MethodName, ...]:
         ConfigError: an unknown method, one named twice, or none.
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
-    known = [method for name in names for method in METHODS if method == name]
-    if not names or len(known) != len(names) or len(set(names)) != len(names):
+    if not names or len(set(names)) != len(names):
         raise ConfigError(f"--methods is {text!r}; allowed: different ones of {', '.join(METHODS)}.")
-    return tuple(known)
+    return tuple(map(checked_method, names))
 
 
 def read_choice(answer: YesNoAuto) -> bool | None:

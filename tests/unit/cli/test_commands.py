@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -55,6 +56,22 @@ def test_placement_is_told_with_v_only(use_pipeline: Any, capsys: pytest.Capture
     assert "draft: there" in capsys.readouterr().err
     assert run(["compare", "b.mirror"]) == 0
     assert "draft: there" not in capsys.readouterr().err
+
+
+def test_without_a_prompt_a_terminal_opens_the_chat(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    opened: list[tuple[Path, dict[str, Any]]] = []
+    command = SimpleNamespace(chat=lambda bundle, **asked: opened.append((bundle, asked)))
+    monkeypatch.setitem(sys.modules, "mirrorsd.cli.commands.chat", command)
+    assert run(["generate", str(tmp_path)]) == 2
+    assert "This model has no chat template" in capsys.readouterr().err
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-8")
+    assert run(["generate", str(tmp_path), "--temperature", "0.7", "--method", "serial"]) == 0
+    assert opened[0][0] == tmp_path
+    assert (opened[0][1]["temperature"], opened[0][1]["method"], opened[0][1]["device_map"]) == (0.7, "serial", "auto")
 
 
 def test_a_card_that_nobody_has_tried_is_not_picked_in_silence(
