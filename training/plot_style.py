@@ -45,10 +45,12 @@ def save(path: Path, draw: Callable[[Any], None], *, size: tuple[float, float] =
     if find_spec("matplotlib") is None:
         _log.warning('%s is not drawn, as matplotlib is not installed: pip install "mirrorsd[plots]".', path.name)
         return
-    from matplotlib import cycler, rc_context
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
+    from matplotlib.rcsetup import cycler
 
-    with rc_context({**_STYLE, "axes.prop_cycle": cycler(color=SERIES)}):
+    style: Any = {**_STYLE, "axes.prop_cycle": cycler(color=list(SERIES))}
+    with rc_context(style):
         figure = Figure(figsize=size)
         draw(figure)
         figure.savefig(path)

@@ -46,7 +46,13 @@ def generate(
 ) -> None:
     """Answer a prompt, or go on with it where the model has no chat template. No option for speed changes the text."""
     if prompt is None and messages is None and sys.stdin.isatty() and not as_json:
-        asked = {"temperature": temperature, "greedy": greedy, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        asked: dict[str, Any] = {
+            "temperature": temperature,
+            "greedy": greedy,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+        }
         asked |= {"repetition_penalty": repetition_penalty, "seed": seed, "stop": stop}
         open_chat(bundle, method=method, device_map=device_map, layout=layout, **asked)
         return

@@ -56,8 +56,11 @@ def simulate(
     else:
         recording = Recording.read(source)
     names = options.read_methods(methods)
-    scenario = {"pace": card.pace, "speculation": speculation, "layers": _layers(exits, recording)}
-    found = {name: replay(recording, Scenario(method=name, **scenario)) for name in names}  # type: ignore[arg-type]
+    layers = _layers(exits, recording)
+    found: dict[str, list[GenerationStats]] = {}
+    for name in names:
+        scenario = Scenario(method=name, pace=card.pace, speculation=speculation, layers=layers)
+        found[name] = replay(recording, scenario)
     _report(card.name, card.pace, found, as_json=as_json)
 
 
