@@ -66,19 +66,9 @@ def compare(
     chosen_methods = options.read_methods(methods)
     questions = choose_questions(read_questions(prompts) if prompts else BUILT_IN_QUESTIONS, category or [])
     speed = options.read_settings(settings)
-    from mirrorsd import GenerationConfig
-
-    config = GenerationConfig(
-        max_new_tokens=max_new_tokens,
-        **options.decoding(temperature, greedy=greedy),
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        stop_strings=tuple(stop or ()),
-        ignore_eos=ignore_eos,
-    )
+    asked: dict[str, Any] = {"temperature": temperature, "greedy": greedy, "top_k": top_k, "top_p": top_p}
+    asked |= {"min_p": min_p, "repetition_penalty": repetition_penalty, "seed": seed, "stop": stop}
+    config = options.text_config(asked, max_new_tokens=max_new_tokens, ignore_eos=ignore_eos)
     with open_pipeline(bundle, device_map, speed, layout, is_verbose=verbose) as pipe:
         answer = answer_with(pipe, config, is_raw=is_raw or not has_chat_template(bundle))
         with progress("comparing", len(questions) * repeats) as advance:

@@ -45,36 +45,17 @@ def generate(
     as_json: options.AsJson = False,
 ) -> None:
     """Answer a prompt, or go on with it where the model has no chat template. No option for speed changes the text."""
+    asked: dict[str, Any] = {"temperature": temperature, "greedy": greedy, "top_k": top_k, "top_p": top_p}
+    asked |= {"min_p": min_p, "repetition_penalty": repetition_penalty, "seed": seed, "stop": stop}
     if prompt is None and messages is None and sys.stdin.isatty() and not as_json:
-        asked: dict[str, Any] = {
-            "temperature": temperature,
-            "greedy": greedy,
-            "top_k": top_k,
-            "top_p": top_p,
-            "min_p": min_p,
-        }
-        asked |= {"repetition_penalty": repetition_penalty, "seed": seed, "stop": stop}
         open_chat(bundle, method=method, device_map=device_map, layout=layout, **asked)
         return
     end_on_ctrl_c()
     check_writable("--trace", trace)
     request = read_request(prompt, messages, is_chat=not is_raw and has_chat_template(bundle))
+    config = options.text_config(asked, method=method, max_new_tokens=max_new_tokens, ignore_eos=ignore_eos)
     speed = options.read_settings(settings)
     check_fits(bundle, request)
-    from mirrorsd import GenerationConfig
-
-    config = GenerationConfig(
-        method=method,
-        max_new_tokens=max_new_tokens,
-        **options.decoding(temperature, greedy=greedy),
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        stop_strings=tuple(stop or ()),
-        ignore_eos=ignore_eos,
-    )
     with open_pipeline(bundle, device_map, speed, layout, is_verbose=verbose) as pipe:
         if as_json:
             result = pipe.generate(request.prompt, config, messages=request.messages)

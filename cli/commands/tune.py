@@ -13,7 +13,7 @@ from mirrorsd.cli.input.prompt_file import BUILT_IN_QUESTIONS, read_questions, s
 from mirrorsd.cli.input.requests import first_turns
 from mirrorsd.cli.output.console import Advance, note, print_json, progress
 from mirrorsd.cli.output.leaving import end_on_ctrl_c
-from mirrorsd.cli.output.tune_report import print_contests, print_parts
+from mirrorsd.cli.output.tune_report import print_contests, print_parts, verdict
 
 if TYPE_CHECKING:
     from mirrorsd import MirrorPipeline
@@ -40,6 +40,7 @@ def tune(
     prompts: Annotated[Path | None, typer.Option(help="Questions to try, in Spec-Bench's form.")] = None,
     device_map: options.DeviceMapName = "auto",
     max_new_tokens: options.MaxNewTokens = 64,
+    show_all: Annotated[bool, typer.Option("--all", help="Show every time and every contest.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Find the fastest way to speculate on this machine; `generate` uses it from then on. Changes no token."""
@@ -56,9 +57,12 @@ def tune(
     if as_json:
         print_json({"seconds": round(seconds, 1), **document(found)})
         return
-    print_parts(found.parts)
     for kind, contests in found.contests.items():
-        print_contests(f"{kind} texts", contests)
+        print(verdict(kind, contests))
+    if show_all:
+        print_parts(found.parts)
+        for kind, contests in found.contests.items():
+            print_contests(f"{kind} texts", contests)
     print(
         f"kept in {path.name}: layout {tuned.layout}; predicted {tuned.predicted_step_ms} ms a step, measured "
         f"{tuned.measured_step_ms} ms. Took {seconds:.0f} s."

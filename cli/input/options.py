@@ -1,14 +1,17 @@
 """Options that several sub-commands share, declared once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
 from mirrorsd.device_maps import builtin_names
 from mirrorsd.graphs.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mirrorsd import GenerationConfig
 
 MethodName = Literal["plain", "serial", "mirror", "auto"]
 METHODS: tuple[MethodName, ...] = get_args(MethodName)
@@ -156,6 +159,19 @@ def decoding(temperature: float | None, *, greedy: bool) -> dict[str, Any]:
     if greedy and temperature:
         raise ConfigError(f"Both --greedy and --temperature {temperature:g} are given; give one of them.")
     return {"temperature": 0.0, "use_defaults": False} if greedy else {"temperature": temperature}
+
+
+def text_config(asked: Mapping[str, Any], **limits: Any) -> "GenerationConfig":
+    """What text to produce: `asked` are the options for the text by their parameters' names, `limits` other fields.
+
+    Raises:
+        ConfigError: a value out of its range, or options that contradict each other.
+    """
+    from mirrorsd import GenerationConfig
+
+    fields = {name: value for name, value in asked.items() if name not in ("temperature", "greedy", "stop")}
+    fields |= decoding(asked["temperature"], greedy=asked["greedy"])
+    return GenerationConfig(stop_strings=tuple(asked["stop"] or ()), **fields, **limits)
 
 
 def read_exits(text: str) -> Literal["all"] | tuple[int, ...]:

@@ -48,8 +48,8 @@ def print_table(table: Table) -> None:
 
 
 def add_row(table: Table, *cells: str) -> None:
-    """Add a row as it stands: rich would take `[cuda]` for a style."""
-    table.add_row(*(Text(cell) for cell in cells))
+    """Add a row as it stands, and whole: rich would take `[cuda]` for a style, and cut a long name with an ellipsis."""
+    table.add_row(*(Text(cell, overflow="fold") for cell in cells))
 
 
 def note(text: str, style: str = "") -> None:
