@@ -19,7 +19,9 @@ PROMPT = "Once upon a time there was a little fox. " * 4
 SEED = 26
 ENTERED_S = 0.15
 """By then Python runs our code; before, an interrupt is Python's own affair."""
-LONGEST_S = 60.0
+LONGEST_S = 180.0
+PROMPT_S = 20.0
+"""The program gives itself 1.5 s; a busy machine may take longer to let it."""
 
 
 class Ended(NamedTuple):
@@ -85,7 +87,7 @@ def check_moments(bundle: Path, place: Path, count: int) -> None:
         assert ended.output.endswith(b"\n"), shown
         assert b"terminate" not in ended.output, shown
         assert b"Traceback" not in ended.output, shown
-        assert ended.seconds - moment < 5, shown
+        assert ended.seconds - moment < PROMPT_S, f"{ended.seconds - moment:.1f} s later; {shown}"
         num_cancelled += 1
         if num_cancelled == count:
             return
@@ -97,6 +99,6 @@ def test_ctrl_c_ends_with_130_on_a_new_line(tiny_bundle: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_ctrl_c_at_fifty_random_moments(tiny_bundle: Path, tmp_path: Path) -> None:
     check_moments(tiny_bundle, tmp_path / "place", 50)
