@@ -1,23 +1,30 @@
 """The `mirrorsd` command: one file per sub-command, heavy imports inside them."""
 
 import sys
-from importlib.util import find_spec
 from io import TextIOWrapper
-
-_NEEDED = ("typer", "rich")
 
 
 def main() -> None:
     """Run the command line and exit with its status (see `cli.output.failures` for the numbers)."""
-    if absent := [name for name in _NEEDED if find_spec(name) is None]:
-        sys.exit(f"error: The mirrorsd command needs {' and '.join(absent)}: pip install 'mirrorsd[cli]'.")
-    from mirrorsd.cli.application import run
+    from mirrorsd.cli.output.failures import EXIT_CANCELLED, EXIT_FAILED, about_import
+    from mirrorsd.cli.output.leaving import leave, was_interrupted
 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             # A story may hold characters that an old console's code page lacks; they must not end the program.
             stream.reconfigure(errors="replace")
-    sys.exit(run(sys.argv[1:]))
+    try:
+        from mirrorsd.cli.application import run
+
+        status = run(sys.argv[1:])
+    except ModuleNotFoundError as error:  # typer and rich come with an extra
+        print(f"error: {about_import(error)}", file=sys.stderr)
+        status = EXIT_FAILED
+    except BaseException as error:
+        if not (was_interrupted() or isinstance(error, KeyboardInterrupt)):
+            raise
+        status = EXIT_CANCELLED
+    leave(status)
 
 
 __all__ = ["main"]

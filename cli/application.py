@@ -1,7 +1,7 @@
 """The typer application: names of the sub-commands, the version, and what happens to errors."""
 
-import sys
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -21,20 +21,53 @@ from mirrorsd.cli.commands.simulate import simulate
 from mirrorsd.cli.commands.trace import trace
 from mirrorsd.cli.commands.train.group import app as train
 from mirrorsd.cli.commands.tune import tune
-from mirrorsd.cli.output.failures import EXIT_CANCELLED, EXIT_DONE, exit_code
+from mirrorsd.cli.output.console import note, note_error
+from mirrorsd.cli.output.failures import (
+    EXIT_CANCELLED,
+    EXIT_DONE,
+    EXIT_FAILED,
+    about_file,
+    about_import,
+    as_typed,
+    exit_code,
+)
+from mirrorsd.cli.output.help_pages import Command, Group, examples
+from mirrorsd.cli.output.leaving import give_ctrl_c_back, was_interrupted
 from mirrorsd.graphs.errors import MirrorError
+
+UsageError: Any = typer.BadParameter.__base__
+"""Of click, which typer brings along under names of its own."""
+_COMMANDS: dict[Callable[..., None], str] = {
+    export: examples("mirrorsd export TARGET --draft DRAFT -o pair.mirror"),
+    compile: examples("mirrorsd compile pair.mirror --device-map cuda-npu"),
+    generate: examples(
+        'mirrorsd generate pair.mirror "Why is the sky blue?"',
+        "mirrorsd generate pair.mirror --raw < beginning.txt",
+        'mirrorsd generate pair.mirror "Hi" -S gamma=4 --json',
+    ),
+    chat: examples("mirrorsd chat pair.mirror", "mirrorsd chat --url http://127.0.0.1:8080"),
+    serve: examples("mirrorsd serve pair.mirror"),
+    compare: examples("mirrorsd compare pair.mirror", "mirrorsd compare pair.mirror --by-category"),
+    inspect: examples("mirrorsd inspect pair.mirror"),
+    pairs: examples("mirrorsd pairs"),
+    devices: examples("mirrorsd devices", "mirrorsd devices --all"),
+    doctor: examples("mirrorsd doctor", "mirrorsd doctor pair.mirror"),
+    simulate: examples("mirrorsd simulate pair.mirror --record pair.npz"),
+    trace: examples("mirrorsd trace trace.json", "mirrorsd trace trace.json -o trace.svg"),
+    tune: examples("mirrorsd tune pair.mirror"),
+}
 
 app = typer.Typer(
     name="mirrorsd",
+    cls=Group,
     help="Export a pair of language models to a mirror bundle and run it on two devices at once.",
-    add_completion=False,
     no_args_is_help=True,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for command in (
-    *(export, compile, generate, chat, serve, compare, inspect, pairs, devices, doctor, simulate, trace, tune),
-):
-    app.command()(command)
+for command, epilog in _COMMANDS.items():
+    app.command(cls=Command, epilog=epilog)(command)
 app.add_typer(train, name="train")
 app.add_typer(cache, name="cache")
 
@@ -57,12 +90,36 @@ def _main(
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit status; errors become one message on stderr, without a traceback."""
     try:
-        app(arguments, prog_name="mirrorsd")
+        status = app(arguments, prog_name="mirrorsd", standalone_mode=False)
     except SystemExit as finished:
-        return finished.code if isinstance(finished.code, int) else EXIT_DONE
-    except KeyboardInterrupt:
+        status = finished.code
+    except (KeyboardInterrupt, typer.Abort):
         return EXIT_CANCELLED
-    except MirrorError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (MirrorError, ImportError, OSError) as error:
+        return _fail(error)
+    except UsageError as error:
+        _explain(error)
+        return int(error.exit_code)
+    finally:
+        give_ctrl_c_back()
+    return status if isinstance(status, int) else EXIT_DONE
+
+
+def _fail(error: MirrorError | ImportError | OSError) -> int:
+    if was_interrupted():  # what an interrupt becomes on its way through a vendor's code
+        return EXIT_CANCELLED
+    if isinstance(error, MirrorError):
+        note_error(as_typed(str(error)))
         return exit_code(error)
-    return EXIT_DONE
+    note_error(about_import(error) if isinstance(error, ImportError) else about_file(error))
+    return EXIT_FAILED
+
+
+def _explain(error: Any) -> None:
+    """Say what is wrong with a command line, and where its help is; help itself where nothing was asked for."""
+    if error.message.startswith("Usage:"):
+        error.show()
+        return
+    note_error(error.format_message())
+    if error.ctx is not None:
+        note(f"Try '{error.ctx.command_path} --help'.")

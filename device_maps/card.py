@@ -177,7 +177,8 @@ class DeviceMap:
     `fallbacks` names the cards that may stand in where this one's devices are absent, best first; `pace`, if any, sets
     the stage times of hardware that is not there. `layouts` are the permitted ways to share out the processor's cores,
     the first one in force until `mirrorsd tune` has found which is fastest: `apart` as target and draft say, `shared`
-    with `shared_cores` for both (all that the process may use if none are named).
+    with `shared_cores` for both (all that the process may use if none are named). `tried` says whether the card has
+    ever run on a machine of its kind: where `auto` picks one that has not, it says so.
     """
 
     name: str
@@ -190,6 +191,7 @@ class DeviceMap:
     pace: Pace | None = None
     layouts: tuple[str, ...] = (APART,)
     shared_cores: tuple[int, ...] = ()
+    tried: bool = True
 
     def __post_init__(self) -> None:
         """A card has a name, never falls back to itself, and shares cores only where both devices are the processor."""

@@ -46,8 +46,14 @@ def _card_path(name_or_path: str) -> Path:
         return path
     known = builtin_names()
     if name_or_path not in known:
+        devices = [name for name in known if name_or_path.lower() in name.split("-")]
+        nearest = (
+            f"; did you mean {' or '.join(map(repr, devices))}?"
+            if devices
+            else _nearest(name_or_path, known, likeness=0.75)
+        )
         raise ConfigError(
-            f"Unknown device map {name_or_path!r}{_nearest(name_or_path, known)} "
+            f"Unknown device map {name_or_path!r}{nearest} `mirrorsd devices` says which fit this machine. "
             f"Built in: {', '.join(known)}; your own: a path that ends in .toml."
         )
     return _CARDS / f"{name_or_path}.toml"
@@ -65,6 +71,6 @@ def _in_words(error: DocumentError) -> str:
     return f"{error.where} is {error.found!r}; expected {expected or 'something else'}."
 
 
-def _nearest(found: str, known: Collection[str], where: str = "") -> str:
-    matches = get_close_matches(found, list(known), n=1)
+def _nearest(found: str, known: Collection[str], where: str = "", *, likeness: float = 0.6) -> str:
+    matches = get_close_matches(found, list(known), n=1, cutoff=likeness)
     return f"; did you mean '{where}{matches[0]}'?" if matches else "."

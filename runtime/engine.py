@@ -11,7 +11,7 @@ from mirrorsd.device_maps.pace import Curve, interpolate
 from mirrorsd.graphs.errors import ConfigError, DeviceError, GenerationError
 from mirrorsd.graphs.manifest import TargetEntry
 from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
-from mirrorsd.runtime.config import SpeculationConfig
+from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.decoding.auto import AutoDriver
 from mirrorsd.runtime.decoding.draft_link import DraftLink
 from mirrorsd.runtime.decoding.lookup import FreeRowDriver, repeating_drivers
@@ -105,6 +105,16 @@ class Engine:
         target_ms = ((1.0, interpolate(self.target_ms, padded)),) if padded else self.target_ms
         weights = self.root_scores.weights("draft", 0, is_sampling=is_sampling)
         return WindowLength(target_ms, weights.accept, self.lengths[is_sampling])
+
+    def plain_tokens_per_second(self, config: GenerationConfig) -> float | None:
+        """How fast plain decoding of such a text is, as far as anything was measured.
+
+        That is what `auto` or `tune` has seen, else passes of one row by the target's own times; None without either.
+        """
+        speed = self.books.of(config).plain_tokens_per_second
+        if speed is None and self.target_ms:
+            speed = 1e3 / interpolate(self.target_ms, 1)
+        return speed
 
     def describe(self) -> list[str]:
         """One line per device."""

@@ -9,7 +9,7 @@ from mirrorsd.device_maps.card import SHARED
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.backends.paced import PacedDraftModel, PacedTargetModel
-from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
+from mirrorsd.runtime.backends.protocol import DraftModel, Progress, TargetModel
 from mirrorsd.runtime.config import SpeculationConfig, Speculations
 from mirrorsd.runtime.devices.huge_pages import regions_now, use_huge_pages
 from mirrorsd.runtime.devices.inventory import check_computes, choose_device_map
@@ -36,7 +36,13 @@ class Parts(NamedTuple):
 
 
 def load_parts(
-    folder: Path, device_map: str, given: Mapping[str, object], *, use_tuned: bool, layout: str | None
+    folder: Path,
+    device_map: str,
+    given: Mapping[str, object],
+    *,
+    use_tuned: bool,
+    layout: str | None,
+    on_progress: Progress | None = None,
 ) -> Parts:
     """Load a bundle: see `MirrorPipeline.load`; `given` are the caller's values of `SpeculationConfig`."""
     manifest = read_bundle(folder)
@@ -50,7 +56,7 @@ def load_parts(
         check_exits(one, manifest.target)
     tokenizer = BundleTokenizer(folder)
     before = regions_now()
-    engine = _start_engine(folder, manifest, laid_out, speculations.greedy)
+    engine = _start_engine(folder, manifest, laid_out, speculations.greedy, on_progress)
     num_huge = use_huge_pages(before) if _wants_huge_pages(laid_out.device_map) else 0
     source = "tuned on this machine" if found else f"defaults of {choice.device_map.name}"
     engine.target_ms = laid_out.device_map.pace.target_ms if laid_out.device_map.pace else ()
@@ -87,7 +93,13 @@ def _resolve(card: DeviceMap, tuned: Tuned | None, given: Mapping[str, object]) 
     return Speculations(*(resolve_speculation(defaults, {**one, **given}) for one in (greedy, sampled)))
 
 
-def _start_engine(folder: Path, manifest: Manifest, layout: Layout, speculation: SpeculationConfig) -> Engine:
+def _start_engine(
+    folder: Path,
+    manifest: Manifest,
+    layout: Layout,
+    speculation: SpeculationConfig,
+    on_progress: Progress | None = None,
+) -> Engine:
     """Load both models on their workers, run each once, and set the pace if the card has one."""
     from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
     from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
@@ -103,7 +115,7 @@ def _start_engine(folder: Path, manifest: Manifest, layout: Layout, speculation:
         return PacedTargetModel(model, card.pace, manifest.target.shape.num_layers) if card.pace else model
 
     def load_draft() -> DraftModel:
-        model = OpenVinoDraftModel(folder, manifest.draft, card.draft)
+        model = OpenVinoDraftModel(folder, manifest.draft, card.draft, on_progress)
         model.new_session().warm_up()
         return PacedDraftModel(model, card.pace) if card.pace else model
 

@@ -69,6 +69,7 @@ class MirrorPipeline:
         speculation: Mapping[str, object] | None = None,
         use_tuned: bool = True,
         layout: str | None = None,
+        on_progress: Callable[[str, float], None] | None = None,
     ) -> Self:
         """Load a bundle.
 
@@ -78,6 +79,8 @@ class MirrorPipeline:
             speculation: values of `SpeculationConfig` to use instead of the card's own.
             use_tuned: start from what `mirrorsd tune` found, where it fits this machine.
             layout: one of the card's `layouts`; by default the one that was found fastest, else the card's first.
+            on_progress: told where loading takes long, on the thread that does it: what is being done ("compiling the
+                draft, once: 7 of 24"), and what share of it is done.
 
         Raises:
             BundleError: missing, damaged, of another schema, or unsafe.
@@ -85,7 +88,10 @@ class MirrorPipeline:
             DeviceError: a device of the map is absent, or cannot run the bundle.
         """
         folder = Path(bundle)
-        pipe = cls(*load_parts(folder, device_map, speculation or {}, use_tuned=use_tuned, layout=layout))
+        parts = load_parts(
+            folder, device_map, speculation or {}, use_tuned=use_tuned, layout=layout, on_progress=on_progress
+        )
+        pipe = cls(*parts)
         pipe._origin = (folder, device_map)
         return pipe
 

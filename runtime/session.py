@@ -332,11 +332,19 @@ class MirrorSession:
             device_map=self._layout.device_map.name,
             layout=self._layout.name,
             seed=request.config.seed,
-            stats=summarise(request, started, perf_counter(), warnings),
+            stats=summarise(
+                request,
+                started,
+                perf_counter(),
+                warnings,
+                stop_reason=stop_reason,
+                plain_tokens_per_second=self._engine.plain_tokens_per_second(request.config),
+            ),
             spans=tuple(request.ledger.spans),
             steps=tuple(request.steps),
             logprobs=tuple(token.logprob for token in tokens if token.logprob is not None),
             tokens=tuple(tokens),
+            step_texts=tuple(chunk.text for chunk in chunks),
         )
 
 

@@ -70,7 +70,7 @@ def tell_story(options: argparse.Namespace) -> int:
     """Stream one story to the terminal, the two devices side by side."""
     print("\n== A story, decoded by mirror speculation\n", flush=True)
     print(f"{options.prompt} ...\n", flush=True)
-    return mirrorsd("generate", str(BUNDLE), options.prompt, "--method", "mirror", *shared_options(options))
+    return mirrorsd("generate", str(BUNDLE), options.prompt, "--raw", "--method", "mirror", *shared_options(options))
 
 
 def compare_methods(options: argparse.Namespace) -> tuple[int, dict[str, Any] | None]:

@@ -9,6 +9,7 @@ recorded once and kept in FOLDER; root scores are fitted to other prompts than t
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from mirrorsd.runtime.tuning.recorder import record_texts
 from mirrorsd.runtime.tuning.recording import Recording
 from mirrorsd.runtime.tuning.score_fitting import fit_scores
 from mirrorsd.runtime.tuning.simulation import Scenario, mean_of, simulate, tokens_per_second
+from mirrorsd.training.plot_style import COLOURS, legend_outside, save
 
 CARDS = ("paced-laptop", "paced-paper", "paced-slow-npu")
 SOURCES = ("proxy", "early", "progressive")
@@ -110,28 +112,28 @@ def scenarios(base: Scenario, layers: tuple[int, ...]) -> Iterator[tuple[str, st
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Reuse and speed-up over the root budget, by source; one column per card, greedy."""
-    from matplotlib.figure import Figure
+    """Reuse and speed-up over the root budget, by source; one column per card, sampled texts dashed."""
 
-    figure = Figure(figsize=(11, 5.5), layout="constrained")
-    axes = figure.subplots(2, len(CARDS), sharex=True, sharey="row")
-    for column, card in enumerate(CARDS):
-        for source, colour in zip(SOURCES, ("#d8893b", "#4878a8", "#4e9a5b"), strict=True):
-            chosen = [
-                r for r in rows if (r["card"], r["table"]) == (card, "budget") and r["setting"].startswith(source)
-            ]
-            for temperature, style in ((0.0, "-"), (1.0, "--")):
-                line = [row for row in chosen if row["temperature"] == temperature]
+    def fill(figure: Any) -> None:
+        axes = figure.subplots(2, len(CARDS), sharex=True, sharey="row")
+        for column, card in enumerate(CARDS):
+            for source, temperature in product(SOURCES, (0.0, 1.0)):
+                of_card = [
+                    r for r in rows if (r["card"], r["table"], r["temperature"]) == (card, "budget", temperature)
+                ]
+                line = [row for row in of_card if row["setting"].startswith(source)]
+                look = {"linestyle": "--" if temperature else "-", "color": COLOURS[source], "marker": "."}
                 for axis, name in zip(axes[:, column], ("reuse_rate", "speed_up"), strict=True):
-                    label = f"{source}, T={temperature:g}"
-                    axis.plot(BUDGETS, [row[name] for row in line], style, color=colour, label=label, marker=".")
-        axes[0, column].set_title(card)
-        axes[1, column].set_xlabel("roots")
-    axes[0, 0].set_ylabel("windows reused")
-    axes[1, 0].set_ylabel("speed over plain decoding")
-    axes[0, -1].legend(fontsize=7)
-    figure.suptitle("SIMULATED from recorded texts of the storyteller", fontsize=9)
-    figure.savefig(path, dpi=110)
+                    axis.plot(BUDGETS, [row[name] for row in line], label=f"{source}, T={temperature:g}", **look)
+            axes[0, column].set_title(card)
+            axes[1, column].set_xlabel("branches prepared per step (roots)")
+        axes[0, 0].set(ylabel="windows that were ready", ylim=(0, 1))
+        axes[1, 0].set(ylabel="times plain decoding")
+        axes[1, 0].set_ylim(bottom=0)
+        legend_outside(axes[0, -1])
+        figure.suptitle("SIMULATED from recorded texts of the storyteller", fontsize=9)
+
+    save(path, fill, size=(12, 5.5))
 
 
 if __name__ == "__main__":

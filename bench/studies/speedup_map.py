@@ -14,6 +14,7 @@ from mirrorsd.bench.studies.ablation import recorded
 from mirrorsd.device_maps import Pace, load_device_map
 from mirrorsd.runtime.loading import speculation_of
 from mirrorsd.runtime.tuning.simulation import Scenario, simulate, tokens_per_second
+from mirrorsd.training.plot_style import COLOURS, save
 
 METHODS = ("serial", "mirror")
 DRAFT_MS = (1, 2, 4, 6, 8, 12, 16, 24)
@@ -69,20 +70,33 @@ def scenarios(base: Scenario, layers: tuple[int, ...]) -> dict[str, dict[str, li
 
 
 def draw(axes: dict[str, Any], curves: dict[str, dict[str, list[float]]], path: Path) -> None:
-    """One panel per axis."""
-    from matplotlib.figure import Figure
+    """One panel per axis; a method or a source has one colour in all of them, sampled texts are dashed."""
+    words = {
+        "draft round, ms": "a round of the draft, ms",
+        "gamma": "longest window (gamma)",
+        "kappa (proxy, per row)": "branches per row (kappa), proxy",
+        "exit after layer": "exit after layer",
+    }
 
-    figure = Figure(figsize=(13, 3.6), layout="constrained")
-    panels = figure.subplots(1, len(axes), sharey=True)
-    for panel, (axis, values) in zip(panels, axes.items(), strict=True):
-        for label, speeds in curves[axis].items():
-            panel.plot(values, speeds, "--" if label.endswith("T=1") else "-", label=label, marker=".")
-        panel.axhline(1.0, color="#999", linewidth=0.8)
-        panel.set_xlabel(axis)
-        panel.legend(fontsize=7)
-    panels[0].set_ylabel("speed over plain decoding")
-    figure.suptitle("SIMULATED on the pace of paced-laptop, from recorded texts of the storyteller", fontsize=9)
-    figure.savefig(path, dpi=110)
+    def fill(figure: Any) -> None:
+        panels = figure.subplots(1, len(axes), sharey=True)
+        for panel, (axis, values) in zip(panels, axes.items(), strict=True):
+            for label, speeds in curves[axis].items():
+                colour = COLOURS[label.split(",")[0]]
+                panel.plot(
+                    values, speeds, "--" if label.endswith("T=1") else "-", color=colour, label=label, marker="."
+                )
+            panel.axhline(1.0, color=COLOURS["plain"], linewidth=0.8)
+            panel.set_xlabel(words.get(axis, axis))
+            panel.xaxis.get_major_locator().set_params(integer=True)
+        panels[0].set_ylabel("times plain decoding")
+        entries = {
+            label: line for panel in panels for line, label in zip(*panel.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=len(entries))
+        figure.suptitle("SIMULATED on the pace of paced-laptop, from recorded texts of the storyteller", fontsize=9)
+
+    save(path, fill, size=(13, 4))
 
 
 if __name__ == "__main__":

@@ -10,13 +10,14 @@ from rich.table import Table
 from mirrorsd.cli.commands.inspect import readable_size
 from mirrorsd.cli.input import options
 from mirrorsd.cli.output.console import add_row, print_json, print_table
+from mirrorsd.cli.output.help_pages import Command, Group, examples
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.user_cache import Kept, cache_folder, clear, list_kept
 
-app = typer.Typer(help="What is kept about bundles on this machine: list or clear it.", no_args_is_help=True)
+app = typer.Typer(cls=Group, help="What is kept about bundles on this machine: list or clear it.", no_args_is_help=True)
 
 
-@app.command("list")
+@app.command("list", cls=Command, epilog=examples("mirrorsd cache list"))
 def list_cache(as_json: options.AsJson = False) -> None:
     """Show what is kept for each bundle: compiled drafts, passed checks, tuned settings."""
     kept = list_kept()
@@ -31,7 +32,11 @@ def list_cache(as_json: options.AsJson = False) -> None:
     print(f"{readable_size(sum(one.num_bytes for one in kept))} in {cache_folder()}")
 
 
-@app.command("clear")
+@app.command(
+    "clear",
+    cls=Command,
+    epilog=examples("mirrorsd cache clear pair.mirror", "mirrorsd cache clear --orphans"),
+)
 def clear_cache(
     bundle: Annotated[
         Path | None, typer.Argument(help="Only what is kept about this bundle.", show_default=False)

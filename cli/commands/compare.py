@@ -1,20 +1,32 @@
 """`mirrorsd compare`: the same questions by several methods: speeds, and whether the texts are the same."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import box
 from rich.table import Table
+from rich.text import Text
 
-from mirrorsd.cli.commands.loading import note_placement, open_pipeline
+from mirrorsd.cli.commands.loading import open_pipeline
 from mirrorsd.cli.input import options
 from mirrorsd.cli.input.prompt_file import BUILT_IN_QUESTIONS, Question, read_questions
-from mirrorsd.cli.output.comparison import ALL_CATEGORIES, Answer, Difference, find_differences, measure, summarise
-from mirrorsd.cli.output.console import add_row, note, print_json, print_table, progress
+from mirrorsd.cli.input.requests import has_chat_template
+from mirrorsd.cli.output.comparison import (
+    ALL_CATEGORIES,
+    Answer,
+    Difference,
+    about_draft,
+    find_differences,
+    measure,
+    summarise,
+    verdict,
+)
+from mirrorsd.cli.output.console import note, print_json, print_table, progress
 from mirrorsd.cli.output.failures import EXIT_FAILED
+from mirrorsd.cli.output.leaving import end_on_ctrl_c
 from mirrorsd.cli.output.machine import describe_machine, installed_versions
-from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,82 +35,68 @@ if TYPE_CHECKING:
 
 _OTHER_TEXT = [7, 7, 7]
 """What a session reads between two conversations, so that none finds its prompt read already."""
-_COLUMNS = (
-    ("tokens_per_second", "tokens/s", 1),
-    ("prefill_ms", "prompt ms", 1),
-    ("time_to_first_token_ms", "first token ms", 1),
-    ("tokens_per_step", "tokens per step", 2),
-    ("mean_accepted", "accepted", 2),
-    ("reuse_rate", "reuse rate", 2),
-    ("draft_exposed_ms", "draft exposed ms", 2),
-    ("overlap", "overlap", 2),
-)
 
 
 def compare(
     bundle: options.Bundle,
-    prompts: Annotated[
-        Path | None, typer.Option(help="Spec-Bench JSONL file; without it, a few built-in ones.")
-    ] = None,
-    methods: Annotated[str, typer.Option(help="Which methods, separated by commas.")] = ",".join(options.METHODS),
+    prompts: options.Questions = None,
+    methods: options.Methods = options.ALL_METHODS,
     category: Annotated[list[str] | None, typer.Option(help="Only this category; may be repeated.")] = None,
-    by_category: Annotated[bool, typer.Option("--by-category", help="Rows per category in the JSON too.")] = False,
-    is_raw: Annotated[bool, typer.Option("--raw", help="Go on with the prompts as text; no chat template.")] = False,
+    by_category: Annotated[bool, typer.Option("--by-category", help="Rows per category too.")] = False,
+    is_raw: options.Raw = False,
     repeats: Annotated[int, typer.Option(help="Measure every question this often.", min=1)] = 1,
-    device_map: options.DeviceMapName = "auto",
     max_new_tokens: options.MaxNewTokens = 128,
     temperature: options.Temperature = None,
     greedy: options.Greedy = False,
     top_k: options.TopK = None,
     top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
     seed: options.Seed = None,
+    stop: options.Stop = None,
     ignore_eos: options.IgnoreEos = False,
-    gamma: options.Gamma = None,
-    roots: options.Roots = None,
-    root_source: options.RootSource = None,
-    allocation: options.Allocation = None,
-    passes: options.Passes = None,
-    window: options.Window = None,
-    exits: options.Exits = None,
-    pad_rows_to: options.PadRowsTo = None,
+    device_map: options.DeviceMapName = "auto",
     layout: options.Layout = None,
+    settings: options.Settings = None,
+    verbose: options.Verbose = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure several methods on the same questions. Exit status 1 if their texts differ."""
-    from mirrorsd import GenerationConfig
-
-    chosen_methods = read_methods(methods)
+    end_on_ctrl_c()
+    chosen_methods = options.read_methods(methods)
     questions = choose_questions(read_questions(prompts) if prompts else BUILT_IN_QUESTIONS, category or [])
-    sampling = {**options.decoding(temperature, greedy=greedy), "top_k": top_k, "top_p": top_p, "seed": seed}
-    config = GenerationConfig(max_new_tokens=max_new_tokens, ignore_eos=ignore_eos, **sampling)
-    roots_settings = {"roots": roots, "root_source": root_source, "allocation": allocation}
-    speed = {"gamma": gamma, "passes": passes, "window": window, "pad_rows_to": pad_rows_to, **roots_settings}
-    with open_pipeline(bundle, device_map, {**speed, "exits": options.read_exits(exits)}, layout) as pipe:
-        note_placement(pipe)
+    speed = options.read_settings(settings)
+    asked: dict[str, Any] = {"temperature": temperature, "greedy": greedy, "top_k": top_k, "top_p": top_p}
+    asked |= {"min_p": min_p, "repetition_penalty": repetition_penalty, "seed": seed, "stop": stop}
+    config = options.text_config(asked, max_new_tokens=max_new_tokens, ignore_eos=ignore_eos)
+    with open_pipeline(bundle, device_map, speed, layout, is_verbose=verbose) as pipe:
         answer = answer_with(pipe, config, is_raw=is_raw or not has_chat_template(bundle))
         with progress("comparing", len(questions) * repeats) as advance:
             measurements = measure(questions, chosen_methods, repeats, answer, advance)
         where, is_paced = {"device_map": pipe.device_map.name, "layout": pipe.layout}, pipe.device_map.pace is not None
     rows, differences = summarise(measurements, chosen_methods), find_differences(measurements)
+    shown = rows if by_category or category else [row for row in rows if row["category"] == ALL_CATEGORIES]
     note_differences(differences)
     if as_json:
-        shown = rows if by_category or category else [row for row in rows if row["category"] == ALL_CATEGORIES]
         where |= {"ends": "ignored" if ignore_eos else "honoured"}
         print_json(report_document(bundle, where, shown, is_identical=not differences))
     else:
-        print_rows(rows)
-        print_verdict(where["device_map"], is_paced=is_paced, ignores_ends=ignore_eos, is_identical=not differences)
+        print_rows(shown)
+        card = where["device_map"] if is_paced else ""
+        print_verdict(rows, card=card, ignores_ends=ignore_eos, is_identical=not differences)
     if differences:
         raise typer.Exit(EXIT_FAILED)
 
 
-def print_verdict(card: str, *, is_paced: bool, ignores_ends: bool, is_identical: bool) -> None:
-    """Say whose times these were, of what, and whether the texts are the same."""
-    if is_paced:
+def print_verdict(rows: list[dict[str, Any]], *, card: str, ignores_ends: bool, is_identical: bool) -> None:
+    """Say whose times these were (of a paced `card`?), of what, how much was gained, whether the texts are the same."""
+    if card:
         print(f"PACED: the times are those of the card {card}, not of this machine")
     if ignores_ends:
         print("END OF TEXT IGNORED: tokens that come after the model's own end are counted, too")
-    print(f"identical: {'yes' if is_identical else 'no'}")
+    if about := about_draft(rows):
+        print(about)
+    print(verdict(rows, is_identical=is_identical))
 
 
 def note_differences(differences: Iterable[Difference]) -> None:
@@ -108,16 +106,6 @@ def note_differences(differences: Iterable[Difference]) -> None:
             f"question {difference.question_id}, turn {difference.turn}: {difference.method} differs from "
             f"{difference.reference} at token {difference.position}"
         )
-
-
-def as_asked(bundle: Path, turns: Sequence[str]) -> list[str | list[dict[str, str]]]:
-    """First turns as `compare` asks them: through the chat template, if the bundle has one."""
-    return [[{"role": "user", "content": turn}] if has_chat_template(bundle) else turn for turn in turns]
-
-
-def has_chat_template(bundle: Path) -> bool:
-    """Whether the bundle's tokenizer brings a chat template."""
-    return (bundle / names.TOKENIZER_FOLDER / "chat_template.jinja").is_file()
 
 
 def answer_with(pipe: "MirrorPipeline", config: "GenerationConfig", *, is_raw: bool) -> Answer:
@@ -145,18 +133,6 @@ def answer_with(pipe: "MirrorPipeline", config: "GenerationConfig", *, is_raw: b
         return sessions[name].generate(None, config, messages=messages, method=name)
 
     return answer
-
-
-def read_methods(text: str) -> tuple[str, ...]:
-    """Split the list of methods.
-
-    Raises:
-        ConfigError: an unknown method, one named twice, or none.
-    """
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    if not names or len(set(names)) != len(names):
-        raise ConfigError(f"--methods is {text!r}; allowed: different ones of {', '.join(options.METHODS)}.")
-    return tuple(options.checked_method(name) for name in names)
 
 
 def choose_questions(questions: tuple[Question, ...], categories: list[str]) -> tuple[Question, ...]:
@@ -187,15 +163,35 @@ def report_document(
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:
-    """Print one table per category; a single category needs no table of means."""
+    """Print one table: a row per method, under each other's category where there are several; the fastest is bold."""
     categories = list(dict.fromkeys(row["category"] for row in rows))
-    shown = categories[:1] if len(categories) == 2 else categories
-    for category in shown:
-        table = Table("method", title=category, title_justify="left")
-        for _, title, _ in _COLUMNS:
-            table.add_column(title, justify="right")
-        for row in rows:
-            if row["category"] == category:
-                cells = ("-" if row[key] is None else f"{row[key]:.{digits}f}" for key, _, digits in _COLUMNS)
-                add_row(table, row["method"], *cells)
-        print_table(table)
+    table = Table("method", box=box.SIMPLE_HEAD)
+    if len(categories) > 1:
+        table = Table("questions", "method", box=box.SIMPLE_HEAD)
+    for title in ("tokens/s", "times plain", "tokens per pass", "draft right", "waiting"):
+        table.add_column(title, justify="right")
+    for category in categories:
+        of_category = [row for row in rows if row["category"] == category]
+        fastest = max(row["tokens_per_second"] for row in of_category)
+        for number, row in enumerate(of_category):
+            names = [category if not number else ""] if len(categories) > 1 else []
+            style = "bold" if row["tokens_per_second"] == fastest else ""
+            table.add_row(*(Text(cell, style) for cell in (*names, *_cells(row))))
+        table.add_section()
+    print_table(table)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    """Method, speed and what it came from, as people read it; nothing where there is nothing to say."""
+    is_plain = row["method"] == "plain"
+    forms = {
+        "times_plain": "{:.2f}",
+        "tokens_per_step": "{:.2f}",
+        "draft_right": "{:.0%}",
+        "draft_exposed_ms": "{:.1f} ms",
+    }
+    cells = [row["method"], f"{row['tokens_per_second']:.1f}"]
+    for name, form in forms.items():
+        is_empty = row[name] is None or (is_plain and name in ("draft_right", "draft_exposed_ms"))
+        cells.append("" if is_empty else form.format(row[name]))
+    return cells

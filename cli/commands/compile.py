@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -28,7 +28,9 @@ def compile(
     bundle: options.Bundle,
     device_map: options.DeviceMapName = "auto",
     text: Annotated[Path | None, typer.Option(help="A text to compare on; a built-in one without it.")] = None,
-    weights: Annotated[str | None, typer.Option(help="First compress an fp32 draft's weights: int8, int4.")] = None,
+    weights: Annotated[
+        Literal["int8", "int4"] | None, typer.Option(help="First compress an fp32 draft's weights.")
+    ] = None,
     draft_group: options.DraftGroup = 128,
     draft_data_aware: options.DraftDataAware = False,
     allow_draft_loss: options.AllowDraftLoss = False,
@@ -66,7 +68,7 @@ def compress(bundle: Path, asked: "DraftCompression", text: Path | None) -> None
     """
     from mirrorsd.export.recompress import recompress_bundle
 
-    given = text.read_text(encoding="utf-8") if text else None
+    given = text.read_text(encoding="utf-8-sig") if text else None
     accuracy = recompress_bundle(bundle, asked, given).draft_accuracy
     assert accuracy is not None
     note(accuracy_line(accuracy))
@@ -94,7 +96,7 @@ def check_shapes(bundle: Path, card: "DeviceMap", text: Path | None = None) -> "
     from mirrorsd.runtime.doctor.draft_check import check_shape
 
     entry = read_bundle(bundle).draft
-    given = text.read_text(encoding="utf-8") if text else None
+    given = text.read_text(encoding="utf-8-sig") if text else None
     ids, _ = parity_ids(bundle / names.TOKENIZER_FOLDER / "tokenizer.json", given, _NUM_IDS)
     shapes = [(bucket, capacity) for capacity in entry.capacities for bucket in entry.buckets]
     checks = []

@@ -1,14 +1,16 @@
 """`mirrorsd devices`: what this machine has, which device maps fit, and what `auto` picks."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from rich import box
 from rich.table import Table
 
 from mirrorsd.cli.input import options
 from mirrorsd.cli.output.console import add_row, print_json, print_table
+from mirrorsd.cli.output.leaving import end_on_ctrl_c
 from mirrorsd.cli.output.machine import describe_machine, installed_versions
-from mirrorsd.device_maps import builtin_names, load_device_map
+from mirrorsd.cli.output.readiness import CardFit, card_fits, fit_lines, picked_card, print_readiness, readiness
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,55 +19,44 @@ if TYPE_CHECKING:
     from mirrorsd.runtime.doctor.hardware import DeviceDetail
 
 
-class CardFit(NamedTuple):
-    """Whether a card can be used here; `missing` says why not, one sentence each."""
-
-    name: str
-    description: str
-    missing: list[str]
-
-
-def devices(as_json: options.AsJson = False) -> None:
+def devices(show_all: options.ShowAll = False, as_json: options.AsJson = False) -> None:
     """Show what this machine has and which device maps fit."""
-    from mirrorsd.runtime import choose_device_map, device_inventory
+    end_on_ctrl_c()
+    from mirrorsd.runtime import device_inventory
+    from mirrorsd.runtime.devices.pinning import usable_cores
     from mirrorsd.runtime.doctor.hardware import hardware_details
 
     details = hardware_details()
     inventory = device_inventory()
-    fits = card_fits(inventory)
-    chosen = choose_device_map("auto", inventory).device_map
+    fits, picked = card_fits(inventory), picked_card(inventory)
     if as_json:
         cards = [{"name": fit.name, "fits": not fit.missing, "missing": fit.missing} for fit in fits]
         place = {"machine": describe_machine(), "versions": installed_versions()}
         hardware = {"hardware": [asdict(detail) for detail in details]}
-        print_json(place | {"devices": asdict(inventory), "device_maps": cards, "auto": chosen.name} | hardware)
+        auto = None if isinstance(picked, str) else picked.name
+        print_json(place | {"devices": asdict(inventory), "device_maps": cards, "auto": auto} | hardware)
         return
-    print_table(_machine_table(inventory))
+    print_readiness(readiness(picked, usable_cores().num_threads))
     print_table(_hardware_table(details))
-    print_table(_fit_table(fits))
-    print(f"auto picks {chosen.name}")
-
-
-def card_fits(inventory: "DeviceInventory") -> list[CardFit]:
-    """Hold every built-in card against the machine."""
-    from mirrorsd.runtime import missing_devices
-
-    cards = [load_device_map(name) for name in builtin_names()]
-    return [CardFit(card.name, card.description, missing_devices(card, inventory)) for card in cards]
+    if show_all:
+        print_table(_machine_table(inventory))
+        print_table(_fit_table(fits))
+    else:
+        print("\n".join(fit_lines(fits, picked)))
 
 
 def _machine_table(inventory: "DeviceInventory") -> Table:
-    table = Table("this machine", "")
+    table = Table("this machine", "", box=box.SIMPLE_HEAD)
     for key, value in (describe_machine() | installed_versions()).items():
         add_row(table, key, str(value))
-    add_row(table, "ONNX Runtime providers", ", ".join(inventory.providers))
+    add_row(table, "ONNX Runtime providers", ", ".join(inventory.providers) or "none")
     add_row(table, "OpenVINO devices", ", ".join(inventory.openvino_devices))
     add_row(table, "NPU plugin", "present" if inventory.has_npu_plugin else "absent")
     return table
 
 
 def _hardware_table(details: "Sequence[DeviceDetail]") -> Table:
-    table = Table("device", "name", "driver", "memory MB", "")
+    table = Table("device", "name", "driver", "memory MB", "", box=box.SIMPLE_HEAD)
     for detail in details:
         sizes = [size for size in (detail.memory_free, detail.memory_total) if size is not None]
         memory = " free of ".join(f"{size / 1e6:.0f}" for size in sizes)
@@ -74,7 +65,7 @@ def _hardware_table(details: "Sequence[DeviceDetail]") -> Table:
 
 
 def _fit_table(fits: list[CardFit]) -> Table:
-    table = Table("device map", "fits", "what it is, or what is missing")
+    table = Table("device map", "fits", "what it is, or what is missing", box=box.SIMPLE_HEAD)
     for fit in fits:
         add_row(table, fit.name, "no" if fit.missing else "yes", "\n".join(fit.missing) or fit.description)
     return table

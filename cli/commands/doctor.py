@@ -7,13 +7,23 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
 from rich.table import Table
 
-from mirrorsd.cli.commands.devices import CardFit, card_fits
 from mirrorsd.cli.input import options
 from mirrorsd.cli.output.console import add_row, print_json, print_table, progress
 from mirrorsd.cli.output.failures import EXIT_FAILED, EXIT_NO_DEVICE
+from mirrorsd.cli.output.leaving import end_on_ctrl_c
 from mirrorsd.cli.output.machine import describe_machine, installed_versions
+from mirrorsd.cli.output.readiness import (
+    CardFit,
+    Readiness,
+    card_fits,
+    fit_lines,
+    picked_card,
+    print_readiness,
+    readiness,
+)
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import DeviceError
@@ -56,31 +66,50 @@ class SelfTest:
 @keeping_nothing()
 def doctor(
     bundle: Annotated[Path | None, typer.Argument(help="A bundle to try on every card that fits.")] = None,
+    show_all: options.ShowAll = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Look for what is wrong with this machine's set-up; with a bundle, try it."""
+    end_on_ctrl_c()
     from mirrorsd.runtime import device_inventory
+    from mirrorsd.runtime.devices.pinning import usable_cores
     from mirrorsd.runtime.doctor.hardware import hardware_details
 
     inventory, details = device_inventory(), hardware_details()
-    fits = card_fits(inventory)
-    usable = [fit.name for fit in fits if not fit.missing and load_device_map(fit.name).pace is None]
+    fits, picked = card_fits(inventory), picked_card(inventory)
+    usable = [fit.name for fit in fits if not (fit.missing or fit.is_paced)]
     checks = [check_flavours(installed_versions()), check_cores(os.cpu_count() or 1), check_cards(usable)]
     checks += check_versions(installed_versions(), details)
-    checks += [check_fit(fit) for fit in fits if fit.missing]
-    checks += [check for name in usable for check in check_memory(bundle, name)] if bundle else []
+    misfits = [check_fit(fit) for fit in fits if fit.missing]
+    needs = [check for name in usable for check in check_memory(bundle, name)] if bundle else []
     tests = try_bundle(bundle, usable) if bundle else []
     if as_json:
         place = {"machine": describe_machine(), "versions": installed_versions(), "devices": asdict(inventory)}
         place["hardware"] = [asdict(detail) for detail in details]
-        results = {"checks": [asdict(check) for check in checks], "self_tests": [asdict(test) for test in tests]}
+        found = [asdict(check) for check in (*checks, *misfits, *needs)]
+        results = {"checks": found, "self_tests": [asdict(test) for test in tests]}
         print_json(place | {"device_maps": usable} | results)
     else:
-        print_findings(checks, tests)
-    if not usable:
+        print_readiness(judge(readiness(picked, usable_cores().num_threads), [*checks, *needs], tests))
+        print_checks([*checks, *misfits, *needs] if show_all else [c for c in (*checks, *needs) if c.advice])
+        print_tests(tests)
+        if not show_all:
+            print("\n".join(fit_lines(fits, picked)))
+    if isinstance(picked, str):
         raise typer.Exit(EXIT_NO_DEVICE)
     if any(not test.identical for test in tests):
         raise typer.Exit(EXIT_FAILED)
+
+
+def judge(found: Readiness, checks: list[Check], tests: list[SelfTest]) -> Readiness:
+    """The verdict, once a bundle has been tried: what failed comes first, what is worth a look behind it."""
+    failed = [test.device_map for test in tests if not test.identical]
+    if failed:
+        return Readiness(False, f"the bundle fails on {', '.join(failed)}; the table says how.")
+    num_advised = sum(bool(check.advice) for check in checks)
+    tried = " All methods gave the same text on every card that fits." if tests else ""
+    advice = f" {num_advised} thing{'s' if num_advised > 1 else ''} to look at, below." if num_advised else ""
+    return Readiness(found.is_ready, f"{found.words}{tried}{advice}")
 
 
 def check_flavours(versions: dict[str, str]) -> Check:
@@ -186,17 +215,22 @@ def self_test(bundle: Path, name: str) -> SelfTest:
     )
 
 
-def print_findings(checks: list[Check], tests: list[SelfTest]) -> None:
-    """Print what was found, then the trials."""
-    table = Table("check", "found", "advice")
+def print_checks(checks: list[Check]) -> None:
+    """Print what was found, and what to do about it."""
+    if not checks:
+        return
+    table = Table("check", "found", "advice", box=box.SIMPLE_HEAD)
     for check in checks:
         add_row(table, check.name, check.found, check.advice or "fine")
     print_table(table)
+
+
+def print_tests(tests: list[SelfTest]) -> None:
+    """Print the trials of a bundle, a row per card."""
     if not tests:
         return
-    trials = Table(
-        "device map", "load s", "plain tokens/s", "mirror tokens/s", "identical", "rows differ by", "failure"
-    )
+    columns = ("device map", "load s", "plain tokens/s", "mirror tokens/s", "identical", "rows differ by", "failure")
+    trials = Table(*columns, box=box.SIMPLE_HEAD)
     for test in tests:
         speeds = (f"{test.plain_tokens_per_second:.1f}", f"{test.mirror_tokens_per_second:.1f}")
         verdict = "yes" if test.identical else "no"

@@ -32,9 +32,9 @@ def export(
     draft: Draft = "auto",
     output: Output = None,
     exit_layer: Annotated[str, typer.Option(help="auto, a layer, or several: 4,6.")] = "auto",
-    precision: Annotated[str, typer.Option(help="The target's weights: fp32, fp16, bf16, int8, int4.")] = "int8",
-    head_precision: Annotated[str, typer.Option(help="Its LM head; auto is int8 with integer weights.")] = "auto",
-    embedding_precision: Annotated[str, typer.Option(help="Its embedding; auto as for the head.")] = "auto",
+    precision: Annotated[options.TargetPrecision, typer.Option(help="The target's weights.")] = "int8",
+    head_precision: options.HeadPrecision = "auto",
+    embedding_precision: options.EmbeddingPrecision = "auto",
     block_size: Annotated[
         int | None, typer.Option(help="Integer weights that share a scale: 32, 64, 128; without it what fits.")
     ] = None,
@@ -42,11 +42,11 @@ def export(
     batch_invariant: Annotated[
         bool, typer.Option(help="On a CPU, the same bits for a row in passes of any number of rows.")
     ] = True,
-    rounding: Annotated[str, typer.Option(help="nearest, or gptq: fitted to the calibration text (int4).")] = "nearest",
+    rounding: options.Rounding = "nearest",
     calibration: Annotated[
         Path | None, typer.Option(help="Text to report quality on, and for gptq.", show_default=False)
     ] = None,
-    draft_precision: Annotated[str, typer.Option(help="The draft's weights: fp32, fp16, int8, int4.")] = "fp32",
+    draft_precision: Annotated[options.DraftPrecision, typer.Option(help="The draft's weights.")] = "fp32",
     draft_group: options.DraftGroup = 128,
     draft_data_aware: options.DraftDataAware = False,
     allow_draft_loss: options.AllowDraftLoss = False,
@@ -77,7 +77,7 @@ def export(
         draft_group=draft_group,
         draft_data_aware=draft_data_aware,
         allow_draft_loss=allow_draft_loss,
-        draft_noise=options.read_choice("--draft-noise", draft_noise),
+        draft_noise=options.read_choice(draft_noise),
         context=context,
         accept_error=accept_error,
         overwrite=overwrite,
@@ -230,6 +230,6 @@ def read_text(path: Path) -> str:
         ConfigError: it is missing or no UTF-8 text.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--calibration {path} cannot be read as UTF-8 text: {error}") from error

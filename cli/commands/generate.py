@@ -1,15 +1,18 @@
 """`mirrorsd generate`: one text, streamed to the terminal or as JSON."""
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mirrorsd.cli.commands.loading import note_placement, open_pipeline
+from mirrorsd.cli.commands.loading import check_fits, open_pipeline
 from mirrorsd.cli.input import options
-from mirrorsd.cli.input.requests import Request, read_request
+from mirrorsd.cli.input.requests import Request, check_writable, has_chat_template, read_request
 from mirrorsd.cli.output.console import note, print_json
+from mirrorsd.cli.output.failures import as_typed
+from mirrorsd.cli.output.leaving import end_on_ctrl_c
 from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,13 +21,11 @@ if TYPE_CHECKING:
 
 def generate(
     bundle: options.Bundle,
-    prompt: Annotated[str | None, typer.Argument(help="Text to go on with; without it, stdin is read.")] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(help="What to answer; without it stdin is read, and a terminal opens the chat.")
+    ] = None,
     messages: Annotated[Path | None, typer.Option(help="JSON file with a conversation to answer.")] = None,
-    is_chat: Annotated[
-        bool, typer.Option("--chat", help="PROMPT is a message to answer, not text to go on with.")
-    ] = False,
-    method: options.Method = "auto",
-    device_map: options.DeviceMapName = "auto",
+    is_raw: options.Raw = False,
     max_new_tokens: options.MaxNewTokens = 256,
     temperature: options.Temperature = None,
     greedy: options.Greedy = False,
@@ -35,46 +36,50 @@ def generate(
     seed: options.Seed = None,
     stop: options.Stop = None,
     ignore_eos: options.IgnoreEos = False,
-    gamma: options.Gamma = None,
-    roots: options.Roots = None,
-    root_source: options.RootSource = None,
-    allocation: options.Allocation = None,
-    passes: options.Passes = None,
-    window: options.Window = None,
-    exits: options.Exits = None,
-    pad_rows_to: options.PadRowsTo = None,
+    method: options.Method = "auto",
+    device_map: options.DeviceMapName = "auto",
     layout: options.Layout = None,
+    settings: options.Settings = None,
     trace: Annotated[Path | None, typer.Option(help="Write what each device did when, as a Chrome trace.")] = None,
+    verbose: options.Verbose = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Generate one text. The method and the speed options never change it."""
-    from mirrorsd import GenerationConfig
-
-    request = read_request(prompt, messages, is_chat=is_chat)
-    config = GenerationConfig(
-        method=options.checked_method(method),
-        max_new_tokens=max_new_tokens,
-        **options.decoding(temperature, greedy=greedy),
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        stop_strings=tuple(stop or ()),
-        ignore_eos=ignore_eos,
-    )
-    roots_settings = {"roots": roots, "root_source": root_source, "allocation": allocation}
-    speed = {"gamma": gamma, "passes": passes, "window": window, "pad_rows_to": pad_rows_to, **roots_settings}
-    with open_pipeline(bundle, device_map, {**speed, "exits": options.read_exits(exits)}, layout) as pipe:
+    """Answer a prompt, or go on with it where the model has no chat template. No option for speed changes the text."""
+    asked: dict[str, Any] = {"temperature": temperature, "greedy": greedy, "top_k": top_k, "top_p": top_p}
+    asked |= {"min_p": min_p, "repetition_penalty": repetition_penalty, "seed": seed, "stop": stop}
+    if prompt is None and messages is None and sys.stdin.isatty() and not as_json:
+        open_chat(bundle, method=method, device_map=device_map, layout=layout, **asked)
+        return
+    end_on_ctrl_c()
+    check_writable("--trace", trace)
+    request = read_request(prompt, messages, is_chat=not is_raw and has_chat_template(bundle))
+    config = options.text_config(asked, method=method, max_new_tokens=max_new_tokens, ignore_eos=ignore_eos)
+    speed = options.read_settings(settings)
+    check_fits(bundle, request)
+    with open_pipeline(bundle, device_map, speed, layout, is_verbose=verbose) as pipe:
         if as_json:
             result = pipe.generate(request.prompt, config, messages=request.messages)
             print_json(result_document(result, pipe.device_map.name))
         else:
-            note_placement(pipe)
             result = stream_to_terminal(pipe, request, config)
             note_summary(result)
     if trace is not None:
         save_trace(result, trace)
+
+
+def open_chat(bundle: Path, **asked: Any) -> None:
+    """Talk with the model instead, with the options that were asked for: what a missing prompt means on a terminal.
+
+    Raises:
+        ConfigError: the bundle has no chat template, or this installation has no chat.
+    """
+    if not has_chat_template(bundle) and bundle.is_dir():
+        raise ConfigError("No prompt. This model has no chat template: give it a text to go on with as PROMPT.")
+    try:
+        command = import_module("mirrorsd.cli.commands.chat")
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"No prompt. Give PROMPT, or open a conversation: mirrorsd chat {bundle}") from error
+    command.chat(bundle, **asked)
 
 
 def stream_to_terminal(pipe: "MirrorPipeline", request: Request, config: "GenerationConfig") -> "GenerationResult":
@@ -91,21 +96,22 @@ def stream_to_terminal(pipe: "MirrorPipeline", request: Request, config: "Genera
 def result_document(result: "GenerationResult", device_map: str) -> dict[str, Any]:
     """The object of `generate --json`."""
     stats = result.stats.to_dict()
+    counts = ("num_prompt_tokens", "num_reused_tokens")
     times = ("seconds", "prefill_ms", "time_to_first_token_ms", "tokens_per_second")
-    fields = ("steps", "tokens_per_step", "mean_accepted", "reuse_rate", "reuse_by_source")
-    more_fields = ("draft_exposed_ms", "overlap", "step_ms", "near_ties")
+    against_plain = ("plain_tokens_per_second", "times_plain")
+    fields = ("steps", "tokens_per_step", "mean_accepted", "num_drafted", "draft_right", "reuse_rate")
+    more_fields = ("reuse_by_source", "draft_exposed_ms", "overlap", "step_ms", "near_ties")
     return {
         "text": result.text,
         "token_ids": list(result.token_ids),
         "num_tokens": len(result.token_ids),
-        "num_prompt_tokens": stats["num_prompt_tokens"],
-        "num_reused_tokens": stats["num_reused_tokens"],
+        **{name: stats[name] for name in counts},
         "stop_reason": result.stop_reason,
         "seed": result.seed,
         "method": result.method,
         "device_map": device_map,
         "layout": result.layout,
-        **{name: stats[name] for name in times},
+        **{name: stats[name] for name in (*times, *against_plain)},
         "stats": {name: stats[name] for name in (*fields, *more_fields)},
         "warnings": stats["warnings"],
     }
@@ -113,16 +119,10 @@ def result_document(result: "GenerationResult", device_map: str) -> dict[str, An
 
 def note_summary(result: "GenerationResult") -> None:
     """One line about the speed and the seed, and what went wrong without changing the text."""
-    stats = result.stats
-    seed = "" if result.seed is None else f", seed {result.seed}"
-    note(
-        f"{len(result.token_ids)} tokens by {result.method} decoding in {stats.seconds:.2f} s: "
-        f"{stats.tokens_per_second:.1f} tokens/s, {stats.tokens_per_step:.2f} tokens per step{seed}; the prompt's "
-        f"{stats.num_prompt_tokens} tokens took {stats.prefill_ms:.0f} ms, the first token came after "
-        f"{stats.time_to_first_token_ms:.0f} ms"
-    )
-    for warning in stats.warnings:
-        note(f"warning: {warning}")
+    seed = "" if result.seed is None else f" | seed {result.seed}"
+    note(f"{result.stats}{seed}".replace("max_new_tokens", "--max-new-tokens"), "dim")
+    for warning in result.stats.warnings:
+        note(f"warning: {as_typed(warning)}", "yellow")
 
 
 def save_trace(result: "GenerationResult", path: Path) -> None:

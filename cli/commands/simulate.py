@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from mirrorsd.cli.commands.compare import as_asked
 from mirrorsd.cli.input import options
 from mirrorsd.cli.input.prompt_file import BUILT_IN_QUESTIONS, read_questions
+from mirrorsd.cli.input.requests import check_writable, first_turns
 from mirrorsd.cli.output.console import add_row, note, print_json, print_table, progress
 from mirrorsd.graphs.errors import ConfigError
 
@@ -25,24 +25,19 @@ def simulate(
         Path, typer.Argument(help="A recording (.npz), or a bundle to record first.", show_default=False)
     ],
     device_map: Annotated[
-        str, typer.Option("--device-map", help="A card with a [pace], to replay on.")
+        str, typer.Option("--device-map", help="A card with a [pace] table, to replay on.")
     ] = "paced-laptop",
     record: Annotated[Path | None, typer.Option(help="Keep the recording of a bundle here (.npz).")] = None,
     prompts: Annotated[Path | None, typer.Option(help="Questions to record, in Spec-Bench's form.")] = None,
-    methods: Annotated[str, typer.Option(help="Which methods, separated by commas.")] = "plain,serial,mirror,auto",
+    methods: options.Methods = options.ALL_METHODS,
     max_new_tokens: options.MaxNewTokens = 96,
     temperature: options.Temperature = None,
     seed: options.Seed = None,
-    exits: Annotated[str | None, typer.Option(help="Which recorded exits, by depth, such as 3,5.")] = None,
-    gamma: options.Gamma = None,
-    roots: options.Roots = None,
-    root_source: options.RootSource = None,
-    allocation: options.Allocation = None,
-    passes: options.Passes = None,
-    window: options.Window = None,
+    settings: options.Settings = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Replay recorded texts on the pace of a card: what a machine of those speeds would do with this pair."""
+    check_writable("--record", record)
     from mirrorsd.device_maps import load_device_map
     from mirrorsd.runtime.engine import resolve_speculation
     from mirrorsd.runtime.loading import speculation_of
@@ -53,17 +48,19 @@ def simulate(
     card = load_device_map(device_map)
     if card.pace is None:
         raise ConfigError(f"The card {card.name} has no [pace] to replay on; name one that has, such as paced-laptop.")
-    of_roots = {"roots": roots, "root_source": root_source, "allocation": allocation}
-    given = {"gamma": gamma, "passes": passes, "window": window, **of_roots}
-    wanted = {name: value for name, value in given.items() if value is not None}
+    wanted = options.read_settings(settings)
+    exits = wanted.pop("exits", None)
     speculation = resolve_speculation(speculation_of(card), wanted)
     if source.is_dir():
         recording = _record(source, prompts, record, _text_settings(max_new_tokens, temperature, seed))
     else:
         recording = Recording.read(source)
-    names: list[str] = [options.checked_method(name.strip()) for name in methods.split(",")]
-    scenario = {"pace": card.pace, "speculation": speculation, "layers": _layers(exits, recording)}
-    found = {name: replay(recording, Scenario(method=name, **scenario)) for name in names}  # type: ignore[arg-type]
+    names = options.read_methods(methods)
+    layers = _layers(exits, recording)
+    found: dict[str, list[GenerationStats]] = {}
+    for name in names:
+        scenario = Scenario(method=name, pace=card.pace, speculation=speculation, layers=layers)
+        found[name] = replay(recording, scenario)
     _report(card.name, card.pace, found, as_json=as_json)
 
 
@@ -79,7 +76,7 @@ def _record(bundle: Path, prompts: Path | None, record: Path | None, config: Any
     from mirrorsd.runtime.tuning.recorder import record_texts
 
     questions = read_questions(prompts) if prompts else BUILT_IN_QUESTIONS
-    texts = as_asked(bundle, [question.turns[0] for question in questions])
+    texts = first_turns(bundle, questions)
     with MirrorPipeline.load(bundle) as pipe, progress("recording", len(texts)) as advance:
         recording = record_texts(pipe, texts, config, advance=advance)
     if record is not None:
@@ -88,17 +85,14 @@ def _record(bundle: Path, prompts: Path | None, record: Path | None, config: Any
     return recording
 
 
-def _layers(exits: str | None, recording: "Recording") -> tuple[int, ...] | None:
-    if exits is None:
+def _layers(exits: object, recording: "Recording") -> tuple[int, ...] | None:
+    if exits is None or exits == "all":
         return None
-    try:
-        layers = tuple(int(part) for part in exits.split(","))
-    except ValueError as error:
-        raise ConfigError(f"--exits is {exits!r}; expected depths such as 3,5.") from error
-    missing = sorted(set(layers) - set(recording.layers))
+    assert isinstance(exits, tuple)
+    missing = sorted(set(exits) - set(recording.layers))
     if missing:
         raise ConfigError(f"The recording has no exit after layer {missing[0]}; it has {recording.layers}.")
-    return layers
+    return exits
 
 
 def _report(card: str, pace: "Pace", found: dict[str, list["GenerationStats"]], *, as_json: bool) -> None:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mirrorsd.cli.commands.compare import as_asked
 from mirrorsd.cli.commands.loading import note_placement
 from mirrorsd.cli.input import options
 from mirrorsd.cli.input.prompt_file import BUILT_IN_QUESTIONS, read_questions, spread
+from mirrorsd.cli.input.requests import first_turns
 from mirrorsd.cli.output.console import Advance, note, print_json, progress
-from mirrorsd.cli.output.tune_report import print_contests, print_parts
+from mirrorsd.cli.output.leaving import end_on_ctrl_c
+from mirrorsd.cli.output.tune_report import print_contests, print_parts, verdict
 
 if TYPE_CHECKING:
     from mirrorsd import MirrorPipeline
@@ -39,14 +40,16 @@ def tune(
     prompts: Annotated[Path | None, typer.Option(help="Questions to try, in Spec-Bench's form.")] = None,
     device_map: options.DeviceMapName = "auto",
     max_new_tokens: options.MaxNewTokens = 64,
+    show_all: Annotated[bool, typer.Option("--all", help="Show every time and every contest.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Find the fastest way to speculate on this machine; `generate` uses it from then on. Changes no token."""
+    end_on_ctrl_c()
     from mirrorsd.runtime.tuning.search import NUM_TEXTS, document, find_settings
 
     started = perf_counter()
     questions = read_questions(prompts) if prompts else BUILT_IN_QUESTIONS
-    texts = as_asked(bundle, [question.turns[0] for question in spread(questions, NUM_TEXTS)])
+    texts = first_turns(bundle, spread(questions, NUM_TEXTS))
     found = find_settings(bundle, texts, device_map=device_map, max_new_tokens=max_new_tokens, listener=OnTheConsole())
     tuned = found.tuned
     path = tuned.write(bundle)
@@ -54,9 +57,12 @@ def tune(
     if as_json:
         print_json({"seconds": round(seconds, 1), **document(found)})
         return
-    print_parts(found.parts)
     for kind, contests in found.contests.items():
-        print_contests(f"{kind} texts", contests)
+        print(verdict(kind, contests))
+    if show_all:
+        print_parts(found.parts)
+        for kind, contests in found.contests.items():
+            print_contests(f"{kind} texts", contests)
     print(
         f"kept in {path}: layout {tuned.layout}; predicted {tuned.predicted_step_ms} ms a step, measured "
         f"{tuned.measured_step_ms} ms. Took {seconds:.0f} s."

@@ -1,22 +1,53 @@
 """Options that several sub-commands share, declared once."""
 
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
+from mirrorsd.device_maps import builtin_names
 from mirrorsd.graphs.errors import ConfigError
 
-MethodName = Literal["mirror", "serial", "plain", "auto"]
+if TYPE_CHECKING:
+    from mirrorsd import GenerationConfig
 
-TEXT, SPEED = "Text", "Speed"
+MethodName = Literal["plain", "serial", "mirror", "auto"]
+METHODS: tuple[MethodName, ...] = get_args(MethodName)
+TargetPrecision = Literal["fp32", "fp16", "bf16", "int8", "int4"]
+PartPrecision = Literal["auto", "fp32", "fp16", "bf16", "int8", "int4"]
+HeadPrecision = Annotated[PartPrecision, typer.Option(help="Its LM head; auto is int8 with integer weights.")]
+EmbeddingPrecision = Annotated[PartPrecision, typer.Option(help="Its embedding; auto as for the head.")]
+DraftPrecision = Literal["fp32", "fp16", "int8", "int4"]
+Rounding = Annotated[Literal["nearest", "gptq"], typer.Option(help="gptq: fitted to the calibration text (int4).")]
+YesNoAuto = Literal["yes", "no", "auto"]
+
+TEXT, SPEED = "Text", "Speed (changes no token)"
 
 Bundle = Annotated[Path, typer.Argument(help="Folder made by `mirrorsd export`.", show_default=False)]
-DeviceMapName = Annotated[str, typer.Option("--device-map", help="Built-in card, a .toml file, or auto.")]
-Layout = Annotated[
-    str | None,
-    typer.Option(help="How target and draft share the processor: apart or shared.", rich_help_panel=SPEED),
+DeviceMapName = Annotated[
+    str,
+    typer.Option(
+        "--device-map",
+        help="Built-in card, a .toml file, or auto.",
+        rich_help_panel=SPEED,
+        autocompletion=lambda: ["auto", *builtin_names()],
+    ),
 ]
+Layout = Annotated[
+    Literal["apart", "shared"] | None,
+    typer.Option(help="How target and draft share the processor's cores.", rich_help_panel=SPEED),
+]
+Raw = Annotated[
+    bool,
+    typer.Option("--raw", help="Go on with the prompt as text; without it, the chat template is used if there is one."),
+]
+Questions = Annotated[
+    Path | None, typer.Option("--prompts", help="Spec-Bench JSONL file; without it, a few built-in ones.")
+]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Say what runs where, and why.")]
+ShowAll = Annotated[bool, typer.Option("--all", help="Show also what does not fit, what is fine, and every version.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")]
 
 DraftGroup = Annotated[int, typer.Option(help="int4: weights per scale: 32, 64, 128, or -1 for a whole row.")]
@@ -29,7 +60,7 @@ AcceptError = Annotated[
     typer.Option(help="Accept stages that differ from PyTorch by so many standard deviations.", show_default=False),
 ]
 DraftNoise = Annotated[
-    str, typer.Option(help="Sampling noise in the draft's graph: yes, no, auto (small vocabularies only).")
+    YesNoAuto, typer.Option(help="Sampling noise in the draft's graph; auto: for small vocabularies only.")
 ]
 
 MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to produce.", rich_help_panel=TEXT)]
@@ -59,28 +90,64 @@ Seed = Annotated[
 Stop = Annotated[list[str] | None, typer.Option(help="End before this string; may be repeated.", rich_help_panel=TEXT)]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of text.", rich_help_panel=TEXT)]
 
-Gamma = Annotated[int | None, typer.Option(help="Most draft tokens in a window.", rich_help_panel=SPEED)]
-Roots = Annotated[int | None, typer.Option(help="Branches prepared per step.", rich_help_panel=SPEED)]
-RootSource = Annotated[
-    str | None, typer.Option(help="Where branches come from: proxy, early or progressive.", rich_help_panel=SPEED)
+Method = Annotated[
+    MethodName,
+    typer.Option(help="How to decode; auto runs what is cheapest.", rich_help_panel=SPEED),
 ]
-Allocation = Annotated[str | None, typer.Option(help="global or per_row.", rich_help_panel=SPEED)]
-Passes = Annotated[int | None, typer.Option(help="Most draft passes per window.", rich_help_panel=SPEED)]
-Window = Annotated[
-    str | None,
-    typer.Option(help="worthwhile (as long as its rows' time is worth) or full.", rich_help_panel=SPEED),
+Methods = Annotated[
+    str,
+    typer.Option(
+        help=f"Which methods, separated by commas, of {', '.join(METHODS)}.", autocompletion=lambda: [*METHODS]
+    ),
 ]
-Exits = Annotated[
-    str | None,
-    typer.Option(help="Which of the bundle's exits to run: all, none, or layers: 12,20.", rich_help_panel=SPEED),
+ALL_METHODS = ",".join(METHODS)
+_SPEED_SETTINGS: dict[str, Callable[[str], object]] = {
+    **dict.fromkeys(("gamma", "passes", "roots", "kappa", "pad_rows_to", "prefill_rows"), int),
+    **dict.fromkeys(("window", "root_source", "allocation"), str),
+    "exits": lambda text: read_exits(text),
+}
+"""What `-S` sets, and how its value is read; what is allowed is for `SpeculationConfig` to say."""
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-S",
+        "--set",
+        metavar="NAME=VALUE",
+        help=f"A rare setting, such as -S gamma=6; may be repeated. There are {', '.join(_SPEED_SETTINGS)}.",
+        rich_help_panel=SPEED,
+        autocompletion=lambda: [f"{name}=" for name in _SPEED_SETTINGS],
+    ),
 ]
 PadRowsTo = Annotated[
     int | None,
     typer.Option(help="Run every target pass with this many rows: equal to the last bit.", rich_help_panel=SPEED),
 ]
 
-METHODS = ("plain", "serial", "mirror", "auto")
-Method = Annotated[str, typer.Option(help=f"{', '.join(METHODS)}.")]
+
+def read_settings(given: list[str] | None) -> dict[str, object]:
+    """Fields of `SpeculationConfig` from `NAME=VALUE`; a name may be written with dashes.
+
+    >>> read_settings(["gamma=6", "root-source=early", "exits=none"])
+    {'gamma': 6, 'root_source': 'early', 'exits': ()}
+
+    Raises:
+        ConfigError: no such setting, no value, or a value of another kind.
+    """
+    found: dict[str, object] = {}
+    for text in given or ():
+        dashed, equals, value = text.partition("=")
+        name = dashed.strip().replace("-", "_")
+        if not equals:
+            raise ConfigError(f"-S is {text!r}; expected NAME=VALUE, such as -S gamma=6.")
+        if name not in _SPEED_SETTINGS:
+            near = get_close_matches(name, _SPEED_SETTINGS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else "."
+            raise ConfigError(f"There is no speed setting {name!r}{hint} There are {', '.join(_SPEED_SETTINGS)}.")
+        try:
+            found[name] = _SPEED_SETTINGS[name](value.strip())
+        except ValueError as error:
+            raise ConfigError(f"-S {name} is {value!r}; allowed: a whole number.") from error
+    return found
 
 
 def decoding(temperature: float | None, *, greedy: bool) -> dict[str, Any]:
@@ -94,20 +161,33 @@ def decoding(temperature: float | None, *, greedy: bool) -> dict[str, Any]:
     return {"temperature": 0.0, "use_defaults": False} if greedy else {"temperature": temperature}
 
 
-def read_exits(text: str | None) -> Literal["all"] | tuple[int, ...] | None:
-    """Read `all`, `none`, `12` or `12,20`; None stays None.
+def text_config(asked: Mapping[str, Any], **limits: Any) -> "GenerationConfig":
+    """What text to produce: `asked` are the options for the text by their parameters' names, `limits` other fields.
+
+    Raises:
+        ConfigError: a value out of its range, or options that contradict each other.
+    """
+    from mirrorsd import GenerationConfig
+
+    fields = {name: value for name, value in asked.items() if name not in ("temperature", "greedy", "stop")}
+    fields |= decoding(asked["temperature"], greedy=asked["greedy"])
+    return GenerationConfig(stop_strings=tuple(asked["stop"] or ()), **fields, **limits)
+
+
+def read_exits(text: str) -> Literal["all"] | tuple[int, ...]:
+    """Read `all`, `none`, `12` or `12,20`.
 
     Raises:
         ConfigError: anything else.
     """
-    if text is None or text == "all":
-        return text  # type: ignore[return-value]
+    if text == "all":
+        return "all"
     if text == "none":
         return ()
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise ConfigError(f"--exits is {text!r}; allowed: all, none, a layer, or several: 12,20.") from error
+        raise ConfigError(f"-S exits is {text!r}; allowed: all, none, a layer, or several: 12,20.") from error
 
 
 def checked_method(name: str) -> MethodName:
@@ -116,18 +196,24 @@ def checked_method(name: str) -> MethodName:
     Raises:
         ConfigError: there is no such method.
     """
-    if name not in METHODS:
-        raise ConfigError(f"Unknown method {name!r}; allowed: {', '.join(METHODS)}.")
-    return cast("MethodName", name)
+    for method in METHODS:
+        if method == name:
+            return method
+    raise ConfigError(f"Unknown method {name!r}; allowed: {', '.join(METHODS)}.")
 
 
-def read_choice(option: str, answer: str) -> bool | None:
-    """Read yes, no or auto (None).
+def read_methods(text: str) -> tuple[MethodName, ...]:
+    """Split a list of methods.
 
     Raises:
-        ConfigError: anything else.
+        ConfigError: an unknown method, one named twice, or none.
     """
-    choices = {"yes": True, "no": False, "auto": None}
-    if answer not in choices:
-        raise ConfigError(f"{option} is {answer!r}; allowed: {', '.join(choices)}.")
-    return choices[answer]
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names or len(set(names)) != len(names):
+        raise ConfigError(f"--methods is {text!r}; allowed: different ones of {', '.join(METHODS)}.")
+    return tuple(map(checked_method, names))
+
+
+def read_choice(answer: YesNoAuto) -> bool | None:
+    """True for yes, False for no, None for auto."""
+    return {"yes": True, "no": False, "auto": None}[answer]

@@ -1,10 +1,13 @@
 """What the user asks for: a prompt from the command line or stdin, or a conversation from a file."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mirrorsd.cli.input.prompt_file import Question
+from mirrorsd.graphs import names
 from mirrorsd.graphs.documents import DocumentError, parse_json, read_text
 from mirrorsd.graphs.errors import ConfigError, GenerationError
 
@@ -23,17 +26,52 @@ class Request:
 def read_request(prompt: str | None, messages_file: Path | None, *, is_chat: bool) -> Request:
     """Find out what to generate from; without a prompt, read stdin.
 
+    Args:
+        prompt: what the user typed.
+        messages_file: a conversation instead.
+        is_chat: whether the prompt is a message to answer; else it is text to go on with.
+
     Raises:
-        ConfigError: both a prompt and a file, neither of them on a terminal, or a file of another form.
+        ConfigError: both a prompt and a file, nothing at all, or a file of another form.
     """
     if messages_file is not None:
         if prompt is not None:
             raise ConfigError("Both PROMPT and --messages are given; give one of them.")
         return Request(messages=read_messages(messages_file))
     text = _checked_text(_read_stdin() if prompt is None else prompt)
-    if is_chat:
-        return Request(messages=[{"role": "user", "content": text}])
-    return Request(prompt=text)
+    if not text.strip():
+        raise ConfigError("The prompt is empty. Give PROMPT, --messages FILE, or pipe the prompt in.")
+    return as_asked(text, is_chat=is_chat)
+
+
+def as_asked(text: str, *, is_chat: bool) -> Request:
+    """A text as it is, or as a message to answer."""
+    return Request(messages=[{"role": "user", "content": text}]) if is_chat else Request(prompt=text)
+
+
+def has_chat_template(bundle: Path) -> bool:
+    """Whether the bundle's tokenizer brings a chat template."""
+    return (bundle / names.TOKENIZER_FOLDER / "chat_template.jinja").is_file()
+
+
+def first_turns(bundle: Path, questions: Sequence[Question]) -> list[str | Messages]:
+    """The questions' first turns as `compare` asks them: through the chat template, if the bundle has one."""
+    asked = [as_asked(question.turns[0], is_chat=has_chat_template(bundle)) for question in questions]
+    return [request.messages or request.prompt or "" for request in asked]
+
+
+def check_writable(option: str, path: Path | None) -> None:
+    """Refuse a place to write to that is none, before any work is done for it.
+
+    Raises:
+        ConfigError: its folder does not exist, or it is a folder itself.
+    """
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise ConfigError(f"{option} {path} cannot be written: there is no folder {path.parent}.")
+    if path.is_dir():
+        raise ConfigError(f"{option} {path} cannot be written: it is a folder; give a file's name.")
 
 
 def read_messages(path: Path) -> Messages:
@@ -57,11 +95,11 @@ def read_messages(path: Path) -> Messages:
 
 
 def _read_stdin() -> str:
-    """Everything on stdin, without the newline that `echo` adds."""
+    """Everything on stdin, without the newline that `echo` adds and the mark that PowerShell begins with."""
     if sys.stdin.isatty():
         raise ConfigError("No prompt. Give PROMPT, --messages FILE, or pipe the prompt in.")
     try:
-        return sys.stdin.read().removesuffix("\n")
+        return sys.stdin.read().removeprefix("\ufeff").removesuffix("\n")
     except UnicodeDecodeError as error:
         raise ConfigError(f"The prompt on stdin is not text ({error.reason} at byte {error.start}).") from error
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 ALL_CATEGORIES = "all"
 TIMES = ("tokens_per_second", "prefill_ms", "time_to_first_token_ms")
-AVERAGED = ("tokens_per_step", "mean_accepted", "reuse_rate", "draft_exposed_ms", "overlap")
+AVERAGED = ("tokens_per_step", "mean_accepted", "draft_right", "reuse_rate", "draft_exposed_ms", "overlap")
+_USELESS = 0.05
+"""A window of six tokens of which so few are right brings a third of a token a pass, and costs more."""
 Answer = Callable[[str, list[dict[str, str]]], "GenerationResult"]
 """Called with the method and the conversation so far (its last message is the user's); decodes the answer."""
 
@@ -134,7 +136,16 @@ def summarise(measurements: Sequence[Measurement], methods: Sequence[str]) -> li
         for method in methods
     ]
     overall = [_mean_row(method, [row for row in by_category if row["method"] == method]) for method in methods]
-    return by_category + overall
+    return _with_ratios(by_category + overall)
+
+
+def _with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`times_plain`: speed over plain decoding's in the same category; None where that was not measured."""
+    plain = {row["category"]: row["tokens_per_second"] for row in rows if row["method"] == "plain"}
+    for row in rows:
+        base = plain.get(row["category"])
+        row["times_plain"] = row["tokens_per_second"] / base if base else None
+    return rows
 
 
 def _category_row(method: str, category: str, measurements: Sequence[Measurement]) -> dict[str, Any]:
@@ -143,7 +154,8 @@ def _category_row(method: str, category: str, measurements: Sequence[Measurement
     row |= {name: median(m.stats[name] for m in measurements) for name in TIMES}
     row["num_prompt_tokens"] = fmean(m.stats["num_prompt_tokens"] for m in measurements)
     for name in AVERAGED:
-        pairs = [(m.stats[name], m.stats["steps"]) for m in measurements if m.stats.get(name) is not None]
+        weight = "num_drafted" if name == "draft_right" else "steps"
+        pairs = [(m.stats[name], m.stats[weight]) for m in measurements if m.stats.get(name) is not None]
         num_steps = sum(steps for _, steps in pairs)
         row[name] = sum(value * steps for value, steps in pairs) / num_steps if num_steps else None
     return row
@@ -155,3 +167,27 @@ def _mean_row(method: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         values = [row[name] for row in rows if row[name] is not None]
         mean[name] = fmean(values) if values else None
     return mean
+
+
+def verdict(rows: Sequence[dict[str, Any]], *, is_identical: bool) -> str:
+    """What the comparison has found, in a sentence; the fastest method speaks where `auto` was not measured."""
+    overall = {row["method"]: row for row in rows if row["category"] == ALL_CATEGORIES}
+    rivals = [row for method, row in overall.items() if method != "plain"]
+    texts = "all texts identical" if is_identical else "the texts are NOT identical"
+    row = overall.get("auto") or max(rivals, key=lambda row: float(row["tokens_per_second"]), default=None)
+    if row is None or row["times_plain"] is None:
+        return f"{texts[0].upper()}{texts[1:]}."
+    return f"{row['method']} is {row['times_plain']:.1f} times plain here; {texts}."
+
+
+def about_draft(rows: Sequence[dict[str, Any]]) -> str:
+    """A plain word where the draft is no use; else nothing."""
+    overall = [row for row in rows if row["category"] == ALL_CATEGORIES and row["draft_right"] is not None]
+    right = max((row["draft_right"] for row in overall), default=1.0)
+    if right >= _USELESS:
+        return ""
+    often = "never" if right == 0 else "almost never"
+    return (
+        f"This draft is {often} right ({right:.1%} of its tokens), so it cannot make anything faster: "
+        "see `mirrorsd train draft`."
+    )

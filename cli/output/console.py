@@ -1,6 +1,7 @@
 """What goes to stdout (results) and to stderr (progress and notes), on a terminal and in a pipe."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -8,7 +9,15 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -33,18 +42,30 @@ def print_json(document: Mapping[str, object]) -> None:
 
 
 def print_table(table: Table) -> None:
-    """Print a table; a pipe has no width of its own, so it gets a generous one."""
-    Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS).print(table)
+    """Print a table; a pipe has no width of its own, so it gets `COLUMNS` or a generous one."""
+    is_wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    Console(width=_PIPE_COLUMNS if is_wide else None).print(table)
 
 
 def add_row(table: Table, *cells: str) -> None:
-    """Add a row as it stands: rich would take `[cuda]` for a style."""
-    table.add_row(*(Text(cell) for cell in cells))
+    """Add a row as it stands, and whole: rich would take `[cuda]` for a style, and cut a long name with an ellipsis."""
+    table.add_row(*(Text(cell, overflow="fold") for cell in cells))
 
 
-def note(text: str) -> None:
-    """Say something that is not a result."""
-    print(text, file=sys.stderr, flush=True)
+def note(text: str, style: str = "") -> None:
+    """Say something that is not a result; a style (of rich) shows on terminals only."""
+    if style and sys.stderr.isatty():
+        Console(stderr=True).print(Text(text, style), soft_wrap=True)
+    else:
+        print(text, file=sys.stderr, flush=True)
+
+
+def note_error(message: str) -> None:
+    """Say what went wrong: on a terminal with a red beginning."""
+    if sys.stderr.isatty():
+        Console(stderr=True).print(Text.assemble(("error:", "bold red"), f" {message}"), soft_wrap=True)
+    else:
+        print(f"error: {message}", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -60,6 +81,19 @@ def progress(title: str, total: int) -> Iterator[Advance]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=total)
         yield lambda text: bar.update(task, advance=1, description=f"{title}: {text}")
+
+
+@contextmanager
+def show_loading(title: str) -> Iterator[ReportShare]:
+    """Show that something loads, and what of it takes long: a spinner on a terminal, a line at the start in a pipe."""
+    if not sys.stderr.isatty():
+        yield lambda stage, fraction: note(stage) if fraction == 0.0 else None
+        return
+    with Progress(
+        SpinnerColumn(), TextColumn("{task.description}"), console=Console(stderr=True), transient=True
+    ) as bar:
+        task = bar.add_task(title)
+        yield lambda stage, fraction: bar.update(task, description=stage)
 
 
 @contextmanager

@@ -55,6 +55,20 @@ def print_contests(title: str, contests: "Sequence[Contest]") -> None:
     print_table(table)
 
 
+def verdict(kind: str, contests: "Sequence[Contest]") -> str:
+    """What was fastest for texts of a kind, and what that is over plain decoding."""
+    plain = max(contest.tokens_per_second for contest in contests if contest.method == "plain")
+    best = max(contests, key=lambda contest: contest.tokens_per_second)
+    if best.method == "plain":
+        return f"{kind} texts: plain decoding is fastest here, {plain:.1f} tokens/s; speculation does not pay"
+    setting = best.speculation
+    how = f"gamma {setting.gamma}, {setting.passes} passes, windows {setting.window}"
+    if best.method == "mirror":
+        how += f", {setting.roots} roots from {setting.root_source}"
+    times = best.tokens_per_second / plain
+    return f"{kind} texts: {best.method} is {times:.1f} times plain, {best.tokens_per_second:.1f} tokens/s ({how})"
+
+
 def named_exits(exits: Literal["all"] | tuple[int, ...]) -> str:
     """The exits in a word or two: `all`, `none`, `12,20`."""
     return exits if exits == "all" else ",".join(map(str, exits)) or "none"

@@ -15,6 +15,9 @@ from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 
+Progress = Callable[[str, float], None]
+"""Takes what is being done, and what share of it is done, 0..1."""
+
 
 class RowBlock(NamedTuple):
     """Consecutive rows of one pass that form a causal chain.

@@ -11,11 +11,12 @@ AUTO_ORDER = ("cuda-npu", "cuda-cpu", "igpu-npu", "igpu-cpu", "cpu")
 ONNX_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-trt-rtx")
 """The packages that ONNX Runtime comes as, by providers; one of them should be installed."""
 _PROVIDER_PACKAGES = {
-    "CPUExecutionProvider": "pip install mirrorsd[cpu]",
-    "CUDAExecutionProvider": "pip uninstall onnxruntime && pip install mirrorsd[cuda]",
+    "CPUExecutionProvider": 'pip install "mirrorsd[cpu]"',
+    "CUDAExecutionProvider": 'pip uninstall onnxruntime && pip install "mirrorsd[cuda]"',
     "NvTensorRTRTXExecutionProvider": "pip uninstall onnxruntime && pip install onnxruntime-trt-rtx",
-    "DmlExecutionProvider": "Windows: pip uninstall onnxruntime && pip install mirrorsd[directml]",
+    "DmlExecutionProvider": 'Windows: pip uninstall onnxruntime && pip install "mirrorsd[directml]"',
 }
+_NO_ONNX_RUNTIME = f"ONNX Runtime is not installed: {_PROVIDER_PACKAGES['CPUExecutionProvider']} (or [cuda])"
 
 _DRIVERS = {
     "NPU": " (install the Intel NPU driver)",
@@ -41,15 +42,11 @@ class DeviceChoice(NamedTuple):
 
 
 def device_inventory() -> DeviceInventory:
-    """Look at the machine.
+    """Look at the machine; without ONNX Runtime there are no providers.
 
     Raises:
-        DeviceError: ONNX Runtime is not installed, or OpenVINO does not answer.
+        DeviceError: OpenVINO does not answer.
     """
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise DeviceError("ONNX Runtime is not installed: pip install mirrorsd[cpu] (or [cuda]).") from error
     import openvino
 
     from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
@@ -62,11 +59,19 @@ def device_inventory() -> DeviceInventory:
         except OPENVINO_ERRORS:
             has_npu_plugin = False
         return DeviceInventory(
-            providers=tuple(onnxruntime.get_available_providers()),
+            providers=_installed_providers(),
             openvino_devices=tuple(core.available_devices),
             num_cores=os.cpu_count() or 1,
             has_npu_plugin=has_npu_plugin,
         )
+
+
+def _installed_providers() -> tuple[str, ...]:
+    try:
+        import onnxruntime
+    except ImportError:
+        return ()
+    return tuple(onnxruntime.get_available_providers())
 
 
 def check_computes(device_map: DeviceMap, dtype: str) -> None:
@@ -125,6 +130,8 @@ def _missing_part(part: str, device: str, is_emulated: bool, inventory: DeviceIn
 
 
 def _missing_provider(target: TargetPlacement, inventory: DeviceInventory) -> list[str]:
+    if not inventory.providers:
+        return [_NO_ONNX_RUNTIME]
     if target.provider not in inventory.providers:
         fix = _PROVIDER_PACKAGES.get(target.provider, "install an onnxruntime that has it")
         return [
@@ -174,6 +181,8 @@ def choose_device_map(name: str, inventory: DeviceInventory | None = None, *, dt
         DeviceError: the map's devices are absent and none of its own fall-backs fits.
     """
     inventory = inventory or device_inventory()
+    if name == "auto" and not inventory.providers:
+        raise DeviceError(f"{_NO_ONNX_RUNTIME}.")
     reasons: list[str] = []
     if name == "auto":
         candidates = [candidate for candidate in AUTO_ORDER if candidate in builtin_names()]
@@ -185,7 +194,8 @@ def choose_device_map(name: str, inventory: DeviceInventory | None = None, *, dt
         if name == "auto" and not problems:
             problems = [reason for reason in [_cannot_compute(device_map, dtype)] if reason]
         if not problems:
-            reasons.append(f"{device_map.name}: fits; {device_map.description}")
+            caution = "" if device_map.tried else " Not tried on such a machine yet."
+            reasons.append(f"{device_map.name}: fits; {device_map.description}{caution}")
             return DeviceChoice(device_map, reasons)
         reasons.append(f"{device_map.name}: {'; '.join(problems)}")
     raise DeviceError(

@@ -76,6 +76,12 @@ class CostBook:
             self._plain_now = step_seconds / plain.tokens_per_step
             plain.observe(step_seconds, plain.tokens_per_step)
 
+    @property
+    def plain_tokens_per_second(self) -> float | None:
+        """How fast plain decoding is lately; None until it was measured for a while, here or by `tune`."""
+        plain = self.costs["plain"]
+        return 1.0 / plain.seconds_per_token if plain.num_steps >= _TRIAL_STEPS else None
+
     def begin_text(self) -> None:
         """Let a new text risk no more than the first one: what others have earned is not its own to lose.
 

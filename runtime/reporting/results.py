@@ -49,6 +49,7 @@ class GenerationResult:
         steps: the verification steps.
         logprobs: what the target thought of each new token; empty where nobody asked.
         tokens: the new tokens, with where each came from.
+        step_texts: what text became certain with each of them.
     """
 
     text: str
@@ -64,6 +65,7 @@ class GenerationResult:
     steps: tuple[StepRecord, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
     tokens: tuple[GeneratedToken, ...] = ()
+    step_texts: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.text
@@ -80,7 +82,8 @@ class GenerationResult:
     def write_trace(self, path: str | Path) -> None:
         """Write what each device did when as a Chrome trace (JSON)."""
         title = f"mirrorsd {self.method} on {self.device_map}"
-        write_trace(Path(path), self.spans, self.steps, title=title)
+        about = {"plain_tokens_per_second": self.stats.plain_tokens_per_second}
+        write_trace(Path(path), self.spans, self.steps, title=title, texts=self.step_texts, about=about)
 
     @property
     def num_tokens(self) -> int:

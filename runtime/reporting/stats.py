@@ -12,6 +12,14 @@ from mirrorsd.runtime.decoding.request import Request, StepRecord
 from mirrorsd.runtime.ledger import Ledger, Span
 
 REUSE_SOURCES = ("early", "exit", "late")
+_ENDS = {
+    "eos": "the text's own end",
+    "stop_token": "a stop token",
+    "stop_string": "a stop string",
+    "length": "cut off at max_new_tokens",
+    "context": "cut off, the context is full",
+}
+"""Why a text ended, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +35,8 @@ class GenerationStats:
         steps: verification passes.
         tokens_per_step: returned tokens per step, corrections and bonuses included: times `steps`, the new tokens.
         mean_accepted: returned window tokens per step, corrections and bonuses not included.
+        num_drafted: drafted tokens that the target has checked.
+        draft_right: share of them that were returned; None without any.
         reuse_rate: of the steps that wanted a next window, the share whose window was among the branches.
         reuse_by_source: the same, split: `early` (from the draft's own runners-up) and `exit` were ready, `late` was
             being finished when it was needed.
@@ -40,6 +50,9 @@ class GenerationStats:
         steps_by_method: how many steps each method ran (one method, unless `auto` chose).
         num_prompt_tokens: tokens of the prompt.
         num_reused_tokens: prompt tokens found in the cache of the request before.
+        stop_reason: why the text ended; see `GenerationResult`. Empty where nobody asked.
+        plain_tokens_per_second: how fast plain decoding is on this pipeline, where `auto` or `tune` has measured it;
+            else None.
         warnings: what went wrong without changing the text.
     """
 
@@ -50,6 +63,8 @@ class GenerationStats:
     steps: int
     tokens_per_step: float
     mean_accepted: float
+    num_drafted: int
+    draft_right: float | None
     reuse_rate: float
     reuse_by_source: dict[str, float]
     repeat_rate: float
@@ -61,14 +76,44 @@ class GenerationStats:
     steps_by_method: dict[str, int]
     num_prompt_tokens: int
     num_reused_tokens: int
+    stop_reason: str = ""
+    plain_tokens_per_second: float | None = None
     warnings: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """One line for people: how much, how fast, how much of the draft was right, the prompt, why it ended."""
+        speed = f"{round(self.tokens_per_step * self.steps)} tokens, {self.tokens_per_second:.1f} tokens/s"
+        times = "" if self.times_plain is None else f", {self.times_plain:.1f} times plain"
+        right = "" if self.draft_right is None else f"draft right {self.draft_right:.0%}"
+        reused = f", {self.num_reused_tokens} of them known" if self.num_reused_tokens else ""
+        prompt = f"prompt {self.num_prompt_tokens} tokens{reused} in {self.prefill_ms / 1e3:.2f} s"
+        end = f"ended: {_ENDS.get(self.stop_reason, self.stop_reason)}" if self.stop_reason else ""
+        return " | ".join(part for part in (speed + times, right, prompt, end) if part)
+
+    @property
+    def times_plain(self) -> float | None:
+        """Speed over that of plain decoding, where that is known and something else ran too.
+
+        A text that was decoded plainly throughout has nothing to compare.
+        """
+        if self.plain_tokens_per_second is None or set(self.steps_by_method) <= {"plain"}:
+            return None
+        return self.tokens_per_second / self.plain_tokens_per_second
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return asdict(self)
+        return {**asdict(self), "times_plain": self.times_plain}
 
 
-def summarise(request: Request, started: float, ended: float, warnings: Sequence[str] = ()) -> GenerationStats:
+def summarise(
+    request: Request,
+    started: float,
+    ended: float,
+    warnings: Sequence[str] = (),
+    *,
+    stop_reason: str = "",
+    plain_tokens_per_second: float | None = None,
+) -> GenerationStats:
     """Compute the figures of a request that took from `started` to `ended` (seconds of `perf_counter`)."""
     steps = request.steps
     num_steps = max(len(steps), 1)
@@ -77,6 +122,8 @@ def summarise(request: Request, started: float, ended: float, warnings: Sequence
     wanted = Counter(step.next_source for step in steps if step.next_source != "none")
     num_wanted = max(sum(wanted.values()), 1)
     by_source = {source: wanted[source] / num_wanted for source in REUSE_SOURCES if wanted[source]}
+    num_drafted = sum(step.num_window for step in steps)
+    num_accepted = sum(step.num_accepted for step in steps)
     exposed = sum(span.seconds for span in request.ledger.spans if span.name == "exposed" and span.start >= prefilled)
     return GenerationStats(
         seconds=ended - started,
@@ -85,7 +132,9 @@ def summarise(request: Request, started: float, ended: float, warnings: Sequence
         tokens_per_second=request.num_new / decode_seconds,
         steps=len(steps),
         tokens_per_step=request.num_new / num_steps,
-        mean_accepted=sum(step.num_accepted for step in steps) / num_steps,
+        mean_accepted=num_accepted / num_steps,
+        num_drafted=num_drafted,
+        draft_right=num_accepted / num_drafted if num_drafted else None,
         reuse_rate=sum(by_source.values()),
         reuse_by_source=by_source,
         repeat_rate=wanted["text"] / num_wanted,
@@ -97,6 +146,8 @@ def summarise(request: Request, started: float, ended: float, warnings: Sequence
         steps_by_method=dict(Counter(step.method for step in steps)),
         num_prompt_tokens=request.num_prompt,
         num_reused_tokens=request.num_reused,
+        stop_reason=stop_reason,
+        plain_tokens_per_second=plain_tokens_per_second,
         warnings=list(warnings),
     )
 

@@ -55,18 +55,21 @@ def test_family_that_is_not_supported(own_pair: Pair, tmp_path: Path, capsys: py
     assert "mamba" in capsys.readouterr().err
 
 
-def test_prompt_that_does_not_fit(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prompt_that_does_not_fit_is_refused_before_loading(
+    tiny_bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mirrorsd.runtime.MirrorPipeline.load", None)
     assert run(["generate", str(tiny_bundle), "once upon " * 400, "--device-map", "cpu"]) == 2
     assert "512" in capsys.readouterr().err
 
 
 def test_empty_prompt(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["generate", str(tiny_bundle), "", "--device-map", "cpu"]) == 1
+    assert run(["generate", str(tiny_bundle), "", "--device-map", "cpu"]) == 2
     assert "The prompt is empty" in capsys.readouterr().err
 
 
 def test_speed_option_out_of_range(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["generate", str(tiny_bundle), "Once", "--device-map", "cpu", "--gamma", "0"]) == 2
+    assert run(["generate", str(tiny_bundle), "Once", "--device-map", "cpu", "-S", "gamma=0"]) == 2
     assert "gamma is 0; allowed: 1 to" in capsys.readouterr().err
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from transformers import PreTrainedModel
 
 from mirrorsd.graphs.names import EXIT_COVERAGE_FILE
 from mirrorsd.training.exit_adapter import ExitAdapter, exit_logits
+from mirrorsd.training.plot_style import SERIES, legend_outside, save
 from mirrorsd.training.text.self_text import SelfText
 
 __all__ = ["TOP_K", "measure_coverage", "plot_coverage", "write_coverage"]
@@ -85,25 +85,19 @@ def write_coverage(folder: Path, coverage: dict[str, Any], text: str) -> dict[st
 
 
 def plot_coverage(coverage: dict[str, Any], picture: Path) -> None:
-    """Draw the coverage over the layers, one line per k, dashed without adapter."""
-    if find_spec("matplotlib") is None:
-        _log.warning("%s is not drawn, as matplotlib is not installed: pip install 'mirrorsd[plots]'.", picture.name)
-        return
-    import matplotlib as mpl
+    """Draw the coverage over the layers, one colour per k, dashed without adapter."""
+    layers = [int(layer) for layer in coverage["layers"]]
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        for colour, k in zip(SERIES, map(str, TOP_K), strict=False):
+            for kind, words, line in (("adapter", "trained", "-"), ("untrained", "untrained", "--")):
+                points = [(int(layer), kinds[kind][k]) for layer, kinds in coverage["layers"].items() if kind in kinds]
+                if points:
+                    best = "the best" if k == "1" else f"the best {k}"
+                    axes.plot(*zip(*points, strict=True), line, marker="o", color=colour, label=f"{best}, {words}")
+        axes.set(xlabel="exit after layer", ylabel="share of positions", ylim=(0, 1.02), xticks=layers)
+        axes.set_title("how often the target's own choice is among an exit's guesses")
+        legend_outside(axes)
 
-    figure, axes = plt.subplots(figsize=(7, 4))
-    for colour, k in enumerate(map(str, TOP_K)):
-        for kind, line in (("untrained", "--"), ("adapter", "-")):
-            points = [(int(layer), kinds[kind][k]) for layer, kinds in coverage["layers"].items() if kind in kinds]
-            if points:
-                axes.plot(*zip(*points, strict=True), line, marker="o", color=f"C{colour}", label=f"top {k}, {kind}")
-    axes.set(xlabel="exit after layer", ylabel="share with the target's choice", ylim=(0, 1.02))
-    axes.set_xticks([int(layer) for layer in coverage["layers"]])
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small", ncols=2)
-    figure.tight_layout()
-    figure.savefig(picture, dpi=120)
-    plt.close(figure)
+    save(picture, draw)

@@ -19,17 +19,19 @@ from mirrorsd.runtime.backends.openvino.draft_compiler import DraftCompiler
 from mirrorsd.runtime.backends.openvino.draft_noise import DraftNoise
 from mirrorsd.runtime.backends.openvino.draft_request import DraftRequest, Shape
 from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
-from mirrorsd.runtime.backends.protocol import RowBlock, TipGuesses
+from mirrorsd.runtime.backends.protocol import Progress, RowBlock, TipGuesses
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 
 
 class OpenVinoDraftModel:
     """The draft's compiled static shapes, shared by all sessions. Use it on the draft worker's thread."""
 
-    def __init__(self, bundle: Path, entry: DraftEntry, placement: DraftPlacement) -> None:
+    def __init__(
+        self, bundle: Path, entry: DraftEntry, placement: DraftPlacement, on_progress: Progress | None = None
+    ) -> None:
         self.entry, self.placement = entry, placement
         with raised_as(DeviceError, f"OpenVINO cannot use {placement.device} for the draft", OPENVINO_ERRORS):
-            self.shapes = DraftCompiler(bundle, entry, placement)
+            self.shapes = DraftCompiler(bundle, entry, placement, on_progress)
 
     def new_session(self) -> "OpenVinoDraft":
         """A session with a cache of its own on the shared compiled shapes."""

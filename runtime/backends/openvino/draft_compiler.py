@@ -32,7 +32,7 @@ from mirrorsd.runtime.backends.openvino.draft_shapes import (
 )
 from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
 from mirrorsd.runtime.backends.openvino.joined_attention import join_attention, pays_to_join
-from mirrorsd.runtime.backends.protocol import RowBlock
+from mirrorsd.runtime.backends.protocol import Progress, RowBlock
 
 _MOST_AHEAD_BYTES = 1 << 30
 
@@ -41,11 +41,14 @@ class DraftCompiler:
     """Compiled shapes of one draft on one placement, by (rows, tips, capacity).
 
     Two threads may use it: the draft worker, and the one that prepares a text's shapes. A shape that is there is never
-    waited for.
+    waited for. `on_progress` is told before each compilation.
     """
 
-    def __init__(self, bundle: Path, entry: DraftEntry, placement: DraftPlacement) -> None:
+    def __init__(
+        self, bundle: Path, entry: DraftEntry, placement: DraftPlacement, on_progress: Progress | None = None
+    ) -> None:
         self.core = ov.Core()
+        self._on_progress, self._num_compiled = on_progress, 0
         self.cache = open_draft_cache(bundle, entry, placement, self.core)
         self._path, self._entry, self._placement = bundle / entry.file, entry, placement
         self._device, options = device_options(placement)
@@ -106,14 +109,26 @@ class DraftCompiler:
 
     def fill_cache(self) -> None:
         """Compile whatever the cache lacks, so that no later request compiles; large drafts as they are needed."""
+        for shape in self._shapes_ahead() if self.cache else []:
+            name = self._name(shape)
+            if self.cache and self.cache.is_writable and name not in self._compiled and not self.cache.has(name):
+                self.compile(*shape)
+
+    def _shapes_ahead(self) -> list[Shape]:
+        """What is compiled before it is needed: every shape, or none of a draft that is large or has one model."""
         shapes = [(b.rows, b.tips, c) for c in sorted(self._entry.capacities) for b in self.buckets]
         size = self._path.with_suffix(".bin").stat().st_size * len(shapes)
-        if self.cache is None or self.is_shared or size > _MOST_AHEAD_BYTES:
-            return
-        for shape in shapes:
-            name = self._name(shape)
-            if self.cache.is_writable and name not in self._compiled and not self.cache.has(name):
-                self.compile(*shape)
+        return [] if self.is_shared or size > _MOST_AHEAD_BYTES else shapes
+
+    def _tell(self) -> None:
+        """Say that the next compilation begins."""
+        if self._on_progress is not None:
+            self._num_compiled += 1
+            ahead = len(self._shapes_ahead()) if self.cache else 0
+            total = max(ahead, 1 if self.is_shared else len(self.buckets), self._num_compiled)
+            once = ", once" if self.cache is not None and self.cache.is_writable else ""
+            words = f"compiling the draft{once}: {self._num_compiled} of {total}"
+            self._on_progress(words, (self._num_compiled - 1) / total)
 
     def compile(self, rows: int, tips: int, capacity: int) -> ov.CompiledModel:
         """Compile one static shape (or what stands for it) and keep it on disk.
@@ -121,6 +136,7 @@ class DraftCompiler:
         Raises:
             DeviceError: the device does not take it.
         """
+        self._tell()
         shape = (rows, tips, capacity)
         model = self._read() if self.is_shared else self.static_model(*shape)
         longest = max(self._entry.capacities) if self.is_shared else capacity

@@ -10,25 +10,32 @@ import pytest
 
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.runtime import Chunk, GeneratedToken, GenerationConfig
+from mirrorsd.runtime.reporting.stats import GenerationStats
 
-STATS: dict[str, Any] = {
-    "seconds": 0.5,
-    "prefill_ms": 12.0,
-    "time_to_first_token_ms": 34.0,
-    "num_prompt_tokens": 5,
-    "num_reused_tokens": 0,
-    "tokens_per_second": 100.0,
-    "steps": 2,
-    "tokens_per_step": 1.5,
-    "mean_accepted": 0.5,
-    "reuse_rate": 0.25,
-    "reuse_by_source": {"exit": 0.25},
-    "draft_exposed_ms": 0.1,
-    "overlap": 0.9,
-    "step_ms": {"prefix": 1.0, "exit": 0.2, "suffix": 1.0, "draft": 0.8, "verify": 0.1, "host": 0.05},
-    "near_ties": 0,
-    "warnings": [],
-}
+STATS = GenerationStats(
+    seconds=0.5,
+    prefill_ms=12.0,
+    time_to_first_token_ms=34.0,
+    num_prompt_tokens=5,
+    num_reused_tokens=0,
+    tokens_per_second=100.0,
+    steps=2,
+    tokens_per_step=1.5,
+    mean_accepted=0.5,
+    num_drafted=4,
+    draft_right=0.25,
+    reuse_rate=0.25,
+    repeat_rate=0.0,
+    reuse_by_source={"exit": 0.25},
+    draft_exposed_ms=0.1,
+    overlap=0.9,
+    step_ms={"prefix": 1.0, "exit": 0.2, "suffix": 1.0, "draft": 0.8, "verify": 0.1, "host": 0.05},
+    near_ties=0,
+    near_tie_positions=[],
+    steps_by_method={"mirror": 2},
+    stop_reason="length",
+    plain_tokens_per_second=40.0,
+)
 
 
 class ScriptedPipeline:
@@ -40,6 +47,7 @@ class ScriptedPipeline:
         self.manifest = SimpleNamespace(generation={})
         self.placement = ["target: here", "draft: there"]
         self.requests: list[tuple[str | None, Any, GenerationConfig]] = []
+        self.stats: dict[str, Any] = {}
         self.num_sessions = self.num_forgotten = 0
         self._answer = answer
 
@@ -58,7 +66,6 @@ class ScriptedPipeline:
             return None
         self.requests.append((prompt, messages, config))
         ids = self._answer(config.method, prompt or messages[-1]["content"])
-        stats = SimpleNamespace(**STATS, to_dict=lambda: STATS)
         text = "".join(f"<{token}>" for token in ids)
         return SimpleNamespace(
             text=text,
@@ -67,7 +74,7 @@ class ScriptedPipeline:
             seed=config.seed,
             method=config.method,
             layout=self.layout,
-            stats=stats,
+            stats=replace(STATS, **self.stats),
             write_trace=lambda path: path.write_text("trace"),
         )
 
@@ -96,7 +103,7 @@ def use_pipeline(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str, st
         pipeline = ScriptedPipeline(answer)
 
         def load(
-            bundle: Path, *, device_map: str, speculation: dict[str, object], layout: str | None
+            bundle: Path, *, device_map: str, speculation: dict[str, object], layout: str | None, on_progress: Any
         ) -> ScriptedPipeline:
             pipeline.loaded = (bundle, device_map, speculation)  # type: ignore[attr-defined]
             pipeline.layout = layout or "apart"

@@ -1,7 +1,9 @@
 """The sub-commands through the real entry point, with a scripted pipeline behind them."""
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,13 +25,13 @@ from mirrorsd.graphs.errors import (
 from mirrorsd.graphs.manifest import with_checksum
 
 STATS_FIELDS = {
-    *("steps", "tokens_per_step", "mean_accepted", "reuse_rate", "reuse_by_source"),
+    *("steps", "tokens_per_step", "mean_accepted", "num_drafted", "draft_right", "reuse_rate", "reuse_by_source"),
     *("draft_exposed_ms", "overlap", "step_ms", "near_ties"),
 }
 ROW_FIELDS = {
     *("method", "category", "tokens_per_second", "tokens_per_step"),
     *("prefill_ms", "time_to_first_token_ms", "num_prompt_tokens"),
-    *("mean_accepted", "reuse_rate", "draft_exposed_ms", "overlap"),
+    *("mean_accepted", "draft_right", "times_plain", "reuse_rate", "draft_exposed_ms", "overlap"),
 }
 
 
@@ -42,9 +44,58 @@ def test_generate_streams_text_and_notes_the_speed(use_pipeline: Any, capsys: py
     assert run(["generate", "b.mirror", "Once"]) == 0
     out, err = capsys.readouterr()
     assert out == "<1><2><3>\n"
-    assert "draft: there" in err
-    assert "3 tokens by auto decoding" in err
-    assert "the prompt's 5 tokens took 12 ms, the first token came after 34 ms" in err
+    assert err == (
+        "3 tokens, 100.0 tokens/s, 2.5 times plain | draft right 25% | prompt 5 tokens in 0.01 s | "
+        "ended: cut off at --max-new-tokens\n"
+    )
+
+
+def test_placement_is_told_with_v_only(use_pipeline: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    use_pipeline(same_answer)
+    assert run(["generate", "b.mirror", "Once", "-v"]) == 0
+    assert "draft: there" in capsys.readouterr().err
+    assert run(["compare", "b.mirror"]) == 0
+    assert "draft: there" not in capsys.readouterr().err
+
+
+def test_without_a_prompt_a_terminal_opens_the_chat(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    opened: list[tuple[Path, dict[str, Any]]] = []
+    command = SimpleNamespace(chat=lambda bundle, **asked: opened.append((bundle, asked)))
+    monkeypatch.setitem(sys.modules, "mirrorsd.cli.commands.chat", command)
+    assert run(["generate", str(tmp_path)]) == 2
+    assert "This model has no chat template" in capsys.readouterr().err
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-8")
+    assert run(["generate", str(tmp_path), "--temperature", "0.7", "--method", "serial"]) == 0
+    assert opened[0][0] == tmp_path
+    assert (opened[0][1]["temperature"], opened[0][1]["method"], opened[0][1]["device_map"]) == (0.7, "serial", "auto")
+
+
+def test_a_card_that_nobody_has_tried_is_not_picked_in_silence(
+    use_pipeline: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_pipeline(same_answer).device_map = load_device_map("igpu-cpu")
+    assert run(["generate", "b.mirror", "Once"]) == 0
+    assert "auto picks igpu-cpu here, a device map that was never tried" in capsys.readouterr().err
+    assert run(["generate", "b.mirror", "Once", "--device-map", "igpu-cpu"]) == 0
+    assert "never tried" not in capsys.readouterr().err
+
+
+def test_the_chat_template_is_used_where_there_is_one(use_pipeline: Any, tmp_path: Path) -> None:
+    pipeline = use_pipeline(same_answer)
+    folder = tmp_path / "chat.mirror"
+    (folder / "tokenizer").mkdir(parents=True)
+    (folder / "tokenizer" / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-8")
+    for command in ([str(folder), "Hi"], [str(folder), "Hi", "--raw"], [str(tmp_path), "Hi"]):
+        assert run(["generate", *command]) == 0
+    assert [(prompt, messages) for prompt, messages, _ in pipeline.requests] == [
+        (None, [{"role": "user", "content": "Hi"}]),
+        ("Hi", None),
+        ("Hi", None),
+    ]
 
 
 def test_generate_json_has_exactly_the_documented_fields(use_pipeline: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,7 +104,8 @@ def test_generate_json_has_exactly_the_documented_fields(use_pipeline: Any, caps
     document = json.loads(capsys.readouterr().out)
     fields = {"text", "token_ids", "num_tokens", "method", "device_map", "layout", "seconds", "tokens_per_second"}
     fields |= {"num_prompt_tokens", "num_reused_tokens", "stop_reason", "prefill_ms", "time_to_first_token_ms"}
-    assert set(document) == fields | {"stats", "seed", "warnings"}
+    assert set(document) == fields | {"stats", "seed", "warnings", "plain_tokens_per_second", "times_plain"}
+    assert (document["times_plain"], document["stats"]["draft_right"]) == (2.5, 0.25)
     assert (document["seed"], document["stop_reason"]) == (None, "length")
     assert set(document["stats"]) == STATS_FIELDS
     assert (document["text"], document["num_tokens"], document["method"]) == ("<1><2><3>", 3, "mirror")
@@ -62,19 +114,17 @@ def test_generate_json_has_exactly_the_documented_fields(use_pipeline: Any, caps
 def test_generate_hands_every_option_on(use_pipeline: Any) -> None:
     pipeline = use_pipeline(same_answer)
     text_options = "--temperature 0.8 --top-k 5 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.2 --seed 7 --stop END"
-    speed_options = (
-        "--gamma 4 --roots 16 --allocation per_row --passes 3 --root-source proxy --device-map cpu --layout shared"
-    )
-    more = "--stop FIN --max-new-tokens 9 --ignore-eos --chat"
+    speed_options = "-S gamma=4 -S roots=16 -S allocation=per_row --set root-source=proxy --device-map cpu"
+    more = "--stop FIN --max-new-tokens 9 --ignore-eos --layout shared"
     assert run(["generate", "b.mirror", "Hi", *f"{text_options} {speed_options} {more}".split()]) == 0
     assert pipeline.loaded == (
         Path("b.mirror"),
         "cpu",
-        {"gamma": 4, "roots": 16, "allocation": "per_row", "passes": 3, "root_source": "proxy"},
+        {"gamma": 4, "roots": 16, "allocation": "per_row", "root_source": "proxy"},
     )
     assert pipeline.layout == "shared"
     prompt, messages, config = pipeline.requests[0]
-    assert (prompt, messages) == (None, [{"role": "user", "content": "Hi"}])
+    assert (prompt, messages) == ("Hi", None)
     assert (config.temperature, config.top_k, config.top_p, config.min_p) == (0.8, 5, 0.9, 0.1)
     assert (config.repetition_penalty, config.seed, config.stop_strings) == (1.2, 7, ("END", "FIN"))
     assert (config.max_new_tokens, config.ignore_eos) == (9, True)
@@ -86,7 +136,7 @@ def test_a_seed_that_was_drawn_is_told(use_pipeline: Any, capsys: pytest.Capture
     seed = json.loads(capsys.readouterr().out)["seed"]
     assert seed == pipeline.requests[0][2].seed
     assert run(["generate", "b.mirror", "Once", "--temperature", "1", "--seed", str(seed)]) == 0
-    assert f"tokens per step, seed {seed}" in capsys.readouterr().err
+    assert f" | seed {seed}\n" in capsys.readouterr().err
 
 
 def test_sampling_options_without_sampling_are_a_usage_error(
@@ -123,7 +173,6 @@ def test_trace_is_written_after_the_text(use_pipeline: Any, tmp_path: Path) -> N
     path = tmp_path / "trace.json"
     assert run(["generate", "b.mirror", "Once", "--json", "--trace", str(path)]) == 0
     assert path.read_text(encoding="utf-8") == "trace"
-    assert run(["generate", "b.mirror", "Once", "--trace", str(tmp_path / "none" / "trace.json")]) == 2
 
 
 def test_paced_comparison_says_so(use_pipeline: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,9 +230,38 @@ def test_compare_prints_tables_and_the_verdict(use_pipeline: Any, capsys: pytest
     use_pipeline(same_answer)
     assert run(["compare", "b.mirror", "--methods", "plain,mirror"]) == 0
     out = capsys.readouterr().out
-    assert "story" in out
-    assert "tokens per step" in out
-    assert out.endswith("identical: yes\n")
+    assert "times plain" in out
+    assert "story" not in out
+    assert out.endswith("mirror is 1.0 times plain here; all texts identical.\n")
+    assert run(["compare", "b.mirror", "--methods", "plain,mirror", "--by-category"]) == 0
+    assert "story" in capsys.readouterr().out
+
+
+def test_a_comparison_takes_every_option_for_the_text(use_pipeline: Any) -> None:
+    pipeline = use_pipeline(same_answer)
+    text_options = "--temperature 0.8 --min-p 0.1 --repetition-penalty 1.2 --seed 7 --stop END"
+    assert run(["compare", "b.mirror", *text_options.split()]) == 0
+    config = pipeline.requests[-1][2]
+    assert (config.min_p, config.repetition_penalty, config.stop_strings) == (0.1, 1.2, ("END",))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["generate", "b.mirror", ""],
+        ["generate", "b.mirror", " "],
+        ["generate", "b.mirror", "Once", "--trace", "nowhere/trace.json"],
+        ["generate", "b.mirror", "Once", "--trace", "."],
+        ["generate", "b.mirror", "--messages", "nowhere.json"],
+        ["compare", "b.mirror", "--prompts", "nowhere.jsonl"],
+        ["simulate", "b.mirror", "--record", "nowhere/b.npz"],
+    ],
+    ids=" ".join,
+)
+def test_what_is_wrong_is_noticed_before_anything_is_loaded(use_pipeline: Any, command: list[str]) -> None:
+    pipeline = use_pipeline(same_answer)
+    assert run(command) == 2
+    assert not hasattr(pipeline, "loaded")
 
 
 def test_compare_says_where_texts_differ(use_pipeline: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -229,16 +307,21 @@ def test_errors_are_one_message_and_a_status(
     [
         (["generate"], "Missing argument"),
         (["generate", "b", "p", "--nonsense"], "No such option"),
-        (["generate", "b", "p", "--method", "magic"], "Unknown method 'magic'"),
+        (["generate", "b", "p", "--method", "magic"], "'magic' is not one of 'plain', 'serial', 'mirror', 'auto'"),
         (["generate", "b", "p", "--temperature", "hot"], "Invalid value for '--temperature'"),
-        (["generate", "b", "p", "--max-new-tokens", "0"], "max_new_tokens is 0"),
+        (["generate", "b", "p", "--max-new-tokens", "0"], "error: --max-new-tokens is 0; allowed"),
+        (["generate", "b", "p", "--seed", "-1", "--temperature", "1"], "error: --seed is -1"),
+        (["generate", "b", "p", "-S", "gama=4"], "There is no speed setting 'gama'; did you mean 'gamma'?"),
+        (["generate", "b", "p", "-S", "gamma=many"], "-S gamma is 'many'; allowed: a whole number"),
+        (["generate", "b", "p", "-S", "gamma"], "expected NAME=VALUE"),
+        (["generate", "b", "p", "-S", "exits=some"], "-S exits is 'some'"),
         (["compare", "b", "--methods", "plain,plain"], "--methods is 'plain,plain'"),
         (["compare", "b", "--methods", ""], "--methods is ''"),
         (["compare", "b", "--category", "magic"], "No question has the category 'magic'"),
         (["compare", "b", "--repeats", "0"], "greater than or equal to 1"),
         (["export", "t", "--draft", "d", "-o", "o", "--exit-layer", "half"], "--exit-layer is 'half'"),
         (["export", "t", "--draft", "d", "-o", "o", "--device-map", "cpuu"], "did you mean 'cpu'"),
-        (["export", "t", "--draft", "d", "-o", "o", "--precision", "fp3"], "precision is 'fp3'"),
+        (["export", "t", "--draft", "d", "-o", "o", "--precision", "fp3"], "'fp3' is not one of 'fp32'"),
         (["unknown"], "No such command"),
     ],
 )
@@ -294,7 +377,12 @@ def test_devices(capsys: pytest.CaptureFixture[str]) -> None:
     document = json.loads(capsys.readouterr().out)
     assert {card["name"] for card in document["device_maps"] if card["fits"]} >= {"cpu"}
     assert run(["devices"]) == 0
-    assert f"auto picks {document['auto']}" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert out.startswith("Ready. ")
+    assert f"{document['auto']} (auto)" in out
+    assert "CUDAExecutionProvider" not in out
+    assert run(["devices", "--all"]) == 0
+    assert "CUDAExecutionProvider" in capsys.readouterr().out
 
 
 def test_doctor_without_a_bundle(capsys: pytest.CaptureFixture[str]) -> None:
@@ -303,7 +391,19 @@ def test_doctor_without_a_bundle(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cpu" in document["device_maps"]
     assert not [name for name in document["device_maps"] if name.startswith("paced")]
     assert run(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("Ready. ")
+    assert "ONNX Runtime" not in out, "what is fine is shown with --all"
+    assert run(["doctor", "--all"]) == 0
     assert "ONNX Runtime" in capsys.readouterr().out
+
+
+def test_doctor_works_without_onnx_runtime(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert run(["doctor"]) == 4
+    out = capsys.readouterr().out
+    assert out.startswith('Not ready: ONNX Runtime is not installed: pip install "mirrorsd[cpu]"')
+    assert "Device maps that fit: openvino-cpu." in out
 
 
 def test_doctor_s_advice() -> None:
@@ -312,6 +412,29 @@ def test_doctor_s_advice() -> None:
     assert check_flavours({"onnxruntime": "1"}).advice == ""
     assert "expect no gain" in check_cores(1).advice
     assert "no device map fits" in check_cards([]).advice
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ModuleNotFoundError("No module named 'torch'", name="torch"), "needs the package torch"),
+        (ModuleNotFoundError("No module named 'odd'", name="odd.part"), "pip install odd."),
+        (ImportError("libfoo.so: cannot open"), "A package cannot be loaded: libfoo.so"),
+        (FileNotFoundError(2, "No such file or directory", "out/x.json"), "error: out/x.json: No such file"),
+        (OSError(28, "No space left on device"), "The system refuses: No space left on device."),
+    ],
+)
+def test_the_last_net_makes_one_sentence_of_a_missing_package_or_file(
+    use_pipeline: Any, capsys: pytest.CaptureFixture[str], error: Exception, words: str
+) -> None:
+    def fail(method: str, text: str) -> list[int]:
+        raise error
+
+    use_pipeline(fail)
+    assert run(["generate", "b.mirror", "Once", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert words in err
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,7 +108,7 @@ def test_mistakes_are_named(tmp_path: Path, text: str, message: str) -> None:
 
 def test_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(
-        ConfigError, match=r"Unknown device map 'npu-emulatd'; did you mean 'npu-emulated'\? Built in: cpu, "
+        ConfigError, match=r"Unknown device map 'npu-emulatd'; did you mean 'npu-emulated'\? .* Built in: cpu, "
     ):
         load_device_map("npu-emulatd")
 
@@ -134,3 +134,17 @@ def test_card_that_is_not_text(tmp_path: Path) -> None:
 def test_checks_hold_without_a_file_too() -> None:
     with pytest.raises(ConfigError, match=r"speculation[.]roots is 200; allowed: 0 to 128"):
         SpeculationDefaults(roots=200)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("cuda", "did you mean 'cuda-cpu' or 'cuda-npu'?"),
+        ("NPU", "did you mean 'cuda-npu' or"),
+        ("gpu", "'gpu'. `mirrorsd devices` says which fit this machine."),
+    ],
+)
+def test_a_device_is_answered_with_the_cards_that_have_it_and_never_with_another_one(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_device_map(name)
+    assert hint in str(caught.value)

@@ -78,12 +78,13 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     "training": {
         "divergence": set(),
         "models": set(),
-        "run": set(),
+        "plot_style": set(),
+        "run": {"plot_style"},
         "text": {"models"},
         "exit_adapter": {"divergence", "run", "text"},
         "distill_draft": {"divergence", "models", "run", "text"},
         "draft_shape": {"distill_draft", "models"},
-        "reports": {"exit_adapter", "models", "text"},
+        "reports": {"exit_adapter", "models", "plot_style", "text"},
     },
     "server": {
         "settings": set(),

@@ -1,5 +1,6 @@
 """Traces: written by a generation, read back, drawn."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,9 @@ STEPS = (StepRecord(10.0, 10.026, 4, 3, "late", "mirror"),)
 
 @pytest.fixture
 def trace_file(tmp_path: Path) -> Path:
-    write_trace(tmp_path / "trace.json", SPANS, STEPS, title="mirrorsd mirror on cpu")
+    about = {"plain_tokens_per_second": 100.0}
+    title = "mirrorsd mirror on cpu"
+    write_trace(tmp_path / "trace.json", SPANS, STEPS, title=title, texts=["a little fox"], about=about)
     return tmp_path / "trace.json"
 
 
@@ -29,28 +32,45 @@ def test_figures_are_those_of_the_spans(trace_file: Path) -> None:
     recorded = read_trace(trace_file)
     assert recorded.length_ms == pytest.approx(26.0)
     assert recorded.figures() == [
-        "1 steps in 26.0 ms",
-        "3.00 tokens accepted per step",
-        "75 % of the branch rounds beside the target",
-        "19 % of the time waiting for the draft",
+        "4 tokens in 1 passes of the target, 26 ms",
+        "plain decoding would have said 2 by then",
+        "75% of the draft's work cost no time, beside the target's",
+        "the target waited for the draft 19% of the time",
     ]
 
 
-@pytest.mark.parametrize("ending", ["html", "png"])
-def test_pictures_are_drawn(trace_file: Path, tmp_path: Path, ending: str) -> None:
+@pytest.mark.parametrize("ending", ["html", "svg"])
+def test_pictures_are_drawn_by_one_hand(trace_file: Path, tmp_path: Path, ending: str) -> None:
     picture = tmp_path / f"out.{ending}"
     assert run(["trace", str(trace_file), "-o", str(picture), "--start-ms", "0"]) == 0
-    content = picture.read_bytes()
-    assert content.startswith(b"\x89PNG" if ending == "png" else b"<!doctype html>")
-    if ending == "html":
-        assert b"3 of 4, next: late" in content
+    content = picture.read_text(encoding="utf-8")
+    assert content.startswith("<svg" if ending == "svg" else "<!doctype html>")
+    assert "a little fox" in content
+    assert "3 of 4 right" in content
+    assert "plain decoding" in content
+    assert ('id="in"' in content) == (ending == "html"), "only the page can be zoomed"
+
+
+def test_the_picture_goes_beside_the_trace_by_default(trace_file: Path) -> None:
+    assert run(["trace", str(trace_file)]) == 0
+    assert trace_file.with_suffix(".html").is_file()
+
+
+def test_a_trace_without_words_and_speeds_is_drawn_as_far_as_it_goes(tmp_path: Path) -> None:
+    write_trace(tmp_path / "old.json", SPANS, STEPS, title="old")
+    document = json.loads((tmp_path / "old.json").read_text(encoding="utf-8"))
+    del document["otherData"]
+    (tmp_path / "old.json").write_text(json.dumps(document), encoding="utf-8")
+    assert run(["trace", str(tmp_path / "old.json"), "-o", str(tmp_path / "old.svg"), "--start-ms", "0"]) == 0
+    assert "plain decoding" not in (tmp_path / "old.svg").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["missing.json", "-o", "x.html"], "cannot be read"),
-        (["TRACE", "-o", "x.gif"], "ends in .html or .png"),
+        (["TRACE", "-o", "x.gif"], "ends in .html or .svg"),
+        (["TRACE", "-o", "nowhere/x.svg"], "there is no folder nowhere"),
         (["TRACE", "-o", "x.html", "--start-ms", "99"], "the trace ends after 26.0 ms"),
     ],
 )

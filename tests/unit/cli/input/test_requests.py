@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mirrorsd.cli.input.prompt_file import read_questions
 from mirrorsd.cli.input.requests import read_messages, read_request
 from mirrorsd.graphs.errors import ConfigError
 
@@ -22,6 +23,17 @@ def test_chat_makes_a_message() -> None:
 def test_stdin_is_read_where_there_is_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe\n"))
     assert read_request(None, None, is_chat=False).prompt == "from a pipe"
+
+
+def test_a_byte_order_mark_is_no_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("\ufefffrom PowerShell\n"))
+    assert read_request(None, None, is_chat=False).prompt == "from PowerShell"
+    path = tmp_path / "messages.json"
+    path.write_text('[{"role": "user", "content": "Hi"}]', encoding="utf-8-sig")
+    assert read_messages(path) == [{"role": "user", "content": "Hi"}]
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"question_id": 1, "category": "a", "turns": ["b"]}\n', encoding="utf-8-sig")
+    assert read_questions(questions)[0].turns == ("b",)
 
 
 def test_a_terminal_without_prompt_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from mirrorsd.cli.commands import inspect
 from mirrorsd.cli.input.prompt_file import Question
 from mirrorsd.cli.output import comparison
-from mirrorsd.cli.output.comparison import Measurement, find_differences, measure, summarise
+from mirrorsd.cli.output.comparison import Measurement, about_draft, find_differences, measure, summarise, verdict
 from mirrorsd.graphs.errors import ContextLengthError
 
 QUESTIONS = (
@@ -20,7 +20,7 @@ QUESTIONS = (
 
 def make_result(ids: list[int], tokens_per_second: float = 10.0, **stats: Any) -> Any:
     values = dict.fromkeys((*comparison.AVERAGED, *comparison.TIMES, "num_prompt_tokens"), 0.0)
-    values |= {"tokens_per_second": tokens_per_second, "steps": 1} | stats
+    values |= {"tokens_per_second": tokens_per_second, "steps": 1, "num_drafted": 1} | stats
     return SimpleNamespace(text=str(ids), token_ids=ids, stats=SimpleNamespace(to_dict=lambda: values))
 
 
@@ -94,6 +94,44 @@ def test_the_prompt_and_the_first_token_are_shown_apart() -> None:
     prompts = ({"prefill_ms": ms, "time_to_first_token_ms": ms + 4.0, "num_prompt_tokens": 8 * ms} for ms in (1, 2, 9))
     row = summarise([make_measurement("plain", QUESTIONS[0], **stats) for stats in prompts], ["plain"])[-1]
     assert (row["prefill_ms"], row["time_to_first_token_ms"], row["num_prompt_tokens"]) == (2, 6.0, 32)
+
+
+def test_speed_is_told_as_times_plain_of_the_same_questions() -> None:
+    measurements = [
+        make_measurement(method, question, tokens_per_second=speed)
+        for method, question, speed in (
+            ("plain", QUESTIONS[0], 10.0),
+            ("auto", QUESTIONS[0], 20.0),
+            ("plain", QUESTIONS[1], 30.0),
+            ("auto", QUESTIONS[1], 40.0),
+        )
+    ]
+    rows = summarise(measurements, ["plain", "auto"])
+    assert [round(row["times_plain"], 2) for row in rows] == [1.0, 2.0, 1.0, 1.33, 1.0, 1.5]
+    assert verdict(rows, is_identical=True) == "auto is 1.5 times plain here; all texts identical."
+    assert verdict(rows, is_identical=False) == "auto is 1.5 times plain here; the texts are NOT identical."
+    alone = summarise(measurements[1::2], ["auto"])
+    assert verdict(alone, is_identical=True) == "All texts identical.", "without plain decoding there is no ratio"
+
+
+def test_without_auto_the_fastest_method_speaks() -> None:
+    speeds = {"plain": 10.0, "serial": 30.0, "mirror": 20.0}
+    rows = summarise([make_measurement(m, QUESTIONS[0], tokens_per_second=s) for m, s in speeds.items()], list(speeds))
+    assert verdict(rows, is_identical=True).startswith("serial is 3.0 times plain")
+
+
+@pytest.mark.parametrize(("right", "word"), [(0.0, "never right (0.0%"), (0.04, "almost never right (4.0%"), (0.3, "")])
+def test_a_useless_draft_is_called_that(right: float, word: str) -> None:
+    drafted = {"draft_right": right, "num_drafted": 100}
+    found = about_draft(summarise([make_measurement("serial", QUESTIONS[0], **drafted)], ["serial"]))
+    assert word in found
+    assert bool(word) == bool(found)
+
+
+def test_the_share_of_right_tokens_is_weighted_by_how_many_were_drafted() -> None:
+    pairs = ((0.5, 10), (1.0, 30))
+    measurements = [make_measurement("serial", QUESTIONS[0], draft_right=r, num_drafted=n) for r, n in pairs]
+    assert summarise(measurements, ["serial"])[0]["draft_right"] == pytest.approx(35 / 40)
 
 
 def test_differences_name_method_and_place() -> None:

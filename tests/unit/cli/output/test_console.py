@@ -1,6 +1,7 @@
 import doctest
 
 import pytest
+from rich.table import Table
 
 from mirrorsd.cli.output import console
 
@@ -28,3 +29,13 @@ def test_a_pipe_gets_a_line_per_stage_and_one_every_half_minute(
         "exporting (10%, about 2 min left): prefix",
         "exporting (50%, about 45 s left): prefix",
     ]
+
+
+def test_a_narrow_table_loses_no_letter(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    table = Table("file", "size")
+    console.add_row(table, "target/a_very_long_name_of_a_stage.onnx [cuda]", "12.5 MiB")
+    console.print_table(table)
+    letters = "".join(c for c in capsys.readouterr().out if c.isalnum())
+    assert "".join(c for c in "a_very_long_name" if c.isalnum()) in letters.replace("125MiB", "")
+    assert "cuda" in letters

@@ -97,10 +97,10 @@ def test_auto_takes_the_first_that_fits_and_says_what_it_passed(inventory: Devic
 @pytest.mark.parametrize(
     ("card", "words"),
     [
-        ("cuda-npu", ["CUDAExecutionProvider", "pip install mirrorsd[cuda]", "the draft needs OpenVINO's NPU"]),
+        ("cuda-npu", ["CUDAExecutionProvider", 'pip install "mirrorsd[cuda]"', "the draft needs OpenVINO's NPU"]),
         ("igpu-cpu", ["the target needs OpenVINO's GPU; it sees CPU (install Intel's graphics driver"]),
         ("igpu-npu", ["the target needs OpenVINO's GPU", "install the Intel NPU driver"]),
-        ("directml-npu", ["DmlExecutionProvider", "pip install mirrorsd[directml]"]),
+        ("directml-npu", ["DmlExecutionProvider", 'pip install "mirrorsd[directml]"']),
         ("tensorrt-rtx", ["NvTensorRTRTXExecutionProvider", "onnxruntime-trt-rtx"]),
     ],
 )

@@ -157,3 +157,30 @@ def test_the_prompt_is_left_out_of_the_speed(make_bench: Callable[..., Bench]) -
 
 def test_worked_examples() -> None:
     assert doctest.testmod(request).failed == 0
+
+
+def test_one_line_for_people_says_how_fast_how_right_and_why_it_ended(make_bench: Callable[..., Bench]) -> None:
+    stop, made = follow(make_bench(hit_rate=0.7, gamma=6), "serial")
+    made.prefilled = 0.25
+    stats = summarise(
+        made, 0.0, made.steps[-1].ended, stop_reason=stop.reason, plain_tokens_per_second=half_as_fast(made)
+    )
+    assert stats.draft_right == sum(step.num_accepted for step in made.steps) / stats.num_drafted
+    assert str(stats) == (
+        f"{NUM_TOKENS} tokens, {stats.tokens_per_second:.1f} tokens/s, 2.0 times plain | "
+        f"draft right {stats.draft_right:.0%} | prompt {len(PROMPT)} tokens in 0.25 s | "
+        "ended: cut off at max_new_tokens"
+    )
+
+
+def test_what_nobody_measured_is_left_out_of_the_line(make_bench: Callable[..., Bench]) -> None:
+    _, made = follow(make_bench(hit_rate=0.7, gamma=6), "plain")
+    stats = summarise(made, 0.0, made.steps[-1].ended, plain_tokens_per_second=1.0)
+    assert stats.times_plain is None, "all of it was plain decoding"
+    assert stats.draft_right is None
+    assert "plain" not in str(stats)
+    assert "ended" not in str(stats)
+
+
+def half_as_fast(made: Request) -> float:
+    return summarise(made, 0.0, made.steps[-1].ended).tokens_per_second / 2
