@@ -157,10 +157,10 @@ def closing_line(ended: Ended) -> str:
 def split_complete(text: str) -> tuple[str, str]:
     r"""The paragraphs that are complete, and the rest; a fenced block is complete only with its closing fence.
 
-    >>> split_complete("One.\\n\\nTwo")
-    ('One.\\n\\n', 'Two')
-    >>> split_complete("```\\na\\n\\nb")
-    ('', '```\\na\\n\\nb')
+    >>> split_complete("One.\n\nTwo")
+    ('One.\n\n', 'Two')
+    >>> split_complete("```\na\n\nb")
+    ('', '```\na\n\nb')
     """
     place = end = 0
     fence = ""
