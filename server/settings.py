@@ -21,6 +21,7 @@ class Limits:
         schema_bytes: of one schema or grammar, as compact JSON.
         head_s: to send a request's head, from the connection or its first byte.
         body_s: to send a request's body.
+        read_s: to make tokens of a prompt, its chat template included.
         send_s: that a client may leave what was sent to it unread.
         idle_s: that a connection may stay open without a request.
         request_s: for an answer, waiting in the queue included.
@@ -40,6 +41,7 @@ class Limits:
     schema_bytes: int = 64 << 10
     head_s: float = 10.0
     body_s: float = 30.0
+    read_s: float = 10.0
     send_s: float = 30.0
     idle_s: float = 15.0
     request_s: float = 900.0

@@ -11,7 +11,8 @@ import json
 import threading
 import urllib.request
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -46,24 +47,28 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     prompts = runs.spread_prompts(options.prompts, options.count)
-    settings = ServerSettings(port=0, device_map=options.device_map, seats=options.users, queue=64)
-    with Running({"model": options.bundle}, settings) as running:
-        wait_until_ready(running)
-        pipe = running.service.shelf.loaded["model"].pipe
-        rows = [one_client(running, pipe, prompts, options), several_users(running, prompts, options)]
+    rows = []
+    with serving(options, seats=1) as running:  # one seat, as the session in-process: neither has more cached
+        rows.append(one_client(running, running.service.shelf.loaded["model"].pipe, prompts, options))
+    with serving(options, seats=options.users) as running:
+        rows.append(several_users(running, prompts, options))
     for row in rows:
-        runs.print_rows([row], tuple(row))
+        print(", ".join(f"{name} {value}" for name, value in row.items()))
     report = runs.header(options.bundle, device_map=options.device_map, texts=len(prompts), tokens=options.tokens)
     runs.finish(report | {"ends": runs.ends(options), "rows": rows}, options.output)
 
 
-def wait_until_ready(running: Running) -> None:
-    """Wait until the bundle is loaded."""
-    until = monotonic() + _START_S
-    while running.service.status == "loading" and monotonic() < until:
-        sleep(0.05)
-    if running.service.status != "ok":
-        raise SystemExit(f"the server is {running.service.status}: {running.service.failure}")
+@contextmanager
+def serving(options: Any, seats: int) -> Iterator[Running]:
+    """A server that has loaded the bundle."""
+    settings = ServerSettings(port=0, device_map=options.device_map, seats=seats, queue=64)
+    with Running({"model": options.bundle}, settings) as running:
+        until = monotonic() + _START_S
+        while running.service.status == "loading" and monotonic() < until:
+            sleep(0.05)
+        if running.service.status != "ok":
+            raise SystemExit(f"the server is {running.service.status}: {running.service.failure}")
+        yield running
 
 
 def one_client(
@@ -75,14 +80,20 @@ def one_client(
     with pipe.session() as session:
         for repeat in range(options.repeats + 1):
             served, local, num_tokens = 0.0, 0.0, 0
-            for messages in prompts:
-                started = perf_counter()
-                result = session.generate(messages=messages, config=config)
-                local += perf_counter() - started
-                answer = ask(running.url, messages, options)
+            for number, messages in enumerate(prompts):
+                answers: dict[bool, Any] = {}
+                for is_served in (False, True)[:: 1 if (repeat + number) % 2 else -1]:
+                    started = perf_counter()
+                    if is_served:
+                        answers[True] = ask(running.url, messages, options)
+                        served += answers[True].seconds
+                    else:
+                        answers[False] = session.generate(messages=messages, config=config)
+                        local += perf_counter() - started
+                answer, result = answers[True], answers[False]
                 if answer.text != result.text:
                     raise SystemExit("the server changed a text")
-                served, num_tokens = served + answer.seconds, num_tokens + answer.num_tokens
+                num_tokens += answer.num_tokens
                 if repeat:
                     gaps += answer.gaps
                     steps += [step.ended - step.started for step in result.steps]

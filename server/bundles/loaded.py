@@ -15,6 +15,7 @@ from mirrorsd.graphs.errors import ContextLengthError
 from mirrorsd.runtime import CancelToken, Chunk, GenerationConfig, MirrorPipeline
 from mirrorsd.runtime.sampling.noise import nth_seed
 from mirrorsd.server.bundles.fingerprint import fingerprint
+from mirrorsd.server.bundles.reading import BrokenOff, Reading
 from mirrorsd.server.bundles.threaded import Threaded
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.settings import ServerSettings
@@ -86,6 +87,7 @@ class LoadedBundle:
         """Token ids of a prompt or messages, read on a thread: see `MirrorPipeline.encode`.
 
         Raises:
+            ApiError: its template runs for ever.
             ContextLengthError: a text that has too many bytes to fit in any case: nobody needs to read it for that.
         """
         size = sum(len(text.encode("utf-8", "replace")) for text in _texts(what))
@@ -95,7 +97,14 @@ class LoadedBundle:
                 f"The prompt has {size} bytes, and the bundle's context of {self.context} tokens holds {most} at the "
                 "very most. Shorten the prompt."
             )
-        return await asyncio.get_running_loop().run_in_executor(self._reading, lambda: self.pipe.encode(**what))
+        loop, reading = asyncio.get_running_loop(), Reading(lambda: self.pipe.encode(**what))
+        loop.call_later(self._settings.limits.read_s, reading.break_off)
+        try:
+            return await loop.run_in_executor(self._reading, reading.run)
+        except BrokenOff:
+            raise ApiError(
+                400, f"Reading the prompt took over {self._settings.limits.read_s:g} seconds and was broken off."
+            ) from None
 
     async def predict(self, text: str) -> list[int]:
         """Token ids of a text that an answer will probably contain."""

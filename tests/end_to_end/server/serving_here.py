@@ -10,7 +10,7 @@ from typing import Any
 from mirrorsd.server import Limits, Running, ServerSettings
 
 TINY: dict[str, Any] = {"port": 0, "device_map": "cpu", "speculation": {"pad_rows_to": 8}}
-LIMITS = Limits(head_s=1.0, body_s=1.0, send_s=1.0, idle_s=1.0, ping_s=0.5, body_bytes=1 << 20)
+LIMITS = Limits(head_s=1.0, body_s=1.0, read_s=1.0, send_s=1.0, idle_s=1.0, ping_s=0.5, body_bytes=1 << 20)
 
 
 @contextmanager

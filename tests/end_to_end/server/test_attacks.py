@@ -287,6 +287,16 @@ def test_templates_of_a_bundle_cannot_reach_python_or_run_for_ever(tmp_path: Pat
             BundleTokenizer(tmp_path).encode_chat([{"role": "user", "content": "x"}])
 
 
+def test_a_template_that_runs_for_ever_is_broken_off(serving: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = serving.service.shelf.loaded["tiny"].tokenizer
+    loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    with monkeypatch.context() as patched:
+        patched.setattr(tokenizer, "_template", tokenizer._template.environment.from_string(loops))
+        started = time.monotonic()
+        assert status_of(chat(serving)) == 400
+        assert time.monotonic() - started < 8
+
+
 def test_a_head_that_drips_is_cut_off(serving: Running) -> None:
     with connection(serving) as opened:
         started = time.monotonic()
