@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 class InProcess:
     """A pipeline as `Answers`. Its own session keeps the conversation cached from question to question."""
 
-    def __init__(self, pipe: "MirrorPipeline") -> None:
-        self._pipe, self._cancel = pipe, CancelToken()
+    def __init__(self, pipe: "MirrorPipeline", name: str) -> None:
+        self._pipe, self._name, self._cancel = pipe, name, CancelToken()
 
     @property
     def name(self) -> str:
-        """Of the target's checkpoint."""
-        return self._pipe.manifest.target.source.name
+        """The bundle's."""
+        return self._name
 
     @property
     def context(self) -> int:

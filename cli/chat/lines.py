@@ -37,29 +37,28 @@ def edited_lines(words: Sequence[str], toolbar: Callable[[], str]) -> Iterator[s
     Raises:
         ConfigError: prompt_toolkit is not installed, or the history cannot be kept.
     """
-    try:
-        from prompt_toolkit.patch_stdout import patch_stdout
-    except ImportError as error:
-        raise ConfigError(
-            "A conversation on a terminal needs prompt_toolkit: pip install prompt_toolkit. In a pipe it does not."
-        ) from error
     session = _editor(words, toolbar)
     while True:
         try:
-            with patch_stdout(raw=True):
-                yield session.prompt("> ")
+            line = session.prompt("> ")
         except KeyboardInterrupt:
             continue
         except EOFError:
             return
+        yield line
 
 
 def _editor(words: Sequence[str], toolbar: Callable[[], str]) -> "PromptSession[str]":
-    from prompt_toolkit import PromptSession
-    from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
-    from prompt_toolkit.completion import WordCompleter
-    from prompt_toolkit.history import FileHistory
-    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+    try:
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
+        from prompt_toolkit.completion import WordCompleter
+        from prompt_toolkit.history import FileHistory
+        from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+    except ImportError as error:
+        raise ConfigError(
+            "A conversation on a terminal needs prompt_toolkit: pip install prompt_toolkit. In a pipe it does not."
+        ) from error
 
     keys = KeyBindings()
 

@@ -17,6 +17,8 @@ from mirrorsd.runtime import GenerationConfig
 
 QUESTIONS = ("Tell me of the fox.", "And the heron?")
 MAX = 24
+READY = r"\x1b\[\?2004h"
+"""What an editor says when it takes a line: that it knows pasted text."""
 KEY = "a-key-for-the-tests-only"
 
 
@@ -96,7 +98,12 @@ def test_hanging_up_ends_the_answer(server: str) -> None:
 
 def test_a_terminal_edits_remembers_and_stops(tiny_bundle: Path, tmp_path: Path) -> None:
     pexpect = pytest.importorskip("pexpect", reason="pexpect plays the terminal")
-    environment = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path), "TERM": "xterm-256color"}
+    environment = {
+        **os.environ,
+        "XDG_CONFIG_HOME": str(tmp_path),
+        "TERM": "xterm-256color",
+        "PROMPT_TOOLKIT_NO_CPR": "1",
+    }
     command = ["-m", "mirrorsd.cli", "chat", str(tiny_bundle), "--device-map", "cpu", "--max-new-tokens", "400"]
     terminal = pexpect.spawn(
         sys.executable,
@@ -109,16 +116,23 @@ def test_a_terminal_edits_remembers_and_stops(tiny_bundle: Path, tmp_path: Path)
     )
     try:
         terminal.expect("tokens of context")
-        terminal.expect("> ")
-        terminal.send("\x12\x07fix\x7f\x7fox\r")  # search and its end; a word corrected
-        terminal.expect(r"tokens/s")
-        terminal.expect("> ")
-        terminal.send("/me\t serial\r")
+        terminal.expect(READY)
+        terminal.send("fix\x7f\x7fox\r")
+        terminal.expect("tokens/s")
+        terminal.expect(READY)
+        terminal.send("/me\t")
+        terminal.expect("thod")  # what was typed is completed
+        terminal.send(" serial\r")
         terminal.expect("method: serial")
+        terminal.expect(READY)
         terminal.send("/compare\r")
         terminal.expect("identical: yes")
-        terminal.send("\x03/stats\r")  # Ctrl-C at the line empties it and nothing else
+        terminal.expect(READY)
+        terminal.send("half a question\x03")
+        terminal.expect(READY)
+        terminal.send("/stats\r")
         terminal.expect("tokens read")
+        terminal.expect(READY)
         terminal.send("\x04")
         terminal.expect(pexpect.EOF)
     finally:

@@ -53,6 +53,21 @@ def test_a_free_row_brings_tokens_and_changes_none(make_bench: Make, temperature
     assert num_passes[2] < 70
 
 
+def test_a_prediction_brings_tokens_and_changes_none(make_bench: Make) -> None:
+    """A text that never repeats itself takes half the passes where it was predicted, and no more where wrongly so."""
+    written = np.random.default_rng(3).integers(1, 16, 200)
+    num_passes = {}
+    for name, prediction in {"none": (), "right": tuple(written[:120].tolist()), "wrong": (7, 8) * 40}.items():
+        bench = make_bench(hit_rate=0.0, target_handler=lambda text: np.eye(16)[written[len(text)]])
+        bench.seat._target.row_group = 2
+        expected = bench.decode(PROMPT, "plain", max_new_tokens=100)
+        bench.target.num_passes = 0
+        assert bench.decode(PROMPT, "auto", max_new_tokens=100, prediction=prediction) == expected
+        num_passes[name] = bench.target.num_passes
+    assert num_passes["right"] < 0.75 * num_passes["none"]
+    assert num_passes["wrong"] <= 1.1 * num_passes["none"]
+
+
 def test_a_last_token_needs_no_guess(make_bench: Make) -> None:
     bench = make_bench(hit_rate=0.0, target_handler=_loop)
     bench.seat._target.row_group = 2
