@@ -15,6 +15,7 @@ TARGET_PROVIDERS = (
     "CUDAExecutionProvider",
     "NvTensorRTRTXExecutionProvider",
     "DmlExecutionProvider",
+    "WebGpuExecutionProvider",
 )
 GRAPH_PROVIDERS = ("CUDAExecutionProvider", "NvTensorRTRTXExecutionProvider")
 TARGET_DEVICES = ("CPU", "GPU")

@@ -70,6 +70,9 @@ class Engine:
             target = self.target_worker.submit(load_target)
             draft = self.draft_worker.submit(load_draft)
             self.target_model, self.draft_model = target.result(), draft.result()
+        except Exception:
+            self.close()  # what the other device is still loading must not outlive the interpreter
+            raise
         except BaseException:
             self._end_workers()
             raise

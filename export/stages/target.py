@@ -86,12 +86,21 @@ class SegmentStage(nn.Module):
 
     def choose(self, hidden: Tensor, logit_rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits `[1, R, V]`, the best id `[1, R]` and its lead over the second `[1, R]` (float32)."""
-        logits = self.head(hidden.index_select(1, logit_rows))
+        logits = self.head(take_rows(hidden, logit_rows))
         if logits.dtype == torch.bfloat16:
             logits = logits.float()
-        best, ids = torch.topk(logits, 2)
-        best = best.float()
-        return logits, ids[..., 0], best[..., 0] - best[..., 1]
+        best = torch.topk(logits, 2).values.float()
+        # Not the ids beside these values: providers that do not slice 64-bit numbers would leave that to the processor.
+        return logits, logits.argmax(dim=-1), best[..., 0] - best[..., 1]
+
+
+def take_rows(hidden: Tensor, rows: Tensor) -> Tensor:
+    """Rows `[1, R, H]` of `hidden` `[1, S, H]`: one `Gather`, without the `Reshape` that torch adds for its indices."""
+    if not torch.onnx.is_in_onnx_export():
+        return hidden.index_select(1, rows)
+    shape = (1, rows.shape[0], hidden.shape[2])
+    taken: Tensor = torch.onnx.ops.symbolic("Gather", (hidden, rows), {"axis": 1}, dtype=hidden.dtype, shape=shape)
+    return taken
 
 
 def flatten(caches: dict[int, KeyValue], layers: range) -> tuple[Tensor, ...]:
@@ -114,12 +123,13 @@ class ExitStage(nn.Module):
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return ids and float32 log-probabilities `[1, S, K]`, best first, for `hidden` `[1, S, H]`."""
-        best, ids = torch.topk(self.logprobs(inputs[0]), self.num_candidates)
-        return ids, best
+        logits = self.logits(inputs[0])
+        best, ids = torch.topk(logits, self.num_candidates)
+        return ids, best - torch.logsumexp(logits, dim=-1, keepdim=True)
 
-    def logprobs(self, hidden: Tensor) -> Tensor:
-        """Return all float32 log-probabilities `[1, S, V]`."""
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return all float32 logits `[1, S, V]`."""
         if hasattr(self, "down"):
             low_rank = torch.nn.functional.linear(hidden, self.down)
             hidden = hidden + torch.nn.functional.linear(low_rank, self.up)
-        return torch.log_softmax(self.head(hidden).float(), dim=-1)
+        return self.head(hidden).float()

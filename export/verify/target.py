@@ -69,7 +69,10 @@ def target_reference(model: WeightlessModel, plan: TargetPlan, ids: list[int]) -
             for layer, adapter in plan.adapters.items()
         }
         with model.loaded(nn.ModuleList(exits.values())):
-            exit_logprobs = {layer: stage.logprobs(hidden[layer])[0].numpy() for layer, stage in exits.items()}
+            exit_logprobs = {
+                layer: torch.log_softmax(stage.logits(hidden[layer]), dim=-1)[0].numpy()
+                for layer, stage in exits.items()
+            }
     by_layer = {layer: state[0].numpy() for layer, state in hidden.items()}
     return TargetReference(tuple(ids), by_layer, exit_logprobs, output.logits[0].numpy())
 

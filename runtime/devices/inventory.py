@@ -7,13 +7,14 @@ from typing import NamedTuple
 from mirrorsd.device_maps import DeviceMap, TargetPlacement, builtin_names, load_device_map
 from mirrorsd.graphs.errors import DeviceError, raised_as
 
-AUTO_ORDER = ("cuda-npu", "cuda-cpu", "igpu-npu", "igpu-cpu", "cpu")
-ONNX_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-trt-rtx")
+AUTO_ORDER = ("cuda-npu", "cuda-cpu", "webgpu-npu", "webgpu-cpu", "igpu-npu", "igpu-cpu", "cpu")
+ONNX_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-trt-rtx", "onnxruntime-webgpu")
 """The packages that ONNX Runtime comes as, by providers; one of them should be installed."""
 _PROVIDER_PACKAGES = {
     "CPUExecutionProvider": 'pip install "mirrorsd[cpu]"',
     "CUDAExecutionProvider": 'pip uninstall onnxruntime && pip install "mirrorsd[cuda]"',
     "NvTensorRTRTXExecutionProvider": "pip uninstall onnxruntime && pip install onnxruntime-trt-rtx",
+    "WebGpuExecutionProvider": 'pip uninstall onnxruntime && pip install "mirrorsd[webgpu]"',
     "DmlExecutionProvider": 'Windows: pip uninstall onnxruntime && pip install "mirrorsd[directml]"',
 }
 _NO_ONNX_RUNTIME = f"ONNX Runtime is not installed: {_PROVIDER_PACKAGES['CPUExecutionProvider']} (or [cuda])"
@@ -138,10 +139,15 @@ def _missing_provider(target: TargetPlacement, inventory: DeviceInventory) -> li
             f"the target needs ONNX Runtime's {target.provider}; this installation has "
             f"{', '.join(inventory.providers)} ({fix})"
         ]
-    if target.provider == "CUDAExecutionProvider" and not _has_cuda_device(target.device_id):
+    if target.provider == "CUDAExecutionProvider" and not _has_room(target):
         return [
             f"the target needs NVIDIA GPU {target.device_id}; it gives no memory (check `nvidia-smi`, the driver, and "
             "the libraries of CUDA and cuDNN)"
+        ]
+    if target.provider == "WebGpuExecutionProvider" and not _has_room(target):
+        return [
+            "the target needs a GPU that WebGPU reaches; none gives memory (check the graphics driver, on Linux "
+            "`vulkaninfo --summary`)"
         ]
     return []
 
@@ -153,16 +159,16 @@ def _missing_openvino(part: str, device: str, inventory: DeviceInventory) -> lis
     return [f"the {part} needs OpenVINO's {device}; it sees {seen}{_DRIVERS.get(device, '')}"]
 
 
-def _has_cuda_device(device_id: int) -> bool:
+def _has_room(target: TargetPlacement) -> bool:
     """Whether a tensor of one number finds room on that GPU.
 
     What ONNX Runtime lists as devices is no answer: in containers and virtual machines its list may lack GPUs that the
     provider computes on.
     """
-    from mirrorsd.runtime.backends.onnxruntime.tensors import Place
+    from mirrorsd.runtime.backends.onnxruntime.tensors import place_of
 
     try:
-        Place(kind="cuda", device_id=device_id, is_device=True).tensor((1,), "float32")
+        place_of(target).tensor((1,), "float32")
     except DeviceError:
         return False
     return True

@@ -189,7 +189,8 @@ def describe_stages(stages: Sequence[OnnxStage], device: OnnxDevice) -> str:
     """One line: provider, number of nodes on it, and how passes are run."""
     providers = sorted({provider for stage in stages for provider, _ in stage.nodes} or {device.placement.provider})
     num_nodes = sum(sum(stage.nodes.values()) for stage in stages)
-    words = [f"target: onnxruntime {', '.join(providers)} (all {num_nodes} nodes)"]
+    # Some providers list none; no stage opens with a node elsewhere (`disable_cpu_ep_fallback`).
+    words = [f"target: onnxruntime {', '.join(providers)} (all {num_nodes or ''} nodes)".replace("  ", " ")]
     words.append(f"{device.placement.threads} thread(s)")
     if device.place.is_device:
         words.append("captured graphs" if device.captures else "no captured graphs")

@@ -216,14 +216,14 @@ class _BoundPass:
         logit_rows: int,
     ) -> None:
         shape, place = model.entry.shape, model.device.place
-        self._ids = place.tensor((1, num_rows), "int64")
-        self._seqlens_k = place.tensor((1,), "int32")
+        self._ids = place.message((1, num_rows), "int64")
+        self._seqlens_k = place.message((1,), "int32")
         self._last_row = np.zeros(1, dtype=np.int32)
         self._total_length, total_length = host_scalar()
-        rows = place.tensor((logit_rows,), "int64")
+        rows = place.message((logit_rows,), "int64")
         rows.write(np.arange(num_rows - logit_rows, num_rows))
-        self._argmax_ids = place.tensor((1, logit_rows), "int64")
-        self._argmax_gap = place.tensor((1, logit_rows), "float32")
+        self._argmax_ids = place.message((1, logit_rows), "int64")
+        self._argmax_gap = place.message((1, logit_rows), "float32")
         last_stage = model.segments[-1][1]
         logits_shape = (1, logit_rows, shape.vocab_size)
         self._logits = buffers.rows(last_stage, names.LOGITS, logits_shape, shape.logits_dtype)
@@ -260,7 +260,10 @@ class _BoundPass:
             if segment is not model.segments[-1][0]:
                 hidden = buffers.rows(stage, output, (1, num_rows, shape.hidden_size), shape.dtype)
                 values[names.NEXT_HIDDEN] = hidden.value
-            self.segments.append(_BoundSegment(segment, stage, options, values, hidden))
+            bound = _BoundSegment(segment, stage, options, values, hidden)
+            if place.copies_when_bound:
+                bound.copy_messages({name: value for name, value in values.items() if value.device_name() == "cpu"})
+            self.segments.append(bound)
             if hidden is not None and segment.end_layer in model.exits:
                 entry, exit_stage = model.exits[segment.end_layer]
                 self.exits[segment.end_layer] = _BoundExit(entry, exit_stage, options, place, hidden.value)
@@ -297,13 +300,23 @@ class _BoundSegment:
     ) -> None:
         self.name, self.end_layer, self.stage, self.hidden = segment.name, segment.end_layer, stage, hidden
         self._options, self._binding = options, stage.session.io_binding()
+        self._messages: dict[str, ort.OrtValue] = {}
         for spec in stage.session.get_inputs():
             self._binding.bind_ortvalue_input(spec.name, values[spec.name])
         for spec in stage.session.get_outputs():
             name = names.NEXT_HIDDEN if spec.name == names.HIDDEN else spec.name
             self._binding.bind_ortvalue_output(spec.name, values[name])
 
+    def copy_messages(self, values: dict[str, ort.OrtValue]) -> None:
+        """Bind those inputs again before every run: that is what copies them from the host."""
+        self._messages = {
+            spec.name: values[spec.name] for spec in self.stage.session.get_inputs() if spec.name in values
+        }
+
     def run(self) -> None:
+        with raised_as(DeviceError, f"ONNX Runtime could not copy the inputs of {self.name}", ONNX_ERRORS):
+            for name, value in self._messages.items():
+                self._binding.bind_ortvalue_input(name, value)
         self.stage.run(self._binding, self._options)
 
 
@@ -315,8 +328,8 @@ class _BoundExit:
     ) -> None:
         self.stage, self._options = stage, options
         shape = (1, hidden.shape()[1], entry.num_candidates)
-        self._ids: Tensor = place.tensor(shape, "int64")
-        self._logprobs: Tensor = place.tensor(shape, "float32")
+        self._ids: Tensor = place.message(shape, "int64")
+        self._logprobs: Tensor = place.message(shape, "float32")
         self._binding = stage.session.io_binding()
         self._binding.bind_ortvalue_input(names.HIDDEN, hidden)
         self._binding.bind_ortvalue_output(names.EXIT_IDS, self._ids.value)

@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.graphs.errors import DeviceError, raised_as
+from mirrorsd.runtime.backends.onnxruntime.device_memory import DeviceMemory
 from mirrorsd.runtime.backends.onnxruntime.errors import ONNX_ERRORS
 
 _ON_CUDA = ("CUDAExecutionProvider", "NvTensorRTRTXExecutionProvider")
 _ONNX_TYPES = {"float32": 1, "int32": 6, "int64": 7, "float16": 10, "bfloat16": 16}
+_DTYPES = {number: name for name, number in _ONNX_TYPES.items()}
 _NO_ROOM: tuple[type[Exception], ...] = (*ONNX_ERRORS, ValueError)
 """`ValueError` is numpy's word for more bytes than there are addresses."""
 _BYTES = {"float32": 4, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2}
@@ -25,11 +27,25 @@ _BYTES = {"float32": 4, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A kind of memory, as ONNX Runtime names it; `is_device` where the host does not see it."""
+    """A kind of memory, as ONNX Runtime names it; `is_device` where the host does not see it.
+
+    Attributes:
+        graphs: what reserves and reads memory that ONNX Runtime's own calls cannot; None where they can.
+    """
 
     kind: str = "cpu"
     device_id: int = 0
     is_device: bool = False
+    graphs: DeviceMemory | None = None
+
+    @property
+    def copies_when_bound(self) -> bool:
+        """Whether messages stay on the host, so that binding one as an input is what copies it to the device."""
+        return self.graphs is not None
+
+    def message(self, shape: tuple[int, ...], dtype: str) -> "Tensor":
+        """A small tensor of zeros that the host writes before a pass, or reads after it."""
+        return Place().tensor(shape, dtype) if self.copies_when_bound else self.tensor(shape, dtype)
 
     def tensor(self, shape: tuple[int, ...], dtype: str) -> "Tensor":
         """A tensor of zeros; `dtype` is numpy's name, or `bfloat16`.
@@ -40,6 +56,11 @@ class Place:
         try:
             return self._new(shape, dtype)
         except _NO_ROOM as error:
+            if dtype == "float16" and "requires f16" in str(error):
+                raise DeviceError(
+                    "This GPU, or its driver, has no 16-bit arithmetic. Export with --precision fp32, int8 or int4, or "
+                    "choose another device map (`mirrorsd devices`)."
+                ) from error
             raise DeviceError(
                 f"No room for a tensor {list(shape)} of {dtype} ({prod(shape) * _BYTES[dtype] / 1e6:.0f} MB) in "
                 f"{self.kind} memory: {str(error).strip()}. Close other sessions and programs, or export with a "
@@ -49,20 +70,26 @@ class Place:
     def first_rows(self, whole: "Tensor", num_rows: int, session: ort.InferenceSession, output: str) -> "Tensor":
         """The first rows `[1, num_rows, ...]` of a tensor `[1, R, ...]`, on the same memory.
 
-        On a device, only a binding can make one: of an output of `session` that has this shape and type.
+        On a device, only a binding can make one: of an output of `session` that has this shape and type. Where graphs
+        reserve memory it is another tensor.
         """
         if whole.host is not None:
             host = whole.host[:, :num_rows]
             return Tensor(ort.OrtValue.ortvalue_from_numpy(host), host)
+        if self.graphs is not None:  # its operators refuse memory that they did not reserve themselves
+            shape, dtype = whole.value.shape(), _DTYPES[whole.value.element_type()]
+            return self.tensor((1, num_rows, *shape[2:]), dtype)
         binding, value = session.io_binding(), whole.value
         shape = [1, num_rows, *value.shape()[2:]]
         binding.bind_output(output, self.kind, self.device_id, value.element_type(), shape, value.data_ptr())
-        return Tensor(binding.get_outputs()[0], memory=whole)
+        return Tensor(binding.get_outputs()[0], memory=whole, graphs=self.graphs)
 
     def _new(self, shape: tuple[int, ...], dtype: str) -> "Tensor":
         if not self.is_device:
             host = np.zeros(shape, dtype=dtype)
             return Tensor(ort.OrtValue.ortvalue_from_numpy(host), host)
+        if self.graphs is not None:
+            return Tensor(self.graphs.zeros(shape, dtype), graphs=self.graphs)
         kind = _ONNX_TYPES[dtype]
         tensor = Tensor(ort.OrtValue.ortvalue_from_shape_and_type(list(shape), kind, self.kind, self.device_id))
         # A device's memory holds what was there before, in half precision easily NaN: kernels that multiply it with a
@@ -75,6 +102,11 @@ def place_of(placement: TargetPlacement) -> Place:
     """Where hidden states, caches and logits of a placement live."""
     if placement.provider in _ON_CUDA:
         return Place(kind="cuda", device_id=placement.device_id, is_device=True)
+    if placement.provider == "DmlExecutionProvider":
+        return Place(kind="dml", device_id=placement.device_id, is_device=True)
+    if placement.provider == "WebGpuExecutionProvider":
+        # WebGPU knows one device: the one that the system prefers.
+        return Place(kind="webgpu", is_device=True, graphs=DeviceMemory(placement, "webgpu"))
     return Place()
 
 
@@ -87,11 +119,16 @@ class Tensor:
     """
 
     def __init__(
-        self, value: ort.OrtValue, host: NDArray[Any] | None = None, *, memory: "Tensor | None" = None
+        self,
+        value: ort.OrtValue,
+        host: NDArray[Any] | None = None,
+        *,
+        memory: "Tensor | None" = None,
+        graphs: DeviceMemory | None = None,
     ) -> None:
-        """Take a value; `memory` is whose memory it is on, if not its own."""
+        """Take a value; `memory` is whose memory it is on, if not its own, `graphs` what reads it (see `Place`)."""
         self.value, self.host = value, host
-        self._memory = memory
+        self._memory, self._graphs = memory, graphs
 
     def write(self, array: NDArray[Any]) -> None:
         """Replace the contents; same shape and dtype."""
@@ -106,7 +143,7 @@ class Tensor:
         if self.host is not None:
             return self.host
         with raised_as(DeviceError, "ONNX Runtime failed while copying from the device", ONNX_ERRORS):
-            copied: NDArray[Any] = self.value.numpy()
+            copied: NDArray[Any] = self._graphs.read(self.value) if self._graphs else self.value.numpy()
             return copied
 
 

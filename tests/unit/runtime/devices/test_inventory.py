@@ -70,7 +70,7 @@ def machine(*openvino: str, providers: tuple[str, ...] = ("CPUExecutionProvider"
 
 @pytest.fixture(autouse=True)
 def _cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_has_cuda_device", lambda _: True)
+    monkeypatch.setattr(devices, "_has_room", lambda _: True)
 
 
 CUDA = ("CUDAExecutionProvider", "CPUExecutionProvider")

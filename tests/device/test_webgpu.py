@@ -1,0 +1,95 @@
+"""The target on a real GPU provider: ONNX Runtime's WebGPU, on a graphics card or on a Vulkan made of software.
+
+`python scripts/check_webgpu.py` makes the environment that these tests need, and runs them.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mirrorsd.device_maps import load_device_map
+from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
+from mirrorsd.runtime.ledger import Ledger
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = os.environ.get("MIRRORSD_WEBGPU_PYTHON", "")
+PASSES = (([5, 9, 100, 7, 45, 6, 7, 8, 9], 0), ([3, 4, 5, 6], 9), ([7, 8], 11), ([1], 13))
+pytestmark = [
+    pytest.mark.webgpu,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not PYTHON, reason="no environment with WebGPU: run scripts/check_webgpu.py"),
+]
+
+
+def ask(job: str, bundle: Path) -> dict[str, Any]:
+    """What the program says of a bundle."""
+    program = [PYTHON, str(ROOT / "tests" / "device" / "webgpu_program.py"), job, str(bundle)]
+    done = subprocess.run(program, timeout=560, capture_output=True, text=True)
+    assert done.returncode == 0, f"status {done.returncode}\n{done.stderr[-4000:]}"
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+@pytest.fixture(scope="module")
+def bundle_of(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Exports of the tiny pair by precision, each made once."""
+    from mirrorsd.export import ExportOptions, export_pair
+
+    made: dict[str, Path] = {}
+
+    def make(precision: str) -> Path:
+        if precision not in made:
+            made[precision] = tmp_path_factory.mktemp("webgpu") / f"{precision}.mirror"
+            options = ExportOptions(precision=precision, context=256, buckets=((8, 8), (64, 1)), capacities=(256,))
+            export_pair(*tiny_pair, made[precision], options)
+        return made[precision]
+
+    return make
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
+def test_every_method_and_two_sessions_at_once_write_the_plain_text(
+    bundle_of: Callable[[str], Path], precision: str
+) -> None:
+    found = ask("texts", bundle_of(precision))
+    assert any("WebGpuExecutionProvider" in line for line in found["placement"])
+    for way in ("greedy", "sampled"):
+        assert len({tuple(found["texts"][f"{method} {way}"]) for method in ("plain", "serial", "mirror", "auto")}) == 1
+    assert found["texts"]["plain greedy"] != found["texts"]["plain sampled"]
+    assert found["together"] == found["alone"]
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-4), ("int8", 0.1), ("int4", 0.1)])
+def test_prompts_windows_and_rolled_back_rows_are_the_processor_s(
+    bundle_of: Callable[[str], Path], precision: str, bound: float
+) -> None:
+    """The processor rounds activations to eight bits under int8 and int4 weights, a GPU does not."""
+    bundle = bundle_of(precision)
+    found = ask("passes", bundle)
+    target = OnnxTargetModel(bundle, read_bundle(bundle).target, load_device_map("cpu").target).new_session()
+    for (tokens, start), logits in zip(PASSES, found["logits"], strict=True):
+        expected = target.run(np.array(tokens), start, with_logits=True, ledger=Ledger()).logits
+        assert expected is not None
+        assert np.abs(np.array(logits) - expected).max() < bound * expected.std()
+    assert set(found["nodes"]) == {"WebGpuExecutionProvider"}
+
+
+def test_200_requests_leave_no_memory_behind(bundle_of: Callable[[str], Path]) -> None:
+    found = ask("memory", bundle_of("fp32"))
+    assert found["after_220"] - found["after_20"] < 20
+
+
+def test_a_gpu_without_16_bit_arithmetic_says_so(bundle_of: Callable[[str], Path]) -> None:
+    found = ask("refused", bundle_of("fp16"))
+    if found["error"] is None:
+        pytest.skip("this GPU has 16-bit arithmetic")
+    assert found["error"] == "DeviceError"
+    assert "16-bit arithmetic" in found["words"]
+    assert "--precision fp32" in found["words"]

@@ -1,0 +1,107 @@
+"""A program for a test: bundles on ONNX Runtime's WebGPU provider, in an environment that has it. Prints JSON.
+
+webgpu_program.py texts BUNDLE      every method's greedy and sampled texts, and two sessions at once
+webgpu_program.py passes BUNDLE     logits of a prompt, of a window, and of rows behind a rollback; nodes by provider
+webgpu_program.py memory BUNDLE     megabytes in use after 20 and after 200 more requests
+webgpu_program.py refused BUNDLE    what is said where the bundle does not load
+"""
+
+import gc
+import json
+import os
+import sys
+import tempfile
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+from mirrorsd import MirrorPipeline
+from mirrorsd.device_maps import load_device_map
+from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.graphs.errors import MirrorError
+from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
+from mirrorsd.runtime.ledger import Ledger
+
+CARD = "webgpu-cpu"
+PROMPTS = ("Once upon a time the fox", "The old heron said")
+METHODS = ("plain", "serial", "mirror", "auto")
+SAMPLING = {"temperature": 0.8, "top_p": 0.95, "seed": 3}
+PASSES = (([5, 9, 100, 7, 45, 6, 7, 8, 9], 0), ([3, 4, 5, 6], 9), ([7, 8], 11), ([1], 13))
+"""Tokens and where they stand: the third pass takes the rows of the second one back."""
+
+
+def texts(bundle: Path) -> dict[str, object]:
+    """Tokens by method and way of choosing; then of two sessions that write at once."""
+    settings = {"max_new_tokens": 16, "ignore_eos": True}
+    with MirrorPipeline.load(bundle, device_map=CARD) as pipe:
+        found = {
+            f"{method} {way}": pipe.generate(PROMPTS[0], method=method, **settings, **sampling).token_ids
+            for method in METHODS
+            for way, sampling in (("greedy", {}), ("sampled", SAMPLING))
+        }
+        alone = [pipe.generate(prompt, method="serial", **settings).token_ids for prompt in PROMPTS]
+        with pipe.session() as first, pipe.session() as second, ThreadPoolExecutor(2) as pool:
+            asked = [
+                pool.submit(one.generate, prompt, method="serial", **settings)
+                for one, prompt in zip((first, second), PROMPTS, strict=True)
+            ]
+            together = [future.result(200).token_ids for future in asked]
+        return {"texts": found, "alone": alone, "together": together, "placement": pipe.placement}
+
+
+def passes(bundle: Path) -> dict[str, object]:
+    """Logits `[rows, V]` of each of `PASSES`, and how many nodes ran where, as the profiler saw it."""
+    target = OnnxTargetModel(bundle, read_bundle(bundle).target, load_device_map(CARD).target).new_session()
+    outputs = [target.run(np.array(tokens), start, with_logits=True, ledger=Ledger()) for tokens, start in PASSES]
+    found = [output.logits.tolist() for output in outputs if output.logits is not None]
+    target.close()
+    return {"logits": found, "ids": [output.argmax_ids.tolist() for output in outputs], "nodes": profiled(bundle)}
+
+
+def profiled(bundle: Path) -> dict[str, int]:
+    """Nodes by provider that computed in one run of the last stage and of each exit, from host memory."""
+    counts: Counter[str] = Counter()
+    for path in sorted((bundle / "target").glob("exit*.onnx")):
+        options = ort.SessionOptions()
+        options.enable_profiling, options.log_severity_level = True, 3
+        options.profile_file_prefix = str(Path(tempfile.mkdtemp()) / "profile")
+        session = ort.InferenceSession(path, options, providers=["WebGpuExecutionProvider"], enable_fallback=0)
+        (hidden,) = session.get_inputs()
+        session.run(None, {hidden.name: np.ones((1, 3, hidden.shape[2]), np.float32)})
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+        counts.update(event["args"]["provider"] for event in events if event["name"].endswith("_kernel_time"))
+    return dict(counts)
+
+
+def memory(bundle: Path) -> dict[str, object]:
+    """A software GPU's memory is the process's own."""
+
+    def megabytes() -> float:
+        gc.collect()
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
+
+    def use(count: int) -> float:
+        for number in range(count):
+            with pipe.session() as session:
+                session.generate(PROMPTS[number % 2], max_new_tokens=2, ignore_eos=True, method="plain")
+        return megabytes()
+
+    with MirrorPipeline.load(bundle, device_map=CARD) as pipe:
+        return {"after_20": use(20), "after_220": use(200)}
+
+
+def refused(bundle: Path) -> dict[str, object]:
+    """The error's class and words."""
+    try:
+        MirrorPipeline.load(bundle, device_map=CARD).close()
+    except MirrorError as error:
+        return {"error": type(error).__name__, "words": str(error)}
+    return {"error": None}
+
+
+if __name__ == "__main__":
+    jobs = {"texts": texts, "passes": passes, "memory": memory, "refused": refused}
+    print(json.dumps(jobs[sys.argv[1]](Path(sys.argv[2]))))
