@@ -32,6 +32,8 @@ from mirrorsd.runtime.backends.openvino.draft_shapes import (
 )
 from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
 from mirrorsd.runtime.backends.openvino.joined_attention import join_attention, pays_to_join
+from mirrorsd.runtime.backends.openvino.npu.graph import NpuParts, cut_for_npu
+from mirrorsd.runtime.backends.openvino.npu.request import HostParts
 from mirrorsd.runtime.backends.protocol import RowBlock
 
 _MOST_AHEAD_BYTES = 1 << 30
@@ -75,7 +77,8 @@ class DraftCompiler:
         if name not in self._compiled:
             with self._compiling:
                 if name not in self._compiled:
-                    self._compiled[name] = Runnable(self._from_cache(name) or self.compile(*shape))
+                    host = self._host_parts(shape) if self._placement.device == "NPU" else None
+                    self._compiled[name] = Runnable(self._from_cache(name) or self.compile(*shape), host)
         return self._compiled[name]
 
     def is_warm(self, rows: int, tips: int, capacity: int) -> bool:
@@ -122,14 +125,15 @@ class DraftCompiler:
             DeviceError: the device does not take it.
         """
         shape = (rows, tips, capacity)
-        model = self._read() if self.is_shared else self.static_model(*shape)
+        model = self._read() if self.is_shared else self.device_model(*shape)
         longest = max(self._entry.capacities) if self.is_shared else capacity
         if self._weightless:
             keep_small_constants(model)
         if pays_to_join(self._entry.shape, self._placement, longest, self._cache_type):
             join_attention(model)
         try:
-            model = with_cache_of(model, self._entry, self._cache_type)
+            if self._placement.device != "NPU":
+                model = with_cache_of(model, self._entry, self._cache_type)
             compiled = self.core.compile_model(model, self._device, self._options)
         except OPENVINO_ERRORS as error:
             raise DeviceError(
@@ -153,6 +157,23 @@ class DraftCompiler:
                 f"OpenVINO cannot read the draft as {rows} rows, {tips} tips, {capacity} slots: {error}"
             ) from error
         return model
+
+    def device_model(self, rows: int, tips: int, capacity: int) -> ov.Model:
+        """What the device computes of one static shape: for an NPU its part alone.
+
+        Raises:
+            DeviceError: OpenVINO cannot read it, or not with these shapes.
+        """
+        if self._placement.device != "NPU":
+            return self.static_model(rows, tips, capacity)
+        return self._parts((rows, tips, capacity)).core
+
+    def _parts(self, shape: Shape) -> NpuParts:
+        return cut_for_npu(self.static_model(*shape), self._entry.shape, self._cache_type)
+
+    def _host_parts(self, shape: Shape) -> HostParts:
+        with raised_as(DeviceError, "OpenVINO cannot compile the host's part of a pass", OPENVINO_ERRORS):
+            return HostParts(self.core, self._parts(shape), self._placement.threads)
 
     def _read(self) -> ov.Model:
         try:
