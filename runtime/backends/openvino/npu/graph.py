@@ -18,6 +18,7 @@ from openvino.preprocess import PrePostProcessor
 
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import DraftShape
+from mirrorsd.runtime.backends.openvino.joined_attention import join_attention
 
 _HOST_INPUTS = (
     names.DRAFT_IDS,
@@ -28,6 +29,7 @@ _HOST_INPUTS = (
     names.DRAFT_NOISE_ROWS,
 )
 _HANDED = "handed"
+_INTEGER_WEIGHTS = (ov.Type.i8, ov.Type.u8, ov.Type.i4, ov.Type.u4)
 
 
 class NpuParts(NamedTuple):
@@ -41,10 +43,14 @@ class NpuParts(NamedTuple):
 def cut_for_npu(model: ov.Model, shape: DraftShape, kind: ov.Type) -> NpuParts:
     """Cut a draft's static graph; what the parts hand over, and the caches, are of `kind`. `model` is used up.
 
+    Where the layers have integer weights the head gets them, too: an NPU reads all of it in every pass.
+
     Raises:
         ValueError: the graph has no head as the exporter writes it.
     """
     _rewrite(model)
+    if any(node.get_element_type() in _INTEGER_WEIGHTS for node in model.get_ops() if _is_constant(node)):
+        _round_weight(_head_of(model, shape))
     places = _places(model, shape)
     parts = (_part(model.clone(), wanted, places) for wanted in ("before", "core", "after"))
     return NpuParts(*(_with_ports_of(part, kind) for part in parts))
@@ -61,15 +67,9 @@ class _Places(NamedTuple):
 def _places(model: ov.Model, shape: DraftShape) -> _Places:
     operations = model.get_ordered_ops()
     by_host = _made_by_host(operations)
-    heads = [
-        node
-        for node in operations
-        if node.get_type_name() == "MatMul" and node.get_output_shape(0)[-1] == shape.vocab_size
-    ]
-    if not heads:
-        raise ValueError(f"the draft's graph has no product with {shape.vocab_size} columns")
+    head = _head_of(model, shape)
     kept = [result for result in model.get_results() if _tensor_name(result).startswith("new_")]
-    core = frozenset(_before_all([heads[-1], *kept]) - by_host.keys())
+    core = frozenset(_before_all([head, *kept]) - by_host.keys())
     to_core = {
         source.get_friendly_name()
         for node in operations
@@ -87,6 +87,33 @@ def _places(model: ov.Model, shape: DraftShape) -> _Places:
         if source.get_friendly_name() in core
     }
     return _Places(core, tuple(sorted(to_core)), tuple(sorted(from_core)))
+
+
+def _head_of(model: ov.Model, shape: DraftShape) -> Node:
+    products = [node for node in model.get_ordered_ops() if node.get_type_name() == "MatMul"]
+    heads = [node for node in products if node.get_output_shape(0)[-1] == shape.vocab_size]
+    if not heads:
+        raise ValueError(f"the draft's graph has no product with {shape.vocab_size} columns")
+    return heads[-1]
+
+
+def _round_weight(product: Node) -> None:
+    """Give a product with a weight in floating point one of eight bits, a scale per row."""
+    weight = product.input_value(1).get_node()
+    while weight.get_type_name() == "Convert":
+        weight = weight.input_value(0).get_node()
+    if not _is_constant(weight) or not weight.get_element_type().is_real():
+        return
+    numbers = weight.get_data().astype(np.float32)
+    axis = 1 if product.get_attributes()["transpose_b"] else 0
+    scales = np.maximum(np.abs(numbers).max(axis=axis, keepdims=True), 1e-12) / 127
+    rounded = ops.constant(np.rint(numbers / scales).astype(np.int8))
+    whole = ops.multiply(ops.convert(rounded, ov.Type.f16), ops.constant(scales.astype(np.float16)))
+    product.input(1).replace_source_output(ops.convert(whole, ov.Type.f32).output(0))
+
+
+def _is_constant(node: Node) -> bool:
+    return str(node.get_type_name()) == "Constant"
 
 
 def _made_by_host(operations: list[Node]) -> dict[str, str]:
@@ -180,9 +207,8 @@ def is_handed(name: str) -> bool:
 
 
 def _rewrite(model: ov.Model) -> None:
-    manager = Manager()
-    manager.register_pass(ConstantFolding())
-    manager.run_passes(model)
+    _fold_shapes(model)
+    join_attention(model)
     for node in model.get_ordered_ops():
         if node.get_type_name() == "Add":
             _rotate_before_transposing(node)
@@ -196,6 +222,23 @@ def _rewrite(model: ov.Model) -> None:
         if seen[name]:
             node.set_friendly_name(f"{name}.{seen[name]}")
         seen[name] += 1
+
+
+def _fold_shapes(model: ov.Model) -> None:
+    """Work out whatever the fixed shapes decide; integer weights stay integers."""
+    kept = []
+    for node in model.get_ops():
+        if _is_constant(node) and node.get_element_type() in _INTEGER_WEIGHTS:
+            stand_in = ops.parameter(node.get_output_shape(0), node.get_element_type())
+            node.output(0).replace(stand_in.output(0))
+            model.add_parameters([stand_in])
+            kept.append((node, stand_in))
+    manager = Manager()
+    manager.register_pass(ConstantFolding())
+    manager.run_passes(model)
+    for node, stand_in in kept:
+        stand_in.output(0).replace(node.output(0))
+        model.remove_parameter(stand_in)
 
 
 def _rotate_before_transposing(total: Node) -> None:
