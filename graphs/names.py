@@ -26,6 +26,8 @@ TARGET_FOLDER = "target"
 WEIGHTS_FILE = "target/weights.bin"
 DRAFT_FILE = "draft/draft.xml"
 DRAFT_FOLDER = "draft"
+NPU_FOLDER = "draft/npu"
+NPU_REPORT_FILE = "report.json"
 TOKENIZER_FOLDER = "tokenizer"
 TOKENIZER_FILE = "tokenizer/tokenizer.json"
 

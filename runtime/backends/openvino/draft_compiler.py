@@ -32,6 +32,8 @@ from mirrorsd.runtime.backends.openvino.draft_shapes import (
 )
 from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
 from mirrorsd.runtime.backends.openvino.joined_attention import join_attention, pays_to_join
+from mirrorsd.runtime.backends.openvino.npu.blobs import BundleBlobs
+from mirrorsd.runtime.backends.openvino.npu.compiler import tile_options
 from mirrorsd.runtime.backends.openvino.npu.graph import NpuParts, cut_for_npu
 from mirrorsd.runtime.backends.openvino.npu.request import HostParts
 from mirrorsd.runtime.backends.protocol import RowBlock
@@ -49,6 +51,8 @@ class DraftCompiler:
     def __init__(self, bundle: Path, entry: DraftEntry, placement: DraftPlacement) -> None:
         self.core = ov.Core()
         self.cache = open_draft_cache(bundle, entry, placement, self.core)
+        is_npu = placement.device == "NPU" and not placement.emulated
+        self._ahead = BundleBlobs(bundle, self.core) if is_npu else None
         self._path, self._entry, self._placement = bundle / entry.file, entry, placement
         self._device, options = device_options(placement)
         self._weightless = weightless_options(placement, self._path.with_suffix(".bin"))
@@ -78,7 +82,8 @@ class DraftCompiler:
             with self._compiling:
                 if name not in self._compiled:
                     host = self._host_parts(shape) if self._placement.device == "NPU" else None
-                    self._compiled[name] = Runnable(self._from_cache(name) or self.compile(*shape), host)
+                    model = self._from_bundle(name) or self._from_cache(name) or self.compile(*shape)
+                    self._compiled[name] = Runnable(model, host)
         return self._compiled[name]
 
     def is_warm(self, rows: int, tips: int, capacity: int) -> bool:
@@ -134,7 +139,8 @@ class DraftCompiler:
         try:
             if self._placement.device != "NPU":
                 model = with_cache_of(model, self._entry, self._cache_type)
-            compiled = self.core.compile_model(model, self._device, self._options)
+            tiles = tile_options(model) if self._ahead else {}
+            compiled = self.core.compile_model(model, self._device, self._options | tiles)
         except OPENVINO_ERRORS as error:
             raise DeviceError(
                 f"OpenVINO could not compile the draft for {self._device} "
@@ -185,6 +191,19 @@ class DraftCompiler:
 
     def _name(self, shape: Shape) -> str:
         return "all" if self.is_shared else "x".join(map(str, shape))
+
+    def _from_bundle(self, name: str) -> ov.CompiledModel | None:
+        """What was compiled ahead for the NPU at hand, if anything."""
+        blob = self._ahead.read(name) if self._ahead else None
+        if self._ahead is None or blob is None:
+            return None
+        try:
+            compiled = self.core.import_model(blob, self._device, self._options)
+        except OPENVINO_ERRORS as error:
+            self._ahead.reject(f"{self._device} does not take one ({_reason_in(error)})")
+            return None
+        self._mapped.append(blob)
+        return compiled
 
     def _from_cache(self, name: str) -> ov.CompiledModel | None:
         blob = self.cache.read(name) if self.cache else None
