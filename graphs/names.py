@@ -28,6 +28,8 @@ DRAFT_FILE = "draft/draft.xml"
 DRAFT_FOLDER = "draft"
 NPU_FOLDER = "draft/npu"
 NPU_REPORT_FILE = "report.json"
+ESTIMATED = "Estimated by the vendor's compiler, not measured"
+"""Stands wherever a figure of the NPU compiler's is shown."""
 TOKENIZER_FOLDER = "tokenizer"
 TOKENIZER_FILE = "tokenizer/tokenizer.json"
 

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from mirrorsd.cli.output.console import add_row, note, print_json, print_table, progress
 from mirrorsd.cli.output.failures import EXIT_FAILED
+from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import read_bundle
 
 if TYPE_CHECKING:
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
 _MOST_NODES = 5
 
 
-def compile_for_npus(
-    bundle: Path, platforms_text: str, command: str | None, device_map: str, *, as_json: bool
-) -> None:
+def compile_for_npus(bundle: Path, platforms_text: str, command: str | None, device_map: str, *, as_json: bool) -> None:
     """Compile for every platform named, keep the blobs in the bundle and print the reports.
 
     Exits are compiled, too, where `device_map` (whose devices need not be here) has them on an NPU.
@@ -31,7 +30,7 @@ def compile_for_npus(
     """
     from mirrorsd.device_maps import ExitPlacement, load_device_map
     from mirrorsd.runtime.backends.openvino.npu.ahead import compile_ahead, plan
-    from mirrorsd.runtime.backends.openvino.npu.compiler import ESTIMATED, NpuCompiler, platforms_of
+    from mirrorsd.runtime.backends.openvino.npu.compiler import NpuCompiler, platforms_of
 
     exits = ExitPlacement() if device_map == "auto" else load_device_map(device_map).exit
     platforms = platforms_of(platforms_text)
@@ -40,10 +39,10 @@ def compile_for_npus(
     note(plan(manifest, platforms))
     num_shapes = len(manifest.draft.buckets) * len(manifest.draft.capacities)
     with progress("compiling", num_shapes * len(platforms)) as advance:
-        reports = {name: compile_ahead(bundle, name, compiler, exits, advance) for name in platforms}
+        reports = {one: compile_ahead(bundle, one, compiler, exits, advance) for one in platforms}
     if as_json:
         found = {name: [asdict(report) for report in of_platform] for name, of_platform in reports.items()}
-        print_json({"bundle": str(bundle), "note": ESTIMATED, "platforms": found})
+        print_json({"bundle": str(bundle), "note": names.ESTIMATED, "platforms": found})
     else:
         print_reports(reports)
     if not all(report.is_compiled for of_platform in reports.values() for report in of_platform):
@@ -52,10 +51,8 @@ def compile_for_npus(
 
 def print_reports(reports: "dict[str, list[ShapeReport]]") -> None:
     """A row per shape and platform, then the costliest nodes of each platform's dearest shape."""
-    from mirrorsd.runtime.backends.openvino.npu.compiler import ESTIMATED
-
     for platform, of_platform in reports.items():
-        title = f"NPU {platform}. {ESTIMATED}"
+        title = f"NPU {platform}. {names.ESTIMATED}"
         table = Table(*_COLUMNS, title=title, title_justify="left")
         for report in of_platform:
             add_row(table, *_cells(report))

@@ -19,9 +19,9 @@ import openvino as ov
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import describe_file, read_bundle
 from mirrorsd.graphs.errors import BundleError
-from mirrorsd.graphs.manifest import DraftBucket, DraftEntry, Manifest
+from mirrorsd.graphs.manifest import DraftBucket, Manifest
 from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
-from mirrorsd.runtime.backends.openvino.npu.compiler import ESTIMATED, NodeCost, ShapeReport
+from mirrorsd.runtime.backends.openvino.npu.compiler import NodeCost, ShapeReport
 
 MOST_WEIGHTS = 3
 """Blobs of a platform may take so many times the draft's weights: each holds them again."""
@@ -67,13 +67,7 @@ def write_platform(bundle: Path, platform: str, reports: Sequence[ShapeReport], 
     manifest = read_bundle(bundle)
     inside = f"{names.NPU_FOLDER}/{platform}"
     folder = bundle / inside
-    document = {
-        "format": _FORMAT,
-        "platform": platform,
-        "note": ESTIMATED,
-        "draft": draft_digest(manifest),
-        "shapes": [asdict(report) for report in reports],
-    }
+    document = report_document(platform, reports, draft_digest(manifest))
     files = {name: entry for name, entry in manifest.files.items() if not name.startswith(f"{inside}/")}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -91,6 +85,12 @@ def write_platform(bundle: Path, platform: str, reports: Sequence[ShapeReport], 
     except OSError as error:
         raise BundleError(f"{folder} cannot be written ({error.strerror}).") from error
     return written
+
+
+def report_document(platform: str, reports: Sequence[ShapeReport], draft: str) -> dict[str, Any]:
+    """A platform's report as it is kept; `draft` is the digest of what was compiled."""
+    shapes = [asdict(report) for report in reports]
+    return {"format": _FORMAT, "platform": platform, "note": names.ESTIMATED, "draft": draft, "shapes": shapes}
 
 
 def draft_digest(manifest: Manifest) -> str:

@@ -23,7 +23,6 @@ import openvino as ov
 
 from mirrorsd.graphs.errors import ConfigError, DeviceError
 
-ESTIMATED = "Estimated by the vendor's compiler, not measured"
 PLATFORM_BY_NAME = {"meteor-lake": "3720", "arrow-lake": "3720", "lunar-lake": "4000", "panther-lake": "5010"}
 COMPILE_LIMIT_S = 300.0
 _OWN = (sys.executable, "-m", "mirrorsd.runtime.backends.openvino.npu.own_compiler")
@@ -180,7 +179,10 @@ def weight_bytes(model: ov.Model) -> int:
 def has_own_compiler() -> bool:
     """Whether this OpenVINO comes with the NPU's compiler."""
     libraries = Path(ov.__file__).parent / "libs"
-    return any(path.exists() for path in libraries.glob(f"*openvino_intel_npu_compiler*{'.dll' if os.name == 'nt' else '.so*'}"))
+    return any(
+        path.exists()
+        for path in libraries.glob(f"*openvino_intel_npu_compiler*{'.dll' if os.name == 'nt' else '.so*'}")
+    )
 
 
 def _estimate(said: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The draft's graph cut in three for an NPU: what the host does before a pass, the pass itself, what the host does after.
+"""The draft's graph cut in three for an NPU: what the host does before a pass, the pass, what the host does after it.
 
 An NPU is fast at products over few rows and slow at everything that copies. So look-ups (token rows, cosines and sines)
 and the masks are the host's, and so is all that follows the head: noise, the best tokens, log-probabilities, the
@@ -50,7 +50,7 @@ def cut_for_npu(model: ov.Model, shape: DraftShape, kind: ov.Type) -> NpuParts:
     """
     _rewrite(model)
     if any(node.get_element_type() in _INTEGER_WEIGHTS for node in model.get_ops() if _is_constant(node)):
-        _round_weight(_head_of(model, shape))
+        round_weight(_head_of(model, shape))
     places = _places(model, shape)
     parts = (_part(model.clone(), wanted, places) for wanted in ("before", "core", "after"))
     return NpuParts(*(_with_ports_of(part, kind) for part in parts))
@@ -97,7 +97,7 @@ def _head_of(model: ov.Model, shape: DraftShape) -> Node:
     return heads[-1]
 
 
-def _round_weight(product: Node) -> None:
+def round_weight(product: Node) -> None:
     """Give a product with a weight in floating point one of eight bits, a scale per row."""
     weight = product.input_value(1).get_node()
     while weight.get_type_name() == "Convert":
@@ -327,7 +327,8 @@ def _choose_by_product(gather: Node) -> None:
 def _is_host_only(node: Node) -> bool:
     """Whether a value is made of the host's inputs and constants alone, no token's row among them."""
     return not any(
-        (found.get_type_name() == "Parameter" and found.get_friendly_name() not in _HOST_INPUTS) or _is_token_rows(found)
+        (found.get_type_name() == "Parameter" and found.get_friendly_name() not in _HOST_INPUTS)
+        or _is_token_rows(found)
         for found in _all_before(node)
     )
 

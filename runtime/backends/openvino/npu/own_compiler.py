@@ -1,4 +1,4 @@
-"""OpenVINO's own NPU compiler as a command, so that what it says can be read: `MODEL.xml BLOB PLATFORM KEY=VALUE...`."""
+"""OpenVINO's own NPU compiler as a command, so that its words can be read: `MODEL.xml BLOB PLATFORM KEY=VALUE...`."""
 
 import sys
 from pathlib import Path
