@@ -3,9 +3,9 @@
     python bench/studies/npu_drafts.py --npu-compiler "scripts/npu_compiler/compile.sh" --output DIR
     python bench/studies/npu_drafts.py --host BUNDLE
 
-The first writes a report per draft and platform (`DIR/smollm2-4000.json`), which `mirrorsd simulate --npu-report` takes.
-Weights are int8, the head is a product of two thin matrices. Estimated by the vendor's compiler, not measured. The
-second measures what the processor does before and behind a round of a bundle's draft, on one thread.
+The first writes a report per draft and platform (`DIR/smollm2-4000.json`), which `mirrorsd simulate --npu-report`
+takes. Weights are int8, the head is a product of two thin matrices. All is estimated by the vendor's compiler, not
+measured. The second measures what the processor does before and behind a round of a bundle's draft, on one thread.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -107,7 +108,8 @@ def written(draft: Draft, folder: Path) -> DraftEntry:
         head_dim=64,
         tie_word_embeddings=True,
     )
-    model = LlamaForCausalLM(config).eval()
+    model: Any = LlamaForCausalLM(config)
+    model.eval()
     streams = Streams(embeddings=torch.randn(3, draft.hidden), num_stream_layers=2)
     shape = draft_shape(model, streams, target_vocab_size=STAND_IN_VOCAB, num_candidates=16, has_noise=False)
     contract = draft_contract(shape)
@@ -117,8 +119,15 @@ def written(draft: Draft, folder: Path) -> DraftEntry:
     write_draft(graph, contract, folder / "draft.xml", "fp32")
     source = SourceModel(name="random", family="llama", licence="none", num_parameters=0)
     buckets = tuple(DraftBucket(rows=rows, tips=tips) for rows, tips in BUCKETS)
-    sizes = {"source": source, "shape": shape, "precision": "int8", "num_stream_layers": 2, "file": "draft.xml"}
-    return DraftEntry(**sizes, buckets=buckets, capacities=(1024,))
+    return DraftEntry(
+        source=source,
+        shape=shape,
+        precision="int8",
+        num_stream_layers=2,
+        file="draft.xml",
+        buckets=buckets,
+        capacities=(1024,),
+    )
 
 
 def as_trained(core: ov.Model, draft: Draft) -> ov.Model:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from mirrorsd.cli.commands.compare import as_asked
 from mirrorsd.cli.input import options
-from mirrorsd.cli.input.estimated_pace import estimated_pace, with_estimate
+from mirrorsd.cli.input.estimated_pace import estimated_pace, with_host_ms
 from mirrorsd.cli.input.prompt_file import BUILT_IN_QUESTIONS, read_questions
 from mirrorsd.cli.output.console import add_row, note, print_json, print_table, progress
 from mirrorsd.graphs.errors import ConfigError
@@ -71,8 +71,7 @@ def simulate(
         recording = _record(source, prompts, record, _text_settings(max_new_tokens, temperature, seed))
     else:
         recording = Recording.read(source)
-    supposed = {} if host_ms is None else {"host_ms": host_ms}
-    pace = card.pace or estimated_pace(with_estimate(card, supposed), source, recording, npu_report, target_gb)
+    pace = card.pace or estimated_pace(with_host_ms(card, host_ms), source, recording, npu_report, target_gb)
     names: list[str] = [options.checked_method(name.strip()) for name in methods.split(",")]
     scenario = {"pace": pace, "speculation": speculation, "layers": _layers(exits, recording)}
     found = {name: replay(recording, Scenario(method=name, **scenario)) for name in names}  # type: ignore[arg-type]

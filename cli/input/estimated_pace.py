@@ -46,9 +46,11 @@ def estimated_pace(
     return card.estimate.pace(*sizes, recording.num_layers, _rounds(path, card.estimate.npu, longest))
 
 
-def with_estimate(card: "DeviceMap", supposed: dict[str, float]) -> "DeviceMap":
-    """The card with other suppositions."""
-    return card if card.estimate is None else replace(card, estimate=replace(card.estimate, **supposed))
+def with_host_ms(card: "DeviceMap", host_ms: float | None) -> "DeviceMap":
+    """The card with another supposition of what the processor takes, if there is one."""
+    if card.estimate is None or host_ms is None:
+        return card
+    return replace(card, estimate=replace(card.estimate, host_ms=host_ms))
 
 
 def _rounds(path: Path, platform: str, num_slots: int) -> dict[int, float]:

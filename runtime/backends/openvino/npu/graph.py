@@ -351,4 +351,4 @@ def _is_token_rows(node: Node) -> bool:
     while index.get_type_name() in ("Clamp", "Convert", "Minimum"):
         index = index.input_value(0).get_node()
     table = _all_before(node.input_value(0).get_node())
-    return index.get_friendly_name() == names.DRAFT_IDS and not any(_is_parameter(found) for found in table)
+    return str(index.get_friendly_name()) == names.DRAFT_IDS and not any(_is_parameter(found) for found in table)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mirrorsd.cli.input.estimated_pace import estimated_pace, with_estimate
+from mirrorsd.cli.input.estimated_pace import estimated_pace, with_host_ms
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.runtime.backends.openvino.npu.blobs import report_document
@@ -62,7 +62,7 @@ def test_sizes_are_given_or_the_bundles(report: Path, tmp_path: Path) -> None:
 
 
 def test_what_the_processor_takes_may_be_supposed_otherwise(report: Path, tmp_path: Path) -> None:
-    pace = estimated_pace(with_estimate(CARD, {"host_ms": 2.0}), tmp_path, recording(9), report, "1.0")
+    pace = estimated_pace(with_host_ms(CARD, 2.0), tmp_path, recording(9), report, "1.0")
     assert pace.draft_ms[-1] == (8.0, pytest.approx(2.4))
 
 
