@@ -33,8 +33,8 @@ def simulate(
     npu_report: Annotated[
         Path | None, typer.Option(help="Report of the NPU's compiler; the bundle's own without it.")
     ] = None,
-    target_gb: Annotated[
-        str | None, typer.Option(help="GB that a target's pass reads, and an exit: 4.5,0.3; of the bundle without it.")
+    target_size: Annotated[
+        str | None, typer.Option(help="GB of a target's pass, of an exit, layers: 4.5,0.3,36; the bundle's without it.")
     ] = None,
     host_ms: Annotated[
         float | None, typer.Option(help="The processor's part of a draft round; the card's without it.")
@@ -71,7 +71,7 @@ def simulate(
         recording = _record(source, prompts, record, _text_settings(max_new_tokens, temperature, seed))
     else:
         recording = Recording.read(source)
-    pace = card.pace or estimated_pace(with_host_ms(card, host_ms), source, recording, npu_report, target_gb)
+    pace = card.pace or estimated_pace(with_host_ms(card, host_ms), source, recording, npu_report, target_size)
     names: list[str] = [options.checked_method(name.strip()) for name in methods.split(",")]
     scenario = {"pace": pace, "speculation": speculation, "layers": _layers(exits, recording)}
     found = {name: replay(recording, Scenario(method=name, **scenario)) for name in names}  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def estimated_pace(
-    card: "DeviceMap", source: Path, recording: "Recording", report: Path | None, target_gb: str | None
+    card: "DeviceMap", source: Path, recording: "Recording", report: Path | None, target_size: str | None
 ) -> "Pace":
     """The pace of a pair on a card's machine.
 
@@ -25,7 +25,7 @@ def estimated_pace(
         source: The bundle, or a recording of it.
         recording: What is replayed.
         report: The compiler's; None for the one in the bundle.
-        target_gb: As given, such as "4.5,0.3"; None for the bundle's.
+        target_size: GB of a pass, GB of an exit, layers, such as "4.5,0.3,36"; None for the bundle's.
 
     Raises:
         ConfigError: the card, the report or the sizes are missing.
@@ -42,8 +42,8 @@ def estimated_pace(
             f"{card.estimate.npu} first, or name one with --npu-report."
         )
     longest = max(len(text.tokens) for text in recording.texts)
-    sizes = _sizes_of(source) if target_gb is None else _sizes_in(target_gb)
-    return card.estimate.pace(*sizes, recording.num_layers, _rounds(path, card.estimate.npu, longest))
+    sizes = _sizes_of(source) if target_size is None else _sizes_in(target_size)
+    return card.estimate.pace(*sizes, _rounds(path, card.estimate.npu, longest))
 
 
 def with_host_ms(card: "DeviceMap", host_ms: float | None) -> "DeviceMap":
@@ -71,19 +71,21 @@ def _rounds(path: Path, platform: str, num_slots: int) -> dict[int, float]:
     return found[fitting]
 
 
-def _sizes_in(text: str) -> tuple[float, float]:
+def _sizes_in(text: str) -> tuple[float, float, int]:
     try:
-        target, *exits = (float(part) for part in text.split(","))
+        of_pass, of_exit, num_layers = text.split(",")
+        return float(of_pass), float(of_exit), int(num_layers)
     except ValueError as error:
-        raise ConfigError(f"--target-gb is {text!r}; expected GB such as 4.5, or 4.5,0.3 with an exit's.") from error
-    return target, exits[0] if exits else 0.0
+        raise ConfigError(
+            f"--target-size is {text!r}; expected GB of a pass, GB of an exit and layers, such as 4.5,0.3,36."
+        ) from error
 
 
-def _sizes_of(bundle: Path) -> tuple[float, float]:
+def _sizes_of(bundle: Path) -> tuple[float, float, int]:
     if not bundle.is_dir():
-        raise ConfigError("A recording does not say how large its target is: give --target-gb, such as 4.5,0.3.")
+        raise ConfigError("A recording does not say how large its target is: give --target-size, such as 4.5,0.3,36.")
     manifest = read_bundle(bundle)
     target = manifest.target
     num_bytes = manifest.files[target.weights_file].bytes
     share = target.shape.vocab_size * target.shape.hidden_size / target.source.num_parameters
-    return num_bytes / 1e9, num_bytes * share / 1e9
+    return num_bytes / 1e9, num_bytes * share / 1e9, target.shape.num_layers

@@ -13,6 +13,8 @@ import pytest
 
 from mirrorsd.cli.application import run
 from mirrorsd.device_maps import DraftPlacement
+from mirrorsd.export.compression_plan import DraftCompression
+from mirrorsd.export.recompress import recompress_bundle
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraft, OpenVinoDraftModel
 from mirrorsd.runtime.backends.openvino.draft_shapes import static_shapes
@@ -185,6 +187,27 @@ def test_blobs_are_used_where_device_and_versions_fit(
     with caplog.at_level(logging.WARNING):
         assert BundleBlobs(bundle, NpuHere()).read("8x8x256") is None
     assert "here is 2030.1; compiling again" in caplog.text
+
+
+def test_a_compressed_draft_leaves_what_was_compiled_of_the_old_one_behind(
+    tiny_bundle: Path, tmp_path: Path, compiler: Fake
+) -> None:
+    bundle, _ = compiled(tiny_bundle, tmp_path, "--npu", "4000", "--npu-compiler", compiler("-"))
+    assert (bundle / "draft" / "npu").exists()
+    recompress_bundle(bundle, DraftCompression(weights="int8", allows_loss=True))
+    assert not [name for name in read_bundle(bundle).files if name.startswith("draft/npu/")]
+    assert not (bundle / "draft" / "npu").exists()
+    core = device_graph(bundle, read_bundle(bundle).draft, (8, 8, 256))
+    heads = [
+        node for node in core.get_ops() if node.get_type_name() == "MatMul" and node.get_output_shape(0)[-1] == 300
+    ]
+    kinds = {node.get_element_type() for node in _behind(heads[-1].input_value(1).get_node())}
+    assert ov.Type.i8 in kinds
+
+
+def _behind(node: ov.Node) -> list[ov.Node]:
+    sources = [node.input_value(i).get_node() for i in range(node.get_input_size())]
+    return [node, *(found for source in sources for found in _behind(source))]
 
 
 def test_an_unknown_npu_is_refused_before_anything_is_written(
