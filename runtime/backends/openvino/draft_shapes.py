@@ -43,7 +43,7 @@ def cache_type(core: ov.Core, entry: DraftEntry, placement: DraftPlacement) -> o
     that keeping it so loses nothing.
     """
     own = ov.Type(np.dtype(entry.shape.dtype))
-    if placement.device == "NPU" and placement.precision != "f32":
+    if placement.device == "NPU" and placement.precision in ("auto", "f16"):
         return ov.Type.f16
     if placement.device != "CPU" or placement.emulated or placement.precision not in ("auto", "bf16"):
         return own
