@@ -278,7 +278,7 @@ def _stems_from(value: Output, origin: Node) -> bool:
     node = value.get_node()
     while node.get_type_name() in ("Multiply", "Slice", "StridedSlice"):
         node = node.input_value(0).get_node()
-    return node.get_friendly_name() == origin.get_friendly_name()
+    return str(node.get_friendly_name()) == str(origin.get_friendly_name())
 
 
 def _by_rows(table: Output) -> Output:
