@@ -246,13 +246,17 @@ def _rotate_before_transposing(total: Node) -> None:
     plain, turned = (total.input_value(i).get_node() for i in (0, 1))
     if plain.get_type_name() != "Multiply" or turned.get_type_name() != "Multiply":
         return
-    transposed = plain.input_value(0).get_node()
+    rotated_part = plain.input_value(0).get_node()
+    is_cut = rotated_part.get_type_name() == "Slice"  # only a part of each head is rotated
+    transposed = rotated_part.input_value(0).get_node() if is_cut else rotated_part
     halves = turned.input_value(0).get_node()
     if transposed.get_type_name() != "Transpose" or halves.get_type_name() != "Concat":
         return
     if not all(_stems_from(halves.input_value(i), transposed) for i in range(halves.get_input_size())):
         return
     rows = transposed.input_value(0)
+    if is_cut:
+        rows = ops.slice(rows, *(rotated_part.input_value(i) for i in range(1, 5))).output(0)
     width = rows.get_shape()[-1]
     cos, sin = (_by_rows(factor.input_value(1)) for factor in (plain, turned))
     half = width // 2

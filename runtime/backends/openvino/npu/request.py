@@ -31,7 +31,8 @@ class CutRequest:
         for request in (self._after, self._device, self._before):
             model = request.get_compiled_model()
             for port in (*model.inputs, *model.outputs):
-                self._owner[port.get_any_name()] = request
+                # A plugin may give a port the names of what it has fused into it.
+                self._owner |= dict.fromkeys(port.get_names(), request)
         self._share(self._before, self._device)
         self._share(self._device, self._after)
         self._share(self._before, self._after)
@@ -39,8 +40,8 @@ class CutRequest:
     def _share(self, first: ov.InferRequest, second: ov.InferRequest) -> None:
         """Let what `first` writes, and what both read, be one tensor."""
         one, other = first.get_compiled_model(), second.get_compiled_model()
-        written = {port.get_any_name() for port in one.outputs}
-        read = {port.get_any_name() for port in one.inputs}
+        written = {name for port in one.outputs for name in port.get_names()}
+        read = {name for port in one.inputs for name in port.get_names()}
         for port in other.inputs:
             name = port.get_any_name()
             if name in written and first is not self._device:
