@@ -6,15 +6,15 @@ from typing import Annotated, Any
 import typer
 
 from mirrorsd import __version__
-from mirrorsd.cli.commands.cache import app as cache
 from mirrorsd.cli.commands.chat import chat
 from mirrorsd.cli.commands.compare import compare
 from mirrorsd.cli.commands.compile import compile
-from mirrorsd.cli.commands.devices import devices
-from mirrorsd.cli.commands.doctor import doctor
 from mirrorsd.cli.commands.export import export
 from mirrorsd.cli.commands.generate import generate
 from mirrorsd.cli.commands.inspect import inspect
+from mirrorsd.cli.commands.machine.cache import app as cache
+from mirrorsd.cli.commands.machine.devices import devices
+from mirrorsd.cli.commands.machine.doctor import doctor
 from mirrorsd.cli.commands.pairs import pairs
 from mirrorsd.cli.commands.serve import serve
 from mirrorsd.cli.commands.simulate import simulate

@@ -6,6 +6,7 @@ Whether the devices are present on this machine is for the runtime to say.
 from dataclasses import dataclass, field
 
 from mirrorsd.device_maps.checks import require_between, require_cores, require_distinct, require_one_of
+from mirrorsd.device_maps.estimate import Estimate
 from mirrorsd.device_maps.pace import Pace
 from mirrorsd.graphs.errors import ConfigError
 
@@ -176,7 +177,8 @@ class DeviceMap:
     """One card.
 
     `fallbacks` names the cards that may stand in where this one's devices are absent, best first; `pace`, if any, sets
-    the stage times of hardware that is not there. `layouts` are the permitted ways to share out the processor's cores,
+    the stage times of hardware that is not there; `estimate` is what `mirrorsd simulate` makes them of, and changes
+    nothing else. `layouts` are the permitted ways to share out the processor's cores,
     the first one in force until `mirrorsd tune` has found which is fastest: `apart` as target and draft say, `shared`
     with `shared_cores` for both (all that the process may use if none are named). `tried` says whether the card has
     ever run on a machine of its kind: where `auto` picks one that has not, it says so.
@@ -190,6 +192,7 @@ class DeviceMap:
     speculation: SpeculationDefaults = field(default_factory=SpeculationDefaults)
     fallbacks: tuple[str, ...] = ()
     pace: Pace | None = None
+    estimate: Estimate | None = None
     layouts: tuple[str, ...] = (APART,)
     shared_cores: tuple[int, ...] = ()
     tried: bool = True

@@ -33,8 +33,10 @@ def recompress_bundle(bundle: Path, asked: DraftCompression, text: str | None = 
     """
     folder = bundle.resolve()
     manifest = read_bundle(folder)
+    # What was compiled of the old draft is of no use to the new one.
+    kept = {path: entry for path, entry in manifest.files.items() if not path.startswith(f"{names.NPU_FOLDER}/")}
     with atomic_folder(folder, overwrite=True) as copy:
-        for path in (*manifest.files, names.MANIFEST_FILE):
+        for path in (*kept, names.MANIFEST_FILE):
             _share(folder / path, copy / path)
         ids, _ = text_ids(folder / names.TOKENIZER_FOLDER / "tokenizer.json", text)
         texts = write_texts(copy, manifest.target, ids, with_calibration=asked.is_data_aware)
@@ -46,7 +48,7 @@ def recompress_bundle(bundle: Path, asked: DraftCompression, text: str | None = 
             manifest,
             draft=replace(manifest.draft, precision=asked.weights),
             draft_accuracy=accuracy,
-            files=manifest.files | changed,
+            files=kept | changed,
         )
         (copy / names.MANIFEST_FILE).unlink()
         (copy / names.MANIFEST_FILE).write_text(written.to_json(), encoding="utf-8")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.table import Table
 
+from mirrorsd.cli.commands.npu import compile_for_npus
 from mirrorsd.cli.input import options
 from mirrorsd.cli.output.console import add_row, note, print_json, print_table, progress
 from mirrorsd.cli.output.failures import EXIT_FAILED
@@ -34,20 +35,21 @@ def compile(
     draft_group: options.DraftGroup = 128,
     draft_data_aware: options.DraftDataAware = False,
     allow_draft_loss: options.AllowDraftLoss = False,
+    npu: options.Npu = None,
+    npu_compiler: options.NpuCompilerCommand = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Compile the draft for a card's device ahead of time, and check that it still computes the same."""
-    from mirrorsd.export.compression_plan import DraftCompression
     from mirrorsd.runtime import choose_device_map
 
+    asked = None if weights is None else _asked(weights, draft_group, draft_data_aware, allow_draft_loss)
+    if npu is not None:
+        if asked is not None:
+            compress(bundle, asked, text)
+        compile_for_npus(bundle, npu, npu_compiler, device_map, as_json=as_json)
+        return
     card = choose_device_map(device_map, dtype=read_bundle(bundle).target.shape.dtype).device_map
-    if weights is not None:
-        asked = DraftCompression(
-            weights=weights,
-            group_size=draft_group,
-            is_data_aware=draft_data_aware,
-            allows_loss=allow_draft_loss,
-        )
+    if asked is not None:
         compress(bundle, asked, text)
     checks, exits = check_shapes(bundle, card, text), check_exits(bundle, card)
     if as_json:
@@ -58,6 +60,14 @@ def compile(
         print_exits(exits)
     if not all(check.is_fine for check in checks) or any(found.problems for found in exits.values()):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _asked(weights: str, group_size: int, is_data_aware: bool, allows_loss: bool) -> "DraftCompression":
+    from mirrorsd.export.compression_plan import DraftCompression
+
+    return DraftCompression(
+        weights=weights, group_size=group_size, is_data_aware=is_data_aware, allows_loss=allows_loss
+    )
 
 
 def compress(bundle: Path, asked: "DraftCompression", text: Path | None) -> None:

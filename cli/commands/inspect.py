@@ -1,23 +1,31 @@
-"""`mirrorsd inspect`: what a bundle contains, from its manifest alone."""
+"""`mirrorsd inspect`: what a bundle contains, from its manifest and what compilers said of its draft."""
 
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from mirrorsd.cli.commands.compile import accuracy_line
+from mirrorsd.cli.commands.npu import print_reports
 from mirrorsd.cli.input import options
 from mirrorsd.cli.output.console import add_row, print_json, print_table
+from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import Manifest, QualityEntry, TargetEntry
 from mirrorsd.graphs.quality_bounds import warnings_of
+
+if TYPE_CHECKING:
+    from mirrorsd.runtime.backends.openvino.npu.compiler import ShapeReport
 
 
 def inspect(bundle: options.Bundle, as_json: options.AsJson = False) -> None:
     """Show what a bundle contains, after checking its files."""
     manifest = read_bundle(bundle)
+    reports = _npu_reports(bundle)
     if as_json:
-        print_json(asdict(manifest))
+        of_npus = {name: [asdict(report) for report in found] for name, found in reports.items()}
+        print_json(asdict(manifest) | ({"npu": of_npus} if of_npus else {}))
         return
     for table in (_model_table(manifest), _stage_table(manifest), _verify_table(manifest), _file_table(manifest)):
         print_table(table)
@@ -29,6 +37,7 @@ def inspect(bundle: options.Bundle, as_json: options.AsJson = False) -> None:
         print(f"warning: {warning}")
     if coverage_rows(manifest.exit_coverage):
         print_table(_coverage_table(manifest))
+    print_reports(reports)
 
 
 def _model_table(manifest: Manifest) -> Table:
@@ -72,6 +81,15 @@ def quality_line(quality: QualityEntry) -> str:
         f"{quality.top1_agreement:.1%} of {quality.positions} positions, divergence {quality.mean_divergence:.3f} "
         f"nats, text: {quality.text}"
     )
+
+
+def _npu_reports(bundle: Path) -> "dict[str, list[ShapeReport]]":
+    """What the NPU compiler said of the draft, by platform; nothing is imported where it was never asked."""
+    if not (bundle / names.NPU_FOLDER).is_dir():
+        return {}
+    from mirrorsd.runtime.backends.openvino.npu.blobs import read_reports
+
+    return read_reports(bundle)
 
 
 def _stage_table(manifest: Manifest) -> Table:

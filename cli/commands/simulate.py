@@ -1,5 +1,6 @@
 """`mirrorsd simulate`: replay recorded texts on any pace, with the runtime's own scheduler, in seconds."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,13 +8,15 @@ import typer
 from rich.table import Table
 
 from mirrorsd.cli.input import options
+from mirrorsd.cli.input.estimated_pace import estimated_pace, with_host_ms
 from mirrorsd.cli.input.prompt_file import BUILT_IN_QUESTIONS, read_questions
 from mirrorsd.cli.input.requests import check_writable, first_turns
 from mirrorsd.cli.output.console import add_row, note, print_json, print_table, progress
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.names import ESTIMATED
 
 if TYPE_CHECKING:
-    from mirrorsd.device_maps import Pace
+    from mirrorsd.device_maps import DeviceMap, Pace
     from mirrorsd.runtime.reporting.stats import GenerationStats
     from mirrorsd.runtime.tuning.recording import Recording
 
@@ -25,8 +28,17 @@ def simulate(
         Path, typer.Argument(help="A recording (.npz), or a bundle to record first.", show_default=False)
     ],
     device_map: Annotated[
-        str, typer.Option("--device-map", help="A card with a [pace] table, to replay on.")
+        str, typer.Option("--device-map", help="A card with a [pace] or an [estimate], to replay on.")
     ] = "paced-laptop",
+    npu_report: Annotated[
+        Path | None, typer.Option(help="Report of the NPU's compiler; the bundle's own without it.")
+    ] = None,
+    target_size: Annotated[
+        str | None, typer.Option(help="GB of a target's pass, of an exit, layers: 4.5,0.3,36; the bundle's without it.")
+    ] = None,
+    host_ms: Annotated[
+        float | None, typer.Option(help="The processor's part of a draft round; the card's without it.")
+    ] = None,
     record: Annotated[Path | None, typer.Option(help="Keep the recording of a bundle here (.npz).")] = None,
     prompts: Annotated[Path | None, typer.Option(help="Questions to record, in Spec-Bench's form.")] = None,
     methods: options.Methods = options.ALL_METHODS,
@@ -46,8 +58,6 @@ def simulate(
     from mirrorsd.runtime.tuning.simulation import simulate as replay
 
     card = load_device_map(device_map)
-    if card.pace is None:
-        raise ConfigError(f"The card {card.name} has no [pace] to replay on; name one that has, such as paced-laptop.")
     wanted = options.read_settings(settings)
     exits = wanted.pop("exits", None)
     speculation = resolve_speculation(speculation_of(card), wanted)
@@ -55,13 +65,12 @@ def simulate(
         recording = _record(source, prompts, record, _text_settings(max_new_tokens, temperature, seed))
     else:
         recording = Recording.read(source)
+    pace = card.pace or estimated_pace(with_host_ms(card, host_ms), source, recording, npu_report, target_size)
+    scenario = {"pace": pace, "speculation": speculation, "layers": _layers(exits, recording)}
     names = options.read_methods(methods)
-    layers = _layers(exits, recording)
-    found: dict[str, list[GenerationStats]] = {}
-    for name in names:
-        scenario = Scenario(method=name, pace=card.pace, speculation=speculation, layers=layers)
-        found[name] = replay(recording, scenario)
-    _report(card.name, card.pace, found, as_json=as_json)
+    found: dict[str, list[GenerationStats]]
+    found = {name: replay(recording, Scenario(method=name, **scenario)) for name in names}  # type: ignore[arg-type]
+    _report(card, pace, found, as_json=as_json)
 
 
 def _text_settings(max_new_tokens: int, temperature: float | None, seed: int | None) -> Any:
@@ -95,7 +104,7 @@ def _layers(exits: object, recording: "Recording") -> tuple[int, ...] | None:
     return exits
 
 
-def _report(card: str, pace: "Pace", found: dict[str, list["GenerationStats"]], *, as_json: bool) -> None:
+def _report(card: "DeviceMap", pace: "Pace", found: dict[str, list["GenerationStats"]], *, as_json: bool) -> None:
     from mirrorsd.runtime.tuning.simulation import mean_of, tokens_per_second
 
     rows: list[dict[str, Any]] = []
@@ -103,13 +112,19 @@ def _report(card: str, pace: "Pace", found: dict[str, list["GenerationStats"]], 
         figures = {figure: round(mean_of(stats, figure), 4) for figure in _FIGURES}
         rows.append({"method": name, "tokens_per_second": round(tokens_per_second(stats), 2), **figures})
     if as_json:
-        print_json({"device_map": card, "simulated": True, "num_texts": len(next(iter(found.values()))), "rows": rows})
+        head = {"device_map": card.name, "simulated": True, "pace": asdict(pace)}
+        note_of = {"note": ESTIMATED} if card.pace is None else {}
+        print_json(head | note_of | {"num_texts": len(next(iter(found.values()))), "rows": rows})
         return
     table = Table("method", "tokens/s", *(figure.replace("_", " ") for figure in _FIGURES))
     for row in rows:
         cells = [f"{row[figure]:.2f}" for figure in _FIGURES]
         add_row(table, row["method"], f"{row['tokens_per_second']:.1f}", *cells)
     print_table(table)
+    rounds = ", ".join(f"{size:g} rows {ms:g} ms" for size, ms in pace.draft_ms)
     print(
-        f"SIMULATED: the times are those of the card {card} (one row takes {pace.target_ms[0][1]:g} ms), not measured"
+        f"SIMULATED: the times are those of the card {card.name} (one row takes {pace.target_ms[0][1]:g} ms, a draft's "
+        f"round {rounds}), not measured"
     )
+    if card.pace is None:
+        print(f"{ESTIMATED}; the target's times are the bytes that it reads over the GPU's bandwidth.")

@@ -59,6 +59,22 @@ AcceptError = Annotated[
     float | None,
     typer.Option(help="Accept stages that differ from PyTorch by so many standard deviations.", show_default=False),
 ]
+Npu = Annotated[
+    str | None,
+    typer.Option(
+        help="Compile for Intel NPUs that are not here: 3720, 4000, 5010, or meteor-lake, arrow-lake, lunar-lake, "
+        "panther-lake, separated by commas.",
+        show_default=False,
+    ),
+]
+NpuCompilerCommand = Annotated[
+    str | None,
+    typer.Option(
+        "--npu-compiler",
+        help="Command that compiles: MODEL.xml BLOB PLATFORM KEY=VALUE...; without it OpenVINO's own.",
+        show_default=False,
+    ),
+]
 DraftNoise = Annotated[
     YesNoAuto, typer.Option(help="Sampling noise in the draft's graph; auto: for small vocabularies only.")
 ]

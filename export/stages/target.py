@@ -97,7 +97,8 @@ class SegmentStage(nn.Module):
 def take_rows(hidden: Tensor, rows: Tensor) -> Tensor:
     """Rows `[1, R, H]` of `hidden` `[1, S, H]`: one `Gather`, without the `Reshape` that torch adds for its indices."""
     if not torch.onnx.is_in_onnx_export():
-        return hidden.index_select(1, rows)
+        selected: Tensor = hidden.index_select(1, rows)
+        return selected
     shape = (1, rows.shape[0], hidden.shape[2])
     taken: Tensor = torch.onnx.ops.symbolic("Gather", (hidden, rows), {"axis": 1}, dtype=hidden.dtype, shape=shape)
     return taken

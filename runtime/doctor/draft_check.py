@@ -16,7 +16,8 @@ from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock
 
 MIN_AGREEMENT = 0.99
 MIN_ROUNDED_AGREEMENT = 0.95
-"""Where a card lets a processor round (bf16, activations in eight bits): near ties go either way, no text changes."""
+"""Where more is rounded than in the bundle (a processor's bf16 or eight-bit activations, an NPU's int8 head): near ties
+go either way, no text changes."""
 _REFERENCE = DraftPlacement(device="CPU", precision="f32", threads=1)
 _MIN_PREDICTIONS = 256
 
@@ -59,7 +60,7 @@ def check_shape(
     """
     only = replace(entry, buckets=(bucket,), capacities=(capacity,))
     model = OpenVinoDraftModel(bundle, only, placement)
-    conformance = check_conformance(model.shapes.static_model(bucket.rows, bucket.tips, capacity))
+    conformance = check_conformance(model.shapes.device_model(bucket.rows, bucket.tips, capacity))
     started = perf_counter()
     model.shapes.warm_up(bucket.rows, bucket.tips, capacity)
     seconds = perf_counter() - started
@@ -72,17 +73,23 @@ def check_shape(
         conformance=conformance,
         compile_seconds=round(seconds, 3),
         is_from_disk=model.shapes.cache is not None and model.shapes.cache.num_read > 0,
-        wanted_agreement=wanted_agreement(placement),
+        wanted_agreement=wanted_agreement(placement, entry.precision),
         top1_agreement=round(float(np.mean(found == expected)), 5),
         num_predictions=found.size,
         ignores_dead_slots=ignores_dead_slots(model.new_session(), bucket, text),
     )
 
 
-def wanted_agreement(placement: DraftPlacement) -> float:
-    """How often the best token must be that of f32: nearly always, unless the card lets a processor round."""
-    is_rounded = placement.precision != "f32" or placement.activation_group > 0
-    return MIN_ROUNDED_AGREEMENT if placement.device == "CPU" and is_rounded else MIN_AGREEMENT
+def wanted_agreement(placement: DraftPlacement, weights: str) -> float:
+    """How often the best token must be that of f32: nearly always, unless more is rounded than in the bundle.
+
+    A card may let a processor round; an NPU gets an int8 head where the draft's `weights` are integers.
+    """
+    if placement.device == "CPU":
+        is_rounded = placement.precision != "f32" or placement.activation_group > 0
+    else:
+        is_rounded = weights in ("int8", "int4")
+    return MIN_ROUNDED_AGREEMENT if is_rounded else MIN_AGREEMENT
 
 
 def best_tokens(session: DraftSession, bucket: DraftBucket, text: Sequence[int]) -> NDArray[np.int64]:

@@ -14,15 +14,18 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import openvino as ov
 import pytest
 import torch
 
 from mirrorsd import GenerationConfig, MirrorPipeline
+from mirrorsd.export.bundle.draft_ir import write_draft
 from mirrorsd.export.bundle.journal import Journal
 from mirrorsd.export.bundle.target_graphs import TargetPlan, write_target
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mirrorsd.export.checkpoints.loading import draft_shape, target_shape
 from mirrorsd.export.checkpoints.weightless import WeightlessModel, open_model
+from mirrorsd.export.passes.graph_passes import optimise_draft
 from mirrorsd.export.passes.torch_to_onnx import export_stage
 from mirrorsd.export.stages.attention import TREE_ATTENTION
 from mirrorsd.export.stages.draft import DraftStage
@@ -33,6 +36,9 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import describe_file
 from mirrorsd.graphs.contract import MASKED, draft_contract
 from mirrorsd.graphs.manifest import DraftBucket, VerifyResult
+from mirrorsd.runtime.backends.openvino.npu.graph import cut_for_npu
+from mirrorsd.runtime.backends.openvino.npu.request import CutRequest, HostParts
+from mirrorsd.runtime.backends.openvino.npu_conformance import check_conformance
 from mirrorsd.runtime.doctor.row_invariance import largest_row_difference
 
 TOLERANCE = 1e-4
@@ -274,6 +280,51 @@ def test_a_pair_of_the_other_parity_tests(case: Case, request: pytest.FixtureReq
     assert (manifest.target.source.family, manifest.draft.source.family) == (case.family, case.family)
     assert {"prefix", "suffix", "draft"} < {result.stage for result in manifest.verify}
     check(manifest.verify)
+
+
+@pytest.mark.parametrize("case", marked(CASES))
+def test_a_draft_cut_for_an_npu_says_what_the_whole_one_says(
+    case: Case, make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = open_model(open_checkpoint(make(case, tmp_path / "draft", make_checkpoint), "draft"))
+    shape = draft_shape(model.network, None, target_vocab_size=320, num_candidates=16, has_noise=False)
+    contract = draft_contract(shape)
+    model.network.set_attn_implementation(TREE_ATTENTION)
+    stage = DraftStage(parts_of(model.network), contract, shape, streams=None, context=64, num_input_ids=320)
+    graph = optimise_draft(export_stage(stage, contract, model.lazy_weights(stage)))
+    write_draft(graph, contract, tmp_path / "draft.xml", "fp32")
+    core = ov.Core()
+    core.set_property("CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+
+    def static() -> ov.Model:
+        found = core.read_model(tmp_path / "draft.xml")
+        numbers = {"N": 8, "R": 2, "C": 32, "C+N": 40}
+        found.reshape({spec.name: [numbers.get(dim, dim) for dim in spec.shape] for spec in contract.inputs})
+        return found
+
+    whole = core.compile_model(static(), "CPU").create_infer_request()
+    parts = cut_for_npu(static(), shape, ov.Type.f32)
+    assert check_conformance(parts.core).problems == ()
+    cut = CutRequest(core.compile_model(parts.core, "CPU"), HostParts(core, parts, 1))
+    rng = np.random.default_rng(3)
+    for spec, port in zip(contract.inputs, whole.model_inputs, strict=True):
+        values = rng.standard_normal(port.shape).astype(spec.dtype)
+        if spec.name == names.DRAFT_IDS:
+            values = rng.integers(0, 320, port.shape)
+        elif spec.name == names.DRAFT_POSITIONS:
+            values = np.arange(20, 28)[None]
+        elif spec.name == names.DRAFT_TIP_ROWS:
+            values = np.array([7, 2])
+        elif spec.name == names.DRAFT_MASK:
+            values = np.where(rng.random(port.shape) < 0.7, 0.0, MASKED).astype(np.float32)
+        for request in (whole, cut):
+            request.get_tensor(spec.name).data[:] = values
+    whole.infer()
+    cut.start_async()
+    assert cut.wait_for(30_000)
+    for spec in contract.outputs:
+        expected, found = (request.get_tensor(spec.name).data for request in (whole, cut))
+        np.testing.assert_allclose(found, expected, atol=TOLERANCE, err_msg=spec.name)
 
 
 def shard(folder: Path) -> None:

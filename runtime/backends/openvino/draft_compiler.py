@@ -32,6 +32,10 @@ from mirrorsd.runtime.backends.openvino.draft_shapes import (
 )
 from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
 from mirrorsd.runtime.backends.openvino.joined_attention import join_attention, pays_to_join
+from mirrorsd.runtime.backends.openvino.npu.blobs import BundleBlobs
+from mirrorsd.runtime.backends.openvino.npu.compiler import tile_options
+from mirrorsd.runtime.backends.openvino.npu.graph import NpuParts, cut_for_npu
+from mirrorsd.runtime.backends.openvino.npu.request import HostParts
 from mirrorsd.runtime.backends.protocol import Progress, RowBlock
 
 _MOST_AHEAD_BYTES = 1 << 30
@@ -50,6 +54,8 @@ class DraftCompiler:
         self.core = ov.Core()
         self._on_progress, self._num_compiled = on_progress, 0
         self.cache = open_draft_cache(bundle, entry, placement, self.core)
+        is_npu = placement.device == "NPU" and not placement.emulated
+        self._ahead = BundleBlobs(bundle, self.core) if is_npu else None
         self._path, self._entry, self._placement = bundle / entry.file, entry, placement
         self._device, options = device_options(placement)
         self._weightless = weightless_options(placement, self._path.with_suffix(".bin"))
@@ -78,7 +84,9 @@ class DraftCompiler:
         if name not in self._compiled:
             with self._compiling:
                 if name not in self._compiled:
-                    self._compiled[name] = Runnable(self._from_cache(name) or self.compile(*shape))
+                    host = self._host_parts(shape) if self._placement.device == "NPU" else None
+                    model = self._from_bundle(name) or self._from_cache(name) or self.compile(*shape)
+                    self._compiled[name] = Runnable(model, host)
         return self._compiled[name]
 
     def is_warm(self, rows: int, tips: int, capacity: int) -> bool:
@@ -138,15 +146,17 @@ class DraftCompiler:
         """
         self._tell()
         shape = (rows, tips, capacity)
-        model = self._read() if self.is_shared else self.static_model(*shape)
+        model = self._read() if self.is_shared else self.device_model(*shape)
         longest = max(self._entry.capacities) if self.is_shared else capacity
         if self._weightless:
             keep_small_constants(model)
         if pays_to_join(self._entry.shape, self._placement, longest, self._cache_type):
             join_attention(model)
         try:
-            model = with_cache_of(model, self._entry, self._cache_type)
-            compiled = self.core.compile_model(model, self._device, self._options)
+            if self._placement.device != "NPU":
+                model = with_cache_of(model, self._entry, self._cache_type)
+            tiles = tile_options(model) if self._ahead else {}
+            compiled = self.core.compile_model(model, self._device, self._options | tiles)
         except OPENVINO_ERRORS as error:
             raise DeviceError(
                 f"OpenVINO could not compile the draft for {self._device} "
@@ -170,6 +180,23 @@ class DraftCompiler:
             ) from error
         return model
 
+    def device_model(self, rows: int, tips: int, capacity: int) -> ov.Model:
+        """What the device computes of one static shape: for an NPU its part alone.
+
+        Raises:
+            DeviceError: OpenVINO cannot read it, or not with these shapes.
+        """
+        if self._placement.device != "NPU":
+            return self.static_model(rows, tips, capacity)
+        return self._parts((rows, tips, capacity)).core
+
+    def _parts(self, shape: Shape) -> NpuParts:
+        return cut_for_npu(self.static_model(*shape), self._entry.shape, self._cache_type)
+
+    def _host_parts(self, shape: Shape) -> HostParts:
+        with raised_as(DeviceError, "OpenVINO cannot compile the host's part of a pass", OPENVINO_ERRORS):
+            return HostParts(self.core, self._parts(shape), self._placement.threads)
+
     def _read(self) -> ov.Model:
         try:
             return self.core.read_model(self._path)
@@ -180,6 +207,19 @@ class DraftCompiler:
 
     def _name(self, shape: Shape) -> str:
         return "all" if self.is_shared else "x".join(map(str, shape))
+
+    def _from_bundle(self, name: str) -> ov.CompiledModel | None:
+        """What was compiled ahead for the NPU at hand, if anything."""
+        blob = self._ahead.read(name) if self._ahead else None
+        if self._ahead is None or blob is None:
+            return None
+        try:
+            compiled = self.core.import_model(blob, self._device, self._options)
+        except OPENVINO_ERRORS as error:
+            self._ahead.reject(f"{self._device} does not take one ({_reason_in(error)})")
+            return None
+        self._mapped.append(blob)
+        return compiled
 
     def _from_cache(self, name: str) -> ov.CompiledModel | None:
         blob = self.cache.read(name) if self.cache else None

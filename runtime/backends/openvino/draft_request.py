@@ -18,6 +18,7 @@ from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import DraftEntry
 from mirrorsd.runtime.backends.openvino.draft_noise import DraftNoise
 from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
+from mirrorsd.runtime.backends.openvino.npu.request import CutRequest, HostParts
 from mirrorsd.runtime.backends.protocol import RowBlock
 
 
@@ -128,10 +129,16 @@ class Runnable:
     of a model run one after another, whichever thread they come from.
     """
 
-    def __init__(self, model: ov.CompiledModel) -> None:
+    def __init__(self, model: ov.CompiledModel, host: HostParts | None = None) -> None:
+        """Keep `model`; `host` is what the host does before and after it, where it is the device's part alone."""
         self.model = model
         self.running = threading.Lock()
         self.last_run: object = None
+        self._host = host
+
+    def new_request(self) -> ov.InferRequest | CutRequest:
+        """A request for whole passes."""
+        return self.model.create_infer_request() if self._host is None else CutRequest(self.model, self._host)
 
 
 class DraftRequest:
@@ -151,7 +158,7 @@ class DraftRequest:
                 made here.
         """
         self._runnable = runnable
-        self._request = runnable.model.create_infer_request()
+        self._request = runnable.new_request()
         self._cache = cache
         self._must_outlive = not has_tensors
         self.capacity = shape[2]
@@ -207,7 +214,7 @@ class DraftRequest:
                 self._runnable.last_run = (self, self._cache)
 
 
-def run_request(request: ov.InferRequest, limit_s: float = PASS_LIMIT_S) -> None:
+def run_request(request: ov.InferRequest | CutRequest, limit_s: float = PASS_LIMIT_S) -> None:
     """Start a request and wait for it.
 
     Raises:

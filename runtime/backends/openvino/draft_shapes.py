@@ -37,12 +37,14 @@ def static_shapes(entry: DraftEntry, rows: int, tips: int, capacity: int) -> dic
 
 
 def cache_type(core: ov.Core, entry: DraftEntry, placement: DraftPlacement) -> ov.Type:
-    """What keys and values are kept in: bf16 where a processor computes in it, otherwise what the graph says.
+    """What keys and values are kept in: bf16 where a processor computes in it, f16 where an NPU does.
 
     The processor would convert the whole cache at every pass; what comes out of a pass was rounded to bf16 already, so
     that keeping it so loses nothing.
     """
     own = ov.Type(np.dtype(entry.shape.dtype))
+    if placement.device == "NPU" and placement.precision in ("auto", "f16"):
+        return ov.Type.f16
     if placement.device != "CPU" or placement.emulated or placement.precision not in ("auto", "bf16"):
         return own
     if placement.precision == "auto":

@@ -87,6 +87,14 @@ class OpenVinoExits:
         except OPENVINO_ERRORS as error:
             raise DeviceError(f"OpenVINO could not compile {path.name} for {device} ({rows} rows): {error}") from error
 
+    def static_model(self, layer: int, rows: int) -> ov.Model:
+        """The graph of the exit after `layer` layers for so many rows.
+
+        Raises:
+            DeviceError: OpenVINO cannot read it.
+        """
+        return self._static_model(self._files[layer], rows)
+
     def _static_model(self, path: Path, rows: int) -> ov.Model:
         try:
             model = self._core.read_model(path)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mirrorsd.cli.application import run
-from mirrorsd.cli.commands.doctor import check_cards, check_cores, check_flavours
+from mirrorsd.cli.commands.machine.doctor import check_cards, check_cores, check_flavours
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.errors import (
     BundleError,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from mirrorsd.cli.commands.doctor import check_versions
+from mirrorsd.cli.commands.machine.doctor import check_versions
 from mirrorsd.runtime.doctor import hardware
 from mirrorsd.runtime.doctor.hardware import DeviceDetail, hardware_details, nvidia_gpus
 from mirrorsd.runtime.doctor.known_versions import KNOWN_BAD, find_known_bad

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mirrorsd.cli.commands import doctor
+from mirrorsd.cli.commands.machine import doctor
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import FileEntry, Manifest

@@ -50,7 +50,12 @@ def test_the_cache_is_in_bf16_only_where_the_processor_computes_in_it(precision:
 
 def test_the_cache_is_what_the_graph_says_elsewhere() -> None:
     assert _kind(DraftPlacement(device="CPU", precision="f32"), has_bf16=True) == ov.Type.f32
-    assert _kind(DraftPlacement(device="NPU", precision="auto"), has_bf16=True) == ov.Type.f32
+    assert _kind(DraftPlacement(device="NPU", precision="f32", emulated=True), has_bf16=True) == ov.Type.f32
+
+
+def test_an_npu_keeps_its_cache_in_16_bits() -> None:
+    assert _kind(DraftPlacement(device="NPU", precision="auto"), has_bf16=True) == ov.Type.f16
+    assert _kind(DraftPlacement(device="NPU", precision="f16"), has_bf16=False) == ov.Type.f16
     assert _kind(DraftPlacement(device="NPU", emulated=True, precision="bf16"), has_bf16=True) == ov.Type.f32
 
 

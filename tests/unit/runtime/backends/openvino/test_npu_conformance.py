@@ -46,3 +46,16 @@ def test_caches_written_inside_the_graph_are_refused() -> None:
     written = ops.scatter_update(cache, ops.constant(np.array([1])), ops.constant(np.ones((1, 2), np.float32)), 0)
     problems = check_conformance(ov.Model([written], [cache])).problems
     assert problems == ("operation ScatterUpdate (1 times) is refused",)
+
+
+@pytest.mark.parametrize("is_behind", [True, False])
+def test_a_rotation_is_found_behind_the_transposition_of_heads_and_nowhere_else(is_behind: bool) -> None:
+    rows = ops.parameter([1, 8, 4, 64], np.float32, name="rows")
+    order = ops.constant(np.array([0, 2, 1, 3]))
+    heads = ops.transpose(rows, order) if is_behind else rows
+    first, second = (
+        ops.slice(heads, *(ops.constant(np.array([place])) for place in (start, start + 32, 1, 3))) for start in (0, 32)
+    )
+    turned = ops.concat([ops.multiply(second, ops.constant(np.float32(-1.0))), first], 3)
+    problems = check_conformance(ov.Model([turned if is_behind else ops.transpose(turned, order)], [rows])).problems
+    assert [("refused by the compiler for 3720" in problem) for problem in problems] == [True] * is_behind

@@ -1,0 +1,1 @@
+"""Commands about this machine: what it has, whether it is fit, what is kept on it."""
