@@ -133,4 +133,5 @@ class ExitStage(nn.Module):
         if hasattr(self, "down"):
             low_rank = torch.nn.functional.linear(hidden, self.down)
             hidden = hidden + torch.nn.functional.linear(low_rank, self.up)
-        return self.head(hidden).float()
+        logits: Tensor = self.head(hidden).float()
+        return logits
