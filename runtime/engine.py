@@ -12,13 +12,13 @@ from mirrorsd.graphs.errors import ConfigError, DeviceError, GenerationError
 from mirrorsd.graphs.manifest import TargetEntry
 from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
 from mirrorsd.runtime.config import SpeculationConfig
-from mirrorsd.runtime.decoding.auto import AutoDriver
+from mirrorsd.runtime.decoding.auto import AutoDecoder
 from mirrorsd.runtime.decoding.draft_link import DraftLink
-from mirrorsd.runtime.decoding.lookup import FreeRowDriver, repeating_drivers
-from mirrorsd.runtime.decoding.mirror import MirrorDriver
-from mirrorsd.runtime.decoding.plain import Driver, PlainDriver
+from mirrorsd.runtime.decoding.lookup import FreeRowDecoder, repeating_decoders
+from mirrorsd.runtime.decoding.mirror import MirrorDecoder
+from mirrorsd.runtime.decoding.plain import Decoder, PlainDecoder
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.decoding.serial import SerialDriver
+from mirrorsd.runtime.decoding.serial import SerialDecoder
 from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.draft.drafter import Drafter
@@ -120,7 +120,7 @@ class Engine:
 
 
 class Seat:
-    """One session's caches on both devices, and the drivers that use them. One request at a time."""
+    """One session's caches on both devices, and the decoders that use them. One request at a time."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -140,9 +140,9 @@ class Seat:
         """Why the draft was given up in the current request."""
         return self._link.failure if self._link else None
 
-    def driver(self, request: Request, method: str) -> Driver:
-        """The driver for a request; plain where the draft cannot be used."""
-        plain = PlainDriver(request, self._target)
+    def decoder(self, request: Request, method: str) -> Decoder:
+        """The decoder for a request; plain where the draft cannot be used."""
+        plain = PlainDecoder(request, self._target)
         if method == "plain" or not self._is_draft_ready():
             return plain
         speculation = request.speculation
@@ -159,16 +159,16 @@ class Seat:
         self._link = link
         num_slots = min(self._draft_session.capacity, request.max_tokens + _scratch_slots(speculation))
         link.prepare(num_slots, self._engine.preparing_worker)
-        request.length = self._engine.window_length(request)
+        request.windows = self._engine.window_length(request)
         passes = speculation.passes if self._draft_session.shape.num_streams else request.gamma
         if method == "serial":
-            return SerialDriver(request, self._target, link, passes)
+            return SerialDecoder(request, self._target, link, passes)
         planner = RootPlanner(speculation, request.chooser, self._engine.root_scores)
         if method == "mirror":
-            return MirrorDriver(request, self._target, link, passes, planner)
-        serial, mirror = repeating_drivers(request, self._target, link, passes, planner)
+            return MirrorDecoder(request, self._target, link, passes, planner)
+        serial, mirror = repeating_decoders(request, self._target, link, passes, planner)
         book = self._engine.books.of(request.config)
-        return AutoDriver(FreeRowDriver(request, self._target), serial, mirror, book)
+        return AutoDecoder(FreeRowDecoder(request, self._target), serial, mirror, book)
 
     def _is_draft_ready(self) -> bool:
         """Whether the draft answers; one that failed but is not hung starts over with an empty cache."""

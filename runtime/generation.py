@@ -1,9 +1,9 @@
-"""The loop of one generation: start a driver, step, stop. Text and tokens leave through `Chunk`s."""
+"""The loop of one generation: start a decoder, step, stop. Text and tokens leave through `Chunk`s."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from mirrorsd.runtime.decoding.plain import Driver, Outcome
+from mirrorsd.runtime.decoding.plain import Decoder, Outcome
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.reporting.results import Chunk, GeneratedToken
 from mirrorsd.runtime.text.stopping import StopWatch
@@ -16,17 +16,17 @@ class Stop(NamedTuple):
     token_ids: list[int]
 
 
-def run_steps(driver: Driver, watch: StopWatch) -> Iterator[Chunk | Stop]:
+def run_steps(decoder: Decoder, watch: StopWatch) -> Iterator[Chunk | Stop]:
     """Step until the text is over; yields a chunk per step and one `Stop` at the end.
 
     Tokens that a step committed after the stopping token are dropped, and counted nowhere.
     """
-    request = driver.request
+    request = decoder.request
     token_ids: list[int] = []
-    inflight = driver.start()
+    inflight = decoder.start()
     while True:
         request.raise_if_cancelled()
-        outcome = driver.step(inflight)
+        outcome = decoder.step(inflight)
         inflight = outcome.inflight
         texts: list[str] = []
         reason: str | None = None

@@ -16,7 +16,7 @@ from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.generation import Stop, run_steps
 from mirrorsd.runtime.reporting.results import Chunk, GenerationResult
 from mirrorsd.runtime.reporting.stats import summarise
-from mirrorsd.runtime.seated_driver import SeatedDriver
+from mirrorsd.runtime.seated_decoder import SeatedDecoder
 from mirrorsd.runtime.text.stopping import StopWatch
 from mirrorsd.runtime.text.tokenizer import BundleTokenizer, Message, read_ids
 from mirrorsd.runtime.turns import Turns
@@ -140,7 +140,7 @@ class MirrorSession:
 
     def _stream(self, request: Request) -> Iterator[Chunk]:
         started = perf_counter()
-        place = SeatedDriver(request, self._seat, self._turns)
+        place = SeatedDecoder(request, self._seat, self._turns)
         decoder = self._tokenizer.decoder(request.tokens.tolist())
         watch = StopWatch(request.config, self._manifest.tokens.eos_ids, decoder)
         texts: list[str] = []
@@ -155,7 +155,7 @@ class MirrorSession:
             place.close()
 
     def _result(
-        self, request: Request, place: "SeatedDriver", text: str, stop: Stop, started: float
+        self, request: Request, place: "SeatedDecoder", text: str, stop: Stop, started: float
     ) -> GenerationResult:
         failure = place.draft_failure
         warnings = [f"The draft failed: {failure}."] if failure else []

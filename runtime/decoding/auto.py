@@ -10,9 +10,9 @@ from itertools import takewhile
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.decoding.mirror import MirrorDriver
-from mirrorsd.runtime.decoding.plain import InFlight, Outcome, PlainDriver
-from mirrorsd.runtime.decoding.serial import SerialDriver
+from mirrorsd.runtime.decoding.mirror import MirrorDecoder
+from mirrorsd.runtime.decoding.plain import InFlight, Outcome, PlainDecoder
+from mirrorsd.runtime.decoding.serial import SerialDecoder
 from mirrorsd.runtime.draft.chain import longest_common_prefix
 from mirrorsd.runtime.policy.methods import CostBook
 
@@ -28,7 +28,7 @@ _UNPROVEN_GAMMA = 3
 class SideWindow:
     """A window that the draft works out while decoding goes on plainly, and how much of it came true."""
 
-    def __init__(self, serial: SerialDriver) -> None:
+    def __init__(self, serial: SerialDecoder) -> None:
         self._request = serial.request
         self._first = self._request.num_tokens
         self.asked = self._request.ledger.now()
@@ -65,18 +65,18 @@ class SideWindow:
         return self._request.tokens[self._first :]
 
 
-class AutoDriver:
-    """Steps with whichever method is cheapest. Has the same face as the drivers it chooses from.
+class AutoDecoder:
+    """Steps with whichever method is cheapest. Has the same face as the decoders it chooses from.
 
     Attributes:
-        drivers: those, by name.
+        decoders: those, by name.
     """
 
     name = "auto"
 
-    def __init__(self, plain: PlainDriver, serial: SerialDriver, mirror: MirrorDriver, book: CostBook) -> None:
+    def __init__(self, plain: PlainDecoder, serial: SerialDecoder, mirror: MirrorDecoder, book: CostBook) -> None:
         self.request = plain.request
-        self.drivers: dict[str, PlainDriver] = {"mirror": mirror, "serial": serial, "plain": plain}
+        self.decoders: dict[str, PlainDecoder] = {"mirror": mirror, "serial": serial, "plain": plain}
         self._serial = serial
         self._book = book
         book.begin_text()
@@ -90,7 +90,7 @@ class AutoDriver:
         self._ask_at = 0
         self._pause_tokens = _FIRST_HOPELESS_PAUSE if self._is_resting else _FIRST_PAUSE
         self._gamma = self._unproven_gamma = self.request.gamma
-        if self.request.length is None:
+        if self.request.windows is None:
             self._unproven_gamma = min(_UNPROVEN_GAMMA, self._gamma)
         self.request.gamma = self._unproven_gamma
 
@@ -104,8 +104,8 @@ class AutoDriver:
             return self._serial.start()
         if not self._serial.draft.takes_turns:
             self._ask_first()
-            return self.drivers["plain"].start()
-        inflight = self.drivers["plain"].start()
+            return self.decoders["plain"].start()
+        inflight = self.decoders["plain"].start()
         self._ask_first()
         return inflight
 
@@ -125,7 +125,7 @@ class AutoDriver:
         is_partial = self._has_resumed or (self._method == "plain" and len(inflight.window) > 0)
         has_asked = self._side is not None and self._side is not side
         is_draft_busy = has_asked or (self._side is not None and not self._side.is_there)
-        outcome = self.drivers[self._method].step(inflight)
+        outcome = self.decoders[self._method].step(inflight)
         self._num_steps += 1
         seconds = ledger.now() - started - (ledger.queued_s - queued_s)
         if self._method == "serial":
@@ -142,15 +142,15 @@ class AutoDriver:
     def _observe_pace(self, started: float) -> None:
         """Tell the book how fast the target is now: in serial decoding nothing runs beside it."""
         request = self.request
-        if request.length is not None:
+        if request.windows is not None:
             spans = takewhile(lambda span: span.start >= started, reversed(request.ledger.spans))
             seconds = sum(span.seconds for span in spans if span.is_of_pass)
-            self._book.observe_pace(seconds / request.length.pass_seconds(1 + request.steps[-1].num_window))
+            self._book.observe_pace(seconds / request.windows.pass_seconds(1 + request.steps[-1].num_window))
 
     def close(self) -> None:
         """Leave nothing running."""
-        for driver in self.drivers.values():
-            driver.close()
+        for decoder in self.decoders.values():
+            decoder.close()
 
     def _choose(self, inflight: InFlight) -> InFlight:
         """Settle on a method, and make the window in flight fit it."""

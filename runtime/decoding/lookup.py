@@ -10,19 +10,19 @@ from numpy.typing import NDArray
 
 from mirrorsd.runtime.decoding.acceptance import Acceptance
 from mirrorsd.runtime.decoding.draft_link import DraftLink
-from mirrorsd.runtime.decoding.mirror import MirrorDriver
-from mirrorsd.runtime.decoding.plain import InFlight, Outcome, PlainDriver
+from mirrorsd.runtime.decoding.mirror import MirrorDecoder
+from mirrorsd.runtime.decoding.plain import InFlight, Outcome, PlainDecoder
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.decoding.serial import SerialDriver
+from mirrorsd.runtime.decoding.serial import SerialDecoder
 from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.draft.chain import NO_TOKENS
 from mirrorsd.runtime.policy.repeats import RepeatedText, TextLookup
 from mirrorsd.runtime.policy.roots import RootPlanner
 
-__all__ = ["FreeRowDriver"]
+__all__ = ["FreeRowDecoder"]
 
 
-class FreeRowDriver(PlainDriver):
+class FreeRowDecoder(PlainDecoder):
     """One target pass a step, with nothing in flight but what fits into the rows of its last group."""
 
     def __init__(self, request: Request, target: TargetLink) -> None:
@@ -42,7 +42,7 @@ _LONGEST = 31
 """Most tokens of a window that costs no drafting: with the head's, what `tune` measures passes of."""
 
 
-class _Repeating(SerialDriver):
+class _Repeating(SerialDecoder):
     """Does not take from the draft what the text has said before."""
 
     repeats: RepeatedText | None = None
@@ -53,17 +53,17 @@ class _Repeating(SerialDriver):
         """What followed the last time, if that is likely enough; otherwise the draft's window."""
         request, repeats = self.request, self.repeats
         can_adopt = self.draft.has_text and self.draft.is_working()
-        if request.length is None or repeats is None or not request.window_limit() or not can_adopt:
+        if request.windows is None or repeats is None or not request.window_limit() or not can_adopt:
             return super()._next_window(inflight, acceptance)
         repeats.follow(request.tokens)
         limit = request.window_limit(None if request.speculation.pad_rows_to else _LONGEST)
-        count = request.length.cut_repeat(repeats.reach(limit), self._lost_seconds())
+        count = request.windows.cut_repeat(repeats.reach(limit), self._lost_seconds())
         is_unprepared, self._is_repeat = self._prepares_windows and self._is_repeat, count > 0
         if not count:
             drafted_s = request.ledger.drafted_s
             found = super()._next_window(inflight, acceptance)
             if not is_unprepared:
-                request.length.observe_drafting(request.ledger.drafted_s - drafted_s)
+                request.windows.observe_drafting(request.ledger.drafted_s - drafted_s)
             return found
         window = repeats.window(request.tokens, count)
         num_accepted, token = acceptance.num_accepted, acceptance.next_token
@@ -75,22 +75,22 @@ class _Repeating(SerialDriver):
         return self.passes * self.draft.round_seconds if self._prepares_windows else 0.0
 
 
-class RepeatSerialDriver(_Repeating):
+class RepeatSerialDecoder(_Repeating):
     """Serial decoding with repeats."""
 
 
-class RepeatMirrorDriver(_Repeating, MirrorDriver):
+class RepeatMirrorDecoder(_Repeating, MirrorDecoder):
     """Mirror decoding with repeats. Behind one the draft has prepared nothing, as it has not read it."""
 
     _prepares_windows = True
 
 
-def repeating_drivers(
+def repeating_decoders(
     request: Request, target: TargetLink, draft: DraftLink, passes: int, planner: RootPlanner
-) -> tuple[RepeatSerialDriver, RepeatMirrorDriver]:
+) -> tuple[RepeatSerialDecoder, RepeatMirrorDecoder]:
     """Both, on one text."""
-    serial = RepeatSerialDriver(request, target, draft, passes)
-    mirror = RepeatMirrorDriver(request, target, draft, passes, planner)
-    if request.length is not None:
-        serial.repeats = mirror.repeats = RepeatedText(request.length.repeat_chances, request.num_prompt)
+    serial = RepeatSerialDecoder(request, target, draft, passes)
+    mirror = RepeatMirrorDecoder(request, target, draft, passes, planner)
+    if request.windows is not None:
+        serial.repeats = mirror.repeats = RepeatedText(request.windows.repeat_chances, request.num_prompt)
     return serial, mirror

@@ -12,7 +12,7 @@ from mirrorsd.runtime.decoding.draft_link import DraftLink
 from mirrorsd.runtime.decoding.expansion import Expansion, Occasion
 from mirrorsd.runtime.decoding.plain import InFlight
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.decoding.serial import SerialDriver
+from mirrorsd.runtime.decoding.serial import SerialDecoder
 from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.devices.workers import Ticket
 from mirrorsd.runtime.draft.branches import BranchTable
@@ -21,7 +21,7 @@ from mirrorsd.runtime.policy.roots import RootPlanner
 from mirrorsd.runtime.policy.times import PassClock
 
 
-class MirrorDriver(SerialDriver):
+class MirrorDecoder(SerialDecoder):
     """Mirror speculative decoding: while the target's suffix runs, the draft prepares for each likely correction.
 
     The two devices meet once per step, at verification (Mirror-SD, arXiv 2510.13161, section 3).

@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
     method: str
 
 
-class Driver(Protocol):
+class Decoder(Protocol):
     """What the generation loop needs: the three methods, and `auto` which switches between them."""
 
     name: str
@@ -46,7 +46,7 @@ class Driver(Protocol):
         """Leave nothing running that belongs to this request."""
 
 
-class PlainDriver:
+class PlainDecoder:
     """One token per target pass: the reference that the other methods must reproduce."""
 
     name = "plain"

@@ -20,7 +20,7 @@ class StepRecord(NamedTuple):
     `next_source` says where the next window came from: `early`, `exit` (a branch was ready), `late` (a branch was being
     finished), `fresh` (drafted while the target waited), `text` (what the text had said before), `none` (no window was
     wanted).
-    `method` is the driver that ran the step.
+    `method` is the decoder that ran the step.
     """
 
     started: float
@@ -37,7 +37,7 @@ class Request:
     Attributes:
         gamma: most window tokens.
         num_reused: prompt tokens that were cached from an earlier request.
-        length: what cuts its windows; None leaves them as long as they come.
+        windows: what cuts them; None leaves them as long as they come.
         prefilled: when the target had read the prompt, in seconds of the ledger's clock: where the speed's starts.
         near_ties: absolute positions of committed tokens whose runner-up was closer than the near-tie gap.
     """
@@ -58,7 +58,7 @@ class Request:
         self.num_prompt = self.num_tokens = len(prompt)
         self.num_reused = 0
         self.prefilled = 0.0
-        self.length: WindowLength | None = None
+        self.windows: WindowLength | None = None
         self.max_tokens = min(context, len(prompt) + config.max_new_tokens)
         self.steps: list[StepRecord] = []
         self.near_ties: list[int] = []

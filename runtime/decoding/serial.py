@@ -1,7 +1,7 @@
-"""Plain and serial decoding; `mirror_driver` has the third method, as a sibling that shares every helper.
+"""Plain and serial decoding; `mirror` has the third method, as a sibling that shares every helper.
 
 `step(inflight) -> outcome` verifies one window and finds the next one; the window in flight is the loop's only state
-besides the caches and the text. Which tokens come out never depends on the driver.
+besides the caches and the text. Which tokens come out never depends on the decoder.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mirrorsd.runtime.decoding.acceptance import Acceptance
 from mirrorsd.runtime.decoding.draft_link import DraftLink
-from mirrorsd.runtime.decoding.plain import InFlight, Outcome, PlainDriver
+from mirrorsd.runtime.decoding.plain import InFlight, Outcome, PlainDecoder
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.draft.chain import NO_TOKENS
@@ -21,7 +21,7 @@ from mirrorsd.runtime.policy.windows import WindowOrder
 _SIDE_PASSES = 3
 
 
-class SerialDriver(PlainDriver):
+class SerialDecoder(PlainDecoder):
     """Draft, then verify: both devices take turns. The ablation of what overlapping brings."""
 
     name = "serial"
@@ -43,10 +43,10 @@ class SerialDriver(PlainDriver):
         """As in plain decoding; the lengths of windows learn from it."""
         queued_s = self.request.ledger.queued_s
         outcome = super().step(inflight)
-        if self.request.length is not None:
+        if self.request.windows is not None:
             done = self.request.steps[-1]
             own_s = done.ended - done.started - (self.request.ledger.queued_s - queued_s)
-            self.request.length.observe(done.num_window, done.num_accepted, own_s)
+            self.request.windows.observe(done.num_window, done.num_accepted, own_s)
         return outcome
 
     def draft_window(self) -> NDArray[np.int64]:
@@ -83,7 +83,7 @@ class SerialDriver(PlainDriver):
         return self.draft.ask(partial(self.draft.drafter.fresh, order), NO_TOKENS) if order.limit else NO_TOKENS
 
     def _order(self) -> WindowOrder:
-        return WindowOrder(self.request.window_limit(), self.passes, self.request.length)
+        return WindowOrder(self.request.window_limit(), self.passes, self.request.windows)
 
     def _next_window(self, inflight: InFlight, acceptance: Acceptance) -> tuple[NDArray[np.int64], str]:
         """Ask the draft and wait for its answer; plain decoding until it is ready."""

@@ -1,6 +1,6 @@
 """The real scheduler over recorded models in simulated time: seconds instead of minutes, for any pace.
 
-Drivers, planner, expansion, drafter, clock and statistics are the runtime's own. What is simulated: two devices that
+Decoders, planner, expansion, drafter, clock and statistics are the runtime's own. What is simulated: two devices that
 take as long as a pace says, a queue before the draft's, and a host that takes `host_ms` for every step.
 """
 
@@ -16,12 +16,12 @@ import numpy as np
 from mirrorsd.device_maps import Pace, interpolate
 from mirrorsd.device_maps.pace import Curve
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
-from mirrorsd.runtime.decoding.auto import AutoDriver
+from mirrorsd.runtime.decoding.auto import AutoDecoder
 from mirrorsd.runtime.decoding.draft_link import DraftLink
-from mirrorsd.runtime.decoding.mirror import MirrorDriver
-from mirrorsd.runtime.decoding.plain import Driver, PlainDriver
+from mirrorsd.runtime.decoding.mirror import MirrorDecoder
+from mirrorsd.runtime.decoding.plain import Decoder, PlainDecoder
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.decoding.serial import SerialDriver
+from mirrorsd.runtime.decoding.serial import SerialDecoder
 from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.draft.branches import Branch, BranchTable
 from mirrorsd.runtime.draft.drafter import Drafter
@@ -98,22 +98,22 @@ def _replay(recording: Recording, text: RecordedText, scenario: Scenario, memory
     request.gamma = min(request.gamma, text.depth)
     if scenario.speculation.window == "worthwhile":
         weights = scenario.scores.weights("draft", 0, is_sampling=request.chooser.is_sampling)
-        request.length = WindowLength(scenario.pace.target_ms, weights.accept, memory.lengths)
-    driver = _driver(recording, text, scenario, request, devices, memory.book)
-    inflight = driver.start()
+        request.windows = WindowLength(scenario.pace.target_ms, weights.accept, memory.lengths)
+    decoder = _decoder(recording, text, scenario, request, devices, memory.book)
+    inflight = decoder.start()
     while request.num_tokens < request.max_tokens:
-        inflight = driver.step(inflight).inflight
+        inflight = decoder.step(inflight).inflight
     return summarise(request, 0.0, devices.ledger.now())
 
 
-def _driver(
+def _decoder(
     recording: Recording,
     text: RecordedText,
     scenario: Scenario,
     request: Request,
     devices: "Devices",
     book: CostBook,
-) -> Driver:
+) -> Decoder:
     layers = recording.layers if scenario.layers is None else scenario.layers
     replayed = ReplayTarget(recording, text, layers, devices.run_pass)
     target = cast(TargetLink, replayed)
@@ -121,11 +121,11 @@ def _driver(
     drafter = Drafter(ReplayDraft(recording, text, num_streams, devices.run_round))
     link = cast(DraftLink, SimulatedLink(drafter, devices))
     passes = scenario.speculation.passes if num_streams else request.gamma
-    plain, serial = PlainDriver(request, target), SerialDriver(request, target, link, passes)
+    plain, serial = PlainDecoder(request, target), SerialDecoder(request, target, link, passes)
     planner = RootPlanner(scenario.speculation, request.chooser, scenario.scores)
     mirror = SimulatedMirror(serial, planner, devices)
-    drivers: dict[str, Driver] = {"plain": plain, "serial": serial, "mirror": mirror}
-    return AutoDriver(plain, serial, mirror, book) if scenario.method == "auto" else drivers[scenario.method]
+    decoders: dict[str, Decoder] = {"plain": plain, "serial": serial, "mirror": mirror}
+    return AutoDecoder(plain, serial, mirror, book) if scenario.method == "auto" else decoders[scenario.method]
 
 
 class Devices:
@@ -231,10 +231,10 @@ class SimulatedLink:
         """It answers in time."""
 
 
-class SimulatedMirror(MirrorDriver):
-    """A mirror driver whose table closes when the simulated pass ends."""
+class SimulatedMirror(MirrorDecoder):
+    """A mirror decoder whose table closes when the simulated pass ends."""
 
-    def __init__(self, serial: SerialDriver, planner: RootPlanner, devices: Devices) -> None:
+    def __init__(self, serial: SerialDecoder, planner: RootPlanner, devices: Devices) -> None:
         super().__init__(serial.request, serial.target, serial.draft, serial.passes, planner)
         self._new_table = partial(SimulatedTable, devices)
 

@@ -39,7 +39,7 @@ _log = logging.getLogger("mirrorsd")
 MadeBy = dict[str, str]
 
 
-class DraftCache:
+class CompiledCache:
     """Blobs of one bundle's draft for one placement; `made_by` is what a blob must have been made by.
 
     Attributes:
@@ -147,7 +147,7 @@ class DraftCache:
         return ""
 
 
-def open_draft_cache(bundle: Path, entry: DraftEntry, placement: DraftPlacement, core: ov.Core) -> DraftCache | None:
+def open_draft_cache(bundle: Path, entry: DraftEntry, placement: DraftPlacement, core: ov.Core) -> CompiledCache | None:
     """The cache `.NAME.mirror.cache` beside the bundle; None for a folder without a manifest."""
     manifest_path = bundle / names.MANIFEST_FILE
     try:
@@ -172,7 +172,7 @@ def open_draft_cache(bundle: Path, entry: DraftEntry, placement: DraftPlacement,
     words += [f"a{placement.activation_group}"] if placement.activation_group else []
     root = bundle.resolve()
     most_bytes = max(_LEAST_LIMIT, sum(file.bytes for file in manifest.files.values()))
-    cache = DraftCache(root.parent / f".{root.name}.cache", "-".join(words).lower(), made_by, most_bytes)
+    cache = CompiledCache(root.parent / f".{root.name}.cache", "-".join(words).lower(), made_by, most_bytes)
     cache.delete_stale()
     return cache
 

@@ -18,7 +18,7 @@ from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import DraftEntry
 from mirrorsd.runtime.backends.openvino.compiled_cache import open_draft_cache
 from mirrorsd.runtime.backends.openvino.draft_noise import DraftNoise
-from mirrorsd.runtime.backends.openvino.draft_request import DraftRequest, Runnable, Shape, SlotCache
+from mirrorsd.runtime.backends.openvino.draft_request import DraftRequest, Runnable, Shape
 from mirrorsd.runtime.backends.openvino.draft_shapes import (
     cache_type,
     device_options,
@@ -32,6 +32,7 @@ from mirrorsd.runtime.backends.openvino.draft_shapes import (
 )
 from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
 from mirrorsd.runtime.backends.openvino.joined_attention import join_attention, pays_to_join
+from mirrorsd.runtime.backends.openvino.slot_cache import SlotCache
 from mirrorsd.runtime.backends.protocol import RowBlock
 
 _MOST_AHEAD_BYTES = 1 << 30

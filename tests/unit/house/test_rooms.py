@@ -25,10 +25,10 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "decoding": {"backends", "config", "devices", "draft", "ledger", "policy", "sampling"},
         "reporting": {"decoding", "ledger"},
         "engine": {"backends", "config", "decoding", "devices", "draft", "policy"},
-        "seated_driver": {"decoding", "engine", "turns"},
+        "seated_decoder": {"decoding", "engine", "turns"},
         "generation": {"decoding", "reporting", "text"},
         "session": {
-            *("config", "decoding", "devices", "engine", "generation", "reporting", "seated_driver", "text", "turns"),
+            *("config", "decoding", "devices", "engine", "generation", "reporting", "seated_decoder", "text", "turns"),
         },
         "loading": {"backends", "config", "devices", "engine", "policy", "text", "tuned"},
         "pipeline": {"config", "devices", "engine", "loading", "reporting", "session", "text"},

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.decoding.auto import AutoDriver
+from mirrorsd.runtime.decoding.auto import AutoDecoder
 from mirrorsd.runtime.decoding.plain import InFlight, Outcome
 from mirrorsd.runtime.policy.methods import CostBook
 
@@ -26,7 +26,7 @@ class Text:
         self.num_tokens, self.seconds = 1, 0.0
         self.ledger = SimpleNamespace(now=lambda: self.seconds, queued_s=0.0)
         self.methods: list[str] = []
-        self.length = None
+        self.windows = None
 
     @property
     def tokens(self) -> NDArray[np.int64]:
@@ -38,7 +38,7 @@ class Text:
         return np.where(self.hits[following], self.truth[following], 0)
 
 
-class Driver:
+class Decoder:
     """One method: a step takes `seconds` and commits what is right of the window, and one token."""
 
     def __init__(self, text: Text, name: str, seconds: float, side_seconds: float = 0.0) -> None:
@@ -78,10 +78,10 @@ def decode(
 ) -> tuple[float, Text]:
     """Time over plain decoding, less one, and the text; mirror decoding is a little dearer than serial decoding."""
     text = Text(num_tokens, hit_rate, seed)
-    serial = Driver(text, "serial", step_seconds, side_seconds)
+    serial = Decoder(text, "serial", step_seconds, side_seconds)
     serial.draft_window = text.window  # type: ignore[method-assign]
-    drivers = [Driver(text, "plain", PLAIN_SECONDS), serial, Driver(text, "mirror", step_seconds + 0.2)]
-    auto = AutoDriver(*drivers, book)  # type: ignore[arg-type]
+    decoders = [Decoder(text, "plain", PLAIN_SECONDS), serial, Decoder(text, "mirror", step_seconds + 0.2)]
+    auto = AutoDecoder(*decoders, book)  # type: ignore[arg-type]
     inflight = auto.start()
     while text.num_tokens <= num_tokens:
         inflight = auto.step(inflight).inflight
@@ -91,16 +91,16 @@ def decode(
 def decode_with_dear_rows(hit_rate: float, seed: int, *, only_serial: bool = False) -> float:
     """Seconds for 128 tokens where a row costs 0.15 plain tokens' time and a window's drafting 0.45; windows of 12."""
     text = Text(128, hit_rate, seed, gamma=12)
-    drivers = [Driver(text, "plain", 1.0), Driver(text, "serial", 1.45, 0.45), Driver(text, "mirror", 1.8)]
-    for driver in drivers[1:]:
-        driver.row_seconds = 0.15
-    drivers[1].draft_window = text.window  # type: ignore[method-assign]
+    decoders = [Decoder(text, "plain", 1.0), Decoder(text, "serial", 1.45, 0.45), Decoder(text, "mirror", 1.8)]
+    for decoder in decoders[1:]:
+        decoder.row_seconds = 0.15
+    decoders[1].draft_window = text.window  # type: ignore[method-assign]
     book = CostBook()
     book.start_from({"plain": 1.0, "serial": 1.45, "mirror": 1.2}, {"plain": 1.0, "serial": 4.7, "mirror": 4.7})
-    driver = drivers[1] if only_serial else AutoDriver(*drivers, book)  # type: ignore[arg-type]
-    inflight = driver.start()
+    decoder = decoders[1] if only_serial else AutoDecoder(*decoders, book)  # type: ignore[arg-type]
+    inflight = decoder.start()
     while text.num_tokens <= 128:
-        inflight = driver.step(inflight).inflight
+        inflight = decoder.step(inflight).inflight
     return text.seconds / (text.num_tokens - 1)
 
 
@@ -176,9 +176,9 @@ def test_windows_that_come_true_but_cost_more_than_they_bring_are_left() -> None
 def test_windows_on_the_side_become_rare_where_they_never_pay() -> None:
     text = Text(600, 0.0)
     asked: list[int] = []
-    serial = Driver(text, "serial", 2.0)
+    serial = Decoder(text, "serial", 2.0)
     serial.post_window = lambda receive: (asked.append(text.num_tokens), receive(text.window()))  # type: ignore
-    auto = AutoDriver(Driver(text, "plain", 1.0), serial, Driver(text, "mirror", 2.0), CostBook())  # type: ignore
+    auto = AutoDecoder(Decoder(text, "plain", 1.0), serial, Decoder(text, "mirror", 2.0), CostBook())  # type: ignore
     inflight = auto.start()
     while text.num_tokens < 600:
         inflight = auto.step(inflight).inflight
@@ -190,10 +190,10 @@ def test_windows_on_the_side_become_rare_where_they_never_pay() -> None:
 def test_a_right_window_that_came_too_late_still_counts() -> None:
     """The draft answers when plain decoding is past its window: a fresh one follows."""
     text, answers = Text(60, 1.0), []
-    serial = Driver(text, "serial", 1.3)
+    serial = Decoder(text, "serial", 1.3)
     serial.post_window = lambda receive: answers.append((receive, text.window()))  # type: ignore
     serial.draft_window = text.window  # type: ignore[method-assign]
-    auto = AutoDriver(Driver(text, "plain", 1.0), serial, Driver(text, "mirror", 1.5), tuned_book())  # type: ignore
+    auto = AutoDecoder(Decoder(text, "plain", 1.0), serial, Decoder(text, "mirror", 1.5), tuned_book())  # type: ignore
     auto._rest()
     inflight = InFlight(0, text.window()[:0])
     while text.num_tokens < 60:
@@ -205,10 +205,10 @@ def test_a_right_window_that_came_too_late_still_counts() -> None:
     assert text.methods[-1] != "plain"
 
 
-def start_auto(text: Text, book: CostBook) -> tuple[AutoDriver, InFlight]:
-    serial = Driver(text, "serial", 1.3)
+def start_auto(text: Text, book: CostBook) -> tuple[AutoDecoder, InFlight]:
+    serial = Decoder(text, "serial", 1.3)
     serial.draft_window = text.window  # type: ignore[method-assign]
-    auto = AutoDriver(Driver(text, "plain", 1.0), serial, Driver(text, "mirror", 1.5), book)  # type: ignore[arg-type]
+    auto = AutoDecoder(Decoder(text, "plain", 1.0), serial, Decoder(text, "mirror", 1.5), book)  # type: ignore[arg-type]
     return auto, auto.start()
 
 
@@ -261,7 +261,7 @@ def test_waiting_for_another_conversation_is_not_held_against_a_method() -> None
         auto, inflight = start_auto(text, tuned_book())
         while text.num_tokens <= 120:
             speculates = len(inflight.window) > 0
-            outcome_of = auto.drivers["serial"].step
+            outcome_of = auto.decoders["serial"].step
 
             def step(inflight: InFlight, outcome_of: Any = outcome_of) -> Outcome:
                 text.seconds += waiting
@@ -269,9 +269,9 @@ def test_waiting_for_another_conversation_is_not_held_against_a_method() -> None
                 return outcome_of(inflight)
 
             if speculates:
-                auto.drivers["serial"].step = step  # type: ignore[method-assign]
+                auto.decoders["serial"].step = step  # type: ignore[method-assign]
             inflight = auto.step(inflight).inflight
-            auto.drivers["serial"].step = outcome_of  # type: ignore[method-assign]
+            auto.decoders["serial"].step = outcome_of  # type: ignore[method-assign]
         return text.methods
 
     assert methods(waiting=2.0) == methods(waiting=0.0)

@@ -149,7 +149,7 @@ def test_full_windows_are_left_alone(make_bench: Make) -> None:
     bench = make_bench(hit_rate=0.5, gamma=6, window="full")
     bench.engine.target_ms = ((1.0, 20.0), (8.0, 720.0))
     bench.decode(PROMPT, "serial", max_new_tokens=40)
-    assert bench.last_request.length is None
+    assert bench.last_request.windows is None
     assert SpeculationConfig().window == "worthwhile"
 
 
@@ -157,4 +157,4 @@ def test_padded_passes_cost_the_same_whatever_the_window(make_bench: Make) -> No
     bench = make_bench(hit_rate=0.5, gamma=6, pad_rows_to=8)
     bench.engine.target_ms = ((1.0, 20.0), (8.0, 720.0))
     bench.decode(PROMPT, "serial", max_new_tokens=40)
-    assert bench.last_request.length.pass_seconds(1) == bench.last_request.length.pass_seconds(8)
+    assert bench.last_request.windows.pass_seconds(1) == bench.last_request.windows.pass_seconds(8)

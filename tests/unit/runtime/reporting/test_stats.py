@@ -37,11 +37,11 @@ def follow(bench: Bench, method: str, eos_ids: tuple[int, ...] = (), **settings:
     made = Request(PROMPT, config, bench.speculation, bench.seat.context, bench.cancel)
     if isinstance(bench.target, SteadyTarget):
         made.ledger.now = lambda: bench.target.seconds
-    driver = bench.seat.driver(made, method)
+    decoder = bench.seat.decoder(made, method)
     try:
-        *_, last = run_steps(driver, StopWatch(config, eos_ids, Letters()))
+        *_, last = run_steps(decoder, StopWatch(config, eos_ids, Letters()))
     finally:
-        driver.close()
+        decoder.close()
     assert isinstance(last, Stop)
     return last, made
 

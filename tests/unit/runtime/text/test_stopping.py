@@ -73,7 +73,7 @@ def test_stop_token_is_shown_and_ends(tokenizer: Tokenizer) -> None:
 
 
 class Grouped:
-    """A driver whose steps commit the tokens of a text in the given groups."""
+    """A decoder whose steps commit the tokens of a text in the given groups."""
 
     name = "serial"
 
