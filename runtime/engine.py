@@ -7,25 +7,18 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from mirrorsd.device_maps.pace import Curve, interpolate
 from mirrorsd.graphs.errors import ConfigError, DeviceError, GenerationError
 from mirrorsd.graphs.manifest import TargetEntry
 from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
 from mirrorsd.runtime.config import SpeculationConfig
-from mirrorsd.runtime.decoding.auto import AutoDecoder
+from mirrorsd.runtime.decoding.assembly import decoder_with, plain_decoder
 from mirrorsd.runtime.decoding.draft_link import DraftLink
-from mirrorsd.runtime.decoding.lookup import FreeRowDecoder, repeating_decoders
-from mirrorsd.runtime.decoding.mirror import MirrorDecoder
-from mirrorsd.runtime.decoding.plain import Decoder, PlainDecoder
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.decoding.serial import SerialDecoder
+from mirrorsd.runtime.decoding.step import Decoder
 from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.draft.drafter import Drafter
-from mirrorsd.runtime.policy.methods import CostBooks
-from mirrorsd.runtime.policy.root_scores import RootScores
-from mirrorsd.runtime.policy.roots import RootPlanner
-from mirrorsd.runtime.policy.windows import LearnedLengths, WindowLength
+from mirrorsd.runtime.policy.knowledge import Knowledge
 
 
 class Engine:
@@ -35,10 +28,7 @@ class Engine:
     target on a processor may be lent to the threads that wait for it; other devices keep what they need per thread.
 
     Attributes:
-        books: what every method has cost lately, in greedy and in sampled texts.
-        root_scores: how likely roots are, for this pair.
-        target_ms: what the target's pass takes, by rows; empty while nobody knows.
-        lengths: what texts have taught about windows, by whether they are sampled.
+        known: about the pair on these devices, shared by all sessions.
         takes_turns: whether target and draft compute on the same cores, so that one waits rather than slow the other.
         is_open: whether the devices may be used.
     """
@@ -48,6 +38,7 @@ class Engine:
         load_target: Callable[[], TargetModel],
         load_draft: Callable[[], DraftModel],
         *,
+        known: Knowledge | None = None,
         target_cores: tuple[int, ...] = (),
         draft_cores: tuple[int, ...] = (),
         is_target_lent: bool = False,
@@ -57,10 +48,7 @@ class Engine:
         self.draft_worker = DeviceWorker("draft", draft_cores)
         self.preparing_worker = DeviceWorker("preparing", draft_cores)
         self.takes_turns = takes_turns
-        self.books = CostBooks()
-        self.root_scores = RootScores()
-        self.target_ms: Curve = ()
-        self.lengths = {is_sampling: LearnedLengths() for is_sampling in (False, True)}
+        self.known = known or Knowledge()
         self.is_open = True
         self._process = os.getpid()
         # An engine that is dropped without having been closed lets its threads end.
@@ -96,15 +84,6 @@ class Engine:
     def open_seat(self) -> "Seat":
         """Caches of its own for one more session."""
         return Seat(self)
-
-    def window_length(self, request: Request) -> WindowLength | None:
-        """What cuts the windows of a request, if it wants that and the target's times are known."""
-        if not self.target_ms or request.speculation.window == "full":
-            return None
-        is_sampling, padded = request.chooser.is_sampling, request.speculation.pad_rows_to
-        target_ms = ((1.0, interpolate(self.target_ms, padded)),) if padded else self.target_ms
-        weights = self.root_scores.weights("draft", 0, is_sampling=is_sampling)
-        return WindowLength(target_ms, weights.accept, self.lengths[is_sampling])
 
     def describe(self) -> list[str]:
         """One line per device."""
@@ -142,33 +121,19 @@ class Seat:
 
     def decoder(self, request: Request, method: str) -> Decoder:
         """The decoder for a request; plain where the draft cannot be used."""
-        plain = PlainDecoder(request, self._target)
         if method == "plain" or not self._is_draft_ready():
-            return plain
-        speculation = request.speculation
-        worker, takes_turns = self._engine.draft_worker, self._engine.takes_turns
-        deadline_s = speculation.draft_deadline_s
-        link = DraftLink(
+            return plain_decoder(request, self._target)
+        self._link = link = DraftLink(
             self._drafter,
-            worker,
-            deadline_s,
+            self._engine.draft_worker,
+            request.speculation.draft_deadline_s,
             request.ledger,
-            takes_turns=takes_turns,
+            takes_turns=self._engine.takes_turns,
             is_cancelled=request.is_cancelled,
         )
-        self._link = link
-        num_slots = min(self._draft_session.capacity, request.max_tokens + _scratch_slots(speculation))
+        num_slots = min(self._draft_session.capacity, request.max_tokens + _scratch_slots(request.speculation))
         link.prepare(num_slots, self._engine.preparing_worker)
-        request.windows = self._engine.window_length(request)
-        passes = speculation.passes if self._draft_session.shape.num_streams else request.gamma
-        if method == "serial":
-            return SerialDecoder(request, self._target, link, passes)
-        planner = RootPlanner(speculation, request.chooser, self._engine.root_scores)
-        if method == "mirror":
-            return MirrorDecoder(request, self._target, link, passes, planner)
-        serial, mirror = repeating_decoders(request, self._target, link, passes, planner)
-        book = self._engine.books.of(request.config)
-        return AutoDecoder(FreeRowDecoder(request, self._target), serial, mirror, book)
+        return decoder_with(request, method, self._target, link, self._engine.known)
 
     def _is_draft_ready(self) -> bool:
         """Whether the draft answers; one that failed but is not hung starts over with an empty cache."""

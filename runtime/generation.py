@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from mirrorsd.runtime.decoding.plain import Decoder, Outcome
 from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.decoding.step import Decoder, Outcome
 from mirrorsd.runtime.reporting.results import Chunk, GeneratedToken
 from mirrorsd.runtime.text.stopping import StopWatch
 

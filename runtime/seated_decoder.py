@@ -1,7 +1,7 @@
 """A request's decoder on caches that it shares, in turns, with the other requests of its session."""
 
-from mirrorsd.runtime.decoding.plain import Decoder, InFlight, Outcome
 from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.decoding.step import Decoder, InFlight, Outcome
 from mirrorsd.runtime.engine import Seat
 from mirrorsd.runtime.turns import Turns
 

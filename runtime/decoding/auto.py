@@ -5,15 +5,18 @@ the side, now and then and without waiting. Plain decoding goes on and shows how
 that would have paid brings speculation back, and then what is left of it is already there. Switching changes no token.
 """
 
+from collections.abc import Callable
 from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.decoding.mirror import MirrorDecoder
-from mirrorsd.runtime.decoding.plain import InFlight, Outcome, PlainDecoder
-from mirrorsd.runtime.decoding.serial import SerialDecoder
-from mirrorsd.runtime.draft.chain import longest_common_prefix
+from mirrorsd.runtime.decoding.acceptance import Acceptance
+from mirrorsd.runtime.decoding.lookup import FreeRows, RepeatSource
+from mirrorsd.runtime.decoding.request import StepRecord
+from mirrorsd.runtime.decoding.serial import SerialSource
+from mirrorsd.runtime.decoding.step import Beside, Found, InFlight
+from mirrorsd.runtime.draft.chain import NO_TOKENS, longest_common_prefix
 from mirrorsd.runtime.policy.methods import CostBook
 
 _FIRST_PAUSE, _FIRST_HOPELESS_PAUSE, _LONGEST_PAUSE = 4, 16, 256
@@ -28,7 +31,7 @@ _UNPROVEN_GAMMA = 3
 class SideWindow:
     """A window that the draft works out while decoding goes on plainly, and how much of it came true."""
 
-    def __init__(self, serial: SerialDecoder) -> None:
+    def __init__(self, serial: SerialSource) -> None:
         self._request = serial.request
         self._first = self._request.num_tokens
         self.asked = self._request.ledger.now()
@@ -65,24 +68,20 @@ class SideWindow:
         return self._request.tokens[self._first :]
 
 
-class AutoDecoder:
-    """Steps with whichever method is cheapest. Has the same face as the decoders it chooses from.
+class AutoSource:
+    """Takes windows from whichever source is cheapest."""
 
-    Attributes:
-        decoders: those, by name.
-    """
-
-    name = "auto"
-
-    def __init__(self, plain: PlainDecoder, serial: SerialDecoder, mirror: MirrorDecoder, book: CostBook) -> None:
-        self.request = plain.request
-        self.decoders: dict[str, PlainDecoder] = {"mirror": mirror, "serial": serial, "plain": plain}
-        self._serial = serial
+    def __init__(
+        self, serial: SerialSource, sources: dict[str, RepeatSource], free_rows: FreeRows, book: CostBook
+    ) -> None:
+        """Use `sources` by the names of their methods; `serial` drafts for them, `free_rows` decodes plainly."""
+        self.request = serial.request
+        self._serial, self._sources, self._free_rows = serial, sources, free_rows
         self._book = book
         book.begin_text()
         self._method = book.cheapest()
         self._is_resting = not book.is_worth_starting()
-        self._is_trial = self._has_resumed = False
+        self._is_trial = self._has_resumed = self._is_partial = self._is_draft_busy = False
         self._num_right_at_last = 0
         self._num_steps = 0
         self._is_draft_synced = not self._is_resting
@@ -93,21 +92,29 @@ class AutoDecoder:
         if self.request.windows is None:
             self._unproven_gamma = min(_UNPROVEN_GAMMA, self._gamma)
         self.request.gamma = self._unproven_gamma
+        self._queued_s = self._started = self._settled_s = 0.0
 
-    def start(self) -> InFlight:
+    @property
+    def name(self) -> str:
+        """The method of the step that is about to begin."""
+        return self._method
+
+    def start(self, read_prompt: Callable[[], None]) -> NDArray[np.int64]:
         """Prefill both devices at once; wait for a first window only if speculation is expected to pay.
 
         Where devices take turns, the window on the side is waited for: drafting it is part of decoding, not of the
         prompt, and comes after it.
         """
+        window = NO_TOKENS
         if not self._is_resting:
-            return self._serial.start()
-        if not self._serial.draft.takes_turns:
+            window = self._serial.start(read_prompt)
+        elif not self._serial.draft.takes_turns:
             self._ask_first()
-            return self.decoders["plain"].start()
-        inflight = self.decoders["plain"].start()
-        self._ask_first()
-        return inflight
+            read_prompt()
+        else:
+            read_prompt()
+            self._ask_first()
+        return self._settle(InFlight(self.request.num_tokens - 1, window)).window
 
     def _ask_first(self) -> None:
         if self._serial.draft.is_ready() and self._book.may_ask():
@@ -115,42 +122,66 @@ class AutoDecoder:
             if self._side.is_there:
                 self._book.pay_for_asking(self.request.ledger.now() - self._side.asked)
 
-    def step(self, inflight: InFlight) -> Outcome:
-        """One step of the method that is cheapest now."""
-        ledger = self.request.ledger
-        started, queued_s = ledger.now(), ledger.queued_s
+    def begin(self, inflight: InFlight) -> Beside | None:
+        """See `WindowSource.begin`."""
+        self._started, self._queued_s = self.request.ledger.now(), self.request.ledger.queued_s
+        return None if self._method == "plain" else self._sources[self._method].begin(inflight)
+
+    def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
+        """The window of the method that ran; then settle on the method of the next step, which may want another."""
+        found = Found() if self._method == "plain" else self._sources[self._method].next(inflight, acceptance)
+        self._learn(inflight, acceptance)
+        return Found(self._settle(InFlight(self.request.num_tokens - 1, found.window)).window, found.source)
+
+    def observe(self, step: StepRecord) -> None:
+        """See `WindowSource.observe`; what settling took belongs to the next step."""
+        if step.method != "plain":
+            self._serial.observe(step._replace(own_seconds=step.own_seconds - self._settled_s))
+
+    def _settle(self, inflight: InFlight) -> InFlight:
+        """Choose the method of the next step, and the window that fits it."""
+        started, side = self.request.ledger.now(), self._side
         self._has_resumed = False
-        side = self._side
         inflight = self._choose(inflight)
-        is_partial = self._has_resumed or (self._method == "plain" and len(inflight.window) > 0)
+        self._is_partial = self._has_resumed or (self._method == "plain" and len(inflight.window) > 0)
         has_asked = self._side is not None and self._side is not side
-        is_draft_busy = has_asked or (self._side is not None and not self._side.is_there)
-        outcome = self.decoders[self._method].step(inflight)
+        self._is_draft_busy = has_asked or (self._side is not None and not self._side.is_there)
+        if self._method == "plain" and not len(inflight.window):
+            inflight = InFlight(inflight.head, self._free_rows.guess())
+        self._settled_s = self.request.ledger.now() - started
+        return inflight
+
+    def _learn(self, inflight: InFlight, acceptance: Acceptance) -> None:
+        ledger = self.request.ledger
         self._num_steps += 1
-        seconds = ledger.now() - started - (ledger.queued_s - queued_s)
+        seconds = self._settled_s + ledger.now() - self._started - (ledger.queued_s - self._queued_s)
         if self._method == "serial":
-            self._observe_pace(started)
-        num_tokens = len(outcome.tokens)
-        is_last = self._method == "plain" and is_partial and not self._is_trial
-        self._num_right_at_last = outcome.num_accepted if is_last else 0
+            self._observe_pace(len(inflight.window))
+        is_last = self._method == "plain" and self._is_partial and not self._is_trial
+        self._num_right_at_last = acceptance.num_accepted if is_last else 0
         if not self._serial.draft.is_preparing:  # a step beside a compiler teaches nothing
-            self._book.observe(self._method, seconds, num_tokens, is_disturbed=is_draft_busy, is_partial=is_partial)
+            self._book.observe(
+                self._method,
+                seconds,
+                acceptance.num_accepted + 1,
+                is_disturbed=self._is_draft_busy,
+                is_partial=self._is_partial,
+            )
         if self._book.earned > 0.0:
             self.request.gamma = self._gamma
-        return outcome
 
-    def _observe_pace(self, started: float) -> None:
+    def _observe_pace(self, num_window: int) -> None:
         """Tell the book how fast the target is now: in serial decoding nothing runs beside it."""
         request = self.request
         if request.windows is not None:
-            spans = takewhile(lambda span: span.start >= started, reversed(request.ledger.spans))
+            spans = takewhile(lambda span: span.start >= self._started, reversed(request.ledger.spans))
             seconds = sum(span.seconds for span in spans if span.is_of_pass)
-            self._book.observe_pace(seconds / request.windows.pass_seconds(1 + request.steps[-1].num_window))
+            self._book.observe_pace(seconds / request.windows.pass_seconds(1 + num_window))
 
     def close(self) -> None:
         """Leave nothing running."""
-        for decoder in self.decoders.values():
-            decoder.close()
+        for source in self._sources.values():
+            source.close()
 
     def _choose(self, inflight: InFlight) -> InFlight:
         """Settle on a method, and make the window in flight fit it."""

@@ -20,7 +20,7 @@ class StepRecord(NamedTuple):
     `next_source` says where the next window came from: `early`, `exit` (a branch was ready), `late` (a branch was being
     finished), `fresh` (drafted while the target waited), `text` (what the text had said before), `none` (no window was
     wanted).
-    `method` is the decoder that ran the step.
+    `method` ran the step, and `own_seconds` are those in which devices did not work for other requests.
     """
 
     started: float
@@ -29,6 +29,7 @@ class StepRecord(NamedTuple):
     num_accepted: int
     next_source: str
     method: str
+    own_seconds: float
 
 
 class Request:
@@ -96,7 +97,7 @@ class Request:
 
         >>> request = Request([5], GenerationConfig(), SpeculationConfig(), 99, threading.Event())
         >>> request.commit([6, 7, 8, 9], [1.0, 1.0, 0.0, 1.0], 0.1)
-        >>> request.record(StepRecord(0.0, 1.0, 4, 3, "fresh", "serial"))
+        >>> request.record(StepRecord(0.0, 1.0, 4, 3, "fresh", "serial", 1.0))
         >>> request.end_after(2)
         >>> request.num_new, request.steps[-1].num_accepted, request.near_ties
         (2, 2, [])

@@ -1,8 +1,4 @@
-"""Plain and serial decoding; `mirror` has the third method, as a sibling that shares every helper.
-
-`step(inflight) -> outcome` verifies one window and finds the next one; the window in flight is the loop's only state
-besides the caches and the text. Which tokens come out never depends on the decoder.
-"""
+"""Serial decoding: draft, then verify; both devices take turns. The ablation of what overlapping brings."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,43 +7,61 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.decoding.acceptance import Acceptance
-from mirrorsd.runtime.decoding.draft_link import DraftLink
-from mirrorsd.runtime.decoding.plain import InFlight, Outcome, PlainDecoder
-from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.decoding.target_link import TargetLink
+from mirrorsd.runtime.decoding.draft_link import DraftLine
+from mirrorsd.runtime.decoding.request import Request, StepRecord
+from mirrorsd.runtime.decoding.step import Found, InFlight
 from mirrorsd.runtime.draft.chain import NO_TOKENS
 from mirrorsd.runtime.policy.windows import WindowOrder
 
 _SIDE_PASSES = 3
 
 
-class SerialDecoder(PlainDecoder):
-    """Draft, then verify: both devices take turns. The ablation of what overlapping brings."""
+class SerialSource:
+    """Asks the draft for every window, and waits."""
 
     name = "serial"
 
-    def __init__(self, request: Request, target: TargetLink, draft: DraftLink, passes: int) -> None:
-        super().__init__(request, target)
-        self.draft = draft
-        self.passes = passes
+    def __init__(self, request: Request, draft: DraftLine, passes: int) -> None:
+        self.request, self.draft, self.passes = request, draft, passes
 
-    def start(self) -> InFlight:
+    @property
+    def order(self) -> WindowOrder:
+        """What the draft is asked for now."""
+        return WindowOrder(self.request.window_limit(), self.passes, self.request.windows)
+
+    def start(self, read_prompt: Callable[[], None]) -> NDArray[np.int64]:
         """Prefill target and draft at the same time; the first window is drafted meanwhile, if the draft is ready."""
         if self.draft.is_ready():
             self._post_prefill()
-        self._prefill_target()
-        window = self._fresh_window() if self.draft.has_text else NO_TOKENS
-        return InFlight(self.request.num_tokens - 1, window)
+        read_prompt()
+        return self._fresh_window() if self.draft.has_text else NO_TOKENS
 
-    def step(self, inflight: InFlight) -> Outcome:
-        """As in plain decoding; the lengths of windows learn from it."""
-        queued_s = self.request.ledger.queued_s
-        outcome = super().step(inflight)
+    def begin(self, inflight: InFlight) -> None:
+        """Nothing works beside the target."""
+
+    def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
+        """Ask the draft and wait for its answer; plain decoding until it is ready."""
+        order = self.order
+        if not order.limit or not (self.draft.has_text or self.draft.is_ready()):
+            return Found()
+        if not self.draft.has_text:
+            return Found(self.draft_window(), "fresh")
+        num_accepted, token = acceptance.num_accepted, acceptance.next_token
+        job = partial(self.draft.drafter.resolve, inflight.head, num_accepted, token, order)
+        return Found(*self.draft.ask(job, (NO_TOKENS, "none")))
+
+    def adopt(self, inflight: InFlight, acceptance: Acceptance, window: NDArray[np.int64]) -> None:
+        """Tell the draft, some time before it is asked again, that `window` goes on after `inflight`."""
+        num_accepted, token = acceptance.num_accepted, acceptance.next_token
+        self.draft.hold(partial(self.draft.drafter.adopt, inflight.head, num_accepted, token, window))
+
+    def observe(self, step: StepRecord) -> None:
+        """The lengths of windows learn from it."""
         if self.request.windows is not None:
-            done = self.request.steps[-1]
-            own_s = done.ended - done.started - (self.request.ledger.queued_s - queued_s)
-            self.request.windows.observe(done.num_window, done.num_accepted, own_s)
-        return outcome
+            self.request.windows.observe(step.num_window, step.num_accepted, step.own_seconds)
+
+    def close(self) -> None:
+        """Nothing is ever left running."""
 
     def draft_window(self) -> NDArray[np.int64]:
         """Bring the draft up to the committed text, after steps without it, and draft a window."""
@@ -79,19 +93,5 @@ class SerialDecoder(PlainDecoder):
         self.draft.has_text = True
 
     def _fresh_window(self) -> NDArray[np.int64]:
-        order = self._order()
+        order = self.order
         return self.draft.ask(partial(self.draft.drafter.fresh, order), NO_TOKENS) if order.limit else NO_TOKENS
-
-    def _order(self) -> WindowOrder:
-        return WindowOrder(self.request.window_limit(), self.passes, self.request.windows)
-
-    def _next_window(self, inflight: InFlight, acceptance: Acceptance) -> tuple[NDArray[np.int64], str]:
-        """Ask the draft and wait for its answer; plain decoding until it is ready."""
-        order = self._order()
-        if not order.limit or not (self.draft.has_text or self.draft.is_ready()):
-            return NO_TOKENS, "none"
-        if not self.draft.has_text:
-            return self.draft_window(), "fresh"
-        num_accepted, token = acceptance.num_accepted, acceptance.next_token
-        job = partial(self.draft.drafter.resolve, inflight.head, num_accepted, token, order)
-        return self.draft.ask(job, (NO_TOKENS, "none"))

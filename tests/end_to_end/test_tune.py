@@ -85,11 +85,11 @@ def test_tune_measures_chooses_and_is_used(own_bundle: Path, capsys: pytest.Capt
         assert pipe.speculation.gamma == report["speculation"]["gamma"]
         assert pipe.sampled_speculation.gamma == report["sampled_speculation"]["gamma"]
         assert "speculation: tuned on this machine" in pipe.placement
-        assert [list(point) for point in pipe.engine.target_ms] == report["target_ms"]
-        assert pipe.engine.root_scores.to_dict() == report["root_scores"]
-        assert "both:2:sampled" in pipe.engine.root_scores.fitted
+        assert [list(point) for point in pipe.engine.known.target_ms] == report["target_ms"]
+        assert pipe.engine.known.root_scores.to_dict() == report["root_scores"]
+        assert "both:2:sampled" in pipe.engine.known.root_scores.fitted
         speeds = report["tokens_per_second"]
-        assert pipe.engine.books.greedy.cheapest() == max(speeds, key=speeds.get)
+        assert pipe.engine.known.books.greedy.cheapest() == max(speeds, key=speeds.get)
 
 
 def test_what_was_tuned_elsewhere_is_not_used(own_bundle: Path) -> None:
@@ -117,7 +117,7 @@ def test_the_layout_that_was_fastest_is_used(own_bundle: Path) -> None:
         assert (pipe.layout, pipe.speculation.gamma, pipe.sampled_speculation.gamma) == ("shared", 3, 2)
         assert "layout: shared (the fastest when tuned)" in pipe.placement
         assert pipe.device_map.target.threads == len(usable_cores().numbers)
-        assert pipe.engine.books.sampled.cheapest() == "plain"
+        assert pipe.engine.known.books.sampled.cheapest() == "plain"
         result = pipe.generate(prompt, max_new_tokens=24, method="serial")
         assert (result.token_ids, result.layout) == (expected.token_ids, "shared")
         sampled_text = pipe.generate(prompt, max_new_tokens=24, method="serial", temperature=1.0, seed=0)

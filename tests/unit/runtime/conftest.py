@@ -11,8 +11,8 @@ import pytest
 from mirrorsd.runtime.backends.fake import FakeDraft, FakeModel, FakeTarget
 from mirrorsd.runtime.backends.protocol import TargetOutput
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
-from mirrorsd.runtime.decoding.plain import Decoder
 from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.decoding.step import Decoder
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.engine import Engine
 

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.decoding.auto import AutoDecoder
-from mirrorsd.runtime.decoding.plain import InFlight, Outcome
+from mirrorsd.runtime.decoding.step import InFlight, Outcome
 from mirrorsd.runtime.policy.methods import CostBook
 
 GAMMA = 4

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.decoding.auto import AutoDecoder
-from mirrorsd.runtime.decoding.plain import Decoder
 from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.decoding.step import Decoder, StepDecoder
 from mirrorsd.runtime.policy.repeats import RepeatChances, RepeatedText
 from mirrorsd.runtime.policy.root_scores import DEFAULTS
 from mirrorsd.runtime.policy.windows import LearnedLengths, WindowLength
@@ -119,7 +118,7 @@ def test_auto_takes_windows_from_a_text_that_repeats_itself(
     sources = []
     for is_auto in (False, True):
         bench = make_bench(target_handler=cycle, hit_rate=0.5, gamma=8, is_steady=True)
-        bench.engine.target_ms = ((1.0, 1000.0), (33.0, 1001.0))
+        bench.engine.known.target_ms = ((1.0, 1000.0), (33.0, 1001.0))
         if is_auto:
             monkeypatch.setattr(bench.seat, "decoder", partial(part_of_auto, bench.seat.decoder))
         assert bench.decode(PROMPT, method, **settings) == expected
@@ -130,5 +129,7 @@ def test_auto_takes_windows_from_a_text_that_repeats_itself(
     assert in_auto.total() < by_itself.total() / 2
 
 
-def part_of_auto(make: Callable[[Request, str], AutoDecoder], request: Request, method: str) -> Decoder:
-    return make(request, "auto").decoders[method]
+def part_of_auto(make: Callable[[Request, str], StepDecoder], request: Request, method: str) -> Decoder:
+    decoder = make(request, "auto")
+    decoder.source = decoder.source._sources[method]
+    return decoder

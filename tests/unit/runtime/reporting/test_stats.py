@@ -131,8 +131,8 @@ def test_a_window_asked_for_on_the_side_is_no_part_of_the_prompt(make_bench: Cal
     draft = TimedDraft(make_draft_handler(1.0, 3), vocab_size=VOCAB, num_streams=3)
     bench = make_bench(draft=draft, is_steady=True, takes_turns=True)
     draft.target = bench.target
-    bench.engine.books.greedy.start_from({"plain": 1.0, "serial": 0.2, "mirror": 0.2})
-    bench.engine.books.greedy.asking.aside = 99.0
+    bench.engine.known.books.greedy.start_from({"plain": 1.0, "serial": 0.2, "mirror": 0.2})
+    bench.engine.known.books.greedy.asking.aside = 99.0
     _, made = follow(bench, "auto")
     assert made.steps[0].method == "plain"
     assert made.steps[0].started >= 3.0, "the draft was asked before the first step"

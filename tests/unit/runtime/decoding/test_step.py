@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from mirrorsd.runtime.config import GenerationConfig
-from mirrorsd.runtime.decoding.plain import InFlight
 from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.decoding.step import InFlight
 
 Make = Callable[..., Any]
 PROMPT = [3, 1, 4, 1, 5]
