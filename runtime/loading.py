@@ -66,8 +66,8 @@ def _known(card: DeviceMap, tuned: Tuned | None, found: Tuned | None) -> Knowled
         known.root_scores = RootScores.from_dict(tuned.root_scores)
     if found:
         known.target_ms = found.target_ms or known.target_ms
-        known.books.greedy.start_from(found.tokens_per_second, found.tokens_per_step)
-        known.books.sampled.start_from(found.sampled_tokens_per_second, found.sampled_tokens_per_step)
+        known.pairs[False].start_from(found.tokens_per_second, found.tokens_per_step, known.target_ms)
+        known.pairs[True].start_from(found.sampled_tokens_per_second, found.sampled_tokens_per_step, known.target_ms)
     return known
 
 

@@ -4,15 +4,14 @@ from collections.abc import Callable
 
 from mirrorsd.runtime.decoding.auto import AutoSource
 from mirrorsd.runtime.decoding.draft_link import DraftLine
-from mirrorsd.runtime.decoding.lookup import FreeRows, RepeatSource
+from mirrorsd.runtime.decoding.lookup import FreeRows, Repeats
 from mirrorsd.runtime.decoding.mirror import MirrorSource
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.serial import SerialSource
-from mirrorsd.runtime.decoding.step import StepDecoder, WindowSource
+from mirrorsd.runtime.decoding.step import StepDecoder
 from mirrorsd.runtime.decoding.target_link import TargetLine
 from mirrorsd.runtime.draft.branches import BranchTable
 from mirrorsd.runtime.policy.knowledge import Knowledge
-from mirrorsd.runtime.policy.repeats import RepeatedText
 from mirrorsd.runtime.policy.roots import RootPlanner
 
 
@@ -37,14 +36,13 @@ def decoder_with(
     serial = SerialSource(request, draft, passes)
     planner = RootPlanner(request.speculation, request.chooser, known.root_scores)
     mirror = MirrorSource(serial, target, planner, new_table)
-    sources: dict[str, SerialSource | MirrorSource] = {"serial": serial, "mirror": mirror}
-    source: WindowSource
-    if method == "auto":
-        chances = request.windows and request.windows.repeat_chances
-        repeats = RepeatedText(chances, request.num_prompt) if chances else None
-        repeating = {name: RepeatSource(serial, drafting, repeats) for name, drafting in sources.items()}
-        free_rows = FreeRows(request, target.row_group)
-        source = AutoSource(serial, repeating, free_rows, known.books.of(request.config))
-    else:
-        source = sources[method]
+    if method == "serial":
+        return StepDecoder(request, target, serial, method)
+    if method == "mirror":
+        return StepDecoder(request, target, mirror, method)
+    pair = known.pairs[request.chooser.is_sampling]
+    is_overlapping = pair.method == "mirror" or (not pair.method and not draft.takes_turns)
+    source = AutoSource(
+        serial, mirror if is_overlapping else serial, Repeats(request), FreeRows(request, target.row_group), pair
+    )
     return StepDecoder(request, target, source, method)

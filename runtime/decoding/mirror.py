@@ -16,7 +16,7 @@ from mirrorsd.runtime.decoding.request import StepRecord
 from mirrorsd.runtime.decoding.serial import SerialSource
 from mirrorsd.runtime.decoding.step import Found, InFlight
 from mirrorsd.runtime.decoding.target_link import TargetLine
-from mirrorsd.runtime.draft.branches import BranchTable
+from mirrorsd.runtime.draft.branches import BranchTable, BranchWindow
 from mirrorsd.runtime.draft.drafter import cut_window
 from mirrorsd.runtime.policy.roots import RootPlanner
 from mirrorsd.runtime.policy.times import PassClock
@@ -104,10 +104,16 @@ class MirrorSource:
             self._pass = MirrorPass(self._serial, self.planner, self._clock, inflight, self._new_table())
         return self._pass
 
+    def is_prepared(self, acceptance: Acceptance) -> bool:
+        """Whether the branch of the root that came true is there."""
+        return self._branch(acceptance) is not None
+
+    def _branch(self, acceptance: Acceptance) -> BranchWindow | None:
+        return self._pass.table.get(acceptance.num_accepted, acceptance.next_token) if self._pass else None
+
     def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
         """The branch of the root that came true, if there is one; otherwise ask the draft and wait."""
-        order = self._serial.order
-        found = self._pass and self._pass.table.get(acceptance.num_accepted, acceptance.next_token)
+        order, found = self._serial.order, self._branch(acceptance)
         if not order.limit or found is None or not self._serial.draft.is_working():
             return self._serial.next(inflight, acceptance)
         window = cut_window(found, order)

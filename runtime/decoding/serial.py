@@ -13,8 +13,6 @@ from mirrorsd.runtime.decoding.step import Found, InFlight
 from mirrorsd.runtime.draft.chain import NO_TOKENS
 from mirrorsd.runtime.policy.windows import WindowOrder
 
-_SIDE_PASSES = 3
-
 
 class SerialSource:
     """Asks the draft for every window, and waits."""
@@ -32,9 +30,9 @@ class SerialSource:
     def start(self, read_prompt: Callable[[], None]) -> NDArray[np.int64]:
         """Prefill target and draft at the same time; the first window is drafted meanwhile, if the draft is ready."""
         if self.draft.is_ready():
-            self._post_prefill()
+            self.post_prefill()
         read_prompt()
-        return self._fresh_window() if self.draft.has_text else NO_TOKENS
+        return self.fresh_window() if self.draft.has_text else NO_TOKENS
 
     def begin(self, inflight: InFlight) -> None:
         """Nothing works beside the target."""
@@ -65,33 +63,21 @@ class SerialSource:
 
     def draft_window(self) -> NDArray[np.int64]:
         """Bring the draft up to the committed text, after steps without it, and draft a window."""
-        self._post_prefill()
-        return self._fresh_window()
+        self.post_prefill()
+        return self.fresh_window()
 
-    def post_window(self, receive: Callable[[NDArray[np.int64]], None]) -> None:
-        """Have a short window after the text drafted, usually without waiting: `receive` is told on the draft's thread.
-
-        One pass of a streaming draft, a few of an ordinary one: this window is a question, not a step. Where draft and
-        target take turns it is waited for: beside passes of the target it would take several times as long, and slow
-        them for all that time.
-        """
-        self._post_prefill()
-        limit = self.request.window_limit()
-        drafter = self.draft.drafter
-        passes = 1 if drafter.session.shape.num_streams else min(self.passes, _SIDE_PASSES)
-        job = partial(drafter.fresh, WindowOrder(limit, passes))
-        if self.draft.takes_turns:
-            receive(self.draft.ask(job, NO_TOKENS))
-        else:
-            self.draft.post(lambda: receive(job()))
-
-    def _post_prefill(self) -> None:
+    def post_prefill(self) -> None:
         """Let the draft read the text now, beside the target; where they take turns, before its next window."""
         request = self.request
         job = partial(self.draft.drafter.prefill, request.tokens.copy(), request.chooser, request.ledger)
         (self.draft.hold if self.draft.takes_turns else self.draft.release)(job)
         self.draft.has_text = True
 
-    def _fresh_window(self) -> NDArray[np.int64]:
+    def is_prepared(self, acceptance: Acceptance) -> bool:
+        """Whether the next window is there already: never."""
+        return False
+
+    def fresh_window(self) -> NDArray[np.int64]:
+        """A window after the text that the draft knows."""
         order = self.order
         return self.draft.ask(partial(self.draft.drafter.fresh, order), NO_TOKENS) if order.limit else NO_TOKENS

@@ -60,7 +60,7 @@ class WindowSource(Protocol):
     """Where the next window comes from.
 
     Attributes:
-        name: the method whose steps these are.
+        name: the method of the step that has begun last.
     """
 
     name: str
@@ -111,8 +111,9 @@ class StepDecoder:
     def step(self, inflight: InFlight) -> Outcome:
         """Verify the window in flight, commit what the target says, find the next window."""
         request, ledger, source = self.request, self.request.ledger, self.source
-        started, queued_s, method = ledger.now(), ledger.queued_s, source.name
+        started, queued_s = ledger.now(), ledger.queued_s
         beside = source.begin(inflight)
+        method = source.name
         on_start, on_exit = (beside.start, beside.hear if beside.is_listening else None) if beside else (None, None)
         ticket = self.target.submit(request, inflight.head, inflight.window, on_start=on_start, on_exit=on_exit)
         request.chooser.draw_ahead(inflight.head + 1, len(inflight.window) + 1, self.target.vocab_size)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from mirrorsd.device_maps.pace import Curve, interpolate
 from mirrorsd.runtime.config import SpeculationConfig
-from mirrorsd.runtime.policy.methods import CostBooks
+from mirrorsd.runtime.policy.account import PairKnowledge
 from mirrorsd.runtime.policy.root_scores import RootScores
 from mirrorsd.runtime.policy.windows import LearnedLengths, WindowLength
 
@@ -14,17 +14,20 @@ class Knowledge:
     """What is known about a pair of models on their devices, and what texts have taught about it.
 
     Attributes:
-        books: what every method has cost lately, in greedy and in sampled texts.
         root_scores: how likely roots are, for this pair.
         target_ms: what the target's pass takes, by rows; empty while nobody knows.
         lengths: what texts have taught about windows, by whether they are sampled.
+        pairs: what texts have taught about drafting at all, by whether they are sampled.
     """
 
-    books: CostBooks = field(default_factory=CostBooks)
     root_scores: RootScores = field(default_factory=RootScores)
     target_ms: Curve = ()
     lengths: dict[bool, LearnedLengths] = field(
         default_factory=lambda: {False: LearnedLengths(), True: LearnedLengths()}
+    )
+
+    pairs: dict[bool, PairKnowledge] = field(
+        default_factory=lambda: {False: PairKnowledge(), True: PairKnowledge()}
     )
 
     def windows(self, speculation: SpeculationConfig, *, is_sampling: bool) -> WindowLength | None:

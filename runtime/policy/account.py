@@ -1,0 +1,167 @@
+"""One account of worth: the tokens that something is expected to bring, less the text's speed times its seconds.
+
+The speed is in tokens per second, the text's own lately, at least that of plain decoding; the seconds are those by which
+the target waits longer. What is worth more than nothing is done. Declining the draft's first round is plain decoding, so
+plain decoding needs no judgement of its own.
+
+Expectations may be wrong, so every text also has a credit, in tokens. What it really gains or loses against plain
+decoding goes in or out, and a small share of every token that was decoded plainly goes in. Where the credit does not
+cover the next step, decoding goes on plainly. So the loss on any text is bounded by what it begins with and that share.
+"""
+
+from dataclasses import dataclass
+
+from mirrorsd.device_maps.pace import Curve, interpolate
+from mirrorsd.runtime.policy.times import PlainPace
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """What decides."""
+
+    first_credit: float = 2.5
+    trial_share: float = 0.01
+    kept_share: float = 0.5
+    most_credit: float = 10.0
+    least_share: float = 0.5
+    resumes: float = 0.75
+    memory: float = 0.95
+    first_pause: int = 4
+    most_pause: int = 256
+
+
+_BY = Constants()
+_KNOWN_STEPS = 2
+
+
+class PairKnowledge:
+    """What texts teach about drafting, kept from text to text; greedy and sampled texts have one each.
+
+    Attributes:
+        method: of speculation that `tune` found faster; empty where nothing was tuned.
+        brought: what a drafted window is worth, in tokens, its drafting not counted; None until one was drafted.
+        draft_seconds: what the target waits for one.
+        plain_seconds: what a step of plain decoding takes now; 0 until measured.
+        plain_tokens: what it brings, free rows included.
+    """
+
+    def __init__(self) -> None:
+        self.method = ""
+        self.brought: float | None = None
+        self.draft_seconds = self.plain_seconds = 0.0
+        self.plain_tokens = 1.0
+        self._num_plain = 0
+        self._pace = PlainPace()
+
+    def start_from(
+        self, tokens_per_second: dict[str, float], tokens_per_step: dict[str, float], target_ms: Curve
+    ) -> None:
+        """Begin with what was measured before."""
+        rivals = [name for name in tokens_per_second if name != "plain"]
+        if not rivals or "plain" not in tokens_per_second:
+            return
+        self.method = max(rivals, key=lambda name: tokens_per_second[name])
+        self.plain_seconds, self._num_plain = 1 / tokens_per_second["plain"], _KNOWN_STEPS
+        self._pace = PlainPace(self.plain_seconds)
+        name = "serial" if "serial" in rivals else rivals[0]
+        speed = max(tokens_per_second[name], tokens_per_second["plain"])
+        num_tokens = tokens_per_step.get(name, 1.0)
+        step_seconds = num_tokens / tokens_per_second[name]
+        pass_seconds = interpolate(target_ms, num_tokens) / 1e3 if target_ms else self.plain_seconds
+        self.draft_seconds = max(step_seconds - pass_seconds, 0.0)
+        self.brought = num_tokens - 1 - speed * max(pass_seconds - self.plain_seconds, 0.0)
+
+    @property
+    def is_plain_known(self) -> bool:
+        """Whether plain decoding was measured."""
+        return self._num_plain >= _KNOWN_STEPS
+
+    @property
+    def plain_speed(self) -> float:
+        """Tokens per second of plain decoding now; 0 until measured."""
+        return self.plain_tokens / self.plain_seconds if self.plain_seconds else 0.0
+
+    def observe_plain(self, seconds: float, num_tokens: int) -> None:
+        """Learn from a step of plain decoding beside which nothing ran."""
+        self._pace.observe_plain(seconds)
+        self._num_plain += 1
+        self._follow(seconds)
+        self.plain_tokens = 0.95 * self.plain_tokens + 0.05 * num_tokens
+
+    def observe_pass(self, slowdown: float) -> None:
+        """Learn that a pass, beside which nothing ran, took `slowdown` times what was measured before."""
+        seconds = self._pace.observe_pass(slowdown)
+        if seconds:
+            self._follow(seconds)
+
+    def observe_drafting(self, seconds: float) -> None:
+        """Learn how long the target has waited for a window."""
+        self.draft_seconds = 0.9 * (self.draft_seconds or seconds) + 0.1 * seconds
+
+    def _follow(self, seconds: float) -> None:
+        known = self.plain_seconds or seconds
+        self.plain_seconds = 0.9 * known + 0.1 * min(seconds, 2 * known)
+
+
+class Account:
+    """What one text may spend, and what drafting is worth in it.
+
+    Attributes:
+        credit: in tokens.
+        is_resting: whether the credit is used up: plain decoding, until it is there again or a trial would have paid.
+    """
+
+    def __init__(self, known: PairKnowledge) -> None:
+        self.credit = _BY.first_credit
+        self.is_resting = False
+        self._known = known
+        self._brought = known.brought
+        self._earned = 0.0
+        self._since, self._pause = 0, _BY.first_pause
+
+    def worth_of_drafting(self, speed: float, *, is_ready: bool) -> float:
+        """Tokens that a window of the draft should bring, less its time: asked for, or one that `is_ready`."""
+        if self._brought is None or self.is_resting:
+            return 0.0
+        return self._brought - self._loss(speed, is_ready=is_ready)
+
+    def _loss(self, speed: float, *, is_ready: bool = False) -> float:
+        return 0.0 if is_ready else self._known.draft_seconds * max(speed, self._known.plain_speed)
+
+    def is_covered(self, speed: float, *, is_ready: bool) -> bool:
+        """Whether the credit suffices for another window."""
+        return not self.is_resting and self.credit >= _BY.least_share * self._loss(speed, is_ready=is_ready)
+
+    def may_try(self, speed: float) -> bool:
+        """Whether a window that does not seem to pay may be tried."""
+        return self._known.is_plain_known and self._since >= self._pause and self.credit >= self._loss(speed)
+
+    def observe_window(self, worth: float, speed: float, *, is_trial: bool) -> None:
+        """Learn what a drafted window is worth, its drafting not counted."""
+        known = self._known
+        share = _BY.memory ** max(self._since, 2)
+        self._brought = worth if self._brought is None else share * self._brought + (1 - share) * worth
+        known.brought = worth if known.brought is None else 0.98 * known.brought + 0.02 * worth
+        self._since = 0
+        if is_trial and worth > self._loss(speed):
+            self.is_resting = False
+            self._brought = max(self._brought, worth)
+            self.credit = max(self.credit, _BY.resumes)
+            self._pause = _BY.first_pause
+        elif is_trial:
+            self._pause = min(3 * self._pause, _BY.most_pause)
+
+    def observe_step(self, seconds: float, drafted_seconds: float, num_tokens: int, *, is_plain: bool) -> None:
+        """Settle for a step of `seconds`, and `drafted_seconds` after it for the next window."""
+        self._since += num_tokens
+        speed = self._known.plain_speed
+        if is_plain:
+            self.credit += _BY.trial_share * num_tokens - drafted_seconds * speed
+        else:
+            gain = num_tokens - (seconds + drafted_seconds) * speed
+            self._earned = min(max(self._earned + gain, 0.0), 16.0)
+            self.credit += gain
+        self.credit = min(self.credit, _BY.first_credit + _BY.kept_share * self._earned)
+        self.is_resting = self.credit < (_BY.resumes if self.is_resting else 0.0)
+        if is_plain:
+            self._known.observe_plain(seconds, num_tokens)
