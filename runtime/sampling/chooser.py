@@ -15,12 +15,10 @@ from numpy.typing import NDArray
 from mirrorsd.graphs.errors import ConfigError, DeviceError
 from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.sampling.likely_tokens import likely_tokens, new_scratch
-from mirrorsd.runtime.sampling.noise import gumbel, gumbel_row
+from mirrorsd.runtime.sampling.noise import gumbel, gumbel_row, loud_tokens
 from mirrorsd.runtime.sampling.penalty import RepetitionPenalty
 from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
 
-_MANY = 16_384
-"""Tokens whose noise costs about half of a whole row's."""
 _DROPPED_BEHIND = 8.0
 """In logs: how far candidates that the target will probably drop stand behind where they would."""
 NoiseSource = Callable[[int, int], NDArray[np.float64]]
@@ -35,6 +33,30 @@ class Choice(NamedTuple):
 
     token: int
     gap: float
+
+
+class _RowNoise(NamedTuple):
+    """The noise of a position for the tokens that are asked for; `row` where all of it lies ready."""
+
+    seed: int
+    position: int
+    vocab_size: int
+    row: NDArray[np.float64] | None
+
+    def of(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        if self.row is not None:
+            return self.row[ids]
+        return gumbel(self.seed, np.array([self.position]), ids)
+
+    def whole(self) -> NDArray[np.float64]:
+        if self.row is not None:
+            return self.row[: self.vocab_size]
+        return gumbel_row(self.seed, self.position, self.vocab_size)
+
+    def loud(self, level: float) -> NDArray[np.int64]:
+        if self.row is not None:
+            return np.flatnonzero(self.row[: self.vocab_size] >= level)
+        return loud_tokens(self.seed, self.position, self.vocab_size, level)
 
 
 class TokenChooser:
@@ -59,14 +81,14 @@ class TokenChooser:
         self._filter = ShortlistFilter(self._temperature, *filters)
         self._is_filtered = config.is_sampling and not self._filter.keeps_all
         self._is_noisy = config.is_sampling and not self._filter.is_by_rank_alone
-        self.is_heard_by_draft = self._needs_rows = False
+        self.is_heard_by_draft = False
         self._noise_by_position: dict[int, NDArray[np.float64]] = {}
         self._scratch: NDArray[np.float32] | None = None
 
     @property
     def draws_ahead(self) -> bool:
         """Whether there is noise to draw while the devices work."""
-        return self._is_noisy and (self.is_heard_by_draft or not self._is_filtered or self._needs_rows)
+        return self._is_noisy and (self.is_heard_by_draft or not self._is_filtered)
 
     def draw_ahead(self, first_position: int, count: int, vocab_size: int) -> None:
         """Draw the noise of coming positions (while the devices work); forgets the positions before them."""
@@ -125,19 +147,10 @@ class TokenChooser:
         if self._scratch is None:
             self._scratch = new_scratch(len(logits))
         likely = likely_tokens(logits, best, self._filter, self._scratch)
-        noise = self._noise_of(likely.ids, position, len(logits))
+        noise = _RowNoise(self._seed, position, len(logits), self._noise_by_position.get(position))
         (place, score), *others = likely.best_kept(noise, self._temperature)
         gap = score - others[0][1] if others else math.inf
         return Choice(place if likely.ids is None else int(likely.ids[place]), gap)
-
-    def _noise_of(self, ids: NDArray[np.int64] | None, position: int, vocab_size: int) -> NDArray[np.float64]:
-        """Noise of some tokens; where they are many, of all, and from then on drawn ahead."""
-        self._needs_rows = ids is None or len(ids) > _MANY
-        if ids is None:
-            return self._noise_at(position, vocab_size)
-        if self._needs_rows or position in self._noise_by_position:
-            return self._noise_at(position, vocab_size)[ids]
-        return gumbel(self._seed, np.array([position]), ids)
 
     def rank(
         self, ids: NDArray[np.int64], logprobs: NDArray[np.floating], positions: NDArray[np.int64]

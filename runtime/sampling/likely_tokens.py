@@ -9,7 +9,7 @@ and whether one of them is kept is one sum over those before it. So the best by 
 """
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +21,30 @@ _FEW = 16_384
 _HEADS = (1e-3, 1e-5)
 """Shares of the best token's probability above which the head of a distribution is looked for."""
 _ASKED = 16
-_FLAT_MASS, _LOUD = 8000.0, 6.5
-"""Where so many times the best token's probability is kept, those that win have loud noise, as one token in 700 has."""
+_MARGIN = 2.5
+"""Of `m` times the best token's probability the winner scores `log(m)` and more, rarely so much less."""
+_QUIET = 1.5
+"""Noise that a fifth of the tokens reach: below, all of a row costs no more than those."""
 FAR = 0.2
 """A runner-up further behind is no near tie on any device, be it kept or not."""
 _ROUGH = 1e-3
 """What single precision may cost a noisy score of a token that could win: a hundred times as much as it does."""
+
+
+class RowNoise(Protocol):
+    """The noise of one position."""
+
+    def of(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Of these tokens, `[n]`."""
+        ...
+
+    def whole(self) -> NDArray[np.float64]:
+        """Of all tokens, `[V]`."""
+        ...
+
+    def loud(self, level: float) -> NDArray[np.int64]:
+        """All tokens whose noise is at least `level`, ascending, and perhaps some more."""
+        ...
 
 
 class LikelyTokens(NamedTuple):
@@ -37,7 +55,7 @@ class LikelyTokens(NamedTuple):
         logits: before the temperature.
         behind: float32, how far they are behind the best logit, over the temperature: 0 and less.
         weights: float32, probabilities relative to the best; None where their sum does not matter.
-        kept_mass: kept is before what less than this of the weights stands.
+        kept_mass: kept is before what less than this of the weights stands; without weights, what is kept at least.
         floor: kept is what has at least this logit.
         scratch: see `new_scratch`.
     """
@@ -62,31 +80,44 @@ class LikelyTokens(NamedTuple):
         before += float(self.weights[place]) * int(np.count_nonzero(self.logits[:place] == at))
         return before < self.kept_mass
 
-    def best_kept(self, noise: NDArray[np.float64], temperature: float) -> list[tuple[int, float]]:
+    def best_kept(self, noise: RowNoise, temperature: float) -> list[tuple[int, float]]:
         """Place and noisy score of the two kept candidates (of the only one) that score best, best first.
 
-        A score is `logit / temperature + noise`, with `noise` `[n]`. What is better than one that is kept is kept, what
-        is worse than one that is dropped is dropped: few have to be asked. A second one that is `FAR` behind is not.
+        A score is `logit / temperature + noise`. What is better than one that is kept is kept, what is worse than one
+        that is dropped is dropped: few have to be asked. A second one that is `FAR` behind is not.
         """
-        if self.kept_mass > _FLAT_MASS:
-            loud = np.flatnonzero(noise >= _LOUD)
-            found, _ = self._first_kept(loud, self._scores(loud, noise, temperature))
-            if len(found) == 2 and self.behind[found[1][0]] + noise[found[1][0]] > _LOUD + _ROUGH:
-                return found
+        if self.ids is not None:
+            return self._best_of_all(noise.of(self.ids), temperature)
+        return self._best_of_loud(noise, temperature) or self._best_of_all(noise.whole(), temperature)
+
+    def _best_of_loud(self, noise: RowNoise, temperature: float) -> list[tuple[int, float]] | None:
+        """The two best, where both have so much noise that no token with less can score as well; else None."""
+        level = math.log(max(self.kept_mass, 1.0)) - _MARGIN
+        if level < _QUIET:
+            return None
+        places = noise.loud(level)
+        found, _ = self._first_kept(places, self._scores(places, noise.of(places), temperature))
+        if len(found) < 2:
+            return None
+        place, score = found[1]
+        ahead_of_best = score - float(self.logits[place]) / temperature + float(self.behind[place])
+        return found if ahead_of_best > level + _ROUGH else None
+
+    def _best_of_all(self, noise: NDArray[np.float64], temperature: float) -> list[tuple[int, float]]:
         rough = self.scratch[2, : len(noise)]
         rough[:] = noise
         rough += self.behind
         count = _ASKED
         while True:
             places = _best_places(rough, count)
-            found, dropped_below = self._first_kept(places, self._scores(places, noise, temperature))
+            found, dropped_below = self._first_kept(places, self._scores(places, noise[places], temperature))
             if len(found) == 2 or len(places) < count:
                 return found
             rough[self.logits < dropped_below] = -np.inf
             count *= 4
 
     def _scores(self, places: NDArray[np.int64], noise: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
-        return self.logits[places].astype(np.float64) / temperature + noise[places]
+        return self.logits[places].astype(np.float64) / temperature + noise
 
     def _first_kept(
         self, places: NDArray[np.int64], scores: NDArray[np.float64]
@@ -137,7 +168,7 @@ def likely_tokens(
         np.subtract(found, best, out=behind, casting="same_kind")
         behind *= np.float32(1 / filters.temperature)
     if filters.top_p >= 1:
-        return LikelyTokens(ids, found, behind, None, math.inf, floor, scratch)
+        return LikelyTokens(ids, found, behind, None, _FEW * filters.min_p, floor, scratch)
     np.exp(behind, out=weights)
     everything = LikelyTokens(ids, found, behind, weights, filters.top_p * _total(weights), floor, scratch)
     return _head(everything) if ids is None else everything

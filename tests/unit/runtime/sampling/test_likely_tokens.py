@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.sampling.likely_tokens import LikelyTokens, likely_tokens, new_scratch
+from mirrorsd.runtime.sampling.likely_tokens import FAR, LikelyTokens, likely_tokens, new_scratch
 from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
 
 THREE = np.log(np.array([0.1, 0.6, 0.3], dtype=np.float32))
@@ -77,16 +77,33 @@ def test_of_equals_the_lower_ids_are_kept(wanted: ShortlistFilter) -> None:
     assert kept_of(np.zeros(6, np.float32), wanted) == {0, 1, 2}
 
 
+class Noise:
+    """A row of noise that knows whether all of it was asked for."""
+
+    def __init__(self, row: np.ndarray) -> None:
+        self.row, self.was_whole = row, False
+
+    def of(self, ids: np.ndarray) -> np.ndarray:
+        return self.row[ids]
+
+    def whole(self) -> np.ndarray:
+        self.was_whole = True
+        return self.row
+
+    def loud(self, level: float) -> np.ndarray:
+        return np.flatnonzero(self.row >= level)
+
+
 def test_the_best_kept_by_noise_wins_and_what_is_dropped_cannot() -> None:
     """Token 0 has the loudest noise but is dropped; of the others log 0.3 + 1 is more than log 0.6."""
     likely = likely_of(THREE, filters(top_p=0.8))
-    found = likely.best_kept(np.array([10.0, 0.0, 1.0]), 1.0)
+    found = likely.best_kept(Noise(np.array([10.0, 0.0, 1.0])), 1.0)
     assert [place for place, _ in found] == [2, 1]
     assert [score for _, score in found] == pytest.approx([np.log(0.3) + 1, np.log(0.6)])
 
 
 def test_a_text_whose_filters_leave_one_token_has_no_runner_up() -> None:
-    (only,) = likely_of(THREE, filters(top_k=1)).best_kept(np.zeros(1), 0.5)
+    (only,) = likely_of(THREE, filters(top_k=1)).best_kept(Noise(np.zeros(3)), 0.5)
     assert only == (0, pytest.approx(2 * np.log(0.6)))
 
 
@@ -97,6 +114,24 @@ def test_the_winner_among_many_is_the_winner_of_the_sorted_ones() -> None:
         kept = sorted(kept_by_sorting(logits, wanted))
         best = max(kept, key=lambda token: float(logits[token]) / 0.7 + noise[token])
         likely = likely_of(logits, wanted)
-        ids = np.arange(3000) if likely.ids is None else likely.ids
-        place, score = likely.best_kept(noise[ids], 0.7)[0]
-        assert (int(ids[place]), score) == (best, pytest.approx(float(logits[best]) / 0.7 + noise[best]))
+        place, score = likely.best_kept(Noise(noise), 0.7)[0]
+        token = place if likely.ids is None else int(likely.ids[place])
+        assert (token, score) == (best, pytest.approx(float(logits[best]) / 0.7 + noise[best]))
+
+
+@pytest.mark.parametrize("wanted", [filters(top_p=0.9), filters(0.7, top_p=0.99), filters(min_p=0.01)])
+@pytest.mark.parametrize("spread", [0.0, 0.5, 1.0])
+def test_of_a_flat_row_only_loud_noise_is_asked_for(spread: float, wanted: ShortlistFilter) -> None:
+    random, num_whole = np.random.default_rng(4), 0
+    for _ in range(20):
+        logits, noise = random.normal(scale=spread, size=40_000).astype(np.float32), Noise(random.gumbel(size=40_000))
+        likely = likely_of(logits, wanted)
+        assert likely.ids is None
+        found = likely.best_kept(noise, wanted.temperature)
+        num_whole += noise.was_whole
+        kept = np.array(sorted(kept_by_sorting(logits, wanted)))
+        scores = logits[kept].astype(np.float64) / wanted.temperature + noise.row[kept]
+        first, second = np.argsort(-scores)[:2]
+        assert found[0] == (int(kept[first]), pytest.approx(scores[first]))
+        assert scores[first] - scores[second] >= min(found[0][1] - found[1][1], FAR) - 1e-9
+    assert num_whole <= 2
