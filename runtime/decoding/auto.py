@@ -1,4 +1,4 @@
-"""`auto`: takes every window from where it is worth most, from the draft, from the text, or from nowhere."""
+"""`auto`: takes every window from where it is worth most, be it the draft, the text itself or nowhere."""
 
 from collections.abc import Callable
 from itertools import takewhile
@@ -65,19 +65,20 @@ class AutoSource:
 
     def begin(self, inflight: InFlight) -> Beside | None:
         """See `WindowSource.begin`."""
-        may_prepare = self._is_in_step and not self._account.is_resting
+        may_prepare = self._is_in_step and self._known.is_plain_known and not self._account.is_resting
         beside = self._drafting.begin(inflight) if may_prepare else None
         self.name = "plain" if self._is_plain and beside is None else self._drafting.name
         return beside
 
     def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
         """The worthiest window."""
+        self._account.verified(acceptance.num_accepted)
         return self._choose(Verified(inflight, acceptance))
 
     def _choose(self, done: Verified | None) -> Found:
         account, speed = self._account, self._speed
         self._is_plain, self._is_trial, self._drafted_s = False, False, 0.0
-        if not self._request.window_limit() or not self._draft.is_ready():
+        if not self._request.window_limit() or not self._draft.is_ready() or not self._known.is_plain_known:
             return self._decline(done)
         is_ready = self._is_in_step and done is not None and self._drafting.is_prepared(done.acceptance)
         worth = account.worth_of_drafting(speed, is_ready=is_ready)
@@ -87,7 +88,7 @@ class AutoSource:
             if done is not None and self._is_in_step:
                 self._serial.adopt(*done, repeat)
             return Found(repeat, "text")
-        if self._is_trial or (worth > 0 and account.is_covered(speed, is_ready=is_ready)):
+        if self._is_trial or ((is_ready or worth > 0) and account.is_covered(speed, is_ready=is_ready)):
             return self._draft_window(done)
         return self._decline(done)
 
@@ -125,7 +126,11 @@ class AutoSource:
         self._account.observe_step(seconds, self._drafted_s, 1 + step.num_accepted, is_plain=step.method == "plain")
         self._serial.observe(step)
         windows = self._request.windows
-        if windows is not None and step.method == "serial":
+        if windows is None:
+            return
+        if self._known.is_plain_known:
+            windows.slowdown = self._known.plain_seconds / windows.pass_seconds(1)
+        if step.method == "serial":
             spans = takewhile(lambda span: span.start >= step.started, reversed(self._request.ledger.spans))
             pass_seconds = sum(span.seconds for span in spans if span.is_of_pass)
             self._known.observe_pass(pass_seconds / windows.pass_seconds(1 + step.num_window))

@@ -26,9 +26,7 @@ class Knowledge:
         default_factory=lambda: {False: LearnedLengths(), True: LearnedLengths()}
     )
 
-    pairs: dict[bool, PairKnowledge] = field(
-        default_factory=lambda: {False: PairKnowledge(), True: PairKnowledge()}
-    )
+    pairs: dict[bool, PairKnowledge] = field(default_factory=lambda: {False: PairKnowledge(), True: PairKnowledge()})
 
     def windows(self, speculation: SpeculationConfig, *, is_sampling: bool) -> WindowLength | None:
         """What cuts the windows of a request, if it wants that and the target's times are known."""

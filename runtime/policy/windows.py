@@ -67,7 +67,12 @@ class Reach(NamedTuple):
 
 
 class WindowLength:
-    """Cuts the windows of one request. Plain floats: a dozen tokens are too few for arrays to be fast."""
+    """Cuts the windows of one request. Plain floats: a dozen tokens are too few for arrays to be fast.
+
+    Attributes:
+        slowdown: how many times longer passes take now than was measured.
+        worth: of the window that was cut last, in tokens.
+    """
 
     def __init__(self, target_ms: Curve, weights: tuple[float, ...], learned: LearnedLengths) -> None:
         """Use a target whose pass takes `target_ms` (`[rows, ms]` points), and a draft judged by `weights`.
@@ -80,6 +85,7 @@ class WindowLength:
         self._acceptance_rate = _FIRST_RATE
         self._expected: list[tuple[float, bool]] = []
         self._awaited: tuple[int, float, float] | None = None
+        self.slowdown = 1.0
         self.worth = 0.0
 
     def pass_seconds(self, num_rows: int) -> float:
@@ -165,7 +171,7 @@ class WindowLength:
     @property
     def speed(self) -> float:
         """Tokens per second of the text, lately; at least what plain decoding brings."""
-        return max(self._learned.tokens_per_second, 1.0 / max(self._pass_seconds[0], 1e-9))
+        return max(self._learned.tokens_per_second, 1.0 / max(self.slowdown * self._pass_seconds[0], 1e-9))
 
     def _reach(self, shares: Sequence[Share], num_main: int) -> Reach:
         constant, of_own, _, of_other, _, of_row, of_rate = self._weights
@@ -182,6 +188,6 @@ class WindowLength:
 
     def _worths(self, reach: Sequence[float]) -> list[float]:
         """What windows of `0 .. n` tokens bring, in tokens, less what their rows' time would have brought."""
-        speed = self.speed
+        speed = self.speed * self.slowdown
         gains = (right - speed * seconds for right, seconds in zip(reach, self._row_seconds, strict=False))
         return [0.0, *accumulate(gains)]

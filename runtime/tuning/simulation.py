@@ -184,7 +184,11 @@ class SimulatedLink:
 
     def ask(self, job: Callable[[], Result], default: Result) -> Result:
         """See `DraftLink.ask`."""
-        return self._devices.ask(job)
+        ledger = self._devices.ledger
+        asked = ledger.now()
+        result = self._devices.ask(job)
+        ledger.drafted_s += ledger.now() - asked
+        return result
 
     @property
     def round_seconds(self) -> float:
