@@ -43,7 +43,7 @@ class AutoSource:
         self._request, self._draft = serial.request, serial.draft
         self._serial, self._drafting, self._repeats, self._free_rows = serial, drafting, repeats, free_rows
         self._known, self._account = known, Account(known)
-        self._is_in_step = self._is_plain = self._is_trial = False
+        self._is_in_step = self._is_plain = self._is_trial = self._is_unjudged = False
         self._drafted_s = 0.0
 
     @property
@@ -72,12 +72,14 @@ class AutoSource:
 
     def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
         """The worthiest window."""
+        if self._is_unjudged:  # nobody could say what the window was worth: now it shows
+            self._account.observe_window(float(acceptance.num_accepted), self._speed, is_trial=self._is_trial)
         self._account.verified(acceptance.num_accepted)
         return self._choose(Verified(inflight, acceptance))
 
     def _choose(self, done: Verified | None) -> Found:
         account, speed = self._account, self._speed
-        self._is_plain, self._is_trial, self._drafted_s = False, False, 0.0
+        self._is_plain, self._is_trial, self._is_unjudged, self._drafted_s = False, False, False, 0.0
         if not self._request.window_limit() or not self._draft.is_ready() or not self._known.is_plain_known:
             return self._decline(done)
         is_ready = self._is_in_step and done is not None and self._drafting.is_prepared(done.acceptance)
@@ -115,6 +117,7 @@ class AutoSource:
             self._known.observe_drafting(self._drafted_s)
         if windows is not None:
             self._account.observe_window(windows.worth, self._speed, is_trial=self._is_trial)
+        self._is_unjudged = windows is None
         self._is_plain = not len(found.window)
         return found
 

@@ -35,7 +35,7 @@ class Constants:
     covered_share: float = 0.5
     """Of a window's drafting, what the credit must hold. 1: sampled int8 texts 10 % slower, hopeless ones the same."""
     memory: float = 0.985
-    """Per token, of what windows are worth. 0.95: sampled int8 texts 5 to 14 % slower, as a hard passage ends it all."""
+    """Per token, of what windows are worth. 0.95: a hard passage ends drafting, sampled int8 texts 5 to 14 % slower."""
     first_pause: int = 4
     """Tokens between two trials; triples with each that has not paid."""
     longest_pause: int = 256
@@ -82,7 +82,7 @@ class PairKnowledge:
         speed = max(tokens_per_second[name], tokens_per_second["plain"])
         num_tokens = tokens_per_step.get(name, 1.0)
         step_seconds = num_tokens / tokens_per_second[name]
-        pass_seconds = interpolate(target_ms, num_tokens) / 1e3 if target_ms else self.plain_seconds
+        pass_seconds = interpolate(target_ms, round(num_tokens)) / 1e3 if target_ms else self.plain_seconds
         self.draft_seconds = max(step_seconds - pass_seconds, 0.0)
         self.brought = num_tokens - 1 - speed * max(pass_seconds - self.plain_seconds, 0.0)
 

@@ -95,7 +95,7 @@ def test_a_good_draft_beside_a_slow_target_is_used(make_bench: Make) -> None:
 @pytest.mark.parametrize("takes_turns", [True, False])
 def test_on_shared_cores_the_target_never_works_beside_the_draft(make_bench: Make, *, takes_turns: bool) -> None:
     """Windows on the side: beside passes of the target both would be slow. With devices of their own nobody waits."""
-    bench = make_bench(hit_rate=0.1, takes_turns=takes_turns, gamma=4)
+    bench = make_bench(hit_rate=0.1, takes_turns=takes_turns, gamma=4, suffix_seconds=0.002)
     started, pass_of = [], bench.target.run
 
     def run(*arguments: Any, **options: Any) -> Any:
