@@ -125,18 +125,24 @@ class AutoSource:
         """Learn from the step."""
         if self._draft.is_preparing:  # a step beside a compiler teaches nothing
             return
-        seconds = step.own_seconds - self._drafted_s
-        self._account.observe_step(seconds, self._drafted_s, 1 + step.num_accepted, is_plain=step.method == "plain")
+        is_plain, seconds = step.method == "plain", step.own_seconds - self._drafted_s
+        now = self._plain_seconds_now(step)
+        self._account.observe_step(
+            seconds, self._drafted_s, 1 + step.num_accepted, is_plain=is_plain, plain_seconds=now
+        )
         self._serial.observe(step)
         windows = self._request.windows
-        if windows is None:
-            return
-        if self._known.is_plain_known:
+        if windows is not None and self._known.is_plain_known:
             windows.slowdown = self._known.plain_seconds / windows.pass_seconds(1)
-        if step.method == "serial":
-            spans = takewhile(lambda span: span.start >= step.started, reversed(self._request.ledger.spans))
-            pass_seconds = sum(span.seconds for span in spans if span.is_of_pass)
-            self._known.observe_pass(pass_seconds / windows.pass_seconds(1 + step.num_window))
+
+    def _plain_seconds_now(self, step: StepRecord) -> float:
+        """By the step's own pass, beside which nothing ran in serial decoding; 0 where that cannot be said."""
+        windows = self._request.windows
+        if windows is None or step.method != "serial":
+            return 0.0
+        spans = takewhile(lambda span: span.start >= step.started, reversed(self._request.ledger.spans))
+        pass_seconds = sum(span.seconds for span in spans if span.is_of_pass)
+        return self._known.observe_pass(pass_seconds / windows.pass_seconds(1 + step.num_window))
 
     def close(self) -> None:
         """Leave nothing running."""

@@ -45,7 +45,7 @@ class Constants:
 _BY = Constants()
 _KNOWN_STEPS = 2
 """Plain steps after which plain decoding counts as measured."""
-_FAST, _SLOW = 0.9, 0.95
+_FAST, _SLOW = 0.8, 0.95
 """Memories per step: of times, and of what free rows bring."""
 
 
@@ -103,11 +103,15 @@ class PairKnowledge:
         self._follow(seconds)
         self.plain_tokens = _SLOW * self.plain_tokens + (1 - _SLOW) * num_tokens
 
-    def observe_pass(self, slowdown: float) -> None:
-        """Learn that a pass, beside which nothing ran, took `slowdown` times what was measured before."""
+    def observe_pass(self, slowdown: float) -> float:
+        """Learn that a pass, beside which nothing ran, took `slowdown` times what was measured before.
+
+        Returns what a plain step would have taken by that, in seconds; 0 where nothing was measured.
+        """
         seconds = self._pace.observe_pass(slowdown)
         if seconds:
             self._follow(seconds)
+        return seconds
 
     def observe_drafting(self, seconds: float) -> None:
         """Learn how long the target has waited for a window."""
@@ -179,10 +183,16 @@ class Account:
         if self._tried is not None:
             self._settle_trial(num_right)
 
-    def observe_step(self, seconds: float, drafted_seconds: float, num_tokens: int, *, is_plain: bool) -> None:
-        """Settle for a step of `seconds`, and `drafted_seconds` after it for the next window."""
+    def observe_step(
+        self, seconds: float, drafted_seconds: float, num_tokens: int, *, is_plain: bool, plain_seconds: float = 0.0
+    ) -> None:
+        """Settle for a step of `seconds`, and `drafted_seconds` after it for the next window.
+
+        `plain_seconds` are what a plain step would have taken just then; lately, where nobody knows.
+        """
         self._since += num_tokens
-        speed = self._known.plain_speed
+        known = self._known
+        speed = known.plain_tokens / plain_seconds if plain_seconds else known.plain_speed
         if is_plain:
             self.credit += _BY.trial_share * num_tokens - drafted_seconds * speed
         else:
