@@ -15,11 +15,12 @@ if TYPE_CHECKING:
         MirrorError,
         ParityError,
     )
-    from mirrorsd.runtime import Chunk, GenerationConfig, GenerationResult, MirrorPipeline, MirrorSession
+    from mirrorsd.runtime import CancelToken, Chunk, GenerationConfig, GenerationResult, MirrorPipeline, MirrorSession
 
 __version__ = "0.1.0"
 __all__ = [
     "BundleError",
+    "CancelToken",
     "Cancelled",
     "Chunk",
     "ConfigError",
@@ -35,7 +36,7 @@ __all__ = [
     "ParityError",
     "__version__",
 ]
-_OF_RUNTIME = ("Chunk", "GenerationConfig", "GenerationResult", "MirrorPipeline", "MirrorSession")
+_OF_RUNTIME = ("CancelToken", "Chunk", "GenerationConfig", "GenerationResult", "MirrorPipeline", "MirrorSession")
 
 
 def __getattr__(name: str) -> object:

@@ -87,8 +87,8 @@ def decode_all(
     for number, messages in enumerate([prompts[-1], *prompts]):
         shift = number % len(settings)
         for setting in (*settings[shift:], *settings[:shift]):
-            chosen = seeded(config, number)
-            result = sessions[setting.name].generate(messages=messages, config=chosen, method=setting.method)
+            chosen = seeded(config, number).with_overrides({"method": setting.method})
+            result = sessions[setting.name].generate(messages=messages, config=chosen)
             found[setting.name].append(result)
         if len({tuple(results[-1].token_ids) for results in found.values()}) > 1:
             print(

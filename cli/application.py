@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 from mirrorsd import __version__
+from mirrorsd.cli.commands.cache import app as cache
+from mirrorsd.cli.commands.chat import chat
 from mirrorsd.cli.commands.compare import compare
 from mirrorsd.cli.commands.compile import compile
 from mirrorsd.cli.commands.devices import devices
@@ -13,6 +15,8 @@ from mirrorsd.cli.commands.doctor import doctor
 from mirrorsd.cli.commands.export import export
 from mirrorsd.cli.commands.generate import generate
 from mirrorsd.cli.commands.inspect import inspect
+from mirrorsd.cli.commands.pairs import pairs
+from mirrorsd.cli.commands.serve import serve
 from mirrorsd.cli.commands.simulate import simulate
 from mirrorsd.cli.commands.trace import trace
 from mirrorsd.cli.commands.train.group import app as train
@@ -27,9 +31,12 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (export, compile, generate, compare, inspect, devices, doctor, simulate, trace, tune):
+for command in (
+    *(export, compile, generate, chat, serve, compare, inspect, pairs, devices, doctor, simulate, trace, tune),
+):
     app.command()(command)
 app.add_typer(train, name="train")
+app.add_typer(cache, name="cache")
 
 
 def _print_version(wanted: bool) -> None:

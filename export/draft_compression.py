@@ -88,7 +88,7 @@ def compress_weights(
         ConfigError: nncf is not installed.
     """
     if importlib.util.find_spec("nncf") is None:
-        raise ConfigError(f"an {asked.weights} draft needs nncf: pip install nncf, or choose fp16")
+        raise ConfigError(f"an {asked.weights} draft needs nncf: pip install 'mirrorsd[compress]', or choose fp16")
     nncf = importlib.import_module("nncf")
     left_alone = _position_tables(model) + (_vocabulary_layers(model) if asked.weights == "int8" else [])
     tables = nncf.IgnoredScope(names=left_alone, validate=False)

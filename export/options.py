@@ -61,7 +61,7 @@ class ExportOptions:
     """
 
     exit_layers: Literal["auto"] | tuple[int, ...] = "auto"
-    precision: str = "fp32"
+    precision: str = "int8"
     head_precision: str = "auto"
     embedding_precision: str = "auto"
     block_size: int | None = None

@@ -1,28 +1,25 @@
 """The files of a bundle on disk: sizes, SHA-256, and the check that they are what the manifest says.
 
-Hashing a large bundle takes time, so a passed check is remembered in a small file beside the bundle, keyed by the
-files' sizes and modification times.
+Hashing a large bundle takes time, so a passed check is remembered in the user's cache, keyed by the files' sizes and
+modification times.
 """
 
 import hashlib
-import json
 from pathlib import Path, PurePosixPath
 
 from mirrorsd.graphs import names
+from mirrorsd.graphs.documents import DocumentError, read_text
 from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import FileEntry, Manifest
+from mirrorsd.graphs.user_cache import passed_check, remember_check
 
-_CHUNK_BYTES = 1 << 22
 _LOADED_FOLDERS = (names.TARGET_FOLDER, names.DRAFT_FOLDER, names.TOKENIZER_FOLDER)
 
 
 def describe_file(path: Path) -> FileEntry:
     """Size and SHA-256 of one file."""
-    digest = hashlib.sha256()
     with path.open("rb") as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return FileEntry(bytes=path.stat().st_size, sha256=digest.hexdigest())
+        return FileEntry(bytes=path.stat().st_size, sha256=hashlib.file_digest(stream, "sha256").hexdigest())
 
 
 def read_bundle(folder: Path) -> Manifest:
@@ -33,18 +30,12 @@ def read_bundle(folder: Path) -> Manifest:
             unreadable or not listed.
     """
     manifest_path = folder / names.MANIFEST_FILE
-    if not folder.is_dir():
-        raise BundleError(f"{folder} is not a folder. A bundle is made by `mirrorsd export ... -o NAME.mirror`.")
     if not manifest_path.is_file():
-        raise BundleError(
-            f"{folder} has no {names.MANIFEST_FILE}, so it is not a bundle (or its export was cut short)."
-        )
+        raise BundleError(_what_it_is(folder))
     try:
-        text = manifest_path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise BundleError(f"{manifest_path} is not UTF-8 text. Export the bundle again.") from error
-    except OSError as error:
-        raise BundleError(f"{manifest_path} cannot be read ({error.strerror}).") from error
+        text = read_text(manifest_path)
+    except DocumentError as error:
+        raise BundleError(f"{manifest_path} {error}. Export the bundle again.") from error
     manifest = Manifest.from_json(text, origin=str(manifest_path))
     try:
         _check_unlisted(folder, manifest)
@@ -52,6 +43,20 @@ def read_bundle(folder: Path) -> Manifest:
     except OSError as error:
         raise BundleError(f"{folder} cannot be read: {error}. Copy the bundle again, or export it again.") from error
     return manifest
+
+
+def _what_it_is(path: Path) -> str:
+    """What a path that is no bundle is, and the line that makes one of it."""
+    line = f"Make a bundle of it first: mirrorsd export {path}"
+    if path.is_file() and path.suffix == ".gguf":
+        return f"{path} is a GGUF file, a model but not a bundle. {line} --draft DRAFT"
+    if (path / "config.json").is_file():
+        return f"{path} is a Hugging Face checkpoint, a model but not a bundle. {line} --draft DRAFT"
+    if not path.is_dir():
+        is_name = len(path.parts) == 2 and not path.is_absolute() and path.suffix != ".mirror" and not path.exists()
+        like = f" If it is a name on the Hugging Face hub: mirrorsd export {path.as_posix()}" if is_name else ""
+        return f"{path} is not a folder. A bundle is made by `mirrorsd export ... -o NAME.mirror`.{like}"
+    return f"{path} has no {names.MANIFEST_FILE}, so it is not a bundle (or its export was cut short)."
 
 
 def _check_unlisted(folder: Path, manifest: Manifest) -> None:
@@ -84,9 +89,8 @@ def _check_files(folder: Path, manifest: Manifest, manifest_text: str) -> None:
                 "Copy the bundle again, or export it again."
             )
         stamps[name] = [stat.st_size, stat.st_mtime_ns]
-    seal = {"manifest": hashlib.sha256(manifest_text.encode()).hexdigest(), "stamps": stamps}
-    seal_path = folder.parent / f".{folder.name}.checked"
-    if _read_seal(seal_path) == seal:
+    seal: dict[str, object] = {"manifest": hashlib.sha256(manifest_text.encode()).hexdigest(), "stamps": stamps}
+    if passed_check(folder, seal):
         return
     for name, entry in manifest.files.items():
         found = describe_file(folder / name).sha256
@@ -95,19 +99,4 @@ def _check_files(folder: Path, manifest: Manifest, manifest_text: str) -> None:
                 f"{folder / name} is damaged: SHA-256 {found[:12]}..., the manifest says {entry.sha256[:12]}.... "
                 "Copy the bundle again, or export it again."
             )
-    _write_seal(seal_path, seal)
-
-
-def _read_seal(path: Path) -> object:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-
-
-def _write_seal(path: Path, seal: object) -> None:
-    """Remember a passed check; a read-only place only costs the hashing at the next load."""
-    try:
-        path.write_text(json.dumps(seal), encoding="utf-8")
-    except OSError:
-        return
+    remember_check(folder, seal)

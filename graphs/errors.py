@@ -19,6 +19,7 @@ these; `errors_of` says what that may be.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
+from typing import Any
 
 
 class MirrorError(Exception):
@@ -50,7 +51,13 @@ class GenerationError(MirrorError):
 
 
 class Cancelled(GenerationError):  # noqa: N818 - the public name is the word people search for
-    """The caller stopped the request."""
+    """The caller stopped the request.
+
+    Attributes:
+        result: the `GenerationResult` of what there was by then, where a session raised it.
+    """
+
+    result: Any = None
 
 
 class ContextLengthError(GenerationError):

@@ -1,12 +1,14 @@
 """One process at a time in a folder that is being written.
 
-Owns: the lock file; the system releases it when the process ends, however it ends, so none is ever left behind locked.
-Does not own: what is written there.
+Owns: the refusal, and that no lock file is left; the system releases it when the process ends, however it ends.
+Does not own: the lock itself (`filelock`), what is written there.
 """
 
 import os
 import sys
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from mirrorsd.graphs.errors import ConfigError
 
@@ -28,58 +30,33 @@ class FolderLock:
             OSError: The file cannot be made.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._path = path
-        self._owner = os.getpid()
-        self._handle: int | None = None
-        while self._handle is None:
-            self._handle = self._taken(work)
-        os.ftruncate(self._handle, 0)
-        os.write(self._handle, str(os.getpid()).encode("ascii"))
-
-    def _taken(self, work: str) -> int | None:
-        """Open and lock the file; None where its last owner removed it in between."""
-        handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._path, self._owner = path, os.getpid()
+        self._lock = FileLock(path, thread_local=False)
         try:
-            _lock(handle)
-        except OSError as error:
-            owner = os.pread(handle, 32, 0).decode("ascii", "replace") if hasattr(os, "pread") else ""
-            os.close(handle)
+            self._lock.acquire(timeout=0)
+        except Timeout as error:
             raise ConfigError(
-                f"{self._path.parent} is being written by another {work} (process {owner or 'unknown'}, which holds "
-                f"{self._path.name}); wait for it, end it, or give this one a place of its own"
+                f"{path.parent} is being written by another {work} (process {_owner_in(path)}, which holds "
+                f"{path.name}); wait for it, end it, or give this one a place of its own"
             ) from error
-        if self._path.exists() and os.path.samestat(os.fstat(handle), self._path.stat()):
-            return handle
-        os.close(handle)
-        return None
+        if sys.platform != "win32":  # where nobody else may read or write a locked file
+            path.write_text(str(self._owner), encoding="ascii")
 
     def release(self) -> None:
         """Remove the file and let others write there; may be called again."""
-        if self._handle is None:
+        if not self._lock.is_locked or os.getpid() != self._owner:  # a forked child owns nothing
             return
-        # Windows keeps open files, and the next owner takes this one over; a forked child owns nothing.
-        if sys.platform != "win32" and os.getpid() == self._owner:
+        if sys.platform != "win32":  # which keeps open files; the next owner takes this one over
             self._path.unlink(missing_ok=True)
-        os.close(self._handle)
-        self._handle = None
+        self._lock.release()
 
     def __del__(self) -> None:
-        if getattr(self, "_handle", None) is not None:
+        if hasattr(self, "_lock"):
             self.release()
 
 
-if sys.platform == "win32":
-
-    def _lock(handle: int) -> None:
-        import msvcrt
-
-        os.lseek(handle, 1 << 20, os.SEEK_SET)  # beyond the process number, so that it can be written
-        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-        os.lseek(handle, 0, os.SEEK_SET)
-
-else:
-
-    def _lock(handle: int) -> None:
-        import fcntl
-
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def _owner_in(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip() or "unknown"
+    except (OSError, UnicodeDecodeError):
+        return "unknown"

@@ -6,13 +6,13 @@ Reading files and hashing them is `bundle_files`; this module only knows the doc
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import PurePosixPath
-from types import UnionType
-from typing import Any, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, Self
 
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import DraftShape, TargetShape
+from mirrorsd.graphs.documents import DocumentError, build, parse_json
 from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest_values import check_numbers, check_values
 
@@ -22,12 +22,16 @@ _CHECKSUM = "checksum"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceModel:
-    """Where a model came from: folder or hub name, Hugging Face `model_type`, licence (SPDX id or "unknown")."""
+    """Where a model came from: folder or hub name, Hugging Face `model_type`, licence (SPDX id or "unknown").
+
+    `revision` is the commit on the hub that the files are of; empty where they came from elsewhere.
+    """
 
     name: str
     family: str
     licence: str
     num_parameters: int
+    revision: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,13 +237,16 @@ class Manifest:
                 value that cannot be, a path that leaves the bundle.
         """
         try:
-            document = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise BundleError(f"{origin} is not valid JSON ({error}). Export the bundle again.") from error
+            document = parse_json(text)
+        except DocumentError as error:
+            raise BundleError(f"{origin} {error}. Export the bundle again.") from error
         _check_schema(document, origin)
         _check_checksum(document, origin)
         check_numbers(document, origin)
-        manifest: Self = _build(cls, document, origin, "")
+        try:
+            manifest = build(cls, document)
+        except DocumentError as error:
+            raise BundleError(_in_words(error, origin)) from error
         for path in manifest.files:
             check_inside(path, origin)
         for path in manifest.used_files():
@@ -303,38 +310,10 @@ def _check_checksum(document: dict[str, Any], origin: str) -> None:
         )
 
 
-def _build(kind: Any, value: Any, origin: str, where: str) -> Any:
-    """Turn parsed JSON into `kind` (dataclasses, tuples, dicts, plain values), with exact field checks."""
-    if is_dataclass(kind):
-        return _build_dataclass(kind, value, origin, where)
-    generic, arguments = get_origin(kind), get_args(kind)
-    if generic in (Union, UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        return _build(next(a for a in arguments if a is not type(None)), value, origin, where)
-    if generic is tuple and isinstance(value, list):
-        return tuple(_build(arguments[0], item, origin, f"{where}[{i}]") for i, item in enumerate(value))
-    if generic is dict and isinstance(value, dict):
-        return {key: _build(arguments[1], item, origin, f"{where}.{key}") for key, item in value.items()}
-    if kind is Any:
-        return value
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(kind, type) and isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
-        return value
-    raise BundleError(f"{origin}: field {where.lstrip('.')!r} has the wrong type ({type(value).__name__}).")
-
-
-def _build_dataclass(kind: Any, value: Any, origin: str, where: str) -> Any:
-    if not isinstance(value, Mapping):
-        raise BundleError(f"{origin}: field {where.lstrip('.')!r} must be an object.")
-    hints = get_type_hints(kind)
-    known = {f.name for f in fields(kind)}
-    unknown = sorted(set(value) - known)
-    if unknown:
-        raise BundleError(f"{origin}: unknown field {unknown[0]!r} in {where.lstrip('.') or 'the manifest'}.")
-    built = {name: _build(hints[name], value[name], origin, f"{where}.{name}") for name in value}
-    try:
-        return kind(**built)
-    except TypeError as error:
-        raise BundleError(f"{origin}: {where.lstrip('.') or 'the manifest'} is incomplete ({error}).") from error
+def _in_words(error: DocumentError, origin: str) -> str:
+    table = error.parent or "the manifest"
+    if error.flaw == "missing":
+        return f"{origin}: {table} is incomplete ({error.name!r} is missing)."
+    if error.flaw == "unknown":
+        return f"{origin}: unknown field {error.name!r} in {table}."
+    return f"{origin}: field {error.where!r} has the wrong type ({error})."

@@ -1,5 +1,6 @@
 """Running bundles: sessions, caches, draft expansion, verification, the scheduler, sampling, the public pipeline."""
 
+from mirrorsd.runtime.cancel_token import CancelToken
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.devices.inventory import DeviceInventory, choose_device_map, device_inventory, missing_devices
 from mirrorsd.runtime.pipeline import MirrorPipeline
@@ -8,6 +9,7 @@ from mirrorsd.runtime.reporting.stats import GenerationStats
 from mirrorsd.runtime.session import MirrorSession
 
 __all__ = [
+    "CancelToken",
     "Chunk",
     "DeviceInventory",
     "GeneratedToken",

@@ -8,12 +8,19 @@ from typing import Any, Literal, NamedTuple, Self
 
 from mirrorsd.device_maps.card import ALLOCATIONS, ROOT_SOURCES, WINDOWS
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.runtime.cancel_token import CancelToken
 from mirrorsd.runtime.setting_rules import (
     Rule,
     apply_rules,
     number,
+    of_type,
     one_of,
     or_unset,
+    read_biases,
+    read_mapping,
+    read_mappings,
+    read_schema,
+    read_string,
     read_whole,
     require,
     several,
@@ -32,11 +39,10 @@ _SEED_BITS = 32
 """Of a seed that is drawn: short enough to be typed again."""
 
 
-def _read_text(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError
-    return value
-
+CONSTRAINTS = ("json_schema", "regex", "grammar")
+"""Fields of which one may say what form the text has."""
+_PENALTY = number(lambda penalty: -2 <= penalty <= 2, "-2 to 2")
+_STRING = "a string that is not empty"
 
 _GENERATION_RULES = {
     "max_new_tokens": whole(1),
@@ -49,8 +55,22 @@ _GENERATION_RULES = {
     "min_p": or_unset(number(lambda p: 0 <= p < 1, "0 up to, not including, 1")),
     "repetition_penalty": or_unset(number(lambda p: 0.01 <= p <= 100, "0.01 to 100")),
     "seed": or_unset(whole(0, 2**64 - 1, "0 to 2**64 - 1")),
-    "stop_strings": several(str, _read_text, "a string that is not empty, or several"),
+    "stop_strings": several(str, read_string, f"{_STRING}, or several"),
     "stop_token_ids": several(Integral, read_whole, "an id, or several"),
+    "presence_penalty": _PENALTY,
+    "frequency_penalty": _PENALTY,
+    "logit_bias": Rule("token ids and numbers from -100 to 100, as {id: number}", read_biases),
+    "logprobs": yes_or_no(),
+    "top_logprobs": whole(0, 20),
+    "skip_special_tokens": yes_or_no(),
+    "json_schema": or_unset(Rule("a JSON schema: a mapping, True or False, or one as JSON text", read_schema)),
+    "regex": or_unset(Rule(_STRING, read_string)),
+    "grammar": or_unset(Rule(f"{_STRING}: a Lark grammar", read_string)),
+    "tools": Rule("a list of mappings, as the chat template wants them", read_mappings),
+    "template_variables": or_unset(Rule("a mapping of names to values", read_mapping)),
+    "prediction": several(Integral, read_whole, "an id, or several"),
+    "deadline_s": or_unset(number(lambda seconds: 0 < seconds <= 86400, "above 0, up to 86400 seconds")),
+    "cancel": or_unset(of_type(CancelToken, "a CancelToken")),
     "ignore_eos": yes_or_no(),
     "use_defaults": yes_or_no(),
     "method": one_of(METHODS),
@@ -75,6 +95,20 @@ class GenerationConfig:
         seed: same seed, same text, whichever method or draft; unset, one is drawn and told in the result.
         stop_strings: end before the first of these in the produced text; a string, or several.
         stop_token_ids: end after one of these ids.
+        presence_penalty: taken from the logit of each token that the new text has.
+        frequency_penalty: the same, for each time that the new text has it.
+        logit_bias: what is added to the logits of these ids; kept as pairs of id and number.
+        logprobs: tell the log-probability that the target gave each chosen token, before all of the above.
+        top_logprobs: tell those of so many likeliest tokens too.
+        skip_special_tokens: leave special tokens out of the text. Otherwise they count in `stop_strings` too.
+        json_schema: the text is JSON of this schema; kept as JSON text. Needs the package llguidance.
+        regex: the text is one that this regular expression matches as a whole. Needs llguidance.
+        grammar: the text is one of this Lark grammar, in llguidance's dialect. Needs llguidance.
+        tools: what the chat template is told of the tools that the model may call; with `messages` only.
+        template_variables: further variables of the chat template, such as `enable_thinking`; with `messages` only.
+        prediction: ids of a text that the new one will probably repeat in parts: `auto` looks windows up in it.
+        deadline_s: seconds from the call, after which the text ends where it is.
+        cancel: a token that stops the request; one may stop several.
         ignore_eos: do not end at the model's own end-of-sequence ids.
         use_defaults: whether the checkpoint's defaults are taken.
         method: `mirror`, `serial`, `plain` or `auto`. Never changes the text.
@@ -90,6 +124,20 @@ class GenerationConfig:
     seed: int | None = None
     stop_strings: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()
+    logprobs: bool = False
+    top_logprobs: int = 0
+    skip_special_tokens: bool = True
+    json_schema: Mapping[str, Any] | bool | str | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
+    template_variables: Mapping[str, Any] | None = None
+    prediction: Sequence[int] = ()
+    deadline_s: float | None = None
+    cancel: CancelToken | None = None
     ignore_eos: bool = False
     use_defaults: bool = True
     method: Method = "auto"
@@ -97,7 +145,15 @@ class GenerationConfig:
     def __post_init__(self) -> None:
         apply_rules(self, _GENERATION_RULES)
         contradicts = self.do_sample is True and self.temperature == 0
-        require(not contradicts, type(self).__name__, "temperature", self.temperature, "above 0 when do_sample=True")
+        self._require(not contradicts, "temperature", "above 0 when do_sample=True")
+        self._require(self.logprobs or not self.top_logprobs, "top_logprobs", "0, or logprobs=True beside it")
+        forms = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        if forms:
+            self._require(len(forms) == 1, forms[-1], f"None beside {forms[0]}, as a text has one form")
+            self._require(not self.ignore_eos, "ignore_eos", f"False beside {forms[0]}, which says where the text ends")
+
+    def _require(self, is_fine: bool, field: str, allowed: str) -> None:
+        require(is_fine, type(self).__name__, field, getattr(self, field), allowed)
 
     @property
     def is_sampling(self) -> bool:
@@ -105,6 +161,11 @@ class GenerationConfig:
         if self.do_sample is not None:
             return self.do_sample
         return self.temperature is not None and self.temperature > 0
+
+    @property
+    def biases(self) -> dict[int, float]:
+        """What is added to logits, by token."""
+        return dict(self.logit_bias)
 
     def with_overrides(self, overrides: dict[str, Any]) -> Self:
         """A copy with some fields replaced.

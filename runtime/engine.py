@@ -115,6 +115,11 @@ class Seat:
         return min(self._target_session.context, self._draft_session.capacity)
 
     @property
+    def target(self) -> TargetLink:
+        """The line to the target, for its cache."""
+        return self._target
+
+    @property
     def draft_failure(self) -> str | None:
         """Why the draft was given up in the current request."""
         return self._link.failure if self._link else None

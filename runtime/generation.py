@@ -1,10 +1,12 @@
 """The loop of one generation: start a decoder, step, stop. Text and tokens leave through `Chunk`s."""
 
 from collections.abc import Iterator
+from itertools import count
 from typing import NamedTuple
 
+from mirrorsd.graphs.errors import Cancelled
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.decoding.step import Decoder, Outcome
+from mirrorsd.runtime.decoding.step import Decoder, InFlight, Outcome
 from mirrorsd.runtime.reporting.results import Chunk, GeneratedToken
 from mirrorsd.runtime.text.stopping import StopWatch
 
@@ -23,10 +25,22 @@ def run_steps(decoder: Decoder, watch: StopWatch) -> Iterator[Chunk | Stop]:
     """
     request = decoder.request
     token_ids: list[int] = []
-    inflight = decoder.start()
+    inflight: InFlight | None = None
+    num_spans = 0
     while True:
-        request.raise_if_cancelled()
-        outcome = decoder.step(inflight)
+        try:
+            inflight = decoder.start() if inflight is None else inflight
+            request.raise_if_cancelled()
+            is_given = len(inflight.window) > 0
+            outcome = decoder.step(inflight)
+        except Cancelled:
+            if not request.is_overdue():
+                raise
+            request.end_after(len(token_ids))
+            last = watch.finish("deadline")
+            yield Chunk(last.text, ())
+            yield Stop(last.stop_reason or "deadline", token_ids)
+            return
         inflight = outcome.inflight
         texts: list[str] = []
         reason: str | None = None
@@ -42,10 +56,13 @@ def run_steps(decoder: Decoder, watch: StopWatch) -> Iterator[Chunk | Stop]:
             last = watch.finish(_limit_reason(request))
             texts.append(last.text)
             reason = last.stop_reason
-        tokens = _label(outcome, token_ids[first:])
+        labelled = _label(outcome, token_ids[first:], request, first, is_given=is_given)
+        tokens = _with_texts(labelled, texts)
         if reason is not None:
             request.end_after(len(token_ids))
-        yield Chunk("".join(texts), tokens)
+        spans = tuple(request.ledger.spans[num_spans:])
+        num_spans += len(spans)
+        yield Chunk("".join(texts), tokens, spans=spans)
         if reason is not None:
             yield Stop(reason, token_ids)
             return
@@ -55,7 +72,27 @@ def _limit_reason(request: Request) -> str:
     return "length" if request.num_new >= request.config.max_new_tokens else "context"
 
 
-def _label(outcome: Outcome, token_ids: list[int]) -> tuple[GeneratedToken, ...]:
+def _label(
+    outcome: Outcome, token_ids: list[int], request: Request, first: int, *, is_given: bool
+) -> tuple[GeneratedToken, ...]:
+    """Say of a step's tokens, the text's `first` and those after it, where they came from and how likely they were.
+
+    Plain decoding that was given no window (`is_given`) and verified one has looked it up in the text; so has a step
+    behind one that says so.
+    """
     own = "plain" if outcome.method == "plain" else "correction"
-    sources = ["window"] * outcome.num_accepted + [own]
-    return tuple(GeneratedToken(token, source) for token, source in zip(token_ids, sources, strict=False))
+    is_free = outcome.method == "plain" and not is_given
+    is_looked_up = is_free or (len(request.steps) > 1 and request.steps[-2].next_source == "text")
+    sources = ["lookup" if is_looked_up else "window"] * outcome.num_accepted + [own]
+    logprobs = map(request.chooser.take_logprob, count(request.num_prompt + first))
+    return tuple(
+        GeneratedToken(token, source, logprob=logprob)
+        for token, source, logprob in zip(token_ids, sources, logprobs, strict=False)
+    )
+
+
+def _with_texts(tokens: tuple[GeneratedToken, ...], texts: list[str]) -> tuple[GeneratedToken, ...]:
+    """Give each token what became certain with it; the last one also what was held back until the end."""
+    last = len(tokens) - 1
+    own = [*texts[:last], "".join(texts[last:])]
+    return tuple(token._replace(text=text) for token, text in zip(tokens, own, strict=True))

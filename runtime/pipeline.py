@@ -2,23 +2,28 @@
 
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Self, Unpack
 
+from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig, Speculations
 from mirrorsd.runtime.devices.layouts import Layout
+from mirrorsd.runtime.doctor.memory import cache_bytes
 from mirrorsd.runtime.engine import Engine, check_exits
+from mirrorsd.runtime.generation_options import GenerationOptions
 from mirrorsd.runtime.loading import load_parts
 from mirrorsd.runtime.reporting.results import Chunk, GenerationResult
+from mirrorsd.runtime.seats import Seats
 from mirrorsd.runtime.session import MirrorSession
+from mirrorsd.runtime.setting_rules import require
+from mirrorsd.runtime.text.request_reader import RequestReader
 from mirrorsd.runtime.text.tokenizer import BundleTokenizer, Message
-
-if TYPE_CHECKING:
-    pass
+from mirrorsd.runtime.tuned import Tuned
 
 _CLOSE_S = 5.0
 
@@ -49,9 +54,10 @@ class MirrorPipeline:
         self.manifest, self._layout, self.device_map = manifest, layout, layout.device_map
         self.speculation, self.sampled_speculation = speculations
         self.placement = list(placement)
-        self._engine, self._tokenizer = engine, tokenizer
+        self._engine, self._reader = engine, RequestReader(tokenizer, manifest)
         self._sessions: weakref.WeakSet[MirrorSession] = weakref.WeakSet()
         self._lock = threading.Lock()
+        self._origin: tuple[Path, str] | None = None
         self._own = self.session()
 
     @classmethod
@@ -78,12 +84,20 @@ class MirrorPipeline:
             ConfigError: unknown device map or speculation setting, or a layout that the card does not permit.
             DeviceError: a device of the map is absent, or cannot run the bundle.
         """
-        return cls(*load_parts(Path(bundle), device_map, speculation or {}, use_tuned=use_tuned, layout=layout))
+        folder = Path(bundle)
+        pipe = cls(*load_parts(folder, device_map, speculation or {}, use_tuned=use_tuned, layout=layout))
+        pipe._origin = (folder, device_map)
+        return pipe
 
     @property
     def layout(self) -> str:
         """How target and draft share the processor's cores (see `layouts`)."""
         return self._layout.name
+
+    @property
+    def tokenizer(self) -> BundleTokenizer:
+        """The bundle's tokenizer and chat template."""
+        return self._reader.tokenizer
 
     @property
     def engine(self) -> Engine:
@@ -105,10 +119,22 @@ class MirrorPipeline:
         check_exits(speculation or self.speculation, self.manifest.target)
         self._engine.check_usable()
         ways = Speculations(speculation or self.speculation, speculation or self.sampled_speculation)
-        session = MirrorSession(self._engine, self._tokenizer, self.manifest, ways, self._layout)
+        session = MirrorSession(self._engine, self._reader, self.manifest, ways, self._layout)
         with self._lock:
             self._sessions.add(session)
         return session
+
+    def seats(self, count: int) -> Seats:
+        """Several sessions, handed out by what they have cached: see `Seats`. Close them, or the pipeline.
+
+        Raises:
+            ConfigError: `count` is not a whole number of 1 or more.
+            DeviceError: there is no room for so many caches (`Seats.bytes_per_seat`).
+            GenerationError: the pipeline is closed.
+        """
+        is_fine = isinstance(count, int) and not isinstance(count, bool) and count >= 1
+        require(is_fine, "seats", "count", count, "1 or more (a whole number)")
+        return Seats(self.session, count, cache_bytes(self.manifest))
 
     def generate(
         self,
@@ -117,7 +143,7 @@ class MirrorPipeline:
         *,
         messages: Sequence[Message] | None = None,
         token_ids: Sequence[int] | None = None,
-        **overrides: Any,
+        **overrides: Unpack[GenerationOptions],
     ) -> GenerationResult:
         """Produce a text: see `MirrorSession.generate`."""
         return self._own.generate(prompt, config, messages=messages, token_ids=token_ids, **overrides)
@@ -129,10 +155,93 @@ class MirrorPipeline:
         *,
         messages: Sequence[Message] | None = None,
         token_ids: Sequence[int] | None = None,
-        **overrides: Any,
+        **overrides: Unpack[GenerationOptions],
     ) -> Iterator[Chunk]:
         """Produce a text chunk by chunk: see `MirrorSession.stream`."""
         return self._own.stream(prompt, config, messages=messages, token_ids=token_ids, **overrides)
+
+    def generate_several(
+        self,
+        count: int,
+        prompt: str | None = None,
+        config: GenerationConfig | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        token_ids: Sequence[int] | None = None,
+        **overrides: Unpack[GenerationOptions],
+    ) -> list[GenerationResult]:
+        """Several answers to one prompt: see `MirrorSession.generate_several`."""
+        return self._own.generate_several(count, prompt, config, messages=messages, token_ids=token_ids, **overrides)
+
+    def astream(
+        self,
+        prompt: str | None = None,
+        config: GenerationConfig | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        token_ids: Sequence[int] | None = None,
+        **overrides: Unpack[GenerationOptions],
+    ) -> AsyncGenerator[Chunk, None]:
+        """Produce a text chunk by chunk, for `async for`: see `MirrorSession.astream`."""
+        return self._own.astream(prompt, config, messages=messages, token_ids=token_ids, **overrides)
+
+    async def agenerate(
+        self,
+        prompt: str | None = None,
+        config: GenerationConfig | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        token_ids: Sequence[int] | None = None,
+        **overrides: Unpack[GenerationOptions],
+    ) -> GenerationResult:
+        """Produce a text without keeping the event loop waiting: see `MirrorSession.agenerate`."""
+        return await self._own.agenerate(prompt, config, messages=messages, token_ids=token_ids, **overrides)
+
+    def encode(
+        self,
+        prompt: str | None = None,
+        config: GenerationConfig | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        token_ids: Sequence[int] | None = None,
+        **overrides: Unpack[GenerationOptions],
+    ) -> list[int]:
+        """The ids that `generate` would read: see `MirrorSession.encode`."""
+        return self._own.encode(prompt, config, messages=messages, token_ids=token_ids, **overrides)
+
+    def tune(
+        self,
+        texts: Sequence[str | list[dict[str, str]]] | None = None,
+        *,
+        max_new_tokens: int = 64,
+        on_progress: Callable[[str, float], None] | None = None,
+    ) -> Tuned:
+        """Find the fastest way to speculate on this machine and keep it for later loads; changes no token.
+
+        Takes a minute or two, and memory for the models once more: what is measured is loaded beside this pipeline,
+        which stays as it is and should be idle meanwhile.
+
+        Args:
+            texts: prompts or conversations like those that will come; a few built-in ones by default.
+            max_new_tokens: most tokens of a text.
+            on_progress: told what is being measured, and what share of it is done.
+
+        Raises:
+            GenerationError: the pipeline is closed.
+            ConfigError: it was not loaded from a folder.
+        """
+        self._engine.check_usable()
+        if self._origin is None:
+            raise ConfigError("This pipeline was not loaded from a bundle's folder, so nothing can be kept for it.")
+        # The tuner is made of pipelines, so that this module cannot know it before it is asked for.
+        tuner = import_module("mirrorsd.runtime.tuning.kept")
+        found: Tuned = tuner.tune_and_keep(*self._origin, texts, max_new_tokens, on_progress)
+        return found
+
+    def __repr__(self) -> str:
+        sources = " and ".join(entry.source.name for entry in (self.manifest.target, self.manifest.draft))
+        state = "" if self._engine.is_open else ", closed"
+        return f"<{type(self).__name__}: {sources} on {self.device_map.name}, {self.layout}{state}>"
 
     def cancel(self) -> None:
         """Stop the pipeline's own session from any thread: it raises `Cancelled` within one step."""

@@ -2,26 +2,40 @@
 
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, Unpack
 
-from mirrorsd.graphs.errors import GenerationError
+import numpy as np
+from numpy.typing import NDArray
+
+from mirrorsd.graphs.errors import BundleError, Cancelled
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.config import GenerationConfig, Speculations, resolve_generation
 from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.devices.in_thread import stream_in_thread
 from mirrorsd.runtime.devices.layouts import Layout
+from mirrorsd.runtime.draft.chain import longest_common_prefix
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.generation import Stop, run_steps
+from mirrorsd.runtime.generation_options import GenerationOptions
 from mirrorsd.runtime.reporting.results import Chunk, GenerationResult
 from mirrorsd.runtime.reporting.stats import summarise
+from mirrorsd.runtime.sampling.noise import nth_seed
+from mirrorsd.runtime.saved_cache import SavedCache, origin_of, read_cache, write_cache
 from mirrorsd.runtime.seated_decoder import SeatedDecoder
+from mirrorsd.runtime.setting_rules import require
+from mirrorsd.runtime.text.request_reader import RequestReader
 from mirrorsd.runtime.text.stopping import StopWatch
-from mirrorsd.runtime.text.tokenizer import BundleTokenizer, Message, read_ids
+from mirrorsd.runtime.text.tokenizer import Message
 from mirrorsd.runtime.turns import Turns
 
 _CLOSE_S = 5.0
+_MOST_ANSWERS = 128
 
 
 class MirrorSession:
@@ -35,12 +49,12 @@ class MirrorSession:
     def __init__(
         self,
         engine: Engine,
-        tokenizer: BundleTokenizer,
+        reader: RequestReader,
         manifest: Manifest,
         speculations: Speculations,
         layout: Layout,
     ) -> None:
-        self._engine, self._tokenizer, self._manifest = engine, tokenizer, manifest
+        self._engine, self._reader, self._manifest = engine, reader, manifest
         self._speculations, self._layout = speculations, layout
         self._seat = engine.open_seat()
         self._turns = Turns()
@@ -56,7 +70,7 @@ class MirrorSession:
         *,
         messages: Sequence[Message] | None = None,
         token_ids: Sequence[int] | None = None,
-        **overrides: Any,
+        **overrides: Unpack[GenerationOptions],
     ) -> GenerationResult:
         """Produce a text. Give exactly one of `prompt`, `messages` (through the chat template) and `token_ids`.
 
@@ -66,13 +80,10 @@ class MirrorSession:
             ConfigError: a setting is out of its range, or a sampling option is given for a text that is not sampled.
             ContextLengthError: the prompt does not fit into the bundle's context.
             GenerationError: an empty prompt, one of another type, or messages that the chat template does not take.
-            Cancelled: `cancel` was called.
+            Cancelled: `cancel` was called, here or on the token that was given.
             DeviceError: the target's device failed (a failing draft only warns).
         """
-        for chunk in self.stream(prompt, config, messages=messages, token_ids=token_ids, **overrides):
-            if chunk.result is not None:
-                return chunk.result
-        raise AssertionError("unreachable: the last chunk carries the result")
+        return _last_of(self.stream(prompt, config, messages=messages, token_ids=token_ids, **overrides))
 
     def stream(
         self,
@@ -81,21 +92,157 @@ class MirrorSession:
         *,
         messages: Sequence[Message] | None = None,
         token_ids: Sequence[int] | None = None,
-        **overrides: Any,
+        **overrides: Unpack[GenerationOptions],
     ) -> Iterator[Chunk]:
         """Like `generate`, but text comes as it is verified, a chunk per step; the last chunk carries the result.
 
         Closing the iterator stops the generation; the session stays usable. So it does if the iterator is left alone:
         its next requests run all the same, and this one goes on, with the same text, when it is read on.
         """
-        settings = resolve_generation(config, overrides, self._manifest.generation)
+        settings = resolve_generation(config, dict(overrides), self._manifest.generation)
+        return self._stream(self._request(settings, self._reader.read(prompt, messages, token_ids, settings)))
+
+    def generate_several(
+        self,
+        count: int,
+        prompt: str | None = None,
+        config: GenerationConfig | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        token_ids: Sequence[int] | None = None,
+        **overrides: Unpack[GenerationOptions],
+    ) -> list[GenerationResult]:
+        """Several answers to one prompt, which is read once: the `i`-th is what its own seed alone would give.
+
+        Sampled answers have the seeds `nth_seed(seed, i)`; greedy ones are all the same.
+
+        Raises:
+            ConfigError: `count` is not 1 to 128; and what `generate` raises.
+        """
+        is_fine = isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= _MOST_ANSWERS
+        require(is_fine, "generate_several", "count", count, f"1 to {_MOST_ANSWERS} (a whole number)")
+        settings = resolve_generation(config, dict(overrides), self._manifest.generation)
+        ids = self._reader.read(prompt, messages, token_ids, settings)
+        seeds = [None if settings.seed is None else nth_seed(settings.seed, number) for number in range(count)]
+        requests = [self._request(replace(settings, seed=seed), ids) for seed in seeds]
+        return [_last_of(self._stream(request)) for request in requests]
+
+    def astream(
+        self,
+        prompt: str | None = None,
+        config: GenerationConfig | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        token_ids: Sequence[int] | None = None,
+        **overrides: Unpack[GenerationOptions],
+    ) -> AsyncGenerator[Chunk, None]:
+        """As `stream`, for `async for`: a thread of its own waits for the devices, the event loop never does.
+
+        Closing the generator, or cancelling the task that reads it, stops the request within a step.
+        """
+
+        def begin() -> tuple[Iterator[Chunk], Callable[[], None]]:
+            settings = resolve_generation(config, dict(overrides), self._manifest.generation)
+            request = self._request(settings, self._reader.read(prompt, messages, token_ids, settings))
+            return self._stream(request), request.cancel
+
+        return stream_in_thread(begin)
+
+    async def agenerate(
+        self,
+        prompt: str | None = None,
+        config: GenerationConfig | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        token_ids: Sequence[int] | None = None,
+        **overrides: Unpack[GenerationOptions],
+    ) -> GenerationResult:
+        """As `generate`, without keeping the event loop waiting."""
+        async for chunk in self.astream(prompt, config, messages=messages, token_ids=token_ids, **overrides):
+            if chunk.result is not None:
+                return chunk.result
+        raise AssertionError("unreachable: the last chunk carries the result")
+
+    def encode(
+        self,
+        prompt: str | None = None,
+        config: GenerationConfig | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        token_ids: Sequence[int] | None = None,
+        **overrides: Unpack[GenerationOptions],
+    ) -> list[int]:
+        """The ids that `generate` would read, for the same arguments.
+
+        Raises:
+            ConfigError: see `generate`.
+            GenerationError: see `generate`.
+        """
+        settings = resolve_generation(config, dict(overrides), self._manifest.generation)
+        return self._reader.read(prompt, messages, token_ids, settings)
+
+    @property
+    def cached_token_ids(self) -> list[int]:
+        """The tokens that the target has cached of this conversation."""
+        return [int(token) for token in self._seat.target.cached]
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """How many those are."""
+        return len(self._seat.target.cached)
+
+    def common_prefix(self, tokens: NDArray[np.int64]) -> int:
+        """How many leading tokens of a prompt `[n]` are cached."""
+        return longest_common_prefix(self._seat.target.cached, tokens)
+
+    def save_cache(self, path: str | Path) -> int:
+        """Write what the target has cached of this conversation to a file, whole or not at all.
+
+        Returns:
+            The number of tokens. With all layers' keys and values a token takes kilobytes.
+
+        Raises:
+            DeviceError: the device's caches cannot be read.
+            GenerationError: the session is closed.
+            OSError: the file cannot be written.
+        """
+        with self._between_requests():
+            tokens = self.cached_token_ids
+            rows = self._seat.target.read_cache(len(tokens))
+        write_cache(Path(path), SavedCache(tokens, rows), self._origin())
+        return len(tokens)
+
+    def load_cache(self, path: str | Path) -> int:
+        """Take over what `save_cache` wrote, in place of what this conversation has cached.
+
+        Returns:
+            The number of tokens: a prompt that begins with them is not read again.
+
+        Raises:
+            BundleError: the file is missing, damaged, or of another bundle, device or version of the runtimes.
+            DeviceError: the device's caches cannot be written.
+            GenerationError: the session is closed.
+        """
+        with self._between_requests():
+            saved = read_cache(Path(path), self._origin(), self._seat.target.read_cache(0))
+            if len(saved.token_ids) > self._seat.context:
+                raise BundleError(f"{path} holds {len(saved.token_ids)} tokens; the context is {self._seat.context}.")
+            self._seat.target.write_cache(np.array(saved.token_ids, dtype=np.int64), saved.rows)
+        return len(saved.token_ids)
+
+    def _origin(self) -> dict[str, str]:
+        return origin_of(self._manifest, self._engine.target_model.describe())
+
+    @contextmanager
+    def _between_requests(self) -> Iterator[None]:
+        """Have the caches, as a request has them for a step."""
         self._engine.check_usable()
-        ids = self._encode(prompt, messages, token_ids)
-        speculation = self._speculations.of(settings)
-        request = Request(ids, settings, speculation, self._seat.context, threading.Event())
-        with self._lock:
-            self._requests.add(request)
-        return self._stream(request)
+        taker = _CacheTaker()
+        try:
+            self._turns.take(taker)
+            yield
+        finally:
+            self._turns.retire(taker)
 
     def cancel(self) -> None:
         """Stop what this session has been asked for so far, from any thread.
@@ -138,32 +285,49 @@ class MirrorSession:
     ) -> None:
         self.close()
 
+    def _request(self, settings: GenerationConfig, ids: Sequence[int]) -> Request:
+        """A request that has not begun; its time runs."""
+        self._engine.check_usable()
+        constraint = self._reader.constraints.compile(settings)
+        speculation = self._speculations.of(settings)
+        request = Request(ids, settings, speculation, self._seat.context, threading.Event(), constraint)
+        with self._lock:
+            self._requests.add(request)
+        return request
+
     def _stream(self, request: Request) -> Iterator[Chunk]:
         started = perf_counter()
         place = SeatedDecoder(request, self._seat, self._turns)
-        decoder = self._tokenizer.decoder(request.tokens.tolist())
+        skips = request.config.skip_special_tokens
+        decoder = self._reader.tokenizer.decoder(request.tokens.tolist(), skip_special_tokens=skips)
         watch = StopWatch(request.config, self._manifest.tokens.eos_ids, decoder)
-        texts: list[str] = []
+        chunks: list[Chunk] = []
         try:
             for event in run_steps(place, watch):
                 if isinstance(event, Stop):
-                    yield Chunk("", (), self._result(request, place, "".join(texts), event, started))
+                    yield Chunk("", (), self._result(place, chunks, event.reason, started))
                 else:
-                    texts.append(event.text)
+                    chunks.append(event)
                     yield event
+        except Cancelled as error:
+            request.end_after(sum(len(chunk.tokens) for chunk in chunks))
+            error.result = self._result(place, chunks, "cancelled", started)
+            raise
         finally:
             place.close()
 
     def _result(
-        self, request: Request, place: "SeatedDecoder", text: str, stop: Stop, started: float
+        self, place: SeatedDecoder, chunks: Sequence[Chunk], stop_reason: str, started: float
     ) -> GenerationResult:
+        request = place.request
+        tokens = [token for chunk in chunks for token in chunk.tokens]
         failure = place.draft_failure
         warnings = [f"The draft failed: {failure}."] if failure else []
         return GenerationResult(
-            text=text,
+            text="".join(chunk.text for chunk in chunks),
             prompt_ids=request.tokens[: request.num_prompt].tolist(),
-            token_ids=stop.token_ids,
-            stop_reason=stop.reason,
+            token_ids=[token.id for token in tokens],
+            stop_reason=stop_reason,
             method=place.name,
             device_map=self._layout.device_map.name,
             layout=self._layout.name,
@@ -171,19 +335,23 @@ class MirrorSession:
             stats=summarise(request, started, perf_counter(), warnings),
             spans=tuple(request.ledger.spans),
             steps=tuple(request.steps),
+            logprobs=tuple(token.logprob for token in tokens if token.logprob is not None),
+            tokens=tuple(tokens),
         )
 
-    def _encode(
-        self, prompt: str | None, messages: Sequence[Message] | None, token_ids: Sequence[int] | None
-    ) -> list[int]:
-        given = {"prompt": prompt, "messages": messages, "token_ids": token_ids}
-        found = [name for name, value in given.items() if value is not None]
-        if len(found) != 1:
-            raise GenerationError(
-                f"Give exactly one of prompt, messages and token_ids; found {' and '.join(found) or 'none of them'}."
-            )
-        if prompt is not None:
-            return self._tokenizer.encode(prompt)
-        if messages is not None:
-            return self._tokenizer.encode_chat(messages)
-        return read_ids(token_ids, self._manifest.target.shape.vocab_size)
+
+def _last_of(stream: Iterator[Chunk]) -> GenerationResult:
+    for chunk in stream:
+        if chunk.result is not None:
+            return chunk.result
+    raise AssertionError("unreachable: the last chunk carries the result")
+
+
+class _CacheTaker:
+    """Has a session's turn to read or write its caches."""
+
+    def raise_if_unwanted(self) -> None:
+        """It waits for as long as it takes."""
+
+    def leave(self) -> None:
+        """Nothing runs on the caches."""

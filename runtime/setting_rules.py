@@ -1,5 +1,6 @@
 """What a field of the settings may hold: types and values are checked where they enter, and brought to one form."""
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
@@ -109,6 +110,89 @@ def several(single: type, read_one: Callable[[Any], Any], words: str) -> Rule:
         return tuple(map(read_one, () if value is None else value))
 
     return Rule(words, read)
+
+
+def read_string(value: object) -> str:
+    """A string that is not empty.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(value, str) or not value:
+        raise ValueError
+    return value
+
+
+def of_type(kind: type, words: str) -> Rule:
+    """An instance of a class."""
+
+    def read(value: object) -> object:
+        if not isinstance(value, kind):
+            raise ValueError
+        return value
+
+    return Rule(words, read)
+
+
+def read_schema(value: object) -> str:
+    """A JSON schema as JSON text, its properties in the order given: an object, True or False, or such a text.
+
+    Raises:
+        ValueError: it is none, or holds what JSON does not.
+    """
+    try:
+        document = json.loads(value) if isinstance(value, str) else value
+        if not isinstance(document, Mapping | bool):
+            raise ValueError
+        return json.dumps(dict(document) if isinstance(document, Mapping) else document, allow_nan=False)
+    except (TypeError, RecursionError) as error:
+        raise ValueError from error
+
+
+def read_biases(value: Any) -> tuple[tuple[int, float], ...]:
+    """What logits change by: ids (JSON's are strings) and finite numbers from -100 to 100, by id.
+
+    Raises:
+        ValueError: another form.
+    """
+    found: dict[int, float] = {}
+    for token, bias in value.items() if isinstance(value, Mapping) else _pairs(value):
+        number_of_token = int(token) if isinstance(token, str) and token.isdecimal() else read_whole(token)
+        if isinstance(bias, bool | np.bool_) or not isinstance(bias, Real) or not -100 <= float(bias) <= 100:
+            raise ValueError
+        if number_of_token < 0:
+            raise ValueError
+        found[number_of_token] = float(bias)
+    return tuple(sorted(found.items()))
+
+
+def _pairs(value: Any) -> Sequence[tuple[Any, Any]]:
+    is_pairs = isinstance(value, list | tuple) and all(isinstance(one, list | tuple) and len(one) == 2 for one in value)
+    if value is not None and not is_pairs:
+        raise ValueError
+    return value or ()
+
+
+def read_mappings(value: Any) -> tuple[dict[str, Any], ...]:
+    """Several objects with names of their own: a list or tuple of mappings; empty for None.
+
+    Raises:
+        ValueError: another form.
+    """
+    if value is not None and not isinstance(value, list | tuple):
+        raise ValueError
+    return tuple(read_mapping(one) for one in value or ())
+
+
+def read_mapping(value: object) -> dict[str, Any]:
+    """An object whose keys are strings.
+
+    Raises:
+        ValueError: another form.
+    """
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise ValueError
+    return dict(value)
 
 
 def or_unset(rule: Rule) -> Rule:

@@ -1,4 +1,4 @@
-"""What `mirrorsd tune` found, kept beside the bundle and used wherever the same machine runs the same bundle.
+"""What `mirrorsd tune` found, kept in the user's cache and used wherever the same machine runs the same bundle.
 
 One small file per bundle and card. It holds speed settings only: using it, losing it or faking it changes no token.
 """
@@ -19,7 +19,10 @@ from mirrorsd.device_maps import DeviceMap
 from mirrorsd.device_maps.card import APART, LAYOUTS
 from mirrorsd.device_maps.pace import Curve, check_curve
 from mirrorsd.graphs import names
+from mirrorsd.graphs.documents import build, parse_json, read_text
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.user_cache import folder_of
+from mirrorsd.graphs.whole_file import write_whole
 from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.devices.inventory import ONNX_PACKAGES
 from mirrorsd.runtime.devices.pinning import processor_name
@@ -88,11 +91,10 @@ class Tuned:
         require(self.layout in LAYOUTS, "Tuned", "layout", self.layout, ", ".join(LAYOUTS))
 
     def write(self, bundle: Path) -> Path:
-        """Keep it beside the bundle, whole or not at all."""
+        """Keep it, whole or not at all."""
         path = _place(bundle, self.card)
-        scratch = path.with_suffix(".tmp")
-        scratch.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-        os.replace(scratch, path)  # noqa: PTH105 - atomic on every system
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, (json.dumps(asdict(self), indent=2) + "\n").encode())
         return path
 
     @classmethod
@@ -105,8 +107,8 @@ class Tuned:
         if not path.is_file():
             return None
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-            return cls(**document) if document["fingerprint"] == fingerprint(bundle, card) else None
+            document = parse_json(read_text(path))
+            return build(cls, document) if document["fingerprint"] == fingerprint(bundle, card) else None
         except _DAMAGE as error:
             _log.warning(
                 "%s is damaged (%s: %s) and is not used: settings are those of device map %s. Delete the file, or run "
@@ -145,5 +147,4 @@ def _check_settings(name: str, values: dict[str, Any]) -> None:
 
 
 def _place(bundle: Path, card: str) -> Path:
-    folder = bundle.resolve()
-    return folder.parent / f".{folder.name}.tuned-{card}.json"
+    return folder_of(bundle) / f"tuned-{card}.json"

@@ -14,7 +14,8 @@ from mirrorsd.graphs.errors import GenerationError
 
 _GRACE_S = 0.25
 """A stream that was read this lately is probably still being read: others wait so long before they take its turn."""
-_LOOK_S = 1.0
+_LOOK_S = 0.1
+"""How often those who wait look whether they are still wanted."""
 
 
 class TurnTaker(Protocol):

@@ -37,7 +37,7 @@ def main() -> int:
         return NO_DEVICE
     environment.use_folder(ROOT / ".venv-gpu")
     try:
-        ensure_environment({"cuda", "export"})
+        ensure_environment({"cuda", "cli", "export"})
     except SetupError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

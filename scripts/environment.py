@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = ROOT / ".venv"
 STAMP = ENVIRONMENT / "mirrorsd-installed.json"
 MINIMUM_PYTHON = (3, 11)
-IMPLIED_EXTRAS = {"dev": {"dev", "cpu", "export"}}
+IMPLIED_EXTRAS = {"dev": {"dev", "cpu", "cli", "export", "compress", "plots", "optimum", "server"}}
 
 
 class SetupError(Exception):
@@ -84,6 +84,19 @@ def installed_extras(stamp: Path, digest: str) -> set[str]:
         return set()
     extras = set(document.get("extras", ()))
     return extras.union(*(IMPLIED_EXTRAS.get(extra, set()) for extra in extras))
+
+
+def link_package(root: Path) -> None:
+    """Make `.typing/mirrorsd` point at the root, so that mypy sees the folders under their import name."""
+    link = root / ".typing" / "mirrorsd"
+    if link.exists():
+        return
+    link.parent.mkdir(exist_ok=True)
+    if os.name == "nt":
+        # A junction, because symbolic links need a privilege on Windows.
+        subprocess.run(["cmd", "/c", "mklink", "/J", str(link), str(root)], check=True, stdout=subprocess.DEVNULL)
+    else:
+        link.symlink_to("..", target_is_directory=True)
 
 
 def run_here(command: list[str], extra_variables: dict[str, str] | None = None) -> int:

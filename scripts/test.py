@@ -9,12 +9,9 @@ python3 scripts/test.py -k manifest      anything else goes to pytest
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
-from pathlib import Path
 
-from environment import ROOT, SetupError, ensure_environment, run_here
+from environment import ROOT, SetupError, ensure_environment, link_package, run_here
 
 PARTS = ("lint", "types", "tests")
 
@@ -65,19 +62,6 @@ def check_commands(part: str) -> list[list[str]]:
         return [["ruff", "format", "--check", "."], ["ruff", "check", "."]]
     scripts = ["mypy", "--config-file=", "--strict", "--explicit-package-bases", "scripts"]
     return [["mypy"], scripts]
-
-
-def link_package(root: Path) -> None:
-    """Make `.typing/mirrorsd` point at the root, so that mypy sees the folders under their import name."""
-    link = root / ".typing" / "mirrorsd"
-    if link.exists():
-        return
-    link.parent.mkdir(exist_ok=True)
-    if os.name == "nt":
-        # A junction, because symbolic links need a privilege on Windows.
-        subprocess.run(["cmd", "/c", "mklink", "/J", str(link), str(root)], check=True, stdout=subprocess.DEVNULL)
-    else:
-        link.symlink_to("..", target_is_directory=True)
 
 
 if __name__ == "__main__":

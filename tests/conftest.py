@@ -1,6 +1,7 @@
 """A tiny pair of random models that every end-to-end test shares: real checkpoints, exported once per run."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,26 @@ TEXT = (
     "Every morning the fox went to the river and asked the old heron for news of the world."
 )
 TEMPLATE = (
+    "{{ greeting }}{% if tools %}{{ tools | tojson }}{% endif %}"
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Nothing is read from or left in the user's own cache, by tests and by the programs that they start."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("MIRRORSD_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache for one test: copies of a bundle share what is kept about it."""
+    monkeypatch.setenv("MIRRORSD_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +63,7 @@ def tiny_bundle(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathF
     from mirrorsd.export import ExportOptions, export_pair
 
     output = tmp_path_factory.mktemp("bundle") / "tiny.mirror"
-    options = ExportOptions(context=512, buckets=((8, 8), (16, 16), (64, 1)), capacities=(256, 512))
+    options = ExportOptions(precision="fp32", context=512, buckets=((8, 8), (16, 16), (64, 1)), capacities=(256, 512))
     export_pair(*tiny_pair, output, options)
     return output
 

@@ -119,7 +119,8 @@ def run(options: argparse.Namespace, arms: Sequence[Arm], units: Sequence[tuple[
             shift = (repeat * options.count + number) % len(arms)
             seeded = runs.seeded(config, number)
             for arm in (*arms[shift:], *arms[:shift]):
-                result = sessions[arm].generate(messages=prompts[number], config=seeded, method=arm.method)
+                chosen = seeded.with_overrides({"method": arm.method})
+                result = sessions[arm].generate(messages=prompts[number], config=chosen)
                 answer = {"arm": arm.name, "prompt": number, "task": questions[number].category, "repeat": repeat}
                 answer |= {"tuned_layout": layout, "kept": kept(result.stats), "ids": list(result.token_ids)}
                 work.write(json.dumps(answer) + "\n")

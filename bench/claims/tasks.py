@@ -67,7 +67,7 @@ def measure(options: Namespace, questions: Sequence[Question]) -> tuple[list[dic
             seeded = runs.seeded(config, options.seed + number % len(questions))
             for name, method, session in (*settings[shift:], *settings[:shift]):
                 asked = [{"role": "user", "content": question.turns[0]}]
-                result = session.generate(messages=asked, config=seeded, method=method)
+                result = session.generate(messages=asked, config=seeded.with_overrides({"method": method}))
                 if number:
                     found.setdefault((name, question.category), []).append(result)
                     texts.setdefault(question.question_id, set()).add(tuple(result.token_ids))

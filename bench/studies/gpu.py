@@ -33,13 +33,14 @@ from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime import device_inventory, missing_devices
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
 from mirrorsd.runtime.backends.onnxruntime.tensors import place_of
+from mirrorsd.runtime.config import Method
 from mirrorsd.runtime.devices.inventory import check_computes
 from mirrorsd.runtime.doctor.hardware import hardware_details
 from mirrorsd.runtime.doctor.known_versions import find_known_bad
 from mirrorsd.runtime.ledger import Ledger
 
 ROWS = (1, 2, 4, 8, 16)
-METHODS = ("plain", "serial", "mirror", "auto")
+METHODS: tuple[Method, ...] = ("plain", "serial", "mirror", "auto")
 PROMPT = "Once upon a time there was a little fox who lived at the edge of a dark forest."
 _COPY_BYTES = 1 << 28
 _TOLERANCES = {"float32": 1e-3, "float16": 0.1}

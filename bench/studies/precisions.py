@@ -39,7 +39,7 @@ from mirrorsd.graphs import names
 
 CONTEXT, PROMPT_ROWS = 512, 32
 VARIANTS: dict[str, dict[str, Any]] = {
-    "fp32": {},
+    "fp32": {"precision": "fp32"},
     "fp16": {"precision": "fp16"},
     "int8": {"precision": "int8"},
     "int8, blocks of 32": {"precision": "int8", "block_size": 32},

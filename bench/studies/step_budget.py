@@ -17,11 +17,12 @@ from typing import Any
 
 from mirrorsd import GenerationResult, MirrorPipeline
 from mirrorsd.bench import runs
+from mirrorsd.runtime.config import Method
 from mirrorsd.runtime.ledger import Span
 from mirrorsd.runtime.tuning.part_times import measure_parts
 
 ROUNDS = ("fresh", "expand")
-METHODS = ("plain", "serial", "mirror")
+METHODS: tuple[Method, ...] = ("plain", "serial", "mirror")
 
 
 def main() -> None:
@@ -34,7 +35,7 @@ def main() -> None:
     options = parser.parse_args()
     prompts = runs.spread_prompts(options.prompts, options.count)
     config = runs.text_config(options, options.temperature)
-    found: dict[str, list[GenerationResult]] = {method: [] for method in METHODS}
+    found: dict[Method, list[GenerationResult]] = {method: [] for method in METHODS}
     with MirrorPipeline.load(options.bundle, device_map=options.device_map) as pipe:
         alone = measure_parts(pipe.engine).draft
         for number, messages in enumerate([prompts[0], *prompts]):

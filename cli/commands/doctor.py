@@ -17,6 +17,7 @@ from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.graphs.user_cache import keeping_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,6 +53,7 @@ class SelfTest:
     failure: str = ""
 
 
+@keeping_nothing()
 def doctor(
     bundle: Annotated[Path | None, typer.Argument(help="A bundle to try on every card that fits.")] = None,
     as_json: options.AsJson = False,

@@ -16,15 +16,23 @@ from mirrorsd.graphs.quality_bounds import warnings_of
 
 if TYPE_CHECKING:
     from mirrorsd.device_maps import DeviceMap
+    from mirrorsd.export import ExportOptions
     from mirrorsd.graphs import Manifest
+    from mirrorsd.graphs.manifest import QualityEntry
+
+
+Target = Annotated[str, typer.Argument(help="Folder of the target, or its name on the hub.", show_default=False)]
+Draft = Annotated[str, typer.Option(help="Folder of the draft, its name, or auto: the known one.")]
+Output = Annotated[Path | None, typer.Option("-o", "--output", help="The bundle; without it, named after the target.")]
+CompileFor = Annotated[str | None, typer.Option(help="A card to compile the draft for, if its devices are here.")]
 
 
 def export(
-    target: Annotated[Path, typer.Argument(help="Folder of the target's checkpoint.", show_default=False)],
-    draft: Annotated[Path, typer.Option(help="Folder of the draft's checkpoint.", show_default=False)],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the bundle goes.", show_default=False)],
+    target: Target,
+    draft: Draft = "auto",
+    output: Output = None,
     exit_layer: Annotated[str, typer.Option(help="auto, a layer, or several: 4,6.")] = "auto",
-    precision: Annotated[str, typer.Option(help="The target's weights: fp32, fp16, bf16, int8, int4.")] = "fp32",
+    precision: Annotated[str, typer.Option(help="The target's weights: fp32, fp16, bf16, int8, int4.")] = "int8",
     head_precision: Annotated[str, typer.Option(help="Its LM head; auto is int8 with integer weights.")] = "auto",
     embedding_precision: Annotated[str, typer.Option(help="Its embedding; auto as for the head.")] = "auto",
     block_size: Annotated[
@@ -44,9 +52,7 @@ def export(
     allow_draft_loss: options.AllowDraftLoss = False,
     draft_noise: options.DraftNoise = "auto",
     context: Annotated[int | None, typer.Option(help="Longest text in tokens; at most 2048 without it.")] = None,
-    device_map: Annotated[
-        str | None, typer.Option(help="A card to compile the draft for, if its devices are here.")
-    ] = None,
+    device_map: CompileFor = None,
     accept_error: options.AcceptError = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a bundle that is there.")] = False,
     as_json: options.AsJson = False,
@@ -55,7 +61,7 @@ def export(
     layers = read_exit_layers(exit_layer)
     if device_map is not None:
         check_device_map(device_map, precision)
-    from mirrorsd.export import ExportOptions, export_pair
+    from mirrorsd.export import ExportOptions
 
     chosen = ExportOptions(
         exit_layers=layers,
@@ -76,9 +82,47 @@ def export(
         accept_error=accept_error,
         overwrite=overwrite,
     )
+    place = output or Path(f"{Path(target.partition('@')[0]).name.removesuffix('.gguf')}-{precision}.mirror")
+    present(place, write_bundle(target, draft, place, chosen), device_map, as_json=as_json)
+
+
+def write_bundle(target: str, draft: str, place: Path, chosen: "ExportOptions") -> "Manifest":
+    """Find both models, say what the export will take, and export them."""
+    from mirrorsd.export import export_pair
+
+    target_path, draft_path = locate_pair(target, draft)
+    note_estimate(target_path, draft_path, place, chosen)
     with show_share("exporting") as show:
-        manifest = export_pair(target, draft, output, chosen, show)
-    present(output, manifest, device_map, as_json=as_json)
+        return export_pair(target_path, draft_path, place, chosen, show)
+
+
+def locate_pair(target: str, draft: str) -> tuple[Path, Path]:
+    """Where the two checkpoints are, fetched from the hub where they are names.
+
+    Raises:
+        ConfigError: `auto`, and no draft is known for this target.
+        ExportError: a name that the hub does not give.
+    """
+    from mirrorsd.export.hub import locate, origin_of, parse_name
+    from mirrorsd.export.pairs import draft_for
+
+    if draft == "auto":
+        name, origin = parse_name(target), origin_of(Path(target).resolve())
+        is_name = name is not None and not Path(target).exists()
+        draft = draft_for(name.repository if is_name and name else origin.repository if origin else target)
+        note(f"draft: {draft}")
+    return locate(target, note), locate(draft, note)
+
+
+def note_estimate(target: Path, draft: Path, output: Path, chosen: "ExportOptions") -> None:
+    """Say what the export will take, and what there is too little of."""
+    from mirrorsd.export.estimate import estimate_export, shortages
+    from mirrorsd.runtime.doctor.memory import SYSTEM, free_memory
+
+    estimate = estimate_export(target, draft, chosen)
+    note(f"{output}: takes {estimate}")
+    for shortage in shortages(estimate, output, free_memory(SYSTEM)):
+        note(f"warning: {shortage}")
 
 
 def present(output: Path, manifest: "Manifest", device_map: str | None, *, as_json: bool) -> None:
@@ -155,7 +199,18 @@ def summary_lines(output: Path, manifest: "Manifest") -> list[str]:
         lines.append(accuracy_line(manifest.draft_accuracy))
     if manifest.quality:
         lines.append(f"against fp32: {quality_line(manifest.quality)}")
-    return [*lines, f"wrote {output}"]
+    verdict = f": {quality_verdict(manifest.quality)}" if manifest.quality else ""
+    return [*lines, f"wrote {output}{verdict}", f'next: mirrorsd generate {output} "Once upon a time"']
+
+
+def quality_verdict(quality: "QualityEntry") -> str:
+    """How near the exported target is to the original, in words."""
+    share = f"{quality.top1_agreement:.1%} of the best tokens"
+    if quality.top1_agreement >= 0.995:
+        return f"texts are the original's: {share}"
+    if quality.top1_agreement >= 0.9:
+        return f"texts like the original's: {share}"
+    return f"texts differ from the original's: only {share}; a finer --precision keeps more"
 
 
 def summary_document(output: Path, manifest: "Manifest") -> dict[str, Any]:

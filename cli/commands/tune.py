@@ -58,6 +58,6 @@ def tune(
     for kind, contests in found.contests.items():
         print_contests(f"{kind} texts", contests)
     print(
-        f"kept in {path.name}: layout {tuned.layout}; predicted {tuned.predicted_step_ms} ms a step, measured "
+        f"kept in {path}: layout {tuned.layout}; predicted {tuned.predicted_step_ms} ms a step, measured "
         f"{tuned.measured_step_ms} ms. Took {seconds:.0f} s."
     )

@@ -1,11 +1,11 @@
 """Prompt files in Spec-Bench's form: one JSON object per line with `question_id`, `category` and `turns`."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from mirrorsd.graphs.documents import DocumentError, build, parse_json, read_text
 from mirrorsd.graphs.errors import ConfigError
 
 Item = TypeVar("Item")
@@ -17,6 +17,15 @@ class Question:
     """One prompt of one or more user turns."""
 
     question_id: str
+    category: str
+    turns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """A line of the file; other fields, such as reference answers, are left out."""
+
+    question_id: int | str
     category: str
     turns: tuple[str, ...]
 
@@ -50,11 +59,9 @@ def read_questions(path: Path) -> tuple[Question, ...]:
         ConfigError: no such file, not UTF-8, no questions, or a line of another form (named by its number).
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}).") from error
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+        lines = read_text(path).split("\n")
+    except DocumentError as error:
+        raise ConfigError(f"{path} {error}.") from error
     questions = tuple(
         _read_line(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()
     )
@@ -65,17 +72,9 @@ def read_questions(path: Path) -> tuple[Question, ...]:
 
 def _read_line(line: str, where: str) -> Question:
     try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{where} is not JSON ({error.msg} at column {error.colno}); {_FORM}.") from error
-    if not isinstance(record, dict):
-        raise ConfigError(f"{where} is not an object; {_FORM}.")
-    for key in ("question_id", "category", "turns"):
-        if key not in record:
-            raise ConfigError(f"{where} has no {key!r}; {_FORM}.")
-    category, turns = record["category"], record["turns"]
-    if not isinstance(category, str) or not category:
-        raise ConfigError(f"{where}: 'category' is {category!r}; {_FORM}.")
-    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
-        raise ConfigError(f"{where}: 'turns' must be a list of texts, at least one and none empty; {_FORM}.")
-    return Question(question_id=str(record["question_id"]), category=category, turns=tuple(turns))
+        found = build(_Line, parse_json(line), allows_unknown=True)
+    except DocumentError as error:
+        raise ConfigError(f"{where} {error}; {_FORM}.") from error
+    if not found.category or not found.turns or not all(found.turns):
+        raise ConfigError(f"{where} has an empty category, no turns, or an empty one; {_FORM}.")
+    return Question(question_id=str(found.question_id), category=found.category, turns=found.turns)

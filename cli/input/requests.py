@@ -1,11 +1,11 @@
 """What the user asks for: a prompt from the command line or stdin, or a conversation from a file."""
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mirrorsd.graphs.documents import DocumentError, parse_json, read_text
 from mirrorsd.graphs.errors import ConfigError, GenerationError
 
 _FORM = 'expected a list like [{"role": "user", "content": "..."}]'
@@ -43,13 +43,9 @@ def read_messages(path: Path) -> Messages:
         ConfigError: no such file, not UTF-8, not JSON, or another form.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}).") from error
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path} is not JSON ({error}); {_FORM}.") from error
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+        document = parse_json(read_text(path))
+    except DocumentError as error:
+        raise ConfigError(f"{path} {error}; {_FORM}.") from error
     if not isinstance(document, list) or not document:
         raise ConfigError(f"{path} holds no messages; {_FORM}.")
     from mirrorsd.runtime.text import tokenizer as tokenization

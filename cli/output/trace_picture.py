@@ -139,7 +139,7 @@ def draw_png(part: Recorded, figures: list[str], output: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ConfigError("A .png needs matplotlib: pip install matplotlib, or write an .html.") from error
+        raise ConfigError("A .png needs matplotlib: pip install 'mirrorsd[plots]', or write an .html.") from error
     figure = Figure(figsize=(13, 3.4), layout="constrained")
     axes = figure.subplots()
     per_letter = part.length_ms / 190

@@ -4,15 +4,16 @@ Owns: is it complete and of a kind that can be exported, its sizes, licence, and
 Does not own: comparing two checkpoints (`compatibility.py`), the weights' bytes (`stored_tensors.py`).
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from mirrorsd.export.hub import origin_of
 from mirrorsd.export.weights.stored_tensors import StoredTensor, read_header
 from mirrorsd.families.registry import completed, find_obstacle
+from mirrorsd.graphs.documents import DocumentError, parse_json, read_text
 from mirrorsd.graphs.errors import ExportError
 from mirrorsd.graphs.manifest import SourceModel
 
@@ -75,17 +76,18 @@ def open_checkpoint(folder: Path, role: Role) -> Checkpoint:
         )
     config = _read_config(folder, role)
     tensors = {name: stored for path in _weight_files(folder, role) for name, stored in read_header(path).items()}
-    generation = folder / "generation_config.json"
+    generation, origin = folder / "generation_config.json", origin_of(folder.resolve())
     return Checkpoint(
         folder=folder,
         role=role,
         config=config,
         generation=read_json(generation, role) if generation.is_file() else {},
         source=SourceModel(
-            name=folder.resolve().name,
+            name=origin.repository if origin else folder.resolve().name,
             family=str(config["model_type"]),
             licence=_find_licence(folder),
             num_parameters=sum(stored.size for stored in tensors.values()),
+            revision=origin.revision if origin else "",
         ),
         tensors=tensors,
     )
@@ -102,9 +104,9 @@ def read_json(path: Path, role: Role) -> dict[str, Any]:
             f"the {role}'s folder {path.parent} has no {path.name}: not a complete Hugging Face checkpoint"
         )
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ExportError(f"{path} is not valid JSON ({error}); download the {role} again") from error
+        document = parse_json(read_text(path))
+    except DocumentError as error:
+        raise ExportError(f"{path} {error}; download the {role} again") from error
     if not isinstance(document, dict):
         raise ExportError(f"{path} holds no JSON object; download the {role} again")
     return document

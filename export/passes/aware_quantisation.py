@@ -91,7 +91,7 @@ def check_available() -> None:
         ConfigError: nncf is not installed.
     """
     if importlib.util.find_spec("nncf") is None:
-        raise ConfigError("rounding 'gptq' needs nncf: pip install nncf, or choose 'nearest'")
+        raise ConfigError("rounding 'gptq' needs nncf: pip install 'mirrorsd[compress]', or choose 'nearest'")
 
 
 def _pack_from_file(rows: Array, path: Path, chosen: BlockFormat) -> tuple[Array, ...]:

@@ -5,7 +5,7 @@ For scheduler tests here, and for programs that embed mirrorsd and want to test 
 
 import threading
 from collections.abc import Callable, Collection, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,6 +93,14 @@ class FakeTarget:
     def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
         """See `TargetSession.prefill`."""
         self._extend(tokens, start)
+
+    def read_cache(self, num_rows: int) -> list[NDArray[Any]]:
+        """See `TargetSession.read_cache`: its cache is the text."""
+        return [np.array(self._text[:num_rows], dtype=np.int64).reshape(1, 1, num_rows, 1)]
+
+    def write_cache(self, rows: Sequence[NDArray[Any]]) -> None:
+        """See `TargetSession.write_cache`."""
+        self._text = rows[0].ravel().tolist()
 
     def terminate(self) -> None:
         """See `TargetSession.terminate`."""

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,6 +112,14 @@ class PacedTarget:
         with ledger.time("target", "prefill"):
             self._session.prefill(tokens, start, ledger=Ledger())
             wait_until(started + self._pace.prefill_ms_per_row * len(tokens) / 1e3)
+
+    def read_cache(self, num_rows: int) -> list[NDArray[Any]]:
+        """See `TargetSession.read_cache`."""
+        return self._session.read_cache(num_rows)
+
+    def write_cache(self, rows: Sequence[NDArray[Any]]) -> None:
+        """See `TargetSession.write_cache`."""
+        self._session.write_cache(rows)
 
     def terminate(self) -> None:
         """See `TargetSession.terminate`."""

@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from math import isnan
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,6 +176,16 @@ class TargetSession(Protocol):
 
     def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
         """Like `run`, but only the cache is wanted: no exit, at most one row of logits."""
+
+    def read_cache(self, num_rows: int) -> list[NDArray[Any]]:
+        """Copies of the first rows of all caches, each `[1, heads, num_rows, size]`: keys and values by layer.
+
+        Raises:
+            DeviceError: the caches' kind of number is none that the host has.
+        """
+
+    def write_cache(self, rows: Sequence[NDArray[Any]]) -> None:
+        """Put what `read_cache` gave into the first rows."""
 
     def terminate(self) -> None:
         """Ask the pass that is running to end early with a `DeviceError`. May be called from any thread."""

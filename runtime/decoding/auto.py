@@ -82,14 +82,19 @@ class AutoSource:
         self._is_plain, self._is_trial, self._is_unjudged, self._drafted_s = False, False, False, 0.0
         if not self._request.window_limit() or not self._draft.is_ready() or not self._known.is_plain_known:
             return self._decline(done)
+        forced = self._serial.forced(*done) if done is not None and self._is_in_step else None
+        if forced is not None:
+            return forced
         is_ready = self._is_in_step and done is not None and self._drafting.is_prepared(done.acceptance)
         worth = account.worth_of_drafting(speed, is_ready=is_ready)
         self._is_trial = not is_ready and worth <= 0 and account.may_try(speed)
         repeat = None if self._is_trial else self._repeats.offer(max(worth, 0.0))
         if repeat is not None:
+            found = Found(repeat, "text")
             if done is not None and self._is_in_step:
                 self._serial.adopt(*done, repeat)
-            return Found(repeat, "text")
+                found = self._serial.allowed(found)
+            return found
         if self._is_trial or ((is_ready or worth > 0) and account.is_covered(speed, is_ready=is_ready)):
             return self._draft_window(done)
         return self._decline(done)

@@ -39,7 +39,7 @@ class FreeRows:
     def guess(self) -> NDArray[np.int64]:
         """How the text went on before, as far as rows are free."""
         count = min(self._row_group - 1, self._request.window_limit())
-        return self._lookup.guess(self._request.tokens, count) if count > 0 else NO_TOKENS
+        return self._lookup.guess(self._request.known_text, count) if count > 0 else NO_TOKENS
 
     def observe(self, step: StepRecord) -> None:
         """Nothing is learned."""
@@ -54,14 +54,14 @@ class Repeats:
     def __init__(self, request: Request) -> None:
         self._request = request
         windows = request.windows
-        self._text = RepeatedText(windows.repeat_chances, request.num_prompt) if windows is not None else None
+        self._text = RepeatedText(windows.repeat_chances, request.num_known) if windows is not None else None
 
     def offer(self, least: float) -> NDArray[np.int64] | None:
         """What followed the last time, if that is worth more than `least` tokens."""
         request, windows = self._request, self._request.windows
         if self._text is None or windows is None:
             return None
-        self._text.follow(request.tokens)
+        self._text.follow(request.known_text)
         limit = request.window_limit(None if request.speculation.pad_rows_to else _LONGEST)
         count = windows.cut_repeat(self._text.reach(limit), least)
-        return self._text.window(request.tokens, count) if count else None
+        return self._text.window(request.known_text, count) if count else None

@@ -116,9 +116,12 @@ class MirrorSource:
         order, found = self._serial.order, self._branch(acceptance)
         if not order.limit or found is None or not self._serial.draft.is_working():
             return self._serial.next(inflight, acceptance)
+        forced = self._serial.forced(inflight, acceptance)
+        if forced is not None:
+            return forced
         window = cut_window(found, order)
         self._serial.adopt(inflight, acceptance, window)
-        return Found(window, found.source)
+        return self._serial.allowed(Found(window, found.source))
 
     def observe(self, step: StepRecord) -> None:
         """See `SerialSource.observe`."""

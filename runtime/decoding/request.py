@@ -2,6 +2,8 @@
 
 import threading
 from collections.abc import Sequence
+from math import inf
+from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +13,7 @@ from mirrorsd.graphs.errors import Cancelled, ContextLengthError, GenerationErro
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.windows import WindowLength
-from mirrorsd.runtime.sampling.chooser import TokenChooser
+from mirrorsd.runtime.sampling.chooser import Mask, TokenChooser
 
 
 class StepRecord(NamedTuple):
@@ -19,7 +21,7 @@ class StepRecord(NamedTuple):
 
     `next_source` says where the next window came from: `early`, `exit` (a branch was ready), `late` (a branch was being
     finished), `fresh` (drafted while the target waited), `text` (what the text had said before), `none` (no window was
-    wanted).
+    wanted), `forced` (the only way on, by the form that the text shall have).
     `method` ran the step, and `own_seconds` are those in which devices did not work for other requests.
     """
 
@@ -40,6 +42,7 @@ class Request:
         num_reused: prompt tokens that were cached from an earlier request.
         windows: what cuts them; None leaves them as long as they come.
         prefilled: when the target had read the prompt, in seconds of the ledger's clock: where the speed's starts.
+        constraint: what its text may say; None where it may say anything.
         near_ties: absolute positions of committed tokens whose runner-up was closer than the near-tie gap.
     """
 
@@ -50,10 +53,12 @@ class Request:
         speculation: SpeculationConfig,
         context: int,
         cancel: threading.Event,
+        constraint: Mask | None = None,
     ) -> None:
         check_prompt_fits(len(prompt), context)
         self.config, self.speculation = config, speculation
-        self.chooser = TokenChooser(config)
+        self.constraint = constraint
+        self.chooser = TokenChooser(config, len(prompt), constraint)
         self.ledger = Ledger()
         self.gamma = speculation.gamma
         self.num_prompt = self.num_tokens = len(prompt)
@@ -64,13 +69,25 @@ class Request:
         self.steps: list[StepRecord] = []
         self.near_ties: list[int] = []
         self._cancel = cancel
+        self._until = inf if config.deadline_s is None else perf_counter() + config.deadline_s
         self._text = np.zeros(context + speculation.gamma + 1, dtype=np.int64)
         self._text[: len(prompt)] = prompt
+        self._prediction = np.array(config.prediction, dtype=np.int64)
 
     @property
     def tokens(self) -> NDArray[np.int64]:
         """Prompt and committed tokens."""
         return self._text[: self.num_tokens]
+
+    @property
+    def known_text(self) -> NDArray[np.int64]:
+        """What windows may be looked up in: the prediction, if there is one, then prompt and committed tokens."""
+        return np.concatenate((self._prediction, self.tokens)) if len(self._prediction) else self.tokens
+
+    @property
+    def num_known(self) -> int:
+        """Tokens of `known_text` before the first new one."""
+        return len(self._prediction) + self.num_prompt
 
     @property
     def num_new(self) -> int:
@@ -121,12 +138,20 @@ class Request:
         """Ask it to stop, from any thread."""
         self._cancel.set()
 
+    def is_overdue(self) -> bool:
+        """Whether the request's time is over, and nobody has cancelled it."""
+        return perf_counter() > self._until and not self._was_cancelled()
+
     def is_cancelled(self) -> bool:
-        """Whether the caller asked to stop."""
-        return self._cancel.is_set()
+        """Whether it is to stop: the caller asked for it, or its time is over."""
+        return self._was_cancelled() or perf_counter() > self._until
+
+    def _was_cancelled(self) -> bool:
+        token = self.config.cancel
+        return self._cancel.is_set() or (token is not None and token.is_cancelled)
 
     def raise_if_cancelled(self) -> None:
-        """Raise `Cancelled` if the caller asked to stop."""
+        """Raise `Cancelled` if it is to stop."""
         if self.is_cancelled():
             raise Cancelled(f"Cancelled after {self.num_new} new tokens.")
 

@@ -13,6 +13,9 @@ from mirrorsd.runtime.decoding.step import Found, InFlight
 from mirrorsd.runtime.draft.chain import NO_TOKENS
 from mirrorsd.runtime.policy.windows import WindowOrder
 
+_FEWEST_FORCED = 2
+"""Tokens that a form leaves no choice of, from which on they are a better window than the draft's own."""
+
 
 class SerialSource:
     """Asks the draft for every window, and waits."""
@@ -39,14 +42,36 @@ class SerialSource:
 
     def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
         """Ask the draft and wait for its answer; plain decoding until it is ready."""
-        order = self.order
+        order, forced = self.order, self.forced(inflight, acceptance)
+        if forced is not None:
+            return forced
         if not order.limit or not (self.draft.has_text or self.draft.is_ready()):
             return Found()
         if not self.draft.has_text:
             return Found(self.draft_window(), "fresh")
         num_accepted, token = acceptance.num_accepted, acceptance.next_token
         job = partial(self.draft.drafter.resolve, inflight.head, num_accepted, token, order)
-        return Found(*self.draft.ask(job, (NO_TOKENS, "none")))
+        return self.allowed(Found(*self.draft.ask(job, (NO_TOKENS, "none"))))
+
+    def forced(self, inflight: InFlight, acceptance: Acceptance) -> Found | None:
+        """What a constrained text must say next, where that is enough for a window."""
+        constraint = self.request.constraint
+        if constraint is None or not (self.draft.has_text and self.draft.is_working()):
+            return None
+        forced = constraint.forced(self.request.window_limit())
+        if len(forced) < _FEWEST_FORCED:
+            return None
+        self.adopt(inflight, acceptance, forced)
+        return Found(forced, "forced")
+
+    def allowed(self, found: Found) -> Found:
+        """What of a window a constrained text may say; the draft forgets the rest."""
+        request = self.request
+        if request.constraint is None or not self.draft.is_working():
+            return found
+        window = found.window[: request.constraint.num_allowed(found.window)]
+        self.draft.hold(partial(self.draft.drafter.chain.cut, request.num_tokens + len(window)))
+        return found._replace(window=window)
 
     def adopt(self, inflight: InFlight, acceptance: Acceptance, window: NDArray[np.int64]) -> None:
         """Tell the draft, some time before it is asked again, that `window` goes on after `inflight`."""

@@ -116,6 +116,7 @@ class StepDecoder:
         method = source.name
         on_start, on_exit = (beside.start, beside.hear if beside.is_listening else None) if beside else (None, None)
         ticket = self.target.submit(request, inflight.head, inflight.window, on_start=on_start, on_exit=on_exit)
+        request.chooser.look_ahead(inflight.window)
         request.chooser.draw_ahead(inflight.head + 1, len(inflight.window) + 1, self.target.vocab_size)
         acceptance = self._accept(inflight, self.target.result(request, ticket))
         if beside is not None:

@@ -1,8 +1,8 @@
 """The scheduler's line to the target worker: chunked prefill, passes over windows, the record of what is cached."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,6 +129,21 @@ class TargetLink:
         if ticket.error is not None:
             request.raise_if_cancelled()  # it ended early for that reason
         return ticket.result()
+
+    @property
+    def cached(self) -> NDArray[np.int64]:
+        """The tokens whose rows are cached."""
+        return self._cached[: self._num_cached]
+
+    def read_cache(self, num_rows: int) -> list[NDArray[Any]]:
+        """Copies of the first rows; see `TargetSession.read_cache`. Between two requests' steps only."""
+        return self._worker.run(partial(self._session.read_cache, num_rows))
+
+    def write_cache(self, tokens: NDArray[np.int64], rows: Sequence[NDArray[Any]]) -> None:
+        """Take over the rows of a text; see `TargetSession.write_cache`. Between two requests' steps only."""
+        self._num_cached = 0
+        self._worker.run(partial(self._session.write_cache, rows))
+        self._remember(0, tokens)
 
     def terminate(self) -> None:
         """Ask the device to end the pass that is running, from any thread; no pass, nothing happens."""

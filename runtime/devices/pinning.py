@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
@@ -44,13 +46,14 @@ def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 def usable_cores(siblings: str = _SIBLINGS) -> Cores:
     """One processor number for every physical core that this process may use.
 
-    Where nobody says which numbers share a core, or threads cannot be pinned, each number counts as a core.
+    Where nobody says which numbers share a core, each number counts as one. Where threads cannot be pinned (Windows,
+    macOS), the system is asked how many cores there are.
 
     Args:
         siblings: pattern of the files that say which numbers share a core; "0,4" beside cpu0 and cpu4.
     """
     if not hasattr(os, "sched_getaffinity"):
-        return Cores((), os.cpu_count() or 1)
+        return Cores((), psutil.cpu_count(logical=False) or os.cpu_count() or 1)
     seen: set[str] = set()
     numbers: list[int] = []
     for number in sorted(os.sched_getaffinity(0)):

@@ -4,12 +4,11 @@ An estimate from the manifest alone: weights, caches, workspace, and what the ru
 were measured on Linux (ONNX Runtime 1.31, OpenVINO 2026.4) as resident memory; see `bench/studies/memory_estimate.py`.
 """
 
-import os
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
+import psutil
 
 from mirrorsd.device_maps import DeviceMap
 from mirrorsd.graphs.manifest import DraftEntry, Manifest, TargetEntry
@@ -63,7 +62,7 @@ def memory_needs(manifest: Manifest, card: DeviceMap) -> list[MemoryNeed]:
 def free_memory(device: str) -> int | None:
     """Free bytes of system memory or of a GPU's own; None where nobody says."""
     if device == SYSTEM:
-        return _free_system_memory()
+        return int(psutil.virtual_memory().available)
     if device.startswith("NVIDIA"):
         return _free_cuda_memory(int(device.rsplit(" ", 1)[1]))
     return None
@@ -119,6 +118,11 @@ def _laid_out(entry: DraftEntry, card: DeviceMap) -> float:
     return 0.5 if entry.precision == "fp32" and card.draft.precision != "f32" else 1.0
 
 
+def cache_bytes(manifest: Manifest) -> int:
+    """Most memory that one conversation's caches take, on both devices together."""
+    return _target_caches(manifest.target) + _draft_caches(manifest.draft)
+
+
 def _target_caches(entry: TargetEntry) -> int:
     shape = entry.shape
     return 2 * shape.num_layers * shape.num_kv_heads * entry.capacity * shape.head_dim * shape.bytes_per_number
@@ -137,17 +141,6 @@ def _logits(entry: DraftEntry) -> int:
 
 def _work(entry: TargetEntry) -> int:
     return _PREFILL_ROWS * _LIVE_ROWS * entry.shape.hidden_size * entry.shape.bytes_per_number
-
-
-def _free_system_memory() -> int | None:
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        for line in meminfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    if "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {}):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
 
 
 def _free_cuda_memory(index: int) -> int | None:

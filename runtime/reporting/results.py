@@ -6,15 +6,25 @@ from typing import NamedTuple
 
 from mirrorsd.runtime.decoding.request import StepRecord
 from mirrorsd.runtime.ledger import Span
+from mirrorsd.runtime.reporting.result_page import result_page
 from mirrorsd.runtime.reporting.stats import GenerationStats
 from mirrorsd.runtime.reporting.trace import write_trace
+from mirrorsd.runtime.sampling.logprobs import TokenLogprob
 
 
 class GeneratedToken(NamedTuple):
-    """A token and where it came from: `window` (drafted and verified), `correction` (the target's own), `plain`."""
+    """A token and where it came from.
+
+    `window`: drafted and verified; `lookup`: taken from earlier text and verified; `correction`: the target's own
+    behind what it verified; `plain`: decoded plainly.
+    `logprob` is what the target thought of it, where `GenerationConfig.logprobs` asks for that.
+    `text` is what became certain with it: those of all tokens, joined, are the result's text.
+    """
 
     id: int
     source: str
+    text: str = ""
+    logprob: TokenLogprob | None = None
 
 
 _MOST_SHOWN = 60
@@ -25,10 +35,11 @@ class GenerationResult:
     """A finished text; `str` of it is the text.
 
     Attributes:
-        text: the new text, without special tokens, cut before a stop string.
+        text: the new text alone, cut before a stop string; special tokens are in it only where they are asked for.
         prompt_ids: the prompt's tokens, special ones included.
         token_ids: the new tokens, the end-of-sequence token included.
-        stop_reason: `eos`, `stop_token`, `stop_string`, `length` (max_new_tokens) or `context` (no room left).
+        stop_reason: `eos`, `stop_token`, `stop_string`, `length` (max_new_tokens), `context` (no room left),
+            `deadline` (deadline_s is over) or `cancelled` (see `Cancelled.result`).
         method: what ran: `mirror`, `serial`, `plain`, or `auto` (`stats.steps_by_method` says what it chose).
         device_map: name of the device map.
         layout: how target and draft shared the processor (see `layouts`).
@@ -36,6 +47,8 @@ class GenerationResult:
         stats: figures; see `GenerationStats`.
         spans: what each device did when.
         steps: the verification steps.
+        logprobs: what the target thought of each new token; empty where nobody asked.
+        tokens: the new tokens, with where each came from.
     """
 
     text: str
@@ -49,6 +62,8 @@ class GenerationResult:
     stats: GenerationStats
     spans: tuple[Span, ...]
     steps: tuple[StepRecord, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    tokens: tuple[GeneratedToken, ...] = ()
 
     def __str__(self) -> str:
         return self.text
@@ -57,6 +72,10 @@ class GenerationResult:
         shown = self.text if len(self.text) <= _MOST_SHOWN else f"{self.text[:_MOST_SHOWN]}..."
         what = f"{self.num_tokens} tokens by {self.method}, ended by {self.stop_reason}"
         return f"<{type(self).__name__}: {what}: {shown!r}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the text with drafted tokens marked, and when the devices worked."""
+        return result_page(self)
 
     def write_trace(self, path: str | Path) -> None:
         """Write what each device did when as a Chrome trace (JSON)."""
@@ -70,8 +89,12 @@ class GenerationResult:
 
 
 class Chunk(NamedTuple):
-    """What one step added: text that is certain, and its tokens. `result` comes with the last chunk."""
+    """What one step added: text that is certain, and its tokens. `result` comes with the last chunk.
+
+    `spans` is what the devices have done since the chunk before; what ends later comes with the next one.
+    """
 
     text: str
     tokens: tuple[GeneratedToken, ...]
     result: GenerationResult | None = None
+    spans: tuple[Span, ...] = ()

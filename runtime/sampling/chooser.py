@@ -2,12 +2,13 @@
 
 Greedy takes the best logit. Sampling takes `argmax(logits / T + G(seed, position, token))` over the tokens that top-k,
 top-p and min-p keep (ALGORITHM.md, "Exactness"): exactly the target's law, and the same text for the same seed whatever
-the method. Filters run in the order of transformers: repetition penalty, temperature, top-k, top-p, min-p.
+the method. Before that come the mask of a constrained text, the caller's bias and the penalties; filters run in the
+order of transformers: temperature, top-k, top-p, min-p.
 """
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +16,9 @@ from numpy.typing import NDArray
 from mirrorsd.graphs.errors import ConfigError, DeviceError
 from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.sampling.likely_tokens import likely_tokens, new_scratch
+from mirrorsd.runtime.sampling.logprobs import TokenLogprob, token_logprob
 from mirrorsd.runtime.sampling.noise import gumbel, gumbel_row, loud_tokens
-from mirrorsd.runtime.sampling.penalty import RepetitionPenalty
+from mirrorsd.runtime.sampling.penalty import Penalties
 from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
 
 _DROPPED_BEHIND = 8.0
@@ -59,22 +61,45 @@ class _RowNoise(NamedTuple):
         return loud_tokens(self.seed, self.position, self.vocab_size, level)
 
 
+class Mask(Protocol):
+    """What a constrained text may say next. It follows the text: one call of `advance` for every token."""
+
+    def allowed(self, vocab_size: int) -> NDArray[np.bool_]:
+        """Which tokens may come now, `[V]`."""
+
+    def look_ahead(self, window: NDArray[np.int64]) -> None:
+        """Work out what may come now and after each token of a window, while the devices work."""
+
+    def advance(self, token: int) -> None:
+        """The text goes on with this token."""
+
+    def forced(self, most: int) -> NDArray[np.int64]:
+        """The next tokens, at most so many, where there is one way on: a guess."""
+
+    def num_allowed(self, window: NDArray[np.int64]) -> int:
+        """How many of a window's leading tokens may come."""
+
+
 class TokenChooser:
     """Chooses tokens for one request. Not thread-safe for `choose`; `rank` may be called from any thread.
 
     Attributes:
+        needs_logits: whether the choice takes the target's whole rows; otherwise its graph names the best token.
         keeps_order: whether candidates compete by their log-probabilities alone, so that the likeliest wins.
         is_heard_by_draft: whether the draft's graph takes noise and penalty, over its whole vocabulary.
     """
 
-    def __init__(self, config: GenerationConfig) -> None:
+    def __init__(self, config: GenerationConfig, num_prompt: int = 0, mask: Mask | None = None) -> None:
+        """Take a request's settings, the number of its prompt's tokens, and what its text may say."""
         self.is_sampling = config.is_sampling
         if config.is_sampling and config.seed is None:
             raise ConfigError("A sampled text needs a seed here: GenerationConfig.resolve draws one.")
-        self._repetition = RepetitionPenalty(config.repetition_penalty or 1.0)
-        self.needs_history = self._repetition.is_wanted
-        self.needs_logits = config.is_sampling or self.needs_history
-        self.keeps_order = not self.needs_logits
+        self._mask, self._penalties = mask, Penalties(config, num_prompt)
+        self.needs_history = self._penalties.needs_history
+        self.keeps_order = not (config.is_sampling or self._penalties.is_wanted)
+        self._wants_logprobs, self._num_top = config.logprobs, config.top_logprobs
+        self._logprobs: dict[int, TokenLogprob] = {}
+        self.needs_logits = not self.keeps_order or mask is not None or config.logprobs
         self._temperature = config.temperature or 1.0
         self._seed = config.seed or 0
         filters = (config.top_k or 0, config.top_p or 1.0, config.min_p or 0.0)
@@ -87,12 +112,21 @@ class TokenChooser:
 
     @property
     def draws_ahead(self) -> bool:
-        """Whether there is noise to draw while the devices work."""
+        """Whether there is noise to draw, or a mask to work out, while the devices work."""
+        return self._draws_noise or self._mask is not None
+
+    @property
+    def _draws_noise(self) -> bool:
         return self._is_noisy and (self.is_heard_by_draft or not self._is_filtered)
+
+    def look_ahead(self, window: NDArray[np.int64]) -> None:
+        """Work out what a constrained text may say in a window that is being verified."""
+        if self._mask is not None:
+            self._mask.look_ahead(window)
 
     def draw_ahead(self, first_position: int, count: int, vocab_size: int) -> None:
         """Draw the noise of coming positions (while the devices work); forgets the positions before them."""
-        if not self.draws_ahead:
+        if not self._draws_noise:
             return
         known = self._noise_by_position.copy()  # the draft's thread may add to it
         self._noise_by_position = {position: noise for position, noise in known.items() if position >= first_position}
@@ -100,18 +134,18 @@ class TokenChooser:
             self._noise_at(position, vocab_size)
 
     def noise_source(self) -> NoiseSource | None:
-        """Noise over the whole vocabulary, times the temperature, less the penalty; None where there is neither.
+        """Noise over the whole vocabulary, times the temperature, less penalties; None where there is neither.
 
         Nor is there noise for top-k by itself: it keeps the likeliest, so that these are what the draft should name.
         May be called from any thread.
         """
         if not self._is_noisy:
-            return (lambda _, vocab_size: -self._repetition.handicaps(vocab_size)) if self.needs_history else None
+            return (lambda _, vocab_size: -self._penalties.handicaps(vocab_size)) if self._penalties.is_wanted else None
         return self._competing_row
 
     def _competing_row(self, position: int, vocab_size: int) -> NDArray[np.float64]:
         noise = self._temperature * self._noise_at(position, vocab_size)
-        return noise - self._repetition.handicaps(vocab_size) if self.needs_history else noise
+        return noise - self._penalties.handicaps(vocab_size) if self._penalties.is_wanted else noise
 
     def _noise_at(self, position: int, vocab_size: int) -> NDArray[np.float64]:
         noise = self._noise_by_position.get(position)
@@ -121,7 +155,7 @@ class TokenChooser:
         return noise[:vocab_size]
 
     def choose(self, logits: NDArray[np.floating], position: int, history: NDArray[np.int64] | None) -> Choice:
-        """The target's token at `position`.
+        """The target's token at `position`. Called once for every token of the text, in order.
 
         Args:
             logits: `[V]`, the target's logits for this position.
@@ -131,8 +165,24 @@ class TokenChooser:
         Raises:
             DeviceError: a logit is NaN or `+inf`, or all are `-inf`.
         """
-        if self.needs_history and history is not None:
-            logits = self._repetition.apply(logits.astype(np.float64), history)
+        raw = logits
+        if self._mask is not None:
+            logits = np.where(self._mask.allowed(len(logits)), logits, -np.inf).astype(logits.dtype)
+        if self._penalties.is_wanted:
+            logits = self._penalties.apply(logits.astype(np.float64), history)
+        choice = self._best_of(logits, position)
+        if self._mask is not None:
+            self._mask.advance(choice.token)
+        if self._wants_logprobs:
+            found = self._logprobs[position] = token_logprob(raw, choice.token, self._num_top)
+            _check_finite(found.value, position)
+        return choice
+
+    def take_logprob(self, position: int) -> TokenLogprob | None:
+        """The log-probabilities of the token that was chosen at `position`, once; None where nobody asked for them."""
+        return self._logprobs.pop(position, None)
+
+    def _best_of(self, logits: NDArray[np.floating], position: int) -> Choice:
         if self._is_filtered:
             return self._choose_likely(logits.astype(np.float32) if logits.dtype == np.float16 else logits, position)
         scores = logits.astype(np.float64)
@@ -177,7 +227,7 @@ class TokenChooser:
     def noise(self, ids: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float64] | float:
         """What the target adds for tokens `[..., m]` at positions `[...]`, less the penalty; 0 where it adds none."""
         drawn = gumbel(self._seed, positions[..., None], ids) if self.is_sampling else 0.0
-        return drawn - self._repetition.handicap(ids) / self._temperature if self.needs_history else drawn
+        return drawn - self._penalties.handicap(ids) / self._temperature if self._penalties.is_wanted else drawn
 
     def guess(
         self, ids: NDArray[np.int64], logprobs: NDArray[np.floating], positions: NDArray[np.int64]

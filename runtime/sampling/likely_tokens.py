@@ -159,7 +159,7 @@ def likely_tokens(
     floor = -math.inf
     if filters.min_p > 0:
         floor = float(logits.dtype.type(best + filters.temperature * math.log(filters.min_p)))
-    ids = _best_ids(logits, filters.top_k, best) if 0 < filters.top_k < len(logits) else None
+    ids = best_ids(logits, filters.top_k, best) if 0 < filters.top_k < len(logits) else None
     if ids is None and filters.top_p >= 1:
         ids = _few_above(logits, floor)
     found = logits if ids is None else logits[ids]
@@ -186,7 +186,7 @@ def _few_above(logits: NDArray[np.floating], floor: float) -> NDArray[np.int64] 
     return np.flatnonzero(is_above) if np.count_nonzero(is_above) <= _FEW else None
 
 
-def _best_ids(logits: NDArray[np.floating], count: int, best: float) -> NDArray[np.int64]:
+def best_ids(logits: NDArray[np.floating], count: int, best: float) -> NDArray[np.int64]:
     """The `count` best ids, ascending; of equals at the border the lowest."""
     low = _low_border(logits, count)
     tokens = np.flatnonzero(logits >= low)

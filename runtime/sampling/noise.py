@@ -31,6 +31,15 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
+def nth_seed(seed: int, number: int) -> int:
+    """The seed of the `number`-th of several answers to one prompt: the first has the seed itself.
+
+    >>> nth_seed(7, 0), nth_seed(7, 1) == nth_seed(7, 1), nth_seed(7, 1) == nth_seed(8, 1)
+    (7, True, False)
+    """
+    return _mix(_mix((seed + _GOLDEN) & _MASK) ^ (number * _MIX_1 & _MASK)) if number else seed
+
+
 def position_keys(seed: int, positions: NDArray[np.int64]) -> NDArray[np.uint64]:
     """One 64-bit key per absolute position `[n, ...]`."""
     keys = positions.astype(np.uint64)

@@ -1,60 +1,90 @@
-"""The penalty of tokens that are already in the text: exactly for the target, roughly for draft and exits.
+"""What a text's own words and the caller add to logits: exactly for the target, roughly for draft and exits.
 
-The target's logits are penalised as transformers does it (CTRL, arXiv 1909.05858). Draft and exits give probabilities,
-from which their logits cannot be told: what a likely token loses is taken from the target's best logits lately. A
-wrong estimate costs speed, never a token.
+The target's logits are changed in this order: the caller's bias; the repetition penalty, as transformers does it (CTRL,
+arXiv 1909.05858), for tokens of prompt and text; presence and frequency penalty, as OpenAI defines them, for tokens of
+the text alone. Draft and exits give probabilities, from which their logits cannot be told: what a repetition costs a
+likely token is taken from the target's best logits lately. A wrong estimate costs speed, never a token.
 """
 
 import numpy as np
 from numpy.typing import NDArray
+
+from mirrorsd.runtime.config import GenerationConfig
 
 _MEMORY = 0.9
 _SHARE = 0.6
 """Of the estimated loss, what draft and exits are told: on the sample more than half of it, and not all, did best."""
 
 
-class RepetitionPenalty:
-    """One request's penalty. The scheduler's thread applies it; `handicap` and `handicaps` may be read from any."""
+class Penalties:
+    """One request's penalties and biases. The scheduler's thread applies them; handicaps may be read from any.
 
-    def __init__(self, penalty: float) -> None:
-        self._penalty = penalty
-        self._seen: NDArray[np.float64] = np.zeros(0)  # 1 where the text has the token
-        self._num_read = 0
+    Attributes:
+        needs_history: whether they depend on the text.
+        is_wanted: whether they change anything.
+    """
+
+    def __init__(self, config: GenerationConfig, num_prompt: int = 0) -> None:
+        """Take the settings; `num_prompt` tokens of a history are the prompt's."""
+        self._repetition = config.repetition_penalty or 1.0
+        self._presence, self._frequency = config.presence_penalty, config.frequency_penalty
+        self._bias_ids = np.array([*config.biases], dtype=np.int64)
+        self._biases = np.array([*config.biases.values()], dtype=np.float64)
+        self.needs_history = self._repetition != 1.0 or self._presence != 0 or self._frequency != 0
+        self.is_wanted = self.needs_history or len(self._bias_ids) > 0
+        self._num_prompt, self._num_read = num_prompt, 0
+        self._seen: NDArray[np.float64] = np.zeros(0)  # 1 where prompt or text have the token
+        self._counts: NDArray[np.float64] = np.zeros(0)  # how often the text has it
         self._best_logit: float | None = None
 
-    @property
-    def is_wanted(self) -> bool:
-        """Whether it changes anything."""
-        return self._penalty != 1.0
-
-    def apply(self, scores: NDArray[np.float64], history: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Penalise the target's logits `[V]`, in place, after the text `history`; learns how high the best one is."""
-        best = float(scores.max())
-        known = best if self._best_logit is None else self._best_logit
-        self._best_logit = _MEMORY * known + (1 - _MEMORY) * best
-        self._read(history, len(scores))
-        return penalise_repetition(scores, history, self._penalty)
+    def apply(self, scores: NDArray[np.float64], history: NDArray[np.int64] | None) -> NDArray[np.float64]:
+        """Change the target's logits `[V]`, in place, after the text `history`; learns how high the best one is."""
+        if history is not None and self.needs_history:
+            best = float(scores.max())
+            known = best if self._best_logit is None else self._best_logit
+            self._best_logit = _MEMORY * known + (1 - _MEMORY) * best
+            self._read(history, len(scores))
+        scores[self._bias_ids] += self._biases
+        if history is None:
+            return scores
+        if self._repetition != 1.0:
+            penalise_repetition(scores, history, self._repetition)
+        if self._presence or self._frequency:
+            penalise_counts(scores, history[self._num_prompt :], self._presence, self._frequency)
+        return scores
 
     def handicap(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
-        """What likely tokens `[..., m]` lose, in logits: nothing if the text has them not, or was not read yet."""
-        lost: NDArray[np.float64] = self._seen[ids] * self._loss if self._num_read else np.zeros(ids.shape)
+        """What likely tokens `[..., m]` lose, in logits; of the text only what was read yet counts."""
+        lost: NDArray[np.float64] = np.zeros(ids.shape)
+        if self._num_read:
+            lost += self._seen[ids] * self._loss + self._lost_by_counts(self._counts[ids])
+        for token, bias in zip(self._bias_ids.tolist(), self._biases.tolist(), strict=True):
+            lost -= bias * (ids == token)
         return lost
 
     def handicaps(self, vocab_size: int) -> NDArray[np.float64]:
         """What every token of the vocabulary would lose, `[V]`, were it likely."""
-        lost: NDArray[np.float64] = self._seen[:vocab_size] * self._loss if self._num_read else np.zeros(vocab_size)
+        lost: NDArray[np.float64] = np.zeros(vocab_size)
+        if self._num_read:
+            lost += self._seen[:vocab_size] * self._loss + self._lost_by_counts(self._counts[:vocab_size])
+        is_inside = self._bias_ids < vocab_size
+        lost[self._bias_ids[is_inside]] -= self._biases[is_inside]
         return lost
+
+    def _lost_by_counts(self, counts: NDArray[np.float64]) -> NDArray[np.float64]:
+        return self._presence * (counts > 0) + self._frequency * counts
 
     @property
     def _loss(self) -> float:
         best = self._best_logit or 0.0
-        return _SHARE * (best - (best / self._penalty if best > 0 else best * self._penalty))
+        return _SHARE * (best - (best / self._repetition if best > 0 else best * self._repetition))
 
     def _read(self, history: NDArray[np.int64], vocab_size: int) -> None:
         """Note the tokens of a text that only grows."""
         if not self._num_read:
-            self._seen = np.zeros(vocab_size)
+            self._seen, self._counts = np.zeros(vocab_size), np.zeros(vocab_size)
         self._seen[history[self._num_read :]] = 1.0
+        np.add.at(self._counts, history[max(self._num_read, self._num_prompt) :], 1.0)
         self._num_read = len(history)
 
 
@@ -67,4 +97,17 @@ def penalise_repetition(scores: NDArray[np.float64], history: NDArray[np.int64],
     seen = np.unique(history)
     seen_scores = scores[seen]
     scores[seen] = np.where(seen_scores > 0, seen_scores / penalty, seen_scores * penalty)
+    return scores
+
+
+def penalise_counts(
+    scores: NDArray[np.float64], history: NDArray[np.int64], presence: float, frequency: float
+) -> NDArray[np.float64]:
+    """Take `presence` from the score of each token of the text, and `frequency` for each time that it stands there.
+
+    >>> penalise_counts(np.array([2.0, 2.0, 2.0]), np.array([0, 1, 1]), 0.5, 0.25).tolist()
+    [1.25, 1.0, 2.0]
+    """
+    seen, counts = np.unique(history, return_counts=True)
+    scores[seen] -= presence + frequency * counts
     return scores

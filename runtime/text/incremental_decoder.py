@@ -16,7 +16,7 @@ from itertools import islice
 
 from tokenizers import Tokenizer
 
-_BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
+BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _MOST_HELD = 8
 _MOST_PARTS = 4
@@ -26,12 +26,13 @@ _MOST_PARTS = 4
 class IncrementalDecoder:
     """Turns tokens into text, piece by piece, in time proportional to their number."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer, self._skips_special = tokenizer, skip_special_tokens
         decode = tokenizer.decoder.decode if tokenizer.decoder is not None else " ".join
         self._has_byte_runs = decode(["<0x0A>"]) == "\n"
         self._has_split_characters = decode(["Ã", "©"]) == "é"
-        self._special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+        added = tokenizer.get_added_tokens_decoder() if skip_special_tokens else {}
+        self._special = {token for token, content in added.items() if content.special}
         self._anchor: list[int] = []
         self._held: list[int] = []
         self._shown = ""  # of what anchor and held tokens say
@@ -114,7 +115,7 @@ class IncrementalDecoder:
         return None if token in self._special else self._tokenizer.id_to_token(token)
 
     def _is_byte(self, written: str) -> bool:
-        return self._has_byte_runs and _BYTE_TOKEN.fullmatch(written) is not None
+        return self._has_byte_runs and BYTE_TOKEN.fullmatch(written) is not None
 
     def _decode(self, tokens: list[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=self._skips_special))

@@ -16,8 +16,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from mirrorsd.graphs import names
-from mirrorsd.graphs.errors import BundleError, GenerationError
+from mirrorsd.graphs.errors import BundleError, ConfigError, GenerationError
 from mirrorsd.runtime.text.incremental_decoder import IncrementalDecoder
+from mirrorsd.runtime.text.token_bytes import TokenBytes
 
 Message = Mapping[str, Any]
 _FORM = 'expected a list like [{"role": "user", "content": "..."}]'
@@ -39,6 +40,7 @@ class BundleTokenizer:
         # Limits left over from training are not the model's: transformers ignores them too.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self._token_bytes = TokenBytes(self._tokenizer)
         self._settings = _read_settings(folder)
         template = folder / "chat_template.jinja"
         self._template = _compile(template) if template.is_file() else None
@@ -57,19 +59,37 @@ class BundleTokenizer:
             raise GenerationError("The prompt is empty: give at least one character of text, or a message.")
         return self._ids(text, add_special_tokens=True)
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Ids of a conversation through the model's chat template, ending where the assistant speaks.
 
         Content in parts, `[{"type": "text", "text": ...}, ...]`, becomes one text, a line or more for each part.
 
+        Args:
+            messages: who said what.
+            tools: what the template is told of tools that the model may call; without any it hears of none.
+            variables: further variables of the template, such as `{"enable_thinking": False}`.
+
         Raises:
+            ConfigError: a variable that is not the caller's to set.
             GenerationError: no template, messages of another form, or the template refuses them.
         """
         if self._template is None:
             raise GenerationError("This bundle has no chat template: give a plain prompt instead of messages.")
-        read = read_messages(messages)
+        read, given = read_messages(messages), {**self._settings, "add_generation_prompt": True}
+        taken = sorted({"messages", "tools", *given} & set(variables or {}))
+        if taken:
+            raise ConfigError(
+                f"GenerationConfig.template_variables names {taken[0]!r}; allowed: any but "
+                f"{', '.join(sorted({'messages', 'tools', *given}))}, which are set already."
+            )
+        given |= variables or {}
         try:
-            text = self._template.render(messages=read, add_generation_prompt=True, **self._settings)
+            text = self._template.render(messages=read, tools=list(tools) or None, **given)
         except _TEMPLATE_ERRORS as error:
             raise GenerationError(f"The chat template refused the messages: {error}") from error
         return self._ids(text, add_special_tokens=False)
@@ -84,16 +104,32 @@ class BundleTokenizer:
             ) from error
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of the ids, special tokens left out."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of the ids, special tokens left out or not."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
-    def decoder(self, prompt: Sequence[int] = ()) -> IncrementalDecoder:
+    def decoder(self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> IncrementalDecoder:
         """A decoder for a stream of tokens that goes on after the ids `prompt`."""
-        return IncrementalDecoder(self._tokenizer, prompt)
+        return IncrementalDecoder(self._tokenizer, prompt, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token: int) -> bytes:
+        """What one token adds to a text, in UTF-8: of a character split over tokens its own part.
+
+        A special token is its own name. An id that the vocabulary does not have is nothing.
+        """
+        return self._token_bytes.of(token)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, special ones included."""
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def to_json(self) -> str:
+        """The whole tokenizer as `tokenizer.json` has it."""
+        return str(self._tokenizer.to_str())
 
 
-def read_ids(token_ids: object, vocab_size: int) -> list[int]:
+def read_ids(token_ids: object, vocab_size: int, name: str = "token_ids") -> list[int]:
     """Check token ids: a list, tuple or one-dimensional array of whole numbers.
 
     Raises:
@@ -102,12 +138,12 @@ def read_ids(token_ids: object, vocab_size: int) -> list[int]:
     is_list = isinstance(token_ids, list | tuple) or (isinstance(token_ids, np.ndarray) and token_ids.ndim == 1)
     if not is_list:
         raise GenerationError(
-            f"token_ids is {shortened(token_ids)}; allowed: a list of whole numbers. A text is given as prompt."
+            f"{name} is {shortened(token_ids)}; allowed: a list of whole numbers. A text is given as prompt."
         )
     found: list[int] = []
     for place, token in enumerate(token_ids):  # type: ignore[arg-type, var-annotated]
         if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= int(token) < vocab_size:
-            raise GenerationError(f"token_ids[{place}] is {token!r}; token_ids must lie in 0 .. {vocab_size - 1}.")
+            raise GenerationError(f"{name}[{place}] is {token!r}; {name} must lie in 0 .. {vocab_size - 1}.")
         found.append(int(token))
     return found
 

@@ -48,6 +48,43 @@ def test_generate_with_the_exporter_s_packages_blocked(tiny_bundle: Path) -> Non
     assert ids == token_ids([*usual, *arguments_for(tiny_bundle, "plain")])
 
 
+WITHOUT_CLI = """
+import runpy, sys
+
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def find_spec(self, name, path=None, target=None):
+        is_blocked = name.split(".")[0] in ("typer", "rich", "click", "prompt_toolkit", "pydantic")
+        return None if is_blocked else self.finder.find_spec(name, path, target)
+
+sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
+sys.argv = sys.argv[1:]
+"""
+
+
+def test_without_the_command_s_packages_there_is_one_sentence() -> None:
+    code = WITHOUT_CLI + "runpy.run_module('mirrorsd', run_name='__main__')"
+    finished = subprocess.run(
+        [sys.executable, "-c", code, "mirrorsd", "devices"], capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 1
+    assert finished.stderr == "error: The mirrorsd command needs typer and rich: pip install 'mirrorsd[cli]'.\n"
+
+
+def test_a_program_generates_without_the_command_s_packages(tiny_bundle: Path) -> None:
+    code = WITHOUT_CLI + (
+        "import mirrorsd\n"
+        "with mirrorsd.MirrorPipeline.load(sys.argv[0], device_map='cpu') as pipe:\n"
+        "    print(len(pipe.generate('Once', max_new_tokens=5, ignore_eos=True).token_ids))\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", code, str(tiny_bundle)], capture_output=True, text=True, check=False
+    )
+    assert (finished.returncode, finished.stdout) == (0, "5\n"), finished.stderr
+
+
 def test_export_says_what_to_install(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
     target, draft = map(str, tiny_pair)
     command = ["export", target, "--draft", draft, "-o", str(tmp_path / "out.mirror")]
@@ -63,14 +100,14 @@ def test_export_says_what_to_install(tiny_pair: tuple[Path, Path], tmp_path: Pat
 @pytest.mark.slow
 def test_generate_from_the_wheel_in_a_fresh_environment(tiny_bundle: Path, tmp_path: Path) -> None:
     wheel = build_wheel(tmp_path)
-    assert {"optimum/commands/register/register_mirrorsd.py", "mirrorsd/export/verify/calibration.txt"} <= set(
-        zipfile.ZipFile(wheel).namelist()
-    )
+    data = ("export/verify/calibration.txt", "export/pairs.toml", "device_maps/cpu.toml", "py.typed", "__main__.py")
+    wanted = {"optimum/commands/register/register_mirrorsd.py", *(f"mirrorsd/{name}" for name in data)}
+    assert wanted <= set(zipfile.ZipFile(wheel).namelist())
     environment = tmp_path / "environment"
     run_quietly([sys.executable, "-m", "venv", str(environment)])
     scripts = environment / ("Scripts" if os.name == "nt" else "bin")
     pins = ["-c", str(ROOT / "constraints.txt")]
-    run_quietly([str(scripts / "python"), "-m", "pip", "install", "--quiet", *pins, f"{wheel}[cpu]"])
+    run_quietly([str(scripts / "python"), "-m", "pip", "install", "--quiet", *pins, f"{wheel}[cpu,cli]"])
     for package in EXPORT_ONLY:
         module = "optimum.exporters" if package == "optimum" else package  # our wheel adds a command below `optimum`
         probe = subprocess.run([str(scripts / "python"), "-c", f"import {module}"], capture_output=True, check=False)

@@ -2,6 +2,7 @@
 
 import gc
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,15 @@ from mirrorsd.runtime.backends.openvino.draft_request import run_request
 from mirrorsd.runtime.backends.protocol import RowBlock
 
 NUM_SHAPES = 6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache_of_this_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An empty cache, so that it is known what is compiled."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("MIRRORSD_CACHE", str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +71,9 @@ def test_the_second_load_compiles_nothing_and_computes_the_same(
     assert guesses(fresh.new_session()) == guesses(session)
 
 
-def test_blobs_hold_no_weights(compiled_bundle: Path) -> None:
+def test_blobs_hold_no_weights(compiled_bundle: Path, cache_of_this_module: Path) -> None:
     weights = (compiled_bundle / "draft" / "draft.bin").read_bytes()
-    blobs = [path.read_bytes() for path in compiled_bundle.parent.glob(".tiny.mirror.cache/*.blob")]
+    blobs = [path.read_bytes() for path in cache_of_this_module.glob("tiny.mirror-*/compiled/*.blob")]
     assert len(blobs) == NUM_SHAPES
     parts = [weights[start : start + 8192] for start in range(0, len(weights) - 8192, 4096)]
     assert len(parts) > 20
@@ -80,9 +90,8 @@ def test_every_number_of_threads_takes_the_same_blobs(compiled_bundle: Path) -> 
     assert guesses(session) == guesses(open_draft(compiled_bundle)[1])
 
 
-def test_a_bundle_that_moves_with_its_cache_compiles_nothing(compiled_bundle: Path, tmp_path: Path) -> None:
-    for name in ("tiny.mirror", ".tiny.mirror.cache"):
-        shutil.copytree(compiled_bundle.parent / name, tmp_path / name)
+def test_a_bundle_that_moves_compiles_nothing(compiled_bundle: Path, tmp_path: Path) -> None:
+    shutil.copytree(compiled_bundle, tmp_path / "tiny.mirror")
     model, session = open_draft(tmp_path / "tiny.mirror")
     assert model.shapes.cache is not None
     assert (model.shapes.cache.num_read, model.shapes.cache.num_written) == (NUM_SHAPES // 2, 0)
@@ -90,7 +99,11 @@ def test_a_bundle_that_moves_with_its_cache_compiles_nothing(compiled_bundle: Pa
 
 
 def test_a_blob_that_computes_something_else_is_not_kept(
-    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tiny_bundle: Path,
+    tmp_path: Path,
+    own_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Without `keep_small_constants`, OpenVINO reads folded numbers from the wrong place."""
     caplog.set_level("INFO")
@@ -124,10 +137,10 @@ def test_a_blob_that_openvino_refuses_is_compiled_again(
     assert "compiling again" in caplog.text
 
 
-def test_without_a_cache_everything_works(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_without_a_cache_everything_works(tiny_bundle: Path, tmp_path: Path, own_cache: Path) -> None:
     copy = tmp_path / "tiny.mirror"
     shutil.copytree(tiny_bundle, copy)
-    (tmp_path / ".tiny.mirror.cache").write_text("a file is in the way", encoding="utf-8")
+    own_cache.write_text("a file is in the way", encoding="utf-8")
     model, session = open_draft(copy)
     assert model.shapes.cache is not None
     assert model.shapes.cache.num_written == 0

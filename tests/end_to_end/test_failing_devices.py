@@ -9,6 +9,7 @@ import pytest
 
 from mirrorsd import MirrorPipeline
 from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.graphs.user_cache import folder_of
 from mirrorsd.runtime.backends.openvino import draft_request
 
 SETTINGS = {"max_new_tokens": 40, "ignore_eos": True}
@@ -17,8 +18,8 @@ PROMPT = "Once upon a time"
 
 @pytest.fixture(scope="module")
 def copied(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the tiny bundle whose compiled drafts nobody else touches."""
-    folder = tmp_path_factory.mktemp("failing") / "tiny.mirror"
+    """A copy of the tiny bundle under a name of its own, whose compiled drafts nobody else touches."""
+    folder = tmp_path_factory.mktemp("failing") / "failing.mirror"
     shutil.copytree(tiny_bundle, folder)
     return folder
 
@@ -54,7 +55,7 @@ def test_an_npu_that_dies_in_the_middle(copied: Path, monkeypatch: pytest.Monkey
 def test_compiled_files_that_do_not_fit(copied: Path, harm: str, caplog: pytest.LogCaptureFixture) -> None:
     with open_pipe(copied, "cpu") as pipe:
         expected = pipe.generate(PROMPT, method="mirror", **SETTINGS).token_ids
-    cache = copied.with_name(f".{copied.name}.cache")
+    cache = folder_of(copied) / "compiled"
     for record in cache.glob("cpu-*.json"):
         if harm == "damaged":
             record.with_suffix(".blob").write_bytes(b"not what was written")

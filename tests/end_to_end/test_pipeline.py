@@ -141,3 +141,25 @@ def test_a_plain_stop_string_is_not_taken_apart(pipe: MirrorPipeline) -> None:
     stop = whole[10:14]
     result = pipe.generate(PROMPT, max_new_tokens=40, ignore_eos=True, stop_strings=stop)
     assert (result.text, result.stop_reason) == (whole[: whole.index(stop)], "stop_string")
+
+
+def test_every_token_knows_its_source_and_its_part_of_the_text(tiny_bundle: Path) -> None:
+    with MirrorPipeline.load(tiny_bundle, device_map="cpu") as pipe:
+        result = pipe.generate("Once upon a time", method="mirror", max_new_tokens=24, ignore_eos=True)
+        assert [token.id for token in result.tokens] == result.token_ids
+        assert "".join(token.text for token in result.tokens) == result.text
+        assert {token.source for token in result.tokens} <= {"window", "correction", "plain"}
+        assert "<svg" in result._repr_html_()
+        assert repr(pipe) == "<MirrorPipeline: target and draft on cpu, apart>"
+    assert repr(pipe).endswith(", closed>")
+
+
+def test_a_pipeline_tunes_itself_for_later_loads(tiny_bundle: Path, own_cache: Path) -> None:
+    shares: list[tuple[str, float]] = []
+    with MirrorPipeline.load(tiny_bundle, device_map="cpu") as pipe:
+        found = pipe.tune(["Once upon a time"], max_new_tokens=8, on_progress=lambda *told: shares.append(told))
+    assert found.card == "cpu"
+    assert ("recording", 0.0) in shares
+    assert {share for _, share in shares} >= {0.0, 1.0}
+    with MirrorPipeline.load(tiny_bundle, device_map="cpu") as pipe:
+        assert "speculation: tuned on this machine" in pipe.placement

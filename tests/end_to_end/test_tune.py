@@ -26,7 +26,7 @@ CPU = load_device_map("cpu")
 
 
 @pytest.fixture
-def own_bundle(tiny_bundle: Path, tmp_path: Path) -> Path:
+def own_bundle(tiny_bundle: Path, tmp_path: Path, own_cache: Path) -> Path:
     shutil.copytree(tiny_bundle, tmp_path / "own.mirror")
     return tmp_path / "own.mirror"
 
@@ -153,7 +153,7 @@ DAMAGES: dict[str, dict[str, object]] = {
     "speculation is 'colour'": {"speculation": {"colour": 1}},
     "gamma is 99; allowed: 1 to 31": {"sampled_speculation": {"gamma": 99}},
     "layout is 'sideways'": {"layout": "sideways"},
-    "unexpected keyword argument 'colour'": {"colour": "red"},
+    "unknown name 'colour'": {"colour": "red"},
 }
 
 

@@ -156,7 +156,7 @@ def llama_pair(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPat
     for role in ("target", "draft"):
         (folder / role / "generation_config.json").write_text(json.dumps(generation))
     (folder / "target" / "exit_coverage.json").write_text('{"positions": 3}')
-    return ExportedPair(folder, ExportOptions(), killed_at=("export suffix", "carry over"))
+    return ExportedPair(folder, ExportOptions(precision="fp32"), killed_at=("export suffix", "carry over"))
 
 
 @pytest.fixture(scope="session")
@@ -173,4 +173,4 @@ def qwen3_pair(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPat
         vocab_size=VOCABULARY + 64,
         tie_word_embeddings=True,
     )
-    return ExportedPair(folder, ExportOptions(exit_layers=(1, 2), context=320))
+    return ExportedPair(folder, ExportOptions(precision="fp32", exit_layers=(1, 2), context=320))

@@ -29,11 +29,13 @@ def watch(stage, fraction):
         os.kill(os.getpid(), signal.SIGKILL if os.name != "nt" else signal.SIGTERM)
 
 folder = Path(sys.argv[1])
-export_pair(folder / "target", folder / "draft", folder / "out.mirror", ExportOptions(), watch)
+export_pair(folder / "target", folder / "draft", folder / "out.mirror", ExportOptions(precision="fp32"), watch)
 """
 
 VARYING = "draft/draft.xml"
 """OpenVINO does not write the same graph in the same words every time."""
+
+IN_FP32 = ExportOptions(precision="fp32")
 
 
 def test_the_bundle_reads_back_and_says_how_exact_it_is(llama_pair: Any) -> None:
@@ -110,7 +112,7 @@ def pair(llama_pair: Any, tmp_path: Path) -> Path:
 
 
 def _export(pair: Path, **options: Any) -> None:
-    export_pair(pair / "target", pair / "draft", pair / "out.mirror", ExportOptions(**options))
+    export_pair(pair / "target", pair / "draft", pair / "out.mirror", ExportOptions(**{"precision": "fp32", **options}))
 
 
 def _left(pair: Path) -> set[str]:
@@ -131,7 +133,7 @@ def test_ctrl_c_in_the_middle_leaves_nothing(llama_pair: Any, pair: Path) -> Non
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        export_pair(pair / "target", pair / "draft", pair / "out.mirror", ExportOptions(), stop)
+        export_pair(pair / "target", pair / "draft", pair / "out.mirror", IN_FP32, stop)
     assert _left(pair) == {"target", "draft"}
 
 
@@ -166,7 +168,11 @@ def test_a_killed_export_goes_on_from_its_finished_stages(
     (pair / ".out.mirror.partial" / "tokenizer").mkdir()
     progress: list[str] = []
     export_pair(
-        pair / "target", pair / "draft", pair / "out.mirror", ExportOptions(), lambda stage, _: progress.append(stage)
+        pair / "target",
+        pair / "draft",
+        pair / "out.mirror",
+        IN_FP32,
+        lambda stage, _: progress.append(stage),
     )
     assert {"prefix", "suffix", "exit2", "draft"} & set(progress[1].split(": ")[1].split(", ")) == finished
     assert not {f"export {name}" for name in finished - {"draft"}} & set(progress)
@@ -240,7 +246,11 @@ def test_a_wrong_draft_is_refused_before_the_target_is_exported(
     save_file(shifted, pair / "draft" / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ParityError, match="stage 'draft' is not what PyTorch computes"):
         export_pair(
-            pair / "target", pair / "draft", pair / "out.mirror", ExportOptions(), lambda stage, _: asked.append(stage)
+            pair / "target",
+            pair / "draft",
+            pair / "out.mirror",
+            IN_FP32,
+            lambda stage, _: asked.append(stage),
         )
     assert not {"load target", "export prefix"} & set(asked)
     assert _left(pair) == {"target", "draft"}

@@ -7,7 +7,9 @@ Does not own: the adapters (`exit_adapter.py`).
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from mirrorsd.training.exit_adapter import ExitAdapter, exit_logits
 from mirrorsd.training.text.self_text import SelfText
 
 __all__ = ["TOP_K", "measure_coverage", "plot_coverage", "write_coverage"]
+_log = logging.getLogger("mirrorsd")
 
 TOP_K = (1, 4, 8, 16)
 
@@ -83,6 +86,9 @@ def write_coverage(folder: Path, coverage: dict[str, Any], text: str) -> dict[st
 
 def plot_coverage(coverage: dict[str, Any], picture: Path) -> None:
     """Draw the coverage over the layers, one line per k, dashed without adapter."""
+    if find_spec("matplotlib") is None:
+        _log.warning("%s is not drawn, as matplotlib is not installed: pip install 'mirrorsd[plots]'.", picture.name)
+        return
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -6,7 +6,6 @@ Does not own: finished weights (those are ordinary model folders).
 
 from __future__ import annotations
 
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.whole_file import whole_file
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
 
@@ -21,12 +21,8 @@ __all__ = ["load_checkpoint", "save_checkpoint"]
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """Write `state` (tensors, numbers, strings, lists, dictionaries) to `path` atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".partial")
-    with beside.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    with whole_file(path, survives_power_cuts=True) as stream:
+        torch.save(state, stream)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any] | None:

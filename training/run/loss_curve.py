@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import csv
+import logging
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
 __all__ = ["plot_losses"]
+_log = logging.getLogger("mirrorsd")
 
 
 def plot_losses(table: Path, picture: Path, *, window: int = 5) -> None:
     """Draw every column of a run's `losses.csv` over millions of tokens, smoothed over `window` rows."""
+    if find_spec("matplotlib") is None:
+        _log.warning("%s is not drawn, as matplotlib is not installed: pip install 'mirrorsd[plots]'.", picture.name)
+        return
     import matplotlib as mpl
 
     mpl.use("Agg")

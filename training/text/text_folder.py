@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.whole_file import whole_file
 from mirrorsd.training.text.self_text import SelfText, SelfTextConfig, generate_batch
 
 __all__ = ["join_texts", "load_texts", "mark_own", "pack_tokens", "write_self_text"]
@@ -88,15 +89,14 @@ def _check_plan(folder: Path, target: PreTrainedModel, prompts: list[list[int]],
 def _save_batch(
     path: Path, texts: list[list[int]], prompt_lengths: list[int], temperatures: NDArray[np.float32]
 ) -> None:
-    beside = path.with_suffix(".partial.npz")
-    np.savez(
-        beside,
-        tokens=pack_tokens(texts),
-        lengths=np.array([len(text) for text in texts]),
-        prompt_lengths=np.array(prompt_lengths),
-        temperatures=temperatures,
-    )
-    beside.replace(path)
+    with whole_file(path) as stream:
+        np.savez(
+            stream,
+            tokens=pack_tokens(texts),
+            lengths=np.array([len(text) for text in texts]),
+            prompt_lengths=np.array(prompt_lengths),
+            temperatures=temperatures,
+        )
 
 
 def pack_tokens(texts: Sequence[list[int]]) -> NDArray[np.uint16 | np.uint32]:

@@ -5,8 +5,9 @@ travel, logits only when sampling asks for them. One binding per number of rows 
 device captures graphs, each is one, replayed at fixed addresses. All passes of a session write to one place.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -130,6 +131,23 @@ class OnnxTarget:
         """Run once with 1 and with `num_rows` rows, so that the first request pays nothing."""
         for size in {1, num_rows}:
             self.run(np.zeros(size, dtype=np.int64), 0, with_logits=False, ledger=Ledger(), on_exit=lambda _: None)
+
+    def read_cache(self, num_rows: int) -> list[NDArray[Any]]:
+        """See `TargetSession.read_cache`."""
+        with raised_as(DeviceError, "ONNX Runtime could not read the cache", ONNX_ERRORS):
+            return [value.numpy()[:, :, :num_rows].copy() for value in self._past_values()]
+
+    def write_cache(self, rows: Sequence[NDArray[Any]]) -> None:
+        """See `TargetSession.write_cache`."""
+        with raised_as(DeviceError, "ONNX Runtime could not write the cache", ONNX_ERRORS):
+            for value, new in zip(self._past_values(), rows, strict=True):
+                whole = value.numpy().copy()
+                whole[:, :, : new.shape[2]] = new
+                value.update_inplace(whole)
+
+    def _past_values(self) -> list[ort.OrtValue]:
+        layers = range(self._model.entry.shape.num_layers)
+        return [self._cache[name(layer)] for layer in layers for name in (names.past_key, names.past_value)]
 
     def terminate(self) -> None:
         """See `TargetSession.terminate`: ONNX Runtime looks at the flag between two operators."""

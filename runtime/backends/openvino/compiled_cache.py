@@ -1,4 +1,4 @@
-"""Compiled drafts on disk: a folder beside the bundle, never inside it, so that the bundle's hashes stay true.
+"""Compiled drafts on disk: in the user's cache, where they are found again wherever the bundle is moved.
 
 A blob is used only if its record says that the same OpenVINO, device, driver, options and draft made it and its bytes
 are those that were written; anything else is said in one line and compiled again. Blobs that another draft or another
@@ -9,7 +9,6 @@ every load and nothing else changes.
 import hashlib
 import json
 import logging
-import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,8 +20,11 @@ import openvino as ov
 
 from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.graphs import names
+from mirrorsd.graphs.bundle_files import describe_file
 from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import DraftEntry, Manifest
+from mirrorsd.graphs.user_cache import COMPILED, folder_of, make_room
+from mirrorsd.graphs.whole_file import write_whole
 from mirrorsd.runtime.backends.openvino.draft_shapes import cache_type, device_options, host_options
 from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
 
@@ -85,16 +87,16 @@ class CompiledCache:
             return
         blob_path, record_path = self._paths(shape)
         try:
-            self.folder.mkdir(exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             self._make_room(blob_path, len(blob))
             if shutil.disk_usage(self.folder).free < _ROOM_FACTOR * len(blob):
                 raise OSError("too little room on the disk")
             record_path.unlink(missing_ok=True)
-            _write_whole(blob_path, blob)
+            write_whole(blob_path, blob)
             stat = blob_path.stat()
             record: dict[str, object] = {"made_by": self.made_by, "sha256": hashlib.sha256(blob).hexdigest()}
             record |= {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-            _write_whole(record_path, json.dumps(record, indent=1).encode())
+            write_whole(record_path, json.dumps(record, indent=1).encode())
             self.num_written += 1
         except OSError as error:
             self.give_up(str(error))
@@ -140,7 +142,7 @@ class CompiledCache:
             return reason
         try:
             stat = blob_path.stat()
-            if stamp != (stat.st_size, stat.st_mtime_ns) and _sha256(blob_path) != record["sha256"]:
+            if stamp != (stat.st_size, stat.st_mtime_ns) and describe_file(blob_path).sha256 != record["sha256"]:
                 return f"{blob_path.name} is damaged"
         except OSError as error:
             return f"{blob_path.name} cannot be read ({error.strerror})"
@@ -148,7 +150,7 @@ class CompiledCache:
 
 
 def open_draft_cache(bundle: Path, entry: DraftEntry, placement: DraftPlacement, core: ov.Core) -> CompiledCache | None:
-    """The cache `.NAME.mirror.cache` beside the bundle; None for a folder without a manifest."""
+    """The bundle's compiled drafts in the user's cache; None for a folder without a manifest."""
     manifest_path = bundle / names.MANIFEST_FILE
     try:
         manifest = Manifest.from_json(manifest_path.read_text(encoding="utf-8"), origin=str(manifest_path))
@@ -170,9 +172,10 @@ def open_draft_cache(bundle: Path, entry: DraftEntry, placement: DraftPlacement,
     words = [device, *(["emulated"] if placement.emulated else []), placement.precision]
     words += [f"{placement.threads}t"] if placement.device != "CPU" else []
     words += [f"a{placement.activation_group}"] if placement.activation_group else []
-    root = bundle.resolve()
+    kept = folder_of(bundle)
+    make_room(kept)
     most_bytes = max(_LEAST_LIMIT, sum(file.bytes for file in manifest.files.values()))
-    cache = CompiledCache(root.parent / f".{root.name}.cache", "-".join(words).lower(), made_by, most_bytes)
+    cache = CompiledCache(kept / COMPILED, "-".join(words).lower(), made_by, most_bytes)
     cache.delete_stale()
     return cache
 
@@ -213,18 +216,3 @@ def _delete(*paths: Path) -> None:
     for path in paths:
         with suppress(OSError):
             path.unlink()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Write beside and rename, so that nobody ever reads half a file."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        partial.write_bytes(content)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -5,7 +5,7 @@ with the new ones behind them. The host keeps the buffers and copies the new row
 back by number here too. Exactness first: on a GPU the caches travel through host memory at every pass.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,16 @@ class OpenVinoTarget:
         for size in {1, num_rows}:
             self.run(np.zeros(size, dtype=np.int64), 0, with_logits=False, ledger=Ledger(), on_exit=lambda _: None)
 
+    def read_cache(self, num_rows: int) -> list[NDArray[Any]]:
+        """See `TargetSession.read_cache`."""
+        return [cache[:, :, :num_rows].copy() for segment in self._segments for cache in segment.caches]
+
+    def write_cache(self, rows: Sequence[NDArray[Any]]) -> None:
+        """See `TargetSession.write_cache`."""
+        caches = [cache for segment in self._segments for cache in segment.caches]
+        for cache, new in zip(caches, rows, strict=True):
+            cache[:, :, : new.shape[2]] = new
+
     def terminate(self) -> None:
         """See `TargetSession.terminate`."""
         for segment in tuple(self._segments):
@@ -153,6 +163,11 @@ class _SegmentRequest:
             for cache, present in self._caches:
                 cache[:, :, start:total] = self._request.get_tensor(present).data[:, :, start:total]
             return rows if self._takes_logit_rows else self._output(self._rows_output)
+
+    @property
+    def caches(self) -> list[NDArray[Any]]:
+        """Keys and values of its layers, `[1, heads, capacity, size]` each."""
+        return [cache for cache, _ in self._caches]
 
     def cancel(self) -> None:
         """End the run that is under way, if there is one."""

@@ -127,7 +127,7 @@ def test_missing_card_file(tmp_path: Path) -> None:
 def test_card_that_is_not_text(tmp_path: Path) -> None:
     path = tmp_path / "binary.toml"
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="is not a valid TOML file"):
+    with pytest.raises(ConfigError, match="is not UTF-8 text"):
         load_device_map(str(path))
 
 

@@ -22,7 +22,7 @@ from mirrorsd.graphs.errors import ConfigError
             r"the stages compute in fp32, so a head or embedding in",
         ),
         ({"block_size": 16}, r"block_size is 16; supported are 128, 64, 32"),
-        ({"rounding": "gptq"}, r"rounding is 'gptq' with precision 'fp32'; it is for int4 layers"),
+        ({"rounding": "gptq"}, r"rounding is 'gptq' with precision 'int8'; it is for int4 layers"),
         ({"rounding": "up"}, r"rounding is 'up'; supported are nearest, gptq"),
         ({"context": 10}, r"context is 10; at least 64"),
         (

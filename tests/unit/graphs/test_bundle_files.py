@@ -12,6 +12,7 @@ from mirrorsd.graphs import bundle_files, names
 from mirrorsd.graphs.bundle_files import describe_file, read_bundle
 from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import with_checksum
+from mirrorsd.graphs.user_cache import folder_of
 
 
 def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
@@ -156,7 +157,6 @@ def test_what_is_never_loaded_may_lie_in_a_bundle(bundle: Path) -> None:
     for name in ("notes.txt", "tokenizer/.DS_Store", ".cache/blob"):
         (bundle / name).parent.mkdir(exist_ok=True)
         (bundle / name).write_text("mine", encoding="utf-8")
-    (bundle.parent / f".{bundle.name}.cache").mkdir()
     read_bundle(bundle)
 
 
@@ -208,9 +208,9 @@ def test_second_load_does_not_hash_again(bundle: Path, monkeypatch: pytest.Monke
     read_bundle(bundle)
 
 
-def test_rubbish_in_the_remembered_check_is_ignored(bundle: Path) -> None:
+def test_rubbish_in_the_remembered_check_is_ignored(bundle: Path, own_cache: Path) -> None:
     read_bundle(bundle)
-    seal = bundle.parent / f".{bundle.name}.checked"
+    (seal,) = folder_of(bundle).glob("checked-*.json")
     seal.write_bytes(b"\xff not json")
     read_bundle(bundle)
 

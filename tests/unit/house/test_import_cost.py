@@ -12,6 +12,15 @@ assert run(["--help"]) == 0
 heavy = {"numpy", "torch", "transformers", "onnx", "onnxruntime", "openvino", "tokenizers"} & set(sys.modules)
 assert not heavy, heavy
 """
+SERVER_PACKAGES = {"starlette", "uvicorn", "pydantic", "prometheus_client", "llguidance", "h11", "anyio"}
+WITHOUT_SERVER = f"""
+import sys
+import mirrorsd
+mirrorsd.MirrorPipeline
+import mirrorsd.cli.application
+found = {SERVER_PACKAGES!r} & set(sys.modules)
+assert not found, found
+"""
 
 
 def run_python(code: str) -> str:
@@ -26,3 +35,7 @@ def test_import_takes_less_than_300_ms() -> None:
 
 def test_help_loads_nothing_heavy() -> None:
     assert "compare" in run_python(HELP)
+
+
+def test_neither_the_package_nor_the_commands_load_what_the_server_needs() -> None:
+    run_python(WITHOUT_SERVER)

@@ -11,15 +11,23 @@ ROOT = Path(__file__).resolve().parents[3]
 TRAINERS = {"numpy", "torch", "transformers", "safetensors", "tokenizers"}
 COMPILERS = {"huggingface_hub", "onnx", "onnx_ir", "onnxscript", "optimum", "onnxruntime", "openvino", "nncf"}
 ALLOWED = {
-    "graphs": {"numpy"},
+    "graphs": {"numpy", "filelock", "msgspec", "platformdirs"},
     "device_maps": {"mirrorsd.graphs"},
     "families": {"mirrorsd.graphs", "torch", "transformers", "huggingface_hub"},
     "export": {"mirrorsd.graphs", "mirrorsd.device_maps", "mirrorsd.families", *TRAINERS, *COMPILERS},
-    "runtime": {"mirrorsd.graphs", "mirrorsd.device_maps", "numpy", "onnxruntime", "openvino", "tokenizers", "jinja2"},
+    "runtime": {
+        *("mirrorsd.graphs", "mirrorsd.device_maps", "numpy", "onnxruntime", "openvino", "tokenizers", "jinja2"),
+        *("llguidance", "packaging", "psutil"),
+    },
     "training": {"mirrorsd.graphs", "mirrorsd.families", "matplotlib", *TRAINERS},
+    "server": {
+        *("mirrorsd", "mirrorsd.graphs", "mirrorsd.runtime"),
+        *("starlette", "uvicorn", "pydantic", "prometheus_client", "h11"),
+    },
     "cli": {
         *("mirrorsd", "mirrorsd.graphs", "mirrorsd.device_maps", "mirrorsd.export"),
-        *("mirrorsd.runtime", "mirrorsd.training", "typer", "rich", "matplotlib", "optimum"),
+        *("mirrorsd.runtime", "mirrorsd.server", "mirrorsd.training", "typer", "rich", "matplotlib", "optimum"),
+        "prompt_toolkit",
     },
 }
 """What each folder may import besides the standard library and itself."""
@@ -75,3 +83,13 @@ def test_samples_use_only_the_public_names(path: Path) -> None:
     own = [module for module in imported_modules(path) if module.split(".")[0] == "mirrorsd"]
     assert set(own) <= {"mirrorsd", "mirrorsd.graphs.errors"}
     assert len(path.read_text(encoding="utf-8").splitlines()) < 100
+
+
+def test_nothing_but_its_command_knows_the_server() -> None:
+    knowing = {
+        path.relative_to(ROOT).as_posix()
+        for folder in ALLOWED
+        for path in (ROOT / folder).rglob("*.py")
+        if folder != "server" and any(owner(module) == "mirrorsd.server" for module in imported_modules(path))
+    }
+    assert knowing == {"cli/commands/serve.py"}

@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -51,7 +52,10 @@ def test_stamp_remembers_what_is_installed(tmp_path: Path, monkeypatch: pytest.M
     stamp = tmp_path / "stamp.json"
     assert environment.installed_extras(stamp, "a") == set()
     stamp.write_text(json.dumps({"digest": "a", "extras": ["dev"]}), encoding="utf-8")
-    assert environment.installed_extras(stamp, "a") == {"dev", "cpu", "export"}
+    found = environment.installed_extras(stamp, "a")
+    assert found >= {"dev", "cpu", "cli", "export"}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert found - {"dev"} == set(extras["dev"][0].removeprefix("mirrorsd[").removesuffix("]").split(","))
     assert environment.installed_extras(stamp, "b") == set()
     stamp.write_text("half a fi", encoding="utf-8")
     assert environment.installed_extras(stamp, "a") == set()

@@ -15,6 +15,7 @@ from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.step import Decoder
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.engine import Engine
+from mirrorsd.runtime.sampling.chooser import Mask
 
 VOCAB = 16
 
@@ -81,9 +82,9 @@ class Bench:
         self.last_request: Request | None = None
         self.last_decoder: Decoder | None = None
 
-    def decode(self, prompt: list[int], method: str, **settings: Any) -> list[int]:
+    def decode(self, prompt: list[int], method: str, constraint: Mask | None = None, **settings: Any) -> list[int]:
         config = GenerationConfig(method=method, **{"max_new_tokens": 40, **settings})
-        request = Request(prompt, config, self.speculation, self.seat.context, self.cancel)
+        request = Request(prompt, config, self.speculation, self.seat.context, self.cancel, constraint)
         if isinstance(self.target, SteadyTarget):
             request.ledger.now = lambda: self.target.seconds
         decoder = self.seat.decoder(request, method)

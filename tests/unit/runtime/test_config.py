@@ -1,9 +1,12 @@
 """Settings are checked where they are made: field, value and allowed range in one sentence."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.runtime.cancel_token import CancelToken
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig, resolve_generation
 from mirrorsd.runtime.engine import resolve_speculation
 from mirrorsd.runtime.tuning.contest import candidate_settings
@@ -43,6 +46,32 @@ from mirrorsd.runtime.tuning.contest import candidate_settings
         ({"method": "fast"}, r"method is 'fast'; allowed: mirror, serial, plain, auto"),
         ({"stop_strings": ("",)}, r"stop_strings"),
         ({"do_sample": True, "temperature": 0.0}, r"above 0 when do_sample=True"),
+        ({"presence_penalty": 2.5}, r"presence_penalty is 2.5; allowed: -2 to 2 \(a number\)"),
+        ({"frequency_penalty": None}, r"frequency_penalty is None"),
+        ({"logit_bias": {5: 101}}, r"logit_bias is \{5: 101\}; allowed: token ids and numbers from -100 to 100"),
+        ({"logit_bias": {"a": 1}}, r"logit_bias is"),
+        ({"logit_bias": {-1: 1}}, r"logit_bias is"),
+        ({"logit_bias": {5: True}}, r"logit_bias is"),
+        ({"logit_bias": {5: float("nan")}}, r"logit_bias is"),
+        ({"logit_bias": [5]}, r"logit_bias is"),
+        ({"logprobs": 1}, r"logprobs is 1; allowed: True or False"),
+        ({"logprobs": True, "top_logprobs": 21}, r"top_logprobs is 21; allowed: 0 to 20"),
+        ({"top_logprobs": 2}, r"top_logprobs is 2; allowed: 0, or logprobs=True beside it"),
+        ({"skip_special_tokens": None}, r"skip_special_tokens is None"),
+        ({"json_schema": "{"}, r"json_schema is '\{'; allowed: a JSON schema"),
+        ({"json_schema": [1]}, r"json_schema is \[1\]"),
+        ({"json_schema": {"default": float("nan")}}, r"json_schema is"),
+        ({"json_schema": {"x": object()}}, r"json_schema is"),
+        ({"json_schema": "[" * 100_000}, r"json_schema is"),
+        ({"regex": ""}, r"regex is ''; allowed: a string that is not empty, or None"),
+        ({"grammar": 5}, r"grammar is 5"),
+        ({"regex": "a", "grammar": "start: A"}, r"grammar is 'start: A'; allowed: None beside regex"),
+        ({"regex": "a", "ignore_eos": True}, r"ignore_eos is True; allowed: False beside regex"),
+        ({"tools": {"a": 1}}, r"tools is \{'a': 1\}; allowed: a list of mappings"),
+        ({"tools": [5]}, r"tools is \[5\]"),
+        ({"template_variables": {5: 1}}, r"template_variables is \{5: 1\}; allowed: a mapping of names"),
+        ({"deadline_s": 0}, r"deadline_s is 0; allowed: above 0, up to 86400 seconds"),
+        ({"cancel": True}, r"cancel is True; allowed: a CancelToken, or None"),
     ],
 )
 def test_generation_config_refuses(settings: dict, message: str) -> None:
@@ -187,3 +216,20 @@ def test_the_tuner_tries_each_exit_alone_and_none_where_there_are_several() -> N
     tried = candidate_settings(base, 3, [12, 20])
     assert [setting.exits for setting in tried if setting.exits != "all"] == [(), (12,), (20,)]
     assert {setting.exits for setting in candidate_settings(base, 3, [12])} == {"all"}
+
+
+def test_biases_and_schemas_have_one_form() -> None:
+    config = GenerationConfig(logit_bias={"7": 1, np.int64(3): np.float32(0.5)}, json_schema={"type": "object"})
+    assert config.logit_bias == ((3, 0.5), (7, 1.0))
+    assert config.biases == {3: 0.5, 7: 1.0}
+    assert config.json_schema == '{"type": "object"}'
+    assert GenerationConfig(json_schema=True).json_schema == "true"
+    assert config.resolve({}) == config.resolve({}).resolve({})
+
+
+def test_copied_settings_keep_their_token() -> None:
+    token = CancelToken()
+    config = deepcopy(GenerationConfig(cancel=token))
+    token.cancel()
+    assert config.cancel is not None
+    assert config.cancel.is_cancelled

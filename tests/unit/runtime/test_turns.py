@@ -3,6 +3,7 @@
 import linecache
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -151,3 +152,18 @@ def test_a_ctrl_c_at_any_line_leaves_the_turn_to_others() -> None:
             assert count[0] < line, "the last line has been reached"
             return
     raise AssertionError("more lines than the test tries")
+
+
+def test_one_that_waits_and_whose_time_is_over_goes_without_being_woken() -> None:
+    turns, busy, late = Turns(), Taker(), Taker()
+    turns.take(busy)
+    until = time.perf_counter() + 0.05
+    late.raise_if_unwanted = lambda: _check_time(until)  # type: ignore[method-assign]
+    started = time.perf_counter()
+    assert isinstance(on_a_thread(lambda: turns.take(late)), Cancelled)
+    assert time.perf_counter() - started < 0.9
+
+
+def _check_time(until: float) -> None:
+    if time.perf_counter() > until:
+        raise Cancelled("Its time is over.")

@@ -24,15 +24,18 @@ def test_reads_questions_and_skips_blank_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", r"line 2 is not JSON \(.* at column \d+\); expected"),
-        ("[1]", "line 2 is not an object"),
+        ("{", r"line 2 is not valid JSON \(.* column \d+ .*\); expected"),
+        ("[1]", "line 2 is of another form; expected a table"),
         ('{"category": "a", "turns": ["b"]}', "line 2 has no 'question_id'"),
         ('{"question_id": 1, "turns": ["b"]}', "line 2 has no 'category'"),
         ('{"question_id": 1, "category": "a"}', "line 2 has no 'turns'"),
-        ('{"question_id": 1, "category": 3, "turns": ["b"]}', "line 2: 'category' is 3"),
-        ('{"question_id": 1, "category": "a", "turns": []}', "line 2: 'turns' must be a list of texts"),
-        ('{"question_id": 1, "category": "a", "turns": [""]}', "at least one and none empty"),
-        ('{"question_id": 1, "category": "a", "turns": "b"}', "line 2: 'turns' must be"),
+        ('{"question_id": 1, "category": 3, "turns": ["b"]}', "line 2 has 3 as 'category'; expected text"),
+        ('{"question_id": 1, "category": "a", "turns": []}', "line 2 has an empty category, no turns, or an empty one"),
+        (
+            '{"question_id": 1, "category": "a", "turns": [""]}',
+            "line 2 has an empty category, no turns, or an empty one",
+        ),
+        ('{"question_id": 1, "category": "a", "turns": "b"}', "line 2 has 'b' as 'turns'; expected a list"),
     ],
 )
 def test_bad_line_is_named_by_its_number(tmp_path: Path, line: str, message: str) -> None:

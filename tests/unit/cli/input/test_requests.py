@@ -60,7 +60,7 @@ def test_a_conversation_may_hold_parts_tools_and_other_keys(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is not JSON"),
+        ("{", "is not valid JSON"),
         ("{}", "holds no messages"),
         ("[]", "holds no messages"),
         ('[{"role": "user"}]', r"messages.json: messages\[0\] has no content"),

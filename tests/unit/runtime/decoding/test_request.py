@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from mirrorsd.graphs.errors import Cancelled, ContextLengthError, GenerationError
+from mirrorsd.runtime.cancel_token import CancelToken
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.decoding.request import Request, StepRecord
 
@@ -84,3 +85,27 @@ def test_a_prompt_leaves_room_for_one_new_token_at_least() -> None:
         make_request([1] * 8, context=8)
     with pytest.raises(GenerationError, match="prompt is empty"):
         make_request([])
+
+
+def test_a_token_cancels_every_request_that_has_it() -> None:
+    token = CancelToken()
+    first, second, other = make_request([1], cancel=token), make_request([1], cancel=token), make_request([1])
+    assert not first.is_cancelled()
+    token.cancel()
+    for request in (first, second):
+        with pytest.raises(Cancelled):
+            request.raise_if_cancelled()
+    other.raise_if_cancelled()
+
+
+def test_a_request_whose_time_is_over_stops_and_is_told_from_a_cancelled_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("mirrorsd.runtime.decoding.request.perf_counter", lambda: now)
+    request = make_request([1], deadline_s=2.0)
+    now = 101.9
+    assert (request.is_cancelled(), request.is_overdue()) == (False, False)
+    now = 102.1
+    assert (request.is_cancelled(), request.is_overdue()) == (True, True)
+    assert not make_request([1]).is_overdue()
+    request.cancel()
+    assert (request.is_cancelled(), request.is_overdue()) == (True, False)

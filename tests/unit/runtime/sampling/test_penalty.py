@@ -5,7 +5,7 @@ import pytest
 
 from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.sampling.chooser import TokenChooser
-from mirrorsd.runtime.sampling.penalty import RepetitionPenalty, penalise_repetition
+from mirrorsd.runtime.sampling.penalty import Penalties, penalise_repetition
 
 RNG = np.random.default_rng(12)
 AT = np.array([4])
@@ -21,7 +21,7 @@ def test_repetition_penalty_matches_transformers() -> None:
 
 
 def test_tokens_of_the_text_are_handicapped_by_less_than_the_best_loses() -> None:
-    penalty = RepetitionPenalty(1.25)
+    penalty = Penalties(GenerationConfig(repetition_penalty=1.25))
     penalty.apply(np.array([10.0, 2.0, 1.0]), np.array([0]))
     penalty.apply(np.array([10.0, 2.0, 1.0]), np.array([0, 1]))
     told = penalty.handicap(np.array([[0, 2], [1, 1]]))
@@ -33,13 +33,13 @@ def test_tokens_of_the_text_are_handicapped_by_less_than_the_best_loses() -> Non
 
 @pytest.mark.parametrize("best", [-3.0, 0.0])
 def test_negative_logits_are_weakened_too(best: float) -> None:
-    penalty = RepetitionPenalty(2.0)
+    penalty = Penalties(GenerationConfig(repetition_penalty=2.0))
     penalty.apply(np.array([best, -9.0]), np.array([0]))
     assert penalty.handicaps(2)[0] >= 0
 
 
 def test_nothing_is_known_before_the_first_choice() -> None:
-    penalty = RepetitionPenalty(1.5)
+    penalty = Penalties(GenerationConfig(repetition_penalty=1.5))
     assert penalty.handicap(np.array([[5, 6]])).tolist() == [[0.0, 0.0]]
     assert penalty.handicaps(3).tolist() == [0.0, 0.0, 0.0]
 
@@ -59,3 +59,24 @@ def test_a_candidate_of_the_text_gives_way_to_a_new_one(sampling: dict[str, floa
             assert source is not None
             assert chooser.guess(ids, logprobs, AT)[0] == (logprobs[0] + source(4, 3)[:2]).argmax() == expected
             assert chosen.token == expected
+
+
+def test_presence_and_frequency_count_new_tokens_alone() -> None:
+    penalties = Penalties(GenerationConfig(presence_penalty=0.5, frequency_penalty=0.25), num_prompt=2)
+    assert penalties.apply(np.zeros(4), np.array([0, 1, 1, 2, 2])).tolist() == [0.0, -0.75, -1.0, 0.0]
+    assert penalties.handicaps(4).tolist() == [0.0, 0.75, 1.0, 0.0]
+    assert penalties.handicap(np.array([[2, 0]])).tolist() == [[1.0, 0.0]]
+
+
+def test_the_bias_comes_before_the_penalties() -> None:
+    """A logit of -1 that is biased to 2 is positive: the repetition penalty divides it."""
+    penalties = Penalties(GenerationConfig(logit_bias={1: 3.0}, repetition_penalty=2.0))
+    assert penalties.apply(np.array([0.0, -1.0]), np.array([1])).tolist() == [0.0, 1.0]
+    assert penalties.handicap(np.array([[0, 1]]))[0, 1] < 0
+
+
+def test_a_bias_alone_needs_no_history() -> None:
+    penalties = Penalties(GenerationConfig(logit_bias={1: 3.0}))
+    assert (penalties.is_wanted, penalties.needs_history) == (True, False)
+    assert penalties.apply(np.array([0.0, -1.0]), None).tolist() == [0.0, 2.0]
+    assert penalties.handicaps(2).tolist() == [0.0, -3.0]

@@ -232,3 +232,21 @@ def test_a_stop_string_that_the_end_lets_out_still_stops() -> None:
     watch = StopWatch(config, (), IncrementalDecoder(tokenizer))
     assert [watch.push(token).text for token in ids_of(tokenizer, "a", NEW_LINE)] == ["a", ""]
     assert watch.finish("length") == ("", "stop_string")
+
+
+@pytest.mark.parametrize("make", [byte_fallback, byte_level])
+def test_special_tokens_that_are_asked_for_are_text(make: Callable[[], Tokenizer]) -> None:
+    """Pieces add up to the decoding of the whole with them, and a stop string may be made of them."""
+    tokenizer, random = make(), np.random.default_rng(6)
+    specials = [tokenizer.token_to_id("<end>"), tokenizer.token_to_id("<|user|>")]
+    for _ in range(300):
+        ids = random.integers(0, tokenizer.get_vocab_size(), 12)
+        ids[random.integers(0, 12, 3)] = random.choice(specials)
+        decoder = IncrementalDecoder(tokenizer, [specials[0]], skip_special_tokens=False)
+        pieces = "".join(decoder.push(int(token)) for token in ids) + decoder.finish()
+        assert "<end>" + pieces == tokenizer.decode([specials[0], *ids.tolist()], skip_special_tokens=False)
+    config = GenerationConfig(stop_strings="<|user|>", skip_special_tokens=False)
+    watch = StopWatch(config, (), IncrementalDecoder(tokenizer, skip_special_tokens=False))
+    assert watch.push(specials[1]).stop_reason == "stop_string"
+    silent = StopWatch(GenerationConfig(stop_strings="<|user|>"), (), IncrementalDecoder(tokenizer))
+    assert silent.push(specials[1]) == ("", None)

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mirrorsd.graphs import names
-from mirrorsd.graphs.errors import BundleError, GenerationError
+from mirrorsd.graphs.errors import BundleError, ConfigError, GenerationError
 from mirrorsd.runtime.text.tokenizer import BundleTokenizer, read_ids
 
 
@@ -116,3 +116,35 @@ def test_ids_are_whole_numbers_in_a_row(ids: Any) -> None:
 def test_other_ids_are_refused(ids: Any, message: str) -> None:
     with pytest.raises(GenerationError, match=message):
         read_ids(ids, 10)
+
+
+@pytest.fixture
+def telling(tokenizer: BundleTokenizer, tmp_path: Path) -> BundleTokenizer:
+    """Its template writes all that it is told."""
+    template = (
+        "{{ tools is none }}|{{ tools | tojson }}|{{ enable_thinking }}|"
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }};{% endfor %}"
+    )
+    (tmp_path / names.TOKENIZER_FOLDER / "chat_template.jinja").write_text(template)
+    return BundleTokenizer(tmp_path)
+
+
+def test_the_template_is_told_of_tools_variables_and_calls(telling: BundleTokenizer) -> None:
+    call = {"type": "function", "function": {"name": "look", "arguments": {"at": "sky"}}}
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "blue"},
+    ]
+    told = telling.decode(telling.encode_chat(messages, [{"name": "look"}], {"enable_thinking": False}))
+    assert told.startswith('False|[{"name": "look"}]|False|user:Hi;assistant:None[{')
+    assert '"arguments": {"at": "sky"}' in told
+    assert told.endswith("tool:blue;")
+    bare = telling.decode(telling.encode_chat(messages[:1]))
+    assert bare.startswith("True|null||")
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
+def test_variables_that_are_set_already_are_refused(telling: BundleTokenizer, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"template_variables names '{name}'; allowed: any but add_generation_prompt"):
+        telling.encode_chat([{"role": "user", "content": "Hi"}], variables={name: 1})

@@ -13,7 +13,7 @@ MADE_BY = {"format": "mirrorsd-compiled-draft-3", "OpenVINO": "2026.4", "driver"
 
 
 def cache_in(folder: Path, stem: str = "cpu-f32", most_bytes: int = 1 << 20, **changes: str) -> CompiledCache:
-    return CompiledCache(folder / ".tiny.mirror.cache", stem, MADE_BY | changes, most_bytes)
+    return CompiledCache(folder / "compiled", stem, MADE_BY | changes, most_bytes)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_reason_is_said_once(filled: Path, caplog: pytest.LogCaptureFixture) -
     "content", ["", "{}", "[1]", "\x00", '{"made_by": 1, "sha256": "", "bytes": 1, "mtime_ns": 1}']
 )
 def test_a_foreign_record_is_announced(filled: Path, caplog: pytest.LogCaptureFixture, content: str) -> None:
-    record = filled / ".tiny.mirror.cache" / "cpu-f32-8x8x256.json"
+    record = filled / "compiled" / "cpu-f32-8x8x256.json"
     record.write_text(content, encoding="utf-8")
     assert cache_in(filled).read("8x8x256") is None
     assert "compiling again" in caplog.text
@@ -72,13 +72,13 @@ def test_a_foreign_record_is_announced(filled: Path, caplog: pytest.LogCaptureFi
 
 @pytest.mark.parametrize("content", [b"compileD", b"comp", b""])
 def test_damage_is_announced(filled: Path, caplog: pytest.LogCaptureFixture, content: bytes) -> None:
-    (filled / ".tiny.mirror.cache" / "cpu-f32-8x8x256.blob").write_bytes(content)
+    (filled / "compiled" / "cpu-f32-8x8x256.blob").write_bytes(content)
     assert cache_in(filled).read("8x8x256") is None
     assert "cpu-f32-8x8x256.blob is damaged" in caplog.text
 
 
 def test_a_copied_cache_still_fits(filled: Path) -> None:
-    record = filled / ".tiny.mirror.cache" / "cpu-f32-8x8x256.json"
+    record = filled / "compiled" / "cpu-f32-8x8x256.json"
     document = json.loads(record.read_text(encoding="utf-8"))
     record.write_text(json.dumps(document | {"mtime_ns": 1}), encoding="utf-8")
     assert cache_in(filled).read("8x8x256") is not None
@@ -86,7 +86,7 @@ def test_a_copied_cache_still_fits(filled: Path) -> None:
 
 def test_a_place_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    (tmp_path / ".tiny.mirror.cache").write_text("a file is in the way", encoding="utf-8")
+    (tmp_path / "compiled").write_text("a file is in the way", encoding="utf-8")
     cache = cache_in(tmp_path)
     cache.write("8x8x256", b"compiled")
     assert not cache.is_writable
@@ -99,7 +99,7 @@ def test_blobs_that_nobody_will_use_again_are_deleted(
     filled: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, str]
 ) -> None:
     cache_in(filled, **changes).delete_stale()
-    assert list((filled / ".tiny.mirror.cache").iterdir()) == []
+    assert list((filled / "compiled").iterdir()) == []
     assert len(caplog.records) == 1
 
 
@@ -110,15 +110,15 @@ def test_blobs_of_another_machine_or_card_are_left(filled: Path, changes: dict[s
 
 
 def test_a_foreign_file_is_left(filled: Path) -> None:
-    (filled / ".tiny.mirror.cache" / "notes.json").write_text("[1]", encoding="utf-8")
+    (filled / "compiled" / "notes.json").write_text("[1]", encoding="utf-8")
     cache_in(filled, draft="abd").delete_stale()
-    assert [path.name for path in (filled / ".tiny.mirror.cache").iterdir()] == ["notes.json"]
+    assert [path.name for path in (filled / "compiled").iterdir()] == ["notes.json"]
 
 
 def test_other_placements_make_room_oldest_first(tmp_path: Path) -> None:
     for age, stem in enumerate(("npu", "gpu", "cpu-bf16")):
         cache_in(tmp_path, stem, 300).write("8x8x256", bytes(100))
-        os.utime(tmp_path / ".tiny.mirror.cache" / f"{stem}-8x8x256.blob", ns=(age, age))
+        os.utime(tmp_path / "compiled" / f"{stem}-8x8x256.blob", ns=(age, age))
     cache_in(tmp_path, most_bytes=300).write("8x8x256", bytes(150))
     assert [cache_in(tmp_path, stem).has("8x8x256") for stem in ("npu", "gpu", "cpu-bf16")] == [False, False, True]
     assert cache_in(tmp_path).has("8x8x256")

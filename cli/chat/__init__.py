@@ -1,0 +1,1 @@
+"""A conversation on the terminal: what `mirrorsd chat` consists of."""

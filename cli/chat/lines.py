@@ -1,0 +1,94 @@
+"""Where questions and commands come from: a line editor on a terminal, plain lines in a pipe."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from mirrorsd.graphs.errors import ConfigError
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+
+
+def piped_lines() -> Iterator[str]:
+    """Every line of stdin.
+
+    Raises:
+        ConfigError: bytes that are no text.
+    """
+    try:
+        for line in sys.stdin:
+            yield line.removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"stdin is not text ({error.reason} at byte {error.start}).") from error
+
+
+def edited_lines(words: Sequence[str], toolbar: Callable[[], str]) -> Iterator[str]:
+    """Lines from an editor with history and completion; Ctrl-C empties the line, Ctrl-D ends.
+
+    Args:
+        words: what is completed at the beginning of a line.
+        toolbar: says what stands under the line.
+
+    Raises:
+        ConfigError: prompt_toolkit is not installed, or the history cannot be kept.
+    """
+    try:
+        from prompt_toolkit.patch_stdout import patch_stdout
+    except ImportError as error:
+        raise ConfigError(
+            "A conversation on a terminal needs prompt_toolkit: pip install prompt_toolkit. In a pipe it does not."
+        ) from error
+    session = _editor(words, toolbar)
+    while True:
+        try:
+            with patch_stdout(raw=True):
+                yield session.prompt("> ")
+        except KeyboardInterrupt:
+            continue
+        except EOFError:
+            return
+
+
+def _editor(words: Sequence[str], toolbar: Callable[[], str]) -> "PromptSession[str]":
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
+    from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.history import FileHistory
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+    keys = KeyBindings()
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return PromptSession(
+        history=FileHistory(str(history_file())),
+        auto_suggest=AutoSuggestFromHistory(),
+        completer=WordCompleter(list(words), sentence=True),
+        complete_while_typing=False,
+        key_bindings=keys,
+        bottom_toolbar=toolbar,
+    )
+
+
+def history_file() -> Path:
+    """The file with what was typed, for this user's eyes only.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    path = Path(typer.get_app_dir("mirrorsd")) / "chat_history"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_APPEND, 0o600))
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written ({error.strerror}): what is typed cannot be kept there."
+        ) from error
+    return path

@@ -1,0 +1,80 @@
+"""Hear an answer out on a thread of its own, so that Ctrl-C ends the answer and nothing else."""
+
+import queue
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from mirrorsd.cli.chat.answers import Answers, Ended, Piece
+from mirrorsd.graphs.errors import GenerationError, MirrorError
+
+if TYPE_CHECKING:
+    from mirrorsd.cli.input.requests import Messages
+    from mirrorsd.runtime import GenerationConfig
+
+_TICK_S = 0.1
+Heard = Piece | MirrorError | None
+
+
+def hear(answers: Answers, messages: "Messages", config: "GenerationConfig") -> Iterator[Piece | None]:
+    """The pieces of an answer as they come, and None a few times a second while nothing comes.
+
+    Raises:
+        MirrorError: it cannot be answered.
+    """
+    heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
+    thread = threading.Thread(target=_listen, args=(answers, messages, config, heard), name="answer")
+    with interrupts() as is_interrupted:
+        thread.start()
+        ended: Ended | None = None
+        while True:
+            if is_interrupted.is_set():  # again and again: the answer may not have begun yet
+                answers.cancel()
+            try:
+                piece = heard.get(timeout=_TICK_S)
+            except queue.Empty:
+                yield None
+                continue
+            if piece is None:
+                break
+            if isinstance(piece, MirrorError):
+                thread.join()
+                raise piece
+            ended = piece.ended or ended
+            yield piece
+        thread.join()
+    if ended is None:
+        raise GenerationError("The answer broke off before its end: the thread that read it failed.")
+
+
+def _listen(
+    answers: Answers, messages: "Messages", config: "GenerationConfig", heard: "queue.SimpleQueue[Heard]"
+) -> None:
+    try:
+        for piece in answers.stream(messages, config):
+            heard.put(piece)
+    except MirrorError as error:
+        heard.put(error)
+    finally:
+        heard.put(None)
+
+
+@contextmanager
+def interrupts() -> Iterator[threading.Event]:
+    """Within it, Ctrl-C sets the event instead of raising KeyboardInterrupt; only on the main thread."""
+    is_interrupted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield is_interrupted
+        return
+
+    def note_it(_: int, __: FrameType | None) -> None:
+        is_interrupted.set()
+
+    before = signal.signal(signal.SIGINT, note_it)
+    try:
+        yield is_interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)

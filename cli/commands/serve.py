@@ -1,0 +1,81 @@
+"""`mirrorsd serve`: bundles for programs that speak OpenAI's protocol, and for the page."""
+
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated
+
+import typer
+
+from mirrorsd.cli.input import options
+from mirrorsd.cli.output.console import note
+from mirrorsd.graphs.errors import ConfigError
+
+KEY_VARIABLE = "MIRRORSD_API_KEY"
+
+
+def serve(
+    bundles: Annotated[
+        list[str], typer.Argument(help="Folders, or NAME=FOLDER: NAME is the model's name for clients.")
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on; others than this machine's own need a key.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8600,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help=f"File with a key on each line; without it ${KEY_VARIABLE} counts.")
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="A further name (or name:port) by which clients reach this server.")
+    ] = None,
+    allowed_origin: Annotated[
+        list[str] | None, typer.Option(help="A site whose pages may use this server, like https://name:port.")
+    ] = None,
+    seats: Annotated[int, typer.Option(help="Conversations answered at once and kept cached, per bundle.")] = 2,
+    queue: Annotated[int, typer.Option(help="Requests that may wait for a seat.")] = 32,
+    grace: Annotated[float, typer.Option(help="Seconds that running answers get when the server stops.")] = 10.0,
+    device_map: options.DeviceMapName = "auto",
+    layout: options.Layout = None,
+    pad_rows_to: options.PadRowsTo = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Log warnings and errors only.")] = False,
+) -> None:
+    """Serve bundles over HTTP, as OpenAI's clients expect it."""
+    server = _server()
+    settings = server.ServerSettings(
+        host=host,
+        port=port,
+        keys=_keys(api_key_file),
+        allowed_hosts=tuple(allowed_host or ()),
+        allowed_origins=tuple(allowed_origin or ()),
+        seats=seats,
+        queue=queue,
+        grace_s=grace,
+        device_map=device_map,
+        layout=layout,
+        speculation={} if pad_rows_to is None else {"pad_rows_to": pad_rows_to},
+    )
+    server.log_to_stderr(is_quiet=quiet)
+    server.serve(server.named_folders(bundles), settings, note)
+
+
+def _server() -> ModuleType:
+    try:
+        from mirrorsd import server
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{error.name} is not installed, which the server needs: pip install 'mirrorsd[server]'."
+        ) from error
+    return server
+
+
+def _keys(file: Path | None) -> tuple[str, ...]:
+    if file is None:
+        key = os.environ.get(KEY_VARIABLE, "")
+        return (key,) if key else ()
+    try:
+        keys = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--api-key-file {file} cannot be read: {error}.") from error
+    if not keys:
+        raise ConfigError(f"--api-key-file {file} holds no key: write one on a line.")
+    return keys

@@ -1,0 +1,71 @@
+"""What an export will take, before any weights are read: disk, memory, minutes.
+
+From the checkpoints' headers and what exports of 1, 3 and 8 billion parameters took (`bench/studies/export_memory.py`,
+`bench/results/epyc/export_memory_*.json`): the peak is close to the target's own bytes in the bundle, and the time is
+nearly that of reading and rounding the weights.
+"""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
+from mirrorsd.export.hub import readable_bytes
+from mirrorsd.export.options import ExportOptions
+
+_BITS = {"fp32": 32.0, "fp16": 16.0, "bf16": 16.0, "int8": 8.5, "int4": 4.8}
+"""Per parameter, scales and tables included."""
+_LEAST_MEMORY = 0.8e9
+_MEMORY_PER_BYTE = 1.25
+_SECONDS_PER_BILLION = (85.0, 230.0)
+_LEAST_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportEstimate:
+    """Bytes of the bundle and of memory at the peak; seconds from .. to, by the disk and the processor."""
+
+    bundle_bytes: int
+    memory_bytes: int
+    seconds: tuple[float, float]
+
+    def __str__(self) -> str:
+        """In a sentence's words."""
+        first, last = (max(1, round(seconds / 60)) for seconds in self.seconds)
+        minutes = f"{first} minute{'s' if first > 1 else ''}" if first == last else f"{first} to {last} minutes"
+        disk, memory = readable_bytes(self.bundle_bytes), readable_bytes(self.memory_bytes)
+        return f"about {disk} of disk, {memory} of memory, {minutes}"
+
+
+def estimate_export(target: Path, draft: Path, options: ExportOptions) -> ExportEstimate:
+    """Estimate from the sizes in the checkpoints' headers.
+
+    Raises:
+        ExportError: a checkpoint is missing, damaged or not supported.
+    """
+    of_target, of_draft = open_checkpoint(target, "target").source, open_checkpoint(draft, "draft").source
+    return estimate_sizes(of_target.num_parameters, of_draft.num_parameters, options)
+
+
+def estimate_sizes(target_parameters: int, draft_parameters: int, options: ExportOptions) -> ExportEstimate:
+    """The same from numbers of parameters."""
+    target_bytes = target_parameters * _BITS[options.precision] / 8
+    draft_bytes = draft_parameters * _BITS[options.draft_precision] / 8
+    billions = (target_parameters + draft_parameters) / 1e9
+    memory = _LEAST_MEMORY + _MEMORY_PER_BYTE * max(target_bytes, 4.0 * draft_parameters)
+    seconds = [_LEAST_SECONDS + billions * rate for rate in _SECONDS_PER_BILLION]
+    return ExportEstimate(
+        bundle_bytes=round(target_bytes + draft_bytes), memory_bytes=round(memory), seconds=(seconds[0], seconds[1])
+    )
+
+
+def shortages(estimate: ExportEstimate, output: Path, free_memory: int | None) -> list[str]:
+    """What there is too little of, in words; empty where all fits."""
+    found = []
+    place = next(folder for folder in output.resolve().parents if folder.exists())
+    free = shutil.disk_usage(place).free
+    if free < estimate.bundle_bytes:
+        found.append(f"only {readable_bytes(free)} are free in {place}")
+    if free_memory is not None and free_memory < estimate.memory_bytes:
+        found.append(f"only {readable_bytes(free_memory)} of memory are free, so it may be slow or end early")
+    return found

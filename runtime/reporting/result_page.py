@@ -1,0 +1,86 @@
+"""A result as a notebook shows it: the text with drafted tokens marked, and what each device did when.
+
+Owns: that piece of HTML, which needs no script and takes the notebook's own colours. Does not own: the trace with every
+step's details (`trace`, `mirrorsd trace`).
+"""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from mirrorsd.runtime.ledger import Span
+
+if TYPE_CHECKING:
+    from mirrorsd.runtime.reporting.results import GeneratedToken, GenerationResult
+
+_WIDTH, _LANE, _LABEL = 800, 16, 60
+_LANES = (("target", "#4878a8"), ("draft", "#3f9a6b"))
+_MARK = "background:rgba(63,154,107,.25)"
+_SOURCES = {
+    "window": "drafted, then found right by the target",
+    "lookup": "taken from earlier text, then found right by the target",
+    "correction": "the target's own",
+    "plain": "the target's own",
+}
+_VERIFIED = ("window", "lookup")
+
+
+def result_page(result: "GenerationResult") -> str:
+    """The HTML of a result; its size grows with the text, not with the number of spans."""
+    num_drafted = sum(token.source in _VERIFIED for token in result.tokens)
+    head = f"{result.num_tokens} tokens by {result.method}, ended by {result.stop_reason}"
+    legend = f'<span style="{_MARK}">drafted and right</span>: {num_drafted} of {result.num_tokens} tokens'
+    return (
+        f'<div style="max-width:{_WIDTH + _LABEL}px"><p style="opacity:.7">{escape(head)}. {legend}</p>'
+        f'<p style="white-space:pre-wrap">{_marked(result.tokens) or escape(result.text)}</p>'
+        f"{_timeline(result.spans)}</div>"
+    )
+
+
+def _marked(tokens: "Sequence[GeneratedToken]") -> str:
+    return "".join(_run(source, "".join(t.text for t in run)) for source, run in groupby(tokens, lambda t: t.source))
+
+
+def _run(source: str, text: str) -> str:
+    style = f' style="{_MARK}"' if source in _VERIFIED else ""
+    return f'<span title="{escape(_SOURCES.get(source, source))}"{style}>{escape(text)}</span>'
+
+
+def _timeline(spans: Sequence[Span]) -> str:
+    """Two lanes over the time from the first span to the last."""
+    if not spans:
+        return ""
+    start, end = min(span.start for span in spans), max(span.end for span in spans)
+    scale = _WIDTH / max(end - start, 1e-9)
+    height = _LANE * len(_LANES) + 14
+    rows = []
+    for place, (device, colour) in enumerate(_LANES):
+        y = place * _LANE
+        rows.append(f'<text x="0" y="{y + 11}">{device}</text>')
+        working = (span for span in spans if span.device == device)
+        rows += [
+            f'<rect x="{_LABEL + x}" y="{y + 2}" width="{width}" height="{_LANE - 4}" fill="{colour}"/>'
+            for x, width in _bars(working, start, scale)
+        ]
+    rows.append(f'<text x="{_LABEL}" y="{height - 2}">0</text>')
+    rows.append(f'<text x="{_LABEL + _WIDTH}" y="{height - 2}" text-anchor="end">{end - start:.2f} s</text>')
+    return (
+        f'<svg viewBox="0 0 {_WIDTH + _LABEL} {height}" width="100%" role="img" font-size="11" fill="currentColor" '
+        f'aria-label="when target and draft worked">{"".join(rows)}</svg>'
+    )
+
+
+def _bars(spans: Iterable[Span], start: float, scale: float) -> list[tuple[int, int]]:
+    """Runs of pixels in which a device worked, as (x, width).
+
+    >>> _bars([Span("draft", "a", 0, 2), Span("draft", "b", 2, 3), Span("draft", "c", 8, 9)], 0.0, 1.0)
+    [(0, 3), (8, 1)]
+    """
+    pixels: set[int] = set()
+    for span in spans:
+        first = int((span.start - start) * scale)
+        pixels.update(range(first, max(first + 1, round((span.end - start) * scale))))
+    ordered = sorted(pixels)
+    runs = [[x for _, x in run] for _, run in groupby(enumerate(ordered), lambda pair: pair[1] - pair[0])]
+    return [(run[0], len(run)) for run in runs]

@@ -1,0 +1,116 @@
+"""A conversation's cache as a file: the target's rows with the tokens that they belong to.
+
+A file is checked by its own SHA-256, and taken only where it was made: by the same bundle, on the same kind of device,
+with the same versions of the runtimes. Elsewhere rows could have other last bits, and a text could differ from one that
+was read anew. The draft's cache is not in it: the draft reads a text again in a moment.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirrorsd.graphs.errors import BundleError
+from mirrorsd.graphs.manifest import Manifest
+from mirrorsd.runtime.setting_rules import read_whole
+
+_MAGIC = b"mirrorsd-cache-1\n"
+_RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "openvino")
+_DIGEST_BYTES, _LENGTH_BYTES = 32, 8
+
+
+class SavedCache(NamedTuple):
+    """Token ids `[n]` and what the target keeps of them: arrays `[1, heads, n, size]`, keys and values by layer."""
+
+    token_ids: list[int]
+    rows: list[NDArray[Any]]
+
+
+def origin_of(manifest: Manifest, target: str) -> dict[str, str]:
+    """What must be equal where a cache is made and where it is used; `target` is what runs on which device."""
+    found = {"bundle": hashlib.sha256(manifest.to_json().encode()).hexdigest(), "target": target}
+    for name in _RUNTIMES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def write_cache(path: Path, cache: SavedCache, origin: dict[str, str]) -> None:
+    """Write the file whole or not at all.
+
+    Raises:
+        OSError: there is no room, or no right to write.
+    """
+    header = json.dumps({"origin": origin, "token_ids": cache.token_ids}).encode()
+    parts = [len(header).to_bytes(_LENGTH_BYTES, "little"), header, *(rows.tobytes() for rows in cache.rows)]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with scratch.open("wb") as stream:
+            stream.writelines([_MAGIC, digest.digest(), *parts])
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def read_cache(path: Path, origin: dict[str, str], like: Sequence[NDArray[Any]]) -> SavedCache:
+    """Read what `write_cache` wrote; `like` are arrays of the same kinds, with any number of rows.
+
+    Raises:
+        BundleError: no such file, another kind of file, damaged, made elsewhere, or of other sizes.
+    """
+    try:
+        content = memoryview(path.read_bytes())
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read ({error.strerror}).") from error
+    body = content[len(_MAGIC) + _DIGEST_BYTES :]
+    if bytes(content[: len(_MAGIC)]) != _MAGIC:
+        raise BundleError(f"{path} is no saved cache: those are made by MirrorSession.save_cache.")
+    if hashlib.sha256(body).digest() != bytes(content[len(_MAGIC) : len(_MAGIC) + _DIGEST_BYTES]):
+        raise BundleError(f"{path} is damaged: its checksum does not fit. Save the conversation again.")
+    stop = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
+    token_ids, made_by = _header(path, bytes(body[_LENGTH_BYTES:stop]))
+    for name in sorted({*origin, *made_by}):
+        made, here = made_by.get(name, "none"), origin.get(name, "none")
+        if made != here:
+            raise BundleError(
+                f"{path} was made with another {name} ({_shown(made)}; here it is {_shown(here)}). Send the text "
+                "again instead: it is read anew."
+            )
+    return SavedCache(token_ids, _arrays(path, body[stop:], len(token_ids), like))
+
+
+def _header(path: Path, text: bytes) -> tuple[list[int], dict[str, str]]:
+    try:
+        document = json.loads(text)
+        token_ids = [read_whole(token) for token in document["token_ids"]]
+        return token_ids, {str(name): str(value) for name, value in document["origin"].items()}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise BundleError(f"{path} has a header that no saved cache has ({error!r}).") from error
+
+
+def _arrays(path: Path, content: memoryview, num_rows: int, like: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+    found, start = [], 0
+    for one in like:
+        shape = (*one.shape[:2], num_rows, *one.shape[3:])
+        stop = start + int(np.prod(shape)) * one.dtype.itemsize
+        if stop <= len(content):
+            found.append(np.frombuffer(content[start:stop], dtype=one.dtype).reshape(shape))
+        start = stop
+    if start != len(content):
+        raise BundleError(f"{path} holds {len(content)} bytes of rows, expected {start}. Save the conversation again.")
+    return found
+
+
+def _shown(value: str) -> str:
+    return value if len(value) != 2 * _DIGEST_BYTES else f"{value[:12]}..."

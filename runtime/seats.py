@@ -1,0 +1,86 @@
+"""Several conversations at once: sessions of one pipeline, handed out to whoever goes on with what they have cached."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirrorsd.runtime.session import MirrorSession
+
+_LOOK_S = 60.0
+
+
+class Seats:
+    """A fixed number of sessions. Thread-safe.
+
+    A text is given the free session that has cached the longest beginning of it, if that is at least half of what the
+    session has cached: then it is the same conversation. Otherwise it is given one that was never used, and otherwise
+    the one that was used longest ago.
+
+    Attributes:
+        num_seats: how many sessions there are.
+        bytes_per_seat: most memory that the caches of one take, on both devices together.
+    """
+
+    def __init__(self, open_session: Callable[[], MirrorSession], num_seats: int, bytes_per_seat: int) -> None:
+        """Open all sessions."""
+        self.num_seats, self.bytes_per_seat = num_seats, bytes_per_seat
+        self._free: list[MirrorSession] = [open_session() for _ in range(num_seats)]  # used longest ago first
+        self._sessions = list(self._free)
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+
+    @property
+    def num_free(self) -> int:
+        """Sessions that nobody has taken."""
+        return len(self._free)
+
+    @contextmanager
+    def take(self, token_ids: Sequence[int], timeout_s: float | None = None) -> Iterator[MirrorSession]:
+        """A session for a prompt with these ids, until the end of the `with` block.
+
+        Args:
+            token_ids: what will be read (`MirrorPipeline.encode`).
+            timeout_s: how long to wait for a free one; 0: not at all, None: for as long as it takes.
+
+        Raises:
+            TimeoutError: all are taken.
+        """
+        session = self._take(np.asarray(token_ids, dtype=np.int64), timeout_s)
+        try:
+            yield session
+        finally:
+            with self._lock:
+                self._free.append(session)
+                self._changed.notify()
+
+    def close(self) -> None:
+        """Close all sessions, those that are taken too."""
+        for session in self._sessions:
+            session.begin_to_close()
+        for session in self._sessions:
+            session.close()
+
+    def _take(self, tokens: NDArray[np.int64], timeout_s: float | None) -> MirrorSession:
+        until = None if timeout_s is None else perf_counter() + timeout_s
+        with self._lock:
+            while not self._free:
+                left = _LOOK_S if until is None else until - perf_counter()
+                if left <= 0:
+                    raise TimeoutError(f"All {self.num_seats} seats are taken, and none came free in {timeout_s:g} s.")
+                self._changed.wait(left)
+            session = self._best(tokens)
+            self._free.remove(session)
+            return session
+
+    def _best(self, tokens: NDArray[np.int64]) -> MirrorSession:
+        known = [session for session in self._free if session.num_cached_tokens]
+        if known:
+            best = max(known, key=lambda session: session.common_prefix(tokens))
+            if 2 * best.common_prefix(tokens) >= best.num_cached_tokens:
+                return best
+        unused = [session for session in self._free if not session.num_cached_tokens]
+        return [*unused, *self._free][0]

@@ -1,0 +1,56 @@
+"""The build backend: setuptools, and editable installs that type checkers and editors see.
+
+The package is the clone itself, whatever its folder is called, so setuptools finds an editable install's modules
+by a hook, which only a running Python understands. Here the install also gets a path line to `.typing`, where the clone
+is linked under its import name.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from environment import ROOT, link_package
+from setuptools import build_meta  # type: ignore[import-untyped]
+
+PATH_FILE = "mirrorsd_types.pth"
+
+build_sdist = build_meta.build_sdist
+build_wheel = build_meta.build_wheel
+get_requires_for_build_editable = build_meta.get_requires_for_build_editable
+get_requires_for_build_sdist = build_meta.get_requires_for_build_sdist
+get_requires_for_build_wheel = build_meta.get_requires_for_build_wheel
+prepare_metadata_for_build_editable = build_meta.prepare_metadata_for_build_editable
+prepare_metadata_for_build_wheel = build_meta.prepare_metadata_for_build_wheel
+
+
+def build_editable(
+    wheel_directory: str, config_settings: dict[str, Any] | None = None, metadata_directory: str | None = None
+) -> str:
+    """Build an editable wheel, with a path line to the folder in which the clone has its import name."""
+    name = str(build_meta.build_editable(wheel_directory, config_settings, metadata_directory))
+    try:
+        link_package(ROOT)
+    except (OSError, subprocess.SubprocessError) as error:
+        print(f"type checkers will not see this install: no link in {ROOT / '.typing'} ({error})", file=sys.stderr)
+        return name
+    add_file(Path(wheel_directory, name), PATH_FILE, f"{ROOT / '.typing'}\n".encode())
+    return name
+
+
+def add_file(wheel: Path, name: str, content: bytes) -> None:
+    """Add a file to a wheel and to its list of files."""
+    with zipfile.ZipFile(wheel) as archive:
+        parts = {info.filename: archive.read(info) for info in archive.infolist()}
+    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    (record,) = (part for part in parts if part.endswith(".dist-info/RECORD"))
+    parts[name] = content
+    parts[record] = f"{name},sha256={digest},{len(content)}\n".encode() + parts[record]
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        for part, stored in parts.items():
+            archive.writestr(part, stored)

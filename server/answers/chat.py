@@ -1,0 +1,131 @@
+"""`POST /v1/chat/completions`."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+from mirrorsd.server.answers.choices import Choice, Delta
+from mirrorsd.server.answers.figures import usage
+from mirrorsd.server.answers.job import Job, ping
+from mirrorsd.server.answers.logprobs import chat_logprobs
+from mirrorsd.server.answers.settings_of import chat_settings
+from mirrorsd.server.answers.tools import Call, plan_tools
+from mirrorsd.server.service import Service
+from mirrorsd.server.transport.exchange import DONE, Exchange
+from mirrorsd.server.wire.chat import ChatRequest, Message, text_of
+
+_ROLES = {"developer": "system"}
+
+
+async def chat(service: Service, exchange: Exchange, body: ChatRequest) -> None:
+    """Answer a conversation, at once or as a stream."""
+    async with service.shelf.use(body.model) as bundle:
+        limits = service.settings.limits
+        tools = plan_tools(body, bundle.chat_template, limits)
+        settings = chat_settings(body, bundle.pipe.manifest.generation, limits)
+        most = body.max_completion_tokens or body.max_tokens
+        settings["max_new_tokens"] = min(most or bundle.context, bundle.context)
+        if tools.schema is not None:
+            settings["json_schema"] = tools.schema
+        if body.prediction is not None:
+            settings["prediction"] = await bundle.predict(text_of(body.prediction.content))
+        token_ids = await bundle.encode(
+            messages=[template_message(message) for message in body.messages],
+            tools=tools.tools,
+            template_variables=body.chat_template_kwargs or {},
+        )
+        job = Job(service, body, bundle, token_ids, settings, body.n or 1, tools)
+        await (_stream if body.stream else _whole)(exchange, body, job)
+
+
+def template_message(message: Message) -> dict[str, Any]:
+    """A message as chat templates know it."""
+    found: dict[str, Any] = {"role": _ROLES.get(message.role, message.role)}
+    if message.content is not None:
+        found["content"] = text_of(message.content)
+    for name in ("name", "tool_call_id"):
+        if getattr(message, name) is not None:
+            found[name] = getattr(message, name)
+    if message.tool_calls:
+        found["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+    return found
+
+
+def _head(job: Job, kind: str) -> dict[str, Any]:
+    head = {"id": f"chatcmpl-{uuid4().hex}", "object": kind, "created": int(time.time())}
+    return {**head, "model": job.bundle.name, "system_fingerprint": job.bundle.fingerprint}
+
+
+async def _whole(exchange: Exchange, body: ChatRequest, job: Job) -> None:
+    head = _head(job, "chat.completion")
+    await job.finish()
+    choices = [_finished(job, choice, has_logprobs=bool(body.logprobs)) for choice in job.choices]
+    more: dict[str, Any] = await job.figures()
+    if body.mirror_tokens:
+        more["mirror_tokens"] = [list(piece) for piece in job.choices[0].pieces]
+    await exchange.json({**head, "choices": choices, "usage": usage(job.results), **more})
+
+
+def _finished(job: Job, choice: Choice, *, has_logprobs: bool) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.calls:
+        message |= {"content": choice.text or None, "tool_calls": [call.document for call in choice.calls]}
+    logprobs = {"content": chat_logprobs(job.bundle, choice.tokens), "refusal": None} if has_logprobs else None
+    return {"index": choice.index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+
+
+async def _stream(exchange: Exchange, body: ChatRequest, job: Job) -> None:
+    head = _head(job, "chat.completion.chunk")
+    has_usage: dict[str, Any] = {"usage": None} if body.wants_usage else {}
+    is_open = False
+    async with job.deltas() as deltas:
+        async for delta in deltas:
+            if delta is None and is_open:
+                await ping(exchange)
+                continue
+            if not is_open:
+                is_open = True
+                await exchange.begin_stream()
+                for choice in job.choices:
+                    opening = _choice(choice.index, {"role": "assistant", "content": "", "refusal": None})
+                    await exchange.event({**head, "choices": [opening], **has_usage})
+            if delta is not None:
+                await _send(exchange, job, head | has_usage, delta)
+    if body.wants_usage:
+        await exchange.event({**head, "choices": [], "usage": usage(job.results)})
+    await exchange.frame(DONE)
+    await exchange.end_stream()
+
+
+async def _send(exchange: Exchange, job: Job, head: dict[str, Any], delta: Delta) -> None:
+    choice = job.choices[delta.choice]
+    has_logprobs = bool(job.settings.get("logprobs"))
+    logprobs = {"content": chat_logprobs(job.bundle, delta.tokens), "refusal": None} if has_logprobs else None
+    extras = job.extras(delta)
+    if delta.text or (has_logprobs and delta.tokens) or extras:
+        said = {"content": delta.text} if delta.text or delta.tokens else {}
+        await exchange.event({**head, "choices": [_choice(delta.choice, said, logprobs)], **extras})
+    if delta.calls:
+        first = len(choice.calls) - len(delta.calls)
+        for piece in _call_pieces(delta.calls, first):
+            await exchange.event({**head, "choices": [_choice(delta.choice, {"tool_calls": [piece]})]})
+    if delta.is_last:
+        is_end = len(job.results) == len(job.choices)
+        more = await job.figures() if is_end else {}
+        last = {**_choice(delta.choice, {}), "finish_reason": choice.finish_reason}
+        await exchange.event({**head, "choices": [last], **more})
+
+
+def _call_pieces(calls: Sequence[Call], first: int) -> list[dict[str, Any]]:
+    """Two pieces a call: clients add up the arguments, and want id, type and name exactly once."""
+    found: list[dict[str, Any]] = []
+    for index, call in enumerate(calls, start=first):
+        opening = {"name": call.name, "arguments": ""}
+        found.append({"index": index, "id": call.id, "type": "function", "function": opening})
+        found.append({"index": index, "function": {"arguments": call.arguments}})
+    return found
+
+
+def _choice(index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}

@@ -1,0 +1,183 @@
+"""The application: which path is answered by whom, and what surrounds every request."""
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from mirrorsd.graphs.errors import MirrorError
+from mirrorsd.server import inspection
+from mirrorsd.server.answers.chat import chat
+from mirrorsd.server.answers.completions import completions
+from mirrorsd.server.answers.responses import responses
+from mirrorsd.server.errors import ApiError, api_error
+from mirrorsd.server.openapi import openapi_document
+from mirrorsd.server.service import Service
+from mirrorsd.server.settings import ServerSettings
+from mirrorsd.server.transport.exchange import ClientDisconnect, Exchange, while_connected
+from mirrorsd.server.transport.guard import Guard
+from mirrorsd.server.transport.page_files import PageFiles
+from mirrorsd.server.wire.chat import ChatRequest
+from mirrorsd.server.wire.completions import CompletionRequest, DetokenizeRequest, TemplateRequest, TokenizeRequest
+from mirrorsd.server.wire.responses import ResponseRequest
+
+_log = logging.getLogger("mirrorsd.server")
+Handler = Callable[..., Awaitable[None]]
+CLIENT_GONE = 499
+
+
+class Endpoint(NamedTuple):
+    """A path, its method, who answers it, the model of its body, and a line about it."""
+
+    path: str
+    method: str
+    handler: Handler
+    body: type[BaseModel] | None
+    summary: str
+    needs_model: bool = False
+
+
+ENDPOINTS = (
+    Endpoint("/v1/chat/completions", "POST", chat, ChatRequest, "Answer a conversation.", needs_model=True),
+    Endpoint("/v1/completions", "POST", completions, CompletionRequest, "Go on with a text.", needs_model=True),
+    Endpoint(
+        "/v1/responses", "POST", responses, ResponseRequest, "Answer a conversation (newer form).", needs_model=True
+    ),
+    Endpoint("/v1/models", "GET", inspection.models, None, "The models that can be asked for."),
+    Endpoint("/v1/models/{model}", "GET", inspection.model, None, "One of them."),
+    Endpoint("/health", "GET", inspection.health, None, "Whether requests are taken."),
+    Endpoint("/v1/health", "GET", inspection.health, None, "The same."),
+    Endpoint("/metrics", "GET", inspection.metrics, None, "Prometheus metrics."),
+    Endpoint("/props", "GET", inspection.props, None, "Properties of a model.", needs_model=True),
+    Endpoint("/slots", "GET", inspection.slots, None, "How busy the seats are."),
+    Endpoint("/tokenize", "POST", inspection.tokenize, TokenizeRequest, "Text to tokens.", needs_model=True),
+    Endpoint("/detokenize", "POST", inspection.detokenize, DetokenizeRequest, "Tokens to text.", needs_model=True),
+    Endpoint(
+        *("/apply-template", "POST", inspection.apply_template, TemplateRequest),
+        "A conversation as the model reads it.",
+        needs_model=True,
+    ),
+)
+
+
+def build_app(bundles: Mapping[str, Path], settings: ServerSettings | None = None) -> Starlette:
+    """The server as an ASGI application; `app.state.service` is what its requests share.
+
+    Args:
+        bundles: folders by the names that clients ask for; the first one is loaded at once.
+        settings: how it is run.
+
+    Raises:
+        ConfigError: settings that contradict each other.
+    """
+    settings = settings or ServerSettings()
+    service = Service(bundles, settings)
+    files = PageFiles(Path(__file__).parent / "page")
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        await service.close()
+
+    routes: list[BaseRoute] = [Route(e.path, _Answered(service, e), methods=[e.method]) for e in ENDPOINTS]
+    pages = [_page(path, files) for path in ("/", "/page/{name:path}")]
+    routes += [Route(page.path, _Answered(service, page), methods=["GET"]) for page in pages]
+    document = openapi_document(ENDPOINTS)
+    described = Endpoint("/openapi.json", "GET", _sends(document), None, "This document.")
+    routes.append(Route("/openapi.json", _Answered(service, described), methods=["GET"]))
+    middleware = [Middleware(Guard, settings=settings)]
+    if settings.allowed_origins:
+        middleware.append(_cross_origin(settings))
+    handlers = {404: _not_found, 405: _wrong_method, 500: _failed}
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
+    app.router.redirect_slashes = False
+    app.state.service = service
+    return app
+
+
+class _Answered:
+    """An endpoint as an ASGI application: reads the body, ends the work with the connection, says how it went."""
+
+    def __init__(self, service: Service, endpoint: Endpoint) -> None:
+        self._service, self._endpoint = service, endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = perf_counter()
+        service, endpoint = self._service, self._endpoint
+        exchange = Exchange(scope, receive, send, service.settings.limits)
+        is_left = False
+        try:
+            is_left = not await self._answer(exchange)
+        except ApiError as error:
+            await exchange.fail(error)
+        except MirrorError as error:
+            if not isinstance(error, ApiError) and api_error(error).status >= 500:
+                _log.warning("%s: %s", type(error).__name__, error, extra={"facts": {"request": exchange.id}})
+            await exchange.fail(api_error(error))
+        except ClientDisconnect:
+            is_left = True
+        finally:
+            status = CLIENT_GONE if is_left else exchange.status or 500
+            service.metrics.observe_request(endpoint.path, status)
+            ms = round(1e3 * (perf_counter() - started), 1)
+            facts = {"request": exchange.id, "path": endpoint.path, "status": status, "ms": ms}
+            _log.info("answered", extra={"facts": facts})
+
+    async def _answer(self, exchange: Exchange) -> bool:
+        service, endpoint = self._service, self._endpoint
+        arguments: list[Any] = [service, exchange]
+        if endpoint.body is not None:
+            arguments.append(await exchange.read(endpoint.body))
+        if endpoint.needs_model and (service.is_closing or service.failure is not None):
+            raise ApiError(503, f"The server is {service.status}.", code=service.status, headers={"Retry-After": "5"})
+        return await while_connected(exchange, lambda: endpoint.handler(*arguments))
+
+
+def _page(path: str, files: PageFiles) -> Endpoint:
+    async def send(_: Service, exchange: Exchange) -> None:
+        await files.send(exchange, exchange.request.path_params.get("name", "index.html"))
+
+    return Endpoint(path, "GET", send, None, "The page.")
+
+
+def _sends(document: dict[str, Any]) -> Handler:
+    async def send(_: Service, exchange: Exchange) -> None:
+        await exchange.json(document)
+
+    return send
+
+
+def _cross_origin(settings: ServerSettings) -> Middleware:
+    return Middleware(
+        CORSMiddleware,
+        allow_origins=settings.allowed_origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["authorization", "content-type"],
+        expose_headers=["x-request-id", "retry-after"],
+    )
+
+
+class _Refusing:
+    """Answers what no route answers."""
+
+    def __init__(self, status: int, message: str, code: str) -> None:
+        self._error = ApiError(status, message, code=code)
+
+    async def __call__(self, request: Any, _: Exception) -> Any:
+        from starlette.responses import JSONResponse
+
+        return JSONResponse(self._error.body, self._error.status, headers={"connection": "close"})
+
+
+_not_found = _Refusing(404, "There is no such path here; /openapi.json lists those there are.", "not_found")
+_wrong_method = _Refusing(405, "This path takes another method; /openapi.json lists them.", "method_not_allowed")
+_failed = _Refusing(500, "The server failed; its log says how.", "internal_error")

@@ -1,0 +1,54 @@
+"""What identifies the bytes of an answer: equal fingerprint, seed and request give equal text."""
+
+import hashlib
+import json
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+
+from mirrorsd import __version__
+from mirrorsd.graphs import names
+from mirrorsd.runtime import MirrorPipeline
+from mirrorsd.runtime.devices.pinning import processor_name
+
+_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "openvino")
+_TEXT_PACKAGES = ("numpy", "tokenizers", "jinja2", "llguidance")
+
+
+def fingerprint(bundle: Path, pipe: MirrorPipeline) -> str:
+    """The `system_fingerprint` of answers.
+
+    It covers the bundle's manifest, which has the hashes of its graphs, its tokenizer and template, the versions of
+    what computes and of what turns tokens into text, the devices of the card, the processor, and the padding of passes.
+    How it is speculated, and how many users there are, changes no byte and is left out.
+    """
+    card = pipe.device_map
+    facts = {
+        "bundle": {str(path.relative_to(bundle)): _digest(path) for path in _small_files(bundle)},
+        "versions": {"mirrorsd": __version__, **_versions()},
+        "target": asdict(card.target),
+        "exit": asdict(card.exit),
+        "processor": processor_name(),
+        "padding": [pipe.speculation.pad_rows_to, pipe.sampled_speculation.pad_rows_to],
+        "prefill": [pipe.speculation.prefill_rows, pipe.sampled_speculation.prefill_rows],
+    }
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return f"bundle-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _small_files(bundle: Path) -> list[Path]:
+    return [bundle / names.MANIFEST_FILE, *sorted((bundle / names.TOKENIZER_FOLDER).iterdir())]
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in (*_PACKAGES, *_TEXT_PACKAGES):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

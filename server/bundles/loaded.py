@@ -1,0 +1,212 @@
+"""A bundle that is loaded: its seats, the queue before them, and the threads that answer and read prompts."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mirrorsd.graphs import names
+from mirrorsd.graphs.errors import ContextLengthError
+from mirrorsd.runtime import CancelToken, Chunk, GenerationConfig, MirrorPipeline
+from mirrorsd.runtime.sampling.noise import nth_seed
+from mirrorsd.server.bundles.fingerprint import fingerprint
+from mirrorsd.server.bundles.reading import BrokenOff, Reading
+from mirrorsd.server.bundles.threaded import Threaded
+from mirrorsd.server.errors import ApiError
+from mirrorsd.server.settings import ServerSettings
+
+_TAKE_S = 30.0
+_MEMORY = 0.9
+_LONGEST_RETRY_S = 60
+
+
+class Started(NamedTuple):
+    """The request was understood and has a seat: its first step comes next."""
+
+
+class Part(NamedTuple):
+    """One chunk of a choice; choices count from 0."""
+
+    number: int
+    chunk: Chunk
+
+
+Event = Started | Part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is to be generated: token ids, and one config for each choice. `is_fresh` uses nothing that is cached."""
+
+    token_ids: Sequence[int]
+    configs: Sequence[GenerationConfig]
+    cancel: CancelToken
+    is_fresh: bool = False
+
+
+class LoadedBundle:
+    """A pipeline with seats for several users.
+
+    Attributes:
+        name: by which clients ask for it.
+        tokenizer: the bundle's.
+        chat_template: its text; empty without one.
+        context: most tokens of prompt and answer together.
+        fingerprint: see there.
+        created: when it was loaded, in seconds since 1970.
+    """
+
+    def __init__(self, name: str, folder: Path, pipe: MirrorPipeline, settings: ServerSettings) -> None:
+        self.name, self.folder, self.pipe = name, folder, pipe
+        self.tokenizer = pipe.tokenizer
+        template = folder / names.TOKENIZER_FOLDER / "chat_template.jinja"
+        self.chat_template = template.read_text(encoding="utf-8") if template.is_file() else ""
+        self.context = pipe.manifest.target.context
+        self._longest_token = max(len(pipe.tokenizer.token_bytes(token)) for token in range(pipe.tokenizer.vocab_size))
+        self.fingerprint = fingerprint(folder, pipe)
+        self.created = int(time.time())
+        self._running: set[Threaded[Event]] = set()
+        self._settings = settings
+        self._seats = pipe.seats(settings.seats)
+        self._answering = ThreadPoolExecutor(settings.seats, thread_name_prefix=f"answer-{name}")
+        self._reading = ThreadPoolExecutor(2, thread_name_prefix=f"read-{name}")
+        self._seconds = 1.0
+        self._tokens: set[CancelToken] = set()
+
+    @property
+    def bytes_per_seat(self) -> int:
+        """What one conversation's caches take."""
+        return self._seats.bytes_per_seat
+
+    async def encode(self, **what: Any) -> list[int]:
+        """Token ids of a prompt or messages, read on a thread: see `MirrorPipeline.encode`.
+
+        Raises:
+            ApiError: its template runs for ever.
+            ContextLengthError: a text that has too many bytes to fit in any case: nobody needs to read it for that.
+        """
+        size = sum(len(text.encode("utf-8", "replace")) for text in _texts(what))
+        most = self.context * self._longest_token
+        if size > most:
+            raise ContextLengthError(
+                f"The prompt has {size} bytes, and the bundle's context of {self.context} tokens holds {most} at the "
+                "very most. Shorten the prompt."
+            )
+        loop, reading = asyncio.get_running_loop(), Reading(lambda: self.pipe.encode(**what))
+        loop.call_later(self._settings.limits.read_s, reading.break_off)
+        try:
+            return await loop.run_in_executor(self._reading, reading.run)
+        except BrokenOff:
+            raise ApiError(
+                400, f"Reading the prompt took over {self._settings.limits.read_s:g} seconds and was broken off."
+            ) from None
+
+    async def predict(self, text: str) -> list[int]:
+        """Token ids of a text that an answer will probably contain."""
+        return list(await self.encode(prompt=text)) if text else []
+
+    def plain_tokens_per_second(self, settings: Mapping[str, Any]) -> float | None:
+        """What plain decoding has been measured to do, lately or by `tune`; None where nobody knows."""
+        speed = self.pipe.engine.known.pairs[bool(settings.get("temperature"))].plain_speed
+        return round(speed, 3) if speed else None
+
+    @asynccontextmanager
+    async def events(self, task: Task) -> AsyncIterator[AsyncIterator[Event | None]]:
+        """Answer a task: within it, the events as they come, and None where there is silence.
+
+        Raises:
+            ApiError: too many are waiting already.
+        """
+        self._admit()
+        self._tokens.add(task.cancel)
+        running = Threaded[Event](self._answering, lambda: self._answer(task), task.cancel.cancel)
+        started = time.perf_counter()
+        try:
+            yield self._counted(running)
+            self._seconds = _MEMORY * self._seconds + (1 - _MEMORY) * (time.perf_counter() - started)
+        finally:
+            running.leave()
+            self._tokens.discard(task.cancel)
+            self._running.discard(running)
+
+    async def _counted(self, running: Threaded[Event]) -> AsyncIterator[Event | None]:
+        async for event in running.items(self._settings.limits.ping_s):
+            if isinstance(event, Started):
+                self._running.add(running)
+            yield event
+
+    @property
+    def num_running(self) -> int:
+        """Requests on a seat."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without one."""
+        return len(self._tokens) - len(self._running)
+
+    def cancel_all(self) -> None:
+        """End every answer, running or waiting, within one step."""
+        for token in list(self._tokens):
+            token.cancel()
+
+    def close(self) -> None:
+        """End everything and release the devices; returns when the threads have ended."""
+        self.cancel_all()
+        self._answering.shutdown(wait=True, cancel_futures=True)
+        self._reading.shutdown(wait=True, cancel_futures=True)
+        self._seats.close()
+        self.pipe.close()
+
+    def _admit(self) -> None:
+        if len(self._tokens) < self._settings.seats + self._settings.queue:
+            return
+        rounds = ceil(len(self._tokens) / self._settings.seats)
+        seconds = min(max(1, ceil(self._seconds * rounds)), _LONGEST_RETRY_S)
+        raise ApiError(
+            429,
+            f"All {self._settings.seats} seats are taken and {self._settings.queue} requests wait. Try again later.",
+            code="queue_full",
+            headers={"Retry-After": str(seconds)},
+        )
+
+    def _answer(self, task: Task) -> Iterator[Event]:
+        """On a thread of its own: there are as many threads as seats, so that one is free."""
+        with self._seats.take(task.token_ids, timeout_s=_TAKE_S) as session:
+            if task.is_fresh:
+                other = (task.token_ids[0] + 1) % self.pipe.manifest.target.shape.vocab_size
+                session.generate(token_ids=[other], max_new_tokens=1, method="plain", temperature=0)
+            for index, config in enumerate(task.configs):
+                stream = session.stream(token_ids=list(task.token_ids), config=config)
+                if index == 0:
+                    yield Started()
+                for chunk in stream:
+                    yield Part(index, chunk)
+
+
+def _texts(what: Mapping[str, Any]) -> Iterator[str]:
+    """The texts that `encode` is given."""
+    if what.get("prompt") is not None:
+        yield what["prompt"]
+    for message in what.get("messages") or ():
+        yield message.get("content") or ""
+
+
+def seeded_configs(bundle: LoadedBundle, settings: Mapping[str, Any], count: int) -> list[GenerationConfig]:
+    """One config for each choice: the same but for the seed, which the choice's number is hashed into.
+
+    Raises:
+        ConfigError: a setting that is not allowed.
+    """
+    first = GenerationConfig(**settings).resolve(bundle.pipe.manifest.generation)
+    if first.seed is None:
+        return [first] * count
+    return [first.with_overrides({"seed": nth_seed(first.seed, index)}) for index in range(count)]
+
+
+__all__ = ["Event", "LoadedBundle", "Part", "Started", "Task", "seeded_configs"]

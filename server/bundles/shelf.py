@@ -1,0 +1,183 @@
+"""Several bundles by name: those that fit into memory are loaded, the one that waited longest makes room."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from mirrorsd.graphs import names
+from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.graphs.errors import BundleError, ConfigError
+from mirrorsd.runtime import MirrorPipeline, choose_device_map
+from mirrorsd.runtime.doctor.memory import free_memory, memory_needs
+from mirrorsd.server.bundles.loaded import LoadedBundle
+from mirrorsd.server.errors import ApiError
+from mirrorsd.server.settings import ServerSettings
+
+_log = logging.getLogger("mirrorsd.server")
+_SPARE = 1.05
+"""Of free memory to what a bundle is estimated to need."""
+Needs = dict[str, int]
+
+
+class Shelf:
+    """The bundles that are served.
+
+    Attributes:
+        folders: by name, in the order they were given; the first one answers requests that name none.
+        loaded: those that are ready, longest unused first.
+    """
+
+    def __init__(
+        self,
+        folders: Mapping[str, Path],
+        settings: ServerSettings,
+        free: Callable[[str], int | None] = free_memory,
+    ) -> None:
+        self.folders, self.loaded = dict(folders), dict[str, LoadedBundle]()
+        self._settings, self._free = settings, free
+        self._users = dict.fromkeys(folders, 0)
+        self._loads: dict[str, asyncio.Task[None]] = {}
+        self._one_at_a_time = asyncio.Lock()
+        self._left = asyncio.Event()
+        self._is_closed = False
+
+    @asynccontextmanager
+    async def use(self, name: str | None) -> AsyncIterator[LoadedBundle]:
+        """The bundle of this name, loaded; it stays loaded within.
+
+        Raises:
+            ApiError: there is no such bundle, or the server is stopping.
+            BundleError, ConfigError, DeviceError: it cannot be loaded.
+        """
+        found = self.known(name)
+        while found not in self.loaded:
+            await self.load(found)
+        if self._is_closed:
+            raise ApiError(503, "The server is stopping.", code="stopping")
+        bundle = self.loaded.pop(found)
+        self.loaded[found] = bundle  # the last of those that were used
+        self._users[found] += 1
+        try:
+            yield bundle
+        finally:
+            self._users[found] -= 1
+            self._left.set()
+
+    def known(self, name: str | None) -> str:
+        """The name of a bundle that is there; the first one's for None.
+
+        Raises:
+            ApiError: there is no such bundle.
+        """
+        found = next(iter(self.folders)) if name is None else name
+        if found not in self.folders:
+            there = ", ".join(self.folders)
+            raise ApiError(
+                404, f"There is no such model here; there are: {there}.", param="model", code="model_not_found"
+            )
+        return found
+
+    async def load(self, name: str) -> None:
+        """Load a bundle if it is not. A client that goes away meanwhile does not stop it: the next one has it."""
+        if self._is_closed:
+            raise ApiError(503, "The server is stopping.", code="stopping")
+        if name not in self._loads:
+            self._loads[name] = asyncio.create_task(self._load_in_turn(name))
+            self._loads[name].add_done_callback(lambda _: self._loads.pop(name))
+        await asyncio.shield(self._loads[name])
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a bundle is being loaded."""
+        return bool(self._loads)
+
+    async def _load_in_turn(self, name: str) -> None:
+        async with self._one_at_a_time:
+            if name not in self.loaded and not self._is_closed:
+                await self._make_room(name)
+                self.loaded[name] = await asyncio.to_thread(self._open, name)
+
+    async def _make_room(self, name: str) -> None:
+        """Unload bundles until this one fits or none is left; those in use are waited for."""
+        needs = await asyncio.to_thread(self.needs, name)
+        while not self._fits(name, needs) and self.loaded:
+            self._left.clear()
+            idle = next((other for other in self.loaded if not self._users[other]), None)
+            if idle is None:
+                await self._left.wait()
+            else:
+                _log.info("unloading %s to make room for %s", idle, name)
+                await asyncio.to_thread(self.loaded.pop(idle).close)
+
+    def needs(self, name: str) -> Needs:
+        """Bytes that a bundle is estimated to need, by device, its seats' caches included."""
+        manifest = read_bundle(self.folders[name])
+        choice = choose_device_map(self._settings.device_map, dtype=manifest.target.shape.dtype)
+        found: Needs = {}
+        for need in memory_needs(manifest, choice.device_map):
+            seats = need.caches * (self._settings.seats)  # the pipeline's own session is one more
+            found[need.device] = found.get(need.device, 0) + need.total + seats
+        return found
+
+    def _fits(self, name: str, needs: Needs) -> bool:
+        is_enough = True
+        for device, needed in needs.items():
+            free = self._free(device)
+            said = "unknown" if free is None else f"{free >> 20} MiB"
+            _log.info("%s needs about %d MiB of %s, free is %s", name, needed >> 20, device, said)
+            is_enough &= free is None or free > _SPARE * needed
+        return is_enough
+
+    def _open(self, name: str) -> LoadedBundle:
+        settings = self._settings
+        _log.info("loading %s from %s", name, self.folders[name])
+        pipe = MirrorPipeline.load(
+            self.folders[name],
+            device_map=settings.device_map,
+            layout=settings.layout,
+            speculation=settings.speculation,
+        )
+        return LoadedBundle(name, self.folders[name], pipe, settings)
+
+    def cancel_all(self) -> None:
+        """End every answer within one step."""
+        for bundle in self.loaded.values():
+            bundle.cancel_all()
+
+    def refuse(self) -> None:
+        """Take no more requests."""
+        self._is_closed = True
+
+    async def close(self) -> None:
+        """Unload everything."""
+        self.refuse()
+        await asyncio.gather(*self._loads.values(), return_exceptions=True)
+        for bundle in list(self.loaded.values()):
+            await asyncio.to_thread(bundle.close)
+        self.loaded.clear()
+
+
+def named_folders(given: Sequence[str]) -> dict[str, Path]:
+    """Bundles by name, from `FOLDER` or `NAME=FOLDER`; the folder's own name without `.mirror` where none is given.
+
+    Raises:
+        ConfigError: two of one name, or none at all.
+        BundleError: a folder that is no bundle.
+    """
+    found: dict[str, Path] = {}
+    for text in given:
+        name, mark, folder = text.rpartition("=")
+        path = Path(folder)
+        chosen = name if mark else path.resolve().name.removesuffix(".mirror")
+        if not chosen or not chosen.isprintable():
+            raise ConfigError(f"{text!r} names no model: give NAME=FOLDER or a folder.")
+        if chosen in found:
+            raise ConfigError(f"Two bundles are named {chosen!r}: give one of them another name, as NAME=FOLDER.")
+        if not (path / names.MANIFEST_FILE).is_file():
+            raise BundleError(f"{path} is no bundle: it has no {names.MANIFEST_FILE}. `mirrorsd export` makes one.")
+        found[chosen] = path
+    if not found:
+        raise ConfigError("No bundle was given: name at least one folder.")
+    return found

@@ -1,0 +1,81 @@
+// One answer from question to figures. Knows the server and the conversation, not the page.
+
+import { Refusal, chunks } from "./api.js";
+import { addTokens } from "./sources.js";
+
+const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed"];
+
+/** The body of a request; settings that were left empty are left out. */
+export function requestBody(model, settings, messages) {
+  const body = { model, messages: [...systemMessage(settings), ...messages.map(({ role, content }) => ({ role, content }))] };
+  for (const name of NUMBERS) if (Number.isFinite(settings[name])) body[name] = settings[name];
+  if (settings.method) body.method = settings.method;
+  return body;
+}
+
+function systemMessage(settings) {
+  return settings.system ? [{ role: "system", content: settings.system }] : [];
+}
+
+/** Ask; `tell` is called for every chunk. A full context leaves the oldest turns out: `answer.dropped` says how many. */
+export async function ask(body, answer, signal, tell) {
+  for (;;) {
+    try {
+      for await (const chunk of chunks(body, signal)) take(answer, chunk, tell);
+      return;
+    } catch (error) {
+      if (!(error instanceof Refusal) || error.code !== "context_length_exceeded" || answer.content) throw error;
+      const shorter = withoutOldestTurn(body.messages);
+      if (!shorter) throw error;
+      body.messages = shorter;
+      answer.dropped = (answer.dropped ?? 0) + 1;
+    }
+  }
+}
+
+function take(answer, chunk, tell) {
+  const text = chunk.choices[0]?.delta?.content ?? "";
+  answer.content += text;
+  addTokens(answer.runs, chunk.mirror_tokens ?? []);
+  answer.fingerprint = chunk.system_fingerprint ?? answer.fingerprint;
+  if (chunk.mirror) answer.figures = { ...chunk.mirror, ...chunk.timings };
+  tell(chunk);
+}
+
+function withoutOldestTurn(messages) {
+  const start = messages[0].role === "system" ? 1 : 0;
+  const second = messages.findIndex((message, place) => place > start && message.role === "user");
+  return second < 0 ? null : [...messages.slice(0, start), ...messages.slice(second)];
+}
+
+/** The same request once more, decoded plainly with the seed that the answer had. */
+export function plainBody(body, figures) {
+  const again = { ...body, method: "plain" };
+  if (figures.seed !== null) again.seed = figures.seed;
+  return again;
+}
+
+/** What a finished answer says about itself, in one line. */
+export function figuresInWords(figures, plainSpeed) {
+  const words = [`${figures.predicted_n} tokens`, `${speedOf(figures).toFixed(speedOf(figures) < 100 ? 1 : 0)} tokens/s`];
+  if (plainSpeed && figures.draft_n) words.push(`${(speedOf(figures) / plainSpeed).toFixed(2)}× plain`);
+  if (figures.draft_n) words.push(`draft right ${percent(figures.draft_n_accepted / figures.draft_n)}`);
+  words.push(figures.seed === null ? "greedy" : `seed ${figures.seed}`);
+  if (figures.stop_reason === "length") words.push("cut at the most tokens");
+  if (figures.stop_reason === "context") words.push("the context is full");
+  return words.join(" · ");
+}
+
+export function speedOf(figures) {
+  return figures.tokens_per_second ?? figures.predicted_per_second;
+}
+
+export function percent(share) {
+  return `${Math.round(100 * share)} %`;
+}
+
+/** 134,500,000 parameters as "135 million". */
+export function millions({ parameters }) {
+  const count = parameters / 1e6;
+  return count >= 1000 ? `${(count / 1000).toFixed(1)} billion` : `${count < 10 ? count.toFixed(1) : Math.round(count)} million`;
+}

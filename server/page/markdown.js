@@ -1,0 +1,62 @@
+// A model's text as markdown, made safe: what it writes is never markup of its own, and nothing is ever fetched.
+
+import { Marked } from "./vendor/marked.js";
+import DOMPurify from "./vendor/purify.js";
+
+const TAGS = [
+  ..."p br hr h1 h2 h3 h4 h5 h6 ul ol li blockquote pre code strong em del a".split(" "),
+  ..."table thead tbody tr th td input".split(" "),
+];
+const RULES = {
+  ALLOWED_TAGS: TAGS,
+  ALLOWED_ATTR: ["href", "start", "align", "type", "checked", "disabled", "class"],
+  ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
+  ALLOW_DATA_ATTR: false,
+  ALLOW_ARIA_ATTR: false,
+  RETURN_DOM_FRAGMENT: true,
+};
+
+function escaped(text) {
+  return text.replace(/[&<>"']/g, (sign) => `&#${sign.codePointAt(0)};`);
+}
+
+const marked = new Marked({
+  gfm: true,
+  breaks: true,
+  renderer: {
+    html: ({ text }) => escaped(text),
+    image: ({ text, href }) => escaped(`[image: ${text || href}]`),
+  },
+});
+
+/** A fragment for the page. */
+export function rendered(text) {
+  const fragment = DOMPurify.sanitize(marked.parse(text), RULES);
+  for (const link of fragment.querySelectorAll("a")) {
+    link.target = "_blank";
+    link.rel = "noopener noreferrer nofollow";
+  }
+  for (const box of fragment.querySelectorAll("input")) {
+    box.type = "checkbox";
+    box.disabled = true;
+    box.setAttribute("aria-label", box.checked ? "done" : "not done");
+  }
+  for (const heading of fragment.querySelectorAll("h1, h2, h3, h4, h5, h6")) {
+    const lower = document.createElement("h3");
+    lower.className = heading.tagName.toLowerCase();
+    lower.append(...heading.childNodes);
+    heading.replaceWith(lower);
+  }
+  for (const wide of fragment.querySelectorAll("table, pre")) scrollable(wide);
+  return fragment;
+}
+
+function scrollable(wide) {
+  const frame = document.createElement("div");
+  frame.className = wide.tagName === "PRE" ? "code-frame" : "table-frame";
+  frame.tabIndex = 0;
+  frame.setAttribute("role", "group");
+  frame.setAttribute("aria-label", wide.tagName === "PRE" ? "Code" : "Table");
+  wide.replaceWith(frame);
+  frame.append(wide);
+}

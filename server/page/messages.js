@@ -1,0 +1,140 @@
+// The conversation on the page: a box per message, its buttons, its text as markdown with colours.
+
+import { rendered } from "./markdown.js";
+import { SOURCES, counted } from "./sources.js";
+
+export const WORDS = { window: "drafted", lookup: "looked up", correction: "corrected", plain: "plain" };
+
+export function element(name, className = "", text = "") {
+  const made = document.createElement(name);
+  if (className) made.className = className;
+  if (text) made.textContent = text;
+  return made;
+}
+
+export function button(text, act, label = "") {
+  const made = element("button", "small-button", text);
+  made.type = "button";
+  if (label) made.setAttribute("aria-label", label);
+  made.addEventListener("click", act);
+  return made;
+}
+
+/** A question with its buttons. */
+export function questionBox(message, { edit }) {
+  const box = element("article", "message question");
+  box.append(element("h2", "unseen", "You"), element("div", "said", message.content));
+  const row = element("div", "buttons");
+  row.append(button("Edit", () => edit(message, box), "Edit this question"));
+  box.append(row);
+  return box;
+}
+
+/** An answer: `update` shows what has come so far, `finish` its figures and buttons. */
+export class AnswerBox {
+  constructor(message, model, colours, acts) {
+    this.message = message;
+    this.colours = colours;
+    this.acts = acts;
+    this.box = element("article", "message answer");
+    this.text = element("div", "text");
+    this.stripe = element("div", "stripe");
+    this.foot = element("div", "foot");
+    this.box.append(element("h2", "who", model), this.text, this.stripe, this.foot);
+    this.cost = 0;
+  }
+
+  update() {
+    const started = performance.now();
+    this.colours.forget(this.text);
+    this.text.replaceChildren(rendered(this.message.content));
+    this.colours.paint(this.text, this.message.content, this.message.runs);
+    this.cost = performance.now() - started;
+  }
+
+  /** Other words about the same figures: how fast plain decoding is has been measured since. */
+  say(words) {
+    this.foot.querySelector(".figures").textContent = words;
+  }
+
+  finish(words) {
+    this.update();
+    this.box.classList.remove("coming");
+    for (const frame of this.text.querySelectorAll(".code-frame")) {
+      const code = frame.textContent;
+      frame.prepend(button("Copy", () => navigator.clipboard.writeText(code), "Copy this code"));
+    }
+    this.stripe.replaceChildren(...stripes(this.message.runs));
+    const note = this.message.note ? [element("p", "note", this.message.note)] : [];
+    const row = element("div", "buttons");
+    const { copy, retry, compare } = this.acts;
+    row.append(button("Copy", () => copy(this.message), "Copy this answer"));
+    if (retry) row.append(button("Retry", () => retry(), "Ask again"));
+    if (compare) row.append(button("Compare with plain", () => compare(this)));
+    this.foot.replaceChildren(...note, element("p", "figures", words), row);
+  }
+
+  fail(error) {
+    this.box.classList.remove("coming");
+    const alert = element("p", "error", error);
+    alert.setAttribute("role", "alert");
+    const row = element("div", "buttons");
+    if (this.acts.retry) row.append(button("Retry", () => this.acts.retry(), "Ask again"));
+    this.foot.replaceChildren(alert, row);
+  }
+}
+
+function stripes(runs) {
+  const counts = counted(runs);
+  return SOURCES.filter((source) => counts[source]).map((source) => {
+    const part = element("span", `bar ${source}`);
+    part.style.flexGrow = counts[source];
+    part.title = `${counts[source]} ${WORDS[source]}`;
+    return part;
+  });
+}
+
+/** Side by side under an answer: the same seed, decoded plainly. */
+export class Comparison {
+  constructor(answerBox, seed) {
+    this.box = element("section", "comparison");
+    this.box.setAttribute("aria-label", "The same, decoded plainly");
+    this.head = element("p", "verdict", seed === null ? "Decoding the same plainly …" : `Decoding the same plainly, seed ${seed} …`);
+    this.head.setAttribute("role", "status");
+    this.text = element("div", "text plain-text");
+    this.box.append(this.head, this.text);
+    answerBox.box.querySelector(".comparison")?.remove();
+    answerBox.box.append(this.box);
+  }
+
+  update(text) {
+    this.text.replaceChildren(rendered(text));
+  }
+
+  /** Say whether the texts are the same, letter for letter; speeds where they can be compared. */
+  judge(answer, plain, speeds) {
+    const isSame = answer.content === plain.content;
+    this.box.classList.add(isSame ? "same" : "other");
+    const ratio = speeds && (speeds.answer / speeds.plain).toFixed(2);
+    const times = speeds ? ` ${ratio} times as fast as plain (${speeds.plain.toFixed(1)} tokens/s).` : "";
+    if (isSame) {
+      this.head.textContent = `✓ Identical: all ${answer.content.length} characters.${times}`;
+      const folded = element("details");
+      folded.append(element("summary", "", "The text, decoded plainly"), this.text);
+      this.box.append(folded);
+      return;
+    }
+    const moved = answer.fingerprint !== plain.fingerprint ? " The server has changed since." : "";
+    this.head.textContent = `✗ The texts differ from character ${firstDifference(answer.content, plain.content)} on.${moved}`;
+  }
+
+  fail(words) {
+    this.head.textContent = words;
+  }
+}
+
+function firstDifference(one, other) {
+  let place = 0;
+  while (place < one.length && one[place] === other[place]) place++;
+  return place;
+}

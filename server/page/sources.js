@@ -1,0 +1,90 @@
+// Which words came from where, as colours on the rendered text and as counts.
+
+export const SOURCES = ["window", "lookup", "correction", "plain"];
+const FAR = 400;
+
+/** Runs [characters, source, tokens]: adjacent tokens of one source become one. */
+export function addTokens(runs, tokens) {
+  for (const [text, source] of tokens) {
+    const last = runs.at(-1);
+    if (last && last[1] === source) {
+      last[0] += text.length;
+      last[2] += 1;
+    } else {
+      runs.push([text.length, source, 1]);
+    }
+  }
+}
+
+/** Tokens by source. */
+export function counted(runs) {
+  const counts = Object.fromEntries(SOURCES.map((source) => [source, 0]));
+  for (const [, source, tokens] of runs) counts[source] = (counts[source] ?? 0) + tokens;
+  return counts;
+}
+
+/** Colour an answer's text nodes; markup that the text was written with has no place on the page and is passed over. */
+export function ranges(root, text, runs) {
+  const found = Object.fromEntries(SOURCES.map((source) => [source, []]));
+  const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
+  let place = 0;
+  let run = 0;
+  let runEnd = runs.length ? runs[0][0] : 0;
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    let begun = null;
+    for (let offset = 0; offset < node.data.length; offset++) {
+      if (/\s/.test(node.data[offset])) continue;
+      const next = text.indexOf(node.data[offset], place);
+      if (next < 0 || next - place > FAR) continue;
+      place = next + 1;
+      while (run < runs.length - 1 && next >= runEnd) runEnd += runs[++run][0];
+      const source = runs[run]?.[1];
+      if (begun && begun.source === source) begun.end = offset + 1;
+      else {
+        close(found, node, begun);
+        begun = { source, start: offset, end: offset + 1 };
+      }
+    }
+    close(found, node, begun);
+  }
+  return found;
+}
+
+function close(found, node, begun) {
+  if (!begun || !found[begun.source]) return;
+  const range = new Range();
+  range.setStart(node, begun.start);
+  range.setEnd(node, begun.end);
+  found[begun.source].push(range);
+}
+
+/** Colours of all answers on the page, through highlights: the page's structure stays what a screen reader needs. */
+export class Colours {
+  constructor() {
+    this.isOn = true;
+    this.byAnswer = new Map();
+    this.canHighlight = typeof Highlight !== "undefined" && "highlights" in CSS;
+    if (!this.canHighlight) return;
+    this.highlights = Object.fromEntries(SOURCES.map((source) => [source, new Highlight()]));
+    for (const source of SOURCES) CSS.highlights.set(`source-${source}`, this.highlights[source]);
+  }
+
+  paint(root, text, runs) {
+    this.forget(root);
+    if (!this.canHighlight || !this.isOn || !runs?.length) return;
+    const found = ranges(root, text, runs);
+    this.byAnswer.set(root, found);
+    for (const source of SOURCES) for (const range of found[source]) this.highlights[source].add(range);
+  }
+
+  forget(root) {
+    const found = this.byAnswer.get(root);
+    if (!found) return;
+    for (const source of SOURCES) for (const range of found[source]) this.highlights[source].delete(range);
+    this.byAnswer.delete(root);
+  }
+
+  clear() {
+    for (const root of [...this.byAnswer.keys()]) this.forget(root);
+  }
+}

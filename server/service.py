@@ -1,0 +1,66 @@
+"""What all requests share: settings, bundles, metrics, and whether the server is still there for them."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from mirrorsd.server.bundles.shelf import Shelf
+from mirrorsd.server.metrics import Metrics
+from mirrorsd.server.settings import ServerSettings
+
+_log = logging.getLogger("mirrorsd.server")
+
+
+class Service:
+    """One server.
+
+    Attributes:
+        settings: what it was told.
+        shelf: its bundles.
+        metrics: what it counts.
+        failure: why the first bundle could not be loaded.
+        is_closing: whether it takes no more requests.
+    """
+
+    def __init__(self, folders: Mapping[str, Path], settings: ServerSettings) -> None:
+        self.settings = settings
+        self.shelf = Shelf(folders, settings)
+        self.metrics = Metrics(self._num_running, self._num_waiting)
+        self.failure: BaseException | None = None
+        self.is_closing = False
+
+    @property
+    def status(self) -> str:
+        """`ok`, or why no requests are taken: `loading`, `failed`, `closing`."""
+        if self.is_closing:
+            return "closing"
+        if self.failure is not None:
+            return "failed"
+        return "ok" if self.shelf.loaded else "loading"
+
+    async def start(self) -> None:
+        """Load the first bundle; the server listens meanwhile."""
+        first = next(iter(self.shelf.folders))
+        try:
+            await self.shelf.load(first)
+        except BaseException as error:
+            self.failure = error
+            raise
+
+    def begin_to_close(self) -> None:
+        """Take no more requests; those that run have `grace_s`, then they end within one step."""
+        self.is_closing = True
+        self.shelf.refuse()
+        asyncio.get_running_loop().call_later(self.settings.grace_s, self.shelf.cancel_all)
+
+    async def close(self) -> None:
+        """Release all devices."""
+        self.is_closing = True
+        await self.shelf.close()
+
+    def _num_running(self) -> float:
+        return float(sum(bundle.num_running for bundle in self.shelf.loaded.values()))
+
+    def _num_waiting(self) -> float:
+        return float(sum(bundle.num_waiting for bundle in self.shelf.loaded.values()))

@@ -1,0 +1,85 @@
+"""HTTP connections with deadlines: uvicorn has none for a request's head, nor for a client that does not read."""
+
+import asyncio
+import json
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from mirrorsd.server.errors import ApiError
+from mirrorsd.server.settings import Limits
+
+
+class BoundedConnection(H11Protocol):
+    """A connection that is cut where its client is too slow, or one too many.
+
+    * A head must have come `head_s` after the connection, or after its first byte where one was answered before.
+    * What is sent must have been taken by the client's system `send_s` later.
+    """
+
+    limits = Limits()
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._send_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See `asyncio.Protocol`; refuses a connection where too many are open."""
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)
+        if len(self.connections) > self.limits.connections:
+            transport.abort()
+            return
+        self._head_timer = self.loop.call_later(self.limits.head_s, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        super().data_received(data)
+        is_waiting = self.conn.their_state is h11.IDLE
+        if not is_waiting:
+            _stop(self._head_timer)
+            self._head_timer = None
+        elif self._head_timer is None and self.conn.trailing_data[0]:
+            self._head_timer = self.loop.call_later(self.limits.head_s, self.transport.abort)
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`: something is unsent."""
+        super().pause_writing()
+        _stop(self._send_timer)
+        self._send_timer = self.loop.call_later(self.limits.send_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`: everything was sent."""
+        super().resume_writing()
+        _stop(self._send_timer)
+        self._send_timer = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        _stop(self._head_timer)
+        _stop(self._send_timer)
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, or has too long a head, in OpenAI's form."""
+        error = ApiError(400, f"{msg} Heads may have {self.limits.head_bytes} bytes.", code="invalid_http")
+        body = json.dumps(error.body).encode()
+        headers = [("content-type", "application/json"), ("content-length", str(len(body))), ("connection", "close")]
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # an answer has begun: nothing fits in any more
+            self.transport.abort()
+            return
+        for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+def bounded_by(limits: Limits) -> type[BoundedConnection]:
+    """The connection class with these limits: uvicorn makes its objects itself."""
+    return type("Connection", (BoundedConnection,), {"limits": limits})
+
+
+def _stop(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()

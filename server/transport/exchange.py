@@ -1,0 +1,153 @@
+"""One request and its answer: a body read within bounds, JSON or a stream sent, work that ends with the connection."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
+from uuid import uuid4
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from mirrorsd.server.errors import ApiError
+from mirrorsd.server.settings import Limits
+from mirrorsd.server.transport.guard import values
+
+Model = TypeVar("Model", bound=BaseModel)
+_EVENT_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache, no-transform"}
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+
+
+class Exchange:
+    """A request with the means to answer it.
+
+    Attributes:
+        request: Starlette's view of it.
+        id: what the `x-request-id` header says, in the answer and in the log.
+        status: what it was answered with; None before.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
+        self.request = Request(scope, receive)
+        self.id = f"req_{uuid4().hex}"
+        self.status: int | None = None
+        self.is_stream = False
+        self._receive, self._send, self._limits = receive, send, limits
+
+    async def read(self, model: type[Model]) -> Model:
+        """The body as a model.
+
+        Raises:
+            ApiError: another content type, too long, too slow, no JSON, or not what the model says.
+        """
+        headers = self.request.scope["headers"]
+        kinds = [value.split(b";")[0].strip().lower() for value in values(headers, b"content-type")]
+        if kinds != [b"application/json"]:
+            raise ApiError(415, "The Content-Type is not application/json.", code="unsupported_media_type")
+        if values(headers, b"content-encoding"):
+            raise ApiError(
+                415, "Compressed bodies are not taken: leave Content-Encoding away.", code="content_encoding"
+            )
+        try:
+            async with asyncio.timeout(self._limits.body_s):
+                body = await self._read_body()
+        except TimeoutError:
+            raise ApiError(408, f"The body did not come within {self._limits.body_s:g} seconds.") from None
+        try:
+            return model.model_validate_json(body)
+        except ValidationError as error:
+            raise _refusal(error) from None
+
+    async def _read_body(self) -> bytes:
+        found = bytearray()
+        most = self._limits.body_bytes
+        given = self.request.headers.get("content-length", "")
+        is_long = given.isdecimal() and int(given) > most
+        if not is_long:
+            async for piece in self.request.stream():
+                found += piece
+                is_long = len(found) > most
+                if is_long:
+                    break
+        if is_long:
+            raise ApiError(413, f"The body has more than {most} bytes.", code="body_too_large")
+        return bytes(found)
+
+    async def json(self, document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+        """Answer with JSON."""
+        body = json.dumps(document, ensure_ascii=False).encode()
+        await self.whole(body, {"content-type": "application/json", **(headers or {})}, status)
+
+    async def whole(self, body: bytes, headers: Mapping[str, str], status: int = 200) -> None:
+        """Answer with a body of any type."""
+        await self._start(status, {"content-length": str(len(body)), **headers})
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def begin_stream(self, headers: Mapping[str, str] | None = None) -> None:
+        """Say that events follow; does nothing where they have begun."""
+        if self.status is None:
+            self.is_stream = True
+            await self._start(200, {**_EVENT_HEADERS, **(headers or {})})
+
+    async def event(self, document: object, name: str | None = None) -> None:
+        """Send one event."""
+        text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+        await self.frame(f"event: {name}\ndata: {text}\n\n".encode() if name else f"data: {text}\n\n".encode())
+
+    async def frame(self, frame: bytes) -> None:
+        """Send what is framed already."""
+        await self._send({"type": "http.response.body", "body": frame, "more_body": True})
+
+    async def end_stream(self) -> None:
+        """Say that no more events follow."""
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def fail(self, error: ApiError) -> None:
+        """Answer with an error: as the answer, or where a stream has begun as its last event, without `[DONE]`."""
+        if self.is_stream:
+            await self.event(error.body)
+            await self.end_stream()
+        elif self.status is None:
+            is_unread = error.status in (408, 413, 415)  # what is left of the body is not waited for
+            await self.json(error.body, error.status, error.headers | ({"connection": "close"} if is_unread else {}))
+
+    async def disconnected(self) -> None:
+        """Return when the client has gone; the body must have been read."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def _start(self, status: int, headers: Mapping[str, str]) -> None:
+        self.status = status
+        listed = {"x-request-id": self.id, "x-content-type-options": "nosniff", **headers}
+        encoded = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in listed.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": encoded})
+
+
+async def while_connected(exchange: Exchange, work: Callable[[], Awaitable[None]]) -> bool:
+    """Do the work, but end it as soon as the client has gone; False where that was first."""
+    working = asyncio.ensure_future(work())
+    watching = asyncio.ensure_future(exchange.disconnected())
+    try:
+        await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            await working
+            return True
+        return False
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+def _refusal(error: ValidationError) -> ApiError:
+    """What is wrong with a body, without repeating what it said: values stay out of answers and logs."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    more = f" ({error.error_count()} problems in all)" if error.error_count() > 1 else ""
+    where = f"{place}: " if place else ""
+    return ApiError(400, f"{where}{first['msg']}{more}.", param=place[:200] or None, code=first["type"][:64])
+
+
+__all__ = ["DONE", "PING", "ClientDisconnect", "Exchange", "while_connected"]

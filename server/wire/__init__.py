@@ -1,0 +1,1 @@
+"""What clients send, as typed models: types and bounds are checked here, meanings by who answers."""

@@ -1,0 +1,160 @@
+"""`/v1/chat/completions`: the request."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from mirrorsd.server.wire.fields import JsonObject, PenalisedRequest, Wire
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+class TextPart(Wire):
+    """A piece of a message's content; others than text are refused, and no address is ever opened."""
+
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(Wire):
+    """Which function an assistant called; `arguments` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Wire):
+    """An assistant's call of a tool."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Wire):
+    """One turn of a conversation."""
+
+    role: Role
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _refuse_media(cls, value: Any) -> Any:
+        for part in value if isinstance(value, list) else ():
+            kind = part.get("type") if isinstance(part, dict) else None
+            if isinstance(kind, str) and kind != "text":
+                raise ValueError(
+                    "bundles read text only: send parts of type 'text'. Images, sounds and files are not taken, and no "
+                    "URL is ever opened"
+                )
+        return value
+
+
+class FunctionDefinition(Wire):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
+class Tool(Wire):
+    """A tool; functions are the only kind."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionName(Wire):
+    """The name in a choice."""
+
+    name: str
+
+
+class NamedChoice(Wire):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class JsonSchema(Wire):
+    """OpenAI's frame around a schema."""
+
+    name: str = "answer"
+    description: str | None = None
+    schema_: Annotated[JsonObject, Field(alias="schema")]
+    strict: bool | None = None
+
+
+class TextFormat(Wire):
+    """Free text."""
+
+    type: Literal["text"]
+
+
+class ObjectFormat(Wire):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class SchemaFormat(Wire):
+    """JSON by a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class RegexFormat(Wire):
+    """Text that a regular expression matches (an extension)."""
+
+    type: Literal["regex"]
+    regex: str
+
+
+class GrammarFormat(Wire):
+    """Text of a grammar in Lark's notation (an extension)."""
+
+    type: Literal["grammar"]
+    grammar: str
+
+
+Format = Annotated[TextFormat | ObjectFormat | SchemaFormat | RegexFormat | GrammarFormat, Field(discriminator="type")]
+
+
+class Prediction(Wire):
+    """Text that the answer will probably contain: it is tried as windows, and costs nothing where it is wrong."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+
+class ChatRequest(PenalisedRequest):
+    """A conversation to answer."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: Format | None = None
+    prediction: Prediction | None = None
+    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    # What would be silently wrong: refused where it says something.
+    functions: list[Any] | None = None
+    function_call: Any = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    web_search_options: Any = None
+
+
+def text_of(content: str | list[TextPart]) -> str:
+    """Content in parts as one text."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)

@@ -1,0 +1,59 @@
+"""The base of all requests, and what requests for a text have in common."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Method = Literal["auto", "mirror", "serial", "plain"]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+JsonObject = dict[str, Any]
+
+
+class Wire(BaseModel):
+    """Strict types, no NaN or infinity; fields that nobody here knows change nothing and are ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class StreamOptions(Wire):
+    """OpenAI's."""
+
+    include_usage: bool = False
+
+
+class TextRequest(Wire):
+    """What a request for a text may say about it, whichever way it is asked for.
+
+    `top_k` and what stands behind it are extensions: see docs/server.md.
+    """
+
+    model: str | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=1 << 31)] | None = None
+    min_p: Annotated[float, Field(ge=0, lt=1)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    seed: int | None = None
+    method: Method = "auto"
+    ignore_eos: bool = False
+    cache_prompt: bool = True
+    mirror_tokens: bool = False
+    mirror_timeline: bool = False
+
+
+class PenalisedRequest(TextRequest):
+    """The same with what chat and completions, but not responses, have."""
+
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    stop: str | list[str] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Bias] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the numbers of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage

@@ -1,0 +1,130 @@
+"""Clients that go away: their text ends within a step, their seat is free, the next text is right."""
+
+import json
+import socket
+import struct
+import time
+from typing import Any
+
+import pytest
+
+from mirrorsd.runtime import MirrorSession
+from mirrorsd.server import Running
+from mirrorsd.tests.end_to_end.server.serving_here import connection, post, raw, status_of
+
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "Every morning the fox"}]
+LONG = {"model": "tiny", "messages": MESSAGES, "stream": True, "max_tokens": 450, "ignore_eos": True}
+SHORT = {"model": "tiny", "messages": MESSAGES, "max_tokens": 20, "ignore_eos": True, "method": "plain"}
+METHODS = ("plain", "serial", "mirror", "auto")
+
+
+def text_of(running: Running, body: dict[str, Any]) -> str:
+    answer = raw(running, post(running, CHAT, json.dumps(body).encode()))
+    assert status_of(answer) == 200
+    return str(json.loads(answer.split(b"\r\n\r\n", 1)[1])["choices"][0]["message"]["content"])
+
+
+def leave_in_mid_stream(running: Running, number: int) -> None:
+    """Read some of a long stream and go away, by turns politely and with a reset."""
+    body = json.dumps({**LONG, "method": METHODS[number % 4]}).encode()
+    with connection(running) as opened:
+        opened.sendall(post(running, CHAT, body))
+        read = 0
+        while read < 700 + 97 * (number % 13):
+            read += len(opened.recv(256))
+        if number % 2:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def wait_until_free(running: Running, seconds: float = 5.0) -> float:
+    """How long until nothing runs any more."""
+    bundle = running.service.shelf.loaded["tiny"]
+    started = time.monotonic()
+    while bundle.num_running or bundle.num_waiting:
+        assert time.monotonic() - started < seconds, "a text that nobody reads goes on"
+        time.sleep(0.002)
+    return time.monotonic() - started
+
+
+@pytest.fixture
+def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Number of tokens of each text when it was cancelled."""
+    from mirrorsd.graphs.errors import Cancelled
+
+    found: list[int] = []
+    stream = MirrorSession._stream
+
+    def watched(self: MirrorSession, request: Any) -> Any:
+        try:
+            yield from stream(self, request)
+        except (Cancelled, GeneratorExit):
+            found.append(request.num_new)
+            raise
+
+    monkeypatch.setattr(MirrorSession, "_stream", watched)
+    return found
+
+
+@pytest.mark.parametrize("count", [12, pytest.param(200, marks=pytest.mark.slow)])
+def test_who_leaves_in_mid_stream_costs_no_seat_and_no_text(serving: Running, count: int, cancelled: list[int]) -> None:
+    expected = text_of(serving, SHORT)
+    for number in range(count):
+        leave_in_mid_stream(serving, number)
+        wait_until_free(serving)
+        assert text_of(serving, {**SHORT, "method": METHODS[number % 4]}) == expected
+    assert len(cancelled) == count
+    assert max(cancelled) < 450
+    assert len(serving.service.shelf.loaded["tiny"]._tokens) == 0
+
+
+def test_who_leaves_an_answer_in_one_piece_ends_it(serving: Running, cancelled: list[int]) -> None:
+    bundle = serving.service.shelf.loaded["tiny"]
+    with connection(serving) as opened:
+        opened.sendall(post(serving, CHAT, json.dumps({**LONG, "stream": False, "n": 8}).encode()))
+        until = time.monotonic() + 5
+        while not bundle.num_running and time.monotonic() < until:
+            time.sleep(0.001)
+    wait_until_free(serving)
+    assert len(cancelled) == 1
+
+
+def test_who_leaves_the_queue_is_never_begun(serving: Running, cancelled: list[int]) -> None:
+    bundle = serving.service.shelf.loaded["tiny"]
+    body = post(serving, CHAT, json.dumps({**LONG, "n": 4}).encode())
+    with connection(serving) as first, connection(serving) as second:
+        first.sendall(body)
+        second.sendall(body)
+        assert first.recv(64)
+        assert second.recv(64)
+        with connection(serving) as third:
+            third.sendall(body)
+            until = time.monotonic() + 5
+            while not bundle.num_waiting and time.monotonic() < until:
+                time.sleep(0.001)
+        until = time.monotonic() + 5
+        while bundle.num_waiting and time.monotonic() < until:
+            time.sleep(0.001)
+        assert bundle.num_waiting == 0
+    wait_until_free(serving)
+    assert len(cancelled) == 2
+
+
+def test_a_full_queue_says_when_to_come_again(tiny_bundle: Any) -> None:
+    from mirrorsd.tests.end_to_end.server.serving_here import served
+
+    with served({"tiny": tiny_bundle}, seats=1, queue=1) as running:
+        body = post(running, CHAT, json.dumps({**LONG, "n": 8}).encode())
+        with connection(running) as first, connection(running) as second:
+            first.sendall(body)
+            assert first.recv(64)
+            second.sendall(body)
+            until = time.monotonic() + 5
+            while not running.service.shelf.loaded["tiny"].num_waiting and time.monotonic() < until:
+                time.sleep(0.001)
+            answer = raw(running, post(running, CHAT, json.dumps(SHORT).encode()))
+        assert status_of(answer) == 429
+        assert b"retry-after: " in answer
+        assert b'"queue_full"' in answer
+        wait_until_free(running)
+        assert status_of(raw(running, post(running, CHAT, json.dumps(SHORT).encode()))) == 200

@@ -1,0 +1,86 @@
+"""What the server says about itself, and to a machine that lacks what it needs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mirrorsd.server import Running
+from mirrorsd.tests.end_to_end.server.serving_here import post, raw, served
+
+CHAT = "/v1/chat/completions"
+
+
+def get(running: Running, path: str) -> tuple[int, Any]:
+    answer = raw(
+        running, f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{running.port}\r\nConnection: close\r\n\r\n".encode()
+    )
+    head, body = answer.split(b"\r\n\r\n", 1)
+    return int(head.split()[1]), json.loads(body) if b"application/json" in head else body.decode()
+
+
+def ask(running: Running, path: str, body: dict[str, Any]) -> Any:
+    return json.loads(raw(running, post(running, path, json.dumps(body).encode())).split(b"\r\n\r\n", 1)[1])
+
+
+def test_properties_and_seats(serving: Running) -> None:
+    status, props = get(serving, "/props?model=tiny")
+    assert status == 200
+    assert props["context"] == 512
+    assert props["bytes_per_slot"] > 0
+    assert props["system_fingerprint"].startswith("bundle-")
+    assert set(props["sources"]) == {"window", "lookup", "correction", "plain"}
+    _, slots = get(serving, "/slots")
+    assert [slot["is_processing"] for slot in slots] == [False, False]
+    assert get(serving, "/props?model=other")[0] == 404
+
+
+def test_metrics_count_what_drafts_saved(tiny_bundle: Path) -> None:
+    with served({"tiny": tiny_bundle}, seats=1) as running:
+        body = {"messages": [{"role": "user", "content": "fox"}], "max_tokens": 30, "ignore_eos": True}
+        answer = ask(running, CHAT, {**body, "method": "serial"})
+        _, text = get(running, "/metrics")
+    found = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert float(found['mirrorsd:generation_tokens_total{model="tiny"}']) == 30
+    drafted = float(found['mirrorsd:spec_decode_num_draft_tokens_total{model="tiny"}'])
+    accepted = float(found['mirrorsd:spec_decode_num_accepted_tokens_total{model="tiny"}'])
+    assert (drafted, accepted) == (answer["timings"]["draft_n"], answer["timings"]["draft_n_accepted"])
+    by_place = [float(value) for name, value in found.items() if "accepted_tokens_per_pos_total" in name]
+    assert sum(by_place) == accepted
+    assert float(found['mirrorsd:requests_total{path="/v1/chat/completions",status="200"}']) == 1
+
+
+def test_text_to_tokens_and_back(serving: Running) -> None:
+    tokens = ask(serving, "/tokenize", {"content": "the old heron"})["tokens"]
+    assert ask(serving, "/detokenize", {"tokens": tokens})["content"] == "the old heron"
+    pieces = ask(serving, "/tokenize", {"content": "the old heron", "with_pieces": True})["tokens"]
+    assert "".join(piece["piece"] for piece in pieces) == "the old heron"
+    assert ask(serving, "/tokenize", {"content": ""})["tokens"] == []
+    written = ask(serving, "/apply-template", {"messages": [{"role": "user", "content": "fox"}]})["prompt"]
+    assert written == "<|user|>fox<|assistant|>"
+
+
+def test_every_route_is_in_the_document(serving: Running) -> None:
+    _, document = get(serving, "/openapi.json")
+    assert {"/v1/chat/completions", "/v1/responses", "/health", "/slots"} <= set(document["paths"])
+    assert "ChatRequest" in document["components"]["schemas"]
+
+
+def test_without_its_packages_the_command_says_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['starlette'] = None; from mirrorsd.cli.application import run; "
+        "sys.exit(run(['serve', 'x.mirror']))"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert finished.returncode == 2
+    assert "pip install 'mirrorsd[server]'" in finished.stderr
+
+
+@pytest.mark.parametrize("given", ["nowhere.mirror", "=x", "a=nowhere"])
+def test_folders_that_are_no_bundles_are_refused_at_once(given: str) -> None:
+    from mirrorsd.cli.application import run
+
+    assert run(["serve", given]) in (2, 3)

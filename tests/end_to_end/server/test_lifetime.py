@@ -1,0 +1,142 @@
+"""Loading, several bundles, and the end: what runs is finished or cut in order, nothing is leaked."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mirrorsd.server import Running, ServerSettings
+from mirrorsd.server.bundles.shelf import Shelf
+from mirrorsd.tests.end_to_end.server.serving_here import TINY, connection, post, raw, received, served
+
+CHAT = "/v1/chat/completions"
+LONG = {"messages": [{"role": "user", "content": "fox"}], "stream": True, "max_tokens": 450, "ignore_eos": True, "n": 8}
+
+
+def body_of(answer: bytes) -> Any:
+    return json.loads(answer.split(b"\r\n\r\n", 1)[1])
+
+
+def ask(running: Running, name: str | None) -> Any:
+    body: dict[str, Any] = {**LONG, "stream": False, "max_tokens": 4, "n": 1}
+    if name is not None:
+        body["model"] = name
+    return body_of(raw(running, post(running, CHAT, json.dumps(body).encode())))
+
+
+def test_bundles_by_name_share_the_memory_that_there_is(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Shelf, "_fits", lambda self, name, needs: not self.loaded)
+    with served({"one": tiny_bundle, "two": tiny_bundle}, seats=1) as running:
+        shelf = running.service.shelf
+        assert ask(running, None)["model"] == "one"
+        assert list(shelf.loaded) == ["one"]
+        first = shelf.loaded["one"].pipe
+        assert ask(running, "two")["model"] == "two"
+        assert list(shelf.loaded) == ["two"]
+        assert not first.engine.is_open
+        answers: list[Any] = []
+        threads = [
+            threading.Thread(target=lambda name=name: answers.append(ask(running, name)["model"]))
+            for name in ("one", "two", "one", "two")
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(answers) == ["one", "one", "two", "two"]
+
+
+def test_both_stay_where_there_is_room_and_what_they_need_is_said(
+    tiny_bundle: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "mirrorsd.server"), served({"one": tiny_bundle, "two": tiny_bundle}) as running:
+        assert [ask(running, name)["model"] for name in ("one", "two")] == ["one", "two"]
+        assert list(running.service.shelf.loaded) == ["one", "two"]
+    said = [record.getMessage() for record in caplog.records]
+    needed = next(i for i, line in enumerate(said) if line.startswith("two needs about "))
+    assert needed < next(i for i, line in enumerate(said) if line.startswith("loading two"))
+
+
+def test_running_answers_may_finish_and_new_ones_are_refused(tiny_bundle: Path) -> None:
+    with served({"tiny": tiny_bundle}, grace_s=20) as running, connection(running) as opened:
+        opened.sendall(post(running, CHAT, json.dumps({**LONG, "n": 1}).encode()))
+        assert opened.recv(64)
+        running.server.should_exit = True
+        rest = received(opened)
+        assert b"data: [DONE]" in rest
+
+
+def test_after_the_grace_streams_end_with_an_error_and_seats_are_free(tiny_bundle: Path) -> None:
+    with served({"tiny": tiny_bundle}, grace_s=0.2, seats=1) as running:
+        bundle = running.service.shelf.loaded["tiny"]
+        with connection(running) as opened:
+            opened.sendall(post(running, CHAT, json.dumps(LONG).encode()))
+            assert opened.recv(64)
+            started = time.monotonic()
+            running.server.should_exit = True
+            rest = received(opened)
+            assert time.monotonic() - started < 5
+    assert b'"error"' in rest
+    assert b"[DONE]" not in rest
+    assert bundle.num_running == 0
+    assert not bundle.pipe.engine.is_open
+
+
+def test_a_bundle_that_cannot_be_loaded_ends_the_server(tiny_bundle: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.mirror"
+    shutil.copytree(tiny_bundle, broken)
+    (broken / "tokenizer" / "tokenizer.json").write_text("{}")
+    with Running({"broken": broken}, ServerSettings(**TINY)) as running:
+        until = time.monotonic() + 30
+        while not running.server.should_exit and time.monotonic() < until:
+            time.sleep(0.02)
+        assert running.service.status in ("failed", "closing")
+        assert "tokenizer" in str(running.service.failure)
+
+
+def command(bundle: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "mirrorsd.cli", "serve", str(bundle), "--port", "0", "--device-map", "cpu", *more]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+def test_the_command_serves_until_it_is_told_to_stop(tiny_bundle: Path) -> None:
+    key = "a-key-of-enough-characters"
+    environment = {**os.environ, "MIRRORSD_API_KEY": key}
+    with subprocess.Popen(command(tiny_bundle), stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        while line and "listening on" not in line:
+            line = process.stderr.readline()
+        url = line.split("listening on ")[1].split(";")[0]
+        request = urllib.request.Request(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"})
+        assert json.load(urllib.request.urlopen(request, timeout=30))["data"][0]["id"] == "tiny"
+        process.send_signal(signal.SIGTERM)
+        rest = process.stderr.read()
+        assert process.wait(30) in (0, -signal.SIGTERM)
+    assert "Traceback" not in rest
+    assert key not in line + rest
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("--host", "0.0.0.0"), "needs an API key"),
+        (("--api-key-file", "/nowhere/key"), "cannot be read"),
+        (("--seats", "0"), "seats is 0"),
+    ],
+)
+def test_the_command_refuses_what_would_be_open_or_cannot_be(
+    tiny_bundle: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    finished = subprocess.run(command(tiny_bundle, *arguments), capture_output=True, text=True, timeout=60, check=False)
+    assert finished.returncode == 2
+    assert message in finished.stderr

@@ -1,0 +1,160 @@
+"""Requests as a program makes them: deadlines, cancel tokens, event loops, seats, saved conversations."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mirrorsd import BundleError, Cancelled, CancelToken, ConfigError, GenerationError, MirrorPipeline
+
+METHODS = ("plain", "serial", "mirror", "auto")
+PROMPT = "Every morning the fox"
+
+
+@pytest.fixture(scope="module")
+def pipe(tiny_bundle: Path) -> Iterator[MirrorPipeline]:
+    with MirrorPipeline.load(tiny_bundle, device_map="cpu") as loaded:
+        yield loaded
+
+
+def test_a_deadline_ends_the_text_where_it_is(pipe: MirrorPipeline) -> None:
+    whole = pipe.generate(PROMPT, max_new_tokens=450, ignore_eos=True, method="plain")
+    for method in METHODS:
+        result = pipe.generate(PROMPT, max_new_tokens=450, ignore_eos=True, method=method, deadline_s=0.01)
+        assert result.stop_reason == "deadline"
+        assert result.token_ids == whole.token_ids[: result.num_tokens]
+        assert whole.text.startswith(result.text)
+    assert pipe.generate(PROMPT, max_new_tokens=20, ignore_eos=True).token_ids == whole.token_ids[:20]
+
+
+def test_a_token_stops_its_own_requests_alone_and_tells_what_there_was(pipe: MirrorPipeline) -> None:
+    token = CancelToken()
+    stream = pipe.stream(PROMPT, max_new_tokens=450, ignore_eos=True, cancel=token)
+    other = pipe.stream(PROMPT, max_new_tokens=30, ignore_eos=True)
+    first = next(stream)
+    next(other)
+    token.cancel()
+    with pytest.raises(Cancelled) as cancelled:
+        list(stream)
+    result = cancelled.value.result
+    assert result.stop_reason == "cancelled"
+    assert result.text.startswith(first.text)
+    assert list(other)[-1].result is not None
+    with pytest.raises(Cancelled):
+        pipe.generate(PROMPT, cancel=token)
+
+
+def test_an_async_stream_leaves_the_event_loop_free(pipe: MirrorPipeline) -> None:
+    async def read() -> tuple[str, int]:
+        ticks, texts = 0, []
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0.001)
+
+        ticking = asyncio.create_task(tick())
+        async for chunk in pipe.astream(PROMPT, max_new_tokens=60, ignore_eos=True):
+            texts += [chunk.text]
+        ticking.cancel()
+        return "".join(texts), ticks
+
+    text, ticks = asyncio.run(read())
+    assert text == pipe.generate(PROMPT, max_new_tokens=60, ignore_eos=True).text
+    assert ticks > 3
+
+
+def test_cancelling_an_async_task_stops_its_request(pipe: MirrorPipeline) -> None:
+    async def leave() -> float:
+        task = asyncio.create_task(pipe.agenerate(PROMPT, max_new_tokens=450, ignore_eos=True))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        started = time.perf_counter()
+        await pipe.agenerate(PROMPT, max_new_tokens=2, ignore_eos=True)
+        return time.perf_counter() - started
+
+    assert asyncio.run(leave()) < 2.0
+
+
+def test_errors_of_an_async_request_come_where_it_is_awaited(pipe: MirrorPipeline) -> None:
+    with pytest.raises(ConfigError, match="temperature"):
+        asyncio.run(pipe.agenerate(PROMPT, temperature=-1))
+
+
+def test_texts_go_to_the_seat_that_has_their_beginning(pipe: MirrorPipeline) -> None:
+    options = {"max_new_tokens": 8, "ignore_eos": True, "temperature": 0.0}
+    tales = [pipe.encode(text) for text in ("Once upon a time there was a fox", "The old heron of the dark river")]
+    seats = pipe.seats(2)
+    for tale in tales:
+        with seats.take(tale, timeout_s=0) as session:
+            assert session.generate(token_ids=tale, **options).stats.num_reused_tokens == 0
+    for tale in reversed(tales):
+        with seats.take([*tale, 70, 71]) as session:
+            assert session.generate(token_ids=[*tale, 70, 71], **options).stats.num_reused_tokens == len(tale)
+    with seats.take(tales[0]) as first, seats.take(tales[0]) as second:
+        assert (first is second, seats.num_free) == (False, 0)
+        with pytest.raises(TimeoutError, match="All 2 seats are taken"), seats.take(tales[1], timeout_s=0.01):
+            pass
+    assert (seats.num_free, seats.num_seats) == (2, 2)
+    assert seats.bytes_per_seat > 100_000
+    seats.close()
+    with seats.take(tales[0]) as session, pytest.raises(GenerationError, match="closed"):
+        session.generate(token_ids=tales[0])
+    with pytest.raises(ConfigError, match=r"seats.count is 0; allowed: 1 or more"):
+        pipe.seats(0)
+
+
+def test_a_saved_conversation_goes_on_elsewhere_with_the_same_text(pipe: MirrorPipeline, tmp_path: Path) -> None:
+    options = {"ignore_eos": True, "temperature": 0.8, "seed": 4}
+    with pipe.session() as session:
+        first = session.generate(PROMPT, max_new_tokens=20, **options)
+        num_saved = session.save_cache(tmp_path / "fox.cache")
+        assert num_saved >= first.stats.num_prompt_tokens + 19
+        text = [*first.prompt_ids, *first.token_ids]
+        expected = session.generate(token_ids=text, max_new_tokens=20, **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["fox.cache"]
+    for method in METHODS:
+        with pipe.session() as session:
+            assert session.load_cache(tmp_path / "fox.cache") == num_saved
+            assert session.cached_token_ids == text[:num_saved]
+            result = session.generate(token_ids=text, max_new_tokens=20, method=method, **options)
+            assert result.token_ids == expected.token_ids
+            assert result.stats.num_reused_tokens == min(num_saved, len(text) - 1)
+
+
+def test_a_saved_conversation_that_does_not_fit_is_refused(
+    pipe: MirrorPipeline, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "fox.cache"
+    with pipe.session() as session:
+        session.generate(PROMPT, max_new_tokens=4)
+        session.save_cache(path)
+        content = bytearray(path.read_bytes())
+        for wrong, message in (
+            (content[:-1], "is damaged"),
+            (content[:-1] + bytes([content[-1] ^ 1]), "is damaged"),
+            (b"something else", "is no saved cache"),
+        ):
+            (tmp_path / "wrong").write_bytes(wrong)
+            with pytest.raises(BundleError, match=message):
+                session.load_cache(tmp_path / "wrong")
+        with pytest.raises(BundleError, match="cannot be read"):
+            session.load_cache(tmp_path / "missing")
+        expected = session.generate(PROMPT, max_new_tokens=4).token_ids
+    with MirrorPipeline.load(tiny_bundle, device_map="openvino-cpu") as other, other.session() as session:
+        with pytest.raises(BundleError, match="was made with another target"):
+            session.load_cache(path)
+        text = session.generate(PROMPT, max_new_tokens=12, ignore_eos=True, temperature=0.0)
+        session.save_cache(path)
+        other.generate(PROMPT, max_new_tokens=1)
+        with other.session() as new:
+            num_loaded = new.load_cache(path)
+            again = new.generate(PROMPT, max_new_tokens=12, ignore_eos=True, temperature=0.0)
+            assert again.token_ids == text.token_ids
+            assert again.stats.num_reused_tokens == min(num_loaded, len(text.prompt_ids) - 1) > 0
+    assert pipe.generate(PROMPT, max_new_tokens=4).token_ids == expected

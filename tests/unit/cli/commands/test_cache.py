@@ -1,0 +1,55 @@
+"""`mirrorsd cache`: what is kept is shown with its size, and cleared as asked."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mirrorsd.cli.application import run
+from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.graphs.user_cache import COMPILED, folder_of
+
+
+@pytest.fixture
+def kept(bundle: Path, own_cache: Path) -> Path:
+    read_bundle(bundle)
+    folder = folder_of(bundle)
+    (folder / COMPILED).mkdir()
+    (folder / COMPILED / "cpu.blob").write_bytes(bytes(3 << 20))
+    (folder / "tuned-cpu.json").write_text("{}", encoding="utf-8")
+    return folder
+
+
+def test_an_empty_cache_is_said_to_be_empty(own_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cache", "list"]) == 0
+    assert f"0 B in {own_cache}" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_the_list_names_bundle_size_and_cards(kept: Path, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cache", "list", "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)["bundles"]
+    assert (one["bundles"], one["tuned"], one["is_orphan"]) == ([str(bundle.resolve())], ["cpu"], False)
+    assert one["bytes"] > 3 << 20
+    assert run(["cache", "list"]) == 0
+    assert "3.0 MB" in capsys.readouterr().out.replace("MiB", "MB")
+
+
+def test_clear_spares_what_was_tuned(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cache", "clear"]) == 0
+    assert "of 1 bundle(s)" in capsys.readouterr().out
+    assert [path.name for path in kept.iterdir()] == ["tuned-cpu.json"]
+    assert run(["cache", "clear", "--tuned"]) == 0
+    assert not kept.exists()
+
+
+def test_only_what_was_named_is_cleared(
+    kept: Path, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["cache", "clear", str(tmp_path / "another.mirror")]) == 2
+    assert "Nothing is kept about" in capsys.readouterr().err
+    assert run(["cache", "clear", "--orphans"]) == 0
+    assert (kept / COMPILED).exists()
+    shutil.rmtree(bundle)
+    assert run(["cache", "clear", "--orphans"]) == 0
+    assert not kept.exists()

@@ -1,0 +1,34 @@
+"""What an export takes, held against the exports that were measured."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mirrorsd.export.estimate import ExportEstimate, estimate_sizes, shortages
+from mirrorsd.export.options import ExportOptions
+
+RESULTS = Path(__file__).resolve().parents[3] / "bench" / "results" / "epyc"
+
+
+@pytest.mark.parametrize("size", ["1b", "8b"])
+def test_the_estimate_is_near_what_was_measured(size: str) -> None:
+    found = json.loads((RESULTS / f"export_memory_{size}_int4.json").read_text(encoding="utf-8"))
+    estimate = estimate_sizes(found["num_parameters"], 0, ExportOptions(precision="int4"))
+    assert estimate.bundle_bytes == pytest.approx(found["target_bytes"], rel=0.05)
+    assert estimate.memory_bytes == pytest.approx(found["export"]["vm_hwm_bytes"], rel=0.15)
+    assert estimate.seconds[0] <= found["export"]["seconds"] <= 1.05 * estimate.seconds[1]
+
+
+def test_it_reads_as_a_sentence() -> None:
+    words = str(ExportEstimate(bundle_bytes=8_700_000_000, memory_bytes=11_500_000_000, seconds=(880.0, 2000.0)))
+    assert words == "about 8.7 GB of disk, 11.5 GB of memory, 15 to 33 minutes"
+    assert str(ExportEstimate(bundle_bytes=0, memory_bytes=0, seconds=(20.0, 40.0))).endswith(", 1 minute")
+
+
+def test_what_there_is_too_little_of_is_said(tmp_path: Path) -> None:
+    huge = ExportEstimate(bundle_bytes=1 << 60, memory_bytes=1 << 40, seconds=(1.0, 2.0))
+    disk, memory = shortages(huge, tmp_path / "new" / "out.mirror", 1 << 30)
+    assert f"are free in {tmp_path}" in disk
+    assert "1.1 GB of memory" in memory
+    assert shortages(ExportEstimate(bundle_bytes=1, memory_bytes=1, seconds=(1, 1)), tmp_path / "o", 1 << 30) == []

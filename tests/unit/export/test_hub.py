@@ -1,0 +1,95 @@
+"""Names instead of folders, against a local server of the hub's protocol: fetched once, pinned, explained."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hub_server import SHA, serve
+
+from mirrorsd.export import hub
+from mirrorsd.export.hub import locate, origin_of, parse_name
+from mirrorsd.graphs.errors import ExportError
+
+
+@pytest.fixture
+def repositories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two repositories on the server's disk, and an empty cache of the hub's."""
+    for name, files in {
+        "tiny/target": ("config.json", "model.safetensors", "picture.png"),
+        "tiny/ggufs": ("a.gguf",),
+    }.items():
+        for file in files:
+            (tmp_path / "hub" / name).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "hub" / name / file).write_text(f"content of {file}", encoding="utf-8")
+    (tmp_path / "hub" / "tiny" / "gated").mkdir()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def asked(repositories: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    with serve(repositories, gated=("tiny/gated",)) as (address, asked):
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        yield asked
+
+
+def test_a_folder_that_exists_is_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tiny" / "target").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert locate("tiny/target", print) == Path("tiny/target")
+    assert locate("no-name-at-all", print) == Path("no-name-at-all")
+
+
+def test_what_is_needed_is_fetched_once_and_pinned(asked: list[str]) -> None:
+    told: list[str] = []
+    folder = locate("tiny/target", told.append)
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert origin_of(folder) == ("tiny/target", SHA)
+    assert told == [f"tiny/target: fetching 1 MB, revision {SHA[:8]}"]
+    asked.clear()
+    assert locate(f"tiny/target@{SHA}", told.append) == folder
+    assert not [line for line in asked if line.startswith("GET") and "resolve" in line]
+
+
+def test_a_file_of_a_repository_is_a_name_too(asked: list[str]) -> None:
+    assert locate("tiny/ggufs/a.gguf", print).read_text(encoding="utf-8") == "content of a.gguf"
+
+
+def test_without_the_hub_the_cache_serves(repositories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve(repositories) as (address, _):
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        folder = locate("tiny/target", print)
+    told: list[str] = []
+    assert locate("tiny/target", told.append) == folder
+    assert told == [f"tiny/target: the hub does not answer; taking revision {SHA[:8]} from the cache"]
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert locate("tiny/target", told.append) == folder
+    with pytest.raises(ExportError, match=r"tiny/ggufs is not in the hub's cache, and .* does not answer"):
+        locate("tiny/ggufs/a.gguf", told.append)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tiny/nothing", "tiny/nothing is no folder here, and http.* has no model of that name, or it is private"),
+        ("tiny/gated", "tiny/gated is gated: .* agree to terms first. Do so at http.*/tiny/gated, .*hf auth login"),
+        ("tiny/target@v9", "tiny/target has no revision 'v9'"),
+        ("tiny/target/b.gguf", "tiny/target has no file b.gguf"),
+        ("tiny/ggufs", r"has no \*.safetensors.*it has a GGUF file: tiny/ggufs/a.gguf"),
+    ],
+)
+def test_what_cannot_be_fetched_is_explained(asked: list[str], name: str, words: str) -> None:
+    with pytest.raises(ExportError, match=words):
+        locate(name, print)
+
+
+def test_a_full_disk_is_noticed_before_the_fetching(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub.shutil, "disk_usage", lambda _: type("", (), {"free": 3})())
+    with pytest.raises(ExportError, match=r"takes 1 MB, and 1 MB are free in .* HF_HOME"):
+        locate("tiny/target", print)
+    assert not [line for line in asked if line.startswith("GET") and "resolve" in line]
+
+
+@pytest.mark.parametrize("text", ["qwen3", "./a/b", "/a/b", "a/b/c", "a/b@", "../a", "a\\b", "a/b/../c.gguf/"])
+def test_what_is_no_name(text: str) -> None:
+    assert parse_name(text) is None

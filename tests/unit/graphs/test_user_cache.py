@@ -1,0 +1,114 @@
+"""What is kept about bundles: where, for how long, and how to be rid of it."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mirrorsd.graphs import user_cache
+from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.graphs.user_cache import COMPILED, cache_folder, clear, folder_of, keeping_nothing, list_kept, make_room
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(own_cache: Path) -> Path:
+    return own_cache
+
+
+def keep(bundle: Path, num_bytes: int = 100, *, age: int = 0) -> Path:
+    """Something compiled, something tuned, and a passed check, used `age` seconds after 1970."""
+    read_bundle(bundle)
+    folder = folder_of(bundle)
+    (folder / COMPILED).mkdir(exist_ok=True)
+    (folder / COMPILED / "cpu-8x8x256.blob").write_bytes(bytes(num_bytes))
+    (folder / "tuned-cpu.json").write_text("{}", encoding="utf-8")
+    for check in folder.glob("checked-*.json"):
+        os.utime(check, (age, age))
+    return folder
+
+
+def another(bundle: Path, name: str) -> Path:
+    return shutil.copytree(bundle, bundle.parent / name)
+
+
+def test_a_variable_names_another_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MIRRORSD_CACHE", str(tmp_path / "mine"))
+    assert cache_folder() == tmp_path / "mine"
+    monkeypatch.delenv("MIRRORSD_CACHE")
+    assert cache_folder().name.lower() == "mirrorsd" or cache_folder().parent.name.lower() == "mirrorsd"
+
+
+def test_nothing_is_left_beside_the_bundle(bundle: Path) -> None:
+    before = sorted(bundle.parent.iterdir())
+    read_bundle(bundle)
+    assert sorted(path for path in bundle.parent.iterdir() if path != cache_folder()) == before
+    assert len(list(folder_of(bundle).iterdir())) == 1
+
+
+def test_what_is_kept_is_listed_last_used_first(bundle: Path) -> None:
+    other = another(bundle, "other.mirror")
+    keep(bundle, age=5)
+    keep(other, age=9)
+    first, second = list_kept()
+    assert (first.bundles, second.bundles) == ((other,), (bundle,))
+    assert (first.tuned, first.last_used, first.is_orphan) == (("cpu",), 9.0, False)
+    assert first.num_bytes > 100
+    shutil.rmtree(other)
+    assert [kept.is_orphan for kept in list_kept()] == [True, False]
+
+
+def test_reading_a_bundle_counts_as_use(bundle: Path) -> None:
+    keep(bundle, age=5)
+    read_bundle(bundle)
+    assert list_kept()[0].last_used > 5
+
+
+def test_a_bundle_that_takes_the_place_of_another_takes_its_leavings_along(bundle: Path) -> None:
+    former = keep(bundle)
+    (bundle / "manifest.json").write_bytes((bundle / "manifest.json").read_bytes() + b"\n")
+    read_bundle(bundle)
+    assert not former.exists()
+    assert [kept.bundles for kept in list_kept()] == [(bundle,)]
+
+
+def test_a_copy_keeps_what_the_replaced_one_had(bundle: Path) -> None:
+    elsewhere = shutil.copytree(bundle, bundle.parent / "elsewhere" / bundle.name)
+    former = keep(bundle)
+    assert keep(elsewhere) == former
+    (bundle / "manifest.json").write_bytes((bundle / "manifest.json").read_bytes() + b"\n")
+    read_bundle(bundle)
+    assert (former / "tuned-cpu.json").is_file()
+
+
+def test_clearing_leaves_what_was_tuned_unless_asked(bundle: Path) -> None:
+    folder = keep(bundle)
+    assert clear(list_kept()[0], with_tuned=False) > 100
+    assert [path.name for path in folder.iterdir()] == ["tuned-cpu.json"]
+    clear(list_kept()[0], with_tuned=True)
+    assert not folder.exists()
+
+
+def test_the_longest_unused_makes_room_but_not_the_bundle_at_work(bundle: Path) -> None:
+    folders = [keep(another(bundle, f"{age}.mirror"), 100, age=age) for age in (1, 2, 3)]
+    make_room(folders[0], most_bytes=250)
+    assert [(folder / COMPILED).exists() for folder in folders] == [True, False, True]
+    assert (folders[1] / "tuned-cpu.json").is_file()
+    make_room(folders[0], most_bytes=50)
+    assert [(folder / COMPILED).exists() for folder in folders] == [True, False, False]
+
+
+def test_within_the_block_nothing_is_kept(bundle: Path) -> None:
+    with keeping_nothing():
+        inside = keep(bundle)
+        assert inside.exists()
+    assert not inside.exists()
+    assert list_kept() == []
+    assert not cache_folder().exists()
+
+
+def test_a_place_that_cannot_be_written_only_costs_time(bundle: Path, empty_cache: Path) -> None:
+    empty_cache.write_text("a file is in the way", encoding="utf-8")
+    read_bundle(bundle)
+    assert list_kept() == []
+    assert user_cache.passed_check(bundle, {}) is False

@@ -1,0 +1,38 @@
+"""The files of the continuous integration: they can be read, name three systems, and call the one script."""
+
+import re
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = "scripts/test.py"
+
+
+def test_the_workflow_runs_the_script_on_three_systems() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8"))
+    assert set(workflow) == {"name", True, "jobs"}, "YAML reads `on` as true"
+    (job,) = workflow["jobs"].values()
+    systems = [re.sub("-latest$", "", system) for system in job["strategy"]["matrix"]["system"]]
+    assert systems == ["ubuntu", "windows", "macos"]
+    assert job["runs-on"] == "${{ matrix.system }}"
+    commands = [step["run"] for step in job["steps"] if "run" in step]
+    assert commands == [f"python {SCRIPT}"]
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"]) for step in job["steps"] if "uses" in step)
+
+
+def test_every_workflow_is_yaml_with_jobs() -> None:
+    for path in (ROOT / ".github" / "workflows").glob("*.y*ml"):
+        assert yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
+
+
+def test_the_other_file_calls_the_same_script() -> None:
+    assert f"python3 {SCRIPT}" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert (ROOT / SCRIPT).is_file()
+
+
+def test_the_workflow_s_python_is_the_oldest_that_is_supported() -> None:
+    text = (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
+    pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (version,) = re.findall(r'python-version: "(.*)"', text)
+    assert f'requires-python = ">={version}"' in pyproject
