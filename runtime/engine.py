@@ -7,25 +7,19 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from mirrorsd.device_maps.pace import Curve, interpolate
+from mirrorsd.device_maps.pace import interpolate
 from mirrorsd.graphs.errors import ConfigError, DeviceError, GenerationError
 from mirrorsd.graphs.manifest import TargetEntry
 from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
-from mirrorsd.runtime.decoding.auto import AutoDriver
+from mirrorsd.runtime.decoding.assembly import decoder_with, plain_decoder
 from mirrorsd.runtime.decoding.draft_link import DraftLink
-from mirrorsd.runtime.decoding.lookup import FreeRowDriver, repeating_drivers
-from mirrorsd.runtime.decoding.mirror import MirrorDriver
-from mirrorsd.runtime.decoding.plain import Driver, PlainDriver
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.decoding.serial import SerialDriver
+from mirrorsd.runtime.decoding.step import Decoder
 from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.draft.drafter import Drafter
-from mirrorsd.runtime.policy.methods import CostBooks
-from mirrorsd.runtime.policy.root_scores import RootScores
-from mirrorsd.runtime.policy.roots import RootPlanner
-from mirrorsd.runtime.policy.windows import LearnedLengths, WindowLength
+from mirrorsd.runtime.policy.knowledge import Knowledge
 
 
 class Engine:
@@ -35,10 +29,7 @@ class Engine:
     target on a processor may be lent to the threads that wait for it; other devices keep what they need per thread.
 
     Attributes:
-        books: what every method has cost lately, in greedy and in sampled texts.
-        root_scores: how likely roots are, for this pair.
-        target_ms: what the target's pass takes, by rows; empty while nobody knows.
-        lengths: what texts have taught about windows, by whether they are sampled.
+        known: about the pair on these devices, shared by all sessions.
         takes_turns: whether target and draft compute on the same cores, so that one waits rather than slow the other.
         is_open: whether the devices may be used.
     """
@@ -48,6 +39,7 @@ class Engine:
         load_target: Callable[[], TargetModel],
         load_draft: Callable[[], DraftModel],
         *,
+        known: Knowledge | None = None,
         target_cores: tuple[int, ...] = (),
         draft_cores: tuple[int, ...] = (),
         is_target_lent: bool = False,
@@ -57,10 +49,7 @@ class Engine:
         self.draft_worker = DeviceWorker("draft", draft_cores)
         self.preparing_worker = DeviceWorker("preparing", draft_cores)
         self.takes_turns = takes_turns
-        self.books = CostBooks()
-        self.root_scores = RootScores()
-        self.target_ms: Curve = ()
-        self.lengths = {is_sampling: LearnedLengths() for is_sampling in (False, True)}
+        self.known = known or Knowledge()
         self.is_open = True
         self._process = os.getpid()
         # An engine that is dropped without having been closed lets its threads end.
@@ -100,24 +89,15 @@ class Engine:
         """Caches of its own for one more session."""
         return Seat(self)
 
-    def window_length(self, request: Request) -> WindowLength | None:
-        """What cuts the windows of a request, if it wants that and the target's times are known."""
-        if not self.target_ms or request.speculation.window == "full":
-            return None
-        is_sampling, padded = request.chooser.is_sampling, request.speculation.pad_rows_to
-        target_ms = ((1.0, interpolate(self.target_ms, padded)),) if padded else self.target_ms
-        weights = self.root_scores.weights("draft", 0, is_sampling=is_sampling)
-        return WindowLength(target_ms, weights.accept, self.lengths[is_sampling])
-
     def plain_tokens_per_second(self, config: GenerationConfig) -> float | None:
         """How fast plain decoding of such a text is, as far as anything was measured.
 
         That is what `auto` or `tune` has seen, else passes of one row by the target's own times; None without either.
         """
-        speed = self.books.of(config).plain_tokens_per_second
-        if speed is None and self.target_ms:
-            speed = 1e3 / interpolate(self.target_ms, 1)
-        return speed
+        speed = self.known.pairs[config.is_sampling].plain_speed
+        if not speed and self.known.target_ms:
+            speed = 1e3 / interpolate(self.known.target_ms, 1)
+        return speed or None
 
     def describe(self) -> list[str]:
         """One line per device."""
@@ -133,7 +113,7 @@ class Engine:
 
 
 class Seat:
-    """One session's caches on both devices, and the drivers that use them. One request at a time."""
+    """One session's caches on both devices, and the decoders that use them. One request at a time."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -158,35 +138,21 @@ class Seat:
         """Why the draft was given up in the current request."""
         return self._link.failure if self._link else None
 
-    def driver(self, request: Request, method: str) -> Driver:
-        """The driver for a request; plain where the draft cannot be used."""
-        plain = PlainDriver(request, self._target)
+    def decoder(self, request: Request, method: str) -> Decoder:
+        """The decoder for a request; plain where the draft cannot be used."""
         if method == "plain" or not self._is_draft_ready():
-            return plain
-        speculation = request.speculation
-        worker, takes_turns = self._engine.draft_worker, self._engine.takes_turns
-        deadline_s = speculation.draft_deadline_s
-        link = DraftLink(
+            return plain_decoder(request, self._target)
+        self._link = link = DraftLink(
             self._drafter,
-            worker,
-            deadline_s,
+            self._engine.draft_worker,
+            request.speculation.draft_deadline_s,
             request.ledger,
-            takes_turns=takes_turns,
+            takes_turns=self._engine.takes_turns,
             is_cancelled=request.is_cancelled,
         )
-        self._link = link
-        num_slots = min(self._draft_session.capacity, request.max_tokens + _scratch_slots(speculation))
+        num_slots = min(self._draft_session.capacity, request.max_tokens + _scratch_slots(request.speculation))
         link.prepare(num_slots, self._engine.preparing_worker)
-        request.length = self._engine.window_length(request)
-        passes = speculation.passes if self._draft_session.shape.num_streams else request.gamma
-        if method == "serial":
-            return SerialDriver(request, self._target, link, passes)
-        planner = RootPlanner(speculation, request.chooser, self._engine.root_scores)
-        if method == "mirror":
-            return MirrorDriver(request, self._target, link, passes, planner)
-        serial, mirror = repeating_drivers(request, self._target, link, passes, planner)
-        book = self._engine.books.of(request.config)
-        return AutoDriver(FreeRowDriver(request, self._target), serial, mirror, book)
+        return decoder_with(request, method, self._target, link, self._engine.known)
 
     def _is_draft_ready(self) -> bool:
         """Whether the draft answers; one that failed but is not hung starts over with an empty cache."""

@@ -1,12 +1,12 @@
-"""The loop of one generation: start a driver, step, stop. Text and tokens leave through `Chunk`s."""
+"""The loop of one generation: start a decoder, step, stop. Text and tokens leave through `Chunk`s."""
 
 from collections.abc import Iterator
 from itertools import count
 from typing import NamedTuple
 
 from mirrorsd.graphs.errors import Cancelled
-from mirrorsd.runtime.decoding.plain import Driver, InFlight, Outcome
 from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.decoding.step import Decoder, InFlight, Outcome
 from mirrorsd.runtime.reporting.results import Chunk, GeneratedToken
 from mirrorsd.runtime.text.stopping import StopWatch
 
@@ -18,21 +18,21 @@ class Stop(NamedTuple):
     token_ids: list[int]
 
 
-def run_steps(driver: Driver, watch: StopWatch) -> Iterator[Chunk | Stop]:
+def run_steps(decoder: Decoder, watch: StopWatch) -> Iterator[Chunk | Stop]:
     """Step until the text is over; yields a chunk per step and one `Stop` at the end.
 
     Tokens that a step committed after the stopping token are dropped, and counted nowhere.
     """
-    request = driver.request
+    request = decoder.request
     token_ids: list[int] = []
     inflight: InFlight | None = None
     num_spans = 0
     while True:
         try:
-            inflight = driver.start() if inflight is None else inflight
+            inflight = decoder.start() if inflight is None else inflight
             request.raise_if_cancelled()
             is_given = len(inflight.window) > 0
-            outcome = driver.step(inflight)
+            outcome = decoder.step(inflight)
         except Cancelled:
             if not request.is_overdue():
                 raise

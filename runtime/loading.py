@@ -15,6 +15,7 @@ from mirrorsd.runtime.devices.huge_pages import regions_now, use_huge_pages
 from mirrorsd.runtime.devices.inventory import check_computes, choose_device_map
 from mirrorsd.runtime.devices.layouts import Layout, choose_layout, target_thread_cores
 from mirrorsd.runtime.engine import Engine, check_exits, resolve_speculation
+from mirrorsd.runtime.policy.knowledge import Knowledge
 from mirrorsd.runtime.policy.root_scores import RootScores
 from mirrorsd.runtime.text.tokenizer import BundleTokenizer
 from mirrorsd.runtime.tuned import Tuned
@@ -56,19 +57,25 @@ def load_parts(
         check_exits(one, manifest.target)
     tokenizer = BundleTokenizer(folder)
     before = regions_now()
-    engine = _start_engine(folder, manifest, laid_out, speculations.greedy, on_progress)
+    known = _known(laid_out.device_map, tuned, found)
+    engine = _start_engine(folder, manifest, laid_out, speculations.greedy, known, on_progress)
     num_huge = use_huge_pages(before) if _wants_huge_pages(laid_out.device_map) else 0
     source = "tuned on this machine" if found else f"defaults of {choice.device_map.name}"
-    engine.target_ms = laid_out.device_map.pace.target_ms if laid_out.device_map.pace else ()
-    if tuned:
-        engine.root_scores = RootScores.from_dict(tuned.root_scores)
-    if found:
-        engine.target_ms = found.target_ms or engine.target_ms
-        engine.books.greedy.start_from(found.tokens_per_second, found.tokens_per_step)
-        engine.books.sampled.start_from(found.sampled_tokens_per_second, found.sampled_tokens_per_step)
     pages = [f"huge pages: {num_huge >> 20} MiB"] if num_huge else []
     placement = [*choice.reasons, laid_out.reason, *engine.describe(), *pages, f"speculation: {source}"]
     return Parts(engine, tokenizer, manifest, laid_out, speculations, placement)
+
+
+def _known(card: DeviceMap, tuned: Tuned | None, found: Tuned | None) -> Knowledge:
+    """What the card says of its devices, and what was tuned: scores in any layout, times only if `found` in this."""
+    known = Knowledge(target_ms=card.pace.target_ms if card.pace else ())
+    if tuned:
+        known.root_scores = RootScores.from_dict(tuned.root_scores)
+    if found:
+        known.target_ms = found.target_ms or known.target_ms
+        known.pairs[False].start_from(found.tokens_per_second, found.tokens_per_step, known.target_ms)
+        known.pairs[True].start_from(found.sampled_tokens_per_second, found.sampled_tokens_per_step, known.target_ms)
+    return known
 
 
 def speculation_of(card: DeviceMap) -> SpeculationConfig:
@@ -98,6 +105,7 @@ def _start_engine(
     manifest: Manifest,
     layout: Layout,
     speculation: SpeculationConfig,
+    known: Knowledge,
     on_progress: Progress | None = None,
 ) -> Engine:
     """Load both models on their workers, run each once, and set the pace if the card has one."""
@@ -122,6 +130,7 @@ def _start_engine(
     return Engine(
         load_target,
         load_draft,
+        known=known,
         target_cores=target_thread_cores(card.target),
         draft_cores=card.draft.cores,
         is_target_lent=card.target.is_on_cpu,

@@ -27,7 +27,7 @@ from mirrorsd.runtime.reporting.results import Chunk, GenerationResult
 from mirrorsd.runtime.reporting.stats import summarise
 from mirrorsd.runtime.sampling.noise import nth_seed
 from mirrorsd.runtime.saved_cache import SavedCache, origin_of, read_cache, write_cache
-from mirrorsd.runtime.seated_driver import SeatedDriver
+from mirrorsd.runtime.seated_decoder import SeatedDecoder
 from mirrorsd.runtime.setting_rules import require
 from mirrorsd.runtime.text.request_reader import RequestReader
 from mirrorsd.runtime.text.stopping import StopWatch
@@ -297,7 +297,7 @@ class MirrorSession:
 
     def _stream(self, request: Request) -> Iterator[Chunk]:
         started = perf_counter()
-        place = SeatedDriver(request, self._seat, self._turns)
+        place = SeatedDecoder(request, self._seat, self._turns)
         skips = request.config.skip_special_tokens
         decoder = self._reader.tokenizer.decoder(request.tokens.tolist(), skip_special_tokens=skips)
         watch = StopWatch(request.config, self._manifest.tokens.eos_ids, decoder)
@@ -317,7 +317,7 @@ class MirrorSession:
             place.close()
 
     def _result(
-        self, place: SeatedDriver, chunks: Sequence[Chunk], stop_reason: str, started: float
+        self, place: SeatedDecoder, chunks: Sequence[Chunk], stop_reason: str, started: float
     ) -> GenerationResult:
         request = place.request
         tokens = [token for chunk in chunks for token in chunk.tokens]

@@ -44,7 +44,7 @@ def agreement(
     """One row per method: real and simulated speed, and the figures that explain a difference."""
     with MirrorPipeline.load(options.bundle, device_map=options.device_map, use_tuned=False) as pipe:
         pace = pipe.device_map.pace or pace_of(measure_parts(pipe.engine))
-        pipe.engine.target_ms = pace.target_ms
+        pipe.engine.known.target_ms = pace.target_ms
         found = runs.decode_all(pipe, [runs.Setting(name=m, method=m) for m in METHODS], prompts, config)
         speculation = pipe.speculation
     rows = []

@@ -146,7 +146,7 @@ def open_sessions(
         for layout in dict.fromkeys(arm.layout for arm in arms if arm.layout)
     }
     for pipe in pipes.values():
-        pipe.engine.root_scores = tuned.engine.root_scores
+        pipe.engine.known.root_scores = tuned.engine.known.root_scores
     sessions = {}
     for arm in arms:
         pipe = pipes.get(arm.layout, tuned)

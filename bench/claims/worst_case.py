@@ -66,15 +66,15 @@ def main() -> None:
 def measure(
     pipe: MirrorPipeline, name: str, prompts: list[dict[str, Any]], config: GenerationConfig, repeats: int
 ) -> dict[str, Any]:
-    """Losses of first requests (the books of costs as they were loaded before each) and of those after them."""
-    session, books = pipe.session(), deepcopy(pipe.engine.books)
+    """Losses of first requests (what is known of the pair as it was loaded before each) and of those after them."""
+    session, pairs = pipe.session(), deepcopy(pipe.engine.known.pairs)
     session.generate(config=config.with_overrides({"method": "mirror"}), **prompts[0])
     found: list[Seconds] = []
     steps = {"plain": 0, "serial": 0, "mirror": 0}
     for prompt in prompts:
         seconds: Seconds = {}
         for repeat in range(repeats):
-            pipe.engine.books = deepcopy(books)
+            pipe.engine.known.pairs = deepcopy(pairs)
             for request in ("first", "later"):
                 plain, auto = by_turns(session, prompt, config, auto_first=repeat % 2 == 1)
                 for of_one, stats in enumerate((plain, auto)):
@@ -83,7 +83,7 @@ def measure(
                 steps = {method: count + auto.steps_by_method.get(method, 0) for method, count in steps.items()}
         found.append(seconds)
     session.close()
-    pipe.engine.books = books
+    pipe.engine.known.pairs = pairs
     row: dict[str, Any] = {"prompts": f"{name}, T={config.temperature or 0.0:g}"}
     for request in found[0]:
         medians = [(median(plain), median(auto)) for plain, auto in (seconds[request] for seconds in found)]

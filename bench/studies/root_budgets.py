@@ -42,7 +42,7 @@ def measure(
 ) -> list[dict[str, Any]]:
     """One row per source and budget."""
     with MirrorPipeline.load(options.bundle, device_map=options.device_map, use_tuned=False) as pipe:
-        pipe.engine.root_scores = scores
+        pipe.engine.known.root_scores = scores
         settings = [
             runs.Setting(name=f"{source}, {budget} roots", speculation={"roots": budget, "root_source": source})
             for source in options.sources.split(",")

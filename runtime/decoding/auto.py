@@ -1,233 +1,154 @@
-"""`auto`: never slower than plain decoding. Runs the fastest method, by what each one's tokens have cost lately.
+"""`auto`: takes every window from where it is worth most, be it the draft, the text itself or nowhere."""
 
-While it decodes plainly, because speculation does not pay or nothing is known yet, the draft is asked for a window on
-the side, now and then and without waiting. Plain decoding goes on and shows how much of it was right: only a window
-that would have paid brings speculation back, and then what is left of it is already there. Switching changes no token.
-"""
-
+from collections.abc import Callable
 from itertools import takewhile
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.decoding.mirror import MirrorDriver
-from mirrorsd.runtime.decoding.plain import InFlight, Outcome, PlainDriver
-from mirrorsd.runtime.decoding.serial import SerialDriver
-from mirrorsd.runtime.draft.chain import longest_common_prefix
-from mirrorsd.runtime.policy.methods import CostBook
-
-_FIRST_PAUSE, _FIRST_HOPELESS_PAUSE, _LONGEST_PAUSE = 4, 16, 256
-"""Tokens between two windows on the side, where speculation has paid so far and where it has not; triples with every
-window that does not pay, so that hopeless texts cost little."""
-_FIRST_ASK = 4
-"""After speculation has ended, the first window is asked for in this part of the pause: it may have been bad luck."""
-_UNPROVEN_GAMMA = 3
-"""Longest window until a text has gained something, where nothing else cuts windows: its first misses cost little."""
+from mirrorsd.runtime.decoding.acceptance import Acceptance
+from mirrorsd.runtime.decoding.lookup import FreeRows, Repeats
+from mirrorsd.runtime.decoding.mirror import MirrorSource
+from mirrorsd.runtime.decoding.request import StepRecord
+from mirrorsd.runtime.decoding.serial import SerialSource
+from mirrorsd.runtime.decoding.step import Beside, Found, InFlight
+from mirrorsd.runtime.policy.account import Account, PairKnowledge
 
 
-class SideWindow:
-    """A window that the draft works out while decoding goes on plainly, and how much of it came true."""
+class Verified(NamedTuple):
+    """What was in flight, and what became of it."""
 
-    def __init__(self, serial: SerialDriver) -> None:
-        self._request = serial.request
-        self._first = self._request.num_tokens
-        self.asked = self._request.ledger.now()
-        self._answers: list[NDArray[np.int64]] = []
-        serial.post_window(self._answers.append)
-
-    @property
-    def is_there(self) -> bool:
-        """Whether the draft has answered."""
-        return bool(self._answers)
-
-    @property
-    def num_right(self) -> int:
-        """How many of its tokens have been decoded by now."""
-        return longest_common_prefix(self._answers[0], self._decoded)
-
-    @property
-    def is_refuted(self) -> bool:
-        """Whether another token came than one of its own; nothing more of it can come true."""
-        return self.num_right < min(len(self._decoded), len(self._answers[0]))
-
-    @property
-    def is_overtaken(self) -> bool:
-        """Whether more was decoded than it has: the draft's chain ends before the text does."""
-        return len(self._decoded) > len(self._answers[0])
-
-    @property
-    def rest(self) -> NDArray[np.int64]:
-        """What has not been decoded yet."""
-        return self._answers[0][len(self._decoded) :]
-
-    @property
-    def _decoded(self) -> NDArray[np.int64]:
-        return self._request.tokens[self._first :]
+    inflight: InFlight
+    acceptance: Acceptance
 
 
-class AutoDriver:
-    """Steps with whichever method is cheapest. Has the same face as the drivers it chooses from.
+class AutoSource:
+    """Takes every window from where it is worth most.
 
     Attributes:
-        drivers: those, by name.
+        name: the method of the step under way.
     """
 
-    name = "auto"
+    def __init__(
+        self,
+        serial: SerialSource,
+        drafting: SerialSource | MirrorSource,
+        repeats: Repeats,
+        free_rows: FreeRows,
+        known: PairKnowledge,
+    ) -> None:
+        """Draft with `drafting`, which is `serial` or falls back to it."""
+        self.name = "plain"
+        self._request, self._draft = serial.request, serial.draft
+        self._serial, self._drafting, self._repeats, self._free_rows = serial, drafting, repeats, free_rows
+        self._known, self._account = known, Account(known)
+        self._is_in_step = self._is_plain = self._is_trial = self._is_unjudged = False
+        self._drafted_s = 0.0
 
-    def __init__(self, plain: PlainDriver, serial: SerialDriver, mirror: MirrorDriver, book: CostBook) -> None:
-        self.request = plain.request
-        self.drivers: dict[str, PlainDriver] = {"mirror": mirror, "serial": serial, "plain": plain}
-        self._serial = serial
-        self._book = book
-        book.begin_text()
-        self._method = book.cheapest()
-        self._is_resting = not book.is_worth_starting()
-        self._is_trial = self._has_resumed = False
-        self._num_right_at_last = 0
-        self._num_steps = 0
-        self._is_draft_synced = not self._is_resting
-        self._side: SideWindow | None = None
-        self._ask_at = 0
-        self._pause_tokens = _FIRST_HOPELESS_PAUSE if self._is_resting else _FIRST_PAUSE
-        self._gamma = self._unproven_gamma = self.request.gamma
-        if self.request.length is None:
-            self._unproven_gamma = min(_UNPROVEN_GAMMA, self._gamma)
-        self.request.gamma = self._unproven_gamma
+    @property
+    def _speed(self) -> float:
+        windows = self._request.windows
+        return windows.speed if windows is not None else self._known.plain_speed
 
-    def start(self) -> InFlight:
-        """Prefill both devices at once; wait for a first window only if speculation is expected to pay.
+    @property
+    def _is_overlapping(self) -> bool:
+        return self._drafting is not self._serial
 
-        Where devices take turns, the window on the side is waited for: drafting it is part of decoding, not of the
-        prompt, and comes after it.
-        """
-        if not self._is_resting:
-            return self._serial.start()
-        if not self._serial.draft.takes_turns:
-            self._ask_first()
-            return self.drivers["plain"].start()
-        inflight = self.drivers["plain"].start()
-        self._ask_first()
-        return inflight
+    def start(self, read_prompt: Callable[[], None]) -> NDArray[np.int64]:
+        """Both devices read the prompt at once; a first window only where drafting is expected to pay."""
+        if self._draft.is_ready() and not self._draft.takes_turns:
+            self._serial.post_prefill()
+            self._is_in_step = True
+        read_prompt()
+        return self._choose(None).window
 
-    def _ask_first(self) -> None:
-        if self._serial.draft.is_ready() and self._book.may_ask():
-            self._side = SideWindow(self._serial)
-            if self._side.is_there:
-                self._book.pay_for_asking(self.request.ledger.now() - self._side.asked)
+    def begin(self, inflight: InFlight) -> Beside | None:
+        """See `WindowSource.begin`."""
+        may_prepare = self._is_in_step and self._known.is_plain_known and not self._account.is_resting
+        beside = self._drafting.begin(inflight) if may_prepare else None
+        self.name = "plain" if self._is_plain and beside is None else self._drafting.name
+        return beside
 
-    def step(self, inflight: InFlight) -> Outcome:
-        """One step of the method that is cheapest now."""
-        ledger = self.request.ledger
-        started, queued_s = ledger.now(), ledger.queued_s
-        self._has_resumed = False
-        side = self._side
-        inflight = self._choose(inflight)
-        is_partial = self._has_resumed or (self._method == "plain" and len(inflight.window) > 0)
-        has_asked = self._side is not None and self._side is not side
-        is_draft_busy = has_asked or (self._side is not None and not self._side.is_there)
-        outcome = self.drivers[self._method].step(inflight)
-        self._num_steps += 1
-        seconds = ledger.now() - started - (ledger.queued_s - queued_s)
-        if self._method == "serial":
-            self._observe_pace(started)
-        num_tokens = len(outcome.tokens)
-        is_last = self._method == "plain" and is_partial and not self._is_trial
-        self._num_right_at_last = outcome.num_accepted if is_last else 0
-        if not self._serial.draft.is_preparing:  # a step beside a compiler teaches nothing
-            self._book.observe(self._method, seconds, num_tokens, is_disturbed=is_draft_busy, is_partial=is_partial)
-        if self._book.earned > 0.0:
-            self.request.gamma = self._gamma
-        return outcome
+    def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
+        """The worthiest window."""
+        if self._is_unjudged:  # nobody could say what the window was worth: now it shows
+            self._account.observe_window(float(acceptance.num_accepted), self._speed, is_trial=self._is_trial)
+        self._account.verified(acceptance.num_accepted)
+        return self._choose(Verified(inflight, acceptance))
 
-    def _observe_pace(self, started: float) -> None:
-        """Tell the book how fast the target is now: in serial decoding nothing runs beside it."""
-        request = self.request
-        if request.length is not None:
-            spans = takewhile(lambda span: span.start >= started, reversed(request.ledger.spans))
-            seconds = sum(span.seconds for span in spans if span.is_of_pass)
-            self._book.observe_pace(seconds / request.length.pass_seconds(1 + request.steps[-1].num_window))
+    def _choose(self, done: Verified | None) -> Found:
+        account, speed = self._account, self._speed
+        self._is_plain, self._is_trial, self._is_unjudged, self._drafted_s = False, False, False, 0.0
+        if not self._request.window_limit() or not self._draft.is_ready() or not self._known.is_plain_known:
+            return self._decline(done)
+        forced = self._serial.forced(*done) if done is not None and self._is_in_step else None
+        if forced is not None:
+            return forced
+        is_ready = self._is_in_step and done is not None and self._drafting.is_prepared(done.acceptance)
+        worth = account.worth_of_drafting(speed, is_ready=is_ready)
+        self._is_trial = not is_ready and worth <= 0 and account.may_try(speed)
+        repeat = None if self._is_trial else self._repeats.offer(max(worth, 0.0))
+        if repeat is not None:
+            found = Found(repeat, "text")
+            if done is not None and self._is_in_step:
+                self._serial.adopt(*done, repeat)
+                found = self._serial.allowed(found)
+            return found
+        if self._is_trial or ((is_ready or worth > 0) and account.is_covered(speed, is_ready=is_ready)):
+            return self._draft_window(done)
+        return self._decline(done)
+
+    def _decline(self, done: Verified | None) -> Found:
+        """Plain decoding: no window but what free rows hold."""
+        self._is_plain = True
+        window = self._free_rows.guess()
+        if done is not None and self._is_in_step:
+            self._is_in_step = self._is_overlapping and not self._account.is_resting and self._draft.is_working()
+            if self._is_in_step:
+                self._serial.adopt(*done, window)
+        return Found(window)
+
+    def _draft_window(self, done: Verified | None) -> Found:
+        ledger, windows, was_in_step = self._request.ledger, self._request.windows, self._is_in_step
+        before = ledger.drafted_s
+        if was_in_step:
+            found = self._drafting.next(*done) if done is not None else Found(self._serial.fresh_window(), "fresh")
+        else:
+            found = Found(self._serial.draft_window(), "fresh")
+        self._drafted_s = ledger.drafted_s - before
+        self._is_in_step = self._draft.has_text
+        if was_in_step and self._drafted_s:
+            self._known.observe_drafting(self._drafted_s)
+        if windows is not None:
+            self._account.observe_window(windows.worth, self._speed, is_trial=self._is_trial)
+        self._is_unjudged = windows is None
+        self._is_plain = not len(found.window)
+        return found
+
+    def observe(self, step: StepRecord) -> None:
+        """Learn from the step."""
+        if self._draft.is_preparing:  # a step beside a compiler teaches nothing
+            return
+        is_plain, seconds = step.method == "plain", step.own_seconds - self._drafted_s
+        now = self._plain_seconds_now(step)
+        self._account.observe_step(
+            seconds, self._drafted_s, 1 + step.num_accepted, is_plain=is_plain, plain_seconds=now
+        )
+        self._serial.observe(step)
+        windows = self._request.windows
+        if windows is not None and self._known.is_plain_known:
+            windows.slowdown = self._known.plain_seconds / windows.pass_seconds(1)
+
+    def _plain_seconds_now(self, step: StepRecord) -> float:
+        """By the step's own pass, beside which nothing ran in serial decoding; 0 where that cannot be said."""
+        windows = self._request.windows
+        if windows is None or step.method != "serial":
+            return 0.0
+        spans = takewhile(lambda span: span.start >= step.started, reversed(self._request.ledger.spans))
+        pass_seconds = sum(span.seconds for span in spans if span.is_of_pass)
+        return self._known.observe_pass(pass_seconds / windows.pass_seconds(1 + step.num_window))
 
     def close(self) -> None:
         """Leave nothing running."""
-        for driver in self.drivers.values():
-            driver.close()
-
-    def _choose(self, inflight: InFlight) -> InFlight:
-        """Settle on a method, and make the window in flight fit it."""
-        if not self._serial.draft.is_ready():
-            self._run("plain", is_trial=False)
-        elif self._is_resting:
-            return self._look_aside(inflight)
-        else:
-            method, is_trial = self._next_method()
-            self._run(method, is_trial=is_trial)
-            if method == "plain" and not is_trial and not len(inflight.window):
-                self._rest()
-        return self._prepare(inflight)
-
-    def _next_method(self) -> tuple[str, bool]:
-        """What the book says; but a last window that would have paid, verified by plain decoding, goes on."""
-        paid = self._book.method_for(self._num_right_at_last)
-        if paid is None:
-            return self._book.next_method(self._method, self._num_steps, is_trial=self._is_trial)
-        self._book.resume()
-        return paid, True
-
-    def _run(self, method: str, *, is_trial: bool) -> None:
-        if method != self._method:
-            self._num_steps = 0
-        self._method, self._is_trial = method, is_trial
-
-    def _prepare(self, inflight: InFlight) -> InFlight:
-        """A fresh window when the draft comes back from a trial of plain decoding.
-
-        The window that plain decoding finds in flight is verified: drafting it is what was dear.
-        """
-        if self._method == "plain":
-            self._is_draft_synced = False
-            return inflight
-        if self._is_draft_synced:
-            return inflight
-        self._is_draft_synced = True
-        return InFlight(inflight.head, self._serial.draft_window())
-
-    def _rest(self) -> None:
-        """Decode plainly from here on; the text is unproven again."""
-        self._is_resting = True
-        self._book.earned = 0.0
-        self.request.gamma = self._unproven_gamma
-        self._ask_at = self.request.num_tokens + self._pause_tokens // _FIRST_ASK
-
-    def _look_aside(self, inflight: InFlight) -> InFlight:
-        """Go on plainly, unless a window on the side has shown that speculation would pay."""
-        self._run("plain", is_trial=False)
-        side = self._side
-        if side is None:
-            if self.request.num_tokens >= self._ask_at and self._book.may_ask():
-                self._side = SideWindow(self._serial)
-        elif not side.is_there:
-            self._serial.draft.check_answer(side.asked)
-        else:
-            method = self._book.method_for(side.num_right, is_whole=not len(side.rest))
-            if method is not None and not side.is_refuted:
-                rest = self._serial.draft_window() if side.is_overtaken else side.rest
-                return self._resume(method, InFlight(inflight.head, rest))
-            if side.is_refuted or not len(side.rest):
-                self._dismiss()
-        return self._prepare(inflight)
-
-    def _dismiss(self) -> None:
-        self._side = None
-        self._book.asking.settle()
-        self._ask_at = self.request.num_tokens + self._pause_tokens
-        self._pause_tokens = min(3 * self._pause_tokens, _LONGEST_PAUSE)
-
-    def _resume(self, method: str, inflight: InFlight) -> InFlight:
-        """Speculate again, with what is left of the window: the draft's chain has it already."""
-        self._dismiss()
-        self._book.resume()
-        if self._book.cheapest() != "plain":
-            self._pause_tokens = _FIRST_PAUSE
-        self._run(method, is_trial=True)
-        self._is_resting, self._is_draft_synced, self._has_resumed = False, True, True
-        return inflight
+        self._drafting.close()

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.backends.protocol import ExitGuesses
-from mirrorsd.runtime.decoding.draft_link import DraftLink
+from mirrorsd.runtime.decoding.draft_link import DraftLine
 from mirrorsd.runtime.draft.branches import Branch, BranchTable
 from mirrorsd.runtime.draft.drafter import Offer
 from mirrorsd.runtime.policy.roots import Root, RootPlanner
@@ -41,7 +41,7 @@ class Occasion(NamedTuple):
 class Expansion:
     """Prepares branches for one pass of the target."""
 
-    def __init__(self, link: DraftLink, planner: RootPlanner, occasion: Occasion, table: BranchTable) -> None:
+    def __init__(self, link: DraftLine, planner: RootPlanner, occasion: Occasion, table: BranchTable) -> None:
         self._link, self._drafter = link, link.drafter
         self._planner, self._occasion, self._table = planner, occasion, table
         self._by_exit: ExitGuesses | None = None

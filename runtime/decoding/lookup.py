@@ -1,96 +1,67 @@
-"""Serial and mirror decoding as `auto` runs them: a window is the text's own repetition where that is worth more.
+"""Windows that need no draft: how the text went on the last time that it stood as it does now."""
 
-`method = "serial"` and `"mirror"` always take the draft's windows: they are what is compared.
-"""
-
-from functools import partial
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.decoding.acceptance import Acceptance
-from mirrorsd.runtime.decoding.draft_link import DraftLink
-from mirrorsd.runtime.decoding.mirror import MirrorDriver
-from mirrorsd.runtime.decoding.plain import InFlight, Outcome, PlainDriver
-from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.decoding.serial import SerialDriver
-from mirrorsd.runtime.decoding.target_link import TargetLink
+from mirrorsd.runtime.decoding.request import Request, StepRecord
+from mirrorsd.runtime.decoding.step import Found, InFlight
 from mirrorsd.runtime.draft.chain import NO_TOKENS
 from mirrorsd.runtime.policy.repeats import RepeatedText, TextLookup
-from mirrorsd.runtime.policy.roots import RootPlanner
-
-__all__ = ["FreeRowDriver"]
-
-
-class FreeRowDriver(PlainDriver):
-    """One target pass a step, with nothing in flight but what fits into the rows of its last group."""
-
-    def __init__(self, request: Request, target: TargetLink) -> None:
-        super().__init__(request, target)
-        self._lookup = TextLookup()
-
-    def step(self, inflight: InFlight) -> Outcome:
-        """As in plain decoding; a window that is in flight already is verified as it is."""
-        return super().step(inflight if len(inflight.window) else inflight._replace(window=self._guess()))
-
-    def _guess(self) -> NDArray[np.int64]:
-        count = min(self.target.row_group - 1, self.request.window_limit())
-        return self._lookup.guess(self.request.known_text, count) if count > 0 else NO_TOKENS
-
 
 _LONGEST = 31
 """Most tokens of a window that costs no drafting: with the head's, what `tune` measures passes of."""
 
 
-class _Repeating(SerialDriver):
-    """Does not take from the draft what the text has said before."""
+class FreeRows:
+    """Plain decoding: no window, but what fits into the rows that the target computes anyway (`row_group`)."""
 
-    repeats: RepeatedText | None = None
-    _prepares_windows = False
-    _is_repeat = False
+    name = "plain"
 
-    def _next_window(self, inflight: InFlight, acceptance: Acceptance) -> tuple[NDArray[np.int64], str]:
-        """What followed the last time, if that is likely enough; otherwise the draft's window."""
-        request, repeats = self.request, self.repeats
-        can_adopt = self.draft.has_text and self.draft.is_working()
-        if request.length is None or repeats is None or not request.window_limit() or not can_adopt:
-            return super()._next_window(inflight, acceptance)
-        repeats.follow(request.known_text)
+    def __init__(self, request: Request, row_group: int = 1) -> None:
+        self._request, self._row_group = request, row_group
+        self._lookup = TextLookup()
+
+    def start(self, read_prompt: Callable[[], None]) -> NDArray[np.int64]:
+        """See `WindowSource.start`."""
+        read_prompt()
+        return self.guess()
+
+    def begin(self, inflight: InFlight) -> None:
+        """Nothing works beside the target."""
+
+    def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
+        """What free rows hold."""
+        return Found(self.guess())
+
+    def guess(self) -> NDArray[np.int64]:
+        """How the text went on before, as far as rows are free."""
+        count = min(self._row_group - 1, self._request.window_limit())
+        return self._lookup.guess(self._request.known_text, count) if count > 0 else NO_TOKENS
+
+    def observe(self, step: StepRecord) -> None:
+        """Nothing is learned."""
+
+    def close(self) -> None:
+        """Nothing is ever left running."""
+
+
+class Repeats:
+    """What the text has said before, where that is worth more than a window of the draft."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        windows = request.windows
+        self._text = RepeatedText(windows.repeat_chances, request.num_known) if windows is not None else None
+
+    def offer(self, least: float) -> NDArray[np.int64] | None:
+        """What followed the last time, if that is worth more than `least` tokens."""
+        request, windows = self._request, self._request.windows
+        if self._text is None or windows is None:
+            return None
+        self._text.follow(request.known_text)
         limit = request.window_limit(None if request.speculation.pad_rows_to else _LONGEST)
-        count = request.length.cut_repeat(repeats.reach(limit), self._lost_seconds())
-        is_unprepared, self._is_repeat = self._prepares_windows and self._is_repeat, count > 0
-        if not count:
-            drafted_s = request.ledger.drafted_s
-            found = super()._next_window(inflight, acceptance)
-            if not is_unprepared:
-                request.length.observe_drafting(request.ledger.drafted_s - drafted_s)
-            return found
-        window = repeats.window(request.known_text, count)
-        num_accepted, token = acceptance.num_accepted, acceptance.next_token
-        self.draft.hold(partial(self.draft.drafter.adopt, inflight.head, num_accepted, token, window))
-        return window, "text"
-
-    def _lost_seconds(self) -> float:
-        """What drafting takes after a repeat has failed that would have been over by then after a drafted window."""
-        return self.passes * self.draft.round_seconds if self._prepares_windows else 0.0
-
-
-class RepeatSerialDriver(_Repeating):
-    """Serial decoding with repeats."""
-
-
-class RepeatMirrorDriver(_Repeating, MirrorDriver):
-    """Mirror decoding with repeats. Behind one the draft has prepared nothing, as it has not read it."""
-
-    _prepares_windows = True
-
-
-def repeating_drivers(
-    request: Request, target: TargetLink, draft: DraftLink, passes: int, planner: RootPlanner
-) -> tuple[RepeatSerialDriver, RepeatMirrorDriver]:
-    """Both, on one text."""
-    serial = RepeatSerialDriver(request, target, draft, passes)
-    mirror = RepeatMirrorDriver(request, target, draft, passes, planner)
-    if request.length is not None:
-        serial.repeats = mirror.repeats = RepeatedText(request.length.repeat_chances, request.num_known)
-    return serial, mirror
+        count = windows.cut_repeat(self._text.reach(limit), least)
+        return self._text.window(request.known_text, count) if count else None

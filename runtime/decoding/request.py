@@ -22,7 +22,7 @@ class StepRecord(NamedTuple):
     `next_source` says where the next window came from: `early`, `exit` (a branch was ready), `late` (a branch was being
     finished), `fresh` (drafted while the target waited), `text` (what the text had said before), `none` (no window was
     wanted), `forced` (the only way on, by the form that the text shall have).
-    `method` is the driver that ran the step.
+    `method` ran the step, and `own_seconds` are those in which devices did not work for other requests.
     """
 
     started: float
@@ -31,6 +31,7 @@ class StepRecord(NamedTuple):
     num_accepted: int
     next_source: str
     method: str
+    own_seconds: float
 
 
 class Request:
@@ -39,7 +40,7 @@ class Request:
     Attributes:
         gamma: most window tokens.
         num_reused: prompt tokens that were cached from an earlier request.
-        length: what cuts its windows; None leaves them as long as they come.
+        windows: what cuts them; None leaves them as long as they come.
         prefilled: when the target had read the prompt, in seconds of the ledger's clock: where the speed's starts.
         constraint: what its text may say; None where it may say anything.
         near_ties: absolute positions of committed tokens whose runner-up was closer than the near-tie gap.
@@ -63,7 +64,7 @@ class Request:
         self.num_prompt = self.num_tokens = len(prompt)
         self.num_reused = 0
         self.prefilled = 0.0
-        self.length: WindowLength | None = None
+        self.windows: WindowLength | None = None
         self.max_tokens = min(context, len(prompt) + config.max_new_tokens)
         self.steps: list[StepRecord] = []
         self.near_ties: list[int] = []
@@ -113,7 +114,7 @@ class Request:
 
         >>> request = Request([5], GenerationConfig(), SpeculationConfig(), 99, threading.Event())
         >>> request.commit([6, 7, 8, 9], [1.0, 1.0, 0.0, 1.0], 0.1)
-        >>> request.record(StepRecord(0.0, 1.0, 4, 3, "fresh", "serial"))
+        >>> request.record(StepRecord(0.0, 1.0, 4, 3, "fresh", "serial", 1.0))
         >>> request.end_after(2)
         >>> request.num_new, request.steps[-1].num_accepted, request.near_ties
         (2, 2, [])

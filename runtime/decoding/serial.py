@@ -1,8 +1,4 @@
-"""Plain and serial decoding; `mirror_driver` has the third method, as a sibling that shares every helper.
-
-`step(inflight) -> outcome` verifies one window and finds the next one; the window in flight is the loop's only state
-besides the caches and the text. Which tokens come out never depends on the driver.
-"""
+"""Serial decoding: draft, then verify; both devices take turns. The ablation of what overlapping brings."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,104 +7,102 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.decoding.acceptance import Acceptance
-from mirrorsd.runtime.decoding.draft_link import DraftLink
-from mirrorsd.runtime.decoding.plain import InFlight, Outcome, PlainDriver
-from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.decoding.target_link import TargetLink
+from mirrorsd.runtime.decoding.draft_link import DraftLine
+from mirrorsd.runtime.decoding.request import Request, StepRecord
+from mirrorsd.runtime.decoding.step import Found, InFlight
 from mirrorsd.runtime.draft.chain import NO_TOKENS
 from mirrorsd.runtime.policy.windows import WindowOrder
 
-_SIDE_PASSES = 3
 _FEWEST_FORCED = 2
 """Tokens that a form leaves no choice of, from which on they are a better window than the draft's own."""
 
 
-class SerialDriver(PlainDriver):
-    """Draft, then verify: both devices take turns. The ablation of what overlapping brings."""
+class SerialSource:
+    """Asks the draft for every window, and waits."""
 
     name = "serial"
 
-    def __init__(self, request: Request, target: TargetLink, draft: DraftLink, passes: int) -> None:
-        super().__init__(request, target)
-        self.draft = draft
-        self.passes = passes
+    def __init__(self, request: Request, draft: DraftLine, passes: int) -> None:
+        self.request, self.draft, self.passes = request, draft, passes
 
-    def start(self) -> InFlight:
+    @property
+    def order(self) -> WindowOrder:
+        """What the draft is asked for now."""
+        return WindowOrder(self.request.window_limit(), self.passes, self.request.windows)
+
+    def start(self, read_prompt: Callable[[], None]) -> NDArray[np.int64]:
         """Prefill target and draft at the same time; the first window is drafted meanwhile, if the draft is ready."""
         if self.draft.is_ready():
-            self._post_prefill()
-        self._prefill_target()
-        window = self._fresh_window() if self.draft.has_text else NO_TOKENS
-        return InFlight(self.request.num_tokens - 1, window)
+            self.post_prefill()
+        read_prompt()
+        return self.fresh_window() if self.draft.has_text else NO_TOKENS
 
-    def step(self, inflight: InFlight) -> Outcome:
-        """As in plain decoding; the lengths of windows learn from it."""
-        queued_s = self.request.ledger.queued_s
-        outcome = super().step(inflight)
-        if self.request.length is not None:
-            done = self.request.steps[-1]
-            own_s = done.ended - done.started - (self.request.ledger.queued_s - queued_s)
-            self.request.length.observe(done.num_window, done.num_accepted, own_s)
-        return outcome
+    def begin(self, inflight: InFlight) -> None:
+        """Nothing works beside the target."""
+
+    def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
+        """Ask the draft and wait for its answer; plain decoding until it is ready."""
+        order, forced = self.order, self.forced(inflight, acceptance)
+        if forced is not None:
+            return forced
+        if not order.limit or not (self.draft.has_text or self.draft.is_ready()):
+            return Found()
+        if not self.draft.has_text:
+            return Found(self.draft_window(), "fresh")
+        num_accepted, token = acceptance.num_accepted, acceptance.next_token
+        job = partial(self.draft.drafter.resolve, inflight.head, num_accepted, token, order)
+        return self.allowed(Found(*self.draft.ask(job, (NO_TOKENS, "none"))))
+
+    def forced(self, inflight: InFlight, acceptance: Acceptance) -> Found | None:
+        """What a constrained text must say next, where that is enough for a window."""
+        constraint = self.request.constraint
+        if constraint is None or not (self.draft.has_text and self.draft.is_working()):
+            return None
+        forced = constraint.forced(self.request.window_limit())
+        if len(forced) < _FEWEST_FORCED:
+            return None
+        self.adopt(inflight, acceptance, forced)
+        return Found(forced, "forced")
+
+    def allowed(self, found: Found) -> Found:
+        """What of a window a constrained text may say; the draft forgets the rest."""
+        request = self.request
+        if request.constraint is None or not self.draft.is_working():
+            return found
+        window = found.window[: request.constraint.num_allowed(found.window)]
+        self.draft.hold(partial(self.draft.drafter.chain.cut, request.num_tokens + len(window)))
+        return found._replace(window=window)
+
+    def adopt(self, inflight: InFlight, acceptance: Acceptance, window: NDArray[np.int64]) -> None:
+        """Tell the draft, some time before it is asked again, that `window` goes on after `inflight`."""
+        num_accepted, token = acceptance.num_accepted, acceptance.next_token
+        self.draft.hold(partial(self.draft.drafter.adopt, inflight.head, num_accepted, token, window))
+
+    def observe(self, step: StepRecord) -> None:
+        """The lengths of windows learn from it."""
+        if self.request.windows is not None:
+            self.request.windows.observe(step.num_window, step.num_accepted, step.own_seconds)
+
+    def close(self) -> None:
+        """Nothing is ever left running."""
 
     def draft_window(self) -> NDArray[np.int64]:
         """Bring the draft up to the committed text, after steps without it, and draft a window."""
-        self._post_prefill()
-        return self._fresh_window()
+        self.post_prefill()
+        return self.fresh_window()
 
-    def post_window(self, receive: Callable[[NDArray[np.int64]], None]) -> None:
-        """Have a short window after the text drafted, usually without waiting: `receive` is told on the draft's thread.
-
-        One pass of a streaming draft, a few of an ordinary one: this window is a question, not a step. Where draft and
-        target take turns it is waited for: beside passes of the target it would take several times as long, and slow
-        them for all that time.
-        """
-        self._post_prefill()
-        limit = self.request.window_limit()
-        drafter = self.draft.drafter
-        passes = 1 if drafter.session.shape.num_streams else min(self.passes, _SIDE_PASSES)
-        job = partial(drafter.fresh, WindowOrder(limit, passes))
-        if self.draft.takes_turns:
-            receive(self.draft.ask(job, NO_TOKENS))
-        else:
-            self.draft.post(lambda: receive(job()))
-
-    def _post_prefill(self) -> None:
+    def post_prefill(self) -> None:
         """Let the draft read the text now, beside the target; where they take turns, before its next window."""
         request = self.request
         job = partial(self.draft.drafter.prefill, request.tokens.copy(), request.chooser, request.ledger)
         (self.draft.hold if self.draft.takes_turns else self.draft.release)(job)
         self.draft.has_text = True
 
-    def _fresh_window(self) -> NDArray[np.int64]:
-        order = self._order()
+    def is_prepared(self, acceptance: Acceptance) -> bool:
+        """Whether the next window is there already: never."""
+        return False
+
+    def fresh_window(self) -> NDArray[np.int64]:
+        """A window after the text that the draft knows."""
+        order = self.order
         return self.draft.ask(partial(self.draft.drafter.fresh, order), NO_TOKENS) if order.limit else NO_TOKENS
-
-    def _order(self) -> WindowOrder:
-        return WindowOrder(self.request.window_limit(), self.passes, self.request.length)
-
-    def _window_after(self, inflight: InFlight, acceptance: Acceptance) -> tuple[NDArray[np.int64], str]:
-        """Of a constrained text, what it must say next; or what of the next window it may say."""
-        request, draft = self.request, self.draft
-        if request.constraint is None or not (draft.has_text and draft.is_working()):
-            return self._next_window(inflight, acceptance)
-        forced = request.constraint.forced(request.window_limit())
-        if len(forced) >= _FEWEST_FORCED:
-            num_accepted, token = acceptance.num_accepted, acceptance.next_token
-            draft.hold(partial(draft.drafter.adopt, inflight.head, num_accepted, token, forced))
-            return forced, "forced"
-        window, source = self._next_window(inflight, acceptance)
-        window = window[: request.constraint.num_allowed(window)]
-        draft.hold(partial(draft.drafter.chain.cut, request.num_tokens + len(window)))
-        return window, source
-
-    def _next_window(self, inflight: InFlight, acceptance: Acceptance) -> tuple[NDArray[np.int64], str]:
-        """Ask the draft and wait for its answer; plain decoding until it is ready."""
-        order = self._order()
-        if not order.limit or not (self.draft.has_text or self.draft.is_ready()):
-            return NO_TOKENS, "none"
-        if not self.draft.has_text:
-            return self.draft_window(), "fresh"
-        num_accepted, token = acceptance.num_accepted, acceptance.next_token
-        job = partial(self.draft.drafter.resolve, inflight.head, num_accepted, token, order)
-        return self.draft.ask(job, (NO_TOKENS, "none"))

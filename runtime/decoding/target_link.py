@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,36 @@ from mirrorsd.runtime.draft.chain import longest_common_prefix
 Result = TypeVar("Result")
 _TERMINATE_S = 2.0
 """Seconds that a device has to end a pass when it is asked to."""
+
+
+class TargetLine(Protocol):
+    """What decoding asks of a target; see `TargetLink`, which is the one over a real device."""
+
+    vocab_size: int
+    near_tie_gap: float
+    row_group: int
+
+    def prefill(self, request: Request) -> None:
+        """Feed all tokens but the last."""
+
+    def submit(
+        self,
+        request: Request,
+        head: int,
+        window: NDArray[np.int64],
+        on_start: Callable[[], None] | None = None,
+        on_exit: Callable[[ExitGuesses], None] | None = None,
+    ) -> Ticket[TargetOutput]:
+        """Start a pass over the head token and the window."""
+
+    def result(self, request: Request, ticket: Ticket[TargetOutput]) -> TargetOutput:
+        """Wait for a pass."""
+
+    def keep(self, request: Request, num_cached: int) -> None:
+        """Note that the first `num_cached` positions of the committed text are cached."""
+
+    def serves_others(self, request: Request) -> bool:
+        """Whether the target is at work for another conversation, or will be first."""
 
 
 class TargetLink:

@@ -18,7 +18,7 @@ _MISSING = 1.0
 """A candidate that one side does not name counts one (in logs) below the last that it does name."""
 
 
-class Proxies(NamedTuple):
+class ScoredCandidates(NamedTuple):
     """Candidates at every row: `ids [g+1, K]` and competing `scores [g+1, K]` (`-inf` is unknown).
 
     `noise [g+1, K]` is what sampling has added to the scores.
@@ -111,7 +111,7 @@ def key(known: str, layer: int, *, is_sampling: bool) -> str:
     return ":".join([*parts, "sampled"] if is_sampling else parts)
 
 
-def log_shares(proxies: Proxies) -> Array:
+def log_shares(proxies: ScoredCandidates) -> Array:
     """Log of each candidate's share of its row, `[g+1, K]`; rows of which nothing is known give zeros."""
     shares = np.array(proxies.scores, dtype=np.float64)
     shares[~np.isfinite(shares)] = 0.0
@@ -126,15 +126,15 @@ def _log_ranks(width: int) -> Array:
     return np.log1p(np.arange(width + 1))
 
 
-def join(draft: Proxies | None, exit_: Proxies | None) -> Candidates:
+def join(draft: ScoredCandidates | None, exit_: ScoredCandidates | None) -> Candidates:
     """Both candidate lists as one; a token that both name stands once, at the draft's place.
 
     Rows of which the draft knows nothing (scores `-inf`) count with the exit's shares on both sides. A token that one
     side does not name counts below the last that it names; the exit names the likeliest before noise, so there the
     token's own noise is added: a token that wins by its noise is seldom named.
 
-    >>> draft = Proxies(np.array([[1, 2]]), np.log(np.array([[0.8, 0.2]])))
-    >>> both = join(draft, Proxies(np.array([[2, 3]]), np.log(np.array([[0.5, 0.5]]))))
+    >>> draft = ScoredCandidates(np.array([[1, 2]]), np.log(np.array([[0.8, 0.2]])))
+    >>> both = join(draft, ScoredCandidates(np.array([[2, 3]]), np.log(np.array([[0.5, 0.5]]))))
     >>> both.ids.tolist(), both.is_real.tolist(), np.exp(both.features[0, 1, :2]).round(2).tolist()
     ([[1, 2, 2, 3]], [[True, True, False, True]], [0.2, 0.5])
     """
@@ -162,7 +162,7 @@ def join(draft: Proxies | None, exit_: Proxies | None) -> Candidates:
     return Candidates(np.concatenate([draft.ids, exit_.ids], axis=1), features, is_real)
 
 
-def _alone(draft: Proxies | None, exit_: Proxies | None) -> Candidates:
+def _alone(draft: ScoredCandidates | None, exit_: ScoredCandidates | None) -> Candidates:
     only = draft if draft is not None else exit_
     assert only is not None
     features = np.zeros((*only.ids.shape, NUM_TOKEN_FEATURES))
@@ -214,7 +214,7 @@ def root_chances(
 
     One window token 5, all but certain by the draft, then 9 by the draft: the bonus (1, 9) is the likeliest root.
 
-    >>> draft = Proxies(np.array([[5, 6], [9, 3]]), np.log(np.array([[0.999, 0.001], [0.99, 0.01]])))
+    >>> draft = ScoredCandidates(np.array([[5, 6], [9, 3]]), np.log(np.array([[0.999, 0.001], [0.99, 0.01]])))
     >>> found = root_chances(np.array([5]), join(draft, None), DEFAULTS["draft"], 0.8)
     >>> [int(x) for x in np.unravel_index(found.chances.argmax(), (2, 2))], float(found.chances[0, 0])
     ([1, 0], 0.0)

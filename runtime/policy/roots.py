@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mirrorsd.runtime.backends.protocol import ExitGuesses
 from mirrorsd.runtime.config import SpeculationConfig
-from mirrorsd.runtime.policy.root_scores import Proxies, RootChances, RootScores, join, root_chances
+from mirrorsd.runtime.policy.root_scores import RootChances, RootScores, ScoredCandidates, join, root_chances
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 
 
@@ -55,7 +55,7 @@ def global_roots(found: RootChances, budget: int, source: str = "exit") -> list[
 
 
 FIRST_RATE, RATE_MEMORY = 0.6, 0.95
-DraftGuesses = tuple[NDArray[np.int64], NDArray[np.floating]]
+DraftCandidates = tuple[NDArray[np.int64], NDArray[np.floating]]
 """Ids and log-probabilities `[g+1, m]` after the head token and after every window token."""
 
 
@@ -77,7 +77,7 @@ class RootPlanner:
         return self._speculation.root_source != "early"
 
     def plan(
-        self, head: int, window: NDArray[np.int64], by_draft: DraftGuesses | None, by_exit: ExitGuesses | None
+        self, head: int, window: NDArray[np.int64], by_draft: DraftCandidates | None, by_exit: ExitGuesses | None
     ) -> list[Root]:
         """Roots for a window after the head token at position `head`, likeliest first.
 
@@ -102,7 +102,7 @@ class RootPlanner:
 
     def _compete(
         self, head: int, window: NDArray[np.int64], ids: NDArray[np.int64], logprobs: NDArray[np.floating]
-    ) -> Proxies:
+    ) -> ScoredCandidates:
         num_rows = len(window) + 1
         positions = head + 1 + np.arange(num_rows)
         return compete(self._chooser, ids[:num_rows], logprobs[:num_rows], positions)
@@ -110,7 +110,7 @@ class RootPlanner:
 
 def compete(
     chooser: TokenChooser, ids: NDArray[np.int64], logprobs: NDArray[np.floating], positions: NDArray[np.int64]
-) -> Proxies:
+) -> ScoredCandidates:
     """Candidates `[n, K]` with the noise that the target will use at `positions [n]`."""
     noise = chooser.noise(ids, positions)
-    return Proxies(ids, chooser.scores(logprobs, noise), noise)
+    return ScoredCandidates(ids, chooser.scores(logprobs, noise), noise)

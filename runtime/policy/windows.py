@@ -20,7 +20,7 @@ Share = Sequence[float]
 _MOST_ROWS = 33
 _FIRST_RATE, _RATE_MEMORY, _LEAST_RATE = 0.6, 0.95, 0.02
 _SPEED_MEMORY = 0.95
-_DRAFTED_MEMORY, _LEAST_REPEAT = 0.9, 1.0
+_LEAST_REPEAT = 1.0
 _FIRST_GAIN = 0.8
 _SUREST = 0.995
 _TRIAL_SHARE, _MOST_ASIDE = 0.01, 2.0
@@ -48,7 +48,6 @@ class LearnedLengths:
             confirmed before it is right.
         aside: what may be spent on passes that seem not to pay: texts change, and a pass that is never made would
             seem so for ever.
-        drafted: what a drafted window is worth lately, in tokens, less what its drafting's time would have brought.
         repeats: how often texts go on as they did where they repeat themselves.
     """
 
@@ -57,7 +56,6 @@ class LearnedLengths:
         self.main, self.stream = Ratio(), Ratio()
         self.gains = [Ratio(_FIRST_GAIN) for _ in range(_MOST_ROWS)]
         self.aside = 0.0
-        self.drafted: float | None = None
         self.repeats = RepeatChances()
 
 
@@ -69,7 +67,12 @@ class Reach(NamedTuple):
 
 
 class WindowLength:
-    """Cuts the windows of one request. Plain floats: a dozen tokens are too few for arrays to be fast."""
+    """Cuts the windows of one request. Plain floats: a dozen tokens are too few for arrays to be fast.
+
+    Attributes:
+        slowdown: how many times longer passes take now than was measured.
+        worth: of the window that was cut last, in tokens.
+    """
 
     def __init__(self, target_ms: Curve, weights: tuple[float, ...], learned: LearnedLengths) -> None:
         """Use a target whose pass takes `target_ms` (`[rows, ms]` points), and a draft judged by `weights`.
@@ -82,7 +85,8 @@ class WindowLength:
         self._acceptance_rate = _FIRST_RATE
         self._expected: list[tuple[float, bool]] = []
         self._awaited: tuple[int, float, float] | None = None
-        self._worth = 0.0
+        self.slowdown = 1.0
+        self.worth = 0.0
 
     def pass_seconds(self, num_rows: int) -> float:
         """What a pass of the target takes, by the times that were measured."""
@@ -100,7 +104,7 @@ class WindowLength:
         worths = self._worths(found.reach)
         best = max(worths)
         length = worths.index(best)
-        self._worth = best
+        self.worth = best
         self._learn_gain(best)
         self._expected = [(chance, row < num_main) for row, chance in enumerate(found.chances[:length])]
         return length
@@ -110,22 +114,15 @@ class WindowLength:
         """How often texts go on as they did."""
         return self._learned.repeats
 
-    def cut_repeat(self, reach: Sequence[float], lost_seconds: float = 0.0) -> int:
-        """How many tokens of a repeat to verify instead of a drafted window; 0 if that is worth more, or unknown.
+    def cut_repeat(self, reach: Sequence[float], least: float) -> int:
+        """How many tokens of a repeat to verify; 0 if that is not worth more than `least` tokens.
 
         Nor is a repeat taken that is hardly worth anything: in texts that nothing foresees, such guesses cost more than
-        they seem to. `reach` is the chance of each token to be right, and all before it. `lost_seconds` go by where one
-        is not, as nothing is prepared for that.
+        they seem to. `reach` is the chance of each token to be right, and all before it.
         """
-        lost = self._tokens_per_second * lost_seconds
-        worths = [worth - lost * (1 - chance) for worth, chance in zip(self._worths(reach), [1.0, *reach], strict=True)]
-        best, drafted = max(worths), self._learned.drafted
-        return worths.index(best) if drafted is not None and best > max(drafted, _LEAST_REPEAT) else 0
-
-    def observe_drafting(self, seconds: float) -> None:
-        """Learn what the window that was cut last was worth, as its drafting took `seconds`."""
-        worth, known = self._worth - self._tokens_per_second * seconds, self._learned.drafted
-        self._learned.drafted = worth if known is None else _DRAFTED_MEMORY * known + (1 - _DRAFTED_MEMORY) * worth
+        worths = self._worths(reach)
+        best = max(worths)
+        return worths.index(best) if best > max(least, _LEAST_REPEAT) else 0
 
     def is_pass_worthwhile(self, shares: Sequence[Share], num_main: int, passes: int, seconds: float) -> bool:
         """Whether one more pass of the draft would pay, or be a trial that can be paid; it takes `seconds`.
@@ -137,7 +134,7 @@ class WindowLength:
         value = max(self._worths(reach))
         self._learn_gain(value)
         confirmed = reach[num_main - 1] if num_main else 1.0
-        loss = self._tokens_per_second * seconds - self._learned.gains[passes].value * confirmed
+        loss = self.speed * seconds - self._learned.gains[passes].value * confirmed
         is_made = loss < 0 or self._is_tried(loss, confirmed)
         if is_made:
             self._awaited = (passes, value, confirmed)
@@ -172,8 +169,9 @@ class WindowLength:
         learned.tokens_per_second = 1 / (_SPEED_MEMORY / known + (1 - _SPEED_MEMORY) / speed) if known else speed
 
     @property
-    def _tokens_per_second(self) -> float:
-        return max(self._learned.tokens_per_second, 1.0 / max(self._pass_seconds[0], 1e-9))
+    def speed(self) -> float:
+        """Tokens per second of the text, lately; at least what plain decoding brings."""
+        return max(self._learned.tokens_per_second, 1.0 / max(self.slowdown * self._pass_seconds[0], 1e-9))
 
     def _reach(self, shares: Sequence[Share], num_main: int) -> Reach:
         constant, of_own, _, of_other, _, of_row, of_rate = self._weights
@@ -190,6 +188,6 @@ class WindowLength:
 
     def _worths(self, reach: Sequence[float]) -> list[float]:
         """What windows of `0 .. n` tokens bring, in tokens, less what their rows' time would have brought."""
-        speed = self._tokens_per_second
+        speed = self.speed * self.slowdown
         gains = (right - speed * seconds for right, seconds in zip(reach, self._row_seconds, strict=False))
         return [0.0, *accumulate(gains)]

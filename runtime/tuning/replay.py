@@ -134,12 +134,13 @@ class ReplayDraft:
 
 
 class ReplayTarget:
-    """What `TargetLink` offers, from a recording.
+    """A `TargetLine` over a recording.
 
     `spend(num_rows, reports)` takes the time of a pass and hands every exit's report over when it is due.
     """
 
     near_tie_gap = 0.0
+    row_group = 1
 
     def __init__(
         self,

@@ -121,7 +121,7 @@ def find_settings(
         tell.note("measuring the parts, alone and side by side")
         parts = {layout: measure_parts(pipe.engine) for layout, pipe in pipes.items()}
         for layout, pipe in pipes.items():
-            pipe.engine.target_ms = pass_ms(parts[layout])
+            pipe.engine.known.target_ms = pass_ms(parts[layout])
         recordings, scores = _learn_pair(pipes, texts, configs, tell)
         entrants = {kind: _heats(pipes, recordings[kind], scores, parts, _FINALISTS[kind], tell) for kind in configs}
         contests = {kind: _finals(kind, pipes, entrants[kind], texts, configs[kind], tell) for kind in configs}
@@ -163,7 +163,7 @@ def _learn_pair(
         pair = [coverage(recording, one, "both", gamma, [_COVERED_ROOTS])[0] for one in (RootScores(), scores)]
         tell.note(f"roots found among {_COVERED_ROOTS}, {kind}: {pair[0]:.2f} by default scores, {pair[1]:.2f} fitted")
     for one in pipes.values():
-        one.engine.root_scores = scores
+        one.engine.known.root_scores = scores
     return recordings, scores
 
 

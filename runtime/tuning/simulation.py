@@ -1,7 +1,7 @@
 """The real scheduler over recorded models in simulated time: seconds instead of minutes, for any pace.
 
-Drivers, planner, expansion, drafter, clock and statistics are the runtime's own. What is simulated: two devices that
-take as long as a pace says, a queue before the draft's, and a host that takes `host_ms` for every step.
+Step, sources of windows, planner, expansion, drafter, clock and statistics are the runtime's own. What is simulated:
+two devices that take as long as a pace says, a queue before the draft's, and a host that takes `host_ms` for a step.
 """
 
 import heapq
@@ -9,27 +9,20 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 
 from mirrorsd.device_maps import Pace, interpolate
 from mirrorsd.device_maps.pace import Curve
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
-from mirrorsd.runtime.decoding.auto import AutoDriver
-from mirrorsd.runtime.decoding.draft_link import DraftLink
-from mirrorsd.runtime.decoding.mirror import MirrorDriver
-from mirrorsd.runtime.decoding.plain import Driver, PlainDriver
+from mirrorsd.runtime.decoding.assembly import decoder_with
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.decoding.serial import SerialDriver
-from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.draft.branches import Branch, BranchTable
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.ledger import Ledger, Span
-from mirrorsd.runtime.policy.methods import CostBook
+from mirrorsd.runtime.policy.knowledge import Knowledge
 from mirrorsd.runtime.policy.root_scores import RootScores
-from mirrorsd.runtime.policy.roots import RootPlanner
-from mirrorsd.runtime.policy.windows import LearnedLengths, WindowLength
 from mirrorsd.runtime.reporting.stats import GenerationStats, summarise
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.runtime.tuning.recording import RecordedText, Recording
@@ -67,17 +60,12 @@ class Scenario:
     scores: RootScores = field(default_factory=RootScores)
 
 
-class Memory(NamedTuple):
-    """What one text teaches the next."""
-
-    book: CostBook
-    lengths: LearnedLengths
-
-
 def simulate(recording: Recording, scenario: Scenario) -> list[GenerationStats]:
     """Replay every text; the statistics are those of a real run, in simulated time. Texts learn from those before."""
-    memory = Memory(CostBook(), LearnedLengths())
-    return [_replay(recording, text, scenario, memory) for text in recording.texts]
+    known = Knowledge(root_scores=scenario.scores)
+    if scenario.speculation.window == "worthwhile":
+        known.target_ms = scenario.pace.target_ms
+    return [_replay(recording, text, scenario, known) for text in recording.texts]
 
 
 def tokens_per_second(stats: Sequence[GenerationStats]) -> float:
@@ -86,7 +74,7 @@ def tokens_per_second(stats: Sequence[GenerationStats]) -> float:
     return tokens / sum(stat.tokens_per_step * stat.steps / stat.tokens_per_second for stat in stats)
 
 
-def _replay(recording: Recording, text: RecordedText, scenario: Scenario, memory: Memory) -> GenerationStats:
+def _replay(recording: Recording, text: RecordedText, scenario: Scenario, known: Knowledge) -> GenerationStats:
     config = GenerationConfig(
         max_new_tokens=text.num_heads, temperature=recording.temperature or None, seed=text.seed, ignore_eos=True
     )
@@ -96,36 +84,15 @@ def _replay(recording: Recording, text: RecordedText, scenario: Scenario, memory
     request.ledger = devices.ledger
     request.chooser = ReplayChooser(config)
     request.gamma = min(request.gamma, text.depth)
-    if scenario.speculation.window == "worthwhile":
-        weights = scenario.scores.weights("draft", 0, is_sampling=request.chooser.is_sampling)
-        request.length = WindowLength(scenario.pace.target_ms, weights.accept, memory.lengths)
-    driver = _driver(recording, text, scenario, request, devices, memory.book)
-    inflight = driver.start()
-    while request.num_tokens < request.max_tokens:
-        inflight = driver.step(inflight).inflight
-    return summarise(request, 0.0, devices.ledger.now())
-
-
-def _driver(
-    recording: Recording,
-    text: RecordedText,
-    scenario: Scenario,
-    request: Request,
-    devices: "Devices",
-    book: CostBook,
-) -> Driver:
     layers = recording.layers if scenario.layers is None else scenario.layers
-    replayed = ReplayTarget(recording, text, layers, devices.run_pass)
-    target = cast(TargetLink, replayed)
+    target = ReplayTarget(recording, text, layers, devices.run_pass)
     num_streams = text.draft_ids.shape[2] - 1 if scenario.num_streams is None else scenario.num_streams
-    drafter = Drafter(ReplayDraft(recording, text, num_streams, devices.run_round))
-    link = cast(DraftLink, SimulatedLink(drafter, devices))
-    passes = scenario.speculation.passes if num_streams else request.gamma
-    plain, serial = PlainDriver(request, target), SerialDriver(request, target, link, passes)
-    planner = RootPlanner(scenario.speculation, request.chooser, scenario.scores)
-    mirror = SimulatedMirror(serial, planner, devices)
-    drivers: dict[str, Driver] = {"plain": plain, "serial": serial, "mirror": mirror}
-    return AutoDriver(plain, serial, mirror, book) if scenario.method == "auto" else drivers[scenario.method]
+    draft = SimulatedLink(Drafter(ReplayDraft(recording, text, num_streams, devices.run_round)), devices)
+    decoder = decoder_with(request, scenario.method, target, draft, known, partial(SimulatedTable, devices))
+    inflight = decoder.start()
+    while request.num_tokens < request.max_tokens:
+        inflight = decoder.step(inflight).inflight
+    return summarise(request, 0.0, devices.ledger.now())
 
 
 class Devices:
@@ -200,11 +167,9 @@ class Devices:
 
 
 class SimulatedLink:
-    """What `DraftLink` offers, in simulated time; this draft never fails."""
+    """A `DraftLine` in simulated time; this draft never fails."""
 
-    failure = None
-    takes_turns = False
-    has_text = is_preparing = False
+    takes_turns = has_text = is_preparing = False
 
     def __init__(self, drafter: Drafter, devices: Devices) -> None:
         self.drafter = drafter
@@ -219,7 +184,16 @@ class SimulatedLink:
 
     def ask(self, job: Callable[[], Result], default: Result) -> Result:
         """See `DraftLink.ask`."""
-        return self._devices.ask(job)
+        ledger = self._devices.ledger
+        asked = ledger.now()
+        result = self._devices.ask(job)
+        ledger.drafted_s += ledger.now() - asked
+        return result
+
+    @property
+    def round_seconds(self) -> float:
+        """See `DraftLink.round_seconds`."""
+        return self.drafter.clock.shortest_seconds
 
     def is_working(self) -> bool:
         """Yes."""
@@ -229,14 +203,6 @@ class SimulatedLink:
 
     def check_answer(self, asked: float) -> None:
         """It answers in time."""
-
-
-class SimulatedMirror(MirrorDriver):
-    """A mirror driver whose table closes when the simulated pass ends."""
-
-    def __init__(self, serial: SerialDriver, planner: RootPlanner, devices: Devices) -> None:
-        super().__init__(serial.request, serial.target, serial.draft, serial.passes, planner)
-        self._new_table = partial(SimulatedTable, devices)
 
 
 class SimulatedTable(BranchTable):

@@ -112,10 +112,8 @@ class LoadedBundle:
 
     def plain_tokens_per_second(self, settings: Mapping[str, Any]) -> float | None:
         """What plain decoding has been measured to do, lately or by `tune`; None where nobody knows."""
-        books = self.pipe.engine.books
-        book = books.sampled if settings.get("temperature") else books.greedy
-        plain = book.costs["plain"]
-        return round(1.0 / plain.seconds_per_token, 3) if plain.num_steps else None
+        speed = self.pipe.engine.known.pairs[bool(settings.get("temperature"))].plain_speed
+        return round(speed, 3) if speed else None
 
     @asynccontextmanager
     async def events(self, task: Task) -> AsyncIterator[AsyncIterator[Event | None]]:

@@ -28,7 +28,7 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def texts(session: OnnxTarget) -> list[Any]:
-    """Prefill, a window, a rollback, a single row: all that a driver asks of a target."""
+    """Prefill, a window, a rollback, a single row: all that a decoder asks of a target."""
     tokens = np.random.default_rng(0).integers(0, session.vocab_size, 60)
     session.prefill(tokens[:30], 0, ledger=Ledger())
     found: list[Any] = []

@@ -13,13 +13,13 @@ import pytest
 from mirrorsd import MirrorPipeline
 from mirrorsd.cli.application import run
 from mirrorsd.device_maps import load_device_map
-from mirrorsd.runtime import GenerationConfig, SpeculationConfig
+from mirrorsd.runtime import SpeculationConfig
 from mirrorsd.runtime import tuned as tuned_module
 from mirrorsd.runtime.devices.pinning import usable_cores
 from mirrorsd.runtime.doctor import hardware
 from mirrorsd.runtime.doctor.hardware import DeviceDetail
 from mirrorsd.runtime.engine import resolve_speculation
-from mirrorsd.runtime.policy.methods import CostBooks
+from mirrorsd.runtime.policy.account import Account, PairKnowledge
 from mirrorsd.runtime.tuned import Tuned, fingerprint
 
 CPU = load_device_map("cpu")
@@ -85,11 +85,12 @@ def test_tune_measures_chooses_and_is_used(own_bundle: Path, capsys: pytest.Capt
         assert pipe.speculation.gamma == report["speculation"]["gamma"]
         assert pipe.sampled_speculation.gamma == report["sampled_speculation"]["gamma"]
         assert "speculation: tuned on this machine" in pipe.placement
-        assert [list(point) for point in pipe.engine.target_ms] == report["target_ms"]
-        assert pipe.engine.root_scores.to_dict() == report["root_scores"]
-        assert "both:2:sampled" in pipe.engine.root_scores.fitted
+        assert [list(point) for point in pipe.engine.known.target_ms] == report["target_ms"]
+        assert pipe.engine.known.root_scores.to_dict() == report["root_scores"]
+        assert "both:2:sampled" in pipe.engine.known.root_scores.fitted
         speeds = report["tokens_per_second"]
-        assert pipe.engine.books.greedy.cheapest() == max(speeds, key=speeds.get)
+        assert pipe.engine.known.pairs[False].plain_speed == pytest.approx(speeds["plain"])
+        assert pipe.engine.known.pairs[False].method == max(("serial", "mirror"), key=speeds.get)
 
 
 def test_what_was_tuned_elsewhere_is_not_used(own_bundle: Path) -> None:
@@ -117,7 +118,7 @@ def test_the_layout_that_was_fastest_is_used(own_bundle: Path) -> None:
         assert (pipe.layout, pipe.speculation.gamma, pipe.sampled_speculation.gamma) == ("shared", 3, 2)
         assert "layout: shared (the fastest when tuned)" in pipe.placement
         assert pipe.device_map.target.threads == len(usable_cores().numbers)
-        assert pipe.engine.books.sampled.cheapest() == "plain"
+        assert Account(pipe.engine.known.pairs[True]).worth_of_drafting(9.0, is_ready=False) <= 0
         result = pipe.generate(prompt, max_new_tokens=24, method="serial")
         assert (result.token_ids, result.layout) == (expected.token_ids, "shared")
         sampled_text = pipe.generate(prompt, max_new_tokens=24, method="serial", temperature=1.0, seed=0)
@@ -199,9 +200,9 @@ def test_any_field_with_any_hostile_value_is_usable_or_left_out(own_bundle: Path
             if found is None:
                 continue
             read += 1
-            for config, kind in ((GenerationConfig(), ""), (GenerationConfig(temperature=1.0), "sampled_")):
+            for kind in ("", "sampled_"):
                 speeds, steps = (getattr(found, f"{kind}tokens_per_{unit}") for unit in ("second", "step"))
-                CostBooks().of(config).start_from(speeds, steps)
+                PairKnowledge().start_from(speeds, steps, found.target_ms)
                 resolve_speculation(SpeculationConfig(), getattr(found, f"{kind}speculation"))
     assert read > 20
 

@@ -41,7 +41,7 @@ _log = logging.getLogger("mirrorsd")
 MadeBy = dict[str, str]
 
 
-class DraftCache:
+class CompiledCache:
     """Blobs of one bundle's draft for one placement; `made_by` is what a blob must have been made by.
 
     Attributes:
@@ -149,7 +149,7 @@ class DraftCache:
         return ""
 
 
-def open_draft_cache(bundle: Path, entry: DraftEntry, placement: DraftPlacement, core: ov.Core) -> DraftCache | None:
+def open_draft_cache(bundle: Path, entry: DraftEntry, placement: DraftPlacement, core: ov.Core) -> CompiledCache | None:
     """The bundle's compiled drafts in the user's cache; None for a folder without a manifest."""
     manifest_path = bundle / names.MANIFEST_FILE
     try:
@@ -175,7 +175,7 @@ def open_draft_cache(bundle: Path, entry: DraftEntry, placement: DraftPlacement,
     kept = folder_of(bundle)
     make_room(kept)
     most_bytes = max(_LEAST_LIMIT, sum(file.bytes for file in manifest.files.values()))
-    cache = DraftCache(kept / COMPILED, "-".join(words).lower(), made_by, most_bytes)
+    cache = CompiledCache(kept / COMPILED, "-".join(words).lower(), made_by, most_bytes)
     cache.delete_stale()
     return cache
 

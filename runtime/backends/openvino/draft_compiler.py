@@ -18,7 +18,7 @@ from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import DraftEntry
 from mirrorsd.runtime.backends.openvino.compiled_cache import open_draft_cache
 from mirrorsd.runtime.backends.openvino.draft_noise import DraftNoise
-from mirrorsd.runtime.backends.openvino.draft_request import DraftRequest, Runnable, Shape, SlotCache
+from mirrorsd.runtime.backends.openvino.draft_request import DraftRequest, Runnable, Shape
 from mirrorsd.runtime.backends.openvino.draft_shapes import (
     cache_type,
     device_options,
@@ -36,6 +36,7 @@ from mirrorsd.runtime.backends.openvino.npu.blobs import BundleBlobs
 from mirrorsd.runtime.backends.openvino.npu.compiler import tile_options
 from mirrorsd.runtime.backends.openvino.npu.graph import NpuParts, cut_for_npu
 from mirrorsd.runtime.backends.openvino.npu.request import HostParts
+from mirrorsd.runtime.backends.openvino.slot_cache import SlotCache
 from mirrorsd.runtime.backends.protocol import Progress, RowBlock
 
 _MOST_AHEAD_BYTES = 1 << 30

@@ -19,6 +19,7 @@ from mirrorsd.graphs.manifest import DraftEntry
 from mirrorsd.runtime.backends.openvino.draft_noise import DraftNoise
 from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
 from mirrorsd.runtime.backends.openvino.npu.request import CutRequest, HostParts
+from mirrorsd.runtime.backends.openvino.slot_cache import SlotCache, numpy_type, tensor_on
 from mirrorsd.runtime.backends.protocol import RowBlock
 
 
@@ -89,38 +90,6 @@ Shape = tuple[int, int, int]
 """Rows, tips, capacity."""
 
 
-class SlotCache:
-    """Key and value caches of all layers, `[1, kvh, C, hd]` each, key and value in turn.
-
-    Attributes:
-        kind: what they are kept in. numpy has no bf16: its numbers are moved about as float16, bit by bit.
-    """
-
-    def __init__(self, entry: DraftEntry, capacity: int, kind: ov.Type, owner: ov.InferRequest | None = None) -> None:
-        """Make an empty cache: in the tensors of `owner`, a request of that capacity, or in ordinary memory.
-
-        An NPU computes on its own requests' tensors; from ordinary memory it would copy the cache at every pass.
-        """
-        shape = (1, entry.shape.num_kv_heads, capacity, entry.shape.head_dim)
-        layers = range(entry.shape.num_layers)
-        self.capacity = capacity
-        self.names = [name for layer in layers for name in (names.past_key(layer), names.past_value(layer))]
-        self.kind = kind
-        self.arrays: list[NDArray[np.floating]] = [np.zeros(shape, dtype=_numpy_type(kind)) for _ in self.names]
-        self.tensors = [_tensor_on(array, kind) for array in self.arrays]
-        if owner is not None:
-            self.tensors = [owner.get_tensor(name) for name in self.names]
-            self.arrays = [tensor.data for tensor in self.tensors]
-            for array in self.arrays:
-                array.fill(0)
-
-    def take(self, other: "SlotCache") -> None:
-        """Copy the slots of a larger or smaller cache, as far as both have them."""
-        size = min(self.capacity, other.capacity)
-        for source, destination in zip(other.arrays, self.arrays, strict=True):
-            destination[:, :, :size] = source[:, :, :size]
-
-
 class Runnable:
     """A compiled model, and whatever its last pass ran on, if its shapes are symbolic.
 
@@ -169,7 +138,7 @@ class DraftRequest:
             arrays = _arrays(contract, shape, cache.kind)
             for name, array in arrays.items():
                 kind = cache.kind if name.startswith(_NEW) else ov.Type(array.dtype)
-                self._request.set_tensor(name, _tensor_on(array, kind))
+                self._request.set_tensor(name, tensor_on(array, kind))
         self.bind(cache)
         self.inputs = DraftInputs(*(arrays[name] for name in _HOST_INPUTS))
         self._noise: DraftNoise | None = None
@@ -244,16 +213,7 @@ def _arrays(contract: StageContract, shape: Shape, kind: ov.Type) -> dict[str, N
     return {
         name: np.zeros(
             [sizes[dim] if isinstance(dim, str) else dim for dim in specs[name].shape],
-            dtype=_numpy_type(kind) if name.startswith(_NEW) else specs[name].dtype,
+            dtype=numpy_type(kind) if name.startswith(_NEW) else specs[name].dtype,
         )
         for name in _port_names(contract)
     }
-
-
-def _numpy_type(kind: ov.Type) -> np.dtype[Any]:
-    return np.dtype(np.float16 if kind == ov.Type.bf16 else kind.to_dtype())
-
-
-def _tensor_on(array: NDArray[Any], kind: ov.Type) -> ov.Tensor:
-    """A tensor on the array's own memory."""
-    return ov.Tensor(array, ov.Shape(array.shape), kind)

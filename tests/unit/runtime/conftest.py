@@ -11,8 +11,8 @@ import pytest
 from mirrorsd.runtime.backends.fake import FakeDraft, FakeModel, FakeTarget
 from mirrorsd.runtime.backends.protocol import TargetOutput
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
-from mirrorsd.runtime.decoding.plain import Driver
 from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.decoding.step import Decoder
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.sampling.chooser import Mask
@@ -80,22 +80,22 @@ class Bench:
         self.seat = self.engine.open_seat()
         self.cancel = threading.Event()
         self.last_request: Request | None = None
-        self.last_driver: Driver | None = None
+        self.last_decoder: Decoder | None = None
 
     def decode(self, prompt: list[int], method: str, constraint: Mask | None = None, **settings: Any) -> list[int]:
         config = GenerationConfig(method=method, **{"max_new_tokens": 40, **settings})
         request = Request(prompt, config, self.speculation, self.seat.context, self.cancel, constraint)
         if isinstance(self.target, SteadyTarget):
             request.ledger.now = lambda: self.target.seconds
-        driver = self.seat.driver(request, method)
-        self.last_request, self.last_driver = request, driver
-        inflight = driver.start()
+        decoder = self.seat.decoder(request, method)
+        self.last_request, self.last_decoder = request, decoder
+        inflight = decoder.start()
         try:
             while request.num_tokens < request.max_tokens:
                 request.raise_if_cancelled()
-                inflight = driver.step(inflight).inflight
+                inflight = decoder.step(inflight).inflight
         finally:
-            driver.close()
+            decoder.close()
         return request.tokens[request.num_prompt :].tolist()
 
 

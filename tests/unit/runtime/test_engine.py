@@ -39,14 +39,14 @@ def new_request(seat: Seat, prompt: list[int], method: str, cancel: threading.Ev
 
 
 def finish(seat: Seat, request: Request) -> list[int]:
-    driver = seat.driver(request, request.config.method)
-    inflight = driver.start()
+    decoder = seat.decoder(request, request.config.method)
+    inflight = decoder.start()
     try:
         while request.num_tokens < request.max_tokens:
             request.raise_if_cancelled()
-            inflight = driver.step(inflight).inflight
+            inflight = decoder.step(inflight).inflight
     finally:
-        driver.close()
+        decoder.close()
     return request.tokens[request.num_prompt :].tolist()
 
 

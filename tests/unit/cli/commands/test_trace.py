@@ -17,7 +17,7 @@ SPANS = (
     Span("draft", "expand", 10.005, 10.025),
     Span("host", "exposed", 10.020, 10.025),
 )
-STEPS = (StepRecord(10.0, 10.026, 4, 3, "late", "mirror"),)
+STEPS = (StepRecord(10.0, 10.026, 4, 3, "late", "mirror", 0.026),)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.policy.methods import CostBook
 from mirrorsd.runtime.policy.repeats import TextLookup
 
 Make = Callable[..., Any]
@@ -74,17 +73,3 @@ def test_a_last_token_needs_no_guess(make_bench: Make) -> None:
     expected = bench.decode(PROMPT, "plain", max_new_tokens=7)
     assert bench.decode(PROMPT, "auto", max_new_tokens=7) == expected
     assert len(bench.last_request.tokens) == len(PROMPT) + 7
-
-
-def test_what_free_rows_bring_counts_while_speculation_runs() -> None:
-    """Three plain steps of a second that bring five tokens: 0.6 s a token, at the machine's old speed and at half."""
-    book = CostBook()
-    book.start_from({"plain": 1.0, "serial": 1.0}, {"plain": 1.0, "serial": 3.0})
-    for _ in range(60):
-        for num_tokens in (1, 2, 2):
-            book.observe("plain", 1.0, num_tokens)
-    for slowdown in (1.0, 2.0):
-        for _ in range(80):
-            book.observe_pace(slowdown)
-            book.observe("serial", 2.0 * slowdown, 3)
-        assert book.costs["plain"].seconds_per_token == pytest.approx(0.6 * slowdown, rel=0.05)

@@ -61,7 +61,7 @@ def test_tokens_behind_the_end_never_were_text() -> None:
     """A step accepts 7, 8 and 9 and adds 5; the text ends with 8."""
     request = make_request([1, 2])
     request.commit([7, 8, 9, 5], [1.0, 0.0, 0.0, 1.0], 0.1)
-    request.record(StepRecord(0.0, 1.0, 4, 3, "fresh", "serial"))
+    request.record(StepRecord(0.0, 1.0, 4, 3, "fresh", "serial", 1.0))
     request.end_after(2)
     assert request.tokens.tolist() == [1, 2, 7, 8]
     assert (request.near_ties, request.steps[-1].num_accepted) == ([3], 2)

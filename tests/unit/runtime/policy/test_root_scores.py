@@ -6,8 +6,8 @@ import pytest
 from mirrorsd.runtime.policy.root_scores import (
     DEFAULTS,
     Candidates,
-    Proxies,
     RootScores,
+    ScoredCandidates,
     join,
     key,
     log_shares,
@@ -24,7 +24,7 @@ def candidates(known: str, own_share: float = 0.7) -> Candidates:
     """The window's first token has this share of its row, its rivals two and one thirds of what is left."""
     rest = 1 - own_share
     shares = np.array([[own_share, rest * 2 / 3, rest / 3], [0.6, 0.3, 0.1], [0.5, 0.3, 0.2]])
-    named = Proxies(IDS, np.log(shares))
+    named = ScoredCandidates(IDS, np.log(shares))
     return join(named if known != "exit" else None, named if known != "draft" else None)
 
 
@@ -63,7 +63,10 @@ def test_an_acceptance_rate_of_nought_or_one_is_no_certainty() -> None:
 
 
 def test_a_token_that_draft_and_exit_name_counts_once_with_both_shares() -> None:
-    draft, exit_ = Proxies(np.array([[1, 2]]), np.log([[0.8, 0.2]])), Proxies(np.array([[2, 3]]), np.log([[0.6, 0.4]]))
+    draft, exit_ = (
+        ScoredCandidates(np.array([[1, 2]]), np.log([[0.8, 0.2]])),
+        ScoredCandidates(np.array([[2, 3]]), np.log([[0.6, 0.4]])),
+    )
     both = join(draft, exit_)
     real = {
         token: np.exp(features[:2]).round(3).tolist()
@@ -78,7 +81,7 @@ def test_a_token_that_draft_and_exit_name_counts_once_with_both_shares() -> None
 
 def test_shares_of_a_row_sum_to_one_whatever_was_added_to_all() -> None:
     scores = np.log([[0.5, 0.25, 0.25]]) + 7.0
-    assert np.exp(log_shares(Proxies(IDS[:1], scores))).round(6).tolist() == [[0.5, 0.25, 0.25]]
+    assert np.exp(log_shares(ScoredCandidates(IDS[:1], scores))).round(6).tolist() == [[0.5, 0.25, 0.25]]
 
 
 def test_a_row_without_an_allowed_token_has_no_chance_and_no_warning() -> None:

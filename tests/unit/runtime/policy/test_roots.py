@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.policy.root_scores import DEFAULTS, Proxies, RootScores, join, root_chances
+from mirrorsd.runtime.policy.root_scores import DEFAULTS, RootScores, ScoredCandidates, join, root_chances
 from mirrorsd.runtime.policy.roots import global_roots, per_row_roots
 
 WINDOW = np.array([5, 7])
 IDS = np.array([[5, 6, 8], [7, 9, 4], [2, 3, 1]])
 SCORES = np.log(np.array([[0.7, 0.2, 0.1], [0.5, 0.3, 0.2], [0.55, 0.33, 0.12]]))
-DRAFT = Proxies(IDS, SCORES)
-EXIT = Proxies(np.array([[5, 8, 11], [9, 7, 12], [2, 14, 1]]), np.log(np.array([[0.6, 0.3, 0.1]] * 3)))
+DRAFT = ScoredCandidates(IDS, SCORES)
+EXIT = ScoredCandidates(np.array([[5, 8, 11], [9, 7, 12], [2, 14, 1]]), np.log(np.array([[0.6, 0.3, 0.1]] * 3)))
 KNOWN = {"draft": join(DRAFT, None), "exit": join(None, EXIT), "both": join(DRAFT, EXIT)}
 
 
@@ -50,7 +50,7 @@ def test_chances_match_the_models_by_hand() -> None:
 
 
 def test_rows_unknown_to_the_draft_count_with_the_exit_alone() -> None:
-    unknown = Proxies(IDS, np.full(IDS.shape, -np.inf))
+    unknown = ScoredCandidates(IDS, np.full(IDS.shape, -np.inf))
     found = root_chances(WINDOW, join(unknown, EXIT), DEFAULTS["both"], 0.6)
     named = {(root.row, root.token) for root in global_roots(found, 50)}
     assert named == {(0, 8), (0, 11), (1, 9), (1, 12), (2, 2), (2, 14), (2, 1)}
@@ -59,8 +59,8 @@ def test_rows_unknown_to_the_draft_count_with_the_exit_alone() -> None:
 
 def test_a_token_that_only_the_draft_names_keeps_its_noise_beside_the_exit_s() -> None:
     """By the exit, 4 is at best one below 8, its last without noise; noise of 5 still makes it the first."""
-    draft = Proxies(np.array([[4, 7]]), np.array([[5 + np.log(0.1), np.log(0.9)]]), np.array([[5.0, 0.0]]))
-    exit_ = Proxies(np.array([[7, 8]]), np.log([[0.8, 0.2]]), np.zeros((1, 2)))
+    draft = ScoredCandidates(np.array([[4, 7]]), np.array([[5 + np.log(0.1), np.log(0.9)]]), np.array([[5.0, 0.0]]))
+    exit_ = ScoredCandidates(np.array([[7, 8]]), np.log([[0.8, 0.2]]), np.zeros((1, 2)))
     both = join(draft, exit_)
     by_exit = dict(zip(both.ids[0].tolist(), both.features[0, :, 1].tolist(), strict=True))
     assert by_exit[4] == pytest.approx(np.log(0.2) - 1 + 5)
@@ -68,7 +68,7 @@ def test_a_token_that_only_the_draft_names_keeps_its_noise_beside_the_exit_s() -
 
 
 def test_empty_window_has_only_the_bonus_row() -> None:
-    found = root_chances(np.empty(0, int), join(Proxies(IDS[:1], SCORES[:1]), None), DEFAULTS["draft"], 0.5)
+    found = root_chances(np.empty(0, int), join(ScoredCandidates(IDS[:1], SCORES[:1]), None), DEFAULTS["draft"], 0.5)
     assert [(root.row, root.token) for root in global_roots(found, 2)] == [(0, 5), (0, 6)]
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from mirrorsd.runtime.policy.methods import CostBook
 from mirrorsd.runtime.policy.times import PlainPace
 
 
@@ -53,17 +52,3 @@ def test_nothing_is_made_up_where_nothing_was_measured() -> None:
     pace = PlainPace()
     pace.observe_plain(0.010)
     assert pace.observe_pass(1.0) == 0.0
-
-
-def test_the_book_judges_a_step_by_what_plain_decoding_takes_now() -> None:
-    """Plain decoding slows down twofold with the machine; a step that takes what two tokens then take gains nothing."""
-    book = CostBook(("mirror", "serial", "plain"))
-    book.start_from({"mirror": 50.0, "serial": 120.0, "plain": 100.0}, {"mirror": 2.0, "serial": 2.0, "plain": 1.0})
-    book.observe_pace(1.0)
-    book.observe("serial", 0.02, 2)
-    for step in range(60):
-        book.observe("plain", 0.01 if step < 10 else 0.02, 1)
-    before = book.purse
-    book.observe_pace(2.0)
-    book.observe("serial", 0.04, 2)
-    assert book.purse == pytest.approx(before, abs=0.05)

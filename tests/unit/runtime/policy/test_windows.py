@@ -137,7 +137,7 @@ def test_cut_windows_change_no_token(make_bench: Make, method: str) -> None:
     """The draft is right half of the time, a row costs five times a pass: windows are short, the text is the same."""
     plain = make_bench(hit_rate=0.5).decode(PROMPT, "plain", max_new_tokens=80)
     bench = make_bench(hit_rate=0.5, gamma=6, passes=2)
-    bench.engine.target_ms = ((1.0, 20.0), (8.0, 720.0))
+    bench.engine.known.target_ms = ((1.0, 20.0), (8.0, 720.0))
     assert bench.decode(PROMPT, method, max_new_tokens=80) == plain
     cut = [step.num_window for step in bench.last_request.steps]
     full = make_bench(hit_rate=0.5, gamma=6, passes=2)
@@ -147,14 +147,14 @@ def test_cut_windows_change_no_token(make_bench: Make, method: str) -> None:
 
 def test_full_windows_are_left_alone(make_bench: Make) -> None:
     bench = make_bench(hit_rate=0.5, gamma=6, window="full")
-    bench.engine.target_ms = ((1.0, 20.0), (8.0, 720.0))
+    bench.engine.known.target_ms = ((1.0, 20.0), (8.0, 720.0))
     bench.decode(PROMPT, "serial", max_new_tokens=40)
-    assert bench.last_request.length is None
+    assert bench.last_request.windows is None
     assert SpeculationConfig().window == "worthwhile"
 
 
 def test_padded_passes_cost_the_same_whatever_the_window(make_bench: Make) -> None:
     bench = make_bench(hit_rate=0.5, gamma=6, pad_rows_to=8)
-    bench.engine.target_ms = ((1.0, 20.0), (8.0, 720.0))
+    bench.engine.known.target_ms = ((1.0, 20.0), (8.0, 720.0))
     bench.decode(PROMPT, "serial", max_new_tokens=40)
-    assert bench.last_request.length.pass_seconds(1) == bench.last_request.length.pass_seconds(8)
+    assert bench.last_request.windows.pass_seconds(1) == bench.last_request.windows.pass_seconds(8)

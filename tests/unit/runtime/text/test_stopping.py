@@ -7,8 +7,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
-from mirrorsd.runtime.decoding.plain import InFlight, Outcome
 from mirrorsd.runtime.decoding.request import Request, StepRecord
+from mirrorsd.runtime.decoding.step import InFlight, Outcome
 from mirrorsd.runtime.generation import Stop, run_steps
 from mirrorsd.runtime.reporting.results import Chunk
 from mirrorsd.runtime.text.incremental_decoder import IncrementalDecoder
@@ -73,7 +73,7 @@ def test_stop_token_is_shown_and_ends(tokenizer: Tokenizer) -> None:
 
 
 class Grouped:
-    """A driver whose steps commit the tokens of a text in the given groups."""
+    """A decoder whose steps commit the tokens of a text in the given groups."""
 
     name = "serial"
 
@@ -87,7 +87,7 @@ class Grouped:
     def step(self, inflight: InFlight) -> Outcome:
         tokens = next(self._groups)
         self.request.commit(tokens, [1.0] * len(tokens), 0.0)
-        self.request.record(StepRecord(0.0, 1.0, len(tokens) - 1, len(tokens) - 1, "none", self.name))
+        self.request.record(StepRecord(0.0, 1.0, len(tokens) - 1, len(tokens) - 1, "none", self.name, 1.0))
         return Outcome(tokens, len(tokens) - 1, inflight, self.name)
 
     def close(self) -> None: ...

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from mirrorsd.runtime.backends.openvino.compiled_cache import DraftCache
+from mirrorsd.runtime.backends.openvino.compiled_cache import CompiledCache
 
 MADE_BY = {"format": "mirrorsd-compiled-draft-3", "OpenVINO": "2026.4", "driver": "1", "draft": "abc", "options": "{}"}
 
 
-def cache_in(folder: Path, stem: str = "cpu-f32", most_bytes: int = 1 << 20, **changes: str) -> DraftCache:
-    return DraftCache(folder / "compiled", stem, MADE_BY | changes, most_bytes)
+def cache_in(folder: Path, stem: str = "cpu-f32", most_bytes: int = 1 << 20, **changes: str) -> CompiledCache:
+    return CompiledCache(folder / "compiled", stem, MADE_BY | changes, most_bytes)
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from mirrorsd.runtime.config import GenerationConfig
-from mirrorsd.runtime.decoding.plain import InFlight
 from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.decoding.step import InFlight
 
 Make = Callable[..., Any]
 PROMPT = [3, 1, 4, 1, 5]
@@ -21,8 +21,8 @@ def counting(text: list[int]) -> np.ndarray:
 
 def start(bench: Any, prompt: list[int], **settings: Any) -> tuple[Any, InFlight]:
     request = Request(prompt, GenerationConfig(**settings), bench.speculation, bench.seat.context, bench.cancel)
-    driver = bench.seat.driver(request, "plain")
-    return driver, driver.start()
+    decoder = bench.seat.decoder(request, "plain")
+    return decoder, decoder.start()
 
 
 def test_every_pass_brings_one_token(make_bench: Make) -> None:
@@ -32,25 +32,25 @@ def test_every_pass_brings_one_token(make_bench: Make) -> None:
 
 
 def test_a_step_verifies_the_window_that_is_in_flight(make_bench: Make) -> None:
-    driver, inflight = start(make_bench(target_handler=counting), [3, 4])
+    decoder, inflight = start(make_bench(target_handler=counting), [3, 4])
     assert (inflight.head, inflight.window.tolist()) == (1, [])
-    outcome = driver.step(inflight._replace(window=np.array([5, 6, 9])))
+    outcome = decoder.step(inflight._replace(window=np.array([5, 6, 9])))
     assert (outcome.tokens, outcome.num_accepted, outcome.method) == ([5, 6, 7], 2, "plain")
-    assert driver.request.tokens.tolist() == [3, 4, 5, 6, 7]
+    assert decoder.request.tokens.tolist() == [3, 4, 5, 6, 7]
     assert (outcome.inflight.head, outcome.inflight.window.tolist()) == (4, [])
-    assert driver.step(outcome.inflight).tokens == [8]
+    assert decoder.step(outcome.inflight).tokens == [8]
 
 
 def test_every_step_is_recorded(make_bench: Make) -> None:
-    driver, inflight = start(make_bench(target_handler=counting), [3, 4])
-    outcome = driver.step(inflight._replace(window=np.array([5, 6, 9])))
-    driver.step(outcome.inflight)
-    steps = driver.request.steps
+    decoder, inflight = start(make_bench(target_handler=counting), [3, 4])
+    outcome = decoder.step(inflight._replace(window=np.array([5, 6, 9])))
+    decoder.step(outcome.inflight)
+    steps = decoder.request.steps
     assert [(step.num_window, step.num_accepted, step.next_source) for step in steps] == [
         (3, 2, "none"),
         (0, 0, "none"),
     ]
-    assert driver.request.prefilled <= steps[0].started <= steps[0].ended <= steps[1].started
+    assert decoder.request.prefilled <= steps[0].started <= steps[0].ended <= steps[1].started
 
 
 @pytest.mark.parametrize(
@@ -60,11 +60,11 @@ def test_a_window_is_judged_by_the_choices_of_one_token_at_a_time(make_bench: Ma
     """Noise and penalty of a row are those of its own place and of the window's tokens before it."""
     bench = make_bench()
     expected = bench.decode(PROMPT, "plain", max_new_tokens=12, **settings)
-    driver, inflight = start(bench, PROMPT, **settings)
-    first = driver.step(inflight._replace(window=np.array(expected[:4])))
+    decoder, inflight = start(bench, PROMPT, **settings)
+    first = decoder.step(inflight._replace(window=np.array(expected[:4])))
     assert (first.tokens, first.num_accepted) == (expected[:5], 4)
     half_wrong = np.array([expected[5], (expected[6] + 1) % 16, expected[7]])
-    second = driver.step(first.inflight._replace(window=half_wrong))
+    second = decoder.step(first.inflight._replace(window=half_wrong))
     assert (second.tokens, second.num_accepted) == (expected[5:7], 1)
 
 

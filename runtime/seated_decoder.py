@@ -1,12 +1,12 @@
-"""A request's driver on caches that it shares, in turns, with the other requests of its session."""
+"""A request's decoder on caches that it shares, in turns, with the other requests of its session."""
 
-from mirrorsd.runtime.decoding.plain import Driver, InFlight, Outcome
 from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.decoding.step import Decoder, InFlight, Outcome
 from mirrorsd.runtime.engine import Seat
 from mirrorsd.runtime.turns import Turns
 
 
-class SeatedDriver:
+class SeatedDecoder:
     """Takes the session's turn for every step; where another request had the caches meanwhile, it starts over.
 
     Starting over reads the text so far into the caches again, and changes no token.
@@ -20,10 +20,10 @@ class SeatedDriver:
         self.request, self.name = request, str(request.config.method)
         self.draft_failure: str | None = None
         self._seat, self._turns = seat, turns
-        self._driver: Driver | None = None
+        self._decoder: Decoder | None = None
 
     def start(self) -> InFlight:
-        """See `Driver.start`."""
+        """See `Decoder.start`."""
         try:
             self._turns.take(self)
             return self._begin()[1]
@@ -31,15 +31,15 @@ class SeatedDriver:
             self._turns.pause(self)
 
     def step(self, inflight: InFlight) -> Outcome:
-        """See `Driver.step`."""
+        """See `Decoder.step`."""
         try:
             is_unchanged = self._turns.take(self)
-            driver = self._driver
-            if driver is None or not is_unchanged:
+            decoder = self._decoder
+            if decoder is None or not is_unchanged:
                 num_reused = self.request.num_reused
-                driver, inflight = self._begin()
+                decoder, inflight = self._begin()
                 self.request.num_reused = num_reused
-            outcome = driver.step(inflight)
+            outcome = decoder.step(inflight)
             self.draft_failure = self.draft_failure or self._seat.draft_failure
             self._turns.check(self)
             return outcome
@@ -52,15 +52,15 @@ class SeatedDriver:
 
     def leave(self) -> None:
         """See `TurnTaker.leave`."""
-        driver, self._driver = self._driver, None
-        if driver is not None:
-            driver.close()
+        decoder, self._decoder = self._decoder, None
+        if decoder is not None:
+            decoder.close()
 
     def raise_if_unwanted(self) -> None:
         """See `TurnTaker.raise_if_unwanted`."""
         self.request.raise_if_cancelled()
 
-    def _begin(self) -> tuple[Driver, InFlight]:
-        driver = self._driver = self._seat.driver(self.request, self.request.config.method)
-        self.name = driver.name
-        return driver, driver.start()
+    def _begin(self) -> tuple[Decoder, InFlight]:
+        decoder = self._decoder = self._seat.decoder(self.request, self.request.config.method)
+        self.name = decoder.name
+        return decoder, decoder.start()

@@ -1,0 +1,48 @@
+"""From the parts of a request to its decoder: one assembly for real devices, for simulated ones and for tests."""
+
+from collections.abc import Callable
+
+from mirrorsd.runtime.decoding.auto import AutoSource
+from mirrorsd.runtime.decoding.draft_link import DraftLine
+from mirrorsd.runtime.decoding.lookup import FreeRows, Repeats
+from mirrorsd.runtime.decoding.mirror import MirrorSource
+from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.decoding.serial import SerialSource
+from mirrorsd.runtime.decoding.step import StepDecoder
+from mirrorsd.runtime.decoding.target_link import TargetLine
+from mirrorsd.runtime.draft.branches import BranchTable
+from mirrorsd.runtime.policy.knowledge import Knowledge
+from mirrorsd.runtime.policy.roots import RootPlanner
+
+
+def plain_decoder(request: Request, target: TargetLine) -> StepDecoder:
+    """Decodes without a draft."""
+    return StepDecoder(request, target, FreeRows(request), "plain")
+
+
+def decoder_with(
+    request: Request,
+    method: str,
+    target: TargetLine,
+    draft: DraftLine,
+    known: Knowledge,
+    new_table: Callable[[], BranchTable] = BranchTable,
+) -> StepDecoder:
+    """Decodes with a draft by `serial`, `mirror` or `auto`; branches of mirror decoding go into `new_table()`."""
+    if method == "plain":
+        return plain_decoder(request, target)
+    request.windows = known.windows(request.speculation, is_sampling=request.chooser.is_sampling)
+    passes = request.speculation.passes if draft.drafter.session.shape.num_streams else request.gamma
+    serial = SerialSource(request, draft, passes)
+    planner = RootPlanner(request.speculation, request.chooser, known.root_scores)
+    mirror = MirrorSource(serial, target, planner, new_table)
+    if method == "serial":
+        return StepDecoder(request, target, serial, method)
+    if method == "mirror":
+        return StepDecoder(request, target, mirror, method)
+    pair = known.pairs[request.chooser.is_sampling]
+    is_overlapping = pair.method == "mirror" or (not pair.method and not draft.takes_turns)
+    source = AutoSource(
+        serial, mirror if is_overlapping else serial, Repeats(request), FreeRows(request, target.row_group), pair
+    )
+    return StepDecoder(request, target, source, method)

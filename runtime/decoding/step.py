@@ -1,0 +1,165 @@
+"""One step, whatever the method: verify the window in flight, commit what the target says, find the next window.
+
+What varies is where the next window comes from: an object behind `WindowSource`. Which tokens come out never depends on
+it. The window in flight is the loop's only state besides the caches and the text.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirrorsd.runtime.backends.protocol import ExitGuesses, TargetOutput
+from mirrorsd.runtime.decoding.acceptance import Acceptance, accept_window
+from mirrorsd.runtime.decoding.request import Request, StepRecord
+from mirrorsd.runtime.decoding.target_link import TargetLine
+from mirrorsd.runtime.draft.chain import NO_TOKENS
+from mirrorsd.runtime.sampling.chooser import graph_choice
+
+
+class InFlight(NamedTuple):
+    """The next thing to verify: the head token stands at position `head`, `window` follows it."""
+
+    head: int
+    window: NDArray[np.int64]
+
+
+class Outcome(NamedTuple):
+    """One step's committed tokens (accepted window tokens, then the target's own) and what to verify next."""
+
+    tokens: list[int]
+    num_accepted: int
+    inflight: InFlight
+    method: str
+
+
+class Found(NamedTuple):
+    """The next window; `source` as in `StepRecord.next_source`."""
+
+    window: NDArray[np.int64] = NO_TOKENS
+    source: str = "none"
+
+
+class Beside(Protocol):
+    """What works beside one pass of the target; `is_listening` says whether it wants to hear the exits."""
+
+    is_listening: bool
+
+    def start(self) -> None:
+        """The pass begins. Runs on the target's thread, just before its device starts."""
+
+    def hear(self, guesses: ExitGuesses) -> None:
+        """An exit has spoken. Runs on the target's thread, between its stages."""
+
+    def end(self, acceptance: Acceptance) -> None:
+        """The pass is over and verified. Runs on the scheduler's thread, as all of `WindowSource` does."""
+
+
+class WindowSource(Protocol):
+    """Where the next window comes from.
+
+    Attributes:
+        name: the method of the step that has begun last.
+    """
+
+    name: str
+
+    def start(self, read_prompt: Callable[[], None]) -> NDArray[np.int64]:
+        """Have the target read the prompt, and get ready meanwhile; the first window."""
+
+    def begin(self, inflight: InFlight) -> Beside | None:
+        """A pass over `inflight` is about to begin: what works beside it, if anything."""
+
+    def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
+        """The window after `inflight`, which was verified and committed."""
+
+    def observe(self, step: StepRecord) -> None:
+        """Learn from the step, which is over."""
+
+    def close(self) -> None:
+        """Leave nothing running."""
+
+
+class Decoder(Protocol):
+    """What the generation loop needs."""
+
+    name: str
+    request: Request
+
+    def start(self) -> InFlight:
+        """Prefill; the first window to verify."""
+
+    def step(self, inflight: InFlight) -> Outcome:
+        """Verify, commit, find the next window."""
+
+    def close(self) -> None:
+        """Leave nothing running that belongs to this request."""
+
+
+class StepDecoder:
+    """Decodes one request; `source` finds its windows."""
+
+    def __init__(self, request: Request, target: TargetLine, source: WindowSource, name: str) -> None:
+        self.request, self.target, self.source, self.name = request, target, source, name
+
+    def start(self) -> InFlight:
+        """Prefill everything but the last prompt token, which is the first head token."""
+        window = self.source.start(self._read_prompt)
+        return InFlight(self.request.num_tokens - 1, window)
+
+    def step(self, inflight: InFlight) -> Outcome:
+        """Verify the window in flight, commit what the target says, find the next window."""
+        request, ledger, source = self.request, self.request.ledger, self.source
+        started, queued_s = ledger.now(), ledger.queued_s
+        beside = source.begin(inflight)
+        method = source.name
+        on_start, on_exit = (beside.start, beside.hear if beside.is_listening else None) if beside else (None, None)
+        ticket = self.target.submit(request, inflight.head, inflight.window, on_start=on_start, on_exit=on_exit)
+        request.chooser.look_ahead(inflight.window)
+        request.chooser.draw_ahead(inflight.head + 1, len(inflight.window) + 1, self.target.vocab_size)
+        acceptance = self._accept(inflight, self.target.result(request, ticket))
+        if beside is not None:
+            beside.end(acceptance)
+        tokens = self._commit(inflight, acceptance)
+        ledger.queued_s += ticket.queued_s
+        drafted_s = ledger.drafted_s
+        window, next_source = source.next(inflight, acceptance)
+        if ticket.queued_s:  # the next pass would have to queue, too, so that drafting its window costs nothing
+            ledger.queued_s += ledger.drafted_s - drafted_s
+        ended, num_accepted = ledger.now(), acceptance.num_accepted
+        own_seconds = ended - started - (ledger.queued_s - queued_s)
+        step = StepRecord(started, ended, len(inflight.window), num_accepted, next_source, method, own_seconds)
+        request.record(step)
+        source.observe(step)
+        return Outcome(tokens, num_accepted, InFlight(inflight.head + len(tokens), window), method)
+
+    def close(self) -> None:
+        """Leave nothing running that belongs to this request."""
+        self.source.close()
+
+    def _read_prompt(self) -> None:
+        """Let the target read the prompt; from here on time counts as decoding, the first drafting included."""
+        self.target.prefill(self.request)
+        if not self.request.steps:  # reading again in the middle of a text is part of decoding it
+            self.request.prefilled = self.request.ledger.now()
+
+    def _accept(self, inflight: InFlight, output: TargetOutput) -> Acceptance:
+        """Compare the window with the target's choices, row by row."""
+        request, head = self.request, inflight.head
+        if not request.chooser.needs_logits:
+            ids, gaps = output.argmax_ids.tolist(), output.argmax_gap.tolist()
+            return accept_window(inflight.window, lambda row: graph_choice(ids[row], gaps[row], head + 1 + row))
+        text = request.text_with(inflight.window)
+        logits = output.logits
+        assert logits is not None
+        return accept_window(
+            inflight.window,
+            lambda row: request.chooser.choose(logits[row], head + 1 + row, text[: head + 1 + row]),
+        )
+
+    def _commit(self, inflight: InFlight, acceptance: Acceptance) -> list[int]:
+        tokens = [*inflight.window[: acceptance.num_accepted].tolist(), acceptance.next_token]
+        self.request.commit(tokens, acceptance.gaps, self.target.near_tie_gap)
+        self.target.keep(self.request, inflight.head + acceptance.num_accepted + 1)
+        return tokens

@@ -1,0 +1,205 @@
+"""One account of worth: the tokens that something is expected to bring, less the text's speed times its seconds.
+
+The speed is in tokens per second, the text's own lately, at least that of plain decoding; the seconds are those by
+which the target waits longer. What is worth more than nothing is done. Declining the draft's first round is plain
+decoding, so plain decoding needs no judgement of its own.
+
+Expectations may be wrong, so every text also has a credit, in tokens. What it really gains or loses against plain
+decoding goes in or out, and a small share of every token that was decoded plainly goes in. Where the credit does not
+cover the next step, decoding goes on plainly. So the loss on any text is bounded by what it begins with and that share.
+"""
+
+from dataclasses import dataclass
+
+from mirrorsd.device_maps.pace import Curve, interpolate
+from mirrorsd.runtime.policy.times import PlainPace
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """What decides. Measured on recorded texts of an 82 M model in simulated time, over the speed of the best method.
+
+    A draft that is never right costs 2.9 (fp32) to 3.6 % (int4) of 128 sampled tokens with these.
+    """
+
+    first_credit: float = 2.0
+    """Tokens that a text may lose before anything was gained. 2.5: 0.5 % more lost where nothing is right."""
+    resumes: float = 0.75
+    """What a text begins with where drafting is not expected to pay, and what a trial that has paid gives back."""
+    trial_share: float = 0.01
+    """Of every plain token, what goes into the credit: what trials may cost for ever."""
+    kept_share: float = 0.5
+    """Of what a text has gained, what may be lost again, so that bad luck does not end what pays on the whole."""
+    most_gained: float = 16.0
+    """Tokens of gain that count for that."""
+    covered_share: float = 0.5
+    """Of a window's drafting, what the credit must hold. 1: sampled int8 texts 10 % slower, hopeless ones the same."""
+    memory: float = 0.985
+    """Per token, of what windows are worth. 0.95: a hard passage ends drafting, sampled int8 texts 5 to 14 % slower."""
+    first_pause: int = 4
+    """Tokens between two trials; triples with each that has not paid."""
+    longest_pause: int = 256
+    """16 makes no difference: then the credit decides."""
+
+
+_BY = Constants()
+_KNOWN_STEPS = 2
+"""Plain steps after which plain decoding counts as measured."""
+_FAST, _SLOW = 0.8, 0.95
+"""Memories per step: of times, and of what free rows bring."""
+
+
+class PairKnowledge:
+    """What texts teach about drafting, kept from text to text; greedy and sampled texts have one each.
+
+    Attributes:
+        method: of speculation that `tune` found faster; empty where nothing was tuned.
+        brought: what a drafted window is worth, in tokens, its drafting not counted; None until one was drafted.
+        draft_seconds: what the target waits for one.
+        plain_seconds: what a step of plain decoding takes now; 0 until measured.
+        plain_tokens: what it brings, free rows included.
+    """
+
+    def __init__(self) -> None:
+        self.method = ""
+        self.brought: float | None = None
+        self.draft_seconds = self.plain_seconds = 0.0
+        self.plain_tokens = 1.0
+        self._num_plain = 0
+        self._pace = PlainPace()
+
+    def start_from(
+        self, tokens_per_second: dict[str, float], tokens_per_step: dict[str, float], target_ms: Curve
+    ) -> None:
+        """Begin with what was measured before."""
+        rivals = [name for name in tokens_per_second if name != "plain"]
+        if not rivals or "plain" not in tokens_per_second:
+            return
+        self.method = max(rivals, key=lambda name: tokens_per_second[name])
+        self.plain_seconds, self._num_plain = 1 / tokens_per_second["plain"], _KNOWN_STEPS
+        self._pace = PlainPace(self.plain_seconds)
+        name = "serial" if "serial" in rivals else rivals[0]
+        speed = max(tokens_per_second[name], tokens_per_second["plain"])
+        num_tokens = tokens_per_step.get(name, 1.0)
+        step_seconds = num_tokens / tokens_per_second[name]
+        pass_seconds = interpolate(target_ms, round(num_tokens)) / 1e3 if target_ms else self.plain_seconds
+        self.draft_seconds = max(step_seconds - pass_seconds, 0.0)
+        self.brought = num_tokens - 1 - speed * max(pass_seconds - self.plain_seconds, 0.0)
+
+    @property
+    def is_plain_known(self) -> bool:
+        """Whether plain decoding was measured."""
+        return self._num_plain >= _KNOWN_STEPS
+
+    @property
+    def plain_speed(self) -> float:
+        """Tokens per second of plain decoding now; 0 until measured."""
+        return self.plain_tokens / self.plain_seconds if self.plain_seconds else 0.0
+
+    def observe_plain(self, seconds: float, num_tokens: int) -> None:
+        """Learn from a step of plain decoding beside which nothing ran."""
+        self._pace.observe_plain(seconds)
+        self._num_plain += 1
+        self._follow(seconds)
+        self.plain_tokens = _SLOW * self.plain_tokens + (1 - _SLOW) * num_tokens
+
+    def observe_pass(self, slowdown: float) -> float:
+        """Learn that a pass, beside which nothing ran, took `slowdown` times what was measured before.
+
+        Returns what a plain step would have taken by that, in seconds; 0 where nothing was measured.
+        """
+        seconds = self._pace.observe_pass(slowdown)
+        if seconds:
+            self._follow(seconds)
+        return seconds
+
+    def observe_drafting(self, seconds: float) -> None:
+        """Learn how long the target has waited for a window."""
+        self.draft_seconds = _FAST * (self.draft_seconds or seconds) + (1 - _FAST) * seconds
+
+    def _follow(self, seconds: float) -> None:
+        known = self.plain_seconds or seconds
+        self.plain_seconds = _FAST * known + (1 - _FAST) * min(seconds, 2 * known)
+
+
+class Account:
+    """What one text may spend, and what drafting is worth in it.
+
+    Attributes:
+        credit: in tokens.
+        is_resting: whether the credit is used up: plain decoding, until it is there again or a trial would have paid.
+    """
+
+    def __init__(self, known: PairKnowledge) -> None:
+        self._known = known
+        self._brought = known.brought
+        self.is_resting = False
+        may_pay = self._brought is None or self._brought > self._loss(0.0)
+        self.credit = _BY.first_credit if may_pay else _BY.resumes
+        self._earned = 0.0
+        self._tried: tuple[float, float] | None = None
+        self._since, self._pause = 0, _BY.first_pause
+
+    def worth_of_drafting(self, speed: float, *, is_ready: bool) -> float:
+        """Tokens that a window of the draft should bring, less its time: asked for, or one that `is_ready`."""
+        if self._brought is None or self.is_resting:
+            return 0.0
+        return self._brought - self._loss(speed, is_ready=is_ready)
+
+    def _loss(self, speed: float, *, is_ready: bool = False) -> float:
+        return 0.0 if is_ready else self._known.draft_seconds * max(speed, self._known.plain_speed)
+
+    def is_covered(self, speed: float, *, is_ready: bool) -> bool:
+        """Whether the credit suffices for another window."""
+        return not self.is_resting and self.credit >= _BY.covered_share * self._loss(speed, is_ready=is_ready)
+
+    def may_try(self, speed: float) -> bool:
+        """Whether a window that does not seem to pay may be tried."""
+        return self._known.is_plain_known and self._since >= self._pause and self.credit >= self._loss(speed)
+
+    def observe_window(self, worth: float, speed: float, *, is_trial: bool) -> None:
+        """Learn what a drafted window is worth, its drafting not counted."""
+        known = self._known
+        share = _BY.memory ** max(self._since, 2)
+        self._brought = worth if self._brought is None else share * self._brought + (1 - share) * worth
+        known.brought = worth if known.brought is None else _FAST * known.brought + (1 - _FAST) * worth
+        self._since = 0
+        self._tried = (worth, self._loss(speed)) if is_trial else None
+
+    def _settle_trial(self, num_right: int) -> None:
+        """Resume where the window that was tried has paid: what it promised alone proves nothing."""
+        assert self._tried is not None
+        worth, loss = self._tried
+        self._tried = None
+        if num_right > loss:
+            self._brought = max(self._brought or 0.0, worth)
+            self.credit, self.is_resting = max(self.credit, _BY.resumes), False
+            self._pause = _BY.first_pause
+        else:
+            self._pause = min(3 * self._pause, _BY.longest_pause)
+
+    def verified(self, num_right: int) -> None:
+        """A window was verified."""
+        if self._tried is not None:
+            self._settle_trial(num_right)
+
+    def observe_step(
+        self, seconds: float, drafted_seconds: float, num_tokens: int, *, is_plain: bool, plain_seconds: float = 0.0
+    ) -> None:
+        """Settle for a step of `seconds`, and `drafted_seconds` after it for the next window.
+
+        `plain_seconds` are what a plain step would have taken just then; lately, where nobody knows.
+        """
+        self._since += num_tokens
+        known = self._known
+        speed = known.plain_tokens / plain_seconds if plain_seconds else known.plain_speed
+        if is_plain:
+            self.credit += _BY.trial_share * num_tokens - drafted_seconds * speed
+        else:
+            gain = num_tokens - (seconds + drafted_seconds) * speed
+            self._earned = min(max(self._earned + gain, 0.0), _BY.most_gained)
+            self.credit += gain
+        self.credit = min(self.credit, _BY.first_credit + _BY.kept_share * self._earned)
+        self.is_resting = self.credit < (_BY.resumes if self.is_resting else 0.0)
+        if is_plain:
+            self._known.observe_plain(seconds, num_tokens)

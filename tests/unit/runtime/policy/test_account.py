@@ -1,0 +1,105 @@
+"""What drafting is worth, and what a text may lose on it: each text for itself."""
+
+import pytest
+
+from mirrorsd.runtime.policy.account import Account, PairKnowledge
+
+TARGET_MS = ((1.0, 10.0), (8.0, 12.0))
+SPEEDS, TOKENS = {"mirror": 150.0, "serial": 180.0, "plain": 100.0}, {"mirror": 3.0, "serial": 3.6, "plain": 1.0}
+
+
+def tuned(speeds: dict[str, float] | None = None) -> PairKnowledge:
+    known = PairKnowledge()
+    known.start_from(speeds or SPEEDS, TOKENS, TARGET_MS)
+    return known
+
+
+def lose(account: Account, num_steps: int) -> None:
+    """Steps of speculation that take three plain tokens' time and bring one."""
+    for _ in range(num_steps):
+        account.observe_step(0.02, 0.01, 1, is_plain=False)
+
+
+def test_what_was_measured_says_whether_to_draft_and_how() -> None:
+    known = tuned()
+    assert known.method == "serial"
+    assert Account(known).worth_of_drafting(100.0, is_ready=False) > 0
+    slow = tuned({"mirror": 70.0, "serial": 80.0, "plain": 100.0})
+    assert Account(slow).worth_of_drafting(100.0, is_ready=False) < 0
+
+
+def test_a_window_that_is_ready_costs_no_drafting() -> None:
+    account = Account(tuned())
+    ready, asked = (account.worth_of_drafting(180.0, is_ready=is_ready) for is_ready in (True, False))
+    assert ready == pytest.approx(asked + 180.0 * tuned().draft_seconds)
+
+
+def test_two_conversations_never_touch_each_other_s_credit() -> None:
+    known = tuned()
+    first = Account(known)
+    lose(first, 3)
+    assert first.is_resting
+    spent = first.credit
+    second = Account(known)
+    assert (first.credit, first.is_resting) == (spent, True)
+    assert not second.is_resting
+    lose(second, 3)
+    assert first.credit == spent
+
+
+def test_a_text_where_drafting_is_not_expected_to_pay_begins_with_less() -> None:
+    assert Account(tuned({"mirror": 70.0, "serial": 80.0, "plain": 100.0})).credit < Account(tuned()).credit
+
+
+def test_what_was_gained_may_be_lost_again_but_not_all_of_it() -> None:
+    account = Account(tuned())
+    for _ in range(20):
+        account.observe_step(0.01, 0.0, 4, is_plain=False)
+    assert not account.is_resting
+    lose(account, 3)
+    assert not account.is_resting
+    lose(account, 10)
+    assert account.is_resting
+
+
+def test_a_trial_that_promised_much_and_brought_nothing_is_no_reason_to_go_on() -> None:
+    account = Account(tuned())
+    lose(account, 3)
+    for _ in range(400):
+        account.observe_step(0.01, 0.0, 1, is_plain=True)
+        if account.may_try(100.0):
+            break
+    account.is_resting = True
+    account.observe_window(5.0, 100.0, is_trial=True)
+    account.verified(0)
+    assert account.is_resting
+    assert not account.may_try(100.0)
+
+
+def test_a_trial_that_has_paid_brings_drafting_back() -> None:
+    account = Account(tuned())
+    lose(account, 3)
+    account.observe_window(5.0, 100.0, is_trial=True)
+    account.verified(4)
+    assert not account.is_resting
+    assert account.worth_of_drafting(100.0, is_ready=False) > 0
+
+
+def test_plain_steps_correct_what_longer_passes_say_of_plain_decoding() -> None:
+    """Passes of many rows take as long as ever, those of one row half as long."""
+    known = tuned()
+    for _ in range(60):
+        known.observe_pass(1.0)
+        for _ in range(4):
+            known.observe_plain(0.005, 1)
+    assert known.plain_seconds == pytest.approx(0.005, rel=0.3)
+
+
+def test_a_machine_that_slows_down_is_not_mistaken_for_a_bad_text() -> None:
+    known, account = tuned(), Account(tuned())
+    account = Account(known)
+    for _ in range(30):
+        known.observe_pass(3.0)
+        account.observe_step(3 * 0.02, 0.0, 4, is_plain=False)
+    assert not account.is_resting
+    assert known.plain_seconds == pytest.approx(0.03, rel=0.05)
