@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from mirrorsd.export.compression_plan import COMPRESSED, DraftCompression
-from mirrorsd.export.weights.block_formats import BLOCK_SIZES, COMPUTE_BY_PRECISION, WeightFormats, choose_formats
+from mirrorsd.export.weights.block_formats import BLOCK_SIZES, COMPUTE_BY_PRECISION, FILE, WeightFormats, choose_formats
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.manifest import DraftBucket
 
 TARGET_PRECISIONS = tuple(COMPUTE_BY_PRECISION)
-PART_PRECISIONS = ("auto", *TARGET_PRECISIONS)
+PART_PRECISIONS = ("auto", *(precision for precision in TARGET_PRECISIONS if precision != FILE))
 ROUNDINGS = ("nearest", "gptq")
 DRAFT_PRECISIONS = ("fp32", "fp16", *COMPRESSED)
 DEFAULT_BUCKETS = ((4, 1), (4, 4), (8, 1), (8, 8), (16, 16), (24, 24), (32, 32), (128, 1))
@@ -35,7 +35,8 @@ class ExportOptions:
     Attributes:
         exit_layers: Borders between segments (layers before each exit), or "auto": one, where `exit_coverage.json`
             beside the target says it is best, at half depth without that file.
-        precision: Weights of the target's layers, one of `TARGET_PRECISIONS`.
+        precision: Weights of the target's layers, one of `TARGET_PRECISIONS`. "file" is for GGUF files: their own
+            blocks (Q4_0, Q4_1, Q8_0) as they are, everything else in 8 bits.
         head_precision: Weights of the LM head and of the exits; "auto" is int8 where the layers are integers.
         embedding_precision: The token embedding; "auto" as for the head, so that a tied matrix is stored once.
         block_size: Weights of a row that share a scale, where they are integers; None for the largest blocks that fit.
@@ -85,6 +86,11 @@ class ExportOptions:
 
     def __post_init__(self) -> None:
         _check_choice("precision", self.precision, TARGET_PRECISIONS)
+        if self.precision == FILE and (self.block_size is not None or not self.is_symmetric):
+            raise ConfigError(
+                "precision is 'file': blocks and zero points are those of the GGUF file; leave block_size and "
+                "is_symmetric alone, or choose int8 or int4"
+            )
         _check_choice("head_precision", self.head_precision, PART_PRECISIONS)
         _check_choice("embedding_precision", self.embedding_precision, PART_PRECISIONS)
         _check_choice("rounding", self.rounding, ROUNDINGS)

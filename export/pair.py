@@ -55,7 +55,8 @@ from mirrorsd.export.verify.rounded_weights import as_stored
 from mirrorsd.export.verify.target import TargetRun, compare_target, stored_reference
 from mirrorsd.export.verify.text import parity_ids
 from mirrorsd.export.verify.tolerances import check_parity, tolerance_of
-from mirrorsd.export.weights.block_formats import FLOAT_WEIGHTS, WeightFormats, precision_name
+from mirrorsd.export.weights.block_formats import FILE, FLOAT_WEIGHTS, WeightFormats, precision_name
+from mirrorsd.export.weights.gguf_tensors import FileBlocks, carried_tensors, kinds_of
 from mirrorsd.families.registry import most_positions, parts_of, smallest_window
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import describe_file
@@ -79,7 +80,7 @@ _WORK_FILES = (JOURNAL_FILE, _UNCOMPRESSED, "draft/uncompressed.bin")
 _ASKED_LATER = ("overwrite", "accept_error", "draft_precision", "draft_group", "draft_data_aware", "allow_draft_loss")
 """Options that change nothing in what an export has finished: the next run may have others. The journal knows which
 precision the draft was written in."""
-_LEAST_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4}
+_LEAST_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4, FILE: 4}
 
 _PACKAGES = (
     "mirrorsd",
@@ -91,6 +92,7 @@ _PACKAGES = (
     "onnxscript",
     "onnxruntime",
     "openvino",
+    "gguf",
     "nncf",
 )
 
@@ -213,10 +215,19 @@ def _plan_job(target: Checkpoint, draft: Checkpoint, options: ExportOptions) -> 
         target=target,
         draft=draft,
         options=options,
-        formats=options.formats(int(target.config.get("word_embed_proj_dim") or target.config["hidden_size"])),
+        formats=_formats(target, options),
         exit_layers=_exit_layers(target, options),
         context=context,
     )
+
+
+def _formats(target: Checkpoint, options: ExportOptions) -> WeightFormats:
+    formats = options.formats(int(target.config.get("word_embed_proj_dim") or target.config["hidden_size"]))
+    if options.precision != FILE:
+        return formats
+    if target.gguf is None:
+        raise ConfigError(f"precision is 'file', for the blocks of a GGUF file; {target.folder} is a folder: choose int8")
+    return replace(formats, carried=FileBlocks(carried_tensors(target.tensors)))
 
 
 def _exit_layers(target: Checkpoint, options: ExportOptions) -> tuple[int, ...]:
@@ -281,6 +292,8 @@ def _target_entry(job: _Job, plan: TargetPlan) -> TargetEntry:
         block_size=options.block_size,
         is_symmetric=options.is_symmetric,
         rounding=options.rounding,
+        carried=kinds_of(job.target.tensors, (True,)) if options.precision == FILE else (),
+        dequantised=kinds_of(job.target.tensors, (False,) if options.precision == FILE else (False, True)),
     )
     return plan.entry(job.target.source, options.precision, storage)
 

@@ -5,15 +5,23 @@ putting the result into graphs (`quantise_pass.py`).
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mirrorsd.graphs.errors import ConfigError
 
+if TYPE_CHECKING:
+    from mirrorsd.export.weights.gguf_tensors import FileBlocks
+
 BITS_BY_PRECISION = {"int8": 8, "int4": 4}
+FILE = "file"
+"""The precision of a GGUF file: its own blocks where products can be computed with them, 8 bits elsewhere."""
+_FILE_FALLBACK = "int8"
 BLOCK_SIZES = (128, 64, 32)
+_FILE_BLOCK = 32
 _INVARIANT_BLOCKS = {8: 64, 4: 32}
 """By bits: in blocks of up to so many weights ONNX Runtime's CPU kernels give a row the same bits however many rows a
 pass has. They are no default, as larger ones make windows faster (docs/exactness.md)."""
-COMPUTE_BY_PRECISION = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "int8": "fp32", "int4": "fp32"}
+COMPUTE_BY_PRECISION = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "int8": "fp32", "int4": "fp32", FILE: "fp32"}
 """What the stages compute in, and so what their hidden states, caches and float weights are."""
 
 
@@ -69,11 +77,15 @@ class BlockChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormats:
-    """The formats of a target's weights; None stands for floats of the kind that the stages compute in."""
+    """The formats of a target's weights; None stands for floats of the kind that the stages compute in.
+
+    What `carried` holds keeps the blocks of its file instead.
+    """
 
     layers: BlockChoice | None = None
     head: BlockChoice | None = None
     embedding: BlockChoice | None = None
+    carried: "FileBlocks | None" = None
 
 
 FLOAT_WEIGHTS = WeightFormats()
@@ -91,6 +103,8 @@ def choose_formats(
         ConfigError: an embedding in blocks that do not divide `embedding_width`, or a float kind that the stages do not
             compute in.
     """
+    if precision == FILE:
+        block_size = _FILE_BLOCK
     layers = _format(precision, precision, block_size, is_symmetric)
     automatic = "int8" if layers is not None else precision
     blocks = BlockChoice(bits=8, block_size=block_size).for_width(embedding_width).block_size
@@ -110,8 +124,8 @@ def choose_formats(
 
 
 def _format(precision: str, asked: str, block_size: int | None, is_symmetric: bool) -> BlockChoice | None:
-    if asked in BITS_BY_PRECISION:
-        bits = BITS_BY_PRECISION[asked]
+    bits = BITS_BY_PRECISION.get(_FILE_FALLBACK if asked == FILE else asked)
+    if bits is not None:
         return BlockChoice(bits=bits, block_size=block_size, is_symmetric=is_symmetric)
     compute = COMPUTE_BY_PRECISION[precision]
     if asked != compute:
@@ -128,4 +142,6 @@ def precision_name(chosen: BlockChoice | None, precision: str) -> str:
     >>> precision_name(None, "int4"), precision_name(BlockChoice(bits=8), "int4")
     ('fp32', 'int8')
     """
+    if precision == FILE and chosen is not None:
+        return FILE
     return COMPUTE_BY_PRECISION[precision] if chosen is None else f"int{chosen.bits}"

@@ -16,13 +16,14 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from mirrorsd.export.checkpoints.gguf_file import is_gguf
 from mirrorsd.graphs.errors import ExportError
 
 __all__ = ["load_whole"]
 
 
-def load_whole(folder: Path) -> PreTrainedModel:
-    """Load the model in `folder` in single precision, in evaluation mode.
+def load_whole(path: Path) -> PreTrainedModel:
+    """Load the model in `path`, a folder or a GGUF file, in single precision, in evaluation mode.
 
     Raises:
         ExportError: It cannot be loaded, or lacks weights.
@@ -30,19 +31,31 @@ def load_whole(folder: Path) -> PreTrainedModel:
     with _quiet_transformers():
         try:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
+                **_place(path), dtype=torch.float32, local_files_only=True, output_loading_info=True
             )
         except (SafetensorError, RuntimeError, ValueError, OSError) as error:
-            raise ExportError(f"{folder} cannot be loaded: {error}") from error
+            raise ExportError(f"{path} cannot be loaded: {error}") from error
     model, info = loaded
     missing = sorted(info["missing_keys"])
     if missing:
         raise ExportError(
-            f"{folder} lacks {len(missing)} weights, for example {missing[0]!r}: "
+            f"{path} lacks {len(missing)} weights, for example {missing[0]!r}: "
             "its config.json and its weights do not belong together"
         )
+    if is_gguf(path):  # the loader marks it as quantised, and such a model can neither be saved nor trained
+        plain: Any = type(model)(model.config)
+        plain.load_state_dict(model.state_dict())
+        del plain.config.quantization_config
+        model = plain
     whole: PreTrainedModel = model.eval()
     return whole
+
+
+def _place(path: Path) -> dict[str, Any]:
+    """Where `from_pretrained` finds the model, as its arguments."""
+    if not is_gguf(path):
+        return {"pretrained_model_name_or_path": path}
+    return {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
 
 
 @contextmanager

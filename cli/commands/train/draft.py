@@ -113,7 +113,7 @@ def draft(
     for name, num_streams, folder in runs:
         text = _training_text([work, *(more_text or ())], documents, document_share)
         how = (replace(config, out=work / name), loss)
-        _train(model, plan.make(model, num_streams), text, (target, work, folder), how)
+        _train(model, plan.make(model, num_streams), text, (checkpoint.folder, work, folder), how)
     (print_json if as_json else print_report)(measure_drafts(model, output, runs[1][2] if baseline else None, work))
 
 

@@ -49,8 +49,8 @@ def exit_command(
         config = RunConfig(
             out=run_folder, schedule=schedule, deadline=deadline, save_every_s=60.0, counts_cpu=count_cpu
         )
-        _train(model, target, (work, chosen, rank), config, (batch, length))
-    coverage = _measure(model, target, work, chosen)
+        _train(model, checkpoint.folder, (work, chosen, rank), config, (batch, length))
+    coverage = _measure(model, checkpoint.folder, work, chosen)
     if as_json:
         print_json({"target": str(target), **coverage})
         return

@@ -42,14 +42,14 @@ def report(
     checkpoint = shared.open_target(target, trained=0, tokens=_TOKENS, threads=threads)
     check_speaks_like(target, [draft, *([baseline] if baseline else [])])
     model = shared.load_target(checkpoint)
-    greedy, sampled = write_answers(model, target, questions, checkpoint.eos_ids[0])
+    greedy, sampled = write_answers(model, checkpoint.folder, questions, checkpoint.eos_ids[0])
     if not whole:
         from mirrorsd.training.text.self_text import cut_before_loop
 
         greedy = {task: [cut_before_loop(text) for text in texts] for task, texts in greedy.items()}
     from mirrorsd.training.reports.pair_report import report_pair
 
-    pair = load_pair(model, target, draft, baseline)
+    pair = load_pair(model, checkpoint.folder, draft, baseline)
     sections = tuple(part.strip() for part in only.split(","))
     found = {
         "text": f"{len(questions)} questions of {prompts.name}, answered greedily by the target"

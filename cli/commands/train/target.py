@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mirrorsd.training.text.self_text import SelfText
     from mirrorsd.training.text.token_stream import TokenStream
 
-Target = Annotated[Path, typer.Argument(help="Folder of the target's checkpoint.", show_default=False)]
+Target = Annotated[Path, typer.Argument(help="The target: a Hugging Face folder or a GGUF file.", show_default=False)]
 Corpus = Annotated[
     Path | None,
     typer.Option(help="Documents to cut prompts from: .txt, one per line, or .jsonl.", show_default=False),
@@ -62,8 +62,8 @@ class TextSource:
     part: tuple[int, int] = (0, 1)
 
 
-def open_target(folder: Path, *, trained: int, tokens: int, threads: int = 0) -> "Checkpoint":
-    """Check a target's folder, and that training beside it fits into memory, before anything is loaded.
+def open_target(path: Path, *, trained: int, tokens: int, threads: int = 0) -> "Checkpoint":
+    """Check a target, a folder or a GGUF file, and that training beside it fits into memory, before anything is loaded.
 
     Raises:
         ExportError: not a complete checkpoint of a supported family.
@@ -74,14 +74,14 @@ def open_target(folder: Path, *, trained: int, tokens: int, threads: int = 0) ->
     from mirrorsd.training.run.memory_need import check_memory, training_bytes
     from mirrorsd.training.run.timed_run import use_threads
 
-    checkpoint = open_checkpoint(folder, "target")
+    checkpoint = open_checkpoint(path, "target")
     needed = training_bytes(
         fixed=checkpoint.source.num_parameters,
         trained=trained,
         tokens=tokens,
         vocab_size=int(checkpoint.config["vocab_size"]),
     )
-    check_memory(f"training for the target {folder}", needed, free_memory(SYSTEM))
+    check_memory(f"training for the target {path}", needed, free_memory(SYSTEM))
     use_threads(threads)
     return checkpoint
 
@@ -91,7 +91,7 @@ def load_target(checkpoint: "Checkpoint") -> Any:
     from mirrorsd.training.models.attention import use_training_attention
     from mirrorsd.training.models.whole_model import load_whole
 
-    model = load_whole(checkpoint.folder)
+    model = load_whole(checkpoint.path)
     model.requires_grad_(False)
     use_training_attention(model)
     return model
