@@ -56,7 +56,7 @@ class WeightStorage:
     """How the target's weights are stored: precisions of its parts, and of integers the blocks and the rounding.
 
     Attributes:
-        block_size: None where every width of rows has the largest blocks that fit it.
+        block_size: Most weights that share a scale; None where the layers are floats.
         carried: Of a GGUF file, the kinds of blocks that are in the bundle as they are in the file ("Q4_0").
         dequantised: The kinds that were turned into floats, and rounded again where the part's precision asks for it.
     """

@@ -30,7 +30,9 @@ def export(
     block_size: Annotated[
         int | None, typer.Option(help="Integer weights that share a scale: 32, 64, 128; without it what fits.")
     ] = None,
-    asymmetric: Annotated[bool, typer.Option("--asymmetric", help="Integer weights with zero points.")] = False,
+    asymmetric: Annotated[
+        bool | None, typer.Option("--asymmetric/--symmetric", help="Integer weights with zero points; int4 has them.")
+    ] = None,
     batch_invariant: Annotated[
         bool, typer.Option(help="On a CPU, the same bits for a row in passes of any number of rows.")
     ] = True,
@@ -63,7 +65,7 @@ def export(
         head_precision=head_precision,
         embedding_precision=embedding_precision,
         block_size=block_size,
-        is_symmetric=not asymmetric,
+        is_symmetric=None if asymmetric is None else not asymmetric,
         is_batch_invariant=batch_invariant,
         rounding=rounding,
         calibration_text=None if calibration is None else read_text(calibration),
