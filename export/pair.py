@@ -24,7 +24,7 @@ from mirrorsd.export.checkpoints.carried_files import (
     token_entry,
 )
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from mirrorsd.export.checkpoints.compatibility import check_compatible
+from mirrorsd.export.checkpoints.compatibility import check_compatible, with_shared_embedding
 from mirrorsd.export.checkpoints.loading import (
     DTYPE_BY_PRECISION,
     adapter_layers,
@@ -57,6 +57,7 @@ from mirrorsd.export.verify.text import parity_ids
 from mirrorsd.export.verify.tolerances import check_parity, tolerance_of
 from mirrorsd.export.weights.block_formats import FILE, FLOAT_WEIGHTS, WeightFormats, precision_name
 from mirrorsd.export.weights.gguf_tensors import FileBlocks, carried_tensors, kinds_of
+from mirrorsd.families.low_rank_head import head_width
 from mirrorsd.families.registry import most_positions, parts_of, smallest_window
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import describe_file
@@ -198,6 +199,7 @@ def _plan_job(target: Checkpoint, draft: Checkpoint, options: ExportOptions) -> 
     check_compatible(target, draft)
     if options.rounding == "gptq":
         check_available()
+    draft = with_shared_embedding(draft, target)
     vocab_size = min(int(checkpoint.config["vocab_size"]) for checkpoint in (target, draft))
     most_candidates = max(options.num_exit_candidates, options.num_draft_candidates)
     if most_candidates > vocab_size:
@@ -307,7 +309,7 @@ def _build_draft(job: _Job, bundle: Path, journal: Journal, report: ExportProgre
     report("load draft", 0.02)
     model = open_model(job.draft)
     options, config = job.options, model.network.config
-    streams = load_streams(job.draft.folder, config.hidden_size, config.num_hidden_layers)
+    streams = load_streams(job.draft.folder, config.hidden_size, config.num_hidden_layers, head_width(config))
     num_input_ids = int(job.target.config["vocab_size"])
     shape = draft_shape(
         model.network,

@@ -5,6 +5,7 @@ Owns: every call of `from_pretrained` for models here. Does not own: checks on t
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,21 +14,28 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from mirrorsd.export.checkpoints.gguf_file import is_gguf
+from mirrorsd.families.low_rank_head import EMBEDDING, HEAD_RANK, SHARES_EMBEDDING, fit_head
 from mirrorsd.graphs.errors import ExportError
 
 __all__ = ["load_whole"]
 
 
-def load_whole(path: Path) -> PreTrainedModel:
+def load_whole(path: Path, embedding: Tensor | None = None) -> PreTrainedModel:
     """Load the model in `path`, a folder or a GGUF file, in single precision, in evaluation mode.
+
+    A draft with a head of low rank may leave its token embedding to its target: then it is `embedding` `[V, H]`.
 
     Raises:
         ExportError: It cannot be loaded, or lacks weights.
     """
+    if (path / "config.json").is_file() and HEAD_RANK in json.loads((path / "config.json").read_text(encoding="utf-8")):
+        return _load_low_rank(path, embedding)
     with _quiet_transformers():
         try:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -48,6 +56,20 @@ def load_whole(path: Path) -> PreTrainedModel:
         del plain.config.quantization_config
         model = plain
     whole: PreTrainedModel = model.eval()
+    return whole
+
+
+def _load_low_rank(folder: Path, embedding: Tensor | None) -> PreTrainedModel:
+    """Load a model whose head Hugging Face's class does not have."""
+    try:
+        network = fit_head(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, local_files_only=True)))
+        tensors = {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
+        if getattr(network.config, SHARES_EMBEDDING, False) and embedding is not None:
+            tensors[EMBEDDING] = embedding.detach().float().cpu()
+        network.load_state_dict(tensors)
+    except (SafetensorError, RuntimeError, ValueError, OSError) as error:
+        raise ExportError(f"{folder} cannot be loaded (a draft that shares an embedding needs its target): {error}") from error
+    whole: PreTrainedModel = network.eval()
     return whole
 
 
