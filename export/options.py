@@ -39,8 +39,8 @@ class ExportOptions:
             blocks (Q4_0, Q4_1, Q8_0) as they are, everything else in 8 bits.
         head_precision: Weights of the LM head and of the exits; "auto" is int8 where the layers are integers.
         embedding_precision: The token embedding; "auto" as for the head, so that a tied matrix is stored once.
-        block_size: Weights of a row that share a scale, where they are integers; None for 32 in int4, and in int8 for the
-            largest that fit the embedding's width.
+        block_size: Weights of a row that share a scale, where they are integers; None for 32 in int4, and in int8 for
+            the largest that fit the embedding's width.
         is_symmetric: Whether integers of the layers have no zero points; None: int8 has none, int4 has. Head and
             embedding never have any.
         is_batch_invariant: Whether the CPU gives a row the same bits in passes of any number of rows, so that no method

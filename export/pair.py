@@ -228,7 +228,9 @@ def _formats(target: Checkpoint, options: ExportOptions) -> WeightFormats:
     if options.precision != FILE:
         return formats
     if target.gguf is None:
-        raise ConfigError(f"precision is 'file', for the blocks of a GGUF file; {target.folder} is a folder: choose int8")
+        raise ConfigError(
+            f"precision is 'file', for the blocks of a GGUF file; {target.folder} is a folder: choose int8"
+        )
     return replace(formats, carried=FileBlocks(carried_tensors(target.tensors)))
 
 

@@ -3,9 +3,10 @@
 Owns: the distillation loss and one training run.
 Does not own: the text (`self_text.py`), the loop (`timed_run.py`), measuring acceptance (`draft_report.py`).
 
-Loss: the distance of target and draft (KL, or one of `divergence.LOSSES`) at the main rows, plus `stream_weight` times that of `target at row r + j` and `stream j of row r` for
-every stream (if there is a link: given the true tokens before its own, and half as much without them), plus a share of
-plain cross-entropy with the target's argmax (that is what greedy decoding asks for).
+Loss: the distance of target and draft (KL, or another of `divergence.LOSSES`) at the main rows, plus `stream_weight`
+times that of the target at row `r + j` and stream `j` of row `r` for every stream (if there is a link: given the true
+tokens before its own, and half as much without them), plus a share of plain cross-entropy with the target's argmax
+(that is what greedy decoding asks for).
 Tokens that the target did not write (prompts, documents) may count less: there is nothing to draft in a prompt.
 Streams sit on a random part of the rows, fresh in each step, so that they cost about as much as the main rows.
 """
@@ -79,7 +80,7 @@ class DistillConfig:
 
 
 class DistillLosses(NamedTuple):
-    """Loss to minimise, distance of the main row, distance per stream `[s]` (NaN without tips), share of rows with its argmax."""
+    """Loss to minimise, distances of main row and streams `[s]` (NaN without tips), share of rows with its argmax."""
 
     total: Tensor
     main: Tensor

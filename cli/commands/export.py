@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 
 
 def export(
-    target: Annotated[Path, typer.Argument(help="The target: a Hugging Face folder or a GGUF file.", show_default=False)],
+    target: Annotated[
+        Path, typer.Argument(help="The target: a Hugging Face folder or a GGUF file.", show_default=False)
+    ],
     draft: Annotated[Path, typer.Option(help="The draft: a Hugging Face folder or a GGUF file.", show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the bundle goes.", show_default=False)],
     exit_layer: Annotated[str, typer.Option(help="auto, a layer, or several: 4,6.")] = "auto",
-    precision: Annotated[str, typer.Option(help="The target's weights: fp32, fp16, bf16, int8, int4; file: a GGUF file's own blocks.")] = "fp32",
+    precision: Annotated[
+        str, typer.Option(help="The target's weights: fp32, fp16, bf16, int8, int4; file: a GGUF file's own blocks.")
+    ] = "fp32",
     head_precision: Annotated[str, typer.Option(help="Its LM head; auto is int8 with integer weights.")] = "auto",
     embedding_precision: Annotated[str, typer.Option(help="Its embedding; auto as for the head.")] = "auto",
     block_size: Annotated[

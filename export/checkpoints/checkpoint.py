@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from mirrorsd.export.checkpoints.gguf_file import is_gguf, licence, read_tensors, small_files
+from mirrorsd.export.checkpoints.gguf_file import is_gguf, licence_of, read_tensors, small_files
 from mirrorsd.export.weights.stored_tensors import StoredTensor, read_header
 from mirrorsd.families.registry import completed, find_obstacle
 from mirrorsd.graphs.errors import ExportError
@@ -99,12 +99,10 @@ def _open_gguf(file: Path, role: Role) -> Checkpoint:
     folder = small_files(file)
     config = _read_config(folder, role)
     found = _checkpoint(folder, role, config, read_tensors(file, folder))
-    return replace(found, gguf=file, source=replace(found.source, name=file.stem, licence=licence(file)))
+    return replace(found, gguf=file, source=replace(found.source, name=file.stem, licence=licence_of(file)))
 
 
-def _checkpoint(
-    folder: Path, role: Role, config: dict[str, Any], tensors: Mapping[str, StoredTensor]
-) -> Checkpoint:
+def _checkpoint(folder: Path, role: Role, config: dict[str, Any], tensors: Mapping[str, StoredTensor]) -> Checkpoint:
     generation = folder / "generation_config.json"
     return Checkpoint(
         folder=folder,

@@ -69,7 +69,7 @@ def small_files(file: Path) -> Path:
     return folder
 
 
-def licence(file: Path) -> str:
+def licence_of(file: Path) -> str:
     """The licence that the file names (an SPDX id by custom), else "unknown"."""
     from gguf import GGUFReader
 
@@ -98,7 +98,11 @@ def read_tensors(file: Path, folder: Path) -> "dict[str, GgufTensor]":
         names = get_gguf_hf_weights_map(model, processor)
         _check_kinds(file, reader.tensors)
         convert = partial(_convert, processor, names)
-        return {names[tensor.name]: _tensor(file, tensor, names, convert) for tensor in reader.tensors if tensor.name in names}
+        return {
+            names[tensor.name]: _tensor(file, tensor, names, convert)
+            for tensor in reader.tensors
+            if tensor.name in names
+        }
 
 
 def _tensor(file: Path, tensor: Any, names: Mapping[str, str], convert: Any) -> "GgufTensor":
@@ -150,8 +154,8 @@ def _check_kinds(file: Path, tensors: Any) -> None:
             dequantize(np.ascontiguousarray(tensor.data[:1]), kind)
         except NotImplementedError as error:
             raise ExportError(
-                f"{file} holds {tensor.name!r} as {kind.name}, which the gguf package cannot turn into floats; take the "
-                "file in another quantisation, such as Q4_0, Q4_1, Q8_0 or F16"
+                f"{file} holds {tensor.name!r} as {kind.name}, which the gguf package cannot turn into floats; take "
+                "the file in another quantisation, such as Q4_0, Q4_1, Q8_0 or F16"
             ) from error
 
 

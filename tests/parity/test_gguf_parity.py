@@ -8,7 +8,13 @@ from mirrorsd.export import ExportOptions, export_pair
 from mirrorsd.graphs.errors import ConfigError
 
 WriteGguf = Callable[..., Path]
-SMALL = {"context": 384, "num_exit_candidates": 4, "num_draft_candidates": 4, "buckets": ((8, 8),), "capacities": (384,)}
+SMALL = {
+    "context": 384,
+    "num_exit_candidates": 4,
+    "num_draft_candidates": 4,
+    "buckets": ((8, 8),),
+    "capacities": (384,),
+}
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])

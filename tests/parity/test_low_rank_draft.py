@@ -50,7 +50,9 @@ def test_it_decodes_what_the_target_says(pair: tuple[Path, StreamingDraft, Path]
     with MirrorPipeline.load(tmp_path / "pair.mirror") as pipe:
         for temperature in (0.0, 0.8):
             texts = [
-                pipe.generate("abba ab", GenerationConfig(method=method, max_new_tokens=24, temperature=temperature, seed=5))
+                pipe.generate(
+                    "abba ab", GenerationConfig(method=method, max_new_tokens=24, temperature=temperature, seed=5)
+                )
                 for method in ("plain", "serial", "mirror", "auto")
             ]
             assert all(one.token_ids == other.token_ids for one, other in itertools.pairwise(texts))

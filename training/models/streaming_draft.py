@@ -25,9 +25,9 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from mirrorsd.families import DecoderParts, parts_of
+from mirrorsd.families.low_rank_head import EMBEDDING, SHARES_EMBEDDING
 from mirrorsd.families.stream_adapter import adapt_streams
 from mirrorsd.families.stream_link import Guesses, LinkWeights, follow_links
-from mirrorsd.families.low_rank_head import EMBEDDING, SHARES_EMBEDDING
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.training.models.attention import StreamRows, use_training_attention

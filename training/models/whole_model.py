@@ -5,10 +5,11 @@ Owns: every call of `from_pretrained` for models here. Does not own: checks on t
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def load_whole(path: Path, embedding: Tensor | None = None) -> PreTrainedModel:
     """
     if (path / "config.json").is_file() and HEAD_RANK in json.loads((path / "config.json").read_text(encoding="utf-8")):
         return _load_low_rank(path, embedding)
-    with _quiet_transformers():
+    with _quiet_transformers(), _without_bars(path):
         try:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 **_place(path), dtype=torch.float32, local_files_only=True, output_loading_info=True
@@ -68,7 +69,9 @@ def _load_low_rank(folder: Path, embedding: Tensor | None) -> PreTrainedModel:
             tensors[EMBEDDING] = embedding.detach().float().cpu()
         network.load_state_dict(tensors)
     except (SafetensorError, RuntimeError, ValueError, OSError) as error:
-        raise ExportError(f"{folder} cannot be loaded (a draft that shares an embedding needs its target): {error}") from error
+        raise ExportError(
+            f"{folder} cannot be loaded (a draft that shares an embedding needs its target): {error}"
+        ) from error
     whole: PreTrainedModel = network.eval()
     return whole
 
@@ -78,6 +81,11 @@ def _place(path: Path) -> dict[str, Any]:
     if not is_gguf(path):
         return {"pretrained_model_name_or_path": path}
     return {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+
+
+def _without_bars(path: Path) -> AbstractContextManager[object]:
+    """The reader of GGUF files has a bar that nobody can turn off."""
+    return redirect_stderr(io.StringIO()) if is_gguf(path) else nullcontext()
 
 
 @contextmanager

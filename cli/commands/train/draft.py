@@ -158,10 +158,10 @@ def _open_target_and_text(checkpoint: Any, source: shared.TextSource, work: Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftPlan:
-    """How large a draft is, and what it starts from: sizes of its own, a small model (or a draft) in `source`, or some
-    of the target's layers with a head of `head_rank`.
+    """How large a draft is, and what it starts from.
 
-    With `streams_only` that model's own weights stay as they are.
+    That is nothing but sizes, a small model (or a draft) in `source`, or some of the target's layers with a head of
+    `head_rank`. With `streams_only` a source's own weights stay as they are.
     """
 
     hidden: int

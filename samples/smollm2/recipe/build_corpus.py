@@ -47,7 +47,9 @@ def of_text(record: Record) -> Iterator[Record]:
 
 def of_code(record: Record) -> Iterator[Record]:
     """A program, as the answer to its file's name."""
-    yield asked(f"Write a Python program: {Path(record['path']).stem.replace('_', ' ')}.", f"```python\n{record['text']}```")
+    yield asked(
+        f"Write a Python program: {Path(record['path']).stem.replace('_', ' ')}.", f"```python\n{record['text']}```"
+    )
 
 
 def of_instruction(record: Record) -> Iterator[Record]:
@@ -96,10 +98,9 @@ READERS: dict[str, Callable[[Record], Iterator[Record]]] = {
 def read_set(path: Path) -> Iterator[Record]:
     """The documents of one file."""
     reader = READERS[path.name.split(".")[0]]
-    opened = lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8")
-    with opened as lines:
-        for line in lines:
-            yield from reader(json.loads(line))
+    whole = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
+    for line in whole.splitlines():
+        yield from reader(json.loads(line))
 
 
 def main() -> None:

@@ -21,8 +21,8 @@ IDS = torch.tensor([[5, 9, 1, 33, 7, 2]])
 def tiny_target() -> Any:
     torch.manual_seed(4)
     config = LlamaConfig(
-        vocab_size=50, hidden_size=HIDDEN, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
-        intermediate_size=48, tie_word_embeddings=True, max_position_embeddings=64, initializer_range=0.3,
+        vocab_size=50, hidden_size=HIDDEN, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, intermediate_size=48, tie_word_embeddings=True, max_position_embeddings=64, initializer_range=0.3,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()
 

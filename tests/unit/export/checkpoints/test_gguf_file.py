@@ -43,7 +43,9 @@ def test_carried_blocks_are_equal_to_the_bit(write_gguf: WriteGguf, kind: str) -
     carried = carried_tensors(tensors)
     assert kinds_of(tensors, (True,)) == (kind,)
     assert {name for name, tensor in tensors.items() if len(tensor.shape) == 2} == carried.keys()
-    weight = FileBlocks(carried).of("model.layers.0.self_attn.q_proj.weight below model.layers.0.self_attn.k_proj.weight")
+    weight = FileBlocks(carried).of(
+        "model.layers.0.self_attn.q_proj.weight below model.layers.0.self_attn.k_proj.weight"
+    )
     assert weight is not None and weight.has_offsets == (kind == "Q4_1")
     levels, scales, *offsets = weight.parts()
     restored = restore_rows(pack_levels(levels, scales, None, weight.format.bits), weight.shape[1], weight.format.bits)
