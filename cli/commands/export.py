@@ -19,24 +19,29 @@ if TYPE_CHECKING:
     from mirrorsd.graphs import Manifest
 
 
+Target = Annotated[Path, typer.Argument(help="The target: a Hugging Face folder or a GGUF file.", show_default=False)]
+Precision = Annotated[
+    str, typer.Option(help="The target's weights: fp32, fp16, bf16, int8, int4; file: a GGUF file's own blocks.")
+]
+BlockSize = Annotated[
+    int | None,
+    typer.Option(help="Integer weights that share a scale: 32, 64, 128; int4 has 32, int8 what the embedding takes."),
+]
+Asymmetric = Annotated[
+    bool | None, typer.Option("--asymmetric/--symmetric", help="Integer weights with zero points; int4 has them.")
+]
+
+
 def export(
-    target: Annotated[
-        Path, typer.Argument(help="The target: a Hugging Face folder or a GGUF file.", show_default=False)
-    ],
+    target: Target,
     draft: Annotated[Path, typer.Option(help="The draft: a Hugging Face folder or a GGUF file.", show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the bundle goes.", show_default=False)],
     exit_layer: Annotated[str, typer.Option(help="auto, a layer, or several: 4,6.")] = "auto",
-    precision: Annotated[
-        str, typer.Option(help="The target's weights: fp32, fp16, bf16, int8, int4; file: a GGUF file's own blocks.")
-    ] = "fp32",
+    precision: Precision = "fp32",
     head_precision: Annotated[str, typer.Option(help="Its LM head; auto is int8 with integer weights.")] = "auto",
     embedding_precision: Annotated[str, typer.Option(help="Its embedding; auto as for the head.")] = "auto",
-    block_size: Annotated[
-        int | None, typer.Option(help="Integer weights that share a scale: 32, 64, 128; without it what fits.")
-    ] = None,
-    asymmetric: Annotated[
-        bool | None, typer.Option("--asymmetric/--symmetric", help="Integer weights with zero points; int4 has them.")
-    ] = None,
+    block_size: BlockSize = None,
+    asymmetric: Asymmetric = None,
     batch_invariant: Annotated[
         bool, typer.Option(help="On a CPU, the same bits for a row in passes of any number of rows.")
     ] = True,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from mirrorsd.graphs import names as bundle_names
 from mirrorsd.graphs.errors import ConfigError, ExportError
 
 if TYPE_CHECKING:
@@ -23,14 +24,13 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-SUFFIX = ".gguf"
 _MADE_FROM = "made_from.json"
 _READ_ERRORS = (ValueError, KeyError, IndexError, OSError, NotImplementedError, UnicodeDecodeError)
 
 
 def is_gguf(path: Path) -> bool:
     """Whether `path` is a GGUF file by its name."""
-    return path.suffix == SUFFIX and not path.is_dir()
+    return path.suffix == bundle_names.GGUF_SUFFIX and not path.is_dir()
 
 
 def small_files(file: Path) -> Path:
@@ -94,7 +94,8 @@ def read_tensors(file: Path, folder: Path) -> "dict[str, GgufTensor]":
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
         architecture = str(reader.fields["general.architecture"].contents())
-        processor: Any = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
+        chosen: Any = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
+        processor = chosen(config=config.to_dict())
         names = get_gguf_hf_weights_map(model, processor)
         _check_kinds(file, reader.tensors)
         convert = partial(_convert, processor, names)

@@ -246,7 +246,8 @@ class StreamingDraft(nn.Module):
 
     def save(self, folder: Path, *, dtype: torch.dtype = torch.float16) -> None:
         """Write an ordinary Hugging Face folder, and beside the weights what only the streams have."""
-        base: Any = copy.deepcopy(self.base).to(dtype)
+        base: Any = copy.deepcopy(self.base)
+        base.to(dtype)
         kept = base.state_dict()
         if self.shares_embedding:
             del kept[EMBEDDING]

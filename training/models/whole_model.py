@@ -20,8 +20,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from mirrorsd.export.checkpoints.gguf_file import is_gguf
 from mirrorsd.families.low_rank_head import EMBEDDING, HEAD_RANK, SHARES_EMBEDDING, fit_head
+from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ExportError
 
 __all__ = ["load_whole"]
@@ -51,7 +51,7 @@ def load_whole(path: Path, embedding: Tensor | None = None) -> PreTrainedModel:
             f"{path} lacks {len(missing)} weights, for example {missing[0]!r}: "
             "its config.json and its weights do not belong together"
         )
-    if is_gguf(path):  # the loader marks it as quantised, and such a model can neither be saved nor trained
+    if _is_gguf(path):  # the loader marks it as quantised, and such a model can neither be saved nor trained
         plain: Any = type(model)(model.config)
         plain.load_state_dict(model.state_dict())
         del plain.config.quantization_config
@@ -63,7 +63,8 @@ def load_whole(path: Path, embedding: Tensor | None = None) -> PreTrainedModel:
 def _load_low_rank(folder: Path, embedding: Tensor | None) -> PreTrainedModel:
     """Load a model whose head Hugging Face's class does not have."""
     try:
-        network = fit_head(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, local_files_only=True)))
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        network = fit_head(AutoModelForCausalLM.from_config(config))  # type: ignore[no-untyped-call]
         tensors = {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
         if getattr(network.config, SHARES_EMBEDDING, False) and embedding is not None:
             tensors[EMBEDDING] = embedding.detach().float().cpu()
@@ -78,14 +79,18 @@ def _load_low_rank(folder: Path, embedding: Tensor | None) -> PreTrainedModel:
 
 def _place(path: Path) -> dict[str, Any]:
     """Where `from_pretrained` finds the model, as its arguments."""
-    if not is_gguf(path):
+    if not _is_gguf(path):
         return {"pretrained_model_name_or_path": path}
     return {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
 
 
+def _is_gguf(path: Path) -> bool:
+    return path.suffix == names.GGUF_SUFFIX
+
+
 def _without_bars(path: Path) -> AbstractContextManager[object]:
     """The reader of GGUF files has a bar that nobody can turn off."""
-    return redirect_stderr(io.StringIO()) if is_gguf(path) else nullcontext()
+    return redirect_stderr(io.StringIO()) if _is_gguf(path) else nullcontext()
 
 
 @contextmanager

@@ -5,11 +5,13 @@ Owns: the choice, and making it what PyTorch's new tensors lie on. Does not own:
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from mirrorsd.graphs.errors import ConfigError
 
-__all__ = ["DEVICES", "autocast", "use_device"]
+__all__ = ["DEVICES", "autocast", "to_device", "use_device"]
 
 DEVICES = ("auto", "cuda", "cpu")
 
@@ -35,6 +37,11 @@ def use_device(asked: str) -> torch.device:
     if torch.get_default_device() != device:
         torch.set_default_device(device)
     return device
+
+
+def to_device(model: Any) -> Any:
+    """Move a model to where the training computes."""
+    return model.to(torch.get_default_device())
 
 
 def autocast() -> torch.autocast:

@@ -14,6 +14,7 @@ from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:
     from mirrorsd.training.run.schedule import WarmStableDecay
+    from mirrorsd.training.run.timed_run import RunConfig
 
 _LOOP_TOKENS = 24
 SHAPE, LOSS = "Shape", "Loss"
@@ -123,16 +124,19 @@ def draft(
     """Train a streaming draft: the target writes text, the draft learns its distributions, the result is measured."""
     from mirrorsd.training.distill_draft import DistillConfig
     from mirrorsd.training.models.model_folder import check_replaceable
-    from mirrorsd.training.run.timed_run import RunConfig
 
     check_replaceable(output)
     weights: Any = {"stream_weight": stream_weight, "argmax_weight": argmax_weight, "prompt_weight": prompt_weight}
     rows: dict[str, Any] = {"streams_from": streams_from, "tip_share": tip_share, "sequences": batch, "length": length}
     weights |= {"loss": distance, "trains_embedding": train_embedding}
     loss = DistillConfig(**weights, **rows, is_compiled=compile_loss, rate=rate, streams_only=streams_only)
-    times: dict[str, Any] = {"save_every_s": save_every, "deadline": deadline, "counts_cpu": count_cpu}
-    config = RunConfig(out=work, schedule=_schedule(seconds, deadline, baseline), report_every=report_every, **times)
-    sizes = {"hidden": hidden, "layers": layers, "stream_layers": stream_layers, "stream_rank": stream_rank}
+    config = _run_config(work, (seconds, deadline, baseline), (save_every, report_every, count_cpu))
+    sizes: Any = {
+        "hidden": hidden,
+        "layers": layers,
+        "stream_layers": stream_layers,
+        "stream_rank": stream_rank,
+    }
     start: dict[str, Any] = {"source": from_model, "from_layers": read_layers(from_layers), "head_rank": head_rank}
     plan = DraftPlan(**sizes, **start, link_rank=link_rank, streams_only=streams_only)
     size = plan.check(target, streams, baseline)
@@ -140,12 +144,27 @@ def draft(
     runs = [("draft", streams, output), ("baseline", 0, output.with_name(f"{output.name}-s0"))][: 1 + baseline]
     shared.check_fresh(*(work / name for name, *_ in runs), resume=resume)
     source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts)
-    model, documents = _open_target_and_text(checkpoint, source, work, document_share)
-    for name, num_streams, folder in runs:
-        text = _training_text([work, *(more_text or ())], documents, document_share)
-        how = (replace(config, out=work / name), loss)
-        _train(model, plan.make(model, num_streams), text, (checkpoint.folder, work, folder), how)
+    given = ([work, *(more_text or ())], source, document_share)
+    model = _train_all(checkpoint, plan, runs, given, (config, loss))
     (print_json if as_json else print_report)(measure_drafts(model, output, runs[1][2] if baseline else None, work))
+
+
+def _train_all(
+    checkpoint: Any,
+    plan: "DraftPlan",
+    runs: list[tuple[str, int, Path]],
+    given: tuple[list[Path], shared.TextSource, float],
+    how: tuple[Any, Any],
+) -> Any:
+    """Train the draft, and its baseline if `runs` has one; return the target."""
+    works, source, document_share = given
+    config, loss = how
+    model, documents = _open_target_and_text(checkpoint, source, works[0], document_share)
+    for name, num_streams, folder in runs:
+        text = _training_text(works, documents, document_share)
+        places = (checkpoint.folder, works[0], folder)
+        _train(model, plan.make(model, num_streams), text, places, (replace(config, out=works[0] / name), loss))
+    return model
 
 
 def _open_target_and_text(checkpoint: Any, source: shared.TextSource, work: Path, document_share: float) -> Any:
@@ -241,6 +260,21 @@ def read_layers(text: str | None) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(",")) if text else ()
     except ValueError as error:
         raise ConfigError(f"--from-layers is {text!r}; expected numbers of layers, such as 0,1,2,27,28,29") from error
+
+
+def _run_config(work: Path, budget: tuple[float, float | None, bool], notes: tuple[float, int, bool]) -> "RunConfig":
+    """When a training ends (seconds, deadline, has a baseline), what it notes when, and whose seconds count."""
+    from mirrorsd.training.run.timed_run import RunConfig
+
+    save_every, report_every, counts_cpu = notes
+    return RunConfig(
+        out=work,
+        schedule=_schedule(*budget),
+        deadline=budget[1],
+        save_every_s=save_every,
+        report_every=report_every,
+        counts_cpu=counts_cpu,
+    )
 
 
 def _schedule(seconds: float, deadline: float | None, has_baseline: bool) -> "WarmStableDecay":

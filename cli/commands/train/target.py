@@ -91,12 +91,11 @@ def open_target(path: Path, *, trained: int, tokens: int, threads: int = 0, devi
 
 def load_target(checkpoint: "Checkpoint") -> Any:
     """Load a target, frozen, in single precision, attending by the rules of its family, to where training computes."""
-    import torch
-
     from mirrorsd.training.models.attention import use_training_attention
     from mirrorsd.training.models.whole_model import load_whole
+    from mirrorsd.training.run.device import to_device
 
-    model = load_whole(checkpoint.path).to(torch.get_default_device())
+    model = to_device(load_whole(checkpoint.path))
     model.requires_grad_(False)
     use_training_attention(model)
     return model
