@@ -123,30 +123,30 @@ def draft(
 ) -> None:
     """Train a streaming draft: the target writes text, the draft learns its distributions, the result is measured."""
     from mirrorsd.training.distill_draft import DistillConfig
-    from mirrorsd.training.models.model_folder import check_replaceable
 
-    check_replaceable(output)
+    _check_output(output)
     weights: Any = {"stream_weight": stream_weight, "argmax_weight": argmax_weight, "prompt_weight": prompt_weight}
     rows: dict[str, Any] = {"streams_from": streams_from, "tip_share": tip_share, "sequences": batch, "length": length}
-    weights |= {"loss": distance, "trains_embedding": train_embedding}
-    loss = DistillConfig(**weights, **rows, is_compiled=compile_loss, rate=rate, streams_only=streams_only)
+    rows |= {"is_compiled": compile_loss, "trains_embedding": train_embedding, "loss": distance}
+    loss = DistillConfig(**weights, **rows, rate=rate, streams_only=streams_only)
     config = _run_config(work, (seconds, deadline, baseline), (save_every, report_every, count_cpu))
-    sizes: Any = {
-        "hidden": hidden,
-        "layers": layers,
-        "stream_layers": stream_layers,
-        "stream_rank": stream_rank,
-    }
-    start: dict[str, Any] = {"source": from_model, "from_layers": read_layers(from_layers), "head_rank": head_rank}
-    plan = DraftPlan(**sizes, **start, link_rank=link_rank, streams_only=streams_only)
+    sizes: Any = {"hidden": hidden, "layers": layers, "stream_layers": stream_layers, "stream_rank": stream_rank}
+    sizes |= {"link_rank": link_rank, "source": from_model, "from_layers": read_layers(from_layers)}
+    plan = DraftPlan(**sizes, head_rank=head_rank, streams_only=streams_only)
     size = plan.check(target, streams, baseline)
     checkpoint = shared.open_target(target, trained=size, tokens=batch * length, threads=threads, device=device)
     runs = [("draft", streams, output), ("baseline", 0, output.with_name(f"{output.name}-s0"))][: 1 + baseline]
     shared.check_fresh(*(work / name for name, *_ in runs), resume=resume)
     source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts)
-    given = ([work, *(more_text or ())], source, document_share)
-    model = _train_all(checkpoint, plan, runs, given, (config, loss))
+    model = _train_all(checkpoint, plan, runs, ([work, *(more_text or ())], source, document_share), (config, loss))
     (print_json if as_json else print_report)(measure_drafts(model, output, runs[1][2] if baseline else None, work))
+
+
+def _check_output(folder: Path) -> None:
+    """Refuse to write the draft over something else."""
+    from mirrorsd.training.models.model_folder import check_replaceable
+
+    check_replaceable(folder)
 
 
 def _train_all(
