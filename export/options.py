@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from mirrorsd.export.compression_plan import COMPRESSED, DraftCompression
-from mirrorsd.export.weights.block_formats import BLOCK_SIZES, COMPUTE_BY_PRECISION, WeightFormats, choose_formats
+from mirrorsd.export.weights.block_formats import BLOCK_SIZES, COMPUTE_BY_PRECISION, FILE, WeightFormats, choose_formats
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.manifest import DraftBucket
 
 TARGET_PRECISIONS = tuple(COMPUTE_BY_PRECISION)
-PART_PRECISIONS = ("auto", *TARGET_PRECISIONS)
+PART_PRECISIONS = ("auto", *(precision for precision in TARGET_PRECISIONS if precision != FILE))
 ROUNDINGS = ("nearest", "gptq")
 DRAFT_PRECISIONS = ("fp32", "fp16", *COMPRESSED)
 DEFAULT_BUCKETS = ((4, 1), (4, 4), (8, 1), (8, 8), (16, 16), (24, 24), (32, 32), (128, 1))
@@ -35,11 +35,14 @@ class ExportOptions:
     Attributes:
         exit_layers: Borders between segments (layers before each exit), or "auto": one, where `exit_coverage.json`
             beside the target says it is best, at half depth without that file.
-        precision: Weights of the target's layers, one of `TARGET_PRECISIONS`.
+        precision: Weights of the target's layers, one of `TARGET_PRECISIONS`. "file" is for GGUF files: their own
+            blocks (Q4_0, Q4_1, Q8_0) as they are, everything else in 8 bits.
         head_precision: Weights of the LM head and of the exits; "auto" is int8 where the layers are integers.
         embedding_precision: The token embedding; "auto" as for the head, so that a tied matrix is stored once.
-        block_size: Weights of a row that share a scale, where they are integers; None for the largest blocks that fit.
-        is_symmetric: Whether integers of the layers have no zero points; head and embedding never have any.
+        block_size: Weights of a row that share a scale, where they are integers; None for 32 in int4, and in int8 for
+            the largest that fit the embedding's width.
+        is_symmetric: Whether integers of the layers have no zero points; None: int8 has none, int4 has. Head and
+            embedding never have any.
         is_batch_invariant: Whether the CPU gives a row the same bits in passes of any number of rows, so that no method
             can differ from plain decoding by rounding; it costs int8 and int4 some of plain decoding's speed.
         rounding: "nearest", or "gptq": what minimises the layers' error on the calibration text (nncf; takes longer).
@@ -65,7 +68,7 @@ class ExportOptions:
     head_precision: str = "auto"
     embedding_precision: str = "auto"
     block_size: int | None = None
-    is_symmetric: bool = True
+    is_symmetric: bool | None = None
     is_batch_invariant: bool = True
     rounding: str = "nearest"
     draft_precision: str = "fp32"
@@ -85,6 +88,11 @@ class ExportOptions:
 
     def __post_init__(self) -> None:
         _check_choice("precision", self.precision, TARGET_PRECISIONS)
+        if self.precision == FILE and (self.block_size, self.is_symmetric) != (None, None):
+            raise ConfigError(
+                "precision is 'file': blocks and zero points are those of the GGUF file; leave block_size and "
+                "is_symmetric alone, or choose int8 or int4"
+            )
         _check_choice("head_precision", self.head_precision, PART_PRECISIONS)
         _check_choice("embedding_precision", self.embedding_precision, PART_PRECISIONS)
         _check_choice("rounding", self.rounding, ROUNDINGS)

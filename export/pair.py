@@ -24,7 +24,7 @@ from mirrorsd.export.checkpoints.carried_files import (
     token_entry,
 )
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from mirrorsd.export.checkpoints.compatibility import check_compatible
+from mirrorsd.export.checkpoints.compatibility import check_compatible, with_shared_embedding
 from mirrorsd.export.checkpoints.loading import (
     DTYPE_BY_PRECISION,
     adapter_layers,
@@ -55,7 +55,9 @@ from mirrorsd.export.verify.rounded_weights import as_stored
 from mirrorsd.export.verify.target import TargetRun, compare_target, stored_reference
 from mirrorsd.export.verify.text import parity_ids
 from mirrorsd.export.verify.tolerances import check_parity, tolerance_of
-from mirrorsd.export.weights.block_formats import FLOAT_WEIGHTS, WeightFormats, precision_name
+from mirrorsd.export.weights.block_formats import FILE, FLOAT_WEIGHTS, WeightFormats, precision_name
+from mirrorsd.export.weights.gguf_tensors import FileBlocks, carried_tensors, kinds_of
+from mirrorsd.families.low_rank_head import head_width
 from mirrorsd.families.registry import most_positions, parts_of, smallest_window
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import describe_file
@@ -79,7 +81,7 @@ _WORK_FILES = (JOURNAL_FILE, _UNCOMPRESSED, "draft/uncompressed.bin")
 _ASKED_LATER = ("overwrite", "accept_error", "draft_precision", "draft_group", "draft_data_aware", "allow_draft_loss")
 """Options that change nothing in what an export has finished: the next run may have others. The journal knows which
 precision the draft was written in."""
-_LEAST_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4}
+_LEAST_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "int4": 4, FILE: 4}
 
 _PACKAGES = (
     "mirrorsd",
@@ -91,6 +93,7 @@ _PACKAGES = (
     "onnxscript",
     "onnxruntime",
     "openvino",
+    "gguf",
     "nncf",
 )
 
@@ -196,6 +199,7 @@ def _plan_job(target: Checkpoint, draft: Checkpoint, options: ExportOptions) -> 
     check_compatible(target, draft)
     if options.rounding == "gptq":
         check_available()
+    draft = with_shared_embedding(draft, target)
     vocab_size = min(int(checkpoint.config["vocab_size"]) for checkpoint in (target, draft))
     most_candidates = max(options.num_exit_candidates, options.num_draft_candidates)
     if most_candidates > vocab_size:
@@ -213,10 +217,21 @@ def _plan_job(target: Checkpoint, draft: Checkpoint, options: ExportOptions) -> 
         target=target,
         draft=draft,
         options=options,
-        formats=options.formats(int(target.config.get("word_embed_proj_dim") or target.config["hidden_size"])),
+        formats=_formats(target, options),
         exit_layers=_exit_layers(target, options),
         context=context,
     )
+
+
+def _formats(target: Checkpoint, options: ExportOptions) -> WeightFormats:
+    formats = options.formats(int(target.config.get("word_embed_proj_dim") or target.config["hidden_size"]))
+    if options.precision != FILE:
+        return formats
+    if target.gguf is None:
+        raise ConfigError(
+            f"precision is 'file', for the blocks of a GGUF file; {target.folder} is a folder: choose int8"
+        )
+    return replace(formats, carried=FileBlocks(carried_tensors(target.tensors)))
 
 
 def _exit_layers(target: Checkpoint, options: ExportOptions) -> tuple[int, ...]:
@@ -278,9 +293,11 @@ def _target_entry(job: _Job, plan: TargetPlan) -> TargetEntry:
         layers=options.precision,
         head=precision_name(formats.head, options.precision),
         embedding=precision_name(formats.embedding, options.precision),
-        block_size=options.block_size,
-        is_symmetric=options.is_symmetric,
+        block_size=None if formats.layers is None else formats.layers.block_size or formats.layers.largest,
+        is_symmetric=formats.layers is None or formats.layers.is_symmetric,
         rounding=options.rounding,
+        carried=kinds_of(job.target.tensors, (True,)) if options.precision == FILE else (),
+        dequantised=kinds_of(job.target.tensors, (False,) if options.precision == FILE else (False, True)),
     )
     return plan.entry(job.target.source, options.precision, storage)
 
@@ -294,7 +311,7 @@ def _build_draft(job: _Job, bundle: Path, journal: Journal, report: ExportProgre
     report("load draft", 0.02)
     model = open_model(job.draft)
     options, config = job.options, model.network.config
-    streams = load_streams(job.draft.folder, config.hidden_size, config.num_hidden_layers)
+    streams = load_streams(job.draft.folder, config.hidden_size, config.num_hidden_layers, head_width(config))
     num_input_ids = int(job.target.config["vocab_size"])
     shape = draft_shape(
         model.network,

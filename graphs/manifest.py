@@ -59,7 +59,10 @@ class Exit:
 class WeightStorage:
     """How the target's weights are stored: precisions of its parts, and of integers the blocks and the rounding.
 
-    `block_size` is None where every width of rows has the largest blocks that fit it.
+    Attributes:
+        block_size: Most weights that share a scale; None where the layers are floats.
+        carried: Of a GGUF file, the kinds of blocks that are in the bundle as they are in the file ("Q4_0").
+        dequantised: The kinds that were turned into floats, and rounded again where the part's precision asks for it.
     """
 
     layers: str
@@ -68,6 +71,8 @@ class WeightStorage:
     block_size: int | None
     is_symmetric: bool
     rounding: str
+    carried: tuple[str, ...] = ()
+    dequantised: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 LARGEST = 2**31 - 1
 """Lengths and positions travel as int32 (`seqlens_k`)."""
 _LARGEST_INT = 2**63
-PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int4")
+PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int4", "file")
 TARGET_DTYPES, DRAFT_DTYPES = ("float32", "float16", "bfloat16"), ("float32", "float16")
 _TARGET_SIZES = ("num_layers", "hidden_size", "vocab_size", "num_kv_heads", "head_dim")
 _DRAFT_SIZES = ("num_layers", "vocab_size", "num_kv_heads", "head_dim")

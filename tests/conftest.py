@@ -1,7 +1,8 @@
 """A tiny pair of random models that every end-to-end test shares: real checkpoints, exported once per run."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,14 @@ def tiny_bundle(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathF
     options = ExportOptions(precision="fp32", context=512, buckets=((8, 8), (16, 16), (64, 1)), capacities=(256, 512))
     export_pair(*tiny_pair, output, options)
     return output
+
+
+@pytest.fixture
+def write_gguf(tmp_path: Path) -> Callable[..., Path]:
+    """Writes `tiny.gguf`, a random Llama; the arguments are those of `gguf_writer.write_file`."""
+    from gguf_writer import write_file
+
+    return partial(write_file, tmp_path / "tiny.gguf")
 
 
 def _write_tokenizer(folder: Path) -> None:

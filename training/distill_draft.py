@@ -3,9 +3,10 @@
 Owns: the distillation loss and one training run.
 Does not own: the text (`self_text.py`), the loop (`timed_run.py`), measuring acceptance (`draft_report.py`).
 
-Loss: `KL(target || draft)` at the main rows, plus `stream_weight * KL(target at row r + j || stream j of row r)` for
-every stream (if there is a link: given the true tokens before its own, and half as much without them), plus a share of
-plain cross-entropy with the target's argmax (that is what greedy decoding asks for).
+Loss: the distance of target and draft (KL, or another of `divergence.LOSSES`) at the main rows, plus `stream_weight`
+times that of the target at row `r + j` and stream `j` of row `r` for every stream (if there is a link: given the true
+tokens before its own, and half as much without them), plus a share of plain cross-entropy with the target's argmax
+(that is what greedy decoding asks for).
 Tokens that the target did not write (prompts, documents) may count less: there is nothing to draft in a prompt.
 Streams sit on a random part of the rows, fresh in each step, so that they cost about as much as the main rows.
 """
@@ -22,8 +23,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.training.divergence import divergence
+from mirrorsd.training.divergence import LOSSES, divergence
 from mirrorsd.training.models.streaming_draft import StreamingDraft
+from mirrorsd.training.run.device import autocast
 from mirrorsd.training.run.optimizers import descend, make_optimizers, set_rate
 from mirrorsd.training.run.timed_run import RunConfig, RunProgress, TimedRun, print_progress
 from mirrorsd.training.text.token_stream import MixedStream, TokenStream
@@ -42,7 +44,8 @@ class DistillConfig:
     Attributes:
         stream_weight: Weight of each stream's loss (the main row has 1).
         streams_from: Share of the training after which the streams join; before it only main rows are trained.
-        argmax_weight: Share of cross-entropy with the target's argmax; the rest is KL.
+        argmax_weight: Share of cross-entropy with the target's argmax; the rest is `loss`.
+        loss: "kl", "tv" or "lk": see `divergence`.
         prompt_weight: Weight of tokens that the target did not write itself, which have 1.
         sequences: Sequences per step.
         length: Tokens per sequence.
@@ -50,6 +53,7 @@ class DistillConfig:
         is_compiled: Compile the loss (a minute at the start, a quarter faster after).
         rate: Peak learning rates as a share of the usual ones; less for a draft that is already good.
         streams_only: Train what only the streams have; the main rows stay as they are, bit for bit.
+        trains_embedding: Train a token embedding that the draft shares with its target, too; then it has its own.
     """
 
     stream_weight: float = 0.05
@@ -62,17 +66,21 @@ class DistillConfig:
     is_compiled: bool = True
     rate: float = 1.0
     streams_only: bool = False
+    loss: str = "kl"
+    trains_embedding: bool = False
 
     def __post_init__(self) -> None:
         for name in ("stream_weight", "streams_from", "argmax_weight", "prompt_weight", "tip_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; allowed is 0..1")
+        if self.loss not in LOSSES:
+            raise ConfigError(f"loss is {self.loss!r}; allowed: {', '.join(LOSSES)}")
         if self.rate <= 0:
             raise ConfigError(f"rate is {self.rate}; it must be above 0, 1 is usual")
 
 
 class DistillLosses(NamedTuple):
-    """Loss to minimise, KL of the main row, KL per stream `[s]` (NaN without tips), share of rows with its argmax."""
+    """Loss to minimise, distances of main row and streams `[s]` (NaN without tips), share of rows with its argmax."""
 
     total: Tensor
     main: Tensor
@@ -110,18 +118,18 @@ def distill_losses(
         logits_by_target = target(ids, use_cache=False).logits[..., :shared].float()
     hidden = draft(ids, tip_rows)
     logits_by_draft = draft.logits(hidden.main)[..., :shared].float()
-    main_kl, main_hard = divergence(logits_by_target, logits_by_draft)
+    main_kl, main_hard = divergence(logits_by_target, logits_by_draft, config.loss)
     soft, hard = _mean(main_kl, weights), _mean(main_hard, weights)
-    stream_kl = torch.full((draft.num_streams,), torch.nan)
+    stream_kl = torch.full((draft.num_streams,), torch.nan, device=ids.device)
     if len(tip_rows):
-        ahead = tip_rows[:, None] + torch.arange(1, draft.num_streams + 1)
+        ahead = tip_rows[:, None] + torch.arange(1, draft.num_streams + 1, device=ids.device)
         of_streams = draft.linked(hidden.streams, ids[:, ahead], ids[:, ahead - 1])
         wanted, share = logits_by_target[:, ahead], config.stream_weight * draft.num_streams
-        every_kl, every_hard = divergence(wanted, draft.logits(of_streams)[..., :shared].float())
+        every_kl, every_hard = divergence(wanted, draft.logits(of_streams)[..., :shared].float(), config.loss)
         soft = soft + share * _mean(every_kl, weights[:, ahead])
         hard = hard + share * _mean(every_hard, weights[:, ahead])
         if draft.link is not None:
-            bare_kl, _ = divergence(wanted, draft.logits(hidden.streams)[..., :shared].float())
+            bare_kl, _ = divergence(wanted, draft.logits(hidden.streams)[..., :shared].float(), config.loss)
             soft = soft + _BARE_SHARE * share * _mean(bare_kl, weights[:, ahead])
         stream_kl = every_kl.mean((0, 1))
     total = (1 - config.argmax_weight) * soft + config.argmax_weight * hard
@@ -168,6 +176,8 @@ def distill_draft(
     text, held_back = streams
     target.requires_grad_(False)
     draft.base.requires_grad_(not config.streams_only)
+    if draft.shares_embedding:
+        draft.settle_embedding(is_trained=config.trains_embedding)
     optimizers = make_optimizers(draft)
     timed = TimedRun(run, {"draft": draft, "text": text, **optimizers}, show)
     losses_of = torch.compile(distill_losses, dynamic=False) if config.is_compiled else distill_losses
@@ -180,7 +190,7 @@ def distill_draft(
     def step(share: float) -> tuple[int, dict[str, float]]:
         set_rate(optimizers.values(), config.rate * share)
         taken = MarkedText.of(text.take_marked(config.sequences, config.length))
-        with torch.autocast("cpu", torch.bfloat16):
+        with autocast():
             losses = losses_of(target, draft, taken, tips(), config)
         descend(losses.total, draft.parameters(), optimizers.values())
         return taken.ids.numel(), describe(losses)
@@ -191,9 +201,10 @@ def distill_draft(
 
 def draw_tip_rows(config: DistillConfig, num_streams: int, seed: int) -> Tensor:
     """Draw the rows that carry streams in this step, in ascending order."""
-    generator = torch.Generator().manual_seed(seed)
-    rows = torch.randperm(config.length - num_streams, generator=generator)
-    return rows[: max(1, int(config.tip_share * config.length))].sort().values
+    generator = torch.Generator("cpu").manual_seed(seed)
+    rows = torch.randperm(config.length - num_streams, generator=generator, device="cpu")
+    drawn = rows[: max(1, int(config.tip_share * config.length))].sort().values
+    return drawn.to(torch.get_default_device())
 
 
 def describe(losses: DistillLosses) -> dict[str, float]:
@@ -216,7 +227,7 @@ def _make_check(
         found: list[dict[str, float]] = []
         for batch in range(min(4, len(held_back) // (config.sequences * config.length))):
             taken = MarkedText.of(held_back.take_marked(config.sequences, config.length))
-            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            with torch.no_grad(), autocast():
                 tip_rows = draw_tip_rows(config, draft.num_streams, batch)
                 found.append(describe(losses_of(target, draft, taken, tip_rows, config)))
         if found:

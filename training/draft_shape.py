@@ -5,20 +5,32 @@ Owns: the sizes of a draft from scratch. Does not own: streams (`streaming_draft
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from mirrorsd.families.low_rank_head import HEAD_RANK, SHARES_EMBEDDING, fit_head
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.distill_draft import embed_like_target
 from mirrorsd.training.models.streaming_draft import StreamingDraft, StreamShape, read_stream_shape
 from mirrorsd.training.models.whole_model import load_whole
 
-__all__ = ["check_draft_sizes", "check_same_streams", "draft_from_model", "draft_from_scratch"]
+__all__ = [
+    "check_draft_sizes",
+    "check_layers",
+    "check_same_streams",
+    "draft_from_layers",
+    "draft_from_model",
+    "draft_from_scratch",
+]
 
 _HEAD_DIM = 64
 _SEED = 21
+_LIKE_LLAMA = ("llama", "qwen2", "qwen3", "mistral", "smollm3", "olmo2")
 
 
 def check_draft_sizes(hidden: int, layers: int) -> None:
@@ -84,7 +96,55 @@ def check_same_streams(folder: Path, asked: StreamShape) -> None:
         )
 
 
-def draft_from_model(folder: Path, streams: StreamShape) -> StreamingDraft:
+def draft_from_layers(
+    target: PreTrainedModel, streams: StreamShape, layers: tuple[int, ...], head_rank: int
+) -> StreamingDraft:
+    """Return a draft that is made of some of the target's layers and shares its token embedding.
+
+    Its head is as near to the target's as one of `head_rank` can be (0: the target's own, trained with the rest).
+    """
+    torch.manual_seed(_SEED)
+    config = copy.deepcopy(target.config)
+    config.num_hidden_layers, config.tie_word_embeddings = len(layers), False
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[number] for number in layers]
+    setattr(config, SHARES_EMBEDDING, True)
+    setattr(config, HEAD_RANK, head_rank or None)
+    base: Any = fit_head(type(target)(config))
+    whole = target.state_dict()
+    taken = {name: whole[name] for name in base.state_dict() if name in whole and not name.startswith("model.layers.")}
+    for place, number in enumerate(layers):
+        old, new = f"model.layers.{number}.", f"model.layers.{place}."
+        taken |= {new + name[len(old) :]: weight for name, weight in whole.items() if name.startswith(old)}
+    head = whole["lm_head.weight"].float()
+    if head_rank:
+        taken |= _low_rank_head(head, head_rank) | {"model.norm.norm.weight": whole["model.norm.weight"]}
+    base.load_state_dict(taken)
+    return StreamingDraft(base, **streams._asdict())
+
+
+def _low_rank_head(head: Tensor, rank: int) -> dict[str, Tensor]:
+    """The two halves whose product is as near to `head` `[V, H]` as any of that rank: its main directions."""
+    directions = torch.linalg.eigh(head.T @ head).eigenvectors[:, -rank:]
+    return {"lm_head.weight": head @ directions, "model.norm.down.weight": directions.T.contiguous()}
+
+
+def check_layers(layers: tuple[int, ...], num_layers: int, model_type: str) -> None:
+    """Check which of a target's layers a draft is to be made of.
+
+    Raises:
+        ConfigError: layers that the target does not have, not in rising order, or a family laid out otherwise.
+    """
+    if not layers or list(layers) != sorted(set(layers)) or not 0 <= layers[0] <= layers[-1] < num_layers:
+        raise ConfigError(f"layers to start from are {layers}; give numbers within 0..{num_layers - 1} in rising order")
+    if model_type not in _LIKE_LLAMA:
+        raise ConfigError(
+            f"a draft cut from the target wants a family of {', '.join(_LIKE_LLAMA)}; this target's is {model_type}: "
+            "train one from scratch, or start from a small model"
+        )
+
+
+def draft_from_model(folder: Path, streams: StreamShape, embedding: Tensor | None = None) -> StreamingDraft:
     """Return a small causal LM with streams: its own if it has been trained to stream, else untrained ones.
 
     A draft that streams without a link gets an untrained one, which changes nothing. Without streams (0) it is an
@@ -96,8 +156,8 @@ def draft_from_model(folder: Path, streams: StreamShape) -> StreamingDraft:
     torch.manual_seed(_SEED)
     check_same_streams(folder, streams)
     if not streams.num_streams or read_stream_shape(folder) is None:
-        return StreamingDraft(load_whole(folder), **streams._asdict())
-    draft = StreamingDraft.load(folder)
+        return StreamingDraft(load_whole(folder, embedding), **streams._asdict())
+    draft = StreamingDraft.load(folder, embedding)
     if draft.link is None:
         draft.add_link(streams.link_rank)
     return draft

@@ -22,6 +22,7 @@ from mirrorsd.families import parts_of
 from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.graphs.names import EXIT_ADAPTERS_FILE, EXIT_ADAPTERS_FORMAT, adapter_down, adapter_up
 from mirrorsd.training.divergence import divergence
+from mirrorsd.training.run.device import autocast
 from mirrorsd.training.run.optimizers import descend, set_rate
 from mirrorsd.training.run.timed_run import RunConfig, RunProgress, TimedRun, print_progress
 from mirrorsd.training.text.token_stream import TokenStream
@@ -135,7 +136,7 @@ def train_adapters(
     def step(share: float) -> tuple[int, dict[str, float]]:
         set_rate([optimizer], share)
         ids = text.take(*batch)[:, :-1]
-        with torch.autocast("cpu", torch.bfloat16):
+        with autocast():
             losses = exit_losses(target, modules, ids)
         descend(torch.stack(list(losses.values())).sum(), modules.parameters(), [optimizer])
         return ids.numel(), {f"exit_{layer}": loss.item() for layer, loss in losses.items()}

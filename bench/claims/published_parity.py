@@ -2,9 +2,10 @@
 
     python bench/claims/published_parity.py pair.mirror --target TARGET --prompts prompts.jsonl
 
-TARGET is the folder that the bundle was exported from. An fp32 bundle differs where two tokens are nearly tied, if at
-all: the report gives the place of the first difference and Hugging Face's gap there between its token and ours. Without
---target the methods are compared with plain decoding alone, which must hold at every precision.
+TARGET is the folder or the GGUF file that the bundle was exported from. An fp32 bundle differs where two
+tokens are nearly tied, if at all: the report gives the place of the first difference and Hugging Face's gap there
+between its token and ours. Without --target the methods are compared with plain decoding alone, which must hold at
+every precision.
 """
 
 import argparse
@@ -23,9 +24,12 @@ from mirrorsd.graphs.errors import ContextLengthError
 class HuggingFace:
     """The target in PyTorch, in float32."""
 
-    def __init__(self, folder: Path) -> None:
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    def __init__(self, path: Path) -> None:
+        place: dict[str, Any] = {"pretrained_model_name_or_path": path}
+        if path.suffix == ".gguf":
+            place = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(**place, local_files_only=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32, local_files_only=True)
         self.model = model.eval()
 
     def greedy(self, messages: runs.Messages, num_tokens: int) -> tuple[list[int], list[int]]:

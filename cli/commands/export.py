@@ -21,10 +21,24 @@ if TYPE_CHECKING:
     from mirrorsd.graphs.manifest import QualityEntry
 
 
-Target = Annotated[str, typer.Argument(help="Folder of the target, or its name on the hub.", show_default=False)]
-Draft = Annotated[str, typer.Option(help="Folder of the draft, its name, or auto: the known one.")]
+Target = Annotated[
+    str,
+    typer.Argument(help="The target: a folder, a GGUF file, or a name on the hub.", show_default=False),
+]
+Draft = Annotated[str, typer.Option(help="The draft: a folder, a GGUF file, a name, or auto: the known one.")]
 Output = Annotated[Path | None, typer.Option("-o", "--output", help="The bundle; without it, named after the target.")]
 CompileFor = Annotated[str | None, typer.Option(help="A card to compile the draft for, if its devices are here.")]
+
+Precision = Annotated[
+    options.TargetPrecision, typer.Option(help="The target's weights; file: the blocks of a GGUF file as they are.")
+]
+BlockSize = Annotated[
+    int | None,
+    typer.Option(help="Integer weights that share a scale: 32, 64, 128; int4 has 32, int8 what the embedding takes."),
+]
+Asymmetric = Annotated[
+    bool | None, typer.Option("--asymmetric/--symmetric", help="Integer weights with zero points; int4 has them.")
+]
 
 
 def export(
@@ -32,13 +46,11 @@ def export(
     draft: Draft = "auto",
     output: Output = None,
     exit_layer: Annotated[str, typer.Option(help="auto, a layer, or several: 4,6.")] = "auto",
-    precision: Annotated[options.TargetPrecision, typer.Option(help="The target's weights.")] = "int8",
+    precision: Precision = "int8",
     head_precision: options.HeadPrecision = "auto",
     embedding_precision: options.EmbeddingPrecision = "auto",
-    block_size: Annotated[
-        int | None, typer.Option(help="Integer weights that share a scale: 32, 64, 128; without it what fits.")
-    ] = None,
-    asymmetric: Annotated[bool, typer.Option("--asymmetric", help="Integer weights with zero points.")] = False,
+    block_size: BlockSize = None,
+    asymmetric: Asymmetric = None,
     batch_invariant: Annotated[
         bool, typer.Option(help="On a CPU, the same bits for a row in passes of any number of rows.")
     ] = True,
@@ -69,7 +81,7 @@ def export(
         head_precision=head_precision,
         embedding_precision=embedding_precision,
         block_size=block_size,
-        is_symmetric=not asymmetric,
+        is_symmetric=None if asymmetric is None else not asymmetric,
         is_batch_invariant=batch_invariant,
         rounding=rounding,
         calibration_text=None if calibration is None else read_text(calibration),

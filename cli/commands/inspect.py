@@ -64,6 +64,9 @@ def _model_table(manifest: Manifest) -> Table:
 def precision_line(target: TargetEntry) -> str:
     """The target's precision with everything that was chosen about its weights."""
     storage = target.storage
+    if storage is not None and target.precision == "file":
+        rounded = f", {' and '.join(storage.dequantised)} rounded to 8 bits" if storage.dequantised else ""
+        return f"file ({' and '.join(storage.carried) or 'no'} blocks as they are{rounded})"
     if storage is None or not any(part.startswith("int") for part in (storage.layers, storage.head, storage.embedding)):
         return f"{target.precision} (CUDA only)" if target.shape.dtype == "bfloat16" else target.precision
     zero_points = "symmetric" if storage.is_symmetric else "with zero points"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MethodName = Literal["plain", "serial", "mirror", "auto"]
 METHODS: tuple[MethodName, ...] = get_args(MethodName)
-TargetPrecision = Literal["fp32", "fp16", "bf16", "int8", "int4"]
+TargetPrecision = Literal["fp32", "fp16", "bf16", "int8", "int4", "file"]
 PartPrecision = Literal["auto", "fp32", "fp16", "bf16", "int8", "int4"]
 HeadPrecision = Annotated[PartPrecision, typer.Option(help="Its LM head; auto is int8 with integer weights.")]
 EmbeddingPrecision = Annotated[PartPrecision, typer.Option(help="Its embedding; auto as for the head.")]

@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint on disk, looked at before anything is loaded.
+"""A checkpoint on disk, a Hugging Face folder or a GGUF file, looked at before anything is loaded.
 
 Owns: is it complete and of a kind that can be exported, its sizes, licence, and the files beside the weights.
 Does not own: comparing two checkpoints (`compatibility.py`), the weights' bytes (`stored_tensors.py`).
@@ -6,10 +6,11 @@ Does not own: comparing two checkpoints (`compatibility.py`), the weights' bytes
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from mirrorsd.export.checkpoints.gguf_file import is_gguf, licence_of, read_tensors, small_files
 from mirrorsd.export.hub import origin_of
 from mirrorsd.export.weights.stored_tensors import StoredTensor, read_header
 from mirrorsd.families.registry import completed, find_obstacle
@@ -25,10 +26,16 @@ _LICENCE_MARKS = {"Apache License": "Apache-2.0", "MIT License": "MIT", "BSD 3-C
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checked checkpoint folder.
+    """A checked checkpoint.
 
-    `config` is config.json with its sizes completed, `generation` is generation_config.json or empty, `tensors` says
-    where every weight lies.
+    Attributes:
+        folder: Where its small files are; of a GGUF file, the folder beside it.
+        role: What it is for.
+        config: config.json with its sizes completed.
+        generation: generation_config.json, or empty.
+        source: What a manifest says of it.
+        tensors: Where every weight lies.
+        gguf: The GGUF file that it is; None for a folder.
     """
 
     folder: Path
@@ -37,6 +44,12 @@ class Checkpoint:
     generation: dict[str, Any]
     source: SourceModel
     tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
+    gguf: Path | None = None
+
+    @property
+    def path(self) -> Path:
+        """What was asked for: the folder or the GGUF file."""
+        return self.gguf or self.folder
 
     @property
     def eos_ids(self) -> tuple[int, ...]:
@@ -64,18 +77,33 @@ class Checkpoint:
         return given if isinstance(given, int) else None
 
 
-def open_checkpoint(folder: Path, role: Role) -> Checkpoint:
-    """Check the checkpoint in `folder` and read its small files.
+def open_checkpoint(path: Path, role: Role) -> Checkpoint:
+    """Check the checkpoint in `path`, a folder or a GGUF file, and read its small files.
 
     Raises:
-        ExportError: no such folder, no model in it, damaged weights, or a family or feature that is not supported.
+        ConfigError: a GGUF file, and the package that reads it is missing.
+        ExportError: no such folder or file, no model in it, damaged weights, or a family or feature that is not
+            supported.
     """
-    if not folder.is_dir():
+    if is_gguf(path):
+        return _open_gguf(path, role)
+    if not path.is_dir():
         raise ExportError(
-            f"the {role} {folder} is not a folder; give a local folder with config.json and *.safetensors"
+            f"the {role} {path} is not a folder; give a local folder with config.json and *.safetensors, or a GGUF file"
         )
+    config = _read_config(path, role)
+    tensors = {name: stored for file in _weight_files(path, role) for name, stored in read_header(file).items()}
+    return _checkpoint(path, role, config, tensors)
+
+
+def _open_gguf(file: Path, role: Role) -> Checkpoint:
+    folder = small_files(file)
     config = _read_config(folder, role)
-    tensors = {name: stored for path in _weight_files(folder, role) for name, stored in read_header(path).items()}
+    found = _checkpoint(folder, role, config, read_tensors(file, folder))
+    return replace(found, gguf=file, source=replace(found.source, name=file.stem, licence=licence_of(file)))
+
+
+def _checkpoint(folder: Path, role: Role, config: dict[str, Any], tensors: Mapping[str, StoredTensor]) -> Checkpoint:
     generation, origin = folder / "generation_config.json", origin_of(folder.resolve())
     return Checkpoint(
         folder=folder,

@@ -3,9 +3,11 @@
 Owns: comparing tokenizers, vocabulary sizes and special tokens. Does not own: masking the ids that one side lacks.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, read_json
+from mirrorsd.families.low_rank_head import EMBEDDING, SHARES_EMBEDDING
 from mirrorsd.graphs.errors import ExportError
 
 VOCABULARY_TOLERANCE = 128
@@ -29,6 +31,25 @@ def check_compatible(target: Checkpoint, draft: Checkpoint) -> None:
     begins = [checkpoint.token_id("bos_token_id") for checkpoint in (target, draft)]
     if begins[0] != begins[1]:
         raise _refusal(f"the target begins a text with id {begins[0]}, the draft with {begins[1]}")
+
+
+def with_shared_embedding(draft: Checkpoint, target: Checkpoint) -> Checkpoint:
+    """The draft with the target's token embedding, where its config says that it shares it.
+
+    Raises:
+        ExportError: the target has none of that name or of that width.
+    """
+    if not draft.config.get(SHARES_EMBEDDING):
+        return draft
+    found = target.tensors.get(EMBEDDING)
+    wanted = (int(draft.config["vocab_size"]), int(draft.config["hidden_size"]))
+    if found is None or found.shape != wanted:
+        there = "none of that name" if found is None else f"one of shape {found.shape}"
+        raise ExportError(
+            f"the draft {draft.folder} shares its target's token embedding {EMBEDDING!r} of shape {wanted}; the target "
+            f"{target.path} has {there}: it was trained for another target"
+        )
+    return replace(draft, tensors={**draft.tensors, EMBEDDING: found})
 
 
 def _refusal(difference: str) -> ExportError:

@@ -103,8 +103,10 @@ def _head_dim(config: Any) -> int:
     return int(explicit or config.hidden_size // config.num_attention_heads)
 
 
-def load_streams(folder: Path, hidden_size: int, num_layers: int) -> Streams | None:
+def load_streams(folder: Path, hidden_size: int, num_layers: int, head_width: int | None = None) -> Streams | None:
     """Read `streams.safetensors` beside a draft's weights; None where the draft has none.
+
+    `head_width` is how wide a row is behind the final norm, where a link works, if not `hidden_size`.
 
     Raises:
         ExportError: unreadable, of another format, or not made for this draft.
@@ -128,7 +130,7 @@ def load_streams(folder: Path, hidden_size: int, num_layers: int) -> Streams | N
         places = range(num_stream_layers + 1)
         pairs = [(names.stream_adapter_down(place), names.stream_adapter_up(place)) for place in places]
         adapters = tuple(_adapter(path, tensors, pair, hidden_size) for pair in pairs)
-    link = _link(path, tensors, hidden_size) if is_linked else None
+    link = _link(path, tensors, head_width or hidden_size) if is_linked else None
     return Streams(embeddings=embeddings, num_stream_layers=num_stream_layers, adapters=adapters, link=link)
 
 

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint
 from mirrorsd.export.weights.lazy_weight import LazyWeight, stored_weight
 from mirrorsd.export.weights.stored_tensors import StoredTensor
+from mirrorsd.families.low_rank_head import fit_head
 from mirrorsd.graphs.errors import ExportError
 
 ReadWeight = Callable[[nn.Module, StoredTensor, torch.dtype], Tensor]
@@ -103,7 +104,7 @@ def open_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> We
     try:
         config = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
         with _parameters_on_meta():
-            network: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+            network: Any = fit_head(AutoModelForCausalLM.from_config(config, dtype=dtype))  # type: ignore[no-untyped-call]
     except (ValueError, OSError) as error:
         raise ExportError(f"the {checkpoint.role} {checkpoint.folder} cannot be built: {error}") from error
     _without_memory(network)

@@ -27,13 +27,12 @@ from mirrorsd.export.checkpoints.weightless import WeightlessModel
 from mirrorsd.export.passes.quantise import round_to_nearest
 from mirrorsd.export.weights.block_formats import BlockFormat
 from mirrorsd.export.weights.block_quantisation import pack_levels, quantise_rows
-from mirrorsd.export.weights.lazy_weight import Pack
+from mirrorsd.export.weights.lazy_weight import JOINED, TRANSPOSED, Pack
 from mirrorsd.graphs.errors import ConfigError
 
 Array = npt.NDArray[Any]
 
 _ROWS_PER_SAMPLE = 32
-_TRANSPOSED, _JOINED = " transposed", " below "
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class ProductInputs:
 
         Joined weights ("q below k below v") have one input, so the first one's name is enough.
         """
-        name = key.split(_JOINED)[0].removesuffix(_TRANSPOSED)
+        name = key.split(JOINED)[0].removesuffix(TRANSPOSED)
         if chosen.bits != 4 or name not in self.files:
             return round_to_nearest(key, chosen)
         return f"gptq {chosen.recipe}", partial(_pack_from_file, path=self.files[name], chosen=chosen)

@@ -147,7 +147,7 @@ def optimise_stage(
         common.RemoveUnusedNodesPass(),
         FuseSkipNorm(),
         common.RemoveUnusedNodesPass(),
-        JoinProjections(),
+        JoinProjections(formats.carried),
         *([AddSpareRows()] if has_spare_rows else []),
         common.ClearMetadataAndDocStringPass(),
         common.CommonSubexpressionEliminationPass(),

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from mirrorsd.export.passes.graph_edits import add_constant, add_tensor, take_over
+from mirrorsd.export.weights.gguf_tensors import FileBlocks
 from mirrorsd.export.weights.lazy_weight import joined_rows, lazy_weight
 
 
@@ -39,30 +40,39 @@ class JoinProjections(ir.passes.InPlacePass):
 
     Weights `[K, 6]` and `[K, 2]` become one `[K, 8]`; a `Split` gives the 6 and the 2 back. Attention whose query, key
     and value are exactly one such group reads the joined rows itself, without a `Split`.
+    Weights whose blocks are carried from a file are joined with those of the same kind of blocks.
     Ensures: no two float products of the same value with constant weights are left.
     """
 
+    def __init__(self, carried: FileBlocks | None = None) -> None:
+        self._carried = carried
+
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Join every group of `model`."""
-        groups = _groups(model.graph)
+        groups = self._groups(model.graph)
         for group in groups:
             _join(model.graph, group)
         return ir.passes.PassResult(model, modified=bool(groups))
 
     def ensures(self, model: ir.Model) -> None:
         """Check that no group is left."""
-        if _groups(model.graph):
+        if self._groups(model.graph):
             raise ir.passes.PostconditionError("two products of the same rows are left")
 
+    def _groups(self, graph: ir.Graph) -> list[list[_Projection]]:
+        """Projections of the same value, biased ones apart from the others, in the order of the graph."""
+        by_rows: dict[tuple[ir.Value | None, bool, str | None], list[_Projection]] = {}
+        for node in graph:
+            projection = _projection(node)
+            if projection is not None:
+                kind = self._kind(projection)
+                by_rows.setdefault((node.inputs[0], projection.bias is not None, kind), []).append(projection)
+        return [group for group in by_rows.values() if len(group) > 1]
 
-def _groups(graph: ir.Graph) -> list[list[_Projection]]:
-    """Projections of the same value, biased ones apart from the others, in the order of the graph."""
-    by_rows: dict[tuple[ir.Value | None, bool], list[_Projection]] = {}
-    for node in graph:
-        projection = _projection(node)
-        if projection is not None:
-            by_rows.setdefault((node.inputs[0], projection.bias is not None), []).append(projection)
-    return [group for group in by_rows.values() if len(group) > 1]
+    def _kind(self, projection: _Projection) -> str | None:
+        if self._carried is None or projection.weight.const_value is None:
+            return None
+        return self._carried.kind(lazy_weight(projection.weight.const_value).transposed().key)
 
 
 def _projection(node: ir.Node) -> _Projection | None:

@@ -4,7 +4,7 @@ Owns: which weights of a graph are packed, and the nodes that read them. Does no
 the packing itself (`block_quantisation.py`, `aware_quantisation.py`), undoing it (`rounded_weights.py`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from mirrorsd.export.passes.graph_edits import add_tensor, take_over
+from mirrorsd.export.passes.graph_edits import add_constant, add_tensor, take_over
 from mirrorsd.export.weights.block_formats import BlockChoice, BlockFormat, WeightFormats
-from mirrorsd.export.weights.block_quantisation import quantise_rows
+from mirrorsd.export.weights.block_quantisation import pack_levels, quantise_rows
+from mirrorsd.export.weights.gguf_tensors import CarriedWeight
 from mirrorsd.export.weights.lazy_weight import LazyWeight, Pack, lazy_weight, pack_rows
 from mirrorsd.graphs import names
 
@@ -23,6 +24,8 @@ ChoosePack = Callable[[str, BlockFormat], tuple[str, Pack]]
 
 _INT8_ACTIVATIONS = 4
 _CONTRIB = "com.microsoft"
+_OF_FILE = "of the file"
+_OFFSETS = f"{_OF_FILE}.offsets"
 
 
 def round_to_nearest(key: str, chosen: BlockFormat) -> tuple[str, Pack]:
@@ -37,7 +40,9 @@ class QuantiseWeights(ir.passes.InPlacePass):
 
     The head is the `Gemm` with transB that is `head_width` wide; the embedding is what `input_ids` gathers from. Equal
     weights in equal formats give equal tensors, so a tied embedding and head stay one.
-    Ensures: no float matrix product with constant weights is left, but for a head without a format.
+    Weights that the formats carry from a file keep its blocks.
+    Ensures: no float matrix product with constant weights is left, but for a head without a format and for what a
+    file's blocks are offset by.
     """
 
     def __init__(self, formats: WeightFormats, head_width: int, choose_pack: ChoosePack = round_to_nearest) -> None:
@@ -73,6 +78,8 @@ class QuantiseWeights(ir.passes.InPlacePass):
     def _product_format(self, node: ir.Node) -> BlockChoice | None:
         weight = node.inputs[1]
         assert weight is not None and weight.const_value is not None  # `_weight_of` has looked
+        if isinstance(weight.const_value, LazyWeight) and weight.const_value.key.endswith(_OFFSETS):
+            return None
         is_head = _is_by_output(node) and weight.const_value.shape[0] == self._head_width
         return self._formats.head if is_head else self._formats.layers
 
@@ -81,27 +88,43 @@ class QuantiseWeights(ir.passes.InPlacePass):
         source = lazy_weight(weight.const_value)
         by_output = source if _is_by_output(node) else source.transposed()
         num_rows, width = (int(size) for size in by_output.shape.numpy())
-        chosen = asked.for_width(width)
-        parts = self._pack(graph, by_output, chosen, is_gather=False)
+        carried = self._carried(by_output)
+        chosen = asked.for_width(width) if carried is None else carried.format
+        parts = self._pack(graph, by_output, chosen, carried, is_gather=False)
         inputs: list[ir.Value | None] = [node.inputs[0], *parts]
         if len(node.inputs) > 2:
             inputs += [None] * (5 - len(inputs)) + [node.inputs[2]]
         sizes = {"K": width, "N": num_rows, "accuracy_level": _INT8_ACTIVATIONS}
+        if carried is not None and carried.has_offsets:
+            _add_offsets(graph, node, by_output.key, carried)
         _replace(graph, node, "MatMulNBits", inputs, sizes | _block_sizes(chosen))
+
+    def _carried(self, source: LazyWeight) -> CarriedWeight | None:
+        return None if self._formats.carried is None else self._formats.carried.of(source.key)
 
     def _replace_gather(self, graph: ir.Graph, node: ir.Node, table: ir.Value, asked: BlockChoice) -> None:
         assert table.const_value is not None  # `_embedding_of` has looked
         source = lazy_weight(table.const_value)
-        chosen = asked.for_width(int(source.shape.numpy()[1]))
-        data, scales = self._pack(graph, source, chosen, is_gather=True)
+        carried = self._carried(source)
+        if carried is not None and carried.has_offsets:  # looking up knows of no offsets that are floats
+            carried = None
+        chosen = asked.for_width(int(source.shape.numpy()[1])) if carried is None else carried.format
+        data, scales = self._pack(graph, source, chosen, carried, is_gather=True)
         inputs = [data, node.inputs[1], scales, _middle_levels(graph, scales, chosen)]
         _replace(
             graph, node, "GatherBlockQuantized", inputs, {"gather_axis": 0, "quantize_axis": 1} | _block_sizes(chosen)
         )
 
-    def _pack(self, graph: ir.Graph, source: LazyWeight, chosen: BlockFormat, *, is_gather: bool) -> list[ir.Value]:
+    def _pack(
+        self,
+        graph: ir.Graph,
+        source: LazyWeight,
+        chosen: BlockFormat,
+        carried: CarriedWeight | None,
+        *,
+        is_gather: bool,
+    ) -> list[ir.Value]:
         """Add the packed tensors of `source` `[N, K]`; the embedding reads the same bytes in two dimensions."""
-        recipe, pack = self._choose_pack(source.key, chosen)
         compute = source.dtype.numpy()
         num_rows, width = (int(size) for size in source.shape.numpy())
         num_blocks = -(-width // chosen.block_size)
@@ -111,7 +134,12 @@ class QuantiseWeights(ir.passes.InPlacePass):
         zero_bytes = -(-num_blocks * chosen.bits // 8)
         zero_points = (num_rows, zero_bytes) if is_gather else (num_rows * zero_bytes,)
         shapes = (data, scales) if chosen.is_symmetric else (data, scales, zero_points)
-        packed = pack_rows(source, recipe, partial(pack_as, pack, compute), shapes)
+        if carried is None:
+            recipe, pack = self._choose_pack(source.key, chosen)
+            packed = pack_rows(source, recipe, partial(pack_as, pack, compute), shapes)
+        else:
+            recipe = _OF_FILE
+            packed = [_carried_part(source.key, carried, *part) for part in enumerate(shapes)]
         kind = "rows" if is_gather else "weights"
         return [add_tensor(graph, f"{source.key}.{recipe}.{kind}{number}", part) for number, part in enumerate(packed)]
 
@@ -120,6 +148,45 @@ def pack_as(pack: Pack, compute: np.dtype[Any], rows: Array) -> tuple[Array, ...
     """Pack `rows`, with scales of the kind that the stages compute in."""
     data, scales, *zero_points = pack(rows.astype(np.float32))
     return (data, scales.astype(compute), *zero_points)
+
+
+def _carried_part(key: str, carried: CarriedWeight, number: int, shape: tuple[int, ...]) -> LazyWeight:
+    """Levels (0) or scales (1) of a carried weight, in `shape`."""
+
+    def chunks() -> Iterator[Array]:
+        levels, scales, *_ = carried.parts()
+        yield pack_levels(levels, scales, None, carried.format.bits)[number]
+
+    dtype = ir.DataType.FLOAT if number else ir.DataType.UINT8
+    return LazyWeight(f"{key} {_OF_FILE}.{number}", dtype, shape, chunks)
+
+
+def _add_offsets(graph: ir.Graph, node: ir.Node, key: str, carried: CarriedWeight) -> None:
+    """Add to a product what its blocks' offsets make: the sum of the inputs of a block, times its offset.
+
+    `MatMulNBits` takes zero points that are floats too, but then turns the whole weight into floats in every pass.
+    """
+    rows, result = node.inputs[0], node.outputs[0]
+    if rows is None or rows.shape is None:
+        raise ir.passes.PreconditionError(f"the rank of what {node.name!r} multiplies is not known")
+    num_rows, num_blocks = carried.shape[0], carried.shape[1] // carried.format.block_size
+    by_block = np.array([0] * (len(rows.shape) - 1) + [num_blocks, carried.format.block_size], np.int64)
+    shape = add_constant(graph, f"blocks_of_rows.{'.'.join(map(str, by_block))}", by_block)
+    last = add_constant(graph, "last_axis", np.array([-1], np.int64))
+
+    def chunks() -> Iterator[Array]:
+        yield np.ascontiguousarray(carried.parts()[2].T)
+
+    offsets = LazyWeight(f"{key} {_OFFSETS}", ir.DataType.FLOAT, (num_blocks, num_rows), chunks)
+    weight = add_tensor(graph, offsets.key, offsets)
+    split = ir.Node("", "Reshape", [rows, shape], name=f"{node.name}_blocks")
+    sums = ir.Node("", "ReduceSum", [split.outputs[0], last], [ir.AttrInt64("keepdims", 0)], name=f"{node.name}_sums")
+    added = ir.Node("", "MatMul", [sums.outputs[0], weight], name=f"{node.name}_offsets")
+    whole = ir.Node("", "Add", [added.outputs[0], added.outputs[0]], name=f"{node.name}_with_offsets")
+    graph.insert_after(node, [split, sums, added, whole])
+    take_over(result, whole.outputs[0])
+    result.name, result.type = f"{node.name}_levels", whole.outputs[0].type
+    whole.replace_input_with(0, result)
 
 
 def _middle_levels(graph: ir.Graph, scales: ir.Value, chosen: BlockFormat) -> ir.Value:

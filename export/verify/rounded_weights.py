@@ -64,7 +64,7 @@ class _Reading:
     def __call__(self, module: nn.Module, stored: StoredTensor, dtype: torch.dtype) -> Tensor:
         """Read `stored`, a parameter of `module`, as `dtype`."""
         chosen = self._choice(module) if len(stored.shape) == 2 else None
-        if chosen is None:
+        if chosen is None or self._is_carried(module, stored):
             return stored.read(self.dtype).to(dtype)
         source = stored_weight(stored, self.dtype)
         by_output = source.transposed() if isinstance(module, Conv1D) else source
@@ -74,6 +74,11 @@ class _Reading:
         _, pack = (self.choose_pack if is_of_layer else round_to_nearest)(stored.name, form)
         rows = torch.from_numpy(_restored(by_output.chunks(), width, form, pack, self.dtype))
         return (rows if by_output is source else rows.T.contiguous()).to(dtype)
+
+    def _is_carried(self, module: nn.Module, stored: StoredTensor) -> bool:
+        carried = None if self.formats.carried is None else self.formats.carried.of(stored.name)
+        is_table = module is self.network.get_input_embeddings()
+        return carried is not None and not (is_table and carried.has_offsets)
 
     def _choice(self, module: nn.Module) -> BlockChoice | None:
         if module is self.network.get_input_embeddings():

@@ -4,16 +4,27 @@ Owns: the formats and the names that a user gives them. Does not own: packing nu
 putting the result into graphs (`quantise_pass.py`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from mirrorsd.graphs.errors import ConfigError
 
+if TYPE_CHECKING:
+    from mirrorsd.export.weights.gguf_tensors import FileBlocks
+
 BITS_BY_PRECISION = {"int8": 8, "int4": 4}
+FILE = "file"
+"""The precision of a GGUF file: its own blocks where products can be computed with them, 8 bits elsewhere."""
+_FILE_FALLBACK = "int8"
 BLOCK_SIZES = (128, 64, 32)
+_FILE_BLOCK = 32
 _INVARIANT_BLOCKS = {8: 64, 4: 32}
 """By bits: in blocks of up to so many weights ONNX Runtime's CPU kernels give a row the same bits however many rows a
-pass has. They are no default, as larger ones make windows faster (docs/exactness.md)."""
-COMPUTE_BY_PRECISION = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "int8": "fp32", "int4": "fp32"}
+pass has; with larger ones rows are computed in pairs (docs/exactness.md)."""
+_INT4_BLOCK = 32
+"""Four bits have too few levels for more weights: of SmolLM2-135M's best tokens 64 % are the same in the largest blocks
+that fit, without zero points (docs/export.md). Such a row needs no pair either."""
+COMPUTE_BY_PRECISION = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "int8": "fp32", "int4": "fp32", FILE: "fp32"}
 """What the stages compute in, and so what their hidden states, caches and float weights are."""
 
 
@@ -37,11 +48,12 @@ class BlockFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockChoice:
-    """What was chosen of a format; without a block size every width of rows gets its own."""
+    """What was chosen of a format; without a block size every width of rows gets its own, of `largest` at most."""
 
     bits: int
     block_size: int | None = None
     is_symmetric: bool = True
+    largest: int = max(BLOCK_SIZES)
 
     def for_width(self, width: int) -> BlockFormat:
         """The format of rows of `width` weights: by default the largest blocks that pad no more than blocks of 32 do.
@@ -49,11 +61,14 @@ class BlockChoice:
         Fewer scales are fewer bytes and fewer additions: on a CPU a row through blocks of 128 takes about 0.65 of the
         time through blocks of 32 (see docs/peers.md).
 
-        >>> [BlockChoice(bits=4).for_width(width).block_size for width in (1152, 192, 40)]
+        >>> [BlockChoice(bits=8).for_width(width).block_size for width in (1152, 192, 40)]
         [128, 64, 64]
+        >>> BlockChoice(bits=8, largest=64).for_width(1152).block_size
+        64
         """
         padded = -(-width // 32) * 32
-        size = self.block_size or next(size for size in BLOCK_SIZES if padded % size == 0)
+        fitting = (size for size in BLOCK_SIZES if size <= self.largest and padded % size == 0)
+        size = self.block_size or next(fitting)
         return BlockFormat(bits=self.bits, block_size=size, is_symmetric=self.is_symmetric)
 
     @property
@@ -63,37 +78,56 @@ class BlockChoice:
         >>> [BlockChoice(bits=8, block_size=size).row_group for size in (64, 128)], BlockChoice(bits=4).row_group
         ([1, 2], 2)
         """
-        largest = self.block_size or max(BLOCK_SIZES)
+        largest = self.block_size or self.largest
         return 1 if largest <= _INVARIANT_BLOCKS[self.bits] else 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormats:
-    """The formats of a target's weights; None stands for floats of the kind that the stages compute in."""
+    """The formats of a target's weights; None stands for floats of the kind that the stages compute in.
+
+    What `carried` holds keeps the blocks of its file instead.
+    """
 
     layers: BlockChoice | None = None
     head: BlockChoice | None = None
     embedding: BlockChoice | None = None
+    carried: "FileBlocks | None" = None
 
 
 FLOAT_WEIGHTS = WeightFormats()
 
 
 def choose_formats(
-    precision: str, *, head: str, embedding: str, block_size: int | None, is_symmetric: bool, embedding_width: int
+    precision: str,
+    *,
+    head: str,
+    embedding: str,
+    block_size: int | None,
+    is_symmetric: bool | None,
+    embedding_width: int,
 ) -> WeightFormats:
     """Resolve precisions, "auto" among them, into formats.
 
     "auto" is 8 bits, symmetric, for the head and the embedding of a target whose layers are integers: where both are
     one tied matrix they so stay one. An embedding that is no whole number of blocks wide stays float under "auto".
 
+    Without a block size 4 bits get blocks of 32, and 8 bits blocks that are nowhere larger than fit the embedding: one
+    product in larger blocks would ask for pairs of rows everywhere, which costs a deep, narrow model a fifth of its
+    speed. `is_symmetric` None means zero points for 4 bits alone.
+
     Raises:
         ConfigError: an embedding in blocks that do not divide `embedding_width`, or a float kind that the stages do not
             compute in.
     """
-    layers = _format(precision, precision, block_size, is_symmetric)
-    automatic = "int8" if layers is not None else precision
+    if precision == FILE:
+        block_size = _FILE_BLOCK
     blocks = BlockChoice(bits=8, block_size=block_size).for_width(embedding_width).block_size
+    largest = blocks if block_size is None else max(BLOCK_SIZES)
+    of_parts = BlockChoice(bits=8, block_size=block_size, largest=largest)
+    has_zero_points = precision == "int4" if is_symmetric is None else not is_symmetric
+    layers = _format(precision, precision, replace(of_parts, is_symmetric=not has_zero_points))
+    automatic = "int8" if layers is not None else precision
     is_whole = embedding_width % blocks == 0
     if embedding in BITS_BY_PRECISION and not is_whole:
         raise ConfigError(
@@ -104,15 +138,17 @@ def choose_formats(
         embedding = COMPUTE_BY_PRECISION[precision]
     return WeightFormats(
         layers=layers,
-        head=_format(precision, automatic if head == "auto" else head, block_size, True),
-        embedding=_format(precision, automatic if embedding == "auto" else embedding, block_size, True),
+        head=_format(precision, automatic if head == "auto" else head, of_parts),
+        embedding=_format(precision, automatic if embedding == "auto" else embedding, of_parts),
     )
 
 
-def _format(precision: str, asked: str, block_size: int | None, is_symmetric: bool) -> BlockChoice | None:
-    if asked in BITS_BY_PRECISION:
-        bits = BITS_BY_PRECISION[asked]
-        return BlockChoice(bits=bits, block_size=block_size, is_symmetric=is_symmetric)
+def _format(precision: str, asked: str, chosen: BlockChoice) -> BlockChoice | None:
+    """`chosen` with the bits of what is asked for; None where that is the floats of `precision`."""
+    bits = BITS_BY_PRECISION.get(_FILE_FALLBACK if asked == FILE else asked)
+    if bits is not None:
+        is_capped = bits == 4 and chosen.block_size is None
+        return replace(chosen, bits=bits, largest=_INT4_BLOCK if is_capped else chosen.largest)
     compute = COMPUTE_BY_PRECISION[precision]
     if asked != compute:
         raise ConfigError(
@@ -128,4 +164,6 @@ def precision_name(chosen: BlockChoice | None, precision: str) -> str:
     >>> precision_name(None, "int4"), precision_name(BlockChoice(bits=8), "int4")
     ('fp32', 'int8')
     """
+    if precision == FILE and chosen is not None:
+        return FILE
     return COMPUTE_BY_PRECISION[precision] if chosen is None else f"int{chosen.bits}"

@@ -24,6 +24,8 @@ Chunks = Callable[[], Iterator[Array]]
 Pack = Callable[[Array], tuple[Array, ...]]
 
 STRIP_BYTES = 256 << 20
+TRANSPOSED, JOINED = " transposed", " below "
+"""What keys say of matrices that were turned, and of tensors below one another."""
 
 
 class LazyWeight(ir.LazyTensor):
@@ -64,7 +66,7 @@ class LazyWeight(ir.LazyTensor):
         if self._origin is not None:
             return self._origin
         num_rows, width = self.shape.numpy()
-        turned = LazyWeight(f"{self.key} transposed", self.dtype, (width, num_rows), self._columns)
+        turned = LazyWeight(f"{self.key}{TRANSPOSED}", self.dtype, (width, num_rows), self._columns)
         turned._origin = self
         return turned
 
@@ -99,7 +101,7 @@ def joined_rows(parts: Sequence[LazyWeight]) -> LazyWeight:
     """Tensors of one dtype below one another: `[3, K]` and `[2, K]` give `[5, K]`, `[3]` and `[2]` give `[5]`."""
     shapes = [part.shape.numpy() for part in parts]
     shape = (sum(int(sizes[0]) for sizes in shapes), *shapes[0][1:])
-    key = " below ".join(part.key for part in parts)
+    key = JOINED.join(part.key for part in parts)
     return LazyWeight(key, parts[0].dtype, shape, lambda: chain.from_iterable(part.chunks() for part in parts))
 
 

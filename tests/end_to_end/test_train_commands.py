@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,24 @@ def test_a_target_that_does_not_fit_is_refused_before_it_is_loaded(
     monkeypatch.setattr("mirrorsd.training.models.whole_model.load_whole", None)
     assert run(["train", "exit", str(trained / "target"), "--work", str(trained / "work")]) == 2
     assert "GB of memory" in capsys.readouterr().err
+
+
+def test_a_draft_cut_from_a_gguf_file_trains_on_documents_alone(
+    write_gguf: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The target writes nothing but the held-back text; the draft shares its embedding, and goes on where it was."""
+    file, work, output = write_gguf("Q8_0"), tmp_path / "work", tmp_path / "draft"
+    lines = [json.dumps({"text": f"abba ab baba {n} " * 20}) for n in range(20)]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    command = ["train", "draft", str(file), "-o", str(output), "--work", str(work), "--texts", "2", *SIZES, *QUICK]
+    command += ["--corpus", str(tmp_path / "corpus.jsonl"), "--document-share", "1", "--loss", "lk", "--json"]
+    start = ["--from-layers", "0,1", "--head-rank", "16", "--streams", "2", "--stream-layers", "1", "--device", "cpu"]
+    assert run([*command, *start]) == 0
+    assert not (work / "text").exists()
+    assert len(json.loads(capsys.readouterr().out)["agreement"]["streams"]) == 2
+    assert json.loads((output / "config.json").read_text(encoding="utf-8"))["shares_embedding"] is True
+    further = ["--from-model", str(output), "--streams", "2", "--stream-layers", "1", "--stream-rank", "64"]
+    second = [*command[:4], str(tmp_path / "second"), "--work", str(tmp_path / "work2"), *command[7:], *further]
+    assert run(second) == 0
+    assert run([*second, "--from-layers", "0"]) == 2
+    assert "give one of them" in capsys.readouterr().err

@@ -25,6 +25,7 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from mirrorsd.families import DecoderParts, parts_of
+from mirrorsd.families.low_rank_head import EMBEDDING, SHARES_EMBEDDING
 from mirrorsd.families.stream_adapter import adapt_streams
 from mirrorsd.families.stream_link import Guesses, LinkWeights, follow_links
 from mirrorsd.graphs import names
@@ -206,6 +207,17 @@ class StreamingDraft(nn.Module):
         """Apply the shared LM head to hidden states `[..., H]`."""
         return self._parts.logit_scale(self._parts.lm_head(hidden))
 
+    @property
+    def shares_embedding(self) -> bool:
+        """Whether the token embedding is the target's and is not written with the draft."""
+        return bool(getattr(self.base.config, SHARES_EMBEDDING, False))
+
+    def settle_embedding(self, *, is_trained: bool) -> None:
+        """Leave a shared embedding as it is, or make it the draft's own, to be trained."""
+        if is_trained:
+            setattr(self.base.config, SHARES_EMBEDDING, False)
+        self.base.get_input_embeddings().requires_grad_(is_trained)
+
     def add_link(self, rank: int) -> None:
         """Give streams that have none an untrained link of `rank`; 0: leave them without."""
         if self.num_streams and rank:
@@ -235,7 +247,11 @@ class StreamingDraft(nn.Module):
     def save(self, folder: Path, *, dtype: torch.dtype = torch.float16) -> None:
         """Write an ordinary Hugging Face folder, and beside the weights what only the streams have."""
         base: Any = copy.deepcopy(self.base)
-        base.to(dtype).save_pretrained(folder)
+        base.to(dtype)
+        kept = base.state_dict()
+        if self.shares_embedding:
+            del kept[EMBEDDING]
+        base.save_pretrained(folder, state_dict=kept)
         if not self.num_streams:
             return
         metadata = {
@@ -257,20 +273,22 @@ class StreamingDraft(nn.Module):
         return names.ADAPTED_STREAMS_FORMAT if len(self.adapters) else names.STREAMS_FORMAT
 
     @classmethod
-    def load(cls, folder: Path) -> StreamingDraft:
+    def load(cls, folder: Path, embedding: Tensor | None = None) -> StreamingDraft:
         """Read a draft in single precision; without a streams file it is an ordinary one.
+
+        One that shares its target's token embedding gets it as `embedding` `[V, H]`.
 
         Raises:
             ExportError: The streams file is not of this format, or does not fit the draft.
         """
         shape = read_stream_shape(folder)
         if shape is None:
-            return cls(load_whole(folder), num_streams=0, num_stream_layers=0)
+            return cls(load_whole(folder, embedding), num_streams=0, num_stream_layers=0)
         path = folder / names.STREAMS_FILE
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118 - not a dict
         embeddings = tensors.pop(names.STREAM_EMBEDDINGS)
-        draft = cls(load_whole(folder), **shape._asdict())
+        draft = cls(load_whole(folder, embedding), **shape._asdict())
         link = [tensors.pop(name, torch.empty(0)) for name in names.STREAM_LINK]
         own = {"stream_embeddings": embeddings, **tensors}
         try:

@@ -43,7 +43,7 @@ def measure_sampling(
 
     For the last two the acceptance probabilities along the drafted window are multiplied, not drawn.
     """
-    generator = torch.Generator().manual_seed(trial.seed)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(trial.seed)
     sums = torch.zeros(3, dtype=torch.float64)
     per_position = torch.zeros(3, dtype=torch.float64)
     places = 0

@@ -115,7 +115,7 @@ def _generate(
     ends = torch.clamp(lengths + config.max_new_tokens, max=capacity)
     active = torch.arange(len(prompts))
     decoder = BatchedDecoder(target, capacity)
-    generator = torch.Generator().manual_seed(config.seed)
+    generator = torch.Generator(texts.device).manual_seed(config.seed)
     fed = texts[:, : int(lengths.min())]
     while len(active) and decoder.position < capacity - 1:
         logits = decoder.feed(fed)

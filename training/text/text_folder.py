@@ -62,7 +62,7 @@ def write_self_text(
             continue
         numbers = batches[batch_number]
         texts = generate_batch(target, [prompts[number] for number in numbers], drawn[numbers], config)
-        _save_batch(path, texts, [len(prompts[number]) for number in numbers], drawn[numbers].numpy())
+        _save_batch(path, texts, [len(prompts[number]) for number in numbers], drawn[numbers].cpu().numpy())
         show(f"batch {place + 1} of {len(batches)}: {sum(map(len, texts))} tokens", (place + 1) / len(batches))
 
 
@@ -70,7 +70,7 @@ def _check_plan(folder: Path, target: PreTrainedModel, prompts: list[list[int]],
     """Compare with what earlier batches were made with, or note it down for later ones."""
     digest = hashlib.sha256(json.dumps(prompts).encode("ascii"))
     for weight in list(target.parameters())[:2]:
-        digest.update(weight.detach().float().flatten()[:4096].numpy().tobytes())
+        digest.update(weight.detach().float().flatten()[:4096].cpu().numpy().tobytes())
     plan: dict[str, Any] = {"made_from": digest.hexdigest(), "prompts": len(prompts), **asdict(config)}
     plan["temperatures"] = list(config.temperatures)
     path = folder / PLAN_FILE

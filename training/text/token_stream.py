@@ -66,7 +66,9 @@ class TokenStream:
         places = self.place + length * np.arange(sequences)[:, None] + np.arange(length + 1)
         self.place += sequences * length
         own = np.full(places.shape, self._own) if isinstance(self._own, bool) else self._own[places]
-        return torch.from_numpy(self._tokens[places].astype(np.int64)), torch.from_numpy(own)
+        device = torch.get_default_device()
+        ids = torch.from_numpy(self._tokens[places].astype(np.int64))
+        return ids.to(device), torch.from_numpy(own).to(device)
 
     def state_dict(self) -> dict[str, int]:
         """Return the place."""

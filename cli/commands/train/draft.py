@@ -14,6 +14,7 @@ from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:
     from mirrorsd.training.run.schedule import WarmStableDecay
+    from mirrorsd.training.run.timed_run import RunConfig
 
 _LOOP_TOKENS = 24
 SHAPE, LOSS = "Shape", "Loss"
@@ -24,6 +25,30 @@ FromModel = Annotated[
         help="Start from this small causal LM with the same tokenizer, or from a draft and its streams.",
         rich_help_panel=SHAPE,
     ),
+]
+FromLayers = Annotated[
+    str | None,
+    typer.Option(
+        help="Start from these layers of the target, such as 0,1,2,27,28,29; its token embedding is shared.",
+        rich_help_panel=SHAPE,
+    ),
+]
+HeadRank = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="With --from-layers: rank of the head over the vocabulary; 0: the target's own head.",
+        rich_help_panel=SHAPE,
+    ),
+]
+TrainEmbedding = Annotated[
+    bool,
+    typer.Option(
+        "--train-embedding", help="Train the shared embedding too; the draft then has its own.", rich_help_panel=LOSS
+    ),
+]
+Distance = Annotated[
+    str, typer.Option("--loss", help="Distance to the target: kl, tv (total variation) or lk.", rich_help_panel=LOSS)
 ]
 StreamRank = Annotated[
     int, typer.Option(min=0, help="Hidden units of the streams' own adapters; 0: none.", rich_help_panel=SHAPE)
@@ -64,6 +89,10 @@ def draft(
     texts: shared.Texts = 9000,
     more_text: MoreText = None,
     from_model: FromModel = None,
+    from_layers: FromLayers = None,
+    head_rank: HeadRank = 128,
+    train_embedding: TrainEmbedding = False,
+    distance: Distance = "kl",
     streams: Annotated[int, typer.Option(help="Streams; 0 makes an ordinary draft.", rich_help_panel=SHAPE)] = 3,
     stream_layers: Annotated[int, typer.Option(help="Top layers that streams pass.", rich_help_panel=SHAPE)] = 2,
     stream_rank: StreamRank = 64,
@@ -87,49 +116,71 @@ def draft(
     save_every: Annotated[float, typer.Option(help="Seconds of training between checkpoints.")] = 100.0,
     report_every: Annotated[int, typer.Option(help="Steps between rows of losses.csv.")] = 20,
     threads: shared.Threads = 0,
+    device: shared.Device = "auto",
     count_cpu: shared.CountCpu = False,
     deadline: shared.Deadline = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Train a streaming draft: the target writes text, the draft learns its distributions, the result is measured."""
     from mirrorsd.training.distill_draft import DistillConfig
-    from mirrorsd.training.models.model_folder import check_replaceable
-    from mirrorsd.training.run.timed_run import RunConfig
 
-    check_replaceable(output)
+    _check_output(output)
     weights: Any = {"stream_weight": stream_weight, "argmax_weight": argmax_weight, "prompt_weight": prompt_weight}
     rows: dict[str, Any] = {"streams_from": streams_from, "tip_share": tip_share, "sequences": batch, "length": length}
-    loss = DistillConfig(**weights, **rows, is_compiled=compile_loss, rate=rate, streams_only=streams_only)
-    times: dict[str, Any] = {"save_every_s": save_every, "deadline": deadline, "counts_cpu": count_cpu}
-    config = RunConfig(out=work, schedule=_schedule(seconds, deadline, baseline), report_every=report_every, **times)
-    sizes = {"hidden": hidden, "layers": layers, "stream_layers": stream_layers, "stream_rank": stream_rank}
-    plan = DraftPlan(**sizes, link_rank=link_rank, source=from_model, streams_only=streams_only)
+    rows |= {"is_compiled": compile_loss, "trains_embedding": train_embedding, "loss": distance}
+    loss = DistillConfig(**weights, **rows, rate=rate, streams_only=streams_only)
+    config = _run_config(work, (seconds, deadline, baseline), (save_every, report_every, count_cpu))
+    sizes: Any = {"hidden": hidden, "layers": layers, "stream_layers": stream_layers, "stream_rank": stream_rank}
+    sizes |= {"link_rank": link_rank, "source": from_model, "from_layers": read_layers(from_layers)}
+    plan = DraftPlan(**sizes, head_rank=head_rank, streams_only=streams_only)
     size = plan.check(target, streams, baseline)
-    checkpoint = shared.open_target(target, trained=size, tokens=batch * length, threads=threads)
+    checkpoint = shared.open_target(target, trained=size, tokens=batch * length, threads=threads, device=device)
     runs = [("draft", streams, output), ("baseline", 0, output.with_name(f"{output.name}-s0"))][: 1 + baseline]
     shared.check_fresh(*(work / name for name, *_ in runs), resume=resume)
     source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts)
-    model, documents = _open_target_and_text(checkpoint, source, work, document_share)
-    for name, num_streams, folder in runs:
-        text = _training_text([work, *(more_text or ())], documents, document_share)
-        how = (replace(config, out=work / name), loss)
-        _train(model, plan.make(model, num_streams), text, (target, work, folder), how)
+    model = _train_all(checkpoint, plan, runs, ([work, *(more_text or ())], source, document_share), (config, loss))
     (print_json if as_json else print_report)(measure_drafts(model, output, runs[1][2] if baseline else None, work))
+
+
+def _check_output(folder: Path) -> None:
+    """Refuse to write the draft over something else."""
+    from mirrorsd.training.models.model_folder import check_replaceable
+
+    check_replaceable(folder)
+
+
+def _train_all(
+    checkpoint: Any,
+    plan: "DraftPlan",
+    runs: list[tuple[str, int, Path]],
+    given: tuple[list[Path], shared.TextSource, float],
+    how: tuple[Any, Any],
+) -> Any:
+    """Train the draft, and its baseline if `runs` has one; return the target."""
+    works, source, document_share = given
+    config, loss = how
+    model, documents = _open_target_and_text(checkpoint, source, works[0], document_share)
+    for name, num_streams, folder in runs:
+        text = _training_text(works, documents, document_share)
+        places = (checkpoint.folder, works[0], folder)
+        _train(model, plan.make(model, num_streams), text, places, (replace(config, out=works[0] / name), loss))
+    return model
 
 
 def _open_target_and_text(checkpoint: Any, source: shared.TextSource, work: Path, document_share: float) -> Any:
     """The target, once it has written its text, and the corpus's documents if some are wanted."""
     documents = shared.open_documents(checkpoint, source) if document_share else None
     model = shared.load_target(checkpoint)
-    shared.prepare_texts(model, checkpoint, work, source)
+    shared.prepare_texts(model, checkpoint, work, source, only_held_back=document_share == 1)
     return model, documents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftPlan:
-    """How large a draft is, and what it starts from: sizes of its own, or a small model (or a draft) in `source`.
+    """How large a draft is, and what it starts from.
 
-    With `streams_only` that model's own weights stay as they are.
+    That is nothing but sizes, a small model (or a draft) in `source`, or some of the target's layers with a head of
+    `head_rank`. With `streams_only` a source's own weights stay as they are.
     """
 
     hidden: int
@@ -139,6 +190,8 @@ class DraftPlan:
     link_rank: int
     source: Path | None
     streams_only: bool
+    from_layers: tuple[int, ...] = ()
+    head_rank: int = 0
 
     def check(self, target: Path, num_streams: int, has_baseline: bool) -> int:
         """Check the plan against the target; return about how many parameters are trained.
@@ -150,7 +203,7 @@ class DraftPlan:
         """
         from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
         from mirrorsd.export.checkpoints.compatibility import check_compatible
-        from mirrorsd.training.draft_shape import check_draft_sizes, check_same_streams
+        from mirrorsd.training.draft_shape import check_draft_sizes, check_layers, check_same_streams
         from mirrorsd.training.models.streaming_draft import check_stream_layers
 
         if self.streams_only and (self.source is None or not num_streams or has_baseline):
@@ -160,6 +213,14 @@ class DraftPlan:
         if self.streams_only and not self.stream_rank + self.link_rank:
             raise ConfigError("--streams-only trains adapters and link; give --stream-rank or --link-rank above 0")
         of_target = open_checkpoint(target, "target")
+        if self.source is not None and self.from_layers:
+            raise ConfigError("--from-model and --from-layers both say what to start from; give one of them")
+        if self.from_layers:
+            config = of_target.config
+            check_layers(self.from_layers, int(config["num_hidden_layers"]), str(config["model_type"]))
+            check_stream_layers(num_streams, self.stream_layers, len(self.from_layers))
+            share = len(self.from_layers) / int(config["num_hidden_layers"])
+            return round(of_target.source.num_parameters * share) + self.head_rank * int(config["vocab_size"])
         if self.source is not None:
             small = open_checkpoint(self.source, "draft")
             check_compatible(of_target, small)
@@ -172,17 +233,48 @@ class DraftPlan:
 
     def make(self, target: Any, num_streams: int) -> Any:
         """Return the untrained draft with that many streams."""
-        from mirrorsd.training.draft_shape import draft_from_model, draft_from_scratch
+        return self._make(target, self._shape(num_streams)).to(target.device)
 
-        streams = self._shape(num_streams)
+    def _make(self, target: Any, streams: Any) -> Any:
+        from mirrorsd.training.draft_shape import draft_from_layers, draft_from_model, draft_from_scratch
+
+        if self.from_layers:
+            return draft_from_layers(target, streams, self.from_layers, self.head_rank)
         if self.source is not None:
-            return draft_from_model(self.source, streams)
+            return draft_from_model(self.source, streams, target.get_input_embeddings().weight)
         return draft_from_scratch(target, streams, hidden=self.hidden, layers=self.layers)
 
     def _shape(self, num_streams: int) -> Any:
         from mirrorsd.training.models.streaming_draft import StreamShape
 
         return StreamShape(num_streams, self.stream_layers, self.stream_rank, self.link_rank)
+
+
+def read_layers(text: str | None) -> tuple[int, ...]:
+    """Read `0,1,29`; nothing where nothing is given.
+
+    Raises:
+        ConfigError: no numbers.
+    """
+    try:
+        return tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError as error:
+        raise ConfigError(f"--from-layers is {text!r}; expected numbers of layers, such as 0,1,2,27,28,29") from error
+
+
+def _run_config(work: Path, budget: tuple[float, float | None, bool], notes: tuple[float, int, bool]) -> "RunConfig":
+    """When a training ends (seconds, deadline, has a baseline), what it notes when, and whose seconds count."""
+    from mirrorsd.training.run.timed_run import RunConfig
+
+    save_every, report_every, counts_cpu = notes
+    return RunConfig(
+        out=work,
+        schedule=_schedule(*budget),
+        deadline=budget[1],
+        save_every_s=save_every,
+        report_every=report_every,
+        counts_cpu=counts_cpu,
+    )
 
 
 def _schedule(seconds: float, deadline: float | None, has_baseline: bool) -> "WarmStableDecay":
@@ -197,6 +289,8 @@ def _training_text(works: list[Path], documents: Any, share: float) -> Any:
     """What the target wrote, mixed with documents if there are any."""
     from mirrorsd.training.text.token_stream import MixedStream
 
+    if share == 1:
+        return documents
     text = _open_text(*(work / shared.TEXT_FOLDER for work in works))
     return text if documents is None else MixedStream(text, documents, share)
 

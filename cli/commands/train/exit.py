@@ -26,6 +26,7 @@ def exit_command(
     seconds: shared.Seconds = 240.0,
     resume: shared.Resume = False,
     threads: shared.Threads = 0,
+    device: shared.Device = "auto",
     count_cpu: shared.CountCpu = False,
     deadline: shared.Deadline = None,
     as_json: options.AsJson = False,
@@ -35,7 +36,7 @@ def exit_command(
     Writes exit_adapters.safetensors, exit_coverage.json and exit_coverage.png beside the target's weights; `export`
     carries them into the bundle. Seconds of 0 only measure.
     """
-    checkpoint = shared.open_target(target, trained=0, tokens=batch * length, threads=threads)
+    checkpoint = shared.open_target(target, trained=0, tokens=batch * length, threads=threads, device=device)
     chosen = chosen_layers(layers, int(checkpoint.config["num_hidden_layers"]))
     run_folder = work / "exits"
     shared.check_fresh(run_folder, resume=resume)
@@ -49,8 +50,8 @@ def exit_command(
         config = RunConfig(
             out=run_folder, schedule=schedule, deadline=deadline, save_every_s=60.0, counts_cpu=count_cpu
         )
-        _train(model, target, (work, chosen, rank), config, (batch, length))
-    coverage = _measure(model, target, work, chosen)
+        _train(model, checkpoint.folder, (work, chosen, rank), config, (batch, length))
+    coverage = _measure(model, checkpoint.folder, work, chosen)
     if as_json:
         print_json({"target": str(target), **coverage})
         return

@@ -34,22 +34,23 @@ def report(
     per_task: Annotated[int | None, typer.Option(help="Questions per category; all without it.")] = None,
     whole: Annotated[bool, typer.Option("--whole", help="Keep what follows once a text repeats itself.")] = False,
     threads: shared.Threads = 0,
+    device: shared.Device = "auto",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the report there as JSON.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Report agreement, accepted windows, confirmed tokens, where the draft missed, and sampling with shared noise."""
     questions = _first_per_task(read_questions(prompts), per_task)
-    checkpoint = shared.open_target(target, trained=0, tokens=_TOKENS, threads=threads)
+    checkpoint = shared.open_target(target, trained=0, tokens=_TOKENS, threads=threads, device=device)
     check_speaks_like(target, [draft, *([baseline] if baseline else [])])
     model = shared.load_target(checkpoint)
-    greedy, sampled = write_answers(model, target, questions, checkpoint.eos_ids[0])
+    greedy, sampled = write_answers(model, checkpoint.folder, questions, checkpoint.eos_ids[0])
     if not whole:
         from mirrorsd.training.text.self_text import cut_before_loop
 
         greedy = {task: [cut_before_loop(text) for text in texts] for task, texts in greedy.items()}
     from mirrorsd.training.reports.pair_report import report_pair
 
-    pair = load_pair(model, target, draft, baseline)
+    pair = load_pair(model, checkpoint.folder, draft, baseline)
     sections = tuple(part.strip() for part in only.split(","))
     found = {
         "text": f"{len(questions)} questions of {prompts.name}, answered greedily by the target"
@@ -83,14 +84,15 @@ def load_pair(model: Any, target: Path, draft: Path, baseline: Path | None) -> A
     from mirrorsd.training.models.streaming_draft import StreamingDraft
     from mirrorsd.training.reports.pair_report import TrainedPair
 
+    embedding = model.get_input_embeddings().weight
     exits: dict[int, Any] = {max(1, model.config.num_hidden_layers // 2): None}
     if (target / EXIT_ADAPTERS_FILE).is_file():
         exits = dict(load_adapters(target))
     return TrainedPair(
         target=model,
         exits=exits,
-        draft=StreamingDraft.load(draft),
-        baseline=None if baseline is None else StreamingDraft.load(baseline),
+        draft=StreamingDraft.load(draft, embedding).to(model.device),
+        baseline=None if baseline is None else StreamingDraft.load(baseline, embedding).to(model.device),
     )
 
 

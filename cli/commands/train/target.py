@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mirrorsd.training.text.self_text import SelfText
     from mirrorsd.training.text.token_stream import TokenStream
 
-Target = Annotated[Path, typer.Argument(help="Folder of the target's checkpoint.", show_default=False)]
+Target = Annotated[Path, typer.Argument(help="The target: a Hugging Face folder or a GGUF file.", show_default=False)]
 Corpus = Annotated[
     Path | None,
     typer.Option(help="Documents to cut prompts from: .txt, one per line, or .jsonl.", show_default=False),
@@ -42,6 +42,7 @@ Length = Annotated[int, typer.Option(help="Tokens of each.")]
 Seconds = Annotated[float, typer.Option(help="Seconds of training.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the training in --work.")]
 Threads = Annotated[int, typer.Option(help="Threads; 0 leaves it to PyTorch.")]
+Device = Annotated[str, typer.Option(help="Where to compute: auto (CUDA where there is some), cuda, cpu.")]
 CountCpu = Annotated[bool, typer.Option("--count-cpu", help="Count seconds of a core: fair where others compute too.")]
 Deadline = Annotated[
     float | None, typer.Option(help="Be done at this time (seconds since 1970), whatever pauses there were.")
@@ -62,8 +63,8 @@ class TextSource:
     part: tuple[int, int] = (0, 1)
 
 
-def open_target(folder: Path, *, trained: int, tokens: int, threads: int = 0) -> "Checkpoint":
-    """Check a target's folder, and that training beside it fits into memory, before anything is loaded.
+def open_target(path: Path, *, trained: int, tokens: int, threads: int = 0, device: str = "cpu") -> "Checkpoint":
+    """Check a target, a folder or a GGUF file, and that training beside it fits into memory, before anything is loaded.
 
     Raises:
         ExportError: not a complete checkpoint of a supported family.
@@ -71,40 +72,48 @@ def open_target(folder: Path, *, trained: int, tokens: int, threads: int = 0) ->
     """
     from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
     from mirrorsd.runtime.doctor.memory import SYSTEM, free_memory
+    from mirrorsd.training.run.device import use_device
     from mirrorsd.training.run.memory_need import check_memory, training_bytes
     from mirrorsd.training.run.timed_run import use_threads
 
-    checkpoint = open_checkpoint(folder, "target")
+    checkpoint = open_checkpoint(path, "target")
     needed = training_bytes(
         fixed=checkpoint.source.num_parameters,
         trained=trained,
         tokens=tokens,
         vocab_size=int(checkpoint.config["vocab_size"]),
     )
-    check_memory(f"training for the target {folder}", needed, free_memory(SYSTEM))
+    check_memory(f"training for the target {path}", needed, free_memory(SYSTEM))
     use_threads(threads)
+    use_device(device)
     return checkpoint
 
 
 def load_target(checkpoint: "Checkpoint") -> Any:
-    """Load a target, frozen, in single precision, attending by the rules of its family."""
+    """Load a target, frozen, in single precision, attending by the rules of its family, to where training computes."""
     from mirrorsd.training.models.attention import use_training_attention
     from mirrorsd.training.models.whole_model import load_whole
+    from mirrorsd.training.run.device import to_device
 
-    model = load_whole(checkpoint.folder)
+    model = to_device(load_whole(checkpoint.path))
     model.requires_grad_(False)
     use_training_attention(model)
     return model
 
 
-def prepare_texts(target: Any, checkpoint: "Checkpoint", work: Path, source: TextSource) -> None:
+def prepare_texts(
+    target: Any, checkpoint: "Checkpoint", work: Path, source: TextSource, *, only_held_back: bool = False
+) -> None:
     """Let the target write what is missing of its training and held-back text.
+
+    `only_held_back` is for a training on documents alone.
 
     Raises:
         ConfigError: no corpus and no text, a corpus with bad lines, or text in the folder that was made otherwise.
     """
     if source.corpus is None:
-        missing = [name for name in (TEXT_FOLDER, HELD_BACK_FOLDER) if not list((work / name).glob("batch_*.npz"))]
+        needed = (HELD_BACK_FOLDER,) if only_held_back else (TEXT_FOLDER, HELD_BACK_FOLDER)
+        missing = [name for name in needed if not list((work / name).glob("batch_*.npz"))]
         if missing:
             raise ConfigError(
                 f"{work / missing[0]} holds no text of the target; give --corpus, so that it can write some"
@@ -116,7 +125,8 @@ def prepare_texts(target: Any, checkpoint: "Checkpoint", work: Path, source: Tex
     end = checkpoint.eos_ids[0]
     written = SelfTextConfig(end=end, batch=128)
     held = SelfTextConfig(end=end, max_new_tokens=_HELD_BACK_TOKENS, temperatures=(0.0,))
-    _write(target, checkpoint, (documents, work / TEXT_FOLDER, source.count, written), source.part)
+    if not only_held_back:
+        _write(target, checkpoint, (documents, work / TEXT_FOLDER, source.count, written), source.part)
     _write(
         target, checkpoint, (held_back, work / HELD_BACK_FOLDER, min(_HELD_BACK_TEXTS, source.count), held), source.part
     )

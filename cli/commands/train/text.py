@@ -19,13 +19,14 @@ def text(
     texts: shared.Texts = 9000,
     part: Annotated[str, typer.Option(help="K/N: this process writes the K-th (from 0) of N parts.")] = "0/1",
     threads: shared.Threads = 1,
+    device: shared.Device = "auto",
 ) -> None:
     """Let the target write its training and held-back text; `train exit` and `train draft` do it themselves if need be.
 
     One process per core is faster than one process with several threads.
     """
     place = read_part(part)
-    checkpoint = shared.open_target(target, trained=0, tokens=_BATCH_TOKENS, threads=threads)
+    checkpoint = shared.open_target(target, trained=0, tokens=_BATCH_TOKENS, threads=threads, device=device)
     model = shared.load_target(checkpoint)
     source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts, part=place)
     shared.prepare_texts(model, checkpoint, work, source)

@@ -35,7 +35,7 @@ def test_cpu_card_gives_each_side_a_core() -> None:
 
 
 def test_only_the_cpu_card_may_share_its_cores() -> None:
-    assert load_device_map("cpu").layouts == ("apart", "shared")
+    assert load_device_map("cpu").layouts == ("shared", "apart")
     assert {load_device_map(name).layouts for name in builtin_names() if name != "cpu"} == {("apart",)}
 
 

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 TRAINERS = {"numpy", "torch", "transformers", "safetensors", "tokenizers"}
-COMPILERS = {"huggingface_hub", "onnx", "onnx_ir", "onnxscript", "optimum", "onnxruntime", "openvino", "nncf"}
+COMPILERS = {"huggingface_hub", "onnx", "onnx_ir", "onnxscript", "optimum", "onnxruntime", "openvino", "nncf", "gguf"}
 ALLOWED = {
     "graphs": {"numpy", "filelock", "msgspec", "platformdirs"},
     "device_maps": {"mirrorsd.graphs"},

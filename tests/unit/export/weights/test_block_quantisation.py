@@ -63,6 +63,17 @@ def test_head_and_embedding_are_8_bits_unless_asked_otherwise() -> None:
     assert free.for_width(192).block_size == 64
 
 
+def test_by_default_a_deep_narrow_model_needs_no_pairs_of_rows() -> None:
+    """Blocks of 8 bits are nowhere larger than the embedding's width takes; 4 bits have 32 weights and zero points."""
+    free = SETTINGS | {"block_size": None, "is_symmetric": None, "embedding_width": 576}
+    int8, int4 = (choose_formats(precision, **free).layers for precision in ("int8", "int4"))
+    assert int8 is not None and int4 is not None
+    assert (int8.for_width(1536).block_size, int8.is_symmetric, int8.row_group) == (64, True, 1)
+    assert (int4.for_width(1536).block_size, int4.is_symmetric, int4.row_group) == (32, False, 1)
+    wide = choose_formats("int8", **free | {"embedding_width": 1152}).layers
+    assert wide is not None and (wide.for_width(3072).block_size, wide.row_group) == (128, 2)
+
+
 def test_formats_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match="the stages compute in fp32, so a head or embedding in 'fp16'"):
         choose_formats("int8", **SETTINGS | {"head": "fp16"})

@@ -32,9 +32,9 @@ def contest(layout: str, method: str, speed: float, **speculation: Any) -> Conte
 
 def test_the_first_layout_until_tuned_then_the_fastest_unless_asked() -> None:
     card = load_device_map("cpu")
-    assert choose_layout(card).name == "apart"
-    assert choose_layout(card, None, "shared").name == "shared"
-    assert choose_layout(card, "apart", "shared").name == "apart"
+    assert choose_layout(card).name == "shared"
+    assert choose_layout(card, None, "apart").name == "apart"
+    assert choose_layout(card, "shared", "apart").name == "shared"
     assert "mirrorsd tune" in choose_layout(card).reason
 
 

@@ -1,0 +1,193 @@
+"""A GGUF file as a checkpoint: config, tokenizer and names of weights by transformers' own reader.
+
+Owns: the folder of small files beside the file, and which tensor of the file each weight is. Does not own: blocks
+(`weights/gguf_tensors.py`), which families are supported (`checkpoint.py`).
+"""
+
+import importlib.util
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mirrorsd.graphs import names as bundle_names
+from mirrorsd.graphs.errors import ConfigError, ExportError
+
+if TYPE_CHECKING:
+    from mirrorsd.export.weights.gguf_tensors import GgufTensor
+
+Array = npt.NDArray[Any]
+
+_MADE_FROM = "made_from.json"
+_READ_ERRORS = (ValueError, KeyError, IndexError, OSError, NotImplementedError, UnicodeDecodeError)
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether `path` is a GGUF file by its name."""
+    return path.suffix == bundle_names.GGUF_SUFFIX and not path.is_dir()
+
+
+def small_files(file: Path) -> Path:
+    """The folder `MODEL.files` beside `MODEL.gguf`, filled with what the file says beside its weights.
+
+    Config, tokenizer, chat template and generation defaults in Hugging Face's form. What training puts beside a
+    target's weights (exit adapters, coverage) goes there too and stays; the rest is written anew when the file changes.
+
+    Raises:
+        ConfigError: the `gguf` package is missing.
+        ExportError: no such file, damaged, of an architecture that transformers cannot read, or the folder cannot be
+            written.
+    """
+    _check_readable(file)
+    folder = file.with_suffix(".files")
+    made_from = {"file": file.name, "bytes": file.stat().st_size, "changed_ns": file.stat().st_mtime_ns}
+    mark = folder / _MADE_FROM
+    if mark.is_file() and json.loads(mark.read_text(encoding="utf-8")) == made_from:
+        return folder
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+    with _reading(file):
+        config: Any = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
+        tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
+    try:
+        folder.mkdir(exist_ok=True)
+        config.save_pretrained(folder)
+        GenerationConfig.from_model_config(config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        mark.write_text(json.dumps(made_from) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ExportError(
+            f"{folder} cannot be written ({error}); what {file.name} says of its tokenizer and config goes there: move "
+            "the file to a folder that can be written to"
+        ) from error
+    return folder
+
+
+def licence_of(file: Path) -> str:
+    """The licence that the file names (an SPDX id by custom), else "unknown"."""
+    from gguf import GGUFReader
+
+    named = GGUFReader(file).fields.get("general.license")
+    return "unknown" if named is None else str(named.contents())
+
+
+def read_tensors(file: Path, folder: Path) -> "dict[str, GgufTensor]":
+    """The file's tensors by Hugging Face's names; `folder` holds its config. No numbers are read.
+
+    Raises:
+        ExportError: damaged, or blocks of a kind that the `gguf` package cannot undo.
+    """
+    import torch
+    from gguf import GGUFReader
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+
+    with _reading(file):
+        reader = GGUFReader(file)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        architecture = str(reader.fields["general.architecture"].contents())
+        chosen: Any = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
+        processor = chosen(config=config.to_dict())
+        names = get_gguf_hf_weights_map(model, processor)
+        _check_kinds(file, reader.tensors)
+        convert = partial(_convert, processor, names)
+        return {
+            names[tensor.name]: _tensor(file, tensor, names, convert)
+            for tensor in reader.tensors
+            if tensor.name in names
+        }
+
+
+def _tensor(file: Path, tensor: Any, names: Mapping[str, str], convert: Any) -> "GgufTensor":
+    from mirrorsd.export.weights.gguf_tensors import GgufTensor
+
+    stored = tuple(int(size) for size in reversed(tensor.shape))
+    order = _row_order(partial(convert, tensor.name), stored[0]) if len(stored) == 2 else None
+    shape = stored
+    if order is None:
+        shape = convert(tensor.name, np.broadcast_to(np.float32(0), stored)).shape
+    return GgufTensor(
+        path=file,
+        name=names[tensor.name],
+        dtype=tensor.tensor_type.name,
+        shape=shape,
+        offset=int(tensor.data_offset),
+        content=tensor.data,
+        kind=tensor.tensor_type,
+        order=order,
+        convert=partial(convert, tensor.name),
+    )
+
+
+def _convert(processor: Any, names: Mapping[str, str], name: str, weights: Array) -> Array:
+    """What transformers makes of a tensor's floats: llama.cpp turns the rows of queries and keys, and so on."""
+    made: Array = processor.process(weights=weights, name=name, tensor_key_mapping=names, parsed_parameters={}).weights
+    return made
+
+
+def _row_order(convert: Any, num_rows: int) -> Array | None:
+    """Which row each of the converted tensor's rows was, None where it did more than move rows.
+
+    Seen on a matrix `[n, 3]` whose numbers are those of its rows.
+    """
+    numbered = np.repeat(np.arange(num_rows, dtype=np.float64)[:, None], 3, axis=1)
+    moved = convert(numbered)
+    is_moved = moved.shape == numbered.shape and (moved == moved[:, :1]).all()
+    order: Array = moved[:, 0].astype(np.int64) if is_moved else np.empty(0, np.int64)
+    return order if np.array_equal(np.sort(order), np.arange(num_rows)) else None
+
+
+def _check_kinds(file: Path, tensors: Any) -> None:
+    """Undo one row of every kind of blocks."""
+    from gguf.quants import dequantize
+
+    examples = {tensor.tensor_type: tensor for tensor in tensors}
+    for kind, tensor in examples.items():
+        try:
+            dequantize(np.ascontiguousarray(tensor.data[:1]), kind)
+        except NotImplementedError as error:
+            raise ExportError(
+                f"{file} holds {tensor.name!r} as {kind.name}, which the gguf package cannot turn into floats; take "
+                "the file in another quantisation, such as Q4_0, Q4_1, Q8_0 or F16"
+            ) from error
+
+
+def _check_readable(file: Path) -> None:
+    if not file.is_file():
+        raise ExportError(f"{file} does not exist; give a GGUF file, or a folder with config.json and *.safetensors")
+    if importlib.util.find_spec("gguf") is None:
+        raise ConfigError(f"reading {file.name} needs the gguf package: pip install gguf (or mirrorsd[export])")
+    from gguf import GGUFReader
+    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
+    with _reading(file):
+        field = GGUFReader(file).fields.get("general.architecture")
+        architecture = None if field is None else str(field.contents())
+    if architecture not in GGUF_SUPPORTED_ARCHITECTURES:
+        raise ExportError(
+            f"{file} has the architecture {architecture!r}, which transformers does not read from GGUF files; it reads "
+            f"{', '.join(sorted(GGUF_SUPPORTED_ARCHITECTURES))}. Export the model's Hugging Face folder instead"
+        )
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Raise what transformers and gguf find wrong with `file` as ours, and keep their own talk off the terminal."""
+    from transformers.utils import logging as transformers_logging
+
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    except _READ_ERRORS as error:
+        raise ExportError(f"{file} cannot be read as a GGUF model: {' '.join(str(error).split())}") from error
+    finally:
+        transformers_logging.set_verbosity(level)

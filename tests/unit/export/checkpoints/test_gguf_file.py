@@ -1,0 +1,107 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
+from mirrorsd.export.weights.block_quantisation import pack_levels, restore_rows
+from mirrorsd.export.weights.gguf_tensors import FileBlocks, GgufTensor, carried_tensors, kinds_of
+from mirrorsd.graphs.errors import ExportError
+from mirrorsd.training.models.whole_model import load_whole
+
+WriteGguf = Callable[..., Path]
+
+
+def test_a_file_is_read_as_transformers_reads_it(write_gguf: WriteGguf) -> None:
+    """Every weight to the bit, and rows of queries and keys in Hugging Face's order."""
+    file = write_gguf("Q4_0")
+    found = open_checkpoint(file, "target")
+    whole: Any = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    wanted = whole.state_dict()
+    assert found.tensors.keys() == wanted.keys() - {"lm_head.weight"}
+    for name, tensor in found.tensors.items():
+        assert torch.equal(tensor.read(torch.float32), wanted[name]), name
+    assert found.source.name == "tiny" and found.source.licence == "apache-2.0"
+    assert found.config["num_hidden_layers"] == 2 and found.eos_ids == (2,)
+
+
+def test_tokenizer_and_chat_template_come_from_the_file(write_gguf: WriteGguf) -> None:
+    folder = open_checkpoint(write_gguf("Q8_0"), "target").folder
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.decode(tokenizer("abba").input_ids) == "abba"
+    assert (folder / "chat_template.jinja").read_text() == "{{ messages[0]['content'] }}"
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_carried_blocks_are_equal_to_the_bit(write_gguf: WriteGguf, kind: str) -> None:
+    tensors = open_checkpoint(write_gguf(kind), "target").tensors
+    carried = carried_tensors(tensors)
+    assert kinds_of(tensors, (True,)) == (kind,)
+    assert {name for name, tensor in tensors.items() if len(tensor.shape) == 2} == carried.keys()
+    weight = FileBlocks(carried).of(
+        "model.layers.0.self_attn.q_proj.weight below model.layers.0.self_attn.k_proj.weight"
+    )
+    assert weight is not None and weight.has_offsets == (kind == "Q4_1")
+    levels, scales, *offsets = weight.parts()
+    restored = restore_rows(pack_levels(levels, scales, None, weight.format.bits), weight.shape[1], weight.format.bits)
+    if offsets:
+        restored += np.repeat(offsets[0], 32, axis=1)
+    wanted = [tensor.read(torch.float32).numpy() for tensor in weight.tensors]
+    assert np.array_equal(restored, np.concatenate(wanted))
+
+
+def test_a_long_tensor_is_read_in_pieces(write_gguf: WriteGguf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mirrorsd.export.weights.gguf_tensors.CHUNK_BYTES", 1000)
+    tensor = open_checkpoint(write_gguf("Q4_1"), "target").tensors["model.layers.1.self_attn.k_proj.weight"]
+    assert isinstance(tensor, GgufTensor)
+    pieces = list(tensor.chunks(torch.float32))
+    assert len(pieces) > 1 and torch.equal(torch.cat(pieces), tensor.read(torch.float32))
+
+
+def test_training_gets_a_model_that_can_be_saved(write_gguf: WriteGguf, tmp_path: Path) -> None:
+    file = write_gguf("Q8_0")
+    load_whole(file).save_pretrained(tmp_path / "plain")
+    wanted = open_checkpoint(file, "target").tensors
+    for name, tensor in open_checkpoint(tmp_path / "plain", "draft").tensors.items():
+        assert torch.equal(tensor.read(torch.float32), wanted[name].read(torch.float32))
+
+
+def test_a_changed_file_is_read_again_and_what_training_left_stays(write_gguf: WriteGguf) -> None:
+    first = open_checkpoint(write_gguf("Q4_0"), "target")
+    (first.folder / "exit_adapters.safetensors").write_bytes(b"kept")
+    again = open_checkpoint(write_gguf("Q4_0", context=128), "target")
+    assert again.config["max_position_embeddings"] == 128
+    assert (again.folder / "exit_adapters.safetensors").read_bytes() == b"kept"
+
+
+def test_an_unknown_architecture_says_which(write_gguf: WriteGguf) -> None:
+    with pytest.raises(ExportError, match="architecture 'wavernn', which transformers does not read"):
+        open_checkpoint(write_gguf("Q4_0", architecture="wavernn"), "target")
+
+
+def test_a_family_that_is_not_supported_says_so(write_gguf: WriteGguf) -> None:
+    with pytest.raises(ExportError, match="model_type 'stablelm', which is not supported"):
+        open_checkpoint(write_gguf("Q4_0", architecture="stablelm"), "target")
+
+
+def test_blocks_that_nobody_can_undo_are_named(write_gguf: WriteGguf) -> None:
+    with pytest.raises(ExportError, match="as I32, which the gguf package cannot turn into floats"):
+        open_checkpoint(write_gguf("Q4_0", stray=gguf.GGMLQuantizationType.I32), "target")
+
+
+@pytest.mark.parametrize("damage", [lambda whole: whole[:-500], lambda whole: b"FUGG" + whole[4:], lambda whole: b""])
+def test_a_damaged_file_is_refused(write_gguf: WriteGguf, damage: Callable[[bytes], bytes]) -> None:
+    file = write_gguf("Q4_0")
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(ExportError, match="cannot be read as a GGUF model"):
+        open_checkpoint(file, "target")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"none\.gguf does not exist"):
+        open_checkpoint(tmp_path / "none.gguf", "target")

@@ -1,0 +1,49 @@
+"""Where a training computes: a CUDA device or the processor.
+
+Owns: the choice, and making it what PyTorch's new tensors lie on. Does not own: moving models (their callers do).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mirrorsd.graphs.errors import ConfigError
+
+__all__ = ["DEVICES", "autocast", "to_device", "use_device"]
+
+DEVICES = ("auto", "cuda", "cpu")
+
+
+def use_device(asked: str) -> torch.device:
+    """Compute there from now on: every tensor that is made without a word about its place is made there.
+
+    Args:
+        asked: "auto" takes CUDA where there is some.
+
+    Raises:
+        ConfigError: another word, or CUDA where there is none.
+    """
+    if asked not in DEVICES:
+        raise ConfigError(f"device is {asked!r}; allowed: {', '.join(DEVICES)}")
+    has_cuda = torch.cuda.is_available()
+    if asked == "cuda" and not has_cuda:
+        raise ConfigError(
+            "device is 'cuda', but this PyTorch finds no CUDA device: install a build of PyTorch with CUDA, or ask for "
+            "'cpu'"
+        )
+    device = torch.device("cpu" if asked == "cpu" or not has_cuda else "cuda")
+    if torch.get_default_device() != device:
+        torch.set_default_device(device)
+    return device
+
+
+def to_device(model: Any) -> Any:
+    """Move a model to where the training computes."""
+    return model.to(torch.get_default_device())
+
+
+def autocast() -> torch.autocast:
+    """Products in bfloat16 wherever the training computes."""
+    return torch.autocast(torch.get_default_device().type, torch.bfloat16)
