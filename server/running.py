@@ -79,6 +79,7 @@ def bind(settings: ServerSettings) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((settings.host.strip("[]"), settings.port))
+        listening.listen()  # whoever is told of the address may connect at once
     except OSError as error:
         listening.close()
         raise ConfigError(
