@@ -13,6 +13,7 @@ from mirrorsd.runtime.decoding.mirror import MirrorSource
 from mirrorsd.runtime.decoding.request import StepRecord
 from mirrorsd.runtime.decoding.serial import SerialSource
 from mirrorsd.runtime.decoding.step import Beside, Found, InFlight
+from mirrorsd.runtime.draft.chain import NO_TOKENS
 from mirrorsd.runtime.policy.account import Account, PairKnowledge
 
 
@@ -45,6 +46,13 @@ class AutoSource:
         self._known, self._account = known, Account(known)
         self._is_in_step = self._is_plain = self._is_trial = self._is_unjudged = False
         self._drafted_s = 0.0
+        self._free_guess: NDArray[np.int64] = NO_TOKENS
+        self._num_drafted_for = 0
+
+    @property
+    def _num_missing(self) -> int:
+        """How many tokens of the text the draft has not read."""
+        return 0 if self._is_in_step else self._request.num_tokens - self._num_drafted_for
 
     @property
     def _speed(self) -> float:
@@ -75,11 +83,15 @@ class AutoSource:
         if self._is_unjudged:  # nobody could say what the window was worth: now it shows
             self._account.observe_window(float(acceptance.num_accepted), self._speed, is_trial=self._is_trial)
         self._account.verified(acceptance.num_accepted)
+        if len(self._free_guess):  # what plain decoding would have brought, had it been its turn
+            first = int(inflight.window[0]) if acceptance.num_accepted else acceptance.next_token
+            self._known.observe_free_rows(1 + int(self._free_guess[0] == first))
         return self._choose(Verified(inflight, acceptance))
 
     def _choose(self, done: Verified | None) -> Found:
         account, speed = self._account, self._speed
         self._is_plain, self._is_trial, self._is_unjudged, self._drafted_s = False, False, False, 0.0
+        self._free_guess = NO_TOKENS
         if not self._request.window_limit() or not self._draft.is_ready() or not self._known.is_plain_known:
             return self._decline(done)
         forced = self._serial.forced(*done) if done is not None and self._is_in_step else None
@@ -87,7 +99,7 @@ class AutoSource:
             return forced
         is_ready = self._is_in_step and done is not None and self._drafting.is_prepared(done.acceptance)
         worth = account.worth_of_drafting(speed, is_ready=is_ready)
-        self._is_trial = not is_ready and worth <= 0 and account.may_try(speed)
+        self._is_trial = not is_ready and worth <= 0 and account.may_try(speed, self._num_missing)
         repeat = None if self._is_trial else self._repeats.offer(max(worth, 0.0))
         if repeat is not None:
             found = Found(repeat, "text")
@@ -111,6 +123,8 @@ class AutoSource:
 
     def _draft_window(self, done: Verified | None) -> Found:
         ledger, windows, was_in_step = self._request.ledger, self._request.windows, self._is_in_step
+        num_missing = self._num_missing
+        self._free_guess = self._free_rows.guess()
         before = ledger.drafted_s
         if was_in_step:
             found = self._drafting.next(*done) if done is not None else Found(self._serial.fresh_window(), "fresh")
@@ -118,8 +132,9 @@ class AutoSource:
             found = Found(self._serial.draft_window(), "fresh")
         self._drafted_s = ledger.drafted_s - before
         self._is_in_step = self._draft.has_text
-        if was_in_step and self._drafted_s:
-            self._known.observe_drafting(self._drafted_s)
+        if self._drafted_s:
+            self._known.observe_drafting(self._drafted_s, num_missing)
+        self._num_drafted_for = self._request.num_tokens
         if windows is not None:
             self._account.observe_window(windows.worth, self._speed, is_trial=self._is_trial)
         self._is_unjudged = windows is None

@@ -56,6 +56,8 @@ class PairKnowledge:
         method: of speculation that `tune` found faster; empty where nothing was tuned.
         brought: what a drafted window is worth, in tokens, its drafting not counted; None until one was drafted.
         draft_seconds: what the target waits for one.
+        joining_seconds: and for one of a draft that has to catch up with the text first; 0 until measured.
+        joining_tokens: by how many tokens it had to.
         plain_seconds: what a step of plain decoding takes now; 0 until measured.
         plain_tokens: what it brings, free rows included.
     """
@@ -63,7 +65,8 @@ class PairKnowledge:
     def __init__(self) -> None:
         self.method = ""
         self.brought: float | None = None
-        self.draft_seconds = self.plain_seconds = 0.0
+        self.draft_seconds = self.joining_seconds = self.plain_seconds = 0.0
+        self.joining_tokens = 1
         self.plain_tokens = 1.0
         self._num_plain = 0
         self._pace = PlainPace()
@@ -101,6 +104,10 @@ class PairKnowledge:
         self._pace.observe_plain(seconds)
         self._num_plain += 1
         self._follow(seconds)
+        self.observe_free_rows(num_tokens)
+
+    def observe_free_rows(self, num_tokens: int) -> None:
+        """Learn how many tokens a step of plain decoding brings, or would have brought."""
         self.plain_tokens = _SLOW * self.plain_tokens + (1 - _SLOW) * num_tokens
 
     def observe_pass(self, slowdown: float) -> float:
@@ -113,8 +120,11 @@ class PairKnowledge:
             self._follow(seconds)
         return seconds
 
-    def observe_drafting(self, seconds: float) -> None:
-        """Learn how long the target has waited for a window."""
+    def observe_drafting(self, seconds: float, num_missing: int) -> None:
+        """Learn how long the target has waited for a window of a draft that lacked so many tokens of the text."""
+        if num_missing:
+            self.joining_seconds, self.joining_tokens = seconds, num_missing
+            return
         self.draft_seconds = _FAST * (self.draft_seconds or seconds) + (1 - _FAST) * seconds
 
     def _follow(self, seconds: float) -> None:
@@ -153,9 +163,12 @@ class Account:
         """Whether the credit suffices for another window."""
         return not self.is_resting and self.credit >= _BY.covered_share * self._loss(speed, is_ready=is_ready)
 
-    def may_try(self, speed: float) -> bool:
-        """Whether a window that does not seem to pay may be tried."""
-        return self._known.is_plain_known and self._since >= self._pause and self.credit >= self._loss(speed)
+    def may_try(self, speed: float, num_missing: int) -> bool:
+        """Whether a window that does not seem to pay may be tried, of a draft that lacks so many tokens of the text."""
+        known = self._known
+        joining = known.joining_seconds * max(num_missing / known.joining_tokens, 1.0) if num_missing else 0.0
+        cost = max(joining, known.draft_seconds) * max(speed, known.plain_speed)
+        return known.is_plain_known and self._since >= self._pause and self.credit >= cost
 
     def observe_window(self, worth: float, speed: float, *, is_trial: bool) -> None:
         """Learn what a drafted window is worth, its drafting not counted."""

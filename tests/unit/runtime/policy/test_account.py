@@ -67,13 +67,13 @@ def test_a_trial_that_promised_much_and_brought_nothing_is_no_reason_to_go_on() 
     lose(account, 3)
     for _ in range(400):
         account.observe_step(0.01, 0.0, 1, is_plain=True)
-        if account.may_try(100.0):
+        if account.may_try(100.0, 0):
             break
     account.is_resting = True
     account.observe_window(5.0, 100.0, is_trial=True)
     account.verified(0)
     assert account.is_resting
-    assert not account.may_try(100.0)
+    assert not account.may_try(100.0, 0)
 
 
 def test_a_trial_that_has_paid_brings_drafting_back() -> None:
@@ -103,3 +103,25 @@ def test_a_machine_that_slows_down_is_not_mistaken_for_a_bad_text() -> None:
         account.observe_step(3 * 0.02, 0.0, 4, is_plain=False)
     assert not account.is_resting
     assert known.plain_seconds == pytest.approx(0.03, rel=0.05)
+
+
+def test_a_draft_that_must_catch_up_is_tried_only_where_the_credit_covers_that() -> None:
+    known = tuned()
+    known.observe_drafting(0.05, 20)
+    account = Account(known)
+    account.observe_step(0.01, 0.0, 10, is_plain=True)
+    account.credit = 2.0
+    assert known.joining_seconds * known.plain_speed > 2.0 > known.draft_seconds * known.plain_speed
+    assert account.may_try(0.0, 0)
+    assert not account.may_try(0.0, 20)
+    account.credit = 1.2 * known.joining_seconds * known.plain_speed
+    assert account.may_try(0.0, 20)
+    assert not account.may_try(0.0, 200), "it has more to read"
+
+
+def test_what_plain_decoding_would_have_brought_counts_as_its_speed() -> None:
+    known = tuned()
+    before = known.plain_speed
+    for _ in range(50):
+        known.observe_free_rows(2)
+    assert known.plain_speed > 1.8 * before
