@@ -70,7 +70,9 @@ def test_without_the_command_s_packages_there_is_one_sentence() -> None:
         [sys.executable, "-c", code, "mirrorsd", "devices"], capture_output=True, text=True, check=False
     )
     assert finished.returncode == 1
-    assert finished.stderr == "error: The mirrorsd command needs typer and rich: pip install 'mirrorsd[cli]'.\n"
+    assert finished.stderr == (
+        'error: This command needs the package typer, which is not installed: pip install "mirrorsd[cli]".\n'
+    )
 
 
 def test_a_program_generates_without_the_command_s_packages(tiny_bundle: Path) -> None:

@@ -150,7 +150,7 @@ def test_every_token_knows_its_source_and_its_part_of_the_text(tiny_bundle: Path
         assert "".join(token.text for token in result.tokens) == result.text
         assert {token.source for token in result.tokens} <= {"window", "correction", "plain"}
         assert "<svg" in result._repr_html_()
-        assert repr(pipe) == "<MirrorPipeline: target and draft on cpu, apart>"
+        assert repr(pipe) == "<MirrorPipeline: target and draft on cpu, shared>"
     assert repr(pipe).endswith(", closed>")
 
 
