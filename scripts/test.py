@@ -1,6 +1,7 @@
 """Lint, types and tests in the project's own environment: what CI and the pre-commit hooks run.
 
-python3 scripts/test.py                  everything
+python3 scripts/test.py                  everything but the long tests
+python3 scripts/test.py --all            those too: hundreds of repetitions, installs, other tools
 python3 scripts/test.py --quick          without the slow tests
 python3 scripts/test.py --only types     one part: lint, types or tests
 python3 scripts/test.py -k manifest      anything else goes to pytest
@@ -29,8 +30,9 @@ def main() -> int:
     if failed:
         print(f"FAILED: {', '.join(failed)}", flush=True)
     if "tests" in parts:
-        quick = ["-m", "not slow"] if options.quick else []
-        status = run_here([python, "-m", "pytest", *quick, *pytest_arguments])
+        left_out = "not slow and not long" if options.quick else "" if options.all else "not long"
+        chosen = ["-m", left_out] if left_out else []
+        status = run_here([python, "-m", "pytest", *chosen, *pytest_arguments])
         if status:
             print(f"FAILED: tests (pytest ended with status {status})", flush=True)
             failed.append("tests")
@@ -41,6 +43,7 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, list[str]
     """Split the script's own options from those that go to pytest."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="leave the slow tests out")
+    parser.add_argument("--all", action="store_true", help="the long tests too")
     parser.add_argument("--only", choices=PARTS, help="run one part")
     return parser.parse_known_args(arguments)
 

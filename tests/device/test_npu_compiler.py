@@ -23,7 +23,7 @@ PLATFORMS = ("3720", "4000", "5010")
 
 pytestmark = [
     pytest.mark.npu_compiler,
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(
         not (IS_SET_UP or has_own_compiler()), reason="no NPU compiler here: run scripts/npu_compiler/setup.sh"
     ),

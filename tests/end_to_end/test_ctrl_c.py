@@ -62,13 +62,13 @@ def first_start(bundle: Path, place: Path) -> list[str]:
     shutil.rmtree(place, ignore_errors=True)
     copy = place / "fresh.mirror"
     shutil.copytree(bundle, copy)
-    os.environ["XDG_CACHE_HOME"] = str(place / "cache")
+    os.environ["MIRRORSD_CACHE"] = str(place / "cache")
     return ["generate", str(copy), PROMPT, "--device-map", "cpu", "--max-new-tokens", "400", "--ignore-eos"]
 
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("MIRRORSD_CACHE", "")
 
 
 def check_moments(bundle: Path, place: Path, count: int) -> None:
@@ -98,7 +98,7 @@ def test_ctrl_c_ends_with_130_on_a_new_line(tiny_bundle: Path, tmp_path: Path) -
     check_moments(tiny_bundle, tmp_path / "place", 4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_ctrl_c_at_fifty_random_moments(tiny_bundle: Path, tmp_path: Path) -> None:
     check_moments(tiny_bundle, tmp_path / "place", 50)

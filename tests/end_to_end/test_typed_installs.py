@@ -25,7 +25,7 @@ def run(folder: str) -> str:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["wheel", "editable"])
 def test_a_consumer_s_strict_mypy_sees_the_types(kind: str, tmp_path: Path) -> None:
     clone = tmp_path / "a clone"  # of any name, which is not that of the package

@@ -72,7 +72,7 @@ def cancelled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("count", [12, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [12, pytest.param(200, marks=pytest.mark.long)])
 def test_who_leaves_in_mid_stream_costs_no_seat_and_no_text(serving: Running, count: int, cancelled: list[int]) -> None:
     expected = text_of(serving, SHORT)
     for number in range(count):

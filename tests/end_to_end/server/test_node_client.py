@@ -28,7 +28,7 @@ def node_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_node_client_takes_every_kind_of_answer(serving: Running, node_folder: Path) -> None:
     script = node_folder / "node_client.mjs"
     script.write_bytes((Path(__file__).parent / script.name).read_bytes())

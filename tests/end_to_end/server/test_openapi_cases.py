@@ -7,7 +7,7 @@ from mirrorsd.server import Running
 pytest.importorskip("schemathesis")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_case_of_our_own_document_is_a_server_error(serving: Running) -> None:
     from mirrorsd.scripts.openapi_cases import run_cases
 

@@ -96,7 +96,7 @@ def test_a_few_of_everything(four_seats: Running, expected: dict[tuple[str, str]
     assert wrong_answers(four_seats, expected, requests, users=4) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_three_hundred_answers_and_more(four_seats: Running, expected: dict[tuple[str, str], Answer]) -> None:
     requests = list(product(WAYS, PROMPTS, METHODS, (True, False)))
     wrong = {users: wrong_answers(four_seats, expected, requests, users) for users in (1, 2, 4)}
