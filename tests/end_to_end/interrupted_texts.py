@@ -1,8 +1,10 @@
 """A program for a test: texts ended by Ctrl-C, cancel, close and dropped streams at 200 random moments.
 
-interrupted_texts.py BUNDLE     status 0 if the text after each of them was right
+interrupted_texts.py BUNDLE             status 0 if the text after each of them was right
+interrupted_texts.py BUNDLE signals     Ctrl-C as the system sends it; without it, as Python hears of it
 """
 
+import _thread
 import os
 import random
 import signal
@@ -28,14 +30,17 @@ WAYS = ("ctrl-c", "cancel", "close", "dropped")
 class CtrlC:
     """Sends this process an interrupt, and knows when it has arrived: a system may deliver it late."""
 
-    def __init__(self) -> None:
-        self._num_sent = self._num_arrived = 0
+    def __init__(self, *, is_real: bool) -> None:
+        self._is_real, self._num_sent, self._num_arrived = is_real, 0, 0
         signal.signal(signal.SIGINT, self._arrive)
 
     def send(self) -> None:
         """Interrupt the main thread."""
         self._num_sent += 1
-        os.kill(os.getpid(), signal.SIGINT)
+        if self._is_real:
+            os.kill(os.getpid(), signal.SIGINT)
+        else:
+            _thread.interrupt_main()
 
     def wait(self) -> None:
         """Until all that were sent have arrived."""
@@ -68,9 +73,9 @@ def interrupt(session: MirrorSession, way: str, prompt: str, method: str, delay:
         ctrl_c.wait()
 
 
-def main(bundle: str) -> None:
+def main(bundle: str, *, is_real: bool) -> None:
     """Interrupt 200 texts; after each of them another text must be right, and soon."""
-    moments, ctrl_c, num_interrupted = random.Random(7), CtrlC(), 0
+    moments, ctrl_c, num_interrupted = random.Random(7), CtrlC(is_real=is_real), 0
     with MirrorPipeline.load(bundle, device_map="cpu", speculation={"prefill_rows": 16}) as pipe:
         expected = [pipe.generate(prompt, method="plain", **SETTINGS).token_ids for prompt in PROMPTS]
         session = pipe.session()
@@ -91,4 +96,4 @@ def main(bundle: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], is_real="signals" in sys.argv[2:])

@@ -248,10 +248,11 @@ def test_an_interrupted_prefill_promises_nothing(make_pipe, failure: type[BaseEx
 
 
 @pytest.mark.timeout(300)
-def test_the_next_text_is_right_after_interruptions_at_200_random_moments(tiny_bundle: Path) -> None:
+@pytest.mark.parametrize("how", ["told", pytest.param("signals", marks=pytest.mark.long)])
+def test_the_next_text_is_right_after_interruptions_at_200_random_moments(tiny_bundle: Path, how: str) -> None:
     """In a process of its own: a Ctrl-C is meant for a whole program, and one that dies of it must say how."""
-    program = [sys.executable, "-X", "faulthandler", str(Path(__file__).with_name("interrupted_texts.py"))]
-    done = subprocess.run([*program, str(tiny_bundle)], timeout=280, capture_output=True, text=True)
+    program = [sys.executable, str(Path(__file__).with_name("interrupted_texts.py")), str(tiny_bundle), how]
+    done = subprocess.run(program, timeout=280, capture_output=True, text=True)
     assert done.returncode == 0, f"status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
 
 
