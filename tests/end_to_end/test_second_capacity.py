@@ -82,7 +82,7 @@ def test_closing_ends_a_preparation(pipe: MirrorPipeline, monkeypatch: pytest.Mo
     may_go.set()
     pipe.close()
     assert len(asked) == 1
-    assert not any(thread.name == "mirrorsd-preparing" for thread in threading.enumerate())
+    assert not pipe.engine.preparing_worker._thread.is_alive()
 
 
 def test_a_closed_session_leaves_nothing_behind(pipe: MirrorPipeline) -> None:
