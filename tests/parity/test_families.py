@@ -146,9 +146,9 @@ QUICK = {"qwen2", "phi3", "opt"}
 
 
 def marked(cases: Iterable[Case]) -> list[Any]:
-    """Three families that are least alike run always, the others with the slow tests."""
+    """Three families that are least alike run always, the others with the long tests."""
     return [
-        pytest.param(case, id=case.family, marks=() if case.family in QUICK else pytest.mark.slow) for case in cases
+        pytest.param(case, id=case.family, marks=() if case.family in QUICK else pytest.mark.long) for case in cases
     ]
 
 
