@@ -33,16 +33,21 @@ class HeadRows(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What a training asks for: `loss` (one of `LOSSES`), and the share of plain cross-entropy with the target's best
-    token, which is what greedy decoding asks for; the rest is `loss`."""
+    """What a training asks for: `loss` (one of `LOSSES`), and a share of cross-entropy with the target's best token.
+
+    That is what greedy decoding asks for.
+    """
 
     loss: str = "kl"
     argmax_weight: float = 0.0
 
 
 class Distance(NamedTuple):
-    """`total`: the weighted sum over all rows, with gradients. A row each, `[...]`, without: `soft` (KL and LK in nats,
-    TV as a share), `hard` (nats), and `is_best`: whether both have the same best token."""
+    """The weighted sum over all rows, which carries the gradients, and what each row `[...]` says.
+
+    `soft` is the loss (KL and LK in nats, TV as a share), `hard` the cross-entropy (nats), `is_best` whether both have
+    the same best token (0 or 1).
+    """
 
     total: Tensor
     soft: Tensor
