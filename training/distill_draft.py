@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from mirrorsd.families import parts_of
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.training.divergence import LOSSES, divergence
+from mirrorsd.training.divergence import LOSSES, HeadRows, Wanted, distance
 from mirrorsd.training.models.streaming_draft import StreamingDraft
 from mirrorsd.training.run.device import autocast
 from mirrorsd.training.run.optimizers import descend, make_optimizers, set_rate
@@ -113,32 +114,36 @@ def distill_losses(
     Ids that only one of them has (padding at the end of a vocabulary) are left out.
     """
     ids, weights = text.ids, text.weights(config.prompt_weight)
-    shared = min(target.config.vocab_size, draft.base.config.vocab_size)
-    with torch.no_grad():
-        logits_by_target = target(ids, use_cache=False).logits[..., :shared].float()
+    wanted = Wanted(config.loss, config.argmax_weight)
+    by_target = target_rows(target, ids)
     hidden = draft(ids, tip_rows)
-    logits_by_draft = draft.logits(hidden.main)[..., :shared].float()
-    main_kl, main_hard = divergence(logits_by_target, logits_by_draft, config.loss)
-    soft, hard = _mean(main_kl, weights), _mean(main_hard, weights)
-    stream_kl = torch.full((draft.num_streams,), torch.nan, device=ids.device)
+    main = distance(by_target, draft.head_rows(hidden.main), _shares(weights), wanted)
+    total, stream_means = main.total, torch.full((draft.num_streams,), torch.nan, device=ids.device)
     if len(tip_rows):
         ahead = tip_rows[:, None] + torch.arange(1, draft.num_streams + 1, device=ids.device)
-        of_streams = draft.linked(hidden.streams, ids[:, ahead], ids[:, ahead - 1])
-        wanted, share = logits_by_target[:, ahead], config.stream_weight * draft.num_streams
-        every_kl, every_hard = divergence(wanted, draft.logits(of_streams)[..., :shared].float(), config.loss)
-        soft = soft + share * _mean(every_kl, weights[:, ahead])
-        hard = hard + share * _mean(every_hard, weights[:, ahead])
+        linked = draft.linked(hidden.streams, ids[:, ahead], ids[:, ahead - 1])
+        shares = _shares(weights[:, ahead]) * (config.stream_weight * draft.num_streams)
+        ahead_by_target = by_target._replace(rows=by_target.rows[:, ahead])
+        streams = distance(ahead_by_target, draft.head_rows(linked), shares, wanted)
+        total, stream_means = total + streams.total, streams.soft.mean((0, 1))
         if draft.link is not None:
-            bare_kl, _ = divergence(wanted, draft.logits(hidden.streams)[..., :shared].float(), config.loss)
-            soft = soft + _BARE_SHARE * share * _mean(bare_kl, weights[:, ahead])
-        stream_kl = every_kl.mean((0, 1))
-    total = (1 - config.argmax_weight) * soft + config.argmax_weight * hard
-    agreement = (logits_by_draft.argmax(-1) == logits_by_target.argmax(-1)).float().mean()
-    return DistillLosses(total, main_kl.mean().detach(), stream_kl.detach(), agreement)
+            bare_shares = shares * (_BARE_SHARE * (1 - config.argmax_weight))
+            bare = distance(ahead_by_target, draft.head_rows(hidden.streams), bare_shares, Wanted(config.loss))
+            total = total + bare.total
+    return DistillLosses(total, main.soft.mean(), stream_means, main.is_best.mean())
 
 
-def _mean(losses: Tensor, weights: Tensor) -> Tensor:
-    return (losses * weights).sum() / weights.sum().clamp(min=1)
+def _shares(weights: Tensor) -> Tensor:
+    """What rows of these weights count in a mean."""
+    return weights / weights.sum().clamp(min=1)
+
+
+@torch.no_grad()
+def target_rows(target: PreTrainedModel, ids: Tensor) -> HeadRows:
+    """What the target's head reads for a text `[B,S]`."""
+    parts = parts_of(target)
+    hidden = target.get_decoder()(ids, use_cache=False).last_hidden_state
+    return HeadRows(hidden, parts.lm_head.weight, parts.logit_scale)
 
 
 @torch.no_grad()

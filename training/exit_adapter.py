@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from mirrorsd.families import parts_of
 from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.graphs.names import EXIT_ADAPTERS_FILE, EXIT_ADAPTERS_FORMAT, adapter_down, adapter_up
-from mirrorsd.training.divergence import divergence
+from mirrorsd.training.divergence import HeadRows, Wanted, distance
 from mirrorsd.training.run.device import autocast
 from mirrorsd.training.run.optimizers import descend, set_rate
 from mirrorsd.training.run.timed_run import RunConfig, RunProgress, TimedRun, print_progress
@@ -92,13 +92,15 @@ def load_adapters(folder: Path) -> dict[int, ExitAdapter]:
 
 def exit_losses(target: PreTrainedModel, adapters: nn.ModuleDict, ids: Tensor) -> dict[str, Tensor]:
     """Return, per exit layer, KL(target || exit) on `ids [B,S]`."""
+    parts = parts_of(target)
     with torch.no_grad():
-        outputs = target(ids, use_cache=False, output_hidden_states=True)
-    logits_by_target = outputs.logits.float()
+        outputs = target.get_decoder()(ids, use_cache=False, output_hidden_states=True)
+    by_target = HeadRows(outputs.last_hidden_state, parts.lm_head.weight, parts.logit_scale)
+    share = torch.full(ids.shape, 1 / ids.numel(), device=ids.device)
     losses = {}
     for layer, adapter in adapters.items():
-        logits_by_exit = exit_logits(target, outputs.hidden_states[int(layer)], adapter)
-        losses[layer] = divergence(logits_by_target, logits_by_exit.float())[0].mean()
+        rows = parts.norm(adapter(outputs.hidden_states[int(layer)]))
+        losses[layer] = distance(by_target, by_target._replace(rows=rows), share, Wanted()).total
     return losses
 
 

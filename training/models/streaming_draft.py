@@ -30,6 +30,7 @@ from mirrorsd.families.stream_adapter import adapt_streams
 from mirrorsd.families.stream_link import Guesses, LinkWeights, follow_links
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError, ExportError
+from mirrorsd.training.divergence import HeadRows
 from mirrorsd.training.models.attention import StreamRows, use_training_attention
 from mirrorsd.training.models.whole_model import load_whole
 
@@ -206,6 +207,10 @@ class StreamingDraft(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Apply the shared LM head to hidden states `[..., H]`."""
         return self._parts.logit_scale(self._parts.lm_head(hidden))
+
+    def head_rows(self, hidden: Tensor) -> HeadRows:
+        """Hidden states `[..., H]` with the head that reads them, for comparing them with the target's."""
+        return HeadRows(hidden, self._parts.lm_head.weight, self._parts.logit_scale)
 
     @property
     def shares_embedding(self) -> bool:

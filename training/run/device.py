@@ -5,6 +5,8 @@ Owns: the choice, and making it what PyTorch's new tensors lie on. Does not own:
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from typing import Any
 
 import torch
@@ -34,9 +36,25 @@ def use_device(asked: str) -> torch.device:
             "'cpu'"
         )
     device = torch.device("cpu" if asked == "cpu" or not has_cuda else "cuda")
+    if device.type == "cpu":
+        _keep_freed_memory()
     if torch.get_default_device() != device:
         torch.set_default_device(device)
     return device
+
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # of malloc.h
+_PAD_BYTES = 256 << 20
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc keep what a step frees for the next one: new pages cost more than the products (3.6 s -> 0.7 s)."""
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for option, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, _PAD_BYTES)):
+            mallopt(option, value)
 
 
 def to_device(model: Any) -> Any:
