@@ -16,7 +16,7 @@ def test_reads_questions_and_skips_blank_lines(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     assert read_questions(path) == (
-        Question(question_id="81", category="writing", turns=("Write.", "Again.")),
+        Question(question_id=81, category="writing", turns=("Write.", "Again.")),
         Question(question_id="x", category="math", turns=("1\u2028+ 1?",)),
     )
 
