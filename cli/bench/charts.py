@@ -140,7 +140,7 @@ def _top(highest: float) -> float:
     """Where an axis ends that has to hold `highest`: behind a round number of lines.
 
     >>> _top(1.7), _top(3.2), _top(0.4)
-    (2.0, 3.5, 1.2)
+    (2.0, 4.0, 1.2)
     """
     highest = max(highest, 1.1)
     apart = next(step for step in _STEPS if step * _MOST_LINES >= highest or step == _STEPS[-1])

@@ -140,9 +140,10 @@ def print_rows(rows: list[dict[str, Any]]) -> None:
     from mirrorsd.cli.bench.report import cells
 
     shown = [cells(row) for row in rows]
-    table = Table("task", "method", box=box.SIMPLE_HEAD)
-    for title in shown[0]:
-        table.add_column(title, justify="right", no_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD)
+    for title in ("task", "method", *shown[0]):
+        is_word = title in ("task", "method")
+        table.add_column(title, justify="left" if is_word else "right", no_wrap=is_word, min_width=6)
     last = ""
     for row, of_row in zip(rows, shown, strict=True):
         if last and row["task"] != last:
