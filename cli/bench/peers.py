@@ -9,6 +9,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Queue
@@ -66,9 +67,12 @@ class Worker:
     def __init__(self, name: str, python: Path, arguments: Sequence[str]) -> None:
         self.name = name
         words = [str(python), str(WORKER), *arguments]
-        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        # In a session of its own a Ctrl-C does not reach it: it ends when its input does.
+        self._process = subprocess.Popen(words, start_new_session=True, **pipes)
         self._answers: Queue[str] = Queue()
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
 
     @property
     def pid(self) -> int:
@@ -98,14 +102,18 @@ class Worker:
         return self._read()
 
     def close(self) -> None:
-        """End the process."""
+        """End the process; may be called again."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        assert self._process.stdout is not None
+        with suppress(OSError):  # what it never read
+            self._process.stdin.close()
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._listener.join(_END_S)
+        self._process.stdout.close()
 
     def _listen(self) -> None:
         assert self._process.stdout is not None

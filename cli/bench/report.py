@@ -45,7 +45,8 @@ h1{font-size:1.5rem;margin:.2rem 0}h2{font-size:1.1rem;margin:2rem 0 .3rem}p{mar
 .legend svg{width:12px;height:12px;vertical-align:-1px;margin-right:.35rem}
 table{border-collapse:collapse;width:100%;font-size:13px;font-variant-numeric:tabular-nums}
 th,td{padding:.25rem .6rem;text-align:right;white-space:nowrap}th{color:var(--soft);font-weight:500}
-th:nth-child(-n+2),td:nth-child(-n+2){text-align:left}tr.first td{border-top:1px solid var(--line)}
+th:nth-child(-n+2),td:nth-child(-n+2),th:last-child,td:last-child{text-align:left}td:last-child{white-space:normal}
+tr.first td{border-top:1px solid var(--line)}
 .bad{border-left:4px solid #c8544f;padding-left:.8rem}
 dl{display:grid;grid-template-columns:max-content 1fr;gap:.1rem 1rem}
 dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}
@@ -82,7 +83,8 @@ def write(folder: Path, found: Mapping[str, Any]) -> None:
         OSError: the folder cannot be written.
     """
     write_whole(folder / SUMMARY, f"{json.dumps(found, indent=1)}\n".encode())
-    timelines = {path.stem.removeprefix("trace-"): read_trace(path) for path in sorted(folder.glob("trace-*.json"))}
+    traces = {name: folder / f"trace-{name}.json" for name in found["settings"]["methods"]}
+    timelines = {name: read_trace(path) for name, path in traces.items() if path.is_file()}
     write_whole(folder / REPORT, page(found, timelines).encode())
 
 
@@ -93,32 +95,33 @@ def page(found: Mapping[str, Any], timelines: Mapping[str, Timeline]) -> str:
     compared = [name for name in methods if name != REFERENCE]
     places = {name: number % len(_COLOURS) for number, name in enumerate(compared)}
     title = f"{settings['bundle']}: {', '.join(methods)}"
-    legend, series = _legend(places), {r["method"]: r["accepted_at"] for r in rows if r["task"] == tables.ALL_TASKS}
+    series = {row["method"]: row["accepted_at"] for row in rows if row["task"] == tables.ALL_TASKS}
+    lines = {name: values for name, values in series.items() if values}
     parts = [
         f"<h1>{escape(title)}</h1>{_head(found)}",
         _section(
             "Speed-up by task",
             "Mean tokens per second over plain decoding's, prompts included; whiskers: 95 % of resampled questions.",
             charts.bars(rows, "over_plain", "interval", places),
-            legend,
+            places,
         ),
         _section(
             "Decoding alone: without the prompts",
             "The same from the end of each prompt on.",
             charts.bars(rows, "decode_over_plain", "decode_interval", places),
-            legend,
+            _among(places, rows, "decode_over_plain"),
         ),
         _section(
             "How much of a window is right",
             "Of the windows that have a token at this place, those right up to it.",
-            charts.lines({name: values for name, values in series.items() if values}, places),
-            legend,
+            charts.lines(lines, places),
+            {name: place for name, place in places.items() if name in lines},
         ),
         _section(
             "Questions",
             "Each point is a question.",
             charts.cloud(found["questions"], places),
-            legend,
+            _among(places, found["questions"], "tokens_per_step"),
         ),
         *(_timeline(name, timeline) for name, timeline in timelines.items()),
         f"<h2>All figures</h2><div class='wide'>{_table(rows)}</div>",
@@ -135,13 +138,15 @@ def _head(found: Mapping[str, Any]) -> str:
     settings = found["settings"]
     num_asked = max(row["questions"] for row in found["rows"])
     sampled = "greedy" if not settings["temperature"] else f"T = {settings['temperature']:g}"
-    words = [f"{num_asked} questions, {settings['runs']} runs, {sampled}"]
+    words = [f"{num_asked} questions, {settings['runs']} {'runs' if settings['runs'] > 1 else 'run'}, {sampled}"]
     words.append(f"up to {settings['max_tokens']} tokens a turn, ends {settings['ends']}")
     if found["left_out"]:
         words.append(f"{found['left_out']} more questions do not fit into the context")
     line = f'<p class="soft">{escape("; ".join(words))}.</p>'
     if settings["card_is_paced"]:
         line += f"<p>Paced: the times are those of the card {escape(settings['device_map'])}, not of this machine.</p>"
+    for name, count in found["other_texts"].items():
+        line += f'<p class="soft">{escape(name)}: {count} texts are others than ours.</p>'
     if found["identical"]:
         return line + "<p>All methods wrote the same texts.</p>"
     first = found["differences"][0]
@@ -151,10 +156,16 @@ def _head(found: Mapping[str, Any]) -> str:
     )
 
 
-def _section(title: str, words: str, drawing: str, legend: str) -> str:
+def _among(places: Mapping[str, int], rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, int]:
+    """The methods of which `name` is known, with their colours."""
+    known = {row["method"] for row in rows if row[name] is not None}
+    return {method: place for method, place in places.items() if method in known}
+
+
+def _section(title: str, words: str, drawing: str, shown: Mapping[str, int]) -> str:
     if not drawing:
         return ""
-    return f'<h2>{title}</h2><p class="soft">{words}</p><div class="wide">{drawing}{legend}</div>'
+    return f'<h2>{title}</h2><p class="soft">{words}</p><div class="wide">{drawing}{_legend(shown)}</div>'
 
 
 def _legend(places: Mapping[str, int]) -> str:
@@ -211,6 +222,8 @@ def _definitions(settings: Mapping[str, Any]) -> str:
             said = ", ".join(f"{key} {what}" for key, what in value.items())
         elif name == "questions":
             said = str(len(value))
+        elif isinstance(value, bool):
+            said = "yes" if value else "no"
         else:
             said = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
         pairs.append(f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(said or 'none')}</dd>")
