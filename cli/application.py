@@ -50,8 +50,8 @@ _COMMANDS: dict[Callable[..., None], str] = {
     serve: examples("mirrorsd serve pair.mirror"),
     compare: examples("mirrorsd compare pair.mirror", "mirrorsd compare pair.mirror --by-category"),
     bench: examples(
-        "mirrorsd bench pair.mirror question.jsonl --methods plain,auto --out results",
-        "mirrorsd bench pair.mirror question.jsonl --temperature 1 --limit 10 --out results",
+        "mirrorsd bench pair.mirror question.jsonl -o results",
+        "mirrorsd bench pair.mirror q.jsonl -o out --limit 10",
     ),
     inspect: examples("mirrorsd inspect pair.mirror"),
     pairs: examples("mirrorsd pairs"),

@@ -193,9 +193,8 @@ def cells(row: Mapping[str, Any]) -> dict[str, str]:
     said = {name: "" if value is None else f"{value:.2f}" for name, value in number.items()}
     if row["interval"] is not None and row["method"] != REFERENCE:
         said["over_plain"] += f" ({row['interval'][0]:.2f}-{row['interval'][1]:.2f})"
-    said["speed"] = f"{row['tokens_per_second']:.1f}" + (
-        f" \u00b1 {row['deviation_of_runs']:.1f}" if row["runs"] > 1 else ""
-    )
+    deviation = row["deviation_of_runs"]
+    said["speed"] = f"{row['tokens_per_second']:.1f}" + ("" if deviation is None else f" \u00b1 {deviation:.1f}")
     said["ttft"] = "" if row["ttft_ms"] is None else f"{row['ttft_ms']:.0f} ms"
     shares = sorted(row["reuse_by_source"].items(), key=lambda pair: -pair[1])
     said["reuse"] = ", ".join(f"{source} {share:.0%}" for source, share in shares if share >= _LEAST_SHARE)

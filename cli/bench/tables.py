@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from statistics import fmean, median, pstdev
+from statistics import fmean, median, stdev
 from typing import Any
 
 import numpy as np
@@ -122,7 +122,7 @@ def _row(runs: Runs, name: str, task: str) -> dict[str, Any]:
         "questions": len({line["question_id"] for line in every}),
         "runs": len(own),
         **_compared("", board_speed, own, plain),
-        "deviation_of_runs": pstdev(means) if means else None,
+        "deviation_of_runs": stdev(means) if len(means) > 1 else None,
         **_compared("decode_", decode_speed, own, plain),
         **_compared("before_loops_", speed_before_loops, own, plain),
         "turns_with_loops": fmean(loops) if loops else None,

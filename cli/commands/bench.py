@@ -29,21 +29,33 @@ _NO_TEMPLATE = (
 )
 
 
+Questions = Annotated[
+    Path, typer.Argument(help="Spec-Bench or SPEED-Bench questions, as JSON lines.", show_default=False)
+]
+Out = Annotated[Path, typer.Option("--out", "-o", help="Folder for answers, tables and the page.")]
+Temperature = Annotated[
+    float, typer.Option(help="0: greedy; above: sampled, by nothing else.", rich_help_panel=options.TEXT)
+]
+Seed = Annotated[
+    int, typer.Option(help="Of the first run's texts, and of who goes first.", min=0, rich_help_panel=options.TEXT)
+]
+MaxTokens = Annotated[int, typer.Option(help="Most tokens of a turn.", min=1, rich_help_panel=options.TEXT)]
+Peers = Annotated[
+    list[str] | None, typer.Option(help="Another runtime: RUNTIME=PYTHON:MODEL[:DRAFT]; may be repeated.")
+]
+
+
 def bench(
     bundle: options.Bundle,
-    questions: Annotated[
-        Path, typer.Argument(help="Spec-Bench or SPEED-Bench questions, as JSON lines.", show_default=False)
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for answers, tables and the page.")],
+    questions: Questions,
+    out: Out,
     methods: options.Methods = options.ALL_METHODS,
-    temperature: Annotated[float, typer.Option(help="0: greedy; above: sampled, by nothing else.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the first run's texts, and of who goes first.", min=0)] = 0,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
     runs: Annotated[int, typer.Option(help="How often every question is asked.", min=1)] = 3,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of a turn.", min=1)] = 1024,
+    max_tokens: MaxTokens = 1024,
     limit: Annotated[int | None, typer.Option(help="Questions per task, always the same ones.", min=1)] = None,
-    peer: Annotated[
-        list[str] | None, typer.Option(help="Another runtime: RUNTIME=PYTHON:MODEL[:DRAFT]; may be repeated.")
-    ] = None,
+    peer: Peers = None,
     drafted: Annotated[int, typer.Option(help="Tokens that peers with a draft draft at a time.", min=1)] = 4,
     threads: Annotated[int | None, typer.Option(help="Of the peers; without it, one per core.", min=1)] = None,
     ignore_eos: options.IgnoreEos = False,

@@ -30,7 +30,7 @@ def test_several_runs_are_their_mean_and_their_deviation_is_told() -> None:
     runs = [[line(1, 10, 1.0)], [line(1, 10, 0.5)]]
     found = row(tables.summarise({"plain": [runs[0], runs[0]], "auto": runs}), "rag", "auto")
     assert found["tokens_per_second"] == pytest.approx(15.0)
-    assert found["deviation_of_runs"] == pytest.approx(5.0)
+    assert found["deviation_of_runs"] == pytest.approx(50**0.5), "of 10 and 20, as the board's: by one run less"
     assert (found["runs"], found["questions"]) == (2, 1)
     assert found["interval"] is None, "one question says nothing about others"
 
