@@ -148,7 +148,7 @@ def _head(found: Mapping[str, Any]) -> str:
     for name, count in found["other_texts"].items():
         line += f'<p class="soft">{escape(name)}: {count} texts are others than ours.</p>'
     if found["identical"]:
-        return line + "<p>All methods wrote the same texts.</p>"
+        return line + ("<p>All methods wrote the same texts.</p>" if len(settings["methods"]) > 1 else "")
     first = found["differences"][0]
     return line + (
         f'<p class="bad">The texts differ: {len(found["differences"])} times, first in question '

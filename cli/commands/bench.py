@@ -143,8 +143,15 @@ def print_found(found: Mapping[str, Any], out: Path) -> None:
         print(f"PACED: the times are those of the card {found['settings']['device_map']}, not of this machine")
     if found["settings"]["ends"] == "ignored":
         print("END OF TEXT IGNORED: tokens that come after the model's own end are counted, too")
-    print("All texts identical." if found["identical"] else f"{len(found['differences'])} texts are NOT identical.")
+    print(texts_in_words(found))
     note(f"wrote {out / SUMMARY} and {out / REPORT}")
+
+
+def texts_in_words(found: Mapping[str, Any]) -> str:
+    """Whether our methods wrote the same texts."""
+    if len(found["settings"]["methods"]) == 1:
+        return "One method alone: no texts to compare."
+    return "All texts identical." if found["identical"] else f"{len(found['differences'])} texts are NOT identical."
 
 
 def print_rows(rows: list[dict[str, Any]]) -> None:

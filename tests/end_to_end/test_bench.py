@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from mirrorsd import GenerationResult, MirrorPipeline
 from mirrorsd.cli.application import run
+from mirrorsd.cli.bench import entrants
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
@@ -77,6 +79,18 @@ def test_every_method_has_a_file_of_the_same_texts_and_plain_steps_of_one(measur
     assert sum(found["mirror"][0]["choices"][0]["decoding_steps"]) < NUM_TOKENS
 
 
+def test_nothing_of_a_prompt_is_found_in_a_cache(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results: list[GenerationResult] = []
+    monkeypatch.setattr(entrants, "as_answer", results.append)
+    with MirrorPipeline.load(tiny_bundle, device_map="cpu") as pipe:
+        ids = pipe.tokenizer.encode("Every morning the fox went to the river")
+        for method in ("plain", "mirror"):
+            entrant = entrants.OwnMethod(pipe, method, 0.0, ignore_eos=True)
+            for _ in range(2):
+                entrant.answer(ids, most=4, seed=None)
+    assert [result.stats.num_reused_tokens for result in results] == [0, 0, 0, 0]
+
+
 def test_the_summary_and_the_page_are_there_with_a_timeline(measured: Path) -> None:
     summary = json.loads((measured / "summary.json").read_text(encoding="utf-8"))
     assert summary["identical"]
@@ -138,6 +152,7 @@ def test_sampled_texts_are_the_same_by_every_method_and_others_in_every_run(
     out = tmp_path / "results"
     words = command(tiny_bundle, questions, out, "--limit", "1", "--temperature", "1", "--runs", "2", "--seed", "5")
     assert run(words) == 0
+    assert "±" in (out / "report.html").read_text(encoding="utf-8")
     texts = [read(out / f"run-{number}" / "plain.jsonl")[0]["choices"][0] for number in (1, 2)]
     assert [choice["seed"] for choice in texts] == [5, 6]
     assert texts[0]["tokens"] != texts[1]["tokens"]
