@@ -6,10 +6,11 @@ A question's speed is its new tokens over its time, all turns together; a method
 a speed-up is the ratio of two such means, as Spec-Bench's board has it. Several runs of a question count as their mean.
 """
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain, islice
 from statistics import fmean, median, stdev
 from typing import Any
 
@@ -25,7 +26,6 @@ ALL_TASKS = "all"
 _RESAMPLES = 10_000
 _LOOP_LENGTH, _LOOP_TIMES = 8, 3
 _LEAST_WINDOWS = 10
-Speed = Callable[[Line], float | None]
 Runs = Mapping[str, Sequence[Sequence[Line]]]
 """Answer lines by entrant: one sequence of them per run."""
 
@@ -42,7 +42,7 @@ class Difference:
     position: int
 
 
-def board_speed(line: Line) -> float | None:
+def board_speed(line: Line) -> float:
     """Tokens per second of a question, prompts included.
 
     >>> board_speed({"choices": [{"new_tokens": [30, 10], "wall_time": [2.0, 2.0]}]})
@@ -64,8 +64,8 @@ def decode_speed(line: Line) -> float | None:
     return float(sum(choice["new_tokens"]) / (sum(choice["wall_time"]) - sum(choice["prefill_s"])))
 
 
-def speed_before_loops(line: Line) -> float | None:
-    """As `decode_speed`, of the steps up to where each turn begins to repeat itself.
+def speed_before_loops(line: Line, starts: Sequence[int]) -> float | None:
+    """As `decode_speed`, of the steps up to where each turn begins to repeat itself (`starts`).
 
     A turn of 6 tokens in steps of 2 that ended after 1, 2 and 3 s, of which the first 3 are no loop, has 4 in 2 s.
     """
@@ -73,9 +73,9 @@ def speed_before_loops(line: Line) -> float | None:
     if None in choice["prefill_s"] or not all(choice["step_ends_s"]):
         return None
     num_tokens, seconds, lengths = 0, 0.0, iter(choice["accept_lengths"])
-    for tokens, ends, prefill in zip(choice["tokens"], choice["step_ends_s"], choice["prefill_s"], strict=True):
+    for start, ends, prefill in zip(starts, choice["step_ends_s"], choice["prefill_s"], strict=True):
         counts = list(accumulate(next(lengths) for _ in ends))
-        step = next(place for place, count in enumerate(counts) if count >= loop_start(tokens))
+        step = bisect_left(counts, start)
         num_tokens, seconds = num_tokens + counts[step], seconds + ends[step] - prefill
     return num_tokens / seconds
 
@@ -97,34 +97,62 @@ def loop_start(tokens: Sequence[int], length: int = _LOOP_LENGTH, times: int = _
     return len(tokens)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    """The figures of one answer line, computed once: its speeds by name, and in how many of its turns it loops."""
+
+    question_id: int | str
+    task: str
+    choice: dict[str, Any]
+    speeds: dict[str, float | None]
+    loops: list[bool]
+
+
+_Measured = Mapping[str, Sequence[Sequence[_Question]]]
+"""By entrant, the questions of each run."""
+
+
+def _measure(runs: Runs) -> dict[str, list[list[_Question]]]:
+    return {name: [[_question(line) for line in lines] for lines in of_runs] for name, of_runs in runs.items()}
+
+
+def _question(line: Line) -> _Question:
+    choice = line["choices"][0]
+    starts = [loop_start(tokens) for tokens in choice["tokens"]]
+    before_loops = speed_before_loops(line, starts)
+    speeds = {"": board_speed(line), "decode_": decode_speed(line), "before_loops_": before_loops}
+    loops = [start < len(tokens) for start, tokens in zip(starts, choice["tokens"], strict=True)]
+    task = task_of(line["question_id"], line["category"])
+    return _Question(question_id=line["question_id"], task=task, choice=choice, speeds=speeds, loops=loops)
+
+
 def summarise(runs: Runs) -> list[dict[str, Any]]:
     """A row per task and entrant, then one per entrant for all questions."""
-    lines = [line for of_runs in runs.values() for lines in of_runs for line in lines]
-    tasks = list(dict.fromkeys(task_of(line["question_id"], line["category"]) for line in lines))
-    return [_row(runs, name, task) for task in (*tasks, ALL_TASKS) for name in runs]
+    measured = _measure(runs)
+    tasks = dict.fromkeys(found.task for of_runs in measured.values() for found in chain(*of_runs))
+    return [_row(measured, name, task) for task in (*tasks, ALL_TASKS) for name in runs]
 
 
-def _row(runs: Runs, name: str, task: str) -> dict[str, Any]:
-    own, plain = _of_task(runs[name], task), _of_task(runs.get(REFERENCE, ()), task)
-    every = [line for lines in own for line in lines]
-    choices = [line["choices"][0] for line in every]
-    means = [fmean(_known(board_speed, lines)) for lines in own if lines]
+def _row(measured: _Measured, name: str, task: str) -> dict[str, Any]:
+    own, plain = _of_task(measured[name], task), _of_task(measured.get(REFERENCE, ()), task)
+    every = list(chain(*own))
+    choices = [found.choice for found in every]
+    means = [fmean(_speeds([run], "").values()) for run in own if run]
     sources = Counter[str]()
-    for choice in choices:
-        for found in choice["sources"]:
-            sources.update(found)
-    steps = [length for choice in choices for length in choice["accept_lengths"]]
-    firsts = [seconds for choice in choices for seconds in choice["ttft_s"] if seconds is not None]
-    loops = [loop_start(tokens) < len(tokens) for choice in choices for tokens in choice["tokens"]]
+    for of_turn in chain(*(choice["sources"] for choice in choices)):
+        sources.update(of_turn)
+    steps = list(chain(*(choice["accept_lengths"] for choice in choices)))
+    firsts = [seconds for seconds in chain(*(choice["ttft_s"] for choice in choices)) if seconds is not None]
+    loops = list(chain(*(found.loops for found in every)))
     return {
         "task": task,
         "method": name,
-        "questions": len({line["question_id"] for line in every}),
+        "questions": len({found.question_id for found in every}),
         "runs": len(own),
-        **_compared("", board_speed, own, plain),
+        **_compared("", own, plain),
         "deviation_of_runs": stdev(means) if len(means) > 1 else None,
-        **_compared("decode_", decode_speed, own, plain),
-        **_compared("before_loops_", speed_before_loops, own, plain),
+        **_compared("decode_", own, plain),
+        **_compared("before_loops_", own, plain),
         "turns_with_loops": fmean(loops) if loops else None,
         "ttft_ms": 1e3 * median(firsts) if firsts else None,
         "tokens_per_step": fmean(steps) if steps else None,
@@ -133,37 +161,32 @@ def _row(runs: Runs, name: str, task: str) -> dict[str, Any]:
     }
 
 
-def _of_task(of_runs: Sequence[Sequence[Line]], task: str) -> list[list[Line]]:
-    return [
-        [line for line in lines if task in (ALL_TASKS, task_of(line["question_id"], line["category"]))]
-        for lines in of_runs
-    ]
+def _of_task(of_runs: Sequence[Sequence[_Question]], task: str) -> list[list[_Question]]:
+    return [[found for found in run if task in (ALL_TASKS, found.task)] for run in of_runs]
 
 
-def _known(speed: Speed, lines: Iterable[Line]) -> list[float]:
-    return [found for found in map(speed, lines) if found is not None]
-
-
-def _compared(prefix: str, speed: Speed, own: list[list[Line]], plain: list[list[Line]]) -> dict[str, Any]:
+def _compared(speed: str, own: list[list[_Question]], plain: list[list[_Question]]) -> dict[str, Any]:
     """Mean speed, and over plain decoding's with a 95 % interval; None where it is not known."""
-    ours, others = by_question(own, speed), by_question(plain, speed)
+    ours, others = _speeds(own, speed), _speeds(plain, speed)
     shared = [name for name in ours if name in others]
-    found = {f"{prefix}tokens_per_second": fmean(ours.values()) if ours else None}
+    found = {f"{speed}tokens_per_second": fmean(ours.values()) if ours else None}
     if not shared:
-        return found | {f"{prefix}over_plain": None, f"{prefix}interval": None}
+        return found | {f"{speed}over_plain": None, f"{speed}interval": None}
     pairs = np.array([(ours[name], others[name]) for name in shared])
     ratio = float(pairs[:, 0].mean() / pairs[:, 1].mean())
-    return found | {f"{prefix}over_plain": ratio, f"{prefix}interval": bootstrap(pairs)}
+    return found | {f"{speed}over_plain": ratio, f"{speed}interval": bootstrap(pairs)}
 
 
-def by_question(of_runs: Iterable[Iterable[Line]], speed: Speed) -> dict[int | str, float]:
-    """The mean of every question's speeds."""
+def _speeds(of_runs: Sequence[Sequence[_Question]], speed: str) -> dict[int | str, float]:
+    return by_question((found.question_id, found.speeds[speed]) for found in chain(*of_runs))
+
+
+def by_question(speeds: Iterable[tuple[int | str, float | None]]) -> dict[int | str, float]:
+    """The mean of every question's speeds, of those that are known."""
     found: dict[int | str, list[float]] = {}
-    for lines in of_runs:
-        for line in lines:
-            value = speed(line)
-            if value is not None:
-                found.setdefault(line["question_id"], []).append(value)
+    for question_id, value in speeds:
+        if value is not None:
+            found.setdefault(question_id, []).append(value)
     return {name: fmean(values) for name, values in found.items()}
 
 
@@ -175,9 +198,9 @@ def bootstrap(pairs: NDArray[np.float64]) -> list[float] | None:
     if len(pairs) < 2:
         return None
     random = np.random.default_rng(0)
-    times_drawn = random.multinomial(len(pairs), np.full(len(pairs), 1 / len(pairs)), size=_RESAMPLES)
-    drawn = times_drawn @ pairs
-    low, high = np.percentile(drawn[:, 0] / drawn[:, 1], (2.5, 97.5))
+    drawn = random.integers(len(pairs), size=(_RESAMPLES, len(pairs)), dtype=np.int32)
+    ours, others = (column[drawn].sum(axis=1) for column in pairs.T.copy())
+    low, high = np.percentile(ours / others, (2.5, 97.5))
     return [float(low), float(high)]
 
 
@@ -190,28 +213,32 @@ def accepted_at(choices: Iterable[Mapping[str, Any]], least: int = _LEAST_WINDOW
     >>> accepted_at([{"accept_lengths": [3, 1, 2], "window_lengths": [[2, 2, 2]]}], least=2)
     [0.5, 0.5]
     """
-    offered, right = Counter[int](), Counter[int]()
+    steps = Counter[tuple[int, int]]()
     for choice in choices:
         lengths = iter(choice["accept_lengths"])
         for windows in choice["window_lengths"]:
-            steps = list(zip(windows, [next(lengths) for _ in windows], strict=True))[:-1]
-            for window, length in steps:
-                offered.update(range(1, window + 1))
-                right.update(range(1, length))
+            steps.update(list(zip(windows, islice(lengths, len(windows)), strict=True))[:-1])
+    offered, right = Counter[int](), Counter[int]()
+    for (window, length), count in steps.items():
+        offered.update(dict.fromkeys(range(1, window + 1), count))
+        right.update(dict.fromkeys(range(1, length), count))
     return [right[place] / offered[place] for place in sorted(offered) if offered[place] >= least]
 
 
 def points(runs: Runs) -> list[dict[str, Any]]:
     """A point per question and entrant: its speed over plain decoding's, and its tokens per step."""
-    plain = by_question(runs.get(REFERENCE, ()), board_speed)
+    speeds = {
+        name: by_question((line["question_id"], board_speed(line)) for line in chain(*of_runs))
+        for name, of_runs in runs.items()
+    }
+    plain = speeds.get(REFERENCE, {})
     found = []
     for name, of_runs in runs.items():
-        speeds = by_question(of_runs, board_speed)
         for line in of_runs[0] if of_runs else ():
             question_id, lengths = line["question_id"], line["choices"][0]["accept_lengths"]
             point = {"question_id": question_id, "task": task_of(question_id, line["category"]), "method": name}
             base = plain.get(question_id)
-            point["over_plain"] = speeds[question_id] / base if base else None
+            point["over_plain"] = speeds[name][question_id] / base if base else None
             point["tokens_per_step"] = fmean(lengths) if lengths else None
             found.append(point)
     return found

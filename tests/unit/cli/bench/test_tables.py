@@ -62,7 +62,7 @@ def test_a_text_counts_up_to_where_it_repeats_itself() -> None:
     looping = line(1, 28, 7.5, tokens=[tokens], accept_lengths=[2] * 14, step_ends_s=[ends], prefill_s=[0.5])
     looping["choices"][0]["window_lengths"] = [[1] * 14]
     # the 11th token comes with the 6th step: 12 tokens in 3 seconds
-    assert tables.speed_before_loops(looping) == pytest.approx(4.0)
+    assert tables.speed_before_loops(looping, [11]) == pytest.approx(4.0)
     found = row(tables.summarise({"plain": [[looping, line(2, 4, 1.0)]]}), "rag", "plain")
     assert found["turns_with_loops"] == 0.5
 
@@ -72,7 +72,7 @@ def test_two_turns_share_the_list_of_lengths_in_order() -> None:
     choice = two["choices"][0]
     choice |= {"tokens": [[1, 2, 3], [4, 5]], "accept_lengths": [2, 1, 2], "prefill_s": [1.0, 1.0]}
     choice |= {"step_ends_s": [[2.0, 3.0], [2.0]], "new_tokens": [3, 2], "wall_time": [3.0, 2.0]}
-    assert tables.speed_before_loops(two) == pytest.approx(5 / 3)
+    assert tables.speed_before_loops(two, [3, 2]) == pytest.approx(5 / 3)
 
 
 def test_what_a_runtime_does_not_say_is_not_made_up() -> None:
