@@ -146,7 +146,8 @@ def _head(found: Mapping[str, Any]) -> str:
     if settings["card_is_paced"]:
         line += f"<p>Paced: the times are those of the card {escape(settings['device_map'])}, not of this machine.</p>"
     for name, count in found["other_texts"].items():
-        line += f'<p class="soft">{escape(name)}: {count} texts are others than ours.</p>'
+        said = f"{count} texts are others than ours" if count else "all texts are ours"
+        line += f'<p class="soft">{escape(name)}: {said}.</p>'
     if found["identical"]:
         return line + ("<p>All methods wrote the same texts.</p>" if len(settings["methods"]) > 1 else "")
     first = found["differences"][0]

@@ -136,7 +136,7 @@ def print_found(found: Mapping[str, Any], out: Path) -> None:
             "{position}".format(**difference)
         )
     for name, count in found["other_texts"].items():
-        note(f"{name}: {count} texts are others than ours; its weights are rounded its own way")
+        note(f"{name}: {count} texts are others than ours" if count else f"{name}: all texts are ours")
     if found["left_out"]:
         note(f"{found['left_out']} questions are longer than the context, and were left out")
     if found["settings"]["card_is_paced"]:

@@ -70,6 +70,7 @@ def test_other_runtimes_may_write_other_texts() -> None:
     found = report.summary(SETTINGS, answers, ["plain", "auto"], 0)
     assert found["identical"]
     assert found["other_texts"] == {"peer": 1}
+    assert "peer: 1 texts are others than ours." in report.page(found, {})
 
 
 def test_a_difference_is_on_the_page_with_its_question() -> None:
