@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from mirrorsd import __version__
+from mirrorsd.cli.commands.bench import bench
 from mirrorsd.cli.commands.chat import chat
 from mirrorsd.cli.commands.compare import compare
 from mirrorsd.cli.commands.compile import compile
@@ -48,6 +49,10 @@ _COMMANDS: dict[Callable[..., None], str] = {
     chat: examples("mirrorsd chat pair.mirror", "mirrorsd chat --url http://127.0.0.1:8080"),
     serve: examples("mirrorsd serve pair.mirror"),
     compare: examples("mirrorsd compare pair.mirror", "mirrorsd compare pair.mirror --by-category"),
+    bench: examples(
+        "mirrorsd bench pair.mirror question.jsonl -o results",
+        "mirrorsd bench pair.mirror q.jsonl -o out --limit 10",
+    ),
     inspect: examples("mirrorsd inspect pair.mirror"),
     pairs: examples("mirrorsd pairs"),
     devices: examples("mirrorsd devices", "mirrorsd devices --all"),

@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from mirrorsd.cli.bench.entrants import forget
 from mirrorsd.cli.commands.loading import open_pipeline
 from mirrorsd.cli.input import options
 from mirrorsd.cli.input.prompt_file import BUILT_IN_QUESTIONS, Question, read_questions
@@ -32,9 +33,6 @@ from mirrorsd.graphs.errors import ConfigError
 if TYPE_CHECKING:
     from mirrorsd import GenerationConfig, GenerationResult, MirrorPipeline
     from mirrorsd.runtime.session import MirrorSession
-
-_OTHER_TEXT = [7, 7, 7]
-"""What a session reads between two conversations, so that none finds its prompt read already."""
 
 
 def compare(
@@ -124,9 +122,7 @@ def answer_with(pipe: "MirrorPipeline", config: "GenerationConfig", *, is_raw: b
         if name not in sessions:
             sessions[name] = pipe.session()
         if len(messages) == 1:
-            sessions[name].generate(
-                token_ids=_OTHER_TEXT, max_new_tokens=2, temperature=0.0, ignore_eos=True, method="serial"
-            )
+            forget(sessions[name])
         if is_raw:
             text = "\n\n".join(message["content"] for message in messages)
             return sessions[name].generate(text, config, method=name)

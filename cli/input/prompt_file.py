@@ -1,4 +1,7 @@
-"""Prompt files in Spec-Bench's form: one JSON object per line with `question_id`, `category` and `turns`."""
+"""Prompt files in Spec-Bench's form: one JSON object per line with `question_id`, `category` and `turns`.
+
+SPEED-Bench's lines have the same names; their ids are words.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +12,8 @@ from mirrorsd.graphs.documents import DocumentError, build, parse_json, read_tex
 from mirrorsd.graphs.errors import ConfigError
 
 Item = TypeVar("Item")
+_UNRESOLVED = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
+"""How a turn of SPEED-Bench begins whose text is not in its published files."""
 _FORM = 'expected {"question_id": ..., "category": "...", "turns": ["...", ...]}'
 
 
@@ -16,7 +21,7 @@ _FORM = 'expected {"question_id": ..., "category": "...", "turns": ["...", ...]}
 class Question:
     """One prompt of one or more user turns."""
 
-    question_id: str
+    question_id: int | str
     category: str
     turns: tuple[str, ...]
 
@@ -56,7 +61,8 @@ def read_questions(path: Path) -> tuple[Question, ...]:
     """Read a prompt file; blank lines are skipped.
 
     Raises:
-        ConfigError: no such file, not UTF-8, no questions, or a line of another form (named by its number).
+        ConfigError: no such file, not UTF-8, no questions, or a line of another form (named by its number) or
+            without its text, as SPEED-Bench publishes some.
     """
     try:
         lines = read_text(path).split("\n")
@@ -77,4 +83,9 @@ def _read_line(line: str, where: str) -> Question:
         raise ConfigError(f"{where} {error}; {_FORM}.") from error
     if not found.category or not found.turns or not all(found.turns):
         raise ConfigError(f"{where} has an empty category, no turns, or an empty one; {_FORM}.")
-    return Question(question_id=str(found.question_id), category=found.category, turns=found.turns)
+    if any(turn.startswith(_UNRESOLVED) for turn in found.turns):
+        raise ConfigError(
+            f"{where} has no text: SPEED-Bench leaves it to its own preparation script to fetch it; run that script, "
+            "and give the file it writes, as JSON lines."
+        )
+    return Question(question_id=found.question_id, category=found.category, turns=found.turns)

@@ -36,7 +36,7 @@ class Measurement:
 class Difference:
     """Where a method's answer first left the first method's."""
 
-    question_id: str
+    question_id: int | str
     turn: int
     method: str
     reference: str
@@ -98,8 +98,8 @@ def converse(
 
 def find_differences(measurements: Iterable[Measurement]) -> list[Difference]:
     """The first difference of every (question, method), against the first answer to the same question and turn."""
-    references: dict[tuple[str, int], Measurement] = {}
-    found: dict[tuple[str, str], Difference] = {}
+    references: dict[tuple[int | str, int], Measurement] = {}
+    found: dict[tuple[int | str, str], Difference] = {}
     for measurement in measurements:
         question_id = measurement.question.question_id
         reference = references.setdefault((question_id, measurement.turn), measurement)

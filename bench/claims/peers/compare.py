@@ -3,11 +3,11 @@
     python bench/claims/peers/compare.py CACHE BUNDLE --target scaled --precision int8 --prompts FILE.jsonl
 
 `prepare.py` has made the peers' exports in CACHE; they are known by the checkpoints' names. Contestants take turns
-prompt by prompt, in a process per runtime and model (`worker.py`) that waits while another one works. The peers draft
-several numbers of tokens at a time (`--drafted`), and the best of each counts. All end a text at the same tokens,
-unless `--ignore-eos`. A task's speed is the tokens of its texts over their time (the median over repeats), prompt
-included; a row is the mean of the tasks. Texts are compared, and differences are reported. `--add-to` continues an
-earlier report.
+prompt by prompt, in a process per runtime and model (`mirrorsd.cli.bench.peer_worker`) that waits while another one
+works. The peers draft several numbers of tokens at a time (`--drafted`), and the best of each counts. All end a text
+at the same tokens, unless `--ignore-eos`. A task's speed is the tokens of its texts over their time (the median over
+repeats), prompt included; a row is the mean of the tasks. Texts are compared, and differences are reported.
+`--add-to` continues an earlier report.
 
 Owns: the contestants and their order. Does not own: exports, decoding, what a row says (`table.py`).
 """
@@ -23,6 +23,7 @@ from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
 from mirrorsd.bench.claims.peers import table
+from mirrorsd.cli.bench.peers import Worker
 from mirrorsd.cli.input.prompt_file import Question, read_questions, spread
 from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.graphs.bundle_files import read_bundle
@@ -44,49 +45,13 @@ class Limits(NamedTuple):
     ends: tuple[int, ...]
 
 
-class Worker:
-    """One process of `worker.py`: a runtime with a model."""
-
-    def __init__(self, cache: Path, entry: dict[str, Any], threads: int) -> None:
-        self.name = str(entry["runtime"])
-        python = cache / "env" / "bin" / "python" if self.name in PEERS else Path(sys.executable)
-        words = [str(python), str(HERE / "worker.py"), self.name, entry["model"], "--threads", str(threads)]
-        words += ["--draft", entry["draft"]] if entry.get("draft") else []
-        words += ["--options", json.dumps(entry["options"])]
-        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def wait_until_ready(self) -> None:
-        """Block until the model is loaded."""
-        self._read()
-
-    def decode(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Have one text decoded."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def cpu_seconds(self) -> float:
-        """Processor seconds that the process has used so far (Linux; 0 elsewhere)."""
-        stat = Path(f"/proc/{self._process.pid}/stat")
-        if not stat.is_file():
-            return 0.0
-        words = stat.read_text(encoding="ascii").rsplit(")", 1)[1].split()
-        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{self.name} ended without an answer (status {self._process.wait()}).")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+def start_worker(cache: Path, entry: dict[str, Any], threads: int) -> Worker:
+    """Start the process of a contestant: a runtime with a model."""
+    name = str(entry["runtime"])
+    python = cache / "env" / "bin" / "python" if name in PEERS else Path(sys.executable)
+    draft = ["--draft", entry["draft"]] if entry.get("draft") else []
+    words = [name, entry["model"], "--threads", str(threads), *draft, "--options", json.dumps(entry["options"])]
+    return Worker(name, python, words)
 
 
 class Contestant:
@@ -108,7 +73,7 @@ def main() -> None:
     options = parse_arguments()
     tokenizer = BundleTokenizer(options.bundle)
     questions = choose(read_questions(options.prompts), options.per_category)
-    prompts = {q.question_id: tokenizer.encode_chat([{"role": "user", "content": q.turns[0]}]) for q in questions}
+    prompts = {str(q.question_id): tokenizer.encode_chat(first_turn(q)) for q in questions}
     ends = () if options.ignore_eos else read_bundle(options.bundle).tokens.eos_ids
     contestants, workers = open_contestants(options)
     shares = measure(contestants, prompts, Limits(options.tokens, tuple(ends)), options.repeats)
@@ -123,12 +88,17 @@ def main() -> None:
         found = read_earlier(options.add_to, report["ends"])
         report["disturbed"] = found["disturbed"] + report["disturbed"]
         earlier = {row["name"]: row["seconds"] for row in found["rows"]}
-    tasks = {question.question_id: question.category for question in questions}
+    tasks = {str(question.question_id): question.category for question in questions}
     report["rows"] = [table.row(each, contestants[0], tasks, earlier.get(each.name, {})) for each in contestants]
     report["best"] = table.best_of_each(report["rows"])
     table.print_table(report)
     if options.output:
         options.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def first_turn(question: Question) -> list[dict[str, str]]:
+    """The conversation that a contestant answers."""
+    return [{"role": "user", "content": question.turns[0]}]
 
 
 def read_earlier(path: Path, ends: str) -> dict[str, Any]:
@@ -152,7 +122,7 @@ def open_contestants(options: argparse.Namespace) -> tuple[list[Contestant], lis
     for one in entries(options):
         key = json.dumps([one["runtime"], one["model"], one.get("draft"), one["options"]])
         if key not in workers:
-            workers[key] = Worker(options.cache.resolve(), one, options.threads)
+            workers[key] = start_worker(options.cache.resolve(), one, options.threads)
         contestants.append(Contestant(one, workers[key]))
     for worker in workers.values():
         worker.wait_until_ready()
@@ -268,8 +238,17 @@ def busy_seconds() -> float:
 
 
 def cpu_of_children(contestants: Sequence[Contestant]) -> float:
-    """Processor seconds of the contestants' processes so far."""
-    return sum(worker.cpu_seconds() for worker in {contestant.worker for contestant in contestants})
+    """Processor seconds of the contestants' processes so far (Linux; 0 elsewhere)."""
+    return sum(cpu_seconds(pid) for pid in {contestant.worker.pid for contestant in contestants})
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor seconds of a process."""
+    stat = Path(f"/proc/{pid}/stat")
+    if not stat.is_file():
+        return 0.0
+    words = stat.read_text(encoding="ascii").rsplit(")", 1)[1].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def peer_versions(cache: Path) -> dict[str, str]:

@@ -3,7 +3,7 @@
     python bench/claims/peers/prepare.py CACHE --target scaled --draft plain-draft --precisions fp32,int8,int4
 
 Owns: the environment, the exporters' command lines and the composite folder that onnxruntime-genai wants for a draft.
-Does not own: decoding (`worker.py`), comparing (`compare.py`). Needs only the standard library.
+Does not own: decoding (`cli/bench/peer_worker.py`), comparing (`compare.py`). Needs only the standard library.
 """
 
 import argparse

@@ -29,9 +29,8 @@ def prepare(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module("worker")
+def worker() -> ModuleType:
+    return importlib.import_module("mirrorsd.cli.bench.peer_worker")
 
 
 class FakeWorker:

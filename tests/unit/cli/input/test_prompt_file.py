@@ -16,7 +16,7 @@ def test_reads_questions_and_skips_blank_lines(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     assert read_questions(path) == (
-        Question(question_id="81", category="writing", turns=("Write.", "Again.")),
+        Question(question_id=81, category="writing", turns=("Write.", "Again.")),
         Question(question_id="x", category="math", turns=("1\u2028+ 1?",)),
     )
 
@@ -35,6 +35,11 @@ def test_reads_questions_and_skips_blank_lines(tmp_path: Path) -> None:
             '{"question_id": 1, "category": "a", "turns": [""]}',
             "line 2 has an empty category, no turns, or an empty one",
         ),
+        (
+            '{"question_id": "5f0c", "category": "a", "turns": ["FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE '
+            'USING SPECDEC_BENCH\\n\\n{article}"]}',
+            "line 2 has no text: SPEED-Bench leaves it to its own preparation script",
+        ),
         ('{"question_id": 1, "category": "a", "turns": "b"}', "line 2 has 'b' as 'turns'; expected a list"),
     ],
 )
@@ -43,6 +48,13 @@ def test_bad_line_is_named_by_its_number(tmp_path: Path, line: str, message: str
     path.write_text('{"question_id": 1, "category": "a", "turns": ["b"]}\n' + line + "\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=message):
         read_questions(path)
+
+
+def test_speed_bench_s_lines_are_questions(tmp_path: Path) -> None:
+    path = tmp_path / "qualitative.jsonl"
+    line = '{"question_id": "5f0c", "category": "math", "sub_category": "MATH", "turns": ["1 + 1?"], "source": "x", '
+    path.write_text(line + '"src_id": "7", "difficulty": null, "multiturn": false}\n', encoding="utf-8")
+    assert read_questions(path) == (Question(question_id="5f0c", category="math", turns=("1 + 1?",)),)
 
 
 def test_empty_missing_and_binary_files(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""One runtime decoding greedily on request: the process that `compare.py` talks to, one per runtime and setting.
+"""One runtime decoding greedily on request: the process that `peers` talks to, one per runtime and setting.
 
 Reads one JSON object per line (`ids`, `most`, `ends`, `settings`), answers with one (`ids`, `num_tokens`, `seconds`,
-`passes`). Every runtime gets the same prompt ids and the same tokens that end a text, makes up to `most` new tokens
-and is timed from the request to the last token, prompt included. Without `ends` the end of the text is ignored.
+`first_s`, `passes`). Every runtime gets the same prompt ids and the same tokens that end a text, makes up to `most` new
+tokens and is timed from the request to the last token, prompt included. Without `ends` the end of the text is ignored.
 Runs in the peers' environment or in ours: only the runtime that is asked for is imported. What libraries print goes
 to stderr.
 """
@@ -12,16 +12,18 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 
 class Decoded(NamedTuple):
-    """New tokens, and the target's passes they took (None where the runtime does not say)."""
+    """New tokens, the target's passes they took and seconds to the first (None where the runtime does not say)."""
 
     ids: list[int]
     passes: int | None
+    first_s: float | None = None
 
 
 class Asked(NamedTuple):
@@ -73,7 +75,8 @@ class OpenVinoGenAi:
             config.max_ngram_size = asked.settings["longest_ngram"]
         prompt = openvino.Tensor(np.array([asked.ids], dtype=np.int64))
         result = self._pipe.generate(prompt, config)
-        return Decoded([int(token) for token in result.tokens[0]], None)
+        first_s = result.perf_metrics.get_ttft().mean / 1e3
+        return Decoded([int(token) for token in result.tokens[0]], None, first_s)
 
 
 class OnnxRuntimeGenAi:
@@ -95,12 +98,15 @@ class OnnxRuntimeGenAi:
         if num_drafted:
             params.set_speculative_options(max_draft_tokens=num_drafted)
         generator = self._genai.Generator(self._model(asked.ends), params)
+        started = perf_counter()
         generator.append_tokens(asked.ids)
+        first_s = None
         while not generator.is_done():
             generator.generate_next_token()
+            first_s = first_s or perf_counter() - started
         tokens = [int(token) for token in generator.get_sequence(0)][len(asked.ids) :]
         passes = generator.get_speculative_stats()["target_forward_passes"] if num_drafted else None
-        return Decoded(tokens, passes)
+        return Decoded(tokens, passes, first_s)
 
     def _model(self, ends: list[int]) -> Any:
         """The model, loaded once per way to end: that is a part of its configuration."""
@@ -133,6 +139,30 @@ def never_said(settings: dict[str, Any]) -> int:
     return next(int(token) for token in candidates if token not in ends)
 
 
+class LlamaCpp:
+    """llama-cpp-python on a GGUF file; it has no draft model."""
+
+    def __init__(self, model: Path, draft: Path | None, threads: int, options: dict[str, Any]) -> None:
+        import llama_cpp
+
+        if draft is not None:
+            raise SystemExit("llama-cpp-python takes no draft model: name the model alone")
+        given = {"n_threads": threads, "n_threads_batch": threads, "n_ctx": 0, "verbose": False, **options}
+        self._model = llama_cpp.Llama(model_path=str(model), **given)
+
+    def decode(self, asked: Asked) -> Decoded:
+        """See `Runtime.decode`. It is made to forget: it would find prompts that it has read before."""
+        self._model.reset()
+        started, first_s = perf_counter(), None
+        tokens: list[int] = []
+        for token in self._model.generate(asked.ids, top_k=1, temp=0.0, repeat_penalty=1.0):
+            first_s = first_s or perf_counter() - started
+            tokens.append(int(token))
+            if len(tokens) == asked.most or token in asked.ends:
+                break
+        return Decoded(tokens, len(tokens), first_s)
+
+
 class Mirrorsd:
     """Our own pipeline; `options` name the device map, and may set `speculation` (else what `tune` found)."""
 
@@ -158,7 +188,7 @@ class Mirrorsd:
             stop_token_ids=asked.ends,
             method=method,
         )
-        return Decoded(list(result.token_ids), result.stats.steps)
+        return Decoded(list(result.token_ids), result.stats.steps, result.stats.time_to_first_token_ms / 1e3)
 
 
 def count_tokens(ids: list[int], asked: Asked) -> tuple[list[int], int]:
@@ -177,8 +207,27 @@ def count_tokens(ids: list[int], asked: Asked) -> tuple[list[int], int]:
 RUNTIMES: dict[str, Callable[[Path, Path | None, int, dict[str, Any]], Runtime]] = {
     "openvino-genai": OpenVinoGenAi,
     "onnxruntime-genai": OnnxRuntimeGenAi,
+    "llama-cpp-python": LlamaCpp,
     "mirrorsd": Mirrorsd,
 }
+PACKAGES = ("openvino-genai", "openvino", "onnxruntime-genai", "onnxruntime", "llama-cpp-python")
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of what this environment decodes with."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def leave_own_folder() -> None:
+    """Have nobody import a module of this file's folder in place of a package of that name."""
+    own = Path(__file__).resolve().parent
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != own]
 
 
 def main() -> None:
@@ -190,10 +239,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--options", default="{}", help="JSON: the runtime's own settings")
     options = parser.parse_args()
+    leave_own_folder()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     runtime = RUNTIMES[options.runtime](options.model, options.draft, options.threads, json.loads(options.options))
-    print(json.dumps({"ready": True}), file=answers, flush=True)
+    print(json.dumps({"ready": True, "versions": installed_versions()}), file=answers, flush=True)
     for line in sys.stdin:
         request = Asked(**json.loads(line))
         started = perf_counter()
@@ -202,8 +252,8 @@ def main() -> None:
         ids, num_tokens = count_tokens(decoded.ids, request)
         if not request.ends and len(ids) != request.most:
             raise SystemExit(f"{options.runtime} made {len(ids)} tokens, {request.most} were asked for")
-        answer = {"ids": ids, "num_tokens": num_tokens, "seconds": seconds, "passes": decoded.passes}
-        print(json.dumps(answer), file=answers, flush=True)
+        answer = {"ids": ids, "num_tokens": num_tokens, "seconds": seconds, "first_s": decoded.first_s}
+        print(json.dumps(answer | {"passes": decoded.passes}), file=answers, flush=True)
 
 
 if __name__ == "__main__":

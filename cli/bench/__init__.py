@@ -1,0 +1,1 @@
+"""`mirrorsd bench`: questions in, Spec-Bench's answer lines, tables and a page out."""

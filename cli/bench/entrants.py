@@ -1,0 +1,94 @@
+"""Who answers: a method of our own, on a session that forgets. Other runtimes are in `peers`."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from mirrorsd.cli.bench.answers import Answer
+
+if TYPE_CHECKING:
+    from mirrorsd import GenerationResult, MirrorPipeline
+    from mirrorsd.cli.input.options import MethodName
+    from mirrorsd.runtime.session import MirrorSession
+
+_OTHER_TEXT = [7, 7, 7]
+_UNWANTED = ("none", "forced")
+"""Steps that wanted no window: the text's last one, and those whose form leaves no choice."""
+
+
+class Entrant(Protocol):
+    """One way to decode.
+
+    Attributes:
+        name: of its file and its rows.
+        is_own: whether its texts must be those of the other methods.
+    """
+
+    name: str
+    is_own: bool
+
+    def answer(self, ids: Sequence[int], *, most: int, seed: int | None) -> Answer:
+        """Decode after the prompt `ids`, up to `most` new tokens or the end of the text; nothing of it is cached."""
+
+
+class OwnMethod:
+    """A method of the pipeline, on a session of its own."""
+
+    is_own = True
+
+    def __init__(self, pipe: "MirrorPipeline", method: "MethodName", temperature: float, *, ignore_eos: bool) -> None:
+        self.name: str = method
+        self._method, self._temperature, self._ignore_eos = method, temperature, ignore_eos
+        self._session = pipe.session()
+
+    def answer(self, ids: Sequence[int], *, most: int, seed: int | None) -> Answer:
+        """See `Entrant.answer`."""
+        forget(self._session)
+        result = self._session.generate(
+            token_ids=list(ids),
+            max_new_tokens=most,
+            temperature=self._temperature,
+            seed=seed,
+            ignore_eos=self._ignore_eos,
+            use_defaults=False,
+            method=self._method,
+        )
+        return as_answer(result)
+
+
+def forget(session: "MirrorSession") -> None:
+    """Have a session read another text, so that it finds no part of the next prompt read already."""
+    session.generate(token_ids=_OTHER_TEXT, max_new_tokens=2, temperature=0.0, ignore_eos=True, method="serial")
+
+
+def as_answer(result: "GenerationResult") -> Answer:
+    """What the benchmark keeps of a result."""
+    stats = result.stats
+    began = result.steps[0].ended - stats.time_to_first_token_ms / 1e3
+    ends = [step.ended - began for step in result.steps]
+    return Answer(
+        text=result.text,
+        token_ids=list(result.token_ids),
+        wall_s=ends[-1],
+        finish_reason=result.stop_reason,
+        num_steps=len(result.steps),
+        accept_lengths=step_lengths([step.num_accepted for step in result.steps], result.num_tokens),
+        window_lengths=[step.num_window for step in result.steps],
+        step_ends_s=ends,
+        prefill_s=stats.prefill_ms / 1e3,
+        ttft_s=stats.time_to_first_token_ms / 1e3,
+        sources=Counter(step.next_source for step in result.steps if step.next_source not in _UNWANTED),
+        write_trace=result.write_trace,
+    )
+
+
+def step_lengths(accepted: Sequence[int], num_tokens: int) -> list[int]:
+    """Tokens that each step brought: what it accepted and the target's own next one.
+
+    A text may end within the last window: what the last step brought is what is left.
+
+    >>> step_lengths([2, 0, 3], 8), step_lengths([2, 0, 3], 7)
+    ([3, 1, 4], [3, 1, 3])
+    """
+    lengths = [count + 1 for count in accepted[:-1]]
+    return [*lengths, num_tokens - sum(lengths)] if accepted else []
