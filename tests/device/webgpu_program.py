@@ -4,6 +4,7 @@ webgpu_program.py texts BUNDLE      every method's greedy and sampled texts, and
 webgpu_program.py passes BUNDLE     logits of a prompt, of a window, and of rows behind a rollback; nodes by provider
 webgpu_program.py memory BUNDLE     megabytes in use after 20 and after 200 more requests
 webgpu_program.py refused BUNDLE    what is said where the bundle does not load
+webgpu_program.py lost BUNDLE       what is said where the device goes in the middle of a text, and afterwards
 """
 
 import gc
@@ -102,6 +103,29 @@ def refused(bundle: Path) -> dict[str, object]:
     return {"error": None}
 
 
+def lost(bundle: Path) -> dict[str, object]:
+    """Tokens until the device goes, then the errors of that text, of the next one, and of another session's."""
+    sign = Path(os.environ["LOSE_DEVICE"])
+    tokens: list[int] = []
+    errors: list[tuple[str, str]] = []
+    settings = {"max_new_tokens": 40, "ignore_eos": True, "method": "mirror"}
+    with MirrorPipeline.load(bundle, device_map=CARD) as pipe, pipe.session() as other:
+        alone = pipe.generate(PROMPTS[0], **settings).token_ids
+        try:
+            for chunk in pipe.stream(PROMPTS[0], **settings):
+                tokens += [token.id for token in chunk.tokens]
+                if len(tokens) >= 4:
+                    sign.touch()
+        except MirrorError as error:
+            errors.append((type(error).__name__, str(error)))
+        for ask in (pipe.generate, other.generate):
+            try:
+                ask(PROMPTS[1], **settings)
+            except MirrorError as error:
+                errors.append((type(error).__name__, str(error)))
+    return {"alone": alone, "tokens": tokens, "errors": errors}
+
+
 if __name__ == "__main__":
-    jobs = {"texts": texts, "passes": passes, "memory": memory, "refused": refused}
+    jobs = {"texts": texts, "passes": passes, "memory": memory, "refused": refused, "lost": lost}
     print(json.dumps(jobs[sys.argv[1]](Path(sys.argv[2]))))

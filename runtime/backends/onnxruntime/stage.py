@@ -16,7 +16,7 @@ from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.device_maps.card import GRAPH_PROVIDERS
 from mirrorsd.graphs.contract import Dim, StageContract
 from mirrorsd.graphs.errors import BundleError, DeviceError, MirrorError, raised_as
-from mirrorsd.runtime.backends.onnxruntime.errors import FILE_ERRORS, ONNX_ERRORS
+from mirrorsd.runtime.backends.onnxruntime.errors import FILE_ERRORS, ONNX_ERRORS, why_failed
 from mirrorsd.runtime.backends.onnxruntime.providers import provider_options, session_options
 from mirrorsd.runtime.backends.onnxruntime.tensors import Place, place_of
 
@@ -122,7 +122,8 @@ class OnnxStage:
         try:
             self.session.run_with_iobinding(binding, options)
         except ONNX_ERRORS as error:
-            raise DeviceError(f"ONNX Runtime failed while running the target's {self.name}: {error}") from error
+            words = f"ONNX Runtime failed while running the target's {self.name}: {why_failed(error)}"
+            raise DeviceError(words) from error
 
     def release(self, graph: int | None) -> None:
         """Forget a captured graph, whose addresses are about to become invalid."""
