@@ -68,6 +68,15 @@ def test_every_method_and_two_sessions_at_once_write_the_plain_text(
     assert found["together"] == found["alone"]
 
 
+def test_filtered_texts_are_the_same_from_whole_rows_and_from_their_best_logits(
+    bundle_of: Callable[[str], Path],
+) -> None:
+    found = ask("filtered", bundle_of("fp32"))
+    assert found["best"] == found["whole"]
+    assert found["enough"] > 20
+    assert found["not enough"] < found["enough"], "a tiny random model is flat"
+
+
 @pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-4), ("int8", 0.3), ("int4", 0.3)])
 def test_prompts_windows_and_rolled_back_rows_are_the_processor_s(
     bundle_of: Callable[[str], Path], precision: str, bound: float

@@ -16,6 +16,7 @@ from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.device_maps.card import GRAPH_PROVIDERS
 from mirrorsd.graphs.contract import Dim, StageContract
 from mirrorsd.graphs.errors import BundleError, DeviceError, MirrorError, raised_as
+from mirrorsd.runtime.backends.onnxruntime.best_logits import BestLogits
 from mirrorsd.runtime.backends.onnxruntime.errors import FILE_ERRORS, ONNX_ERRORS, why_failed
 from mirrorsd.runtime.backends.onnxruntime.providers import provider_options, session_options
 from mirrorsd.runtime.backends.onnxruntime.tensors import Place, place_of
@@ -39,6 +40,7 @@ class OnnxDevice:
         captures: whether passes are captured as graphs and replayed.
         stream: the device's own queue, shared by all stages so that they follow each other without waiting for the
             host; None where the provider has none or keeps its own.
+        best_logits: what finds the best of a row there; None where the host sees all logits.
     """
 
     def __init__(self, placement: TargetPlacement) -> None:
@@ -47,6 +49,12 @@ class OnnxDevice:
         self.captures = self.place.is_device and placement.graphs
         self.stream: Any = _new_stream(placement)
         self._numbers = itertools.count(1)
+        on_device = BestLogits(placement, self._stream_handle) if self.place.is_device else None
+        self.best_logits: BestLogits | None = on_device
+
+    @property
+    def _stream_handle(self) -> int | None:
+        return None if self.stream is None else self.stream.get_handle()
 
     def open(self, path: Path, dtype: str) -> "OnnxStage":
         """Open a stage.
@@ -60,8 +68,7 @@ class OnnxDevice:
                 f"This installation of ONNX Runtime has no {self.placement.provider}, only "
                 f"{', '.join(ort.get_available_providers())}. Nothing was run."
             )
-        handle = None if self.stream is None else self.stream.get_handle()
-        options = provider_options(self.placement, dtype=dtype, captures=self.captures, stream=handle)
+        options = provider_options(self.placement, dtype=dtype, captures=self.captures, stream=self._stream_handle)
         try:
             session = ort.InferenceSession(
                 str(path),

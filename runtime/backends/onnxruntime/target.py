@@ -24,6 +24,7 @@ from mirrorsd.runtime.backends.onnxruntime.tensors import Place, Tensor, host_sc
 from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
 from mirrorsd.runtime.backends.protocol import ExitGuesses, TargetOutput
 from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
 
 _NEAR_TIE_GAPS = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 4e-1}
 _MOST_PASSES, _MOST_PREFILLS = 64, 8
@@ -83,7 +84,7 @@ class OnnxTarget:
         tokens: NDArray[np.int64],
         start: int,
         *,
-        with_logits: bool,
+        with_logits: bool | ShortlistFilter,
         ledger: Ledger,
         on_exit: Callable[[ExitGuesses], None] | None = None,
         exits: Collection[int] | None = None,
@@ -227,6 +228,7 @@ class _BoundPass:
         last_stage = model.segments[-1][1]
         logits_shape = (1, logit_rows, shape.vocab_size)
         self._logits = buffers.rows(last_stage, names.LOGITS, logits_shape, shape.logits_dtype)
+        self._best, self._logits_dtype = model.device.best_logits, shape.logits_dtype
         captures = model.device.captures and logit_rows == num_rows
         self._graph = model.device.next_graph() if captures else None
         # A captured graph keeps the length it was captured with: the whole capacity holds for every pass.
@@ -276,10 +278,17 @@ class _BoundPass:
         self._seqlens_k.write(self._last_row)
         self._total_length[()] = self._fixed_length or total
 
-    def read(self, num_rows: int, *, with_logits: bool) -> TargetOutput:
-        """The answer of the first `num_rows`; logits are copied from a device only if they are wanted."""
-        logits = self._logits.read()[0, :num_rows] if with_logits else None
-        return TargetOutput(self._argmax_ids.read()[0, :num_rows], self._argmax_gap.read()[0, :num_rows], logits)
+    def read(self, num_rows: int, *, with_logits: bool | ShortlistFilter) -> TargetOutput:
+        """The answer of the first `num_rows`; logits are copied from a device only if they are wanted.
+
+        Where all that a filter keeps is among the best, these alone are.
+        """
+        ids, gaps = self._argmax_ids.read()[0, :num_rows], self._argmax_gap.read()[0, :num_rows]
+        if isinstance(with_logits, ShortlistFilter) and self._best is not None:
+            short_rows = self._best.read(self._logits.value, self._logits_dtype, with_logits, num_rows)
+            if short_rows is not None:
+                return TargetOutput(ids, gaps, None, short_rows)
+        return TargetOutput(ids, gaps, self._logits.read()[0, :num_rows] if with_logits else None)
 
     def release(self) -> None:
         """Forget the captured graphs, before what they point at goes."""
