@@ -108,9 +108,10 @@ def test_the_gpu_check_exports_only_what_cuda_computes_in(monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "argv", ["check_gpu.py"])
     assert script.main() == 0
     exports = [command for command in commands if "export" in command]
-    assert len(exports) == 2
+    assert [command[command.index("--precision") + 1] for command in exports] == ["fp16", "int8", "int4", "fp16"]
     for command in exports:
-        dtype = {"fp16": "float16", "bf16": "bfloat16"}[command[command.index("--precision") + 1]]
+        computes = command[command.index("--compute" if "--compute" in command else "--precision") + 1]
+        dtype = {"fp16": "float16", "bf16": "bfloat16"}[computes]
         check_computes(load_device_map("cuda-cpu"), dtype)
 
 
