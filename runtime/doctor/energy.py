@@ -7,6 +7,7 @@ figure that means something the machine must have nothing else to do. Does not o
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +93,10 @@ def _nvidia_counters() -> list[EnergyCounter]:
     except nvml.NVMLError:
         return []
     return [
-        EnergyCounter(
-            name=f"GPU {number}", read=lambda handle=handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) * _MILLI
-        )
+        EnergyCounter(name=f"GPU {number}", read=partial(_nvidia_joules, nvml, handle))
         for number, handle in enumerate(handles)
     ]
+
+
+def _nvidia_joules(nvml: Any, handle: Any) -> float:
+    return float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) * _MILLI

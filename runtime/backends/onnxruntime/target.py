@@ -7,7 +7,6 @@ device has a queue of ours, the layers behind an exit are in it before the exit 
 """
 
 from collections.abc import Callable, Collection, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -101,17 +100,15 @@ class OnnxTarget:
         tokens = self._filled_up(tokens, self._size(num_rows, start))
         bound = self._bound(len(tokens), is_prefill=False)
         bound.write(tokens, start)
-        bound.segments[0].start()
-        for segment, following in pairwise([*bound.segments, None]):
-            is_asked = following is not None and on_exit is not None and (exits is None or segment.end_layer in exits)
-            with ledger.time("target", segment.name):
-                segment.finish(is_needed=is_asked or following is None)
-            if following is not None:
-                following.start()
-            if is_asked and on_exit is not None:
+        for segment, before in zip(bound.segments, (None, *bound.segments), strict=False):
+            segment.start()
+            if before is not None and on_exit is not None and (exits is None or before.end_layer in exits):
                 with ledger.time("target", "exit"):
-                    guesses = self._guess(bound, segment, num_rows)
+                    guesses = self._guess(bound, before, num_rows)
                 on_exit(guesses)
+            with ledger.time("target", segment.name):
+                is_heard = on_exit is not None and (exits is None or segment.end_layer in exits)
+                segment.finish(is_needed=is_heard or segment is bound.segments[-1])
         with ledger.time("target", "read"):
             return bound.read(num_rows, with_logits=with_logits)
 
