@@ -111,6 +111,7 @@ def test_a_device_that_is_lost_in_the_middle_ends_the_text_and_those_after_it(
     assert all("the device was lost" in words for _, words in found["errors"])
 
 
+@pytest.mark.long
 def test_a_gpu_without_16_bit_arithmetic_says_so(bundle_of: Callable[[str], Path]) -> None:
     found = ask("refused", bundle_of("fp16"))
     if found["error"] is None:
