@@ -180,7 +180,9 @@ def link(path: Path) -> str:
 
 
 def describe(report: Report) -> str:
-    """The machine of a report in a few words."""
+    """The machine of a report in a few words, or the one that was not there."""
+    if "platform" in report:
+        return f"NPU {report['platform']}: estimated by the vendor's compiler, not measured"
     machine = report.get("machine") or {}
     return f"{machine.get('processor', 'processor not noted')}, {machine.get('cores', '?')} cores"
 

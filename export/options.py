@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from mirrorsd.export.compression_plan import COMPRESSED, DraftCompression
-from mirrorsd.export.weights.block_formats import BLOCK_SIZES, COMPUTE_BY_PRECISION, FILE, WeightFormats, choose_formats
+from mirrorsd.export.weights.block_formats import (
+    BITS_BY_PRECISION,
+    BLOCK_SIZES,
+    COMPUTE_BY_PRECISION,
+    COMPUTES,
+    FILE,
+    WeightFormats,
+    choose_formats,
+)
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.manifest import DraftBucket
 
@@ -37,6 +45,8 @@ class ExportOptions:
             beside the target says it is best, at half depth without that file.
         precision: Weights of the target's layers, one of `TARGET_PRECISIONS`. "file" is for GGUF files: their own
             blocks (Q4_0, Q4_1, Q8_0) as they are, everything else in 8 bits.
+        compute: What the stages compute in, one of `COMPUTES`, where their weights are integers: "auto" is fp32. CUDA
+            has its attention in 16 bits alone.
         head_precision: Weights of the LM head and of the exits; "auto" is int8 where the layers are integers.
         embedding_precision: The token embedding; "auto" as for the head, so that a tied matrix is stored once.
         block_size: Weights of a row that share a scale, where they are integers; None for 32 in int4, and in int8 for
@@ -65,6 +75,7 @@ class ExportOptions:
 
     exit_layers: Literal["auto"] | tuple[int, ...] = "auto"
     precision: str = "int8"
+    compute: str = "auto"
     head_precision: str = "auto"
     embedding_precision: str = "auto"
     block_size: int | None = None
@@ -93,8 +104,15 @@ class ExportOptions:
                 "precision is 'file': blocks and zero points are those of the GGUF file; leave block_size and "
                 "is_symmetric alone, or choose int8 or int4"
             )
-        _check_choice("head_precision", self.head_precision, PART_PRECISIONS)
-        _check_choice("embedding_precision", self.embedding_precision, PART_PRECISIONS)
+        _check_choice("compute", self.compute, ("auto", *COMPUTES))
+        if self.compute not in ("auto", COMPUTE_BY_PRECISION[self.precision]) and not self._has_integers:
+            raise ConfigError(
+                f"compute is {self.compute!r} with precision {self.precision!r}, which computes in "
+                f"{COMPUTE_BY_PRECISION[self.precision]}; only {' and '.join(BITS_BY_PRECISION)} leave a choice"
+            )
+        for name in ("head_precision", "embedding_precision"):
+            _check_choice(name, getattr(self, name), PART_PRECISIONS)
+            self._check_floats(name)
         _check_choice("rounding", self.rounding, ROUNDINGS)
         _check_choice("draft_precision", self.draft_precision, DRAFT_PRECISIONS)
         # Built here for its own checks.
@@ -117,6 +135,27 @@ class ExportOptions:
         _check_ascending("capacities", self.capacities)
         if not self.buckets or any(not 1 <= tips <= rows for rows, tips in self.buckets):
             raise ConfigError(f"buckets is {self.buckets}; every (rows, tips) needs 1 <= tips <= rows")
+
+    @property
+    def _has_integers(self) -> bool:
+        return self.precision in BITS_BY_PRECISION
+
+    def _check_floats(self, part: str) -> None:
+        asked = getattr(self, part)
+        if asked in COMPUTES and asked != self.computes_in:
+            raise ConfigError(
+                f"{part} is {asked!r} with precision {self.precision!r}, but the stages compute in {self.computes_in}; "
+                f"choose {self.computes_in}, {' or '.join(BITS_BY_PRECISION)}"
+            )
+
+    @property
+    def computes_in(self) -> str:
+        """What the stages compute in, "auto" resolved.
+
+        >>> ExportOptions(precision="int4").computes_in, ExportOptions(precision="int4", compute="fp16").computes_in
+        ('fp32', 'fp16')
+        """
+        return COMPUTE_BY_PRECISION[self.precision] if self.compute == "auto" else self.compute
 
     def formats(self, embedding_width: int) -> WeightFormats:
         """How the weights of a target with an embedding of `embedding_width` columns are stored.

@@ -252,7 +252,7 @@ def _exit_layers(target: Checkpoint, options: ExportOptions) -> tuple[int, ...]:
 def _build_target(job: _Job, bundle: Path, journal: Journal, report: ExportProgress) -> _BuiltTarget:
     report("load target", 0.2)
     model = open_model(job.target)
-    plan = _target_plan(job, target_shape(model.network, job.options.precision))
+    plan = _target_plan(job, target_shape(model.network, job.options.computes_in))
     calibration = calibration_text(job.target, job.options.calibration_text, job.context)
     choices = reference_choices(model, calibration.measured)
     inputs = bundle / _INPUTS_FOLDER
@@ -261,7 +261,7 @@ def _build_target(job: _Job, bundle: Path, journal: Journal, report: ExportProgr
             report("collect inputs of products", 0.22)
             inputs.mkdir(exist_ok=True)
             plan = replace(plan, choose_pack=collect_inputs(model, calibration.fitted, inputs).choose_pack)
-        model = open_model(job.target, DTYPE_BY_PRECISION[job.options.precision])
+        model = open_model(job.target, DTYPE_BY_PRECISION[job.options.computes_in])
         write_target(model, plan, bundle, lambda name, share: report(f"export {name}", 0.25 + 0.4 * share), journal)
         report("verify target", 0.65)
         ids, text = _parity_ids(job)
@@ -291,8 +291,8 @@ def _target_entry(job: _Job, plan: TargetPlan) -> TargetEntry:
     options, formats = job.options, plan.formats
     storage = WeightStorage(
         layers=options.precision,
-        head=precision_name(formats.head, options.precision),
-        embedding=precision_name(formats.embedding, options.precision),
+        head=precision_name(formats.head, options.precision, options.computes_in),
+        embedding=precision_name(formats.embedding, options.precision, options.computes_in),
         block_size=None if formats.layers is None else formats.layers.block_size or formats.layers.largest,
         is_symmetric=formats.layers is None or formats.layers.is_symmetric,
         rounding=options.rounding,

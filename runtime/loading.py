@@ -1,6 +1,7 @@
 """Loading: from a bundle's folder and the name of a device map to the parts that a pipeline consists of."""
 
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -119,7 +120,8 @@ def _start_engine(
         if exits is not None:
             exits.warm_up(1 + speculation.gamma)
         model = _target_class(card)(folder, manifest.target, card.target, exits)
-        model.new_session().warm_up(1 + speculation.gamma)
+        with closing(model.new_session()) as session:
+            session.warm_up(1 + speculation.gamma)
         return PacedTargetModel(model, card.pace, manifest.target.shape.num_layers) if card.pace else model
 
     def load_draft() -> DraftModel:

@@ -2,11 +2,11 @@
 
 python3 scripts/check_gpu.py [--small] [--device-map cuda-cpu] [--output gpu.json]
 
-Makes an environment of its own (.venv-gpu, with onnxruntime-gpu), exports the sample pair in fp16 and a cost-scaled
-target of 1 B parameters in fp16 (--small leaves that out), then runs bench/studies/gpu.py on them: one table, and a
-JSON of everything. In fp16, since ONNX Runtime's CUDA provider has attention in fp16 and bf16 alone, and the
-processor that it is compared with none in bf16. Exit status: 0 if all is fine, 1 if a check failed, 4 and the reason
-where there is no GPU to check.
+Makes an environment of its own (.venv-gpu, with onnxruntime-gpu), exports the sample pair in fp16, and in int8 and
+int4 that compute in fp16, and a cost-scaled target of 1 B parameters in fp16 (--small leaves that out), then runs
+bench/studies/gpu.py on them: one table, and a JSON of everything. In fp16, since ONNX Runtime's CUDA provider has
+attention in fp16 and bf16 alone, and the processor that it is compared with none in bf16. Exit status: 0 if all is
+fine, 1 if a check failed, 4 and the reason where there is no GPU to check.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> int:
     except SetupError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    bundles = [("fp16", SAMPLE / "target")]
+    bundles = [(precision, SAMPLE / "target") for precision in ("fp16", "int8", "int4")]
     if not options.small:
         large = WORKPLACE / "target-1b"
         if not (large / "config.json").is_file():
@@ -97,6 +97,7 @@ def export_all(bundles: list[tuple[str, Path]]) -> int:
         if path.is_dir():
             continue
         pair = [str(target), "--draft", str(SAMPLE / "draft"), "-o", str(path), "--precision", precision]
+        pair += [] if precision == "fp16" else ["--compute", "fp16"]
         status = run_here([str(environment_command("mirrorsd")), "export", *pair])
         if status:
             return status

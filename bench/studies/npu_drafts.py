@@ -1,11 +1,13 @@
 """What Intel's NPU compiler expects of drafts that nobody has trained yet: random weights, the right shapes.
 
     python bench/studies/npu_drafts.py --npu-compiler "scripts/npu_compiler/compile.sh" --output DIR
+    python bench/studies/npu_drafts.py --npu-compiler "scripts/npu_compiler/compile.sh" --bundle BUNDLE --output DIR
     python bench/studies/npu_drafts.py --host BUNDLE
 
 The first writes a report per draft and platform (`DIR/smollm2-4000.json`), which `mirrorsd simulate --npu-report`
 takes. Weights are int8, the head is a product of two thin matrices. All is estimated by the vendor's compiler, not
-measured. The second measures what the processor does before and behind a round of a bundle's draft, on one thread.
+measured. The second compiles every shape of a bundle's draft instead, and goes on where an earlier run of it ended.
+The third measures what the processor does before and behind a round of a bundle's draft, on one thread.
 """
 
 import argparse
@@ -34,7 +36,7 @@ from mirrorsd.graphs.contract import draft_contract
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry, SourceModel
 from mirrorsd.runtime.backends.openvino.draft_shapes import static_shapes
 from mirrorsd.runtime.backends.openvino.npu.ahead import device_graph
-from mirrorsd.runtime.backends.openvino.npu.blobs import report_document
+from mirrorsd.runtime.backends.openvino.npu.blobs import by_use, draft_digest, report_document, reports_in
 from mirrorsd.runtime.backends.openvino.npu.compiler import NpuCompiler
 from mirrorsd.runtime.backends.openvino.npu.graph import cut_for_npu, round_weight
 from mirrorsd.runtime.backends.openvino.npu.request import HostParts
@@ -66,13 +68,37 @@ def main() -> None:
     parser.add_argument("--platforms", nargs="+", default=["3720", "4000", "5010"])
     parser.add_argument("--slots", type=int, default=1024)
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--bundle", type=Path)
     parser.add_argument("--host", type=Path, metavar="BUNDLE")
     options = parser.parse_args()
     if options.host:
         print(json.dumps(host_ms(options.host)))
         return
+    if options.bundle:
+        compile_bundle(options)
+        return
     for name in options.drafts:
         compile_draft(name, options)
+
+
+def compile_bundle(options: argparse.Namespace) -> None:
+    """Write the reports of a bundle's draft, after every shape."""
+    manifest = read_bundle(options.bundle)
+    compiler = NpuCompiler(options.npu_compiler)
+    options.output.mkdir(parents=True, exist_ok=True)
+    for shape in by_use(manifest.draft.buckets, manifest.draft.capacities):
+        name = "x".join(map(str, shape))
+        graph = device_graph(options.bundle, manifest.draft, shape)
+        for platform in options.platforms:
+            path = options.output / f"{options.bundle.stem}-{platform}.json"
+            reports = reports_in(path) if path.is_file() else []
+            if any(report.shape == name for report in reports):
+                continue
+            with tempfile.TemporaryDirectory() as scratch:
+                reports.append(compiler.compile(graph, name, platform, Path(scratch) / "blob"))
+            document = report_document(platform, reports, draft_digest(manifest))
+            path.write_text(json.dumps(document, indent=1) + "\n")
+            print(platform, name, reports[-1].estimated_us or reports[-1].error, flush=True)
 
 
 def compile_draft(name: str, options: argparse.Namespace) -> None:

@@ -47,6 +47,7 @@ def export(
     output: Output = None,
     exit_layer: Annotated[str, typer.Option(help="auto, a layer, or several: 4,6.")] = "auto",
     precision: Precision = "int8",
+    compute: options.Compute = "auto",
     head_precision: options.HeadPrecision = "auto",
     embedding_precision: options.EmbeddingPrecision = "auto",
     block_size: BlockSize = None,
@@ -72,12 +73,13 @@ def export(
     """Export a target and its draft, check them against PyTorch, and write a bundle."""
     layers = read_exit_layers(exit_layer)
     if device_map is not None:
-        check_device_map(device_map, precision)
+        compute = check_device_map(device_map, precision, compute)
     from mirrorsd.export import ExportOptions
 
     chosen = ExportOptions(
         exit_layers=layers,
         precision=precision,
+        compute=compute,
         head_precision=head_precision,
         embedding_precision=embedding_precision,
         block_size=block_size,
@@ -185,19 +187,24 @@ def read_exit_layers(text: str) -> Literal["auto"] | tuple[int, ...]:
         raise ConfigError(f"--exit-layer is {text!r}; allowed: auto, a layer such as 4, or several: 4,6.") from error
 
 
-def check_device_map(name: str, precision: str) -> None:
-    """Refuse a card that does not exist, or cannot run such a bundle, before any work is done.
+def check_device_map(name: str, precision: str, compute: options.ComputeName = "auto") -> options.ComputeName:
+    """Say what the target is to compute in: integer weights compute in fp16 where the card's device knows only that.
 
     Raises:
         ConfigError: no such card, or a card with mistakes.
         DeviceError: its target does not compute in what a target of this precision computes in.
     """
     from mirrorsd.device_maps import load_device_map
-    from mirrorsd.runtime.devices.inventory import check_computes
+    from mirrorsd.runtime.devices.inventory import cannot_compute, check_computes
 
     card = load_device_map(name)
-    check_computes(card, {"fp16": "float16", "bf16": "bfloat16"}.get(precision, "float32"))
+    dtypes = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+    if compute == "auto" and precision in ("int8", "int4") and cannot_compute(card, "float32"):
+        compute = "fp16"
+        note(f"device map {card.name}: the target computes in fp16 (--compute says otherwise)")
+    check_computes(card, dtypes.get(precision if compute == "auto" else compute, "float32"))
     note(f"device map {card.name}: the draft is compiled for it; the bundle is not bound to it")
+    return compute
 
 
 def summary_lines(output: Path, manifest: "Manifest") -> list[str]:

@@ -70,10 +70,11 @@ def precision_line(target: TargetEntry) -> str:
     if storage is None or not any(part.startswith("int") for part in (storage.layers, storage.head, storage.embedding)):
         return f"{target.precision} (CUDA only)" if target.shape.dtype == "bfloat16" else target.precision
     zero_points = "symmetric" if storage.is_symmetric else "with zero points"
+    computes = "" if target.shape.dtype == "float32" else f"; computes in {target.shape.dtype}"
     blocks = f"blocks of {storage.block_size or 'up to 128'}"
     return (
         f"{storage.layers} (head {storage.head}, embedding {storage.embedding}; {blocks}, {zero_points}, "
-        f"rounded by {storage.rounding})"
+        f"rounded by {storage.rounding}{computes})"
     )
 
 

@@ -36,7 +36,7 @@ def compile_for_npus(bundle: Path, platforms_text: str, command: str | None, dev
     platforms = platforms_of(platforms_text)
     manifest = read_bundle(bundle)
     compiler = NpuCompiler(command)
-    note(plan(manifest, platforms))
+    note(plan(manifest, platforms, exits))
     num_shapes = len(manifest.draft.buckets) * len(manifest.draft.capacities)
     with progress("compiling", num_shapes * len(platforms)) as advance:
         reports = {one: compile_ahead(bundle, one, compiler, exits, advance) for one in platforms}

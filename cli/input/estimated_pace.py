@@ -43,7 +43,7 @@ def estimated_pace(
         )
     longest = max(len(text.tokens) for text in recording.texts)
     sizes = _sizes_of(source) if target_size is None else _sizes_in(target_size)
-    return card.estimate.pace(*sizes, _rounds(path, card.estimate.npu, longest))
+    return card.estimate.pace(*sizes, rounds_in(path, card.estimate.npu, longest))
 
 
 def with_host_ms(card: "DeviceMap", host_ms: float | None) -> "DeviceMap":
@@ -53,7 +53,12 @@ def with_host_ms(card: "DeviceMap", host_ms: float | None) -> "DeviceMap":
     return replace(card, estimate=replace(card.estimate, host_ms=host_ms))
 
 
-def _rounds(path: Path, platform: str, num_slots: int) -> dict[int, float]:
+def rounds_in(path: Path, platform: str, num_slots: int) -> dict[int, float]:
+    """A report's microseconds by rows, of the smallest capacity that holds `num_slots`.
+
+    Raises:
+        ConfigError: the report is another platform's, or all shapes were refused.
+    """
     from mirrorsd.runtime.backends.openvino.npu.blobs import reports_in
 
     found: dict[int, dict[int, float]] = {}

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 MethodName = Literal["plain", "serial", "mirror", "auto"]
 METHODS: tuple[MethodName, ...] = get_args(MethodName)
 TargetPrecision = Literal["fp32", "fp16", "bf16", "int8", "int4", "file"]
+ComputeName = Literal["auto", "fp32", "fp16", "bf16"]
+Compute = Annotated[
+    ComputeName, typer.Option(help="What int8 and int4 compute in; auto is fp32, or fp16 where --device-map needs it.")
+]
 PartPrecision = Literal["auto", "fp32", "fp16", "bf16", "int8", "int4"]
 HeadPrecision = Annotated[PartPrecision, typer.Option(help="Its LM head; auto is int8 with integer weights.")]
 EmbeddingPrecision = Annotated[PartPrecision, typer.Option(help="Its embedding; auto as for the head.")]

@@ -25,7 +25,8 @@ _INT4_BLOCK = 32
 """Four bits have too few levels for more weights: of SmolLM2-135M's best tokens 64 % are the same in the largest blocks
 that fit, without zero points (docs/export.md). Such a row needs no pair either."""
 COMPUTE_BY_PRECISION = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "int8": "fp32", "int4": "fp32", FILE: "fp32"}
-"""What the stages compute in, and so what their hidden states, caches and float weights are."""
+"""What the stages compute in unless asked otherwise, and so what their hidden states, caches and float weights are."""
+COMPUTES = ("fp32", "fp16", "bf16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +118,7 @@ def choose_formats(
     speed. `is_symmetric` None means zero points for 4 bits alone.
 
     Raises:
-        ConfigError: an embedding in blocks that do not divide `embedding_width`, or a float kind that the stages do not
-            compute in.
+        ConfigError: an embedding in blocks that do not divide `embedding_width`.
     """
     if precision == FILE:
         block_size = _FILE_BLOCK
@@ -126,44 +126,37 @@ def choose_formats(
     largest = blocks if block_size is None else max(BLOCK_SIZES)
     of_parts = BlockChoice(bits=8, block_size=block_size, largest=largest)
     has_zero_points = precision == "int4" if is_symmetric is None else not is_symmetric
-    layers = _format(precision, precision, replace(of_parts, is_symmetric=not has_zero_points))
+    layers = _format(precision, replace(of_parts, is_symmetric=not has_zero_points))
     automatic = "int8" if layers is not None else precision
     is_whole = embedding_width % blocks == 0
     if embedding in BITS_BY_PRECISION and not is_whole:
         raise ConfigError(
             f"embedding_precision is {embedding!r}, but its {embedding_width} columns are no whole number of blocks of "
-            f"{blocks}; choose another block size, or {COMPUTE_BY_PRECISION[precision]!r}"
+            f"{blocks}; choose another block size, or 'auto' for floats"
         )
-    if embedding == "auto" and not is_whole:
-        embedding = COMPUTE_BY_PRECISION[precision]
+    of_embedding = None
+    if embedding != "auto" or is_whole:
+        of_embedding = _format(automatic if embedding == "auto" else embedding, of_parts)
     return WeightFormats(
-        layers=layers,
-        head=_format(precision, automatic if head == "auto" else head, of_parts),
-        embedding=_format(precision, automatic if embedding == "auto" else embedding, of_parts),
+        layers=layers, head=_format(automatic if head == "auto" else head, of_parts), embedding=of_embedding
     )
 
 
-def _format(precision: str, asked: str, chosen: BlockChoice) -> BlockChoice | None:
-    """`chosen` with the bits of what is asked for; None where that is the floats of `precision`."""
+def _format(asked: str, chosen: BlockChoice) -> BlockChoice | None:
+    """`chosen` with the bits of what is asked for; None where that is floats."""
     bits = BITS_BY_PRECISION.get(_FILE_FALLBACK if asked == FILE else asked)
-    if bits is not None:
-        is_capped = bits == 4 and chosen.block_size is None
-        return replace(chosen, bits=bits, largest=_INT4_BLOCK if is_capped else chosen.largest)
-    compute = COMPUTE_BY_PRECISION[precision]
-    if asked != compute:
-        raise ConfigError(
-            f"with precision {precision!r} the stages compute in {compute}, so a head or embedding in {asked!r} is not "
-            f"possible; choose {compute}, {' or '.join(BITS_BY_PRECISION)}"
-        )
-    return None
+    if bits is None:
+        return None
+    is_capped = bits == 4 and chosen.block_size is None
+    return replace(chosen, bits=bits, largest=_INT4_BLOCK if is_capped else chosen.largest)
 
 
-def precision_name(chosen: BlockChoice | None, precision: str) -> str:
-    """The name of a format under a target of `precision`.
+def precision_name(chosen: BlockChoice | None, precision: str, compute: str) -> str:
+    """The name of a format under a target of `precision` that computes in `compute`.
 
-    >>> precision_name(None, "int4"), precision_name(BlockChoice(bits=8), "int4")
-    ('fp32', 'int8')
+    >>> precision_name(None, "int4", "fp16"), precision_name(BlockChoice(bits=8), "int4", "fp16")
+    ('fp16', 'int8')
     """
     if precision == FILE and chosen is not None:
         return FILE
-    return COMPUTE_BY_PRECISION[precision] if chosen is None else f"int{chosen.bits}"
+    return compute if chosen is None else f"int{chosen.bits}"

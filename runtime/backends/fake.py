@@ -15,6 +15,7 @@ from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.backends.protocol import ExitGuesses, RowBlock, TargetOutput, TipGuesses
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.chooser import NoiseSource
+from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
 
 Session = TypeVar("Session")
 TargetHandler = Callable[[list[int]], NDArray[np.floating]]
@@ -67,7 +68,7 @@ class FakeTarget:
         tokens: NDArray[np.int64],
         start: int,
         *,
-        with_logits: bool,
+        with_logits: bool | ShortlistFilter,
         ledger: Ledger,
         on_exit: Callable[[ExitGuesses], None] | None = None,
         exits: Collection[int] | None = None,

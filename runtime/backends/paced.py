@@ -22,6 +22,7 @@ from mirrorsd.runtime.backends.protocol import (
 )
 from mirrorsd.runtime.ledger import Ledger, Span
 from mirrorsd.runtime.sampling.chooser import NoiseSource
+from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
 
 
 class PacedTargetModel:
@@ -69,7 +70,7 @@ class PacedTarget:
         tokens: NDArray[np.int64],
         start: int,
         *,
-        with_logits: bool,
+        with_logits: bool | ShortlistFilter,
         ledger: Ledger,
         on_exit: Callable[[ExitGuesses], None] | None = None,
         exits: Collection[int] | None = None,

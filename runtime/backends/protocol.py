@@ -14,6 +14,8 @@ from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.chooser import NoiseSource
+from mirrorsd.runtime.sampling.short_rows import ShortRow
+from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
 
 Progress = Callable[[str, float], None]
 """Takes what is being done, and what share of it is done, 0..1."""
@@ -143,11 +145,15 @@ Found = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
 class TargetOutput(NamedTuple):
-    """The target's answer at the asked rows: `argmax_ids [R]`, `argmax_gap [R]`, and `logits [R, V]` if asked for."""
+    """The target's answer at the asked rows: `argmax_ids [R]`, `argmax_gap [R]`, and `logits [R, V]` if asked for.
+
+    `short_rows`, one for each row, stand for the logits where they hold all that the filters asked about keep.
+    """
 
     argmax_ids: NDArray[np.int64]
     argmax_gap: NDArray[np.float32]
     logits: NDArray[np.floating] | None
+    short_rows: Sequence[ShortRow] | None = None
 
 
 class TargetSession(Protocol):
@@ -167,13 +173,14 @@ class TargetSession(Protocol):
         tokens: NDArray[np.int64],
         start: int,
         *,
-        with_logits: bool,
+        with_logits: bool | ShortlistFilter,
         ledger: Ledger,
         on_exit: Callable[[ExitGuesses], None] | None = None,
         exits: Collection[int] | None = None,
     ) -> TargetOutput:
         """Run rows `tokens [S]` at positions `start ..`; the cache before `start` is kept, anything after replaced.
 
+        `with_logits` may be all that will be done with the logits: then `short_rows` may come in their place.
         `on_exit` hears the exits after the layers `exits`, every one where that is None; no other exit is run.
         """
 

@@ -150,6 +150,9 @@ class StepDecoder:
         if not request.chooser.needs_logits:
             ids, gaps = output.argmax_ids.tolist(), output.argmax_gap.tolist()
             return accept_window(inflight.window, lambda row: graph_choice(ids[row], gaps[row], head + 1 + row))
+        if output.short_rows is not None:
+            short = output.short_rows
+            return accept_window(inflight.window, lambda row: request.chooser.choose_of(short[row], head + 1 + row))
         text = request.text_with(inflight.window)
         logits = output.logits
         assert logits is not None

@@ -99,7 +99,7 @@ class TargetLink:
             self._session.run,
             rows,
             head,
-            with_logits=request.chooser.needs_logits,
+            with_logits=request.chooser.filters or request.chooser.needs_logits,
             ledger=request.ledger,
             on_exit=on_exit,
             exits=None if request.speculation.exits == "all" else request.speculation.exits,

@@ -81,11 +81,11 @@ def check_computes(device_map: DeviceMap, dtype: str) -> None:
     Raises:
         DeviceError: it cannot.
     """
-    if reason := _cannot_compute(device_map, dtype):
+    if reason := cannot_compute(device_map, dtype):
         raise DeviceError(reason)
 
 
-def _cannot_compute(device_map: DeviceMap, dtype: str) -> str:
+def cannot_compute(device_map: DeviceMap, dtype: str) -> str:
     """Why the target of a device map cannot compute in `dtype`; empty if it can.
 
     ONNX Runtime's CUDA provider has attention (`GroupQueryAttention`) in float16 and bfloat16 alone. Its CPU provider
@@ -95,9 +95,9 @@ def _cannot_compute(device_map: DeviceMap, dtype: str) -> str:
     is_cuda = (target.runtime, target.provider) == ("onnxruntime", "CUDAExecutionProvider")
     if is_cuda and dtype == "float32":
         return (
-            "this bundle's target computes in float32 (as precisions fp32, int8 and int4 do); ONNX Runtime's "
-            f"CUDAExecutionProvider of device map {device_map.name!r} has its attention in float16 and bfloat16 only. "
-            "For this device export it with --precision fp16 or bf16, or run this bundle on another device map"
+            "this bundle's target computes in float32; ONNX Runtime's CUDAExecutionProvider of device map "
+            f"{device_map.name!r} has its attention in float16 and bfloat16 only. For this device export it with "
+            "--precision fp16 or bf16, or int8 or int4 with --compute fp16, or run this bundle on another device map"
         )
     if is_cuda or dtype != "bfloat16":
         return ""
@@ -105,7 +105,7 @@ def _cannot_compute(device_map: DeviceMap, dtype: str) -> str:
     return (
         f"this bundle's target computes in bfloat16, which {where} of device map {device_map.name!r} cannot; it runs "
         "on ONNX Runtime's CUDAExecutionProvider (cuda-cpu, cuda-npu). For this device export it with --precision "
-        "fp32, fp16, int8 or int4"
+        "fp32 or fp16, or int8 or int4 with --compute fp32 or fp16"
     )
 
 
@@ -198,7 +198,7 @@ def choose_device_map(name: str, inventory: DeviceInventory | None = None, *, dt
         device_map = load_device_map(candidate)
         problems = missing_devices(device_map, inventory)
         if name == "auto" and not problems:
-            problems = [reason for reason in [_cannot_compute(device_map, dtype)] if reason]
+            problems = [reason for reason in [cannot_compute(device_map, dtype)] if reason]
         if not problems:
             caution = "" if device_map.tried else " Not tried on such a machine yet."
             reasons.append(f"{device_map.name}: fits; {device_map.description}{caution}")

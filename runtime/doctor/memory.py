@@ -30,6 +30,8 @@ _PER_SHARED_SHAPE = 2 * _MB
 # ONNX Runtime's sessions beyond their weights.
 _SESSIONS = 16 * _MB
 _PREFILL_ROWS = 128
+# Bits of a weight, its share of a scale included.
+_INTEGER_BITS = {"int8": 8.25, "int4": 4.6}
 # Rows of activations that a stage holds at once, per hidden element: normed input, Q, K, V, attention, MLP.
 _LIVE_ROWS = 12
 
@@ -78,6 +80,8 @@ def _target_need(manifest: Manifest, card: DeviceMap) -> MemoryNeed:
         device = placement.device if placement.runtime == "openvino" else placement.provider
     # OpenVINO keeps the mapped file beside the weights that it has laid out for the device.
     copies = weights if placement.runtime == "openvino" else 0
+    if placement.runtime == "onnxruntime" and not placement.is_on_cpu:
+        copies = len(entry.exits) * _head(entry)
     return MemoryNeed(
         part="target",
         device=device,
@@ -86,6 +90,17 @@ def _target_need(manifest: Manifest, card: DeviceMap) -> MemoryNeed:
         caches=_target_caches(entry),
         workspace=_work(entry),
     )
+
+
+def _head(entry: TargetEntry) -> int:
+    """Bytes of the LM head, which every exit uploads to a GPU again: ONNX Runtime's sessions share none of its memory.
+
+    A tied embedding is uploaded once more than this counts: the manifest does not say which are.
+    """
+    storage, shape = entry.storage, entry.shape
+    kind = None if storage is None else storage.head
+    bits = _INTEGER_BITS.get(kind or "", 8.0 * shape.bytes_per_number)
+    return round(shape.vocab_size * shape.hidden_size * bits / 8)
 
 
 def _draft_need(manifest: Manifest, card: DeviceMap) -> MemoryNeed:

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import ConfigError, DeviceError
 from mirrorsd.runtime.config import GenerationConfig
-from mirrorsd.runtime.sampling.likely_tokens import likely_tokens, new_scratch
+from mirrorsd.runtime.sampling.likely_tokens import LikelyTokens, likely_tokens, new_scratch
 from mirrorsd.runtime.sampling.logprobs import TokenLogprob, token_logprob
 from mirrorsd.runtime.sampling.noise import gumbel, gumbel_row, loud_tokens
 from mirrorsd.runtime.sampling.penalty import Penalties
+from mirrorsd.runtime.sampling.short_rows import ShortRow
 from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
 
 _DROPPED_BEHIND = 8.0
@@ -85,6 +86,7 @@ class TokenChooser:
 
     Attributes:
         needs_logits: whether the choice takes the target's whole rows; otherwise its graph names the best token.
+        filters: what its filters keep is all that the choice takes of a row; None where it takes more.
         keeps_order: whether candidates compete by their log-probabilities alone, so that the likeliest wins.
         is_heard_by_draft: whether the draft's graph takes noise and penalty, over its whole vocabulary.
     """
@@ -105,6 +107,8 @@ class TokenChooser:
         filters = (config.top_k or 0, config.top_p or 1.0, config.min_p or 0.0)
         self._filter = ShortlistFilter(self._temperature, *filters)
         self._is_filtered = config.is_sampling and not self._filter.keeps_all
+        takes_more = self._penalties.is_wanted or mask is not None or config.logprobs
+        self.filters = self._filter if self._is_filtered and not takes_more else None
         self._is_noisy = config.is_sampling and not self._filter.is_by_rank_alone
         self.is_heard_by_draft = False
         self._noise_by_position: dict[int, NDArray[np.float64]] = {}
@@ -178,6 +182,18 @@ class TokenChooser:
             _check_finite(found.value, position)
         return choice
 
+    def choose_of(self, row: ShortRow, position: int) -> Choice:
+        """As `choose`, of an `ordered` row that holds all that `filters` keep: the same token.
+
+        Raises:
+            DeviceError: a logit of the whole row is NaN or `+inf`.
+        """
+        _check_finite(row.mass, position)
+        if self._scratch is None:
+            self._scratch = new_scratch(len(row.ids))
+        likely = row.likely(self._filter, self._scratch)
+        return self._best_kept(likely, position, int(row.ids.max()) + 1)
+
     def take_logprob(self, position: int) -> TokenLogprob | None:
         """The log-probabilities of the token that was chosen at `position`, once; None where nobody asked for them."""
         return self._logprobs.pop(position, None)
@@ -194,10 +210,13 @@ class TokenChooser:
     def _choose_likely(self, logits: NDArray[np.floating], position: int) -> Choice:
         best = float(logits.max())
         _check_finite(best, position)
-        if self._scratch is None:
+        if self._scratch is None or self._scratch.shape[1] < len(logits):
             self._scratch = new_scratch(len(logits))
-        likely = likely_tokens(logits, best, self._filter, self._scratch)
-        noise = _RowNoise(self._seed, position, len(logits), self._noise_by_position.get(position))
+        return self._best_kept(likely_tokens(logits, best, self._filter, self._scratch), position, len(logits))
+
+    def _best_kept(self, likely: LikelyTokens, position: int, vocab_size: int) -> Choice:
+        row = self._noise_by_position.get(position)
+        noise = _RowNoise(self._seed, position, vocab_size, None if row is None or len(row) < vocab_size else row)
         (place, score), *others = likely.best_kept(noise, self._temperature)
         gap = score - others[0][1] if others else math.inf
         return Choice(place if likely.ids is None else int(likely.ids[place]), gap)

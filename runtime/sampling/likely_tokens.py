@@ -156,13 +156,28 @@ def likely_tokens(
     >>> [likely.keeps(place) for place in range(3)]
     [False, True, True]
     """
-    floor = -math.inf
-    if filters.min_p > 0:
-        floor = float(logits.dtype.type(best + filters.temperature * math.log(filters.min_p)))
     ids = best_ids(logits, filters.top_k, best) if 0 < filters.top_k < len(logits) else None
     if ids is None and filters.top_p >= 1:
-        ids = _few_above(logits, floor)
-    found = logits if ids is None else logits[ids]
+        ids = _few_above(logits, least_kept(best, filters, logits.dtype))
+    return weigh(ids, logits if ids is None else logits[ids], best, filters, scratch)
+
+
+def least_kept(best: float, filters: ShortlistFilter, dtype: "np.dtype[np.floating]") -> float:
+    """The least logit that min-p keeps beside the `best` one."""
+    if filters.min_p <= 0:
+        return -math.inf
+    return float(dtype.type(best + filters.temperature * math.log(filters.min_p)))
+
+
+def weigh(
+    ids: NDArray[np.int64] | None,
+    found: NDArray[np.floating],
+    best: float,
+    filters: ShortlistFilter,
+    scratch: NDArray[np.float32],
+) -> LikelyTokens:
+    """Tokens `ids` (None: all) with logits `found`, and what top-p and min-p keep of them."""
+    floor = least_kept(best, filters, found.dtype)
     behind, weights = scratch[:2, : len(found)]
     with np.errstate(over="ignore"):
         np.subtract(found, best, out=behind, casting="same_kind")

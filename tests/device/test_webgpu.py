@@ -28,10 +28,10 @@ pytestmark = [
 ]
 
 
-def ask(job: str, bundle: Path) -> dict[str, Any]:
+def ask(job: str, bundle: Path, **variables: str) -> dict[str, Any]:
     """What the program says of a bundle."""
     program = [PYTHON, str(ROOT / "tests" / "device" / "webgpu_program.py"), job, str(bundle)]
-    done = subprocess.run(program, timeout=560, capture_output=True, text=True)
+    done = subprocess.run(program, timeout=560, capture_output=True, text=True, env={**os.environ, **variables})
     assert done.returncode == 0, f"status {done.returncode}\n{done.stderr[-4000:]}"
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
@@ -54,7 +54,9 @@ def bundle_of(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFac
     return make
 
 
-@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
+@pytest.mark.parametrize(
+    "precision", ["fp32", pytest.param("int8", marks=pytest.mark.long), pytest.param("int4", marks=pytest.mark.long)]
+)
 def test_every_method_and_two_sessions_at_once_write_the_plain_text(
     bundle_of: Callable[[str], Path], precision: str
 ) -> None:
@@ -64,6 +66,15 @@ def test_every_method_and_two_sessions_at_once_write_the_plain_text(
         assert len({tuple(found["texts"][f"{method} {way}"]) for method in ("plain", "serial", "mirror", "auto")}) == 1
     assert found["texts"]["plain greedy"] != found["texts"]["plain sampled"]
     assert found["together"] == found["alone"]
+
+
+def test_filtered_texts_are_the_same_from_whole_rows_and_from_their_best_logits(
+    bundle_of: Callable[[str], Path],
+) -> None:
+    found = ask("filtered", bundle_of("fp32"))
+    assert found["best"] == found["whole"]
+    assert found["enough"] > 20
+    assert found["not enough"] < found["enough"], "a tiny random model is flat"
 
 
 @pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-4), ("int8", 0.3), ("int4", 0.3)])
@@ -86,6 +97,21 @@ def test_200_requests_leave_no_memory_behind(bundle_of: Callable[[str], Path]) -
     assert found["after_220"] - found["after_20"] < 20
 
 
+@pytest.mark.skipif(
+    not os.environ.get("SOFTWARE_VULKAN"), reason="only the driver of the software GPU loses it on demand"
+)
+def test_a_device_that_is_lost_in_the_middle_ends_the_text_and_those_after_it(
+    bundle_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The driver refuses all work from the fourth token on, with the number that says that the device is gone."""
+    found = ask("lost", bundle_of("fp32"), LOSE_DEVICE=str(tmp_path / "lost"))
+    assert 4 <= len(found["tokens"]) < 40
+    assert found["tokens"] == found["alone"][: len(found["tokens"])]
+    assert [name for name, _ in found["errors"]] == ["DeviceError"] * 3
+    assert all("the device was lost" in words for _, words in found["errors"])
+
+
+@pytest.mark.long
 def test_a_gpu_without_16_bit_arithmetic_says_so(bundle_of: Callable[[str], Path]) -> None:
     found = ask("refused", bundle_of("fp16"))
     if found["error"] is None:

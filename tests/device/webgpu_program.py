@@ -1,9 +1,11 @@
 """A program for a test: bundles on ONNX Runtime's WebGPU provider, in an environment that has it. Prints JSON.
 
 webgpu_program.py texts BUNDLE      every method's greedy and sampled texts, and two sessions at once
+webgpu_program.py filtered BUNDLE   the same filtered texts from whole rows and from their best logits
 webgpu_program.py passes BUNDLE     logits of a prompt, of a window, and of rows behind a rollback; nodes by provider
 webgpu_program.py memory BUNDLE     megabytes in use after 20 and after 200 more requests
 webgpu_program.py refused BUNDLE    what is said where the bundle does not load
+webgpu_program.py lost BUNDLE       what is said where the device goes in the middle of a text, and afterwards
 """
 
 import gc
@@ -14,6 +16,7 @@ import tempfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -22,6 +25,8 @@ from mirrorsd import MirrorPipeline
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import MirrorError
+from mirrorsd.runtime.backends.onnxruntime import best_logits
+from mirrorsd.runtime.backends.onnxruntime.best_logits import BestLogits
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
 from mirrorsd.runtime.ledger import Ledger
 
@@ -29,6 +34,7 @@ CARD = "webgpu-cpu"
 PROMPTS = ("Once upon a time the fox", "The old heron said")
 METHODS = ("plain", "serial", "mirror", "auto")
 SAMPLING = {"temperature": 0.8, "top_p": 0.95, "seed": 3}
+FILTERS: tuple[dict[str, float], ...] = ({"top_k": 8}, {"top_k": 12, "top_p": 0.9}, {"min_p": 0.1})
 PASSES = (([5, 9, 100, 7, 45, 6, 7, 8, 9], 0), ([3, 4, 5, 6], 9), ([7, 8], 11), ([1], 13))
 """Tokens and where they stand: the third pass takes the rows of the second one back."""
 
@@ -50,6 +56,27 @@ def texts(bundle: Path) -> dict[str, object]:
             ]
             together = [future.result(200).token_ids for future in asked]
         return {"texts": found, "alone": alone, "together": together, "placement": pipe.placement}
+
+
+def filtered(bundle: Path) -> dict[str, object]:
+    """Tokens by how rows were read, and how many passes the best logits were enough for."""
+    best_logits.NUM_BEST = 24  # the tests' vocabulary is small
+    read, enough = BestLogits.read, Counter[bool]()
+
+    def counted(best: BestLogits, *arguments: Any) -> Any:
+        rows = read(best, *arguments)
+        enough[rows is not None] += 1
+        return rows
+
+    settings: dict[str, Any] = {"max_new_tokens": 16, "ignore_eos": True, "temperature": 0.8, "seed": 3}
+    found = {}
+    for way in ("best", "whole"):
+        BestLogits.read = counted if way == "best" else lambda *_: None  # type: ignore[method-assign]
+        with MirrorPipeline.load(bundle, device_map=CARD) as pipe:
+            found[way] = [
+                pipe.generate(PROMPTS[0], method="serial", **settings, **chosen).token_ids for chosen in FILTERS
+            ]
+    return {**found, "enough": enough[True], "not enough": enough[False]}
 
 
 def passes(bundle: Path) -> dict[str, object]:
@@ -102,6 +129,29 @@ def refused(bundle: Path) -> dict[str, object]:
     return {"error": None}
 
 
+def lost(bundle: Path) -> dict[str, object]:
+    """Tokens until the device goes, then the errors of that text, of the next one, and of another session's."""
+    sign = Path(os.environ["LOSE_DEVICE"])
+    tokens: list[int] = []
+    errors: list[tuple[str, str]] = []
+    settings = {"max_new_tokens": 40, "ignore_eos": True, "method": "mirror"}
+    with MirrorPipeline.load(bundle, device_map=CARD) as pipe, pipe.session() as other:
+        alone = pipe.generate(PROMPTS[0], **settings).token_ids
+        try:
+            for chunk in pipe.stream(PROMPTS[0], **settings):
+                tokens += [token.id for token in chunk.tokens]
+                if len(tokens) >= 4:
+                    sign.touch()
+        except MirrorError as error:
+            errors.append((type(error).__name__, str(error)))
+        for ask in (pipe.generate, other.generate):
+            try:
+                ask(PROMPTS[1], **settings)
+            except MirrorError as error:
+                errors.append((type(error).__name__, str(error)))
+    return {"alone": alone, "tokens": tokens, "errors": errors}
+
+
 if __name__ == "__main__":
-    jobs = {"texts": texts, "passes": passes, "memory": memory, "refused": refused}
+    jobs = {job.__name__: job for job in (texts, filtered, passes, memory, refused, lost)}
     print(json.dumps(jobs[sys.argv[1]](Path(sys.argv[2]))))

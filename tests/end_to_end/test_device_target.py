@@ -70,18 +70,75 @@ def test_captured_passes_keep_their_length_and_give_the_same_numbers(
 
     monkeypatch.setattr(OnnxStage, "run", spy)
     monkeypatch.setattr(OnnxStage, "release", lambda stage, graph: released.append(graph))
-    first, second = model.new_session(), model.new_session()
+    first = model.new_session()
+    # Every size of pass is captured when a session opens (three stages each; one row goes with every other size): six
+    # rows are then eight of them, and nothing is captured in the middle of a text. Prefill never is.
+    assert Counter(graphs) == {"1": 6 * 3, **{str(number): 3 for number in range(2, 7)}}
+    graphs.clear()
     by_graph = texts(first)
+    assert graphs == ["-1"] * 2 + ["4"] * 3 + ["1"] * 3 + ["4"] * 6
+    graphs.clear()
+    second = model.new_session()
     assert texts(second)[0].tolist() == by_graph[0].tolist()
+    assert set(graphs) == {"-1", *(str(number) for number in range(7, 13))}, "a session shares no graph"
     first.close()
     monkeypatch.undo()
     plainly = texts(open_model(tiny_bundle).new_session())
     assert all(np.array_equal(left, right) for left, right in zip(by_graph, plainly, strict=True))
-    # Two segments of prefill are never captured; six rows are one graph, one row another; a session shares none.
-    assert graphs[:2] == ["-1", "-1"]
-    assert graphs[2:14] == ["1"] * 3 + ["2"] * 3 + ["1"] * 6
-    assert set(graphs[14:]) == {"-1", "3", "4"}
-    assert sorted(graph for graph in released if graph) == [1] * 3 + [2] * 3
+    assert sorted(graph for graph in released if graph) == [number for number in range(1, 7) for _ in range(3)]
+
+
+@pytest.mark.usefixtures("on_device")
+def test_at_the_end_of_the_context_a_captured_pass_is_as_long_as_its_rows(tiny_bundle: Path) -> None:
+    model = open_model(tiny_bundle)
+    plainly, captured = model.new_session(), model.new_session()
+    tokens = np.random.default_rng(0).integers(0, plainly.vocab_size, plainly.context)
+    last = len(tokens) - 5
+    found = []
+    for session in (plainly, captured):
+        model.device.captures = session is captured
+        session.prefill(tokens[:last], 0, ledger=Ledger())
+        found.append(session.run(tokens[last:], last, with_logits=True, ledger=Ledger()).logits)
+    model.device.captures = False
+    assert np.array_equal(*found)
+
+
+class FakeStream:
+    """A queue of the device, as far as a provider's options want to know it."""
+
+    def get_handle(self) -> int:
+        return 7
+
+
+@pytest.mark.usefixtures("on_device")
+def test_the_layers_behind_an_exit_are_queued_before_the_exit_is_read(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = [FakeStream(), FakeStream()]
+    monkeypatch.setattr(onnx_session, "_new_stream", lambda _: streams.pop())
+    session = open_model(tiny_bundle).new_session()
+    done: list[str] = []
+    run, wait = OnnxStage.run, OnnxStage.wait
+
+    def spy_run(stage: OnnxStage, binding: Any, options: Any = None) -> None:
+        assert options.get_run_config_entry("disable_synchronize_execution_providers") == "1"
+        done.append(f"{stage.name} starts")
+        run(stage, binding, options)
+
+    def spy_wait(stage: OnnxStage, binding: Any) -> None:
+        done.append(f"{stage.name} is done")
+        wait(stage, binding)
+
+    monkeypatch.setattr(OnnxStage, "run", spy_run)
+    monkeypatch.setattr(OnnxStage, "wait", spy_wait)
+    tokens = np.arange(4)
+    heard = session.run(tokens, 0, with_logits=False, ledger=Ledger(), on_exit=lambda _: done.append("heard"))
+    exit_words = ["exit2 starts", "exit2 is done", "heard"]
+    assert done == ["prefix starts", "prefix is done", "suffix starts", *exit_words, "suffix is done"]
+    done.clear()
+    alone = session.run(tokens, 0, with_logits=False, ledger=Ledger())
+    assert done == ["prefix starts", "suffix starts", "suffix is done"], "nobody listens: one wait"
+    assert alone.argmax_ids.tolist() == heard.argmax_ids.tolist()
 
 
 def test_what_would_run_elsewhere_is_named() -> None:

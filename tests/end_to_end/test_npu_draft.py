@@ -12,12 +12,13 @@ import openvino as ov
 import pytest
 
 from mirrorsd.cli.application import run
-from mirrorsd.device_maps import DraftPlacement
+from mirrorsd.device_maps import DraftPlacement, ExitPlacement
 from mirrorsd.export.compression_plan import DraftCompression
 from mirrorsd.export.recompress import recompress_bundle
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraft, OpenVinoDraftModel
 from mirrorsd.runtime.backends.openvino.draft_shapes import static_shapes
+from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
 from mirrorsd.runtime.backends.openvino.npu.ahead import device_graph
 from mirrorsd.runtime.backends.openvino.npu.blobs import BundleBlobs, read_reports
 from mirrorsd.runtime.backends.openvino.npu.graph import cut_for_npu
@@ -162,7 +163,9 @@ def test_exits_are_compiled_where_a_card_has_them_on_an_npu(
     words = ("--npu", "4000", "--npu-compiler", compiler("-"), "--device-map", str(card), "--json")
     _, status = compiled(tiny_bundle, tmp_path, *words)
     assert status == 0
-    shapes = [shape["shape"] for shape in json.loads(capsys.readouterr().out)["platforms"]["4000"]]
+    output = capsys.readouterr()
+    assert "and 3 times an exit's for the exits" in output.err
+    shapes = [shape["shape"] for shape in json.loads(output.out)["platforms"]["4000"]]
     assert [shape for shape in shapes if shape.startswith("exit")] == [f"exit2-{rows}" for rows in (1, 8, 16, 32)]
 
 
@@ -187,6 +190,46 @@ def test_blobs_are_used_where_device_and_versions_fit(
     with caplog.at_level(logging.WARNING):
         assert BundleBlobs(bundle, NpuHere()).read("8x8x256") is None
     assert "here is 2030.1; compiling again" in caplog.text
+
+
+def test_an_exit_compiled_ahead_is_not_compiled_again(
+    tiny_bundle: Path, tmp_path: Path, compiler: Fake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    card = tmp_path / "exit.toml"
+    card.write_text('[exit]\ndevice = "NPU"\n', encoding="utf-8")
+    words = ("--npu", "4000", "--npu-compiler", compiler("-"), "--device-map", str(card))
+    bundle, _ = compiled(tiny_bundle, tmp_path, *words)
+    assert {"draft/npu/4000/exit2-1.blob", "draft/npu/4000/exit2-8.blob"} <= set(read_bundle(bundle).files)
+    done: list[str] = []
+
+    class Npu(NpuHere):
+        """Takes blobs back as long as they are whole; what it computes is the processor's."""
+
+        def import_model(self, blob: ov.Tensor, device: str, options: object) -> ov.CompiledModel:
+            done.append(f"imported {blob.get_size()} bytes")
+            if "damaged" in done:
+                raise RuntimeError("the blob is damaged")
+            return exits.static_model_on_processor(8)
+
+        def compile_model(self, model: ov.Model, device: str, options: object) -> ov.CompiledModel:
+            done.append(f"compiled for {device}")
+            return super().compile_model(model, "CPU")
+
+    class Exits(OpenVinoExits):
+        def static_model_on_processor(self, rows: int) -> ov.CompiledModel:
+            return ov.compile_model(self.static_model(2, rows), "CPU")
+
+    monkeypatch.setattr("mirrorsd.runtime.backends.openvino.exits.ov.Core", Npu)
+    exits = Exits(bundle, read_bundle(bundle).target, ExitPlacement(device="NPU"))
+    hidden = np.ones((1, 5, 64), np.float32)
+    found = exits.guess(2, hidden).ids
+    assert done == ["imported 1000 bytes"]
+    done[:] = ["damaged"]
+    with caplog.at_level(logging.WARNING):
+        again = Exits(bundle, read_bundle(bundle).target, ExitPlacement(device="NPU")).guess(2, hidden).ids
+    assert done == ["damaged", "imported 1000 bytes", "compiled for NPU"]
+    assert "NPU does not take an exit's (the blob is damaged); compiling again" in caplog.text
+    np.testing.assert_array_equal(found, again)
 
 
 def test_a_compressed_draft_leaves_what_was_compiled_of_the_old_one_behind(

@@ -30,8 +30,10 @@ from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.user_cache import keeping_nothing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from mirrorsd import GenerationResult
+    from mirrorsd.runtime.doctor.energy import EnergyMeter
     from mirrorsd.runtime.doctor.hardware import DeviceDetail
 
 _PROMPT, _NUM_TOKENS = "Once upon a time", 16
@@ -51,7 +53,8 @@ class SelfTest:
     """A bundle on a card: seconds to load, speeds, and whether mirror decoding gave plain decoding's ids.
 
     `row_difference` is the largest difference of a target's logit between passes of one row and of several; 0.0: the
-    methods cannot part by rounding.
+    methods cannot part by rounding. Joules per token are the whole machine's while it generated; None where it does not
+    count them.
     """
 
     device_map: str
@@ -59,6 +62,8 @@ class SelfTest:
     plain_tokens_per_second: float
     mirror_tokens_per_second: float
     identical: bool
+    plain_joules_per_token: float | None = None
+    mirror_joules_per_token: float | None = None
     row_difference: float = 0.0
     failure: str = ""
 
@@ -79,7 +84,7 @@ def doctor(
     fits, picked = card_fits(inventory), picked_card(inventory)
     usable = [fit.name for fit in fits if not (fit.missing or fit.is_paced)]
     checks = [check_flavours(installed_versions()), check_cores(os.cpu_count() or 1), check_cards(usable)]
-    checks += check_versions(installed_versions(), details)
+    checks += [*check_versions(installed_versions(), details), check_energy()]
     misfits = [check_fit(fit) for fit in fits if fit.missing]
     needs = [check for name in usable for check in check_memory(bundle, name)] if bundle else []
     tests = try_bundle(bundle, usable) if bundle else []
@@ -143,6 +148,13 @@ def check_cores(num_cores: int) -> Check:
     return Check(name="cores", found=str(num_cores), advice=advice)
 
 
+def check_energy() -> Check:
+    """What counts joules here."""
+    from mirrorsd.runtime.doctor.energy import EnergyMeter
+
+    return Check(name="energy", found=", ".join(EnergyMeter().names) or "unknown")
+
+
 def check_cards(usable: list[str]) -> Check:
     """At least one device map must fit."""
     advice = "" if usable else "no device map fits; `mirrorsd devices` says what each of them misses"
@@ -185,14 +197,19 @@ def try_bundle(bundle: Path, names: list[str]) -> list[SelfTest]:
 def self_test(bundle: Path, name: str) -> SelfTest:
     """Load a bundle on one card and generate by plain and by mirror decoding."""
     from mirrorsd import GenerationConfig, MirrorPipeline
+    from mirrorsd.runtime.doctor.energy import EnergyMeter
     from mirrorsd.runtime.doctor.row_invariance import largest_row_difference
 
+    meter = EnergyMeter()
     config = GenerationConfig(max_new_tokens=_NUM_TOKENS, temperature=0.0, ignore_eos=True)
     started = perf_counter()
     try:
         with MirrorPipeline.load(bundle, device_map=name, speculation={"pad_rows_to": 8, "gamma": 6}) as pipe:
             load_seconds = perf_counter() - started
-            plain, mirror = (pipe.generate(_PROMPT, config, method=method) for method in ("plain", "mirror"))
+            (plain, plain_joules), (mirror, mirror_joules) = (
+                measured(meter, lambda method=method: pipe.generate(_PROMPT, config, method=method))  # type: ignore[misc]
+                for method in ("plain", "mirror")
+            )
             worker, model = pipe.engine.target_worker, pipe.engine.target_model
             row_difference = worker.run(lambda: largest_row_difference(model.new_session()))
     except DeviceError as error:
@@ -209,10 +226,22 @@ def self_test(bundle: Path, name: str) -> SelfTest:
         load_seconds=round(load_seconds, 3),
         plain_tokens_per_second=round(plain.stats.tokens_per_second, 1),
         mirror_tokens_per_second=round(mirror.stats.tokens_per_second, 1),
+        plain_joules_per_token=plain_joules,
+        mirror_joules_per_token=mirror_joules,
         identical=plain.token_ids == mirror.token_ids,
         row_difference=row_difference,
         failure="; ".join(mirror.stats.warnings),
     )
+
+
+def measured(
+    meter: "EnergyMeter", generate: "Callable[[], GenerationResult]"
+) -> "tuple[GenerationResult, float | None]":
+    """A text, and joules per token while it was written."""
+    meter.start()
+    result = generate()
+    joules = meter.joules()
+    return result, None if joules is None else round(joules / max(1, result.num_tokens), 4)
 
 
 def print_checks(checks: list[Check]) -> None:
@@ -229,11 +258,18 @@ def print_tests(tests: list[SelfTest]) -> None:
     """Print the trials of a bundle, a row per card."""
     if not tests:
         return
-    columns = ("device map", "load s", "plain tokens/s", "mirror tokens/s", "identical", "rows differ by", "failure")
-    trials = Table(*columns, box=box.SIMPLE_HEAD)
+    speeds = ("plain tokens/s", "mirror tokens/s", "J/token")
+    trials = Table("device map", "load s", *speeds, "identical", "rows differ by", "failure", box=box.SIMPLE_HEAD)
     for test in tests:
-        speeds = (f"{test.plain_tokens_per_second:.1f}", f"{test.mirror_tokens_per_second:.1f}")
+        speeds = (f"{test.plain_tokens_per_second:.1f}", f"{test.mirror_tokens_per_second:.1f}", energy_cell(test))
         verdict = "yes" if test.identical else "no"
         rows = f"{test.row_difference:.0e}" if test.row_difference else "nothing"
         add_row(trials, test.device_map, f"{test.load_seconds:.2f}", *speeds, verdict, rows, test.failure)
     print_table(trials)
+
+
+def energy_cell(test: SelfTest) -> str:
+    """Joules per token, plain and mirror."""
+    if test.plain_joules_per_token is None or test.mirror_joules_per_token is None:
+        return "unknown"
+    return f"{test.plain_joules_per_token:.2f}, {test.mirror_joules_per_token:.2f}"

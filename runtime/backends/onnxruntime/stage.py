@@ -6,7 +6,7 @@ translation of the vendor's errors. Does not own: what is bound (`onnx_target`),
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.device_maps.card import GRAPH_PROVIDERS
 from mirrorsd.graphs.contract import Dim, StageContract
 from mirrorsd.graphs.errors import BundleError, DeviceError, MirrorError, raised_as
-from mirrorsd.runtime.backends.onnxruntime.errors import FILE_ERRORS, ONNX_ERRORS
+from mirrorsd.runtime.backends.onnxruntime.best_logits import BestLogits
+from mirrorsd.runtime.backends.onnxruntime.errors import FILE_ERRORS, ONNX_ERRORS, why_failed
 from mirrorsd.runtime.backends.onnxruntime.providers import provider_options, session_options
 from mirrorsd.runtime.backends.onnxruntime.tensors import Place, place_of
 
@@ -37,8 +38,10 @@ class OnnxDevice:
     Attributes:
         place: where their tensors live.
         captures: whether passes are captured as graphs and replayed.
-        stream: the device's own queue, shared by all stages so that they follow each other without waiting for the
+        stream: the device's own queue, shared by all segments so that they follow each other without waiting for the
             host; None where the provider has none or keeps its own.
+        side_stream: a second one for the exits, which are read while the segment behind them computes.
+        best_logits: what finds the best of a row there; None where the host sees all logits.
     """
 
     def __init__(self, placement: TargetPlacement) -> None:
@@ -46,10 +49,13 @@ class OnnxDevice:
         self.place: Place = place_of(placement)
         self.captures = self.place.is_device and placement.graphs
         self.stream: Any = _new_stream(placement)
+        self.side_stream: Any = None if self.stream is None else _new_stream(placement)
         self._numbers = itertools.count(1)
+        handle = None if self.stream is None else self.stream.get_handle()
+        self.best_logits = BestLogits(placement, handle) if self.place.is_device else None
 
-    def open(self, path: Path, dtype: str) -> "OnnxStage":
-        """Open a stage.
+    def open(self, path: Path, dtype: str, *, is_exit: bool = False) -> "OnnxStage":
+        """Open a stage; an exit goes into the second queue.
 
         Raises:
             BundleError: the file is missing or damaged.
@@ -60,7 +66,8 @@ class OnnxDevice:
                 f"This installation of ONNX Runtime has no {self.placement.provider}, only "
                 f"{', '.join(ort.get_available_providers())}. Nothing was run."
             )
-        handle = None if self.stream is None else self.stream.get_handle()
+        stream = self.side_stream if is_exit else self.stream
+        handle = None if stream is None else stream.get_handle()
         options = provider_options(self.placement, dtype=dtype, captures=self.captures, stream=handle)
         try:
             session = ort.InferenceSession(
@@ -69,7 +76,7 @@ class OnnxDevice:
                 providers=[(self.placement.provider, options)],
                 enable_fallback=0,
             )
-            stage = OnnxStage(session, path)
+            stage = OnnxStage(session, path, is_queued=stream is not None)
         except ONNX_ERRORS as error:
             raise _load_error(path, self.placement.provider, error) from error
         check_assignment(path.name, self.placement.provider, session.get_providers()[0], stage.nodes)
@@ -82,16 +89,22 @@ class OnnxDevice:
     def run_options(self, graph: int | None) -> ort.RunOptions:
         """Options of a pass: which captured graph it is where graphs are captured, and the flag that ends it early."""
         options = ort.RunOptions()
+        if self.stream is not None:
+            options.add_run_config_entry("disable_synchronize_execution_providers", "1")
         if self.captures:
             options.add_run_config_entry(_GRAPH_KEY, _NO_GRAPH if graph is None else str(graph))
         return options
 
 
 class OnnxStage:
-    """An opened stage, and which operators run where."""
+    """An opened stage, and which operators run where.
 
-    def __init__(self, session: ort.InferenceSession, path: Path) -> None:
-        self.session, self.path, self.name = session, path, path.stem
+    Attributes:
+        is_queued: whether `run` leaves the work in the device's queue, and `wait` is when it is done.
+    """
+
+    def __init__(self, session: ort.InferenceSession, path: Path, *, is_queued: bool = False) -> None:
+        self.session, self.path, self.name, self.is_queued = session, path, path.stem, is_queued
         self.nodes = assigned_nodes(session)
 
     def check(self, contract: StageContract) -> None:
@@ -119,10 +132,22 @@ class OnnxStage:
         Raises:
             DeviceError: the device failed.
         """
+        self._do(lambda: self.session.run_with_iobinding(binding, options))
+
+    def wait(self, binding: ort.IOBinding) -> None:
+        """Wait until what was run last is done.
+
+        Raises:
+            DeviceError: the device failed.
+        """
+        self._do(binding.synchronize_outputs)
+
+    def _do(self, work: Callable[[], None]) -> None:
         try:
-            self.session.run_with_iobinding(binding, options)
+            work()
         except ONNX_ERRORS as error:
-            raise DeviceError(f"ONNX Runtime failed while running the target's {self.name}: {error}") from error
+            words = f"ONNX Runtime failed while running the target's {self.name}: {why_failed(error)}"
+            raise DeviceError(words) from error
 
     def release(self, graph: int | None) -> None:
         """Forget a captured graph, whose addresses are about to become invalid."""

@@ -2,7 +2,8 @@
 
 Hidden states, caches and logits stay on the device between the stages; ids and top candidates are the only things that
 travel, logits only when sampling asks for them. One binding per number of rows is made once and reused; where the
-device captures graphs, each is one, replayed at fixed addresses. All passes of a session write to one place.
+device captures graphs, each is one, replayed at fixed addresses. All passes of a session write to one place. Where the
+device has a queue of ours, the layers behind an exit are in it before the exit is read.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -24,11 +25,14 @@ from mirrorsd.runtime.backends.onnxruntime.tensors import Place, Tensor, host_sc
 from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
 from mirrorsd.runtime.backends.protocol import ExitGuesses, TargetOutput
 from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
 
 _NEAR_TIE_GAPS = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 4e-1}
 _MOST_PASSES, _MOST_PREFILLS = 64, 8
 """Bindings that a session keeps; those used last. Prompts end with any number of rows: they have places of their own.
 """
+_CAPTURED_ROWS = (1, 2, 4, 8, 16, 32)
+"""Where passes are captured, others are filled up to one of these: a session captures six graphs, when it opens."""
 _LEAST_ROWS = 32
 """Rows that a buffer has at least: memory of the host that no pass has touched takes no room."""
 
@@ -45,15 +49,18 @@ class OnnxTargetModel:
         dtype = entry.shape.dtype
         self.segments = [(s, self.device.open(bundle / s.file, dtype)) for s in entry.segments]
         own = () if exits else entry.exits
-        self.exits = {e.layer: (e, self.device.open(bundle / e.file, dtype)) for e in own}
+        self.exits = {e.layer: (e, self.device.open(bundle / e.file, dtype, is_exit=True)) for e in own}
         for s, stage in self.segments:
             stage.check(segment_contract(entry.shape, s.name, first_layer=s.first_layer, end_layer=s.end_layer))
         for e, stage in self.exits.values():
             stage.check(exit_contract(entry.shape, e.name, num_candidates=e.num_candidates))
 
     def new_session(self) -> "OnnxTarget":
-        """A session with a cache of its own on the shared graphs."""
-        return OnnxTarget(self)
+        """A session with a cache of its own on the shared graphs; where the device captures passes, they are."""
+        session = OnnxTarget(self)
+        if self.device.captures:
+            session.capture()
+        return session
 
     def describe(self) -> str:
         """One line for `pipe.placement`, with the providers that the graphs really use."""
@@ -83,31 +90,45 @@ class OnnxTarget:
         tokens: NDArray[np.int64],
         start: int,
         *,
-        with_logits: bool,
+        with_logits: bool | ShortlistFilter,
         ledger: Ledger,
         on_exit: Callable[[ExitGuesses], None] | None = None,
         exits: Collection[int] | None = None,
     ) -> TargetOutput:
         """See `TargetSession.run`."""
         num_rows = len(tokens)
-        tokens = self._filled_up(tokens)
+        tokens = self._filled_up(tokens, self._size(num_rows, start))
         bound = self._bound(len(tokens), is_prefill=False)
         bound.write(tokens, start)
-        for segment in bound.segments:
-            with ledger.time("target", segment.name):
-                segment.run()
-            is_asked = exits is None or segment.end_layer in exits
-            if on_exit is not None and is_asked and segment is not bound.segments[-1]:
+        for segment, before in zip(bound.segments, (None, *bound.segments), strict=False):
+            segment.start()
+            if before is not None and on_exit is not None and (exits is None or before.end_layer in exits):
                 with ledger.time("target", "exit"):
-                    guesses = self._guess(bound, segment, num_rows)
+                    guesses = self._guess(bound, before, num_rows)
                 on_exit(guesses)
+            with ledger.time("target", segment.name):
+                is_heard = on_exit is not None and (exits is None or segment.end_layer in exits)
+                segment.finish(is_needed=is_heard or segment is bound.segments[-1])
         with ledger.time("target", "read"):
             return bound.read(num_rows, with_logits=with_logits)
 
-    def _filled_up(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows for whole groups: what comes behind the pass's own rows is overwritten by the next pass."""
-        missing = -len(tokens) % self.row_group
+    def _filled_up(self, tokens: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+        """`size` rows: what comes behind the pass's own ones is overwritten by the next pass."""
+        missing = size - len(tokens)
         return np.concatenate((tokens, np.zeros(missing, dtype=np.int64))) if missing else tokens
+
+    def _size(self, num_rows: int, start: int) -> int:
+        """Rows that are computed for so many: whole groups, or as many as were captured, where the cache has room."""
+        if self._model.device.captures:
+            room = self._model.entry.capacity - self._model.entry.spare_rows - start
+            return next((size for size in _CAPTURED_ROWS if num_rows <= size <= room), num_rows)
+        return num_rows + -num_rows % self.row_group
+
+    def capture(self) -> None:
+        """Run every size of pass once, which captures it: in the middle of a text that would look like a slow step."""
+        for size in _CAPTURED_ROWS:
+            if size <= self.context:
+                self.warm_up(size)
 
     def _guess(self, bound: "_BoundPass", segment: "_BoundSegment", num_rows: int) -> ExitGuesses:
         elsewhere = self._model.exits_elsewhere
@@ -120,12 +141,13 @@ class OnnxTarget:
 
     def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
         """See `TargetSession.prefill`."""
-        tokens = self._filled_up(tokens)
+        tokens = self._filled_up(tokens, len(tokens) + -len(tokens) % self.row_group)
         bound = self._bound(len(tokens), is_prefill=True)
         bound.write(tokens, start)
         with ledger.time("target", "prefill"):
             for segment in bound.segments:
-                segment.run()
+                segment.start()
+                segment.finish(is_needed=segment is bound.segments[-1])
 
     def warm_up(self, num_rows: int) -> None:
         """Run once with 1 and with `num_rows` rows, so that the first request pays nothing."""
@@ -227,6 +249,7 @@ class _BoundPass:
         last_stage = model.segments[-1][1]
         logits_shape = (1, logit_rows, shape.vocab_size)
         self._logits = buffers.rows(last_stage, names.LOGITS, logits_shape, shape.logits_dtype)
+        self._best, self._logits_dtype = model.device.best_logits, shape.logits_dtype
         captures = model.device.captures and logit_rows == num_rows
         self._graph = model.device.next_graph() if captures else None
         # A captured graph keeps the length it was captured with: the whole capacity holds for every pass.
@@ -276,10 +299,17 @@ class _BoundPass:
         self._seqlens_k.write(self._last_row)
         self._total_length[()] = self._fixed_length or total
 
-    def read(self, num_rows: int, *, with_logits: bool) -> TargetOutput:
-        """The answer of the first `num_rows`; logits are copied from a device only if they are wanted."""
-        logits = self._logits.read()[0, :num_rows] if with_logits else None
-        return TargetOutput(self._argmax_ids.read()[0, :num_rows], self._argmax_gap.read()[0, :num_rows], logits)
+    def read(self, num_rows: int, *, with_logits: bool | ShortlistFilter) -> TargetOutput:
+        """The answer of the first `num_rows`; logits are copied from a device only if they are wanted.
+
+        Where all that a filter keeps is among the best, these alone are.
+        """
+        ids, gaps = self._argmax_ids.read()[0, :num_rows], self._argmax_gap.read()[0, :num_rows]
+        if isinstance(with_logits, ShortlistFilter) and self._best is not None:
+            short_rows = self._best.read(self._logits.value, self._logits_dtype, with_logits, num_rows)
+            if short_rows is not None:
+                return TargetOutput(ids, gaps, None, short_rows)
+        return TargetOutput(ids, gaps, self._logits.read()[0, :num_rows] if with_logits else None)
 
     def release(self) -> None:
         """Forget the captured graphs, before what they point at goes."""
@@ -313,7 +343,17 @@ class _BoundSegment:
             spec.name: values[spec.name] for spec in self.stage.session.get_inputs() if spec.name in values
         }
 
-    def run(self) -> None:
+    def start(self) -> None:
+        """Have the device begin, where it takes work without waiting for it."""
+        if self.stage.is_queued:
+            self.stage.run(self._binding, self._options)
+
+    def finish(self, *, is_needed: bool) -> None:
+        """Compute, or wait for what has started if it is needed now."""
+        if self.stage.is_queued:
+            if is_needed:
+                self.stage.wait(self._binding)
+            return
         with raised_as(DeviceError, f"ONNX Runtime could not copy the inputs of {self.name}", ONNX_ERRORS):
             for name, value in self._messages.items():
                 self._binding.bind_ortvalue_input(name, value)
@@ -337,6 +377,8 @@ class _BoundExit:
 
     def run(self) -> None:
         self.stage.run(self._binding, self._options)
+        if self.stage.is_queued:
+            self.stage.wait(self._binding)
 
     def read(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Copies of ids and log-probabilities: the draft worker reads them while the next pass may be running."""

@@ -16,10 +16,10 @@ from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.runtime.backends.onnxruntime.device_memory import DeviceMemory
 from mirrorsd.runtime.backends.onnxruntime.errors import ONNX_ERRORS
+from mirrorsd.runtime.backends.onnxruntime.small_graphs import ONNX_TYPES
 
 _ON_CUDA = ("CUDAExecutionProvider", "NvTensorRTRTXExecutionProvider")
-_ONNX_TYPES = {"float32": 1, "int32": 6, "int64": 7, "float16": 10, "bfloat16": 16}
-_DTYPES = {number: name for name, number in _ONNX_TYPES.items()}
+_DTYPES = {number: name for name, number in ONNX_TYPES.items()}
 _NO_ROOM: tuple[type[Exception], ...] = (*ONNX_ERRORS, ValueError)
 """`ValueError` is numpy's word for more bytes than there are addresses."""
 _BYTES = {"float32": 4, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2}
@@ -90,7 +90,7 @@ class Place:
             return Tensor(ort.OrtValue.ortvalue_from_numpy(host), host)
         if self.graphs is not None:
             return Tensor(self.graphs.zeros(shape, dtype), graphs=self.graphs)
-        kind = _ONNX_TYPES[dtype]
+        kind = ONNX_TYPES[dtype]
         tensor = Tensor(ort.OrtValue.ortvalue_from_shape_and_type(list(shape), kind, self.kind, self.device_id))
         # A device's memory holds what was there before, in half precision easily NaN: kernels that multiply it with a
         # mask's zero would spread it.
@@ -149,7 +149,7 @@ class Tensor:
 
 def _zeros(shape: tuple[int, ...], dtype: str) -> NDArray[Any] | ort.OrtValue:
     if dtype == "bfloat16":  # a type that numpy does not have
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.zeros(shape, np.uint16), _ONNX_TYPES[dtype])
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.zeros(shape, np.uint16), ONNX_TYPES[dtype])
     return np.zeros(shape, dtype=dtype)
 
 

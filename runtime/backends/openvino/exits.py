@@ -18,10 +18,16 @@ from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import TargetEntry
 from mirrorsd.runtime.backends.openvino.draft_shapes import device_options, host_options
 from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
+from mirrorsd.runtime.backends.openvino.npu.blobs import BundleBlobs
 from mirrorsd.runtime.backends.openvino.npu_conformance import Conformance, check_conformance
 from mirrorsd.runtime.backends.protocol import ExitGuesses
 
 ROW_BUCKETS = (1, 8, 16, 32)
+
+
+def exit_shape(name: str, rows: int) -> str:
+    """What an exit compiled for so many rows is called."""
+    return f"{name}-{rows}"
 
 
 class OpenVinoExits:
@@ -33,6 +39,8 @@ class OpenVinoExits:
         if host := host_options(placement.as_draft):
             self._core.set_property("CPU", host)
         self._files = {point.layer: bundle / point.file for point in entry.exits}
+        is_npu = placement.device == "NPU" and not placement.emulated
+        self._ahead = BundleBlobs(bundle, self._core) if is_npu else None
         self._width = entry.shape.hidden_size
         self._requests: dict[tuple[int, int], _ExitRequest] = {}
 
@@ -81,6 +89,12 @@ class OpenVinoExits:
 
     def _compile(self, path: Path, rows: int) -> ov.CompiledModel:
         device, options = device_options(self.placement.as_draft)
+        blob = self._ahead.read(exit_shape(path.stem, rows)) if self._ahead else None
+        if self._ahead is not None and blob is not None:
+            try:
+                return self._core.import_model(blob, device, options)
+            except OPENVINO_ERRORS as error:
+                self._ahead.reject(f"{device} does not take an exit's ({str(error).strip().splitlines()[-1]})")
         model = self._static_model(path, rows)
         try:
             return self._core.compile_model(model, device, options)

@@ -22,6 +22,7 @@ from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
 from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
 from mirrorsd.runtime.backends.protocol import ExitGuesses, TargetOutput
 from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
 
 _NEAR_TIE_GAPS = {"float32": 1e-3, "float16": 5e-2}
 
@@ -71,7 +72,7 @@ class OpenVinoTarget:
         tokens: NDArray[np.int64],
         start: int,
         *,
-        with_logits: bool,
+        with_logits: bool | ShortlistFilter,
         ledger: Ledger,
         on_exit: Callable[[ExitGuesses], None] | None = None,
         exits: Collection[int] | None = None,
@@ -88,7 +89,7 @@ class OpenVinoTarget:
                     guesses = self._guess(segment.end_layer, rows)
                 on_exit(guesses)
         with ledger.time("target", "read"):
-            return self._segments[-1].read(with_logits)
+            return self._segments[-1].read(bool(with_logits))
 
     def _guess(self, layer: int, hidden: NDArray[Any]) -> ExitGuesses:
         if self._exits_elsewhere is not None:

@@ -3,6 +3,7 @@
 import pytest
 
 from mirrorsd.cli.commands.export import check_device_map, present_card
+from mirrorsd.cli.input.options import ComputeName
 from mirrorsd.graphs.errors import DeviceError
 
 
@@ -19,10 +20,22 @@ def test_a_card_whose_devices_are_elsewhere_is_only_noted(capsys: pytest.Capture
     assert "CUDAExecutionProvider" in err
 
 
-@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
-def test_a_card_that_cannot_run_the_bundle_is_refused_before_any_work(precision: str) -> None:
-    with pytest.raises(DeviceError, match="export it with --precision fp16 or bf16"):
-        check_device_map("cuda-cpu", precision)
+@pytest.mark.parametrize(("precision", "compute"), [("fp32", "auto"), ("int8", "fp32"), ("int4", "fp32")])
+def test_a_card_that_cannot_run_the_bundle_is_refused_before_any_work(precision: str, compute: ComputeName) -> None:
+    with pytest.raises(DeviceError, match=r"export it with --precision fp16 or bf16, or int8 or int4 with --compute"):
+        check_device_map("cuda-cpu", precision, compute)
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_integer_weights_compute_in_what_the_card_s_device_knows(
+    precision: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check_device_map("cuda-cpu", precision) == "fp16"
+    assert "device map cuda-cpu: the target computes in fp16" in capsys.readouterr().err
+    assert check_device_map("cuda-cpu", precision, "bf16") == "bf16"
+    assert check_device_map("webgpu-cpu", precision) == "auto"
+    with pytest.raises(DeviceError, match="computes in bfloat16"):
+        check_device_map("cpu", precision, "bf16")
 
 
 def test_a_card_that_can_is_said_to_be_what_the_draft_is_compiled_for(capsys: pytest.CaptureFixture[str]) -> None:

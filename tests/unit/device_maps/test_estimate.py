@@ -1,12 +1,15 @@
 """Cards of machines that are not here: what they suppose, and the pace that follows."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from mirrorsd.cli.input.estimated_pace import rounds_in
 from mirrorsd.device_maps import Estimate, load_device_map
 from mirrorsd.graphs.errors import ConfigError
 
+RESULTS = Path(__file__).resolve().parents[3] / "bench" / "results" / "other"
 MACHINES = {"lunar-lake": "4000", "panther-lake": "5010", "arrow-lake": "3720"}
 
 
@@ -17,6 +20,20 @@ def test_cards_of_real_machines_suppose_a_pace_and_slow_nothing(name: str) -> No
     assert card.estimate is not None
     assert card.estimate.npu == MACHINES[name]
     assert (card.target.device, card.draft.device) == ("GPU", "NPU")
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_paced_form_has_the_times_that_simulating_its_card_has(name: str) -> None:
+    """For the 8 B pair whose draft was compiled from random weights of the right shapes."""
+    paced, machine = load_device_map(f"paced-{name}"), load_device_map(name)
+    assert machine.estimate is not None
+    report = RESULTS / f"npu_drafts_thin_head_8b_{machine.estimate.npu}.json"
+    sizes = (4.5, 0.3, 36)
+    rounds = rounds_in(report, machine.estimate.npu, 256)
+    assert paced.pace == replace(machine.estimate, host_ms=1.3).pace(*sizes, rounds)
+    assert paced.speculation == machine.speculation
+    assert "not measured" in paced.description
+    assert (paced.target.is_on_cpu, paced.draft.is_on_cpu, paced.fallbacks) == (True, True, ())
 
 
 def test_faster_memory_makes_faster_passes_and_the_same_rounds() -> None:

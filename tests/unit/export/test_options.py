@@ -19,8 +19,15 @@ from mirrorsd.graphs.errors import ConfigError
         ({"head_precision": "int2"}, r"head_precision is 'int2'; supported are auto, fp32"),
         (
             {"precision": "int8", "embedding_precision": "bf16"},
-            r"the stages compute in fp32, so a head or embedding in",
+            r"embedding_precision is 'bf16' .* but the stages compute in fp32; choose fp32, int8 or int4",
         ),
+        (
+            {"precision": "int4", "compute": "fp16", "head_precision": "fp32"},
+            r"head_precision is 'fp32' with precision 'int4', but the stages compute in fp16",
+        ),
+        ({"precision": "fp32", "compute": "fp16"}, r"compute is 'fp16' with precision 'fp32', which computes in fp32"),
+        ({"precision": "file", "compute": "fp16"}, r"compute is 'fp16' with precision 'file'.* int8 and int4 leave"),
+        ({"compute": "int8"}, r"compute is 'int8'; supported are auto, fp32, fp16, bf16"),
         ({"block_size": 16}, r"block_size is 16; supported are 128, 64, 32"),
         ({"rounding": "gptq"}, r"rounding is 'gptq' with precision 'int8'; it is for int4 layers"),
         ({"rounding": "up"}, r"rounding is 'up'; supported are nearest, gptq"),

@@ -17,7 +17,7 @@ from mirrorsd.runtime.devices.inventory import check_computes
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.fixture(params=["environment", "demo", "test", "check_gpu"])
+@pytest.fixture(params=["environment", "demo", "test", "check_gpu", "check_webgpu"])
 def any_script(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return load_script(request.param, monkeypatch)
 
@@ -108,9 +108,10 @@ def test_the_gpu_check_exports_only_what_cuda_computes_in(monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "argv", ["check_gpu.py"])
     assert script.main() == 0
     exports = [command for command in commands if "export" in command]
-    assert len(exports) == 2
+    assert [command[command.index("--precision") + 1] for command in exports] == ["fp16", "int8", "int4", "fp16"]
     for command in exports:
-        dtype = {"fp16": "float16", "bf16": "bfloat16"}[command[command.index("--precision") + 1]]
+        computes = command[command.index("--compute" if "--compute" in command else "--precision") + 1]
+        dtype = {"fp16": "float16", "bf16": "bfloat16"}[computes]
         check_computes(load_device_map("cuda-cpu"), dtype)
 
 
@@ -122,3 +123,48 @@ def test_without_a_gpu_the_check_says_why(monkeypatch: pytest.MonkeyPatch, capsy
     assert "nvidia-smi was not found: there is no NVIDIA driver" in capsys.readouterr().err
     monkeypatch.setattr(script.shutil, "which", lambda _: "/bin/false")
     assert "finds no GPU (it says nothing)" in script.why_not()
+
+
+def test_stand_ins_for_devices_fail_skip_and_pass(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, asked = load_script("test", monkeypatch), []
+    statuses = {"webgpu": 4, "npu compiler": 1}
+
+    def run(command: list[str], variables: dict[str, str] | None = None) -> int:
+        asked.append(command)
+        return next((statuses[name] for name, words in script.DEVICES.items() if words[0] in command), 0)
+
+    monkeypatch.setattr(script.sys, "platform", "linux")
+    monkeypatch.setattr(script, "run_here", run)
+    monkeypatch.setattr(script, "ensure_environment", lambda _: Path("python"))
+    monkeypatch.setattr(sys, "argv", ["test.py", "--only", "tests"])
+    assert script.main() == 0
+    assert len(asked) == 1, "without --devices nothing is installed"
+    monkeypatch.setattr(sys, "argv", ["test.py", "--only", "tests", "--devices"])
+    assert script.main() == 1
+    printed = capsys.readouterr().out
+    assert "== webgpu: skipped (see above)" in printed
+    assert "== npu compiler: FAILED" in printed
+    statuses["npu compiler"] = 0
+    assert script.main() == 0
+
+
+def test_the_webgpu_check_says_what_a_software_gpu_needs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = load_script("check_webgpu", monkeypatch)
+    monkeypatch.setattr(script.sys, "platform", "linux")
+    monkeypatch.setattr(script, "GPUS", ())
+    monkeypatch.setattr(script, "SOFTWARE", (tmp_path / "missing.so",))
+    monkeypatch.setattr(script, "ensure_environment", lambda _: pytest.fail("nothing is made for nothing"))
+    monkeypatch.setattr(sys, "argv", ["check_webgpu.py"])
+    assert script.main() == 4
+    assert "apt-get install chromium libvulkan1 gcc" in capsys.readouterr().err
+
+
+def test_a_gpu_s_own_driver_comes_before_the_software_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load_script("check_webgpu", monkeypatch)
+    monkeypatch.setattr(script.sys, "platform", "linux")
+    monkeypatch.setattr(script, "GPUS", ("null",))
+    assert script.gpu_variables(may_install=False) == {}

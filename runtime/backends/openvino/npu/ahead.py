@@ -10,7 +10,7 @@ from mirrorsd.device_maps import ExitPlacement
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import DraftEntry, Manifest
 from mirrorsd.runtime.backends.openvino.draft_shapes import static_shapes
-from mirrorsd.runtime.backends.openvino.exits import ROW_BUCKETS, OpenVinoExits
+from mirrorsd.runtime.backends.openvino.exits import ROW_BUCKETS, OpenVinoExits, exit_shape
 from mirrorsd.runtime.backends.openvino.npu.blobs import MOST_WEIGHTS, by_use, kept_within, write_platform
 from mirrorsd.runtime.backends.openvino.npu.compiler import NpuCompiler, ShapeReport
 from mirrorsd.runtime.backends.openvino.npu.graph import cut_for_npu
@@ -19,14 +19,15 @@ Shape = tuple[int, int, int]
 Named = tuple[str, Callable[[], ov.Model]]
 
 
-def plan(manifest: Manifest, platforms: Sequence[str]) -> str:
+def plan(manifest: Manifest, platforms: Sequence[str], exits: ExitPlacement) -> str:
     """What compiling ahead will do and write, in one sentence."""
+    of_exits = f", and {MOST_WEIGHTS} times an exit's for the exits" if exits.device == "NPU" else ""
     draft = manifest.draft
     num_shapes = len(draft.buckets) * len(draft.capacities)
     most = MOST_WEIGHTS * _weight_bytes(manifest) / 1e6
     return (
         f"compiles {num_shapes} shapes for {', '.join(platforms)}, and writes blobs of at most {most:.0f} MB "
-        f"({MOST_WEIGHTS} times the draft's weights) a platform into the bundle"
+        f"({MOST_WEIGHTS} times the draft's weights{of_exits}) a platform into the bundle"
     )
 
 
@@ -39,7 +40,7 @@ def compile_ahead(
 ) -> list[ShapeReport]:
     """Compile every shape for `platform`, and keep in the bundle as many blobs as may be.
 
-    Exits are reported, not kept: they are compiled when they are loaded.
+    Exits have a room of their own: three times the weights of one.
 
     Raises:
         BundleError: the bundle is damaged or cannot be written.
@@ -58,7 +59,8 @@ def compile_ahead(
 
         reports = [compiled("x".join(map(str, shape)), device_graph(bundle, entry, shape)) for shape in shapes]
         of_exits = [compiled(name, model()) for name, model in _exits(bundle, manifest, exits)]
-        marked = [*kept_within(reports, _weight_bytes(manifest)), *of_exits]
+        largest = max((report.weight_bytes for report in of_exits), default=0)
+        marked = [*kept_within(reports, _weight_bytes(manifest)), *kept_within(of_exits, largest)]
         write_platform(bundle, platform, marked, blobs)
     return marked
 
@@ -75,7 +77,7 @@ def _exits(bundle: Path, manifest: Manifest, placement: ExitPlacement) -> list[N
         return []
     exits = OpenVinoExits(bundle, manifest.target, placement)
     return [
-        (f"{point.name}-{rows}", lambda layer=point.layer, rows=rows: exits.static_model(layer, rows))  # type: ignore[misc]
+        (exit_shape(Path(point.file).stem, rows), lambda layer=point.layer, rows=rows: exits.static_model(layer, rows))  # type: ignore[misc]
         for point in manifest.target.exits
         for rows in ROW_BUCKETS
     ]

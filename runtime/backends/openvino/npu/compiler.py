@@ -113,7 +113,7 @@ class NpuCompiler:
         """
         if command is None and not has_own_compiler():
             raise ConfigError(_NO_COMPILER)
-        self._command = tuple(shlex.split(command)) if command else _OWN
+        self._command = _from_here(shlex.split(command)) if command else _OWN
 
     def compile(self, model: ov.Model, shape: str, platform: str, blob: Path) -> ShapeReport:
         """Compile a static graph for `platform` into the file `blob`, which is missing where it is refused.
@@ -149,6 +149,16 @@ class NpuCompiler:
             raise DeviceError(f"The NPU compiler did not end within {COMPILE_LIMIT_S:g} s.") from error
         said = (ran.stdout + b"\n" + ran.stderr).decode(errors="replace")
         return _COLOURS.sub("", said), ran.returncode
+
+
+def _from_here(words: list[str]) -> tuple[str, ...]:
+    """The command with the whole path of a program in a folder, since it is called from another one.
+
+    >>> _from_here(["npu-compiler", "--quiet"])
+    ('npu-compiler', '--quiet')
+    """
+    program, *others = words
+    return (str(Path(program).absolute()) if Path(program).parent != Path() else program, *others)
 
 
 def tile_options(model: ov.Model) -> dict[str, str]:

@@ -75,7 +75,5 @@ def test_by_default_a_deep_narrow_model_needs_no_pairs_of_rows() -> None:
 
 
 def test_formats_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ConfigError, match="the stages compute in fp32, so a head or embedding in 'fp16'"):
-        choose_formats("int8", **SETTINGS | {"head": "fp16"})
     with pytest.raises(ConfigError, match="its 40 columns are no whole number of blocks of 32"):
         choose_formats("int8", **SETTINGS | {"embedding": "int8", "embedding_width": 40})

@@ -23,7 +23,10 @@ def manifest(bundle: Path) -> Manifest:
 def test_parts_are_counted_where_they_live(manifest: Manifest) -> None:
     _, target, draft = memory_needs(manifest, load_device_map("cuda-npu"))
     assert (target.device, draft.device) == ("NVIDIA GPU 0", "NPU")
-    assert (target.weights, target.copies) == (1000, 0)
+    shape = manifest.target.shape
+    head = shape.vocab_size * shape.hidden_size * 4
+    assert (target.weights, target.copies) == (1000, len(manifest.target.exits) * head), "every exit has its own"
+    assert memory_needs(manifest, load_device_map("cpu"))[1].copies == 0
     assert target.caches == 2 * 2 * 1 * 64 * 4 * 4
     # The NPU computes these fp32 weights in 16 bits.
     assert (draft.weights, draft.copies) == (50, 100)

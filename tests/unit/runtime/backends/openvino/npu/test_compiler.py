@@ -1,6 +1,7 @@
 """What is read out of the NPU compiler's words, with a command that says what it is told to."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -91,6 +92,17 @@ def test_the_compiler_is_told_platform_trace_and_tiles(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("num_rows", "expected"), [(24, {"NPU_TILES": "2"}), (32, {})])
 def test_few_rows_go_to_two_tiles(num_rows: int, expected: dict[str, str]) -> None:
     assert tile_options(draft(num_rows)) == expected
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a script that says what runs it")
+def test_a_command_is_found_from_where_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "tools" / "compiler.sh"
+    program.parent.mkdir()
+    program.write_text(f"#!{sys.executable}\nprint('[ERROR] 1 [x] found')", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    found = NpuCompiler("tools/compiler.sh").compile(draft(), "s", "4000", tmp_path / "b")
+    assert found.error == "found"
 
 
 def test_a_command_that_is_not_there(tmp_path: Path) -> None:

@@ -1,15 +1,19 @@
-/* A Vulkan driver in front of a software one: the same device, without subgroup operations.
+/* A Vulkan driver in front of a software one: the same device, without subgroup operations, and one that can be lost.
  *
  * A software Vulkan has subgroups of four lanes. ONNX Runtime's attention kernels take at least sixteen for granted
  * wherever subgroups are offered, and compute wrong numbers with fewer; without them it takes kernels that need none.
  *
- * gcc -shared -fPIC -o without_subgroups.so without_subgroups.c -ldl
+ * As soon as the file that LOSE_DEVICE names exists, the device takes no more work: VK_ERROR_DEVICE_LOST, as a graphics
+ * card says that was pulled out or whose driver was started anew.
+ *
+ * gcc -shared -fPIC -o driver.so driver.c -ldl
  * The driver behind is the library that SOFTWARE_VULKAN names.
  */
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef void (*Function)(void);
 typedef Function (*GetProcAddr)(void *instance, const char *name);
@@ -32,8 +36,12 @@ typedef struct {
     uint32_t node_mask, luid_valid, size, stages, operations, quad;
 } Vulkan11;
 
-static GetProcAddr behind;
+typedef int32_t (*Submit)(void *queue, uint32_t count, const void *submits, uint64_t fence);
+enum { DEVICE_LOST = -4 };
+
+static GetProcAddr behind, true_device_functions;
 static GetProperties2 true_properties;
+static Submit true_submit;
 
 static Function driver(const char *symbol) {
     static void *library;
@@ -49,6 +57,19 @@ static void properties(void *device, void *answer) {
     }
 }
 
+static int32_t submit(void *queue, uint32_t count, const void *submits, uint64_t fence) {
+    const char *sign = getenv("LOSE_DEVICE");
+    if (sign != NULL && access(sign, F_OK) == 0) return DEVICE_LOST;
+    return true_submit(queue, count, submits, fence);
+}
+
+static Function device_functions(void *device, const char *name) {
+    Function found = true_device_functions(device, name);
+    if (found == NULL || strcmp(name, "vkQueueSubmit") != 0) return found;
+    true_submit = (Submit)found;
+    return (Function)submit;
+}
+
 __attribute__((visibility("default"))) Function vk_icdGetInstanceProcAddr(void *instance, const char *name) {
     if (behind == NULL) behind = (GetProcAddr)driver("vk_icdGetInstanceProcAddr");
     if (behind == NULL) return NULL;
@@ -56,6 +77,10 @@ __attribute__((visibility("default"))) Function vk_icdGetInstanceProcAddr(void *
     if (found != NULL && strncmp(name, "vkGetPhysicalDeviceProperties2", 30) == 0) {
         true_properties = (GetProperties2)found;
         return (Function)properties;
+    }
+    if (found != NULL && strcmp(name, "vkGetDeviceProcAddr") == 0) {
+        true_device_functions = (GetProcAddr)found;
+        return (Function)device_functions;
     }
     return found;
 }

@@ -1,0 +1,95 @@
+"""The best logits of every row, found on the device that has them: a few kilobytes are read instead of a vocabulary.
+
+Owns: the graph, run on the target's own provider and stream. Does not own: whether they are enough
+(`sampling/short_rows`).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from mirrorsd.device_maps import TargetPlacement
+from mirrorsd.graphs.errors import DeviceError, raised_as
+from mirrorsd.runtime.backends.onnxruntime.errors import ONNX_ERRORS
+from mirrorsd.runtime.backends.onnxruntime.providers import provider_options, session_options
+from mirrorsd.runtime.backends.onnxruntime.small_graphs import ONNX_TYPES, model, node
+from mirrorsd.runtime.sampling.short_rows import ShortRow
+from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
+
+NUM_BEST = 128
+"""Twice as many as the widest top-k of the models' own settings (64); 8 rows of them are 12 KB."""
+_LEAST_SAVED = 8
+"""A vocabulary that is not so many times larger is read whole."""
+
+
+class BestLogits:
+    """Finds them on one provider. Opened when a filtered text first asks."""
+
+    def __init__(self, placement: TargetPlacement, stream: int | None = None) -> None:
+        self._placement, self._stream = placement, stream
+        self._sessions: dict[str, ort.InferenceSession] = {}
+
+    def read(
+        self, logits: ort.OrtValue, dtype: str, filters: ShortlistFilter, num_rows: int
+    ) -> Sequence[ShortRow] | None:
+        """The first `num_rows` rows of logits `[1, R, V]`; None where one of them does not hold all that is kept.
+
+        Raises:
+            DeviceError: the device failed.
+        """
+        vocab_size = logits.shape()[2]
+        if filters.top_k >= NUM_BEST or vocab_size < _LEAST_SAVED * NUM_BEST:
+            return None
+        with raised_as(DeviceError, "ONNX Runtime failed while finding the best logits", ONNX_ERRORS):
+            best, ids, masses = self._run(logits, dtype, 1 / filters.temperature)
+        rows = [ShortRow(ids[0, row], best[0, row], float(masses[0, row, 0])).ordered() for row in range(num_rows)]
+        return rows if all(_is_enough(row, filters) for row in rows) else None
+
+    def _run(
+        self, logits: ort.OrtValue, dtype: str, inverse_temperature: float
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
+        if dtype not in self._sessions:
+            options = provider_options(self._placement, dtype=dtype, stream=self._stream)
+            self._sessions[dtype] = ort.InferenceSession(
+                _graph(dtype),
+                session_options(self._placement),
+                providers=[(self._placement.provider, options)],
+                enable_fallback=0,
+            )
+        num_rows = logits.shape()[1]
+        best, ids = (np.empty((1, num_rows, NUM_BEST), kind) for kind in (np.float32, np.int64))
+        masses = np.empty((1, num_rows, 1), np.float32)
+        binding = self._sessions[dtype].io_binding()
+        binding.bind_ortvalue_input("logits", logits)
+        binding.bind_cpu_input("inverse_temperature", np.array([inverse_temperature], np.float32))
+        for name, array in (("best", best), ("ids", ids), ("masses", masses)):
+            binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array))
+        self._sessions[dtype].run_with_iobinding(binding)
+        return best, ids, masses
+
+
+def _is_enough(row: ShortRow, filters: ShortlistFilter) -> bool:
+    """A row that is no numbers is: the chooser says so."""
+    return not np.isfinite(row.mass) or row.num_kept(filters) is not None
+
+
+def _graph(dtype: str) -> bytes:
+    """Top-k, and the mass of each row: `sum(exp((logit - best) / temperature))`, in float32."""
+    floats = ONNX_TYPES["float32"]
+    nodes = [
+        node("Cast", ["logits"], ["floats"], to=floats),
+        node("TopK", ["floats", "count"], ["best", "ids"], axis=-1 & (2**64 - 1), largest=1, sorted=1),
+        node("ReduceMax", ["floats", "last_axis"], ["largest"], keepdims=1),
+        node("Sub", ["floats", "largest"], ["behind"]),
+        node("Mul", ["behind", "inverse_temperature"], ["scaled"]),
+        node("Exp", ["scaled"], ["weights"]),
+        node("ReduceSum", ["weights", "last_axis"], ["masses"], keepdims=1),
+    ]
+    return model(
+        nodes,
+        [("logits", ONNX_TYPES[dtype], 3), ("inverse_temperature", floats, 1)],
+        [("best", floats, 3), ("ids", ONNX_TYPES["int64"], 3), ("masses", floats, 3)],
+        {"count": np.array([NUM_BEST]), "last_axis": np.array([-1])},
+    )

@@ -1,0 +1,69 @@
+"""The best logits of rows that stay on a device, and whether they hold all that a request's filters keep.
+
+Owns: that proof, and the candidates that `LikelyTokens` would have found in the whole row. Where it fails, the whole
+row has to be read: a text never depends on which of the two it was.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirrorsd.runtime.sampling.likely_tokens import LikelyTokens, least_kept, weigh
+from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
+
+_MASS_ERROR = 1e-4
+"""Of a row's mass: single precision costs a thousandth of that in a sum, a GPU's exponentials a tenth."""
+
+
+class ShortRow(NamedTuple):
+    """The best of one row of logits.
+
+    Attributes:
+        ids: `[M]`.
+        logits: `[M]`, the largest first.
+        mass: sum over the whole row of `exp((logit - best) / temperature)`, as the device makes it.
+    """
+
+    ids: NDArray[np.int64]
+    logits: NDArray[np.floating]
+    mass: float
+
+    def ordered(self) -> "ShortRow":
+        """By logit, of equals the lowest id first: devices differ there."""
+        order = np.lexsort((self.ids, -self.logits))
+        return self._replace(ids=self.ids[order], logits=self.logits[order])
+
+    def num_kept(self, filters: ShortlistFilter) -> int | None:
+        """How many of an `ordered` row's candidates are kept (by top-k alone if there is one); None: some are not here.
+
+        >>> row = ShortRow(np.array([7, 2, 9]), np.log([0.6, 0.3, 0.05]).astype(np.float32), 1 / 0.6)
+        >>> [row.num_kept(ShortlistFilter(1.0, *chosen)) for chosen in ((2, 1, 0), (3, 1, 0), (0, 1, 0.4), (0, 0.8, 0))]
+        [2, None, 2, 2]
+        """
+        count = filters.top_k or self._num_above_and_within(filters)
+        if count is None or count >= len(self.logits):
+            return None
+        return count if self.logits[-1] < self.logits[count - 1] else None  # an equal that is not here might go first
+
+    def _num_above_and_within(self, filters: ShortlistFilter) -> int | None:
+        """Candidates that min-p keeps, before which less than `top_p` stands; None where the mass leaves a doubt."""
+        floor = least_kept(float(self.logits[0]), filters, self.logits.dtype)
+        count = int(np.count_nonzero(self.logits >= floor))
+        if filters.top_p >= 1:
+            return count
+        behind = (self.logits[:count].astype(np.float64) - float(self.logits[0])) / filters.temperature
+        masses = np.exp(behind)
+        before, kept_mass = np.cumsum(masses) - masses, filters.top_p * self.mass
+        if np.abs(before - kept_mass).min() < _MASS_ERROR * self.mass:
+            return None
+        return int(np.count_nonzero(before < kept_mass))
+
+    def likely(self, filters: ShortlistFilter, scratch: NDArray[np.float32]) -> LikelyTokens:
+        """What `likely_tokens` makes of the whole row, of an `ordered` row that has a `num_kept`."""
+        count = self.num_kept(filters)
+        assert count is not None
+        places = np.argsort(self.ids[:count])
+        ids, logits = self.ids[:count][places], self.logits[:count][places]
+        left = filters if filters.top_k > 0 else filters._replace(top_p=1.0)
+        return weigh(ids, logits, float(self.logits[0]), left, scratch)
