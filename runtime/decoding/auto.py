@@ -13,7 +13,7 @@ from mirrorsd.runtime.decoding.mirror import MirrorSource
 from mirrorsd.runtime.decoding.request import StepRecord
 from mirrorsd.runtime.decoding.serial import SerialSource
 from mirrorsd.runtime.decoding.step import Beside, Found, InFlight
-from mirrorsd.runtime.draft.chain import NO_TOKENS
+from mirrorsd.runtime.draft.tree import NO_TOKENS
 from mirrorsd.runtime.policy.account import Account, PairKnowledge
 
 

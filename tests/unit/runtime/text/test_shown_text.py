@@ -8,8 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mirrorsd.runtime.config import GenerationConfig
-from mirrorsd.runtime.text.incremental_decoder import IncrementalDecoder
-from mirrorsd.runtime.text.stopping import StopWatch
+from mirrorsd.runtime.text.shown_text import IncrementalDecoder, StopWatch
 
 NUM_SEQUENCES = 20_000
 WORDS = ["▁", "▁▁", "▁hello", "▁world", "hel", "lo", ".", "▁a", "a", "b", "▁END", "EN", "D", "�", "你", "😀", "▁é"]
