@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mirrorsd.runtime.policy.times import Confirmations, PlainPace, share_out, worth_by_rows
+from mirrorsd.runtime.policy.times import Confirmations, PlainPace, Ratio, share_out, worth_by_rows
 
 
 def test_it_follows_the_machine_while_speculation_runs() -> None:
@@ -97,3 +97,13 @@ def test_a_window_and_its_roots_are_fed_in_one_round(make_bench: Make, confident
     assert bench.decode(PROMPT, "mirror", max_new_tokens=60) == plain
     reused = [step.next_source for step in bench.last_request.steps]
     assert reused.count("early") + reused.count("exit") > 0.8 * len(reused)
+
+
+def test_a_ratio_outlives_a_dozen_cases_of_bad_luck() -> None:
+    """Of 200 cases that came true, twelve that did not leave more than two thirds: each weighs a fiftieth."""
+    ratio = Ratio()
+    for _ in range(200):
+        ratio.observe(1.0, 1.0)
+    for _ in range(12):
+        ratio.observe(0.0, 1.0)
+    assert ratio.value == pytest.approx(0.98**12, abs=0.01)
