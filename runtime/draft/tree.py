@@ -6,12 +6,15 @@ token; slots after the chain are scratch. The scheduler reads the branches throu
 
 from collections.abc import Iterable, Sequence
 from itertools import count
+from math import isnan
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock, TipGuesses, check_guesses
+from mirrorsd.graphs.contract import DraftShape
+from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock, TipGuesses
 from mirrorsd.runtime.policy.roots import Root
 from mirrorsd.runtime.policy.windows import Share
 
@@ -95,7 +98,7 @@ class DraftChain:
         Raises:
             DeviceError: the device failed, or answered what no draft answers.
         """
-        return check_guesses(self.session.run(blocks, tip_rows), len(tip_rows), self.session.shape)
+        return _checked(self.session.run(blocks, tip_rows), len(tip_rows), self.session.shape)
 
     def note_candidates(
         self, position: int, ids: Iterable[NDArray[np.int64]], logprobs: Iterable[NDArray[np.float32]]
@@ -112,6 +115,23 @@ class DraftChain:
         Rows about which it knows nothing have log-probability `-inf`.
         """
         return self._next_ids[start:stop], self._next_logprobs[start:stop]
+
+
+def _checked(guesses: TipGuesses, num_tips: int, shape: DraftShape) -> TipGuesses:
+    """Refuse what no working draft returns, before it can reach the target.
+
+    Raises:
+        DeviceError: wrong shape, an id outside the vocabulary, or a log-probability that is not a number.
+    """
+    expected = (num_tips, 1 + shape.num_streams)
+    if guesses.ids.shape[:2] != expected or guesses.logprobs.shape != guesses.ids.shape:
+        raise DeviceError(f"The draft returned guesses of shape {guesses.ids.shape}, expected {(*expected, 'm')}.")
+    # Without a sign, ids below 0 are the largest: one look finds both ends. A minimum with a NaN is one.
+    if guesses.ids.size and guesses.ids.view(np.uint64).max() >= shape.vocab_size:
+        raise DeviceError(f"The draft returned token ids outside 0 .. {shape.vocab_size - 1}.")
+    if guesses.ids.size and isnan(guesses.logprobs[..., 0].min()):
+        raise DeviceError("The draft returned log-probabilities that are not numbers.")
+    return guesses
 
 
 def longest_common_prefix(left: NDArray[np.int64], right: NDArray[np.int64]) -> int:
