@@ -17,9 +17,10 @@ from typing import Any
 
 from mirrorsd import MirrorPipeline
 from mirrorsd.bench import runs
+from mirrorsd.runtime.config import Method
 
 RUNTIME = Path(__file__).resolve().parents[2] / "runtime"
-METHODS = ("plain", "serial", "mirror", "auto")
+METHODS: tuple[Method, ...] = ("plain", "serial", "mirror", "auto")
 OUTER = {"pipeline.py", "session.py", "seats.py", "turns.py", "engine.py"}
 
 
