@@ -4,7 +4,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 from mirrorsd.device_maps.pace import interpolate
@@ -55,16 +55,19 @@ class Engine:
         # An engine that is dropped without having been closed lets its threads end.
         self._end_workers = weakref.finalize(self, _end, self.draft_worker, self.preparing_worker, self.target_worker)
         self._end_workers.atexit = False
-        try:
+        with ExitStack() as unless_loaded:
+            unless_loaded.push(self._give_up)
             target = self.target_worker.submit(load_target)
             draft = self.draft_worker.submit(load_draft)
             self.target_model, self.draft_model = target.result(), draft.result()
-        except Exception:
-            self.close()  # what the other device is still loading must not outlive the interpreter
-            raise
-        except BaseException:
+            unless_loaded.pop_all()
+
+    def _give_up(self, kind: type[BaseException] | None, *_: object) -> None:
+        """End what the other device is still loading, and wait for it unless the user wants to leave."""
+        if kind is not None and issubclass(kind, Exception):
+            self.close()
+        else:
             self._end_workers()
-            raise
 
     @property
     def is_forked(self) -> bool:

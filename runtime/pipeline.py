@@ -2,30 +2,45 @@
 
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.manifest import Manifest
-from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig, Speculations
+from mirrorsd.runtime.config import SpeculationConfig, Speculations
 from mirrorsd.runtime.devices.layouts import Layout
 from mirrorsd.runtime.doctor.memory import cache_bytes
 from mirrorsd.runtime.engine import Engine, check_exits
-from mirrorsd.runtime.generation_options import GenerationOptions
 from mirrorsd.runtime.loading import load_parts
-from mirrorsd.runtime.reporting.results import Chunk, GenerationResult
 from mirrorsd.runtime.seats import Seats
 from mirrorsd.runtime.session import MirrorSession
 from mirrorsd.runtime.setting_rules import require
 from mirrorsd.runtime.text.request_reader import RequestReader
-from mirrorsd.runtime.text.tokenizer import BundleTokenizer, Message
+from mirrorsd.runtime.text.tokenizer import BundleTokenizer
 from mirrorsd.runtime.tuned import Tuned
 
 _CLOSE_S = 5.0
+
+
+Arguments = ParamSpec("Arguments")
+Returned = TypeVar("Returned")
+
+
+def _on_own_session(
+    method: "Callable[Concatenate[MirrorSession, Arguments], Returned]",
+) -> "Callable[Concatenate[MirrorPipeline, Arguments], Returned]":
+    """The same method for a pipeline, with the same types and words: it works on the pipeline's own session."""
+
+    @wraps(method)
+    def forward(self: "MirrorPipeline", /, *args: Arguments.args, **options: Arguments.kwargs) -> Returned:
+        return method(self._own, *args, **options)
+
+    return forward
 
 
 class MirrorPipeline:
@@ -142,78 +157,12 @@ class MirrorPipeline:
         require(is_fine, "seats", "count", count, "1 or more (a whole number)")
         return Seats(self.session, count, cache_bytes(self.manifest))
 
-    def generate(
-        self,
-        prompt: str | None = None,
-        config: GenerationConfig | None = None,
-        *,
-        messages: Sequence[Message] | None = None,
-        token_ids: Sequence[int] | None = None,
-        **overrides: Unpack[GenerationOptions],
-    ) -> GenerationResult:
-        """Produce a text: see `MirrorSession.generate`."""
-        return self._own.generate(prompt, config, messages=messages, token_ids=token_ids, **overrides)
-
-    def stream(
-        self,
-        prompt: str | None = None,
-        config: GenerationConfig | None = None,
-        *,
-        messages: Sequence[Message] | None = None,
-        token_ids: Sequence[int] | None = None,
-        **overrides: Unpack[GenerationOptions],
-    ) -> Iterator[Chunk]:
-        """Produce a text chunk by chunk: see `MirrorSession.stream`."""
-        return self._own.stream(prompt, config, messages=messages, token_ids=token_ids, **overrides)
-
-    def generate_several(
-        self,
-        count: int,
-        prompt: str | None = None,
-        config: GenerationConfig | None = None,
-        *,
-        messages: Sequence[Message] | None = None,
-        token_ids: Sequence[int] | None = None,
-        **overrides: Unpack[GenerationOptions],
-    ) -> list[GenerationResult]:
-        """Several answers to one prompt: see `MirrorSession.generate_several`."""
-        return self._own.generate_several(count, prompt, config, messages=messages, token_ids=token_ids, **overrides)
-
-    def astream(
-        self,
-        prompt: str | None = None,
-        config: GenerationConfig | None = None,
-        *,
-        messages: Sequence[Message] | None = None,
-        token_ids: Sequence[int] | None = None,
-        **overrides: Unpack[GenerationOptions],
-    ) -> AsyncGenerator[Chunk, None]:
-        """Produce a text chunk by chunk, for `async for`: see `MirrorSession.astream`."""
-        return self._own.astream(prompt, config, messages=messages, token_ids=token_ids, **overrides)
-
-    async def agenerate(
-        self,
-        prompt: str | None = None,
-        config: GenerationConfig | None = None,
-        *,
-        messages: Sequence[Message] | None = None,
-        token_ids: Sequence[int] | None = None,
-        **overrides: Unpack[GenerationOptions],
-    ) -> GenerationResult:
-        """Produce a text without keeping the event loop waiting: see `MirrorSession.agenerate`."""
-        return await self._own.agenerate(prompt, config, messages=messages, token_ids=token_ids, **overrides)
-
-    def encode(
-        self,
-        prompt: str | None = None,
-        config: GenerationConfig | None = None,
-        *,
-        messages: Sequence[Message] | None = None,
-        token_ids: Sequence[int] | None = None,
-        **overrides: Unpack[GenerationOptions],
-    ) -> list[int]:
-        """The ids that `generate` would read: see `MirrorSession.encode`."""
-        return self._own.encode(prompt, config, messages=messages, token_ids=token_ids, **overrides)
+    generate = _on_own_session(MirrorSession.generate)
+    stream = _on_own_session(MirrorSession.stream)
+    generate_several = _on_own_session(MirrorSession.generate_several)
+    astream = _on_own_session(MirrorSession.astream)
+    agenerate = _on_own_session(MirrorSession.agenerate)
+    encode = _on_own_session(MirrorSession.encode)
 
     def tune(
         self,

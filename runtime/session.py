@@ -19,18 +19,17 @@ from mirrorsd.runtime.config import GenerationConfig, Speculations, resolve_gene
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.devices.in_thread import stream_in_thread
 from mirrorsd.runtime.devices.layouts import Layout
-from mirrorsd.runtime.draft.chain import longest_common_prefix
+from mirrorsd.runtime.draft.tree import longest_common_prefix
 from mirrorsd.runtime.engine import Engine
-from mirrorsd.runtime.generation import Stop, run_steps
+from mirrorsd.runtime.generation import SeatedDecoder, Stop, run_steps
 from mirrorsd.runtime.generation_options import GenerationOptions
 from mirrorsd.runtime.reporting.results import Chunk, GenerationResult
 from mirrorsd.runtime.reporting.stats import summarise
 from mirrorsd.runtime.sampling.noise import nth_seed
 from mirrorsd.runtime.saved_cache import SavedCache, origin_of, read_cache, write_cache
-from mirrorsd.runtime.seated_decoder import SeatedDecoder
 from mirrorsd.runtime.setting_rules import require
 from mirrorsd.runtime.text.request_reader import RequestReader
-from mirrorsd.runtime.text.stopping import StopWatch
+from mirrorsd.runtime.text.shown_text import StopWatch
 from mirrorsd.runtime.text.tokenizer import Message
 from mirrorsd.runtime.turns import Turns
 

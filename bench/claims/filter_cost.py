@@ -78,6 +78,7 @@ def measure(filters: dict[str, Any], drawn: list[NDArray[np.float32]], count: in
         "choose_least": round(min(choose_ms), 3),
         "noise": round(max(both - choose, 0.0), 3),
         "both": round(both, 3),
+        "both_least": round(min(both_ms), 3),
         "whole_row": is_row,
     }
 

@@ -4,14 +4,12 @@
 """
 
 from collections.abc import Callable, Collection, Sequence
-from math import isnan
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.contract import DraftShape
-from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 from mirrorsd.runtime.sampling.short_rows import ShortRow
@@ -88,23 +86,6 @@ class DraftModel(Protocol):
 
     def describe(self) -> str:
         """One line: what runs where."""
-
-
-def check_guesses(guesses: TipGuesses, num_tips: int, shape: DraftShape) -> TipGuesses:
-    """Refuse what no working draft returns, before it can reach the target.
-
-    Raises:
-        DeviceError: wrong shape, an id outside the vocabulary, or a log-probability that is not a number.
-    """
-    expected = (num_tips, 1 + shape.num_streams)
-    if guesses.ids.shape[:2] != expected or guesses.logprobs.shape != guesses.ids.shape:
-        raise DeviceError(f"The draft returned guesses of shape {guesses.ids.shape}, expected {(*expected, 'm')}.")
-    # Without a sign, ids below 0 are the largest: one look finds both ends. A minimum with a NaN is one.
-    if guesses.ids.size and guesses.ids.view(np.uint64).max() >= shape.vocab_size:
-        raise DeviceError(f"The draft returned token ids outside 0 .. {shape.vocab_size - 1}.")
-    if guesses.ids.size and isnan(guesses.logprobs[..., 0].min()):
-        raise DeviceError("The draft returned log-probabilities that are not numbers.")
-    return guesses
 
 
 class ExitGuesses:

@@ -13,7 +13,7 @@ from mirrorsd.runtime.decoding.mirror import MirrorSource
 from mirrorsd.runtime.decoding.request import StepRecord
 from mirrorsd.runtime.decoding.serial import SerialSource
 from mirrorsd.runtime.decoding.step import Beside, Found, InFlight
-from mirrorsd.runtime.draft.chain import NO_TOKENS
+from mirrorsd.runtime.draft.tree import NO_TOKENS
 from mirrorsd.runtime.policy.account import Account, PairKnowledge
 
 
@@ -69,7 +69,10 @@ class AutoSource:
             self._serial.post_prefill()
             self._is_in_step = True
         read_prompt()
-        return self._choose(None).window
+        window = self._choose(None).window
+        if self._drafted_s:  # before the first step
+            self._account.observe_step(0.0, self._drafted_s, 0, is_plain=False)
+        return window
 
     def begin(self, inflight: InFlight) -> Beside | None:
         """See `WindowSource.begin`."""
@@ -125,6 +128,8 @@ class AutoSource:
         ledger, windows, was_in_step = self._request.ledger, self._request.windows, self._is_in_step
         num_missing = self._num_missing
         self._free_guess = self._free_rows.guess()
+        if windows is not None:
+            windows.budget = self._account.credit
         before = ledger.drafted_s
         if was_in_step:
             found = self._drafting.next(*done) if done is not None else Found(self._serial.fresh_window(), "fresh")

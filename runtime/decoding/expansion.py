@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from mirrorsd.runtime.backends.protocol import ExitGuesses
 from mirrorsd.runtime.decoding.draft_link import DraftLine
-from mirrorsd.runtime.draft.branches import Branch, BranchTable
 from mirrorsd.runtime.draft.drafter import Offer
+from mirrorsd.runtime.draft.tree import Branch, BranchTable
 from mirrorsd.runtime.policy.roots import Root, RootPlanner
-from mirrorsd.runtime.policy.rounds import worth_by_rows
+from mirrorsd.runtime.policy.times import worth_by_rows
 
 _FIRST_ROUND_GRACE = 0.5
 """Share of a round by which it may end late while too little is prepared: waiting still beats drafting anew."""

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from mirrorsd.runtime.decoding.acceptance import Acceptance
 from mirrorsd.runtime.decoding.request import Request, StepRecord
 from mirrorsd.runtime.decoding.step import Found, InFlight
-from mirrorsd.runtime.draft.chain import NO_TOKENS
+from mirrorsd.runtime.draft.tree import NO_TOKENS
 from mirrorsd.runtime.policy.repeats import RepeatedText, TextLookup
 
 _LONGEST = 31

@@ -16,8 +16,8 @@ from mirrorsd.runtime.decoding.request import StepRecord
 from mirrorsd.runtime.decoding.serial import SerialSource
 from mirrorsd.runtime.decoding.step import Found, InFlight
 from mirrorsd.runtime.decoding.target_link import TargetLine
-from mirrorsd.runtime.draft.branches import BranchTable, BranchWindow
 from mirrorsd.runtime.draft.drafter import cut_window
+from mirrorsd.runtime.draft.tree import BranchTable, BranchWindow
 from mirrorsd.runtime.policy.roots import RootPlanner
 from mirrorsd.runtime.policy.times import PassClock
 

@@ -10,7 +10,7 @@ from mirrorsd.runtime.decoding.acceptance import Acceptance
 from mirrorsd.runtime.decoding.draft_link import DraftLine
 from mirrorsd.runtime.decoding.request import Request, StepRecord
 from mirrorsd.runtime.decoding.step import Found, InFlight
-from mirrorsd.runtime.draft.chain import NO_TOKENS
+from mirrorsd.runtime.draft.tree import NO_TOKENS
 from mirrorsd.runtime.policy.windows import WindowOrder
 
 _FEWEST_FORCED = 2

@@ -14,7 +14,7 @@ from mirrorsd.runtime.backends.protocol import ExitGuesses, TargetOutput
 from mirrorsd.runtime.decoding.acceptance import Acceptance, accept_window
 from mirrorsd.runtime.decoding.request import Request, StepRecord
 from mirrorsd.runtime.decoding.target_link import TargetLine
-from mirrorsd.runtime.draft.chain import NO_TOKENS
+from mirrorsd.runtime.draft.tree import NO_TOKENS
 from mirrorsd.runtime.sampling.chooser import graph_choice
 
 

@@ -11,7 +11,7 @@ from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.backends.protocol import ExitGuesses, TargetOutput, TargetSession
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.devices.workers import DeviceWorker, Overdue, Ticket
-from mirrorsd.runtime.draft.chain import longest_common_prefix
+from mirrorsd.runtime.draft.tree import longest_common_prefix
 
 Result = TypeVar("Result")
 _TERMINATE_S = 2.0

@@ -10,12 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock, TipGuesses
-from mirrorsd.runtime.draft.branches import Branch, BranchWindow
-from mirrorsd.runtime.draft.chain import NO_TOKENS, DraftChain
+from mirrorsd.runtime.draft.tree import NO_TOKENS, Branch, BranchWindow, DraftChain
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.roots import Root
-from mirrorsd.runtime.policy.rounds import Confirmations, share_out
-from mirrorsd.runtime.policy.times import RoundClock
+from mirrorsd.runtime.policy.times import Confirmations, RoundClock, share_out
 from mirrorsd.runtime.policy.windows import Share, WindowLength, WindowOrder
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 

@@ -1,4 +1,8 @@
-"""How long a draft round takes, learned while running, and which size is worth most in the time that is left."""
+"""How long passes, rounds and plain steps take, learned while running, and which rows of a round are worth their time.
+
+Every guess that is fed costs a row, and is kept only if the row before it confirms it. Where streams are often wrong
+(sampling), feeding all guesses of a few branches wastes most of a round: feeding the surer guesses of many is better.
+"""
 
 from collections import deque
 from collections.abc import Sequence
@@ -9,7 +13,7 @@ from numpy.typing import NDArray
 
 __all__ = ["PlainPace"]
 
-_MEMORY = 0.8
+_PACE_MEMORY = 0.8
 """Of the passes' slowdown, from step to step."""
 _STEPS_BEFORE, _STEPS_AFTER = 16, 4
 """Plain steps that are compared with the first pass of speculation after them, and with its last ones before them."""
@@ -43,7 +47,7 @@ class PlainPace:
             self._compare(slowdown)
             self._steps.clear()
             self._slowdown = 0.0
-        self._slowdown = _MEMORY * (self._slowdown or slowdown) + (1 - _MEMORY) * slowdown
+        self._slowdown = _PACE_MEMORY * (self._slowdown or slowdown) + (1 - _PACE_MEMORY) * slowdown
         return slowdown * self.reference
 
     def _compare(self, slowdown: float) -> None:
@@ -54,7 +58,7 @@ class PlainPace:
         self.reference += share * (median(self._steps) / slowdown - self.reference)
 
 
-_MEMORY, _PRIOR = 0.98, 5.0
+_RATIO_MEMORY, _PRIOR = 0.98, 5.0
 
 
 class Ratio:
@@ -65,8 +69,8 @@ class Ratio:
 
     def observe(self, happened: float, expected: float) -> None:
         """Learn from one case."""
-        self._happened = _MEMORY * self._happened + happened
-        self._expected = _MEMORY * self._expected + expected
+        self._happened = _RATIO_MEMORY * self._happened + happened
+        self._expected = _RATIO_MEMORY * self._expected + expected
 
     @property
     def value(self) -> float:
@@ -74,7 +78,7 @@ class Ratio:
         return self._happened / self._expected
 
 
-_MEMORY = 0.8
+_TIME_MEMORY = 0.8
 
 
 class Estimate:
@@ -97,7 +101,7 @@ class Estimate:
         if self.seconds is None:
             self.seconds = seconds
         else:
-            self.seconds = _MEMORY * self.seconds + (1 - _MEMORY) * min(seconds, 2 * self.seconds)
+            self.seconds = _TIME_MEMORY * self.seconds + (1 - _TIME_MEMORY) * min(seconds, 2 * self.seconds)
 
 
 class RoundClock:
@@ -168,3 +172,54 @@ class PassClock:
             return float("inf")
         nearest = min(self._estimates, key=lambda rows: abs(rows - num_rows))
         return self._estimates[nearest].seconds or float("inf")
+
+
+_FIRST_CHANCE, _CHANCE_MEMORY = 0.5, 0.97
+
+
+class Confirmations:
+    """How often the draft confirms its own guesses: by place in the pass, given that all before were confirmed."""
+
+    def __init__(self, num_streams: int) -> None:
+        self._chances = np.full(num_streams, _FIRST_CHANCE)
+
+    def observe(self, num_fed: int, num_kept: int) -> None:
+        """Learn from a branch of which `num_fed` guesses were fed and `num_kept` kept (the first always is).
+
+        >>> seen = Confirmations(3); seen.observe(4, 2)
+        >>> seen.chances(4).round(4).tolist()
+        [1.0, 0.515, 0.2498, 0.1249]
+        """
+        tried = min(num_kept, num_fed - 1, len(self._chances))
+        self._chances[:tried] *= _CHANCE_MEMORY
+        self._chances[: min(num_kept - 1, tried)] += 1 - _CHANCE_MEMORY
+
+    def chances(self, num_guesses: int) -> NDArray[np.float64]:
+        """Chance of each of a branch's guesses to be kept, `[num_guesses]`; the first one's is 1."""
+        places = np.minimum(np.arange(num_guesses - 1), len(self._chances) - 1)
+        return np.concatenate([[1.0], np.cumprod(self._chances[places])])
+
+
+def share_out(worths: Sequence[Sequence[float]], num_rows: int) -> list[int]:
+    """How many of its rows each branch gets: the `num_rows` worthiest of all, those of a branch in their order.
+
+    `worths[b]` are the worths of branch `b`'s rows; none is worthier than the row before it.
+
+    >>> share_out([[8.0, 4.0, 2.0], [3.0, 1.0]], 3)
+    [2, 1]
+    """
+    offers = sorted((-worth, branch) for branch, rows in enumerate(worths) for worth in rows)
+    shares = [0] * len(worths)
+    for _, branch in offers[:num_rows]:
+        shares[branch] += 1
+    return shares
+
+
+def worth_by_rows(worths: Sequence[Sequence[float]], num_lead: int) -> NDArray[np.float64]:
+    """What rounds of `0 ..` rows are worth, of which the first `num_lead` feed the chain and are worth nothing.
+
+    >>> worth_by_rows([[8.0, 4.0], [3.0]], 1).tolist()
+    [0.0, 0.0, 8.0, 12.0, 15.0]
+    """
+    offers = np.sort([worth for rows in worths for worth in rows])[::-1]
+    return np.concatenate([np.zeros(num_lead + 1), np.cumsum(offers)])

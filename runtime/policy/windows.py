@@ -8,7 +8,7 @@ pays. Does not own how roots are chosen (`planner`) nor which method runs (`cost
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from math import exp, log
+from math import exp, inf, log
 from typing import NamedTuple
 
 from mirrorsd.device_maps.pace import Curve, interpolate
@@ -71,6 +71,7 @@ class WindowLength:
 
     Attributes:
         slowdown: how many times longer passes take now than was measured.
+        budget: tokens that the passes of the draft for a window may cost in all; `auto` says so, nobody else minds.
         worth: of the window that was cut last, in tokens.
     """
 
@@ -85,7 +86,7 @@ class WindowLength:
         self._acceptance_rate = _FIRST_RATE
         self._expected: list[tuple[float, bool]] = []
         self._awaited: tuple[int, float, float] | None = None
-        self.slowdown = 1.0
+        self.slowdown, self.budget = 1.0, inf
         self.worth = 0.0
 
     def pass_seconds(self, num_rows: int) -> float:
@@ -130,6 +131,8 @@ class WindowLength:
         `passes` have been made. Learns what the last one has brought, as `cut` does of the last of all. See there for
         `shares` and `num_main`.
         """
+        if self.speed * seconds * (passes + 1) > self.budget:
+            return False
         reach = self._reach(shares, num_main).reach
         value = max(self._worths(reach))
         self._learn_gain(value)

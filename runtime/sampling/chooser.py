@@ -56,10 +56,11 @@ class _RowNoise(NamedTuple):
             return self.row[: self.vocab_size]
         return gumbel_row(self.seed, self.position, self.vocab_size)
 
-    def loud(self, level: float) -> NDArray[np.int64]:
-        if self.row is not None:
-            return np.flatnonzero(self.row[: self.vocab_size] >= level)
-        return loud_tokens(self.seed, self.position, self.vocab_size, level)
+    def loud(self, level: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        if self.row is None:
+            return loud_tokens(self.seed, self.position, self.vocab_size, level)
+        ids = np.flatnonzero(self.row[: self.vocab_size] >= level)
+        return ids, self.row[ids]
 
 
 class Mask(Protocol):

@@ -20,6 +20,7 @@ _GROUPS = (128, 16)
 _FEW = 16_384
 _HEADS = (1e-3, 1e-5)
 """Shares of the best token's probability above which the head of a distribution is looked for."""
+_PARTS = 4
 _ASKED = 16
 _MARGIN = 2.5
 """Of `m` times the best token's probability the winner scores `log(m)` and more, rarely so much less."""
@@ -42,8 +43,8 @@ class RowNoise(Protocol):
         """Of all tokens, `[V]`."""
         ...
 
-    def loud(self, level: float) -> NDArray[np.int64]:
-        """All tokens whose noise is at least `level`, ascending, and perhaps some more."""
+    def loud(self, level: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """All tokens whose noise is at least `level`, ascending, and perhaps some more, with their noise."""
         ...
 
 
@@ -53,8 +54,9 @@ class LikelyTokens(NamedTuple):
     Attributes:
         ids: ascending; None where every token is one.
         logits: before the temperature.
-        behind: float32, how far they are behind the best logit, over the temperature: 0 and less.
+        best: the best of them.
         weights: float32, probabilities relative to the best; None where their sum does not matter.
+        parts: places, and the sum of their weights.
         kept_mass: kept is before what less than this of the weights stands; without weights, what is kept at least.
         floor: kept is what has at least this logit.
         scratch: see `new_scratch`.
@@ -62,8 +64,9 @@ class LikelyTokens(NamedTuple):
 
     ids: NDArray[np.int64] | None
     logits: NDArray[np.floating]
-    behind: NDArray[np.float32]
+    best: float
     weights: NDArray[np.float32] | None
+    parts: list[tuple[slice, float]]
     kept_mass: float
     floor: float
     scratch: NDArray[np.float32]
@@ -73,11 +76,29 @@ class LikelyTokens(NamedTuple):
         at = self.logits[place]
         if at < self.floor or self.weights is None:
             return bool(at >= self.floor)
-        stand_before = self.scratch[3, : len(self.logits)]
-        stand_before[:] = self.logits > at
-        stand_before *= self.weights
-        before = _total(stand_before)
-        before += float(self.weights[place]) * int(np.count_nonzero(self.logits[:place] == at))
+        equals_before = float(self.weights[place]) * int(np.count_nonzero(self.logits[:place] == at))
+        return self._is_before_border(at, equals_before)
+
+    def _is_before_border(self, at: float, before: float) -> bool:
+        """Whether the better ones and what is known to stand before, `before`, are less than the mass that is kept.
+
+        After some parts of the row, at least what stands before in them does so, and at most that and all of the rest.
+        Of a flat row one part mostly says which it is, beyond any rounding.
+        """
+        assert self.weights is not None
+        rest = sum(mass for _, mass in self.parts)
+        near = _ROUGH * rest
+        for part, mass in self.parts:
+            is_above = self.logits[part] > at
+            above = self.scratch[2, : len(is_above)]
+            above[:] = is_above
+            above *= self.weights[part]
+            before += _total(above)
+            rest -= mass
+            if before > self.kept_mass + near:
+                return False
+            if before + rest < self.kept_mass - near:
+                return True
         return before < self.kept_mass
 
     def best_kept(self, noise: RowNoise, temperature: float) -> list[tuple[int, float]]:
@@ -95,18 +116,16 @@ class LikelyTokens(NamedTuple):
         level = math.log(max(self.kept_mass, 1.0)) - _MARGIN
         if level < _QUIET:
             return None
-        places = noise.loud(level)
-        found, _ = self._first_kept(places, self._scores(places, noise.of(places), temperature))
+        places, loud = noise.loud(level)
+        found, _ = self._first_kept(places, self._scores(places, loud, temperature))
         if len(found) < 2:
             return None
-        place, score = found[1]
-        ahead_of_best = score - float(self.logits[place]) / temperature + float(self.behind[place])
-        return found if ahead_of_best > level + _ROUGH else None
+        _, score = found[1]
+        return found if score - self.best / temperature > level + _ROUGH else None
 
     def _best_of_all(self, noise: NDArray[np.float64], temperature: float) -> list[tuple[int, float]]:
-        rough = self.scratch[2, : len(noise)]
-        rough[:] = noise
-        rough += self.behind
+        rough = _behind(self.logits, self.best, temperature, self.scratch[1])
+        np.add(rough, noise, out=rough, casting="same_kind")
         count = _ASKED
         while True:
             places = _best_places(rough, count)
@@ -142,7 +161,7 @@ class LikelyTokens(NamedTuple):
 
 def new_scratch(vocab_size: int) -> NDArray[np.float32]:
     """Rows to compute in: fresh ones of this length would cost as much as what is done with them."""
-    return np.empty((4, vocab_size), dtype=np.float32)
+    return np.empty((3, vocab_size), dtype=np.float32)
 
 
 def likely_tokens(
@@ -156,10 +175,13 @@ def likely_tokens(
     >>> [likely.keeps(place) for place in range(3)]
     [False, True, True]
     """
-    ids = best_ids(logits, filters.top_k, best) if 0 < filters.top_k < len(logits) else None
-    if ids is None and filters.top_p >= 1:
-        ids = _few_above(logits, least_kept(best, filters, logits.dtype))
-    return weigh(ids, logits if ids is None else logits[ids], best, filters, scratch)
+    ids, least_mass = None, 0.0
+    if 0 < filters.top_k < len(logits):
+        ids = best_ids(logits, filters.top_k, best)
+    elif filters.top_p >= 1:
+        ids, count = _few_above(logits, least_kept(best, filters, logits.dtype))
+        least_mass = count * filters.min_p
+    return weigh(ids, logits if ids is None else logits[ids], best, filters, scratch, least_mass)
 
 
 def least_kept(best: float, filters: ShortlistFilter, dtype: "np.dtype[np.floating]") -> float:
@@ -175,30 +197,53 @@ def weigh(
     best: float,
     filters: ShortlistFilter,
     scratch: NDArray[np.float32],
+    least_mass: float = 0.0,
 ) -> LikelyTokens:
-    """Tokens `ids` (None: all) with logits `found`, and what top-p and min-p keep of them."""
+    """Tokens `ids` (None: all) with logits `found`, and what top-p and min-p keep of them.
+
+    Without a top-p nothing is summed; then at least `least_mass` is kept.
+    """
     floor = least_kept(best, filters, found.dtype)
-    behind, weights = scratch[:2, : len(found)]
-    with np.errstate(over="ignore"):
-        np.subtract(found, best, out=behind, casting="same_kind")
-        behind *= np.float32(1 / filters.temperature)
     if filters.top_p >= 1:
-        return LikelyTokens(ids, found, behind, None, _FEW * filters.min_p, floor, scratch)
-    np.exp(behind, out=weights)
-    everything = LikelyTokens(ids, found, behind, weights, filters.top_p * _total(weights), floor, scratch)
+        return LikelyTokens(ids, found, best, None, [], least_mass, floor, scratch)
+    weights = _behind(found, best, filters.temperature, scratch[0])
+    np.exp(weights, out=weights)
+    parts = _parts(weights)
+    kept_mass = filters.top_p * sum(mass for _, mass in parts)
+    everything = LikelyTokens(ids, found, best, weights, parts, kept_mass, floor, scratch)
     return _head(everything) if ids is None else everything
+
+
+def _behind(
+    logits: NDArray[np.floating], best: float, temperature: float, out: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """How far they are behind the best, over the temperature: 0 and less."""
+    behind = out[: len(logits)]
+    with np.errstate(over="ignore"):
+        np.subtract(logits, best, out=behind, casting="same_kind")
+        behind *= np.float32(1 / temperature)
+    return behind
+
+
+def _parts(weights: NDArray[np.float32]) -> list[tuple[slice, float]]:
+    size = len(weights) if len(weights) <= _FEW else -(-len(weights) // (_PARTS * _GROUPS[0])) * _GROUPS[0]
+    parts = [slice(first, first + size) for first in range(0, len(weights), size)]
+    return [(part, _total(weights[part])) for part in parts]
 
 
 def _total(weights: NDArray[np.float32]) -> float:
     """Their sum: column by column first, which is twice as fast as numpy's own order."""
     width = len(weights) // _GROUPS[0]
-    columns = weights[: width * _GROUPS[0]].reshape(_GROUPS[0], width)
-    return float(columns.sum(axis=0).sum() + weights[width * _GROUPS[0] :].sum())
+    columns, others = weights[: width * _GROUPS[0]].reshape(_GROUPS[0], width), weights[width * _GROUPS[0] :]
+    total = np.add.reduce(np.add.reduce(columns, axis=0))
+    return float(total + np.add.reduce(others) if len(others) else total)
 
 
-def _few_above(logits: NDArray[np.floating], floor: float) -> NDArray[np.int64] | None:
+def _few_above(logits: NDArray[np.floating], floor: float) -> tuple[NDArray[np.int64] | None, int]:
+    """Who has at least this logit, if they are few, and how many they are."""
     is_above = logits >= logits.dtype.type(floor)
-    return np.flatnonzero(is_above) if np.count_nonzero(is_above) <= _FEW else None
+    count = int(np.count_nonzero(is_above))
+    return np.flatnonzero(is_above) if count <= _FEW else None, count
 
 
 def best_ids(logits: NDArray[np.floating], count: int, best: float) -> NDArray[np.int64]:
@@ -233,14 +278,16 @@ def _head(everything: LikelyTokens) -> LikelyTokens:
     weights = everything.weights
     assert weights is not None
     for share in _HEADS:
+        if np.count_nonzero(weights[: 2 * _FEW] >= np.float32(share)) > _FEW:
+            break
         stands_out = weights >= np.float32(share)
         if np.count_nonzero(stands_out) > _FEW:
             break
         ids = np.flatnonzero(stands_out)
-        if _total(weights[ids]) >= everything.kept_mass:
-            return everything._replace(
-                ids=ids, logits=everything.logits[ids], behind=everything.behind[ids], weights=weights[ids]
-            )
+        found = weights[ids]
+        if (mass := _total(found)) >= everything.kept_mass:
+            parts = [(slice(len(ids)), mass)]
+            return everything._replace(ids=ids, logits=everything.logits[ids], weights=found, parts=parts)
     return everything
 
 

@@ -8,6 +8,8 @@ quantile in the middle of its word's share of 2**-32.
 """
 
 import math
+from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +21,10 @@ _MIX_2 = 0x94D049BB133111EB
 _STEP = np.uint64(_GOLDEN)
 _KEY_ROUNDS = ((np.uint64(30), np.uint64(_MIX_1)), (np.uint64(27), np.uint64(_MIX_2)))
 _LAST_KEY_SHIFT, _HALF_KEY = np.uint64(31), np.uint64(32)
-_ROUNDS = ((np.uint32(16), np.uint32(0x7FEB352D)), (np.uint32(15), np.uint32(0x846CA68B)))
-_LAST_SHIFT, _ODD = np.uint32(16), np.uint32(0x9E3779B1)
-_PIECE = 16_384
-"""Tokens at a time: 64 KiB of words."""
+_OUTER_SHIFT, _INNER_SHIFT = np.uint32(16), np.uint32(15)
+_FACTORS, _ODD = (np.uint32(0x7FEB352D), np.uint32(0x846CA68B)), np.uint32(0x9E3779B1)
+_PIECE = 65_536
+"""Tokens at a time: 256 KiB of words, which a core's cache holds twice."""
 
 
 def _mix(value: int) -> int:
@@ -57,50 +59,80 @@ def gumbel(seed: int, positions: NDArray[np.int64], tokens: NDArray[np.int64]) -
 
     The same (seed, position, token) gives the same variate on every machine, in every call.
     """
-    return _variates(_words(position_keys(seed, positions), tokens.astype(np.uint32)))
+    first, second = _halves(position_keys(seed, positions))
+    words = _shifted(tokens.astype(np.uint32) * _ODD) ^ first
+    _mix_in_place(words, second, np.empty_like(words))
+    return _variates(_shifted(words))
 
 
 def gumbel_row(seed: int, position: int, vocab_size: int) -> NDArray[np.float64]:
-    """`gumbel` for the tokens `0 .. vocab_size - 1` at one position, `[V]`: in pieces that stay in the cache."""
-    key = position_keys(seed, np.array([position]))
+    """`gumbel` for the tokens `0 .. vocab_size - 1` at one position, `[V]`."""
     noise = np.empty(vocab_size)
-    for first in range(0, vocab_size, _PIECE):
-        tokens = np.arange(first, min(first + _PIECE, vocab_size), dtype=np.uint32)
-        noise[first : first + _PIECE] = _variates(_words(key, tokens))
+    for first, words in _row_words(seed, position, vocab_size):
+        noise[first : first + len(words)] = _variates(_shifted(words))
     return noise
 
 
-def loud_tokens(seed: int, position: int, vocab_size: int, level: float) -> NDArray[np.int64]:
-    """Those of the tokens `0 .. vocab_size - 1` whose `gumbel` is at least `level`, ascending, and few more.
+def loud_tokens(
+    seed: int, position: int, vocab_size: int, level: float
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Those of the tokens `0 .. vocab_size - 1` whose `gumbel` is at least `level`, ascending, and few more, with it.
 
-    Variates grow with their words, so this costs a fifth of a row of them.
+    Variates grow with their words, and the last shift leaves the upper half of a word alone: this costs a fifth of a
+    row of them.
     """
-    key = position_keys(seed, np.array([position]))
-    border = np.uint32(max(math.floor(math.exp(-math.exp(-level)) * 2**32) - 1, 0))
-    found = []
+    border = np.uint32(max(math.floor(math.exp(-math.exp(-level)) * 2**32) - 1, 0) >> 16 << 16)
+    tokens, loud = [], []
+    for first, words in _row_words(seed, position, vocab_size):
+        places = np.flatnonzero(words >= border)
+        tokens.append(places + first)
+        loud.append(words[places])
+    return np.concatenate(tokens), _variates(_shifted(np.concatenate(loud)))
+
+
+def _row_words(seed: int, position: int, vocab_size: int) -> Iterator[tuple[int, NDArray[np.uint32]]]:
+    """The words of all tokens before their last shift, in pieces: the first token, and `[n]` until the next piece."""
+    first_half, second_half = _halves(position_keys(seed, np.array([position])))
+    shares = _shares(vocab_size)
+    rows = np.empty((2, min(vocab_size, _PIECE)), dtype=np.uint32)
     for first in range(0, vocab_size, _PIECE):
-        tokens = np.arange(first, min(first + _PIECE, vocab_size), dtype=np.uint32)
-        found.append(np.flatnonzero(_words(key, tokens) >= border) + first)
-    return np.concatenate(found)
+        words, scratch = rows[:, : vocab_size - first]
+        np.bitwise_xor(shares[first : first + _PIECE], first_half, out=words)
+        _mix_in_place(words, second_half, scratch)
+        yield first, words
 
 
-def _words(keys: NDArray[np.uint64], tokens: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """32 bits for tokens under keys (broadcast); another order of the words for every key."""
-    words = (tokens * _ODD) ^ keys.astype(np.uint32)
-    scratch = np.empty_like(words)
-    _mix_in_place(words, scratch)
-    words ^= (keys >> _HALF_KEY).astype(np.uint32)
-    _mix_in_place(words, scratch)
-    return words
+def _halves(keys: NDArray[np.uint64]) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """The two words of each key, shifted."""
+    return _shifted(keys.astype(np.uint32)), _shifted((keys >> _HALF_KEY).astype(np.uint32))
 
 
-def _mix_in_place(words: NDArray[np.uint32], scratch: NDArray[np.uint32]) -> None:
-    for shift, factor in _ROUNDS:
-        np.right_shift(words, shift, out=scratch)
-        words ^= scratch
-        words *= factor
-    np.right_shift(words, _LAST_SHIFT, out=scratch)
+@lru_cache(maxsize=4)
+def _shares(vocab_size: int) -> NDArray[np.uint32]:
+    """What tokens bring to their words, whatever the key: `[V]`."""
+    return _shifted(np.arange(vocab_size, dtype=np.uint32) * _ODD)
+
+
+def _shifted(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    return words ^ (words >> _OUTER_SHIFT)
+
+
+def _mix_in_place(words: NDArray[np.uint32], second: NDArray[np.uint32], scratch: NDArray[np.uint32]) -> None:
+    """Two rounds of the mixer, from behind the first shift to before the last one.
+
+    A round is: shift by 16, multiply, shift by 15, multiply, shift by 16. A shift by 16 undoes itself, so that of the
+    two between the rounds only the one of the key's second half is left.
+    """
+    _multiply_twice(words, scratch)
+    words ^= second
+    _multiply_twice(words, scratch)
+
+
+def _multiply_twice(words: NDArray[np.uint32], scratch: NDArray[np.uint32]) -> None:
+    words *= _FACTORS[0]
+    np.right_shift(words, _INNER_SHIFT, out=scratch)
     words ^= scratch
+    words *= _FACTORS[1]
 
 
 def _variates(words: NDArray[np.uint32]) -> NDArray[np.float64]:

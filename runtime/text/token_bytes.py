@@ -4,7 +4,7 @@ from functools import cached_property
 
 from tokenizers import Tokenizer, pre_tokenizers
 
-from mirrorsd.runtime.text.incremental_decoder import BYTE_TOKEN
+from mirrorsd.runtime.text.shown_text import BYTE_TOKEN
 
 _METASPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import BundleError, ConfigError, GenerationError
-from mirrorsd.runtime.text.incremental_decoder import IncrementalDecoder
+from mirrorsd.runtime.text.shown_text import IncrementalDecoder
 from mirrorsd.runtime.text.token_bytes import TokenBytes
 
 Message = Mapping[str, Any]

@@ -18,8 +18,8 @@ from mirrorsd.device_maps.pace import Curve
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.decoding.assembly import decoder_with
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.draft.branches import Branch, BranchTable
 from mirrorsd.runtime.draft.drafter import Drafter
+from mirrorsd.runtime.draft.tree import Branch, BranchTable
 from mirrorsd.runtime.ledger import Ledger, Span
 from mirrorsd.runtime.policy.knowledge import Knowledge
 from mirrorsd.runtime.policy.root_scores import RootScores

@@ -44,7 +44,7 @@ def test_a_consumer_s_strict_mypy_sees_the_types(kind: str, tmp_path: Path) -> N
     assert 'Revealed type is "float"' in said.replace("builtins.", ""), said
     assert 'Revealed type is "str"' in said.replace("builtins.", ""), said
     assert 'Unexpected keyword argument "max_tokens"' in said, said
-    assert 'Argument "temperature" to "generate"' in said, said
+    assert 'Argument "temperature" has incompatible type' in said, said
     assert "Found 2 errors in 1 file" in said, said
 
 

@@ -17,7 +17,7 @@ SMALL = {
 }
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("kind", [pytest.param("Q4_0", marks=pytest.mark.long), "Q4_1", "Q8_0"])
 def test_a_bundle_holds_the_blocks_of_its_file(write_gguf: WriteGguf, tmp_path: Path, kind: str) -> None:
     """The export itself compares the graphs with Hugging Face's reading of the file; nothing is left to round."""
     file = write_gguf(kind)

@@ -144,10 +144,16 @@ def print_report(found: dict[str, Any]) -> None:
             f"main row equals the target at {shares['main']:.1%} of {shares['positions']} positions; streams {streams}"
         )
     if "windows" in found:
+        reference = _way(found["windows"]["reference"])
+        print(f"right tokens in a row of a window, by how it was drafted; shares are of the last row ({reference})")
         print_table(_window_table(found["windows"]))
     if "confirmed" in found:
-        print(f"the draft confirms {found['confirmed']['tokens_per_pass']} tokens per pass by itself")
+        print(f"the draft confirms {found['confirmed']['tokens_per_pass']} tokens per round by itself")
     if "misses" in found:
+        print(
+            f"where the draft's best token is wrong ({found['misses']['misses']} places): how often the target's own "
+            "token is among the first 1, 2, 4 or 8 other guesses"
+        )
         print_table(_miss_table(found["misses"]))
     if "sampling" in found:
         accepted = found["sampling"]["accepted_per_window"]
@@ -158,17 +164,31 @@ def print_report(found: dict[str, Any]) -> None:
 def _window_table(windows: dict[str, Any]) -> Table:
     ways = {way: row for way, row in windows.items() if isinstance(row, dict)}
     tasks = list(next(iter(ways.values()))["by_task"])
-    table = Table("accepted per window", "mean", "of reference", *tasks)
+    table = Table("drafted by", "mean", "share", *tasks)
     for way, row in ways.items():
         share = row.get("share_of_reference")
         by_task = (f"{row['by_task'][task]['mean_accepted']:.2f}" for task in tasks)
-        add_row(table, way, f"{row['mean_accepted']:.2f}", "" if share is None else f"{share:.1%}", *by_task)
+        add_row(table, _way(way), f"{row['mean_accepted']:.2f}", "" if share is None else f"{share:.1%}", *by_task)
     return table
 
 
 def _miss_table(misses: dict[str, Any]) -> Table:
-    table = Table(f"correction at {misses['misses']} misses in the first", "1", "2", "4", "8")
+    table = Table("guesses of", *map(str, (1, 2, 4, 8)))
     for name, shares in misses.items():
         if isinstance(shares, dict):
-            add_row(table, name.replace("_", " after layer "), *(f"{share:.1%}" for share in shares.values()))
+            kind, _, layer = name.partition("_")
+            whose = {"draft": "the draft", "exit": f"the exit after layer {layer}", "both": "that exit or the draft"}
+            add_row(table, whose[kind], *(f"{share:.1%}" for share in shares.values()))
     return table
+
+
+def _way(name: str) -> str:
+    """How a window was drafted, in words: reports say `J=2` for two rounds, and `s=0` for a draft without streams."""
+    passes = name.removeprefix("J=")
+    if passes != name:
+        return "1 round" if passes == "1" else f"{passes} rounds"
+    return (
+        name.replace("s=0", "a draft without streams")
+        .replace("main rows alone", "a token a round")
+        .replace("passes", "rounds")
+    )

@@ -16,8 +16,7 @@ from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
 from mirrorsd.runtime.backends.openvino.draft_compiler import DraftCompiler
-from mirrorsd.runtime.backends.openvino.draft_noise import DraftNoise
-from mirrorsd.runtime.backends.openvino.draft_request import DraftRequest, Shape
+from mirrorsd.runtime.backends.openvino.draft_request import DraftNoise, DraftRequest, Shape
 from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
 from mirrorsd.runtime.backends.protocol import Progress, RowBlock, TipGuesses
 from mirrorsd.runtime.sampling.chooser import NoiseSource

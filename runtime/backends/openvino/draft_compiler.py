@@ -17,8 +17,7 @@ from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import DraftEntry
 from mirrorsd.runtime.backends.openvino.compiled_cache import open_draft_cache
-from mirrorsd.runtime.backends.openvino.draft_noise import DraftNoise
-from mirrorsd.runtime.backends.openvino.draft_request import DraftRequest, Runnable, Shape
+from mirrorsd.runtime.backends.openvino.draft_request import DraftNoise, DraftRequest, Runnable, Shape
 from mirrorsd.runtime.backends.openvino.draft_shapes import (
     cache_type,
     device_options,

@@ -1,5 +1,6 @@
 """Servers on free ports of this machine, and raw connections to them."""
 
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from typing import Any
 from mirrorsd.server import Limits, Running, ServerSettings
 
 TINY: dict[str, Any] = {"port": 0, "device_map": "cpu", "speculation": {"pad_rows_to": 8}}
+CHAT = "/v1/chat/completions"
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "fox"}], "max_tokens": 2}
 LIMITS = Limits(head_s=1.0, body_s=1.0, read_s=1.0, send_s=1.0, idle_s=1.0, ping_s=0.5, body_bytes=1 << 20)
 
 
@@ -64,3 +67,13 @@ def post(running: Running, path: str, body: bytes, **headers: str) -> bytes:
 
 def status_of(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/") else 0
+
+
+def chat(running: Running, body: Any = None, **headers: str) -> bytes:
+    document = body if isinstance(body, bytes) else json.dumps({**BODY, **(body or {})}).encode()
+    return raw(running, post(running, CHAT, document, **headers))
+
+
+def get(running: Running, path: str, *lines: str, host: str | None = None) -> bytes:
+    head = [f"GET {path} HTTP/1.1", f"Host: {host or f'127.0.0.1:{running.port}'}", "Connection: close", *lines]
+    return raw(running, "\r\n".join(head).encode("latin-1") + b"\r\n\r\n")

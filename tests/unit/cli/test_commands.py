@@ -11,17 +11,6 @@ import pytest
 from mirrorsd.cli.application import run
 from mirrorsd.cli.commands.machine.doctor import check_cards, check_cores, check_flavours
 from mirrorsd.device_maps import load_device_map
-from mirrorsd.graphs.errors import (
-    BundleError,
-    Cancelled,
-    ConfigError,
-    ContextLengthError,
-    DeviceError,
-    ExportError,
-    GenerationError,
-    MirrorError,
-    ParityError,
-)
 from mirrorsd.graphs.manifest import with_checksum
 
 STATS_FIELDS = {
@@ -245,110 +234,12 @@ def test_a_comparison_takes_every_option_for_the_text(use_pipeline: Any) -> None
     assert (config.min_p, config.repetition_penalty, config.stop_strings) == (0.1, 1.2, ("END",))
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["generate", "b.mirror", ""],
-        ["generate", "b.mirror", " "],
-        ["generate", "b.mirror", "Once", "--trace", "nowhere/trace.json"],
-        ["generate", "b.mirror", "Once", "--trace", "."],
-        ["generate", "b.mirror", "--messages", "nowhere.json"],
-        ["compare", "b.mirror", "--prompts", "nowhere.jsonl"],
-        ["simulate", "b.mirror", "--record", "nowhere/b.npz"],
-    ],
-    ids=" ".join,
-)
-def test_what_is_wrong_is_noticed_before_anything_is_loaded(use_pipeline: Any, command: list[str]) -> None:
-    pipeline = use_pipeline(same_answer)
-    assert run(command) == 2
-    assert not hasattr(pipeline, "loaded")
-
-
 def test_compare_says_where_texts_differ(use_pipeline: Any, capsys: pytest.CaptureFixture[str]) -> None:
     use_pipeline(lambda method, text: [1, 2, 9] if method == "mirror" else [1, 2, 3])
     assert run(["compare", "b.mirror", "--json"]) == 1
     out, err = capsys.readouterr()
     assert json.loads(out)["identical"] is False
     assert "mirror differs from plain at token 2" in err
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (ConfigError, 2),
-        (ContextLengthError, 2),
-        (BundleError, 3),
-        (ExportError, 3),
-        (ParityError, 3),
-        (DeviceError, 4),
-        (Cancelled, 130),
-        (KeyboardInterrupt, 130),
-        (GenerationError, 1),
-        (MirrorError, 1),
-    ],
-)
-def test_errors_are_one_message_and_a_status(
-    use_pipeline: Any, capsys: pytest.CaptureFixture[str], error: type[BaseException], code: int
-) -> None:
-    def fail(method: str, text: str) -> list[int]:
-        raise error("found this; do [that].")
-
-    use_pipeline(fail)
-    assert run(["generate", "b.mirror", "Once", "--json"]) == code
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "Traceback" not in err
-    if issubclass(error, MirrorError):
-        assert err == "error: found this; do [that].\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["generate"], "Missing argument"),
-        (["generate", "b", "p", "--nonsense"], "No such option"),
-        (["generate", "b", "p", "--method", "magic"], "'magic' is not one of 'plain', 'serial', 'mirror', 'auto'"),
-        (["generate", "b", "p", "--temperature", "hot"], "Invalid value for '--temperature'"),
-        (["generate", "b", "p", "--max-new-tokens", "0"], "error: --max-new-tokens is 0; allowed"),
-        (["generate", "b", "p", "--seed", "-1", "--temperature", "1"], "error: --seed is -1"),
-        (["generate", "b", "p", "-S", "gama=4"], "There is no speed setting 'gama'; did you mean 'gamma'?"),
-        (["generate", "b", "p", "-S", "gamma=many"], "-S gamma is 'many'; allowed: a whole number"),
-        (["generate", "b", "p", "-S", "gamma"], "expected NAME=VALUE"),
-        (["generate", "b", "p", "-S", "exits=some"], "-S exits is 'some'"),
-        (["compare", "b", "--methods", "plain,plain"], "--methods is 'plain,plain'"),
-        (["compare", "b", "--methods", ""], "--methods is ''"),
-        (["compare", "b", "--category", "magic"], "No question has the category 'magic'"),
-        (["compare", "b", "--repeats", "0"], "greater than or equal to 1"),
-        (["export", "t", "--draft", "d", "-o", "o", "--exit-layer", "half"], "--exit-layer is 'half'"),
-        (["export", "t", "--draft", "d", "-o", "o", "--device-map", "cpuu"], "did you mean 'cpu'"),
-        (["export", "t", "--draft", "d", "-o", "o", "--precision", "fp3"], "'fp3' is not one of 'fp32'"),
-        (["unknown"], "No such command"),
-    ],
-)
-def test_usage_errors(capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
-    assert run(arguments) == 2
-    out, err = capsys.readouterr()
-    assert words in err
-    assert out == ""
-
-
-@pytest.mark.parametrize(
-    "command", [["inspect", "{}"], ["generate", "{}", "hi"], ["compare", "{}"]], ids=lambda command: command[0]
-)
-def test_a_folder_that_is_no_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
-    assert run([part.format(tmp_path) for part in command]) == 3
-    assert "so it is not a bundle" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_unknown_device_map_is_a_usage_error(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["generate", str(bundle), "hi", "--device-map", "gpu"]) == 2
-    assert "Unknown device map 'gpu'" in capsys.readouterr().err
-
-
-def test_absent_device_is_named(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["generate", str(bundle), "hi", "--device-map", "cuda-npu"]) == 4
-    assert "CUDAExecutionProvider" in capsys.readouterr().err
 
 
 def test_inspect(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -412,29 +303,6 @@ def test_doctor_s_advice() -> None:
     assert check_flavours({"onnxruntime": "1"}).advice == ""
     assert "expect no gain" in check_cores(1).advice
     assert "no device map fits" in check_cards([]).advice
-
-
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (ModuleNotFoundError("No module named 'torch'", name="torch"), "needs the package torch"),
-        (ModuleNotFoundError("No module named 'odd'", name="odd.part"), "pip install odd."),
-        (ImportError("libfoo.so: cannot open"), "A package cannot be loaded: libfoo.so"),
-        (FileNotFoundError(2, "No such file or directory", "out/x.json"), "error: out/x.json: No such file"),
-        (OSError(28, "No space left on device"), "The system refuses: No space left on device."),
-    ],
-)
-def test_the_last_net_makes_one_sentence_of_a_missing_package_or_file(
-    use_pipeline: Any, capsys: pytest.CaptureFixture[str], error: Exception, words: str
-) -> None:
-    def fail(method: str, text: str) -> list[int]:
-        raise error
-
-    use_pipeline(fail)
-    assert run(["generate", "b.mirror", "Once", "--json"]) == 1
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert words in err
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,12 +27,11 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "decoding": {"backends", "config", "devices", "draft", "ledger", "policy", "sampling"},
         "reporting": {"decoding", "ledger", "sampling"},
         "engine": {"backends", "config", "decoding", "devices", "draft", "policy"},
-        "seated_decoder": {"decoding", "engine", "turns"},
-        "generation": {"decoding", "reporting", "text"},
+        "generation": {"decoding", "engine", "reporting", "text", "turns"},
         "generation_options": {"cancel_token", "config"},
         "session": {
             *("config", "decoding", "devices", "draft", "engine", "generation", "generation_options"),
-            *("reporting", "sampling", "saved_cache", "seated_decoder", "setting_rules", "text", "turns"),
+            *("reporting", "sampling", "saved_cache", "setting_rules", "text", "turns"),
         },
         "seats": {"session"},
         "loading": {"backends", "config", "devices", "engine", "policy", "text", "tuned"},
@@ -77,7 +76,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     },
     "training": {
         "divergence": set(),
-        "models": set(),
+        "models": {"divergence"},
         "plot_style": set(),
         "run": {"plot_style"},
         "text": {"models"},

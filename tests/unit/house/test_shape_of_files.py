@@ -28,3 +28,17 @@ def test_shape(path: Path) -> None:
         if node.end_lineno - node.lineno >= MOST_LINES_OF_A_FUNCTION
     ]
     assert not long_ones
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_gives_each_of_its_constants_one_value(path: Path) -> None:
+    """The last value would be that of the functions above it, too."""
+    given = [
+        name.id
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        for name in ast.walk(target)
+        if isinstance(name, ast.Name) and name.id.isupper()
+    ]
+    assert sorted(given) == sorted(set(given))

@@ -16,8 +16,8 @@ from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.decoding.draft_link import DraftLink
 from mirrorsd.runtime.decoding.expansion import Expansion, Occasion
 from mirrorsd.runtime.devices.workers import DeviceWorker
-from mirrorsd.runtime.draft.branches import BranchTable
 from mirrorsd.runtime.draft.drafter import Drafter
+from mirrorsd.runtime.draft.tree import BranchTable
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.root_scores import RootScores
 from mirrorsd.runtime.policy.roots import RootPlanner

@@ -15,7 +15,7 @@ from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.devices.workers import DeviceWorker
-from mirrorsd.runtime.draft.chain import NO_TOKENS
+from mirrorsd.runtime.draft.tree import NO_TOKENS
 
 CONTEXT = 16
 

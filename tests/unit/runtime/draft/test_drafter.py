@@ -7,9 +7,8 @@ import pytest
 
 from mirrorsd.runtime.backends.fake import FakeDraft
 from mirrorsd.runtime.config import GenerationConfig
-from mirrorsd.runtime.draft.branches import Branch, BranchWindow
-from mirrorsd.runtime.draft.chain import NO_TOKENS
 from mirrorsd.runtime.draft.drafter import Drafter, Offer, cut_window
+from mirrorsd.runtime.draft.tree import NO_TOKENS, Branch, BranchWindow
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.roots import Root
 from mirrorsd.runtime.policy.windows import WindowOrder

@@ -77,6 +77,15 @@ def test_another_pass_pays_where_it_is_cheap() -> None:
     assert not one.is_pass_worthwhile([SURE] * 4, 1, 1, 0.1)
 
 
+def test_another_pass_is_not_made_where_the_text_may_not_lose_as_much_as_both() -> None:
+    """At 50 tokens per second a pass of 10 ms costs half a token."""
+    one = length(FLAT, LearnedLengths(50.0))
+    one.budget = 1.01
+    assert one.is_pass_worthwhile([SURE] * 4, 1, 1, 0.01)
+    one.budget = 0.99
+    assert not one.is_pass_worthwhile([SURE] * 4, 1, 1, 0.01)
+
+
 def test_the_last_pass_of_a_window_teaches_as_well() -> None:
     """Two passes are all that is allowed: whether the second pays is learned from the window that comes of it."""
     learned = LearnedLengths(50.0)

@@ -12,7 +12,7 @@ from mirrorsd.runtime.decoding import request
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.generation import Stop, run_steps
 from mirrorsd.runtime.reporting.stats import GenerationStats, summarise
-from mirrorsd.runtime.text.stopping import StopWatch
+from mirrorsd.runtime.text.shown_text import StopWatch
 
 from ..conftest import VOCAB, Bench, SteadyTarget, greedy_continuation, make_draft_handler  # noqa: TID252 - the fakes of all rooms
 

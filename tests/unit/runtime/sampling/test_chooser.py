@@ -125,9 +125,10 @@ def test_every_word_has_a_finite_variate_of_its_own() -> None:
 def test_loud_tokens_are_those_with_loud_noise() -> None:
     for level in (-3.0, 0.0, 2.0, 6.5, 40.0):
         loud = set(np.flatnonzero(gumbel_row(5, 17, 40_000) >= level).tolist())
-        found = set(loud_tokens(5, 17, 40_000, level).tolist())
-        assert loud <= found
+        found, noise = loud_tokens(5, 17, 40_000, level)
+        assert loud <= set(found.tolist())
         assert len(found) <= len(loud) + 1
+        assert (noise == gumbel(5, np.array([17]), found)).all()
 
 
 def test_a_sampled_text_without_a_seed_is_not_chosen_for() -> None:

@@ -72,6 +72,20 @@ def test_what_is_kept_is_what_sorting_keeps(size: int, spread: float, wanted: Sh
         assert kept_of(logits, wanted) == kept_by_sorting(logits, wanted)
 
 
+@pytest.mark.parametrize("share", [0.3, 0.9])
+@pytest.mark.parametrize("spread", [0.0, 0.3])
+def test_of_a_flat_row_the_tokens_around_the_border_are_told_apart(spread: float, share: float) -> None:
+    logits = np.random.default_rng(5).normal(scale=spread, size=40_000).astype(np.float32)
+    kept = kept_by_sorting(logits, filters(top_p=share))
+    order = np.argsort(-logits, kind="stable")
+    likely = likely_of(logits, filters(top_p=share))
+    assert likely.ids is None
+    far = [0, 1, len(kept) // 2, len(kept) - 9, len(kept) + 9, -1]
+    near = [len(kept) + i for i in (-2, -1, 0, 1)] if spread == 0 else []
+    for token in order[far + near]:
+        assert likely.keeps(int(token)) == (int(token) in kept)
+
+
 @pytest.mark.parametrize("wanted", [filters(top_k=3), filters(top_p=0.5)])
 def test_of_equals_the_lower_ids_are_kept(wanted: ShortlistFilter) -> None:
     assert kept_of(np.zeros(6, np.float32), wanted) == {0, 1, 2}
@@ -90,8 +104,9 @@ class Noise:
         self.was_whole = True
         return self.row
 
-    def loud(self, level: float) -> np.ndarray:
-        return np.flatnonzero(self.row >= level)
+    def loud(self, level: float) -> tuple[np.ndarray, np.ndarray]:
+        ids = np.flatnonzero(self.row >= level)
+        return ids, self.row[ids]
 
 
 def test_the_best_kept_by_noise_wins_and_what_is_dropped_cannot() -> None:

@@ -1,9 +1,11 @@
 """Noise depends on nothing but seed, position and token, and has the law that makes the argmax a sample."""
 
+import math
+
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.sampling.noise import gumbel, gumbel_row
+from mirrorsd.runtime.sampling.noise import gumbel, gumbel_row, position_keys
 
 TOKENS = np.arange(400)
 
@@ -22,7 +24,21 @@ def test_the_order_and_the_company_of_what_is_asked_change_nothing() -> None:
     assert [at(3, np.array([token]))[0] for token in (0, 7, 399)] == expected[3, [0, 7, 399]].tolist()
 
 
-@pytest.mark.parametrize("size", [1, 8191, 8192, 8193, 20_000])
+def mixed(word: int) -> int:
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        word = (word ^ word >> shift) * factor % 2**32
+    return word ^ word >> 16
+
+
+@pytest.mark.parametrize("token", [0, 1, 151_935])
+def test_a_variate_is_the_quantile_of_a_token_mixed_with_two_halves_of_a_key(token: int) -> None:
+    key = int(position_keys(5, np.array([17]))[0])
+    word = mixed(mixed(token * 0x9E3779B1 % 2**32 ^ key % 2**32) ^ key >> 32)
+    expected = -math.log(-math.log((word + 0.5) / 2**32))
+    assert gumbel(5, np.array([17]), np.array([token]))[0] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("size", [1, 65_535, 65_536, 65_537, 140_000])
 def test_a_whole_row_is_the_noise_of_its_tokens(size: int) -> None:
     np.testing.assert_array_equal(gumbel_row(9, 31, size), gumbel(9, np.array([31]), np.arange(size)))
 

@@ -11,8 +11,7 @@ from mirrorsd.runtime.decoding.request import Request, StepRecord
 from mirrorsd.runtime.decoding.step import InFlight, Outcome
 from mirrorsd.runtime.generation import Stop, run_steps
 from mirrorsd.runtime.reporting.results import Chunk
-from mirrorsd.runtime.text.incremental_decoder import IncrementalDecoder
-from mirrorsd.runtime.text.stopping import StopWatch
+from mirrorsd.runtime.text.shown_text import IncrementalDecoder, StopWatch
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mirrorsd.runtime.config import GenerationConfig
-from mirrorsd.runtime.text.incremental_decoder import IncrementalDecoder
-from mirrorsd.runtime.text.stopping import StopWatch
+from mirrorsd.runtime.text.shown_text import IncrementalDecoder, StopWatch
 
 NUM_SEQUENCES = 20_000
 WORDS = ["▁", "▁▁", "▁hello", "▁world", "hel", "lo", ".", "▁a", "a", "b", "▁END", "EN", "D", "�", "你", "😀", "▁é"]
@@ -112,12 +111,13 @@ def stream(tokenizer: Tokenizer, ids: list[int], prompt: list[int]) -> str:
     return "".join([*map(decoder.push, ids), decoder.finish()])
 
 
+@pytest.mark.parametrize("count", [NUM_SEQUENCES // 5, pytest.param(NUM_SEQUENCES, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_pieces_of_any_ids_add_up_to_the_whole(kind: str) -> None:
+def test_pieces_of_any_ids_add_up_to_the_whole(kind: str, count: int) -> None:
     tokenizer, random = KINDS[kind](), np.random.default_rng(5)
     word = [tokenizer.token_to_id(text) for text in ("hello", "▁hello") if tokenizer.token_to_id(text) is not None]
     prompts = [[], word[-1:], [*word[-1:], tokenizer.token_to_id("<|user|>")]]
-    for number in range(NUM_SEQUENCES):
+    for number in range(count):
         ids = random_ids(tokenizer, random, most=24)
         prompt = prompts[number % len(prompts)]
         assert stream(tokenizer, ids, prompt) == whole_text(tokenizer, prompt, ids), (prompt, ids)

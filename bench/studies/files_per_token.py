@@ -1,0 +1,80 @@
+"""How many of the runtime's files one step passes, by method: on the scheduler's thread and on those of the devices.
+
+    python bench/studies/files_per_token.py storyteller.mirror --output files_per_token.json
+
+Texts are decoded with Python's profiler on every thread, so their speed means nothing. Counted are the files of
+`runtime/` in which a function begins while a step is taken; `outer` of them only hand the step on (pipeline, session,
+turns, engine). `median` and `most` are over the steps from the second on, `files` those of the longest step.
+"""
+
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from types import FrameType
+from typing import Any
+
+from mirrorsd import MirrorPipeline
+from mirrorsd.bench import runs
+from mirrorsd.runtime.config import Method
+
+RUNTIME = Path(__file__).resolve().parents[2] / "runtime"
+METHODS: tuple[Method, ...] = ("plain", "serial", "mirror", "auto")
+OUTER = {"pipeline.py", "session.py", "seats.py", "turns.py", "engine.py"}
+
+
+def main() -> None:
+    """Count, print and write the report."""
+    parser = runs.parser(__doc__)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--device-map", default="cpu")
+    options = parser.parse_args()
+    passed = PassedFiles()
+    threading.setprofile(passed.note)  # for the threads that loading starts
+    sys.setprofile(passed.note)
+    rows, (prompt,) = [], runs.spread_prompts(options.prompts, 1)
+    with MirrorPipeline.load(options.bundle, device_map=options.device_map) as pipe:
+        for temperature in (0.0, 1.0):
+            for method in METHODS:
+                config = runs.seeded(runs.text_config(options, temperature), 1)
+                text = pipe.stream(messages=prompt, config=config, method=method)
+                rows.append({"temperature": temperature, "method": method, **count(passed.by_step(text))})
+                runs.print_rows(rows[-1:], ("temperature", "method", "median", "most", "outer"))
+    sys.setprofile(None)
+    runs.finish({"rows": rows}, options.output)
+
+
+class PassedFiles:
+    """The runtime's files in which a function has begun, on any thread."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def note(self, frame: FrameType, event: str, _: Any) -> None:
+        """What Python calls; a set may be added to from several threads."""
+        if event == "call":
+            self._seen.add(frame.f_code.co_filename)
+
+    def by_step(self, text: Iterator[Any]) -> Iterator[set[str]]:
+        """Of every step but the first, with which the text begins."""
+        next(text)
+        while True:
+            self._seen = set()
+            if next(text, None) is None:
+                return
+            seen, self._seen = self._seen, set()
+            paths = [Path(name).resolve() for name in seen]
+            yield {path.relative_to(RUNTIME).as_posix() for path in paths if path.is_relative_to(RUNTIME)}
+
+
+def count(steps: Iterator[set[str]]) -> dict[str, Any]:
+    """How many files a step passes, those that only hand it on apart."""
+    inner = [(files - OUTER, files & OUTER) for files in steps]
+    sizes = [len(files) for files, _ in inner]
+    longest, outer = max(inner, key=lambda found: len(found[0]))
+    return {"median": median(sizes), "most": max(sizes), "outer": len(outer), "files": sorted(longest)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""What the draft knows and guesses: the chain of known tokens, and the branches that grow from roots on it.
+
+The chain is committed text, head token and window. Cache slot `p` holds the token at position `p` for every fed chain
+token; slots after the chain are scratch. The scheduler reads the branches through a table.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import count
+from math import isnan
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirrorsd.graphs.contract import DraftShape
+from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock, TipGuesses
+from mirrorsd.runtime.policy.roots import Root
+from mirrorsd.runtime.policy.windows import Share
+
+NO_TOKENS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+_SLACK = 64  # a window may be known past the last slot that could ever be fed
+
+
+class DraftChain:
+    """Tokens, cache fill and next-token candidates of the chain.
+
+    Attributes:
+        num_fed: leading chain tokens whose keys and values are cached.
+        num_known: known chain tokens.
+    """
+
+    def __init__(self, session: DraftSession) -> None:
+        self.session = session
+        self.num_fed = 0
+        self.num_known = 0
+        self._num_noted = 0
+        size, width = session.capacity + _SLACK, session.shape.num_candidates
+        self._tokens = np.zeros(size, dtype=np.int64)
+        self._next_ids = np.zeros((size, width), dtype=np.int64)
+        self._next_logprobs = np.full((size, width), -np.inf, dtype=np.float32)
+
+    @property
+    def head(self) -> int:
+        """Position of the last known token."""
+        return self.num_known - 1
+
+    def restart(self, tokens: NDArray[np.int64]) -> None:
+        """Take a new text; what is cached stays cached up to the first difference."""
+        self.num_fed = longest_common_prefix(self._tokens[: self.num_fed], tokens[:-1])
+        self.num_known = len(tokens)
+        self._tokens[: len(tokens)] = tokens
+        self._next_logprobs[: self._num_noted] = -np.inf
+        self._num_noted = 0
+        self.session.forget_after(self.num_fed)
+
+    def forget(self) -> None:
+        """Drop everything, after a failure that left the cache unknown."""
+        self.num_fed = self.num_known = 0
+
+    def token(self, position: int) -> int:
+        """The chain token at a position."""
+        return int(self._tokens[position])
+
+    def cut(self, num_known: int) -> None:
+        """Forget the tokens from position `num_known` on: a rollback by number, nothing moves."""
+        self.num_known = num_known
+        self.num_fed = min(self.num_fed, num_known)
+        first = max(num_known - 1, 0)
+        self._next_logprobs[first : self._num_noted] = -np.inf
+        self._num_noted = min(self._num_noted, first)
+
+    def append(self, tokens: Sequence[int] | NDArray[np.int64]) -> None:
+        """Make tokens known after the last one; they are not fed yet."""
+        self._tokens[self.num_known : self.num_known + len(tokens)] = tokens
+        self.num_known += len(tokens)
+
+    def block(self, stop: int) -> RowBlock:
+        """Rows for the unfed tokens before position `stop`."""
+        return RowBlock(self._tokens[self.num_fed : stop].tolist(), self.num_fed, self.num_fed)
+
+    def feed(self, stop: int) -> None:
+        """Cache the chain up to position `stop`, in prefill chunks."""
+        while self.num_fed < stop:
+            chunk_stop = min(self.num_fed + self.session.prefill_rows, stop)
+            self.run([self.block(chunk_stop)], [chunk_stop - self.num_fed - 1])
+            self.keep(chunk_stop)
+
+    def keep(self, stop: int) -> None:
+        """Put the leading rows of the last pass into the cache as chain rows `num_fed .. stop - 1`."""
+        if stop > self.num_fed:
+            self.session.keep_rows(range(stop - self.num_fed), range(self.num_fed, stop))
+            self.num_fed = stop
+
+    def run(self, blocks: Sequence[RowBlock], tip_rows: Sequence[int]) -> TipGuesses:
+        """One draft pass, its answer checked.
+
+        Raises:
+            DeviceError: the device failed, or answered what no draft answers.
+        """
+        return _checked(self.session.run(blocks, tip_rows), len(tip_rows), self.session.shape)
+
+    def note_candidates(
+        self, position: int, ids: Iterable[NDArray[np.int64]], logprobs: Iterable[NDArray[np.float32]]
+    ) -> None:
+        """Remember what the draft thinks comes after each position from `position` on: `n` times `[m]`, best first."""
+        for place, of_ids, of_logprobs in zip(count(position), ids, logprobs, strict=False):
+            self._next_ids[place] = of_ids
+            self._next_logprobs[place] = of_logprobs
+            self._num_noted = max(self._num_noted, place + 1)
+
+    def candidates(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """What the draft thinks comes after positions `start .. stop - 1`: ids and log-probabilities `[n, m]`.
+
+        Rows about which it knows nothing have log-probability `-inf`.
+        """
+        return self._next_ids[start:stop], self._next_logprobs[start:stop]
+
+
+def _checked(guesses: TipGuesses, num_tips: int, shape: DraftShape) -> TipGuesses:
+    """Refuse what no working draft returns, before it can reach the target.
+
+    Raises:
+        DeviceError: wrong shape, an id outside the vocabulary, or a log-probability that is not a number.
+    """
+    expected = (num_tips, 1 + shape.num_streams)
+    if guesses.ids.shape[:2] != expected or guesses.logprobs.shape != guesses.ids.shape:
+        raise DeviceError(f"The draft returned guesses of shape {guesses.ids.shape}, expected {(*expected, 'm')}.")
+    # Without a sign, ids below 0 are the largest: one look finds both ends. A minimum with a NaN is one.
+    if guesses.ids.size and guesses.ids.view(np.uint64).max() >= shape.vocab_size:
+        raise DeviceError(f"The draft returned token ids outside 0 .. {shape.vocab_size - 1}.")
+    if guesses.ids.size and isnan(guesses.logprobs[..., 0].min()):
+        raise DeviceError("The draft returned log-probabilities that are not numbers.")
+    return guesses
+
+
+def longest_common_prefix(left: NDArray[np.int64], right: NDArray[np.int64]) -> int:
+    """Number of leading equal tokens.
+
+    >>> longest_common_prefix(np.array([1, 2, 3]), np.array([1, 2, 9, 9]))
+    2
+    """
+    size = min(len(left), len(right))
+    different = np.flatnonzero(left[:size] != right[:size])
+    return int(different[0]) if len(different) else size
+
+
+class BranchWindow(NamedTuple):
+    """A finished or unfinished branch as the scheduler sees it: the tokens after the root, and where it came from.
+
+    `shares` and `num_main` are those of `WindowLength.cut`.
+    """
+
+    tokens: NDArray[np.int64]
+    source: str
+    shares: list[Share]
+    num_main: int
+
+
+class Branch:
+    """One root and its continuation on the draft device.
+
+    `start` is the root token's absolute position: the branch sees every chain token before it. `fed` are the tokens
+    (root first) whose keys and values are in `slots`; `guesses` are the tokens predicted after them. Entry `t` of
+    `candidate_ids` and `candidate_logprobs` (`[m]` each) is what the draft thinks comes after token `t` of the branch;
+    entry `t` of `shares` is how sure it is of the one it chose there (see `WindowLength.cut`).
+    """
+
+    __slots__ = ("candidate_ids", "candidate_logprobs", "fed", "guesses", "root", "shares", "slots", "start")
+
+    def __init__(self, root: Root, start: int) -> None:
+        self.root = root
+        self.start = start
+        self.fed: list[int] = []
+        self.slots: list[int] = []
+        self.guesses: list[int] = [root.token]
+        self.candidate_ids: list[NDArray[np.int64]] = []
+        self.candidate_logprobs: list[NDArray[np.float32]] = []
+        self.shares: list[Share] = []
+
+    @property
+    def window(self) -> list[int]:
+        """The tokens after the root: confirmed ones, then guesses."""
+        return (self.fed + self.guesses)[1:]
+
+    @property
+    def num_window(self) -> int:
+        """How many tokens there are after the root."""
+        return len(self.fed) + len(self.guesses) - 1
+
+    def published(self, gamma: int) -> BranchWindow:
+        """The branch as the scheduler sees it, `gamma` tokens at most."""
+        tokens = np.asarray(self.window[:gamma], dtype=np.int64)
+        return BranchWindow(tokens, self.root.source, self.shares[:gamma], len(self.fed))
+
+    def absorb(self, predicted: Sequence[Sequence[int]], shares: Sequence[Sequence[Share]], tips: TipGuesses) -> int:
+        """Take in a pass that was fed all current guesses; return how many of its rows to keep.
+
+        `predicted[r][0]` is the draft's next token after fed row `r`, `predicted[r][j]` the token `j` further on, with
+        `shares[r][j]`; `tips` are the candidate lists they were chosen from. A row is kept while the main guess
+        before it agrees with it (Speculative Streaming, section 3.2).
+
+        Guesses `[5, 6, 7]` were fed; the draft says 6 after 5, then 9 after 6: rows 5 and 6 stay, 9 replaces 7 and the
+        streams of row 1 follow it:
+
+        >>> branch = Branch(Root(0, 5, 1.0, "exit"), 10); branch.guesses = [5, 6, 7]
+        >>> predicted = [[6, 0, 0], [9, 8, 4], [1, 0, 0]]
+        >>> tips = TipGuesses(np.array(predicted)[..., None], np.zeros((3, 3, 1)))
+        >>> branch.absorb(predicted, np.zeros((3, 3, 2)).tolist(), tips), branch.fed, branch.guesses
+        (2, [5, 6], [9, 8, 4])
+        """
+        kept = 1
+        while kept < len(self.guesses) and predicted[kept - 1][0] == self.guesses[kept]:
+            kept += 1
+        first, last = len(self.fed), kept - 1
+        self.fed += self.guesses[:kept]
+        self.guesses = [*predicted[last]]
+        self.candidate_ids[first:] = [*tips.ids[:kept, 0], *tips.ids[last, 1:]]
+        self.candidate_logprobs[first:] = [*tips.logprobs[:kept, 0], *tips.logprobs[last, 1:]]
+        self.shares[first:] = [*(row[0] for row in shares[:kept]), *shares[last][1:]]
+        return kept
+
+
+class BranchTable:
+    """Windows by root, written by the draft worker and read by the scheduler while the draft still works."""
+
+    def __init__(self) -> None:
+        self._windows: dict[tuple[int, int], BranchWindow] = {}
+        self._is_closed = False
+
+    def publish(self, branch: Branch, gamma: int) -> None:
+        """Make a branch's current window visible; a later call replaces it."""
+        self._windows[branch.root.row, branch.root.token] = branch.published(gamma)
+
+    def get(self, row: int, token: int) -> BranchWindow | None:
+        """The window prepared for the root, or None."""
+        return self._windows.get((row, token))
+
+    def close(self) -> None:
+        """Tell the draft worker that verification is over: start no further round."""
+        self._is_closed = True
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the scheduler has stopped reading."""
+        return self._is_closed

@@ -1,0 +1,147 @@
+"""Connections that are slow, cut, doubled or ambiguous: they are ended, and nobody else notices."""
+
+import json
+import resource
+import socket
+import struct
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from mirrorsd.server import Running
+from mirrorsd.tests.end_to_end.server.serving_here import (
+    BODY,
+    CHAT,
+    LIMITS,
+    connection,
+    get,
+    post,
+    raw,
+    received,
+    status_of,
+)
+
+pytestmark = pytest.mark.usefixtures("as_well_as_before")
+
+
+def test_a_head_that_drips_is_cut_off(serving: Running) -> None:
+    with connection(serving) as opened:
+        started = time.monotonic()
+        opened.sendall(b"GET / HTTP/1.1\r\n")
+        with pytest.raises(OSError):
+            while time.monotonic() - started < 5:
+                opened.sendall(b"X: y\r\n")
+                time.sleep(0.1)
+        assert time.monotonic() - started < 4
+
+
+def test_a_body_that_drips_is_cut_off(serving: Running) -> None:
+    with connection(serving) as opened:
+        opened.sendall(post(serving, CHAT, b"", Content_Length="1000") + b"{")
+        started = time.monotonic()
+        assert status_of(received(opened)) == 408
+        assert 0.5 < time.monotonic() - started < 4
+
+
+def test_an_idle_connection_is_closed_and_so_is_one_between_two_heads(serving: Running) -> None:
+    with connection(serving) as opened:
+        assert received(opened) == b""
+    with connection(serving) as opened:
+        opened.sendall(f"GET /health HTTP/1.1\r\nHost: 127.0.0.1:{serving.port}\r\n\r\nGET /he".encode())
+        started = time.monotonic()
+        assert status_of(received(opened)) == 200
+        assert time.monotonic() - started < 4
+
+
+def test_a_client_that_does_not_read_is_cut_off_and_its_text_ends(serving: Running) -> None:
+    bundle = serving.service.shelf.loaded["tiny"]
+    body = {"stream": True, "max_tokens": 480, "ignore_eos": True, "n": 8, "logprobs": True, "top_logprobs": 20}
+    with socket.socket() as opened:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        opened.connect(("127.0.0.1", serving.port))
+        opened.sendall(post(serving, CHAT, json.dumps({**BODY, **body}).encode()))
+        until = time.monotonic() + 5
+        while not bundle.num_running and time.monotonic() < until:
+            time.sleep(0.01)
+        until = time.monotonic() + 20
+        while bundle.num_running and time.monotonic() < until:
+            time.sleep(0.05)
+        assert bundle.num_running == 0
+
+
+def test_many_connections_are_bounded_and_do_no_harm(serving: Running) -> None:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        for _ in range(min(1000, soft // 4)):
+            try:
+                stack.enter_context(connection(serving))
+            except OSError:
+                break
+        time.sleep(0.3)  # what is one too many is closed in the next round of the loop
+        assert len(serving.server.server_state.connections) <= LIMITS.connections
+    time.sleep(0.2)
+
+
+def test_half_closed_and_reset_connections_free_their_seat(serving: Running) -> None:
+    body = json.dumps({**BODY, "stream": True, "max_tokens": 480, "ignore_eos": True}).encode()
+    bundle = serving.service.shelf.loaded["tiny"]
+    for number in range(6):
+        with connection(serving) as opened:
+            opened.sendall(post(serving, CHAT, body))
+            opened.recv(10 + 40 * number)
+            if number % 2:
+                opened.shutdown(socket.SHUT_WR)
+            else:
+                opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    until = time.monotonic() + 5
+    while bundle.num_running and time.monotonic() < until:
+        time.sleep(0.01)
+    assert bundle.num_running == 0
+
+
+def test_pipelined_requests_are_answered_in_order(serving: Running) -> None:
+    host = f"Host: 127.0.0.1:{serving.port}\r\n"
+    request = f"GET /health HTTP/1.1\r\n{host}\r\n" * 3 + f"GET /v1/models HTTP/1.1\r\n{host}Connection: close\r\n\r\n"
+    answer = raw(serving, request.encode())
+    assert answer.count(b"HTTP/1.1 200") == 4
+    assert answer.index(b'"status"') < answer.index(b'"object"')
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        *(
+            "Content-Length: -1",
+            "Content-Length: 5\r\nContent-Length: 6",
+            "Content-Length: 5\r\nTransfer-Encoding: chunked",
+        ),
+        *("Transfer-Encoding: chunked, gzip", "Content-Length: 0x10", "X : y", "X\x01: y", " folded: x"),
+    ],
+)
+def test_ambiguous_lengths_and_broken_heads_are_refused(serving: Running, head: str) -> None:
+    lines = [f"POST {CHAT} HTTP/1.1", f"Host: 127.0.0.1:{serving.port}", "Content-Type: application/json", head]
+    request = "\r\n".join([*lines, "", "0", "", ""])
+    assert status_of(raw(serving, request.encode("latin-1"))) in (0, 400, 408, 413, 415, 501)
+
+
+def test_bad_chunk_sizes_are_refused(serving: Running) -> None:
+    head = post(serving, CHAT, b"", Content_Length="", Transfer_Encoding="chunked")
+    for chunk in (b"zz\r\nx\r\n", b"-1\r\nx\r\n", b"f" * 40 + b"\r\nx\r\n"):
+        assert status_of(raw(serving, head + chunk, shut=True)) in (0, 400)
+
+
+def test_a_client_that_waits_for_100_continue_is_told_to_go_on(serving: Running) -> None:
+    body = json.dumps(BODY).encode()
+    with connection(serving) as opened:
+        opened.sendall(post(serving, CHAT, b"", Content_Length=str(len(body)), Expect="100-continue"))
+        assert opened.recv(100).startswith(b"HTTP/1.1 100")
+        opened.sendall(body)
+        assert b"HTTP/1.1 200" in received(opened)
+
+
+def test_web_sockets_are_not_spoken(serving: Running) -> None:
+    answer = get(
+        serving, "/v1/chat/completions", "Upgrade: websocket", "Sec-WebSocket-Key: eA==", "Sec-WebSocket-Version: 13"
+    )
+    assert status_of(answer) in (400, 404, 405, 426)
