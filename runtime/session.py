@@ -20,7 +20,7 @@ from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.devices.in_thread import stream_in_thread
 from mirrorsd.runtime.devices.layouts import Layout
 from mirrorsd.runtime.draft.chain import longest_common_prefix
-from mirrorsd.runtime.engine import Engine
+from mirrorsd.runtime.engine import Engine, check_head
 from mirrorsd.runtime.generation import Stop, run_steps
 from mirrorsd.runtime.generation_options import GenerationOptions
 from mirrorsd.runtime.reporting.results import Chunk, GenerationResult
@@ -288,6 +288,7 @@ class MirrorSession:
     def _request(self, settings: GenerationConfig, ids: Sequence[int]) -> Request:
         """A request that has not begun; its time runs."""
         self._engine.check_usable()
+        check_head(settings.method, self._manifest, self._seat.heads)
         constraint = self._reader.constraints.compile(settings)
         speculation = self._speculations.of(settings)
         request = Request(ids, settings, speculation, self._seat.context, threading.Event(), constraint)

@@ -37,7 +37,7 @@ _RECORD_EVERY = 1 << 30
 class TargetPlan:
     """Everything that decides the target's graphs; `adapters` is by exit layer, None for a plain exit.
 
-    `choose_pack` rounds the layers' weights where `formats` wants integers.
+    `choose_pack` rounds the layers' weights where `formats` wants integers. `taps` are the hidden states that heads read.
     """
 
     shape: TargetShape
@@ -47,6 +47,7 @@ class TargetPlan:
     formats: WeightFormats = FLOAT_WEIGHTS
     choose_pack: ChoosePack = round_to_nearest
     is_batch_invariant: bool = True
+    taps: tuple[int, ...] = ()
 
     @property
     def spare_rows(self) -> int:
@@ -70,7 +71,13 @@ class TargetPlan:
         edges = (0, *self.adapters, self.shape.num_layers)
         spans = zip(names.segment_names(len(edges) - 1), edges, edges[1:], strict=False)
         return tuple(
-            Segment(name=name, file=names.stage_file(name), first_layer=first, end_layer=end)
+            Segment(
+                name=name,
+                file=names.stage_file(name),
+                first_layer=first,
+                end_layer=end,
+                taps=tuple(tap for tap in sorted(self.taps) if first < tap <= end),
+            )
             for name, first, end in spans
         )
 
@@ -173,7 +180,7 @@ def segment_graph(model: WeightlessModel, plan: TargetPlan, segment: Segment) ->
     """Export one segment; a segment over all layers is the whole target as one graph."""
     model.network.set_attn_implementation(GQA_ATTENTION)
     span = {"first_layer": segment.first_layer, "end_layer": segment.end_layer}
-    contract = segment_contract(plan.shape, segment.name, **span)
+    contract = segment_contract(plan.shape, segment.name, taps=segment.taps, **span)
     stage = SegmentStage(
         parts_of(model.network),
         contract,
