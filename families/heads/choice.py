@@ -78,7 +78,7 @@ class Choice:
             ids, kept, whole = self._prepared[guess]
             linked = self._vocabulary.logits_of(ids, flat)
             logprobs = linked - log_mass(linked, kept, whole)
-            scores, places = torch.topk(self._competing(guess, logprobs, ids), min(self._count, ids.shape[-1]))
+            _, places = torch.topk(self._competing(guess, logprobs, ids), min(self._count, ids.shape[-1]))
             self._keep(ids.gather(-1, places), logprobs.gather(-1, places))
         else:
             self._choose(guess, self._vocabulary.logits(flat, guess))

@@ -1,4 +1,4 @@
-"""Every kind of head guesses the same with caches, row by row, as it does over a whole text; and its config is checked."""
+"""Every kind of head guesses the same with caches, row by row, as over a whole text; its config is checked."""
 
 from dataclasses import replace
 from pathlib import Path
