@@ -65,6 +65,9 @@ def export(
     draft_noise: options.DraftNoise = "auto",
     context: Annotated[int | None, typer.Option(help="Longest text in tokens; at most 2048 without it.")] = None,
     device_map: CompileFor = None,
+    head: Annotated[
+        list[Path] | None, typer.Option(help="Folder of a head of the target; may be repeated.", show_default=False)
+    ] = None,
     accept_error: options.AcceptError = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a bundle that is there.")] = False,
     as_json: options.AsJson = False,
@@ -92,6 +95,7 @@ def export(
         draft_noise=options.read_choice(draft_noise),
         context=context,
         accept_error=accept_error,
+        heads=tuple(map(str, head or ())),
         overwrite=overwrite,
     )
     place = output or Path(f"{Path(target.partition('@')[0]).name.removesuffix('.gguf')}-{precision}.mirror")

@@ -1,0 +1,149 @@
+"""A head's folder: is it complete, does it belong to this target, and its network with the target's own weights in it.
+
+Owns: reading `config.json` and `model.safetensors` of a head. Does not own: the networks (`families.heads`), its stage.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from mirrorsd.export.checkpoints.checkpoint import Checkpoint
+from mirrorsd.export.weights.stored_tensors import StoredTensor, read_header
+from mirrorsd.families.heads import HeadConfig, HeadNetwork, build_head
+from mirrorsd.families.heads.config import EMBEDDING, FINAL, LM_HEAD, TOKEN_MAP
+from mirrorsd.graphs import names
+from mirrorsd.graphs.contract import HeadShape
+from mirrorsd.graphs.errors import ExportError
+from mirrorsd.graphs.manifest import Head, SourceModel
+from mirrorsd.graphs.manifest_values import MOST_GUESSES
+
+NUM_CANDIDATES = 4
+_WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadCheckpoint:
+    """A checked head of a target with `num_target_layers` layers."""
+
+    folder: Path
+    config: HeadConfig
+    tensors: Mapping[str, StoredTensor]
+    num_target_layers: int
+
+    @property
+    def name(self) -> str:
+        """Name of its stage."""
+        return names.head_name(self.config.head_kind)
+
+    @property
+    def shape(self) -> HeadShape:
+        """Its sizes as a contract has them."""
+        config = self.config
+        num_layers, num_kv_heads, head_dim = config.cache_shape
+        taps = tuple(self.num_target_layers if tap == FINAL else int(tap) for tap in config.taps)
+        return HeadShape(
+            taps=taps,
+            length=config.length,
+            num_candidates=min(NUM_CANDIDATES, config.num_logits),
+            num_layers=num_layers,
+            num_kv_heads=num_kv_heads if num_layers else 0,
+            head_dim=head_dim if num_layers else 0,
+        )
+
+    @property
+    def entry(self) -> Head:
+        """What a manifest says of it."""
+        source = SourceModel(
+            name=self.folder.resolve().name,
+            family=self.config.head_kind,
+            licence="unknown",
+            num_parameters=sum(stored.size for name, stored in self.tensors.items() if name != TOKEN_MAP),
+        )
+        return Head(
+            kind=self.config.head_kind,
+            file=names.stage_file(self.name),
+            source=source,
+            shape=self.shape,
+            vocabulary=self.config.vocabulary,
+            num_tokens=self.config.num_logits,
+        )
+
+    def network(self, embedding: nn.Parameter, lm_head: nn.Parameter, dtype: torch.dtype) -> HeadNetwork:
+        """Build it in `dtype`; what it borrows are the target's `embedding` and `lm_head` `[V, H]` themselves.
+
+        Raises:
+            ExportError: weights are missing, are too many, or have other shapes.
+        """
+        network = build_head(self.config).eval()
+        state: dict[str, Tensor] = {
+            name: _read_map(stored) if name == TOKEN_MAP else stored.read(torch.float32)
+            for name, stored in self.tensors.items()
+        }
+        borrowed = {EMBEDDING: embedding, LM_HEAD: lm_head}
+        state |= {name: network.state_dict()[name] for name in self.config.borrowed}
+        try:
+            network.load_state_dict(state)
+        except RuntimeError as error:
+            raise ExportError(f"the head {self.folder} cannot be loaded: {error}") from error
+        network = network.to(dtype).requires_grad_(requires_grad=False)
+        for name in self.config.borrowed:
+            owner, _, attribute = name.rpartition(".")
+            network.get_submodule(owner)._parameters[attribute] = borrowed[name]
+        return network
+
+
+def open_head(folder: Path, target: Checkpoint) -> HeadCheckpoint:
+    """Check the head in `folder` against the target that it is for.
+
+    Raises:
+        ConfigError: its config.json is no head's.
+        ExportError: its weights are missing or damaged, or it was made for another target.
+    """
+    config = HeadConfig.read(folder)
+    if not (folder / _WEIGHTS).is_file():
+        raise ExportError(f"the head {folder} has no {_WEIGHTS}: train it again, or copy its whole folder")
+    for name in ("hidden_size", "vocab_size"):
+        found, expected = getattr(config, name), int(target.config[name])
+        if found != expected:
+            raise ExportError(
+                f"the head {folder} was made for a target with {name} {found}; {target.folder} has {expected}: take "
+                "the target that it was trained on"
+            )
+    num_layers = int(target.config["num_hidden_layers"])
+    wrong = [tap for tap in config.taps if tap != FINAL and not 0 < int(tap) < num_layers]
+    if wrong:
+        raise ExportError(
+            f"the head {folder} reads hidden states after {wrong[0]} layers; a target of {num_layers} layers gives "
+            f"those after 1 to {num_layers - 1}, and {FINAL!r}, behind the final norm"
+        )
+    if config.length > MOST_GUESSES:
+        raise ExportError(f"the head {folder} guesses {config.length} tokens; a window has at most {MOST_GUESSES}")
+    return HeadCheckpoint(
+        folder=folder, config=config, tensors=read_header(folder / _WEIGHTS), num_target_layers=num_layers
+    )
+
+
+def open_heads(folders: tuple[str, ...], target: Checkpoint) -> tuple[HeadCheckpoint, ...]:
+    """Open several heads of one target.
+
+    Raises:
+        ExportError: two are of one kind; and what `open_head` raises.
+    """
+    heads = tuple(open_head(Path(folder), target) for folder in folders)
+    kinds = [head.config.head_kind for head in heads]
+    for index, kind in enumerate(kinds):
+        if kind in kinds[:index]:
+            raise ExportError(f"two heads are of the kind {kind!r}; a bundle has one of a kind: leave one away")
+    return heads
+
+
+def _read_map(stored: StoredTensor) -> Tensor:
+    """The tokens of a reduced vocabulary's logits."""
+    from safetensors import safe_open
+
+    with safe_open(stored.path, "pt") as file:
+        found: Tensor = file.get_tensor(stored.name)
+    return found.to(torch.int64)

@@ -1,0 +1,51 @@
+"""Heads of random numbers for the tiny target, of every kind, as folders."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from mirrorsd.families.heads import HeadConfig, HeadNetwork, build_head
+
+SIZES: Any = {
+    "length": 4, "hidden_size": 64, "vocab_size": 300, "num_logits": 300, "num_heads": 4, "num_kv_heads": 2,
+    "head_dim": 16, "intermediate_size": 96, "max_positions": 512,
+}  # fmt: skip
+MEDUSA = HeadConfig(head_kind="medusa", taps=("final",), **SIZES)
+HYDRA = HeadConfig(head_kind="hydra", taps=("final",), vocabulary="low-rank", head_rank=32, num_layers=1, **SIZES)
+EAGLE3 = HeadConfig(
+    head_kind="eagle3", taps=(1, 2, 3), num_layers=1, **{**SIZES, "vocabulary": "reduced", "num_logits": 200}
+)
+BLOCK = HeadConfig(head_kind="block", taps=(1, 3), num_layers=2, link="gated", link_rank=8, **SIZES)
+HEADS = {"medusa": MEDUSA, "hydra": HYDRA, "eagle3": EAGLE3, "block": BLOCK}
+OTHERS = {
+    "medusa": replace(MEDUSA, vocabulary="own", depth=2),
+    "hydra": replace(HYDRA, num_layers=0, vocabulary="shared", head_rank=0),
+    "eagle3": replace(EAGLE3, vocabulary="shared", num_logits=300, tap_norm="each", feeds_norm=True),
+    "block": replace(BLOCK, link="markov", vocabulary="own", samples_anchor=False, mask_token=9),
+}
+"""The same kinds with other switches."""
+
+
+def random_network(config: HeadConfig) -> HeadNetwork:
+    """A head whose guesses are anything."""
+    torch.manual_seed(11)
+    network = build_head(config)
+    for name, weight in network.named_parameters():
+        if not name.endswith("norm.weight"):
+            torch.nn.init.normal_(weight, std=0.2)
+    if network.lm_head.map is not None:
+        network.lm_head.map.copy_(torch.arange(config.num_logits) + 50)
+    return network
+
+
+def save_head(config: HeadConfig, folder: Path, network: HeadNetwork | None = None) -> Path:
+    """Write a head's folder, without what it borrows."""
+    folder.mkdir(parents=True)
+    config.write(folder)
+    state = (network or random_network(config)).state_dict()
+    own = {name: tensor.contiguous() for name, tensor in state.items() if name not in config.borrowed}
+    save_file(own, folder / "model.safetensors")
+    return folder
