@@ -103,7 +103,7 @@ class HeadSource:
         self.name = head.kind
         self._request, self._head = request, head
         self._first = NO_TOKENS
-        request.chooser.is_heard_by_draft = True
+        request.chooser.be_heard()
 
     def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:
         """The target reads the prompt, the head what the target has read; the first window comes with its last rows."""
