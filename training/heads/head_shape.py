@@ -34,7 +34,7 @@ _LINK_RANK = 128
 class HeadPlan:
     """What is asked for; None or 0 stands for the kind's default.
 
-    `num_layers` is None for the default, 0 for a Hydra head without its layer. `link_rank` -1 is the default of a block.
+    `num_layers` 0 is a Hydra head without its layer. `link_rank` -1 is the default of a block, 0 no link.
     """
 
     kind: str
@@ -47,6 +47,10 @@ class HeadPlan:
     num_layers: int | None = None
     link_rank: int = -1
 
+    def __post_init__(self) -> None:
+        if self.kind not in _LENGTHS:
+            raise ConfigError(f"a head's kind is {self.kind!r}; allowed: {', '.join(_LENGTHS)}")
+
     def config(self, target: PreTrainedModel) -> HeadConfig:
         """Return the config of such a head for `target`.
 
@@ -54,8 +58,6 @@ class HeadPlan:
             ConfigError: Nothing that a head can be, or a target whose head over the vocabulary cannot be shared.
         """
         parts, given = parts_of(target), target.config
-        if self.kind not in _LENGTHS:
-            raise ConfigError(f"a head's kind is {self.kind!r}; allowed: {', '.join(_LENGTHS)}")
         check_shareable(target, parts)
         taps = self.taps or default_taps(self.kind, len(parts.layers))
         check_taps(taps, len(parts.layers))

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mirrorsd.families import parts_of
 from mirrorsd.families.heads import HeadNetwork
 from mirrorsd.families.heads.attending import FeatureRows
+from mirrorsd.families.heads.config import LM_HEAD
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.distill_draft import MarkedText
-from mirrorsd.training.heads.features import Features, read_features
+from mirrorsd.training.heads.features import Teacher, teaching
 from mirrorsd.training.heads.head_folder import OwnWeights
 from mirrorsd.training.heads.vocabulary_loss import (
     LossMix,
@@ -139,7 +139,7 @@ def draw_spans(config: HeadTrainingConfig, num_guesses: int, seed: int) -> Tenso
 
 
 def head_losses(
-    target: PreTrainedModel,
+    teacher: Teacher,
     network: HeadNetwork,
     taken: tuple[Tensor, Tensor],
     firsts: Tensor,
@@ -151,7 +151,7 @@ def head_losses(
     """Compare guesses behind spans of rows with the target.
 
     Args:
-        target: The teacher, frozen.
+        teacher: The target.
         network: The head.
         taken: Token ids `[B, S + 1]`, and which of them the target wrote itself.
         firsts: `[n]`: the first row of every span.
@@ -161,7 +161,7 @@ def head_losses(
     """
     ids, own = taken
     length, num_guesses = config.spans(network.config.length)[1], network.config.length
-    features = read_features(target, ids[:, :-1], network.config.taps)
+    features = teacher.read(ids[:, :-1], network.config.taps)
     tips = firsts[:, None] + torch.arange(length, device=ids.device)
     ahead = tips.flatten()[:, None] + 2 + torch.arange(num_guesses, device=ids.device)
     taught = Taught(ids[:, ahead.clamp(max=ids.shape[1] - 1)], follows_link=follows_link)
@@ -171,19 +171,12 @@ def head_losses(
     weights = MarkedText(ids, own).weights(config.prompt_weight)
     counts = weights[:, ahead.clamp(max=ids.shape[1] - 1)].unflatten(1, tips.shape).flatten(0, 1)
     counts = counts / counts.sum((0, 1)).clamp(min=1) * config.decay ** torch.arange(num_guesses, device=ids.device)
-    weight = network.lm_head.weight
-    if states.shape[-1] < weight.shape[-1]:
-        weight = weight[..., : states.shape[-1]]
-    teacher = _teach(target, network, features, tips)
-    return vocabulary_loss(states, weight, teacher, counts, config.mix, scale=network.lm_head.scale, compare=compare)
-
-
-def _teach(target: PreTrainedModel, network: HeadNetwork, features: Features, tips: Tensor) -> SpanTeacher:
-    """The target's rows behind each span: its first row's next one, and as many more as there are guesses."""
-    parts: Any = parts_of(target)
-    behind = torch.arange(1, tips.shape[1] + network.config.length, device=tips.device)
-    rows = features.final[:, tips[:, :1] + behind].flatten(0, 1)
-    return SpanTeacher(rows, parts.lm_head.weight, parts.logit_scale, network.lm_head.map)
+    behind = torch.arange(1, length + num_guesses, device=ids.device)
+    wanted = features.final[:, firsts[:, None] + behind].flatten(0, 1)
+    given = SpanTeacher(wanted, teacher.head, teacher.logit_scale, network.lm_head.map)
+    weight = teacher.head if LM_HEAD in network.config.borrowed else network.lm_head.weight
+    weight = weight[..., : states.shape[-1]]
+    return vocabulary_loss(states, weight, given, counts, config.mix, scale=network.lm_head.scale, compare=compare)
 
 
 def train_head(
@@ -209,20 +202,21 @@ def train_head(
     optimizers = make_optimizers(network)
     timed = TimedRun(run, {"head": OwnWeights(network), "text": text, **optimizers}, show)
     compare = torch.compile(compare_rows, dynamic=False) if config.is_compiled else compare_rows
-    losses_of = partial(head_losses, target, network, config=config, compare=compare)
     has_link = network.config.link != "none"
+    with teaching(target) as teacher:
+        losses_of = partial(head_losses, teacher, network, config=config, compare=compare)
 
-    def step(share: float) -> tuple[int, dict[str, float]]:
-        set_rate(optimizers.values(), config.rate * share)
-        taken = text.take_marked(config.sequences, config.length)
-        firsts = draw_spans(config, network.config.length, timed.step)
-        follows = not has_link or timed.step % _WITHOUT_LINK_EVERY != 0
-        with autocast():
-            losses = losses_of(taken, firsts, follows_link=follows)
-        descend(losses.total, network.parameters(), optimizers.values())
-        return taken[0][:, 1:].numel(), describe(losses)
+        def step(share: float) -> tuple[int, dict[str, float]]:
+            set_rate(optimizers.values(), config.rate * share)
+            taken = text.take_marked(config.sequences, config.length)
+            firsts = draw_spans(config, network.config.length, timed.step)
+            follows = not has_link or timed.step % _WITHOUT_LINK_EVERY != 0
+            with autocast():
+                losses = losses_of(taken, firsts, follows_link=follows)
+            descend(losses.total, network.parameters(), optimizers.values())
+            return taken[0][:, 1:].numel(), describe(losses)
 
-    timed.run(step, _make_check(network, held_back, config, losses_of))
+        timed.run(step, _make_check(network, held_back, config, losses_of))
     return timed
 
 

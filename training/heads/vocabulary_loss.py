@@ -37,7 +37,9 @@ class LossMix:
 
     def __post_init__(self) -> None:
         if min(self.kl, self.tv, self.hard) < 0 or not self.kl + self.tv + self.hard:
-            raise ConfigError(f"a loss of kl={self.kl}, tv={self.tv}, hard={self.hard}; one must be above 0, none below")
+            raise ConfigError(
+                f"a loss of kl={self.kl}, tv={self.tv}, hard={self.hard}; one must be above 0, none below"
+            )
 
 
 class SpanTeacher(NamedTuple):
@@ -194,7 +196,7 @@ def vocabulary_loss(
     counts: Tensor,
     mix: LossMix,
     *,
-    scale: LogitScale = LogitScale(),
+    scale: LogitScale,
     compare: Callable[..., tuple[Tensor, Tensor, Tensor]] = compare_rows,
 ) -> VocabularyLosses:
     """Compare guesses with the target, and make the gradients.
