@@ -1,6 +1,7 @@
 """Heads of every kind learn from a tiny target, go on after a stop, and come back from their folder."""
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,20 +38,34 @@ PLANS = {
 
 @pytest.fixture
 def target() -> LlamaForCausalLM:
+    """Its next token is mostly a matter of the last one, so that small heads can learn what it does."""
     torch.manual_seed(1)
     config = LlamaConfig(
         vocab_size=40, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
-        intermediate_size=48, tie_word_embeddings=True, max_position_embeddings=64, initializer_range=0.4,
+        intermediate_size=48, tie_word_embeddings=False, max_position_embeddings=64, initializer_range=0.1,
     )  # fmt: skip
-    return LlamaForCausalLM(config).eval().requires_grad_(False)
+    model = LlamaForCausalLM(config).eval().requires_grad_(False)
+    model.model.embed_tokens.weight.normal_()
+    model.lm_head.weight.normal_(std=0.5)
+    return model
 
 
 @pytest.fixture
 def text(target: LlamaForCausalLM) -> TokenStream:
-    """The target's own greedy text: there is something to learn."""
+    """What the target writes at temperature 1."""
     prompts = [[a, b] for a in range(0, 40, 2) for b in range(0, 40, 4)]
-    written = generate_batch(target, prompts, torch.zeros(len(prompts)), SelfTextConfig(end=99, max_new_tokens=20))
+    config = SelfTextConfig(end=99, max_new_tokens=20)
+    written = generate_batch(target, prompts, torch.ones(len(prompts)), config)
     return TokenStream(np.concatenate([np.array(tokens, np.uint16) for tokens in written]))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Products this small only wait for a second thread."""
+    usual = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(usual)
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +101,7 @@ def test_a_head_learns_and_comes_back_from_its_folder(
     with torch.no_grad():
         after = head_losses(teacher, network, taken, spans, config)
     assert after.total < before.total
-    assert after.agreement[0] > 0.15 > 4 / 40
+    assert after.agreement[0] > 5 / 40
     save_head(network, tmp_path)
     again = load_head(tmp_path, target)
     with torch.no_grad():
@@ -149,8 +164,8 @@ def test_the_losses_gradient_is_autograds(target: LlamaForCausalLM) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_a_target_in_place_of_the_head_is_always_right(target: LlamaForCausalLM) -> None:
-    """A block whose guesses are given away in its noise accepts all; the report then counts K + 1 tokens a step."""
+def test_the_report_counts_what_a_chain_would_accept(target: LlamaForCausalLM) -> None:
+    """27 tokens behind a prompt of 3: the first is known, so 26 are walked in 4 + 1 at a time, the last step cut."""
     prompts = [[1, 2, 3], [9, 8, 7, 6]]
     config = SelfTextConfig(end=99, max_new_tokens=20)
     written = generate_batch(target, prompts, torch.zeros(2), config)
@@ -166,7 +181,7 @@ def test_a_target_in_place_of_the_head_is_always_right(target: LlamaForCausalLM)
             head[0].linear.bias.copy_(1e4 * target.lm_head.weight[5])  # type: ignore[index, union-attr, operator]
     sure = report_head(target, network, constant, [])
     assert sure["agreement"] == [1.0] * 4
-    assert sure["greedy"]["tokens_per_step"] > 4.5
+    assert sure["greedy"]["tokens_per_step"] == 4.5
 
 
 def test_replayed_noise_chooses_the_text_and_is_gumbel_noise() -> None:
