@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -180,6 +180,11 @@ class MirrorSession:
         """
         settings = resolve_generation(config, dict(overrides), self._manifest.generation)
         return self._reader.read(prompt, messages, token_ids, settings)
+
+    @property
+    def heads(self) -> Collection[str]:
+        """The kinds of heads that can run beside the target."""
+        return self._seat.heads
 
     @property
     def cached_token_ids(self) -> list[int]:

@@ -49,3 +49,23 @@ def save_head(config: HeadConfig, folder: Path, network: HeadNetwork | None = No
     own = {name: tensor.contiguous() for name, tensor in state.items() if name not in config.borrowed}
     save_file(own, folder / "model.safetensors")
     return folder
+
+
+def fitted_medusa(target: Path, text: list[int]) -> HeadNetwork:
+    """Medusa heads that have learned one text by heart: on it, and nowhere else, they are right."""
+    from transformers import LlamaForCausalLM
+
+    network, model = build_head(MEDUSA), LlamaForCausalLM.from_pretrained(target)
+    with torch.no_grad():
+        features = model(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0]
+    tips = torch.arange(len(text) - 1 - MEDUSA.length)
+    wanted = tips[:, None] + 2 + torch.arange(MEDUSA.length)
+    labels = torch.tensor(text)[wanted].flatten()
+    optimizer = torch.optim.Adam(network.heads.parameters(), lr=0.02)
+    for _ in range(150):
+        states = torch.stack([head(features[tips]) for head in network.heads], dim=1)
+        loss = torch.nn.functional.cross_entropy(model.lm_head(states).flatten(0, 1), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return network
