@@ -1,8 +1,8 @@
 """What every stage takes and gives. The exporter proves it, the runtime relies on it.
 
 Rows `S`, capacity `C`, hidden `H`, vocabulary `V`, logit rows `R`, exit candidates `K` for the target;
-rows `N`, tip rows `R`, capacity `C`, streams `s`, candidates `m` for the draft; rows `R` and guesses `K` for a head (see
-docs, "Stages").
+rows `N`, tip rows `R`, capacity `C`, streams `s`, candidates `m` for the draft;
+rows `R`, guesses `K`, candidates `m` for a drafting head (see docs, "Stages").
 """
 
 from collections.abc import Iterable

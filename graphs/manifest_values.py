@@ -170,7 +170,9 @@ def _head_rules(manifest: "Manifest") -> Iterator[Rule]:
         yield Rule(bool(shape.taps), f"{where}.shape.taps", [], "one layer or more")
         for tap in shape.taps:
             yield _within(f"{where}.shape.taps", tap, 1, target.shape.num_layers)
-        yield from _sizes(f"{where}.shape", shape, ("num_layers", "num_kv_heads", "head_dim"), int(shape.num_layers > 0))
+        yield from _sizes(
+            f"{where}.shape", shape, ("num_layers", "num_kv_heads", "head_dim"), int(shape.num_layers > 0)
+        )
     wanted = {tap for head in heads for tap in head.shape.taps}
     for index, segment in enumerate(target.segments):
         behind = sorted(tap for tap in wanted if segment.first_layer < tap <= segment.end_layer)

@@ -73,7 +73,7 @@ def tiny_bundle(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathF
 def headed_bundle(
     tiny_pair: tuple[Path, Path], tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[int]]:
-    """The tiny pair with a head of every kind, and the ids of a text that its Medusa heads know by heart."""
+    """The tiny pair with two heads, and the ids of a text that the Medusa one knows by heart."""
     from random_heads import HEADS, fitted_medusa, save_head
 
     from mirrorsd import MirrorPipeline

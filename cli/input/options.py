@@ -244,7 +244,9 @@ def read_replayed_methods(text: str) -> tuple[MethodName, ...]:
     names = read_methods(text)
     for name in names:
         if name not in DRAFT_METHODS.split(","):
-            raise ConfigError(f"--methods names {name!r}; recordings replay {DRAFT_METHODS}. Measure it with `compare`.")
+            raise ConfigError(
+                f"--methods names {name!r}; recordings replay {DRAFT_METHODS}. Measure it with `compare`."
+            )
     return names
 
 

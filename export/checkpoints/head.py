@@ -6,9 +6,10 @@ Owns: reading `config.json` and `model.safetensors` of a head. Does not own: the
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint
 from mirrorsd.export.weights.stored_tensors import StoredTensor, read_header
@@ -71,8 +72,8 @@ class HeadCheckpoint:
             num_tokens=self.config.num_logits,
         )
 
-    def network(self, embedding: nn.Parameter, lm_head: nn.Parameter, dtype: torch.dtype) -> HeadNetwork:
-        """Build it in `dtype`; what it borrows are the target's `embedding` and `lm_head` `[V, H]` themselves.
+    def network(self, embedding: Any, lm_head: Any, dtype: torch.dtype) -> HeadNetwork:
+        """Build it in `dtype`, around the target's own parameters `embedding` and `lm_head` `[V, H]` if it borrows them.
 
         Raises:
             ExportError: weights are missing, are too many, or have other shapes.

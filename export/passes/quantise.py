@@ -38,9 +38,9 @@ class QuantiseWeights(ir.passes.InPlacePass):
 
     The embedding's format is symmetric.
 
-    The head is the `Gemm` with transB that is `head_width` wide; the embedding is what `input_ids` gathers from, and in a
-    stage that reads tokens which it has chosen itself, every table of `head_width` rows that is gathered from. Equal
-    weights in equal formats give equal tensors, so a tied embedding and head stay one.
+    The head is the `Gemm` with transB that is `head_width` wide; the embedding is what `input_ids` gathers from. In the
+    stage of a drafting head, which looks up what it has chosen, every table of `head_width` rows is one. Equal weights
+    in equal formats give equal tensors, so a tied embedding and head stay one.
     Weights that the formats carry from a file keep its blocks.
     Ensures: no float matrix product with constant weights is left, but for a head without a format and for what a
     file's blocks are offset by.

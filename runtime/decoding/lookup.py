@@ -1,6 +1,5 @@
 """Windows that need no draft: how the text went on the last time that it stood as it does now."""
 
-
 import numpy as np
 from numpy.typing import NDArray
 

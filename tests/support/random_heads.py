@@ -10,23 +10,28 @@ from safetensors.torch import save_file
 from mirrorsd.families.heads import HeadConfig, HeadNetwork, build_head
 
 SIZES: Any = {
-    "length": 4, "hidden_size": 64, "vocab_size": 300, "num_logits": 300, "num_heads": 4, "num_kv_heads": 2,
+    "length": 3, "hidden_size": 64, "vocab_size": 300, "num_logits": 300, "num_heads": 4, "num_kv_heads": 2,
     "head_dim": 16, "intermediate_size": 96, "max_positions": 512,
 }  # fmt: skip
 MEDUSA = HeadConfig(head_kind="medusa", taps=("final",), **SIZES)
-HYDRA = HeadConfig(head_kind="hydra", taps=("final",), vocabulary="low-rank", head_rank=32, num_layers=1, **SIZES)
+HYDRA = HeadConfig(head_kind="hydra", taps=("final",), vocabulary="low-rank", head_rank=32, **SIZES)
 EAGLE3 = HeadConfig(
-    head_kind="eagle3", taps=(1, 2, 3), num_layers=1, **{**SIZES, "vocabulary": "reduced", "num_logits": 200}
+    head_kind="eagle3",
+    taps=(1, 2, 3),
+    num_layers=1,
+    vocabulary="reduced",
+    **{**SIZES, "length": 2, "num_logits": 200},
 )
-BLOCK = HeadConfig(head_kind="block", taps=(1, 3), num_layers=2, link="gated", link_rank=8, **SIZES)
-HEADS = {"medusa": MEDUSA, "hydra": HYDRA, "eagle3": EAGLE3, "block": BLOCK}
+BLOCK = HeadConfig(head_kind="block", taps=(1, 3), num_layers=1, link="gated", link_rank=8, **SIZES)
+HEADS = {"medusa": MEDUSA, "eagle3": EAGLE3}
+"""One that remembers nothing, and one with a cache."""
 OTHERS = {
     "medusa": replace(MEDUSA, vocabulary="own", depth=2),
-    "hydra": replace(HYDRA, num_layers=0, vocabulary="shared", head_rank=0),
-    "eagle3": replace(EAGLE3, vocabulary="shared", num_logits=300, tap_norm="each", feeds_norm=True),
-    "block": replace(BLOCK, link="markov", vocabulary="own", samples_anchor=False, mask_token=9),
+    "hydra": replace(HYDRA, num_layers=1),
+    "eagle3": replace(EAGLE3, length=3, vocabulary="shared", num_logits=300, tap_norm="each", feeds_norm=True),
+    "block": BLOCK,
 }
-"""The same kinds with other switches."""
+"""Every kind, with other switches."""
 
 
 def random_network(config: HeadConfig) -> HeadNetwork:

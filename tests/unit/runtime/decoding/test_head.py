@@ -175,22 +175,29 @@ def test_noise_of_the_windows_own_positions_reaches_the_head(
 def test_rows_that_need_not_pass_again() -> None:
     link = HeadLink("eagle3", _HeadedTarget(), None)  # type: ignore[arg-type]
     link._text[:4], link._num_read = [5, 6, 7, 8], 3
-    assert [link.num_read(np.array(text)) for text in ([5, 6, 7, 9, 9], [5, 6, 7, 8, 1], [5], [4, 6, 7])] == [2, 3, 0, 0]
+    assert [link.num_read(np.array(text)) for text in ([5, 6, 7, 9, 9], [5, 6, 7, 8, 1], [5], [4, 6, 7])] == [
+        2,
+        3,
+        0,
+        0,
+    ]
 
 
 class _HeadedTarget:
     context = 16
-    heads = {"eagle3": head_of("eagle3")}
+
+    def __init__(self) -> None:
+        self.heads = {"eagle3": head_of("eagle3")}
 
 
 def test_a_method_without_its_head_says_what_to_export(bundle: Path) -> None:
     manifest = read_bundle(bundle)
-    with pytest.raises(ConfigError, match="no such head .it has: none.*train head --kind eagle3.*--head FOLDER"):
+    with pytest.raises(ConfigError, match=r"no such head \(it has: none\).*train head --kind eagle3.*--head FOLDER"):
         check_head("eagle3", manifest, ())
     check_head("auto", manifest, ())
 
 
 def test_a_head_beside_a_target_on_openvino_says_where_it_runs(bundle: Path) -> None:
     manifest = replace(read_bundle(bundle), heads=(head_of("eagle3"),))
-    with pytest.raises(ConfigError, match="runs on ONNX Runtime.*choose another device map"):
+    with pytest.raises(ConfigError, match=r"runs on ONNX Runtime.*choose another device map"):
         check_head("eagle3", manifest, ())
