@@ -5,6 +5,7 @@ Owns: writing, reading, and filling in the borrowed tensors. Does not own: what 
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers import PreTrainedModel
 from mirrorsd.families import parts_of
 from mirrorsd.families.heads import HeadConfig, HeadNetwork, build_head
 from mirrorsd.families.heads.config import EMBEDDING, LM_HEAD
+from mirrorsd.families.heads.published import PUBLISHED_KIND, convert_head
 from mirrorsd.graphs.errors import ConfigError, ExportError
 
 __all__ = ["WEIGHTS_FILE", "OwnWeights", "lend", "load_head", "own_tensors", "save_head"]
@@ -79,15 +81,21 @@ def save_head(network: HeadNetwork, folder: Path, *, dtype: torch.dtype = torch.
 
 
 def load_head(folder: Path, target: PreTrainedModel) -> HeadNetwork:
-    """Read a head in single precision, with what it borrows of `target`.
+    """Read a head in single precision, with what it borrows of `target`; published ones are read as ours.
 
     Raises:
         ConfigError: Not a head's folder, or one of another target.
-        ExportError: Its weights are missing or do not belong to its config.
+        ExportError: Its weights are missing or do not belong to its config, or a published one is not of our kinds.
     """
-    network = build_head(HeadConfig.read(folder))
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    of_ours = None if PUBLISHED_KIND in config else HeadConfig.read(folder)
     try:
         tensors = load_file(folder / WEIGHTS_FILE)
+        if of_ours is None:
+            read = convert_head(config, tensors, int(target.config.num_hidden_layers))
+            of_ours, tensors = read.config, read.tensors
+        network = build_head(of_ours)
         _fill(network, {name: _single(tensor) for name, tensor in tensors.items()})
     except (SafetensorError, RuntimeError, OSError) as error:
         raise ExportError(f"the weights of {folder} do not belong to its config.json: {error}") from error

@@ -1,5 +1,6 @@
 """Heads of every kind learn from a tiny target, go on after a stop, and come back from their folder."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from mirrorsd.families import parts_of
@@ -226,3 +228,24 @@ def test_texts_too_short_to_guess_are_refused() -> None:
         a_training("eagle3", length=4).spans(5)
     with pytest.raises(ConfigError, match="one must be above 0"):
         LossMix()
+
+
+def test_a_published_head_is_read_as_one_of_ours(target: LlamaForCausalLM, tmp_path: Path) -> None:
+    layer = {"model_type": "qwen3", "num_hidden_layers": 1, "intermediate_size": 48, "max_position_embeddings": 64}
+    layer |= {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 40}
+    methods = [{"proposal_type": "greedy", "speculative_tokens": 3}]
+    config = {"speculators_model_type": "eagle3", "eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
+    config |= {"transformer_layer_config": layer, "speculators_config": {"proposal_methods": methods}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    network = make_head(replace(PLANS["eagle3"].config(target), qk_norm=True, tap_norm="none", taps=(1, 2, 3)), target)
+    tensors = {name: torch.randn_like(weight) for name, weight in network.state_dict().items()}
+    tensors["layers.0.hidden_norm.weight"] = tensors.pop("hidden_norm.weight")
+    save_file(tensors, tmp_path / "model.safetensors")
+    read = load_head(tmp_path, target)
+    assert torch.equal(read.fc.weight, tensors["fc.weight"])
+    assert torch.equal(read.hidden_norm.weight, tensors["layers.0.hidden_norm.weight"])
+    assert read.embed_tokens.weight.data_ptr() == target.model.embed_tokens.weight.data_ptr()
+    del tensors["fc.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ExportError, match="missing"):
+        load_head(tmp_path, target)
