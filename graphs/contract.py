@@ -78,7 +78,7 @@ class HeadShape:
     """The sizes of a head, which drafts from the target's hidden states, that its contract depends on.
 
     Attributes:
-        taps: the hidden states that it reads, by layer: those after so many layers, after all of them behind the
+        taps: the hidden states that it reads, those after so many layers; one more than the target has: behind its
             final norm.
         length: tokens that it guesses in one run.
         num_candidates: tokens that it names for each of them.
@@ -124,7 +124,7 @@ def segment_contract(
     outputs += [
         replace(hidden, name=names.tap(layer))
         for layer in taps
-        if first_layer < layer < end_layer or (is_last and layer == end_layer)
+        if first_layer < layer < end_layer or (is_last and layer in (end_layer, end_layer + 1))
     ]
     outputs += _per_layer(layers, names.present_key, names.present_value, shape.dtype, cache)
     return StageContract(name=name, inputs=tuple(inputs), outputs=tuple(outputs))

@@ -9,6 +9,7 @@ from math import isfinite
 from re import fullmatch
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import BundleError
 
 if TYPE_CHECKING:
@@ -163,19 +164,22 @@ def _head_rules(manifest: "Manifest") -> Iterator[Rule]:
     for index, head in enumerate(heads):
         where, shape = f"heads[{index}]", head.shape
         yield Rule(head.kind not in kinds[:index], f"{where}.kind", head.kind, "one head of a kind")
+        yield _one_of(f"{where}.kind", head.kind, names.HEAD_KINDS)
+        yield _one_of(f"{where}.vocabulary", head.vocabulary, names.HEAD_VOCABULARIES)
         yield _within(f"{where}.source.num_parameters", head.source.num_parameters, 0, _LARGEST_INT)
         yield _within(f"{where}.num_tokens", head.num_tokens, 1, target.shape.vocab_size)
         yield _within(f"{where}.shape.length", shape.length, 1, MOST_GUESSES)
         yield _within(f"{where}.shape.num_candidates", shape.num_candidates, 1, head.num_tokens)
         yield Rule(bool(shape.taps), f"{where}.shape.taps", [], "one layer or more")
         for tap in shape.taps:
-            yield _within(f"{where}.shape.taps", tap, 1, target.shape.num_layers)
+            yield _within(f"{where}.shape.taps", tap, 1, target.shape.num_layers + 1)
         yield from _sizes(
             f"{where}.shape", shape, ("num_layers", "num_kv_heads", "head_dim"), int(shape.num_layers > 0)
         )
     wanted = {tap for head in heads for tap in head.shape.taps}
     for index, segment in enumerate(target.segments):
-        behind = sorted(tap for tap in wanted if segment.first_layer < tap <= segment.end_layer)
+        last = segment.end_layer + (segment is target.segments[-1])
+        behind = sorted(tap for tap in wanted if segment.first_layer < tap <= last)
         found = list(segment.taps)
         yield Rule(found == behind, f"target.segments[{index}].taps", found, f"{behind}, which the heads read")
 

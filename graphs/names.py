@@ -12,6 +12,9 @@ ARGMAX_GAP = "argmax_gap"
 EXIT_IDS = "exit_ids"
 EXIT_LOGPROBS = "exit_logprobs"
 
+HEAD_KINDS = ("medusa", "hydra", "eagle3", "block")
+"""Of heads that draft from the target's hidden states; each is also the name of the method that uses it."""
+HEAD_VOCABULARIES = ("shared", "own", "low-rank", "reduced")
 HEAD_TOKENS = "tokens"
 HEAD_START = "start"
 HEAD_NOISE = "noise"
@@ -104,7 +107,7 @@ def adapter_up(layer: int) -> str:
 
 
 def tap(layer: int) -> str:
-    """Name of the hidden states after `layer` layers; those after all of them are behind the final norm."""
+    """Name of the hidden states after `layer` layers; one more than there are: behind the final norm."""
     return f"tap.{layer}"
 
 

@@ -7,6 +7,7 @@ from numbers import Integral
 from typing import Any, Literal, NamedTuple, Self, get_args
 
 from mirrorsd.device_maps.card import ALLOCATIONS, ROOT_SOURCES, WINDOWS
+from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.runtime.cancel_token import CancelToken
 from mirrorsd.runtime.setting_rules import (
@@ -30,7 +31,7 @@ from mirrorsd.runtime.setting_rules import (
 
 Method = Literal["mirror", "serial", "plain", "auto", "lookup", "medusa", "hydra", "eagle3", "block"]
 METHODS: tuple[Method, ...] = get_args(Method)
-HEAD_METHODS = ("medusa", "hydra", "eagle3", "block")
+HEAD_METHODS = names.HEAD_KINDS
 """Those that need a head of that kind in the bundle."""
 
 

@@ -84,7 +84,7 @@ class TargetPlan:
                 file=names.stage_file(name),
                 first_layer=first,
                 end_layer=end,
-                taps=tuple(tap for tap in self.taps if first < tap <= end),
+                taps=tuple(tap for tap in self.taps if first < tap <= end + (end == self.shape.num_layers)),
             )
             for name, first, end in spans
         )

@@ -87,7 +87,9 @@ class SegmentStage(nn.Module):
         if not hasattr(self, "head"):
             return (hidden, *tapped, *present)
         rows = by_name[names.LOGIT_ROWS]
-        if names.tap(self.end_layer) not in self.output_names:
+        if names.tap(self.end_layer) in self.output_names:
+            tapped.append(hidden)
+        if names.tap(self.end_layer + 1) not in self.output_names:
             return (*self.choose(self.head(take_rows(hidden, rows))), *tapped, *present)
         normed = self.head.norm(hidden)
         logits = self.head.scale(self.head.product(take_rows(normed, rows)))

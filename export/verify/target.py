@@ -39,7 +39,7 @@ REJECTED = 3
 class TargetReference(NamedTuple):
     """What PyTorch computes for `ids`: hidden `[P, H]` and exit log-probs `[P, V]` by border, logits `[P, V]`.
 
-    `taps` are the hidden states `[P, H]` that heads read, by layer; after all layers, behind the final norm.
+    `taps` are the hidden states `[P, H]` that heads read (`HeadShape.taps`).
     """
 
     ids: tuple[int, ...]
@@ -65,8 +65,12 @@ def target_reference(model: WeightlessModel, plan: TargetPlan, ids: list[int]) -
     network = model.network
     network.set_attn_implementation("eager")
     with torch.no_grad():
+        before_norm: list[Any] = []
+        last = parts_of(network).layers[-1]
+        hook = last.register_forward_hook(lambda module, given, found: before_norm.append(found))
         with model.on_demand():
             output = network(torch.tensor([ids]), output_hidden_states=True, use_cache=False)
+        hook.remove()
         hidden = {layer: output.hidden_states[layer] for layer in plan.adapters}
         exits = {
             layer: ExitStage(parts_of(network), plan.num_candidates, adapter)
@@ -78,7 +82,9 @@ def target_reference(model: WeightlessModel, plan: TargetPlan, ids: list[int]) -
                 for layer, stage in exits.items()
             }
     by_layer = {layer: state[0].numpy() for layer, state in hidden.items()}
-    taps = {layer: output.hidden_states[layer][0].numpy() for layer in plan.taps}
+    of_last = before_norm[0] if isinstance(before_norm[0], Tensor) else before_norm[0][0]
+    states = (*output.hidden_states[:-1], of_last, output.hidden_states[-1])
+    taps = {layer: states[layer][0].numpy() for layer in plan.taps}
     return TargetReference(tuple(ids), by_layer, exit_logprobs, output.logits[0].numpy(), taps)
 
 
@@ -229,7 +235,7 @@ class _SegmentRun:
             if spec.name in given:
                 binding.bind_cpu_input(spec.name, given[spec.name])
         asked = [spec.name for spec in self.session.get_outputs()]
-        tapped = [layer for layer in range(self.layers.start + 1, self.layers.stop + 1) if names.tap(layer) in asked]
+        tapped = [layer for layer in range(self.layers.start + 1, self.layers.stop + 2) if names.tap(layer) in asked]
         for name in (asked[0], *map(names.tap, tapped)):
             binding.bind_output(name)
         pairs = ((names.past_key, names.present_key), (names.past_value, names.present_value))

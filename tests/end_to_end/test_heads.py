@@ -127,8 +127,8 @@ def test_inspect_shows_heads(headed_bundle: tuple[Path, list[int]], capsys: pyte
     assert run(["inspect", str(headed_bundle[0]), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [head["kind"] for head in document["heads"]] == list(KINDS)
-    assert {tap for segment in document["target"]["segments"] for tap in segment["taps"]} == {1, 2, 3, 4}
+    assert {tap for segment in document["target"]["segments"] for tap in segment["taps"]} == {1, 2, 3, 5}
     stages = {result["stage"]: result for result in document["verify"]}
-    for name in ("tap.1", "tap.4", *(f"head-{kind}" for kind in KINDS)):
+    for name in ("tap.1", "tap.5", *(f"head-{kind}" for kind in KINDS)):
         assert stages[name]["max_relative_error"] < 1e-3
         assert stages[name]["positions"] > 300
