@@ -173,7 +173,7 @@ class Seat:
         if kind not in self._heads or self._heads[kind].failure is not None:
             self._heads[kind] = HeadLink(kind, self._target_session, self._target)
         self._head = self._heads[kind]
-        return head_decoder(request, self._target, self._head)
+        return head_decoder(request, self._target, self._head, self._engine.known)
 
     def _is_draft_ready(self) -> bool:
         """Whether the draft answers; one that failed but is not hung starts over with an empty cache."""

@@ -1,7 +1,7 @@
 """A head's folder: is it complete, does it belong to this target, and its network with the target's own weights in it.
 
-Owns: reading `config.json` and `model.safetensors` of a head, ours or one in the format of speculators. Does not own: the
-networks and what published names mean (`families.heads`), its stage.
+Owns: reading `config.json` and `model.safetensors` of a head, ours or one in the format of speculators. Does not own:
+the networks and what published names mean (`families.heads`), its stage.
 """
 
 from collections.abc import Mapping
@@ -77,7 +77,7 @@ class HeadCheckpoint:
         )
 
     def network(self, embedding: Any, lm_head: Any, dtype: torch.dtype) -> HeadNetwork:
-        """Build it in `dtype`, around the target's own parameters `embedding` and `lm_head` `[V, H]` if it borrows them.
+        """Build it in `dtype` around the target's own parameters `embedding` and `lm_head` `[V, H]` if it borrows them.
 
         Raises:
             ExportError: weights are missing, are too many, or have other shapes.

@@ -27,8 +27,10 @@ def lookup_decoder(request: Request, target: TargetLine, known: Knowledge) -> St
     return StepDecoder(request, target, LookupSource(request, target.row_group), "lookup")
 
 
-def head_decoder(request: Request, target: TargetLine, head: HeadLink) -> StepDecoder:
+def head_decoder(request: Request, target: TargetLine, head: HeadLink, known: Knowledge) -> StepDecoder:
     """Decodes with windows from a head."""
+    is_sampling = request.chooser.is_sampling
+    request.windows = known.windows(request.speculation, is_sampling=is_sampling, head=head.kind)
     return StepDecoder(request, target, HeadSource(request, head), head.kind)
 
 

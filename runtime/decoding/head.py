@@ -10,13 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.backends.protocol import TargetSession
+from mirrorsd.runtime.backends.protocol import HeadGuesses, TargetSession
 from mirrorsd.runtime.decoding.acceptance import Acceptance
 from mirrorsd.runtime.decoding.request import Request, StepRecord
 from mirrorsd.runtime.decoding.step import Found, InFlight, ReadPrompt
 from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.draft.chain import NO_TOKENS, longest_common_prefix
+from mirrorsd.runtime.policy.windows import Share
 
+_LEAST_SHARE = -20.0
+"""In logs: what a guess without runners-up leaves to others."""
 _FEWEST_FORCED = 2
 """Tokens that a form leaves no choice of, from which on they are a better window than the head's own."""
 
@@ -50,16 +53,16 @@ class HeadLink:
             return most
         return min(max(longest_common_prefix(self._text[: self._num_read + 1], tokens) - 1, 0), most)
 
-    def read(self, request: Request, start: int, stop: int) -> NDArray[np.int64]:
+    def read(self, request: Request, start: int, stop: int) -> HeadGuesses | None:
         """As `guess`, for rows of a prompt: those that are neither remembered nor the last ones are of no use."""
         is_wanted = self._remembers or stop == request.num_tokens - 1
-        return self.guess(request, start, stop) if is_wanted else NO_TOKENS
+        return self.guess(request, start, stop) if is_wanted else None
 
-    def guess(self, request: Request, start: int, stop: int) -> NDArray[np.int64]:
+    def guess(self, request: Request, start: int, stop: int) -> HeadGuesses | None:
         """Read rows `start .. stop - 1` of the text, with which the target's last pass began.
 
         Returns:
-            `[K]`, what may follow the token at `stop`, which the target has not read yet; empty if the head fails.
+            What may follow the token at `stop`, which the target has not read yet; None if the head fails.
 
         Raises:
             Cancelled: the request was cancelled meanwhile.
@@ -67,16 +70,16 @@ class HeadLink:
         self._num_read = min(self._num_read, start)
         text = request.tokens[: stop + 1]
         if self.failure is not None:
-            return NO_TOKENS
+            return None
         try:
             found = self._target.guess(request, self.kind, start, text[start + 1 :], self._noise(request, stop + 1))
         except DeviceError as error:
             request.raise_if_cancelled()
             self._give_up(str(error))
-            return NO_TOKENS
+            return None
         self._text[start : stop + 1] = text[start:]
         self._num_read = stop
-        return found.ids[:, 0]
+        return found
 
     def _noise(self, request: Request, position: int) -> NDArray[np.float32] | None:
         """What competes with the guesses at `position` and behind it, `[K, V]`; None where nothing does."""
@@ -92,6 +95,17 @@ class HeadLink:
         warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
+def shares_of(scores: NDArray[np.floating]) -> list[Share]:
+    """Of each guess, the logs of its share among the candidates, the first of `scores [n, m]`, and of the best other.
+
+    >>> [tuple(round(log, 2) for log in share) for share in shares_of(np.log(np.array([[0.6, 0.2, 0.0001]])))]
+    [(-0.29, -1.39)]
+    """
+    own = scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)
+    others = own[:, 1:].max(axis=1, initial=_LEAST_SHARE)
+    return list(zip(own[:, 0].tolist(), others.tolist(), strict=True))
+
+
 class HeadSource:
     """Asks a head for every window, between two passes of the target.
 
@@ -102,13 +116,13 @@ class HeadSource:
     def __init__(self, request: Request, head: HeadLink) -> None:
         self.name = head.kind
         self._request, self._head = request, head
-        self._first = NO_TOKENS
+        self._first: HeadGuesses | None = None
         request.chooser.be_heard()
 
     def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:
         """The target reads the prompt, the head what the target has read; the first window comes with its last rows."""
         read_prompt(self)
-        return self._allowed(self._first)
+        return self._window(self._first)
 
     def num_read(self, tokens: NDArray[np.int64]) -> int:
         """See `RowReader`."""
@@ -129,19 +143,28 @@ class HeadSource:
         stop = inflight.head + acceptance.num_accepted + 1
         with request.ledger.time("host", "exposed"):
             asked, queued_s = request.ledger.now(), request.ledger.queued_s
-            window = self._head.guess(request, inflight.head, stop)
+            found = self._head.guess(request, inflight.head, stop)
             request.ledger.drafted_s += request.ledger.now() - asked - (request.ledger.queued_s - queued_s)
         forced = request.constraint.forced(request.window_limit()) if request.constraint is not None else NO_TOKENS
-        return Found(forced, "forced") if len(forced) >= _FEWEST_FORCED else Found(self._allowed(window), "fresh")
+        return Found(forced, "forced") if len(forced) >= _FEWEST_FORCED else Found(self._window(found), "fresh")
 
-    def _allowed(self, window: NDArray[np.int64]) -> NDArray[np.int64]:
-        """As much of a window as is of use, and as a constrained text may say."""
-        request = self._request
-        window = window[: request.window_limit()]
-        return window if request.constraint is None else window[: request.constraint.num_allowed(window)]
+    def _window(self, found: HeadGuesses | None) -> NDArray[np.int64]:
+        """As much of the chain as is of use, as a constrained text may say, and as is worth its rows' time."""
+        request, lengths = self._request, self._request.windows
+        window = NO_TOKENS if found is None else found.ids[: request.window_limit(), 0]
+        if request.constraint is not None:
+            window = window[: request.constraint.num_allowed(window)]
+        if lengths is None or found is None or not len(window):
+            return window
+        count = len(window)
+        positions = np.arange(request.num_tokens, request.num_tokens + count)
+        scores = request.chooser.rank(found.ids[:count], found.logprobs[:count], positions)
+        return window[: lengths.cut(shares_of(scores), count, count)]
 
     def observe(self, step: StepRecord) -> None:
-        """Nothing is learned."""
+        """The lengths of windows learn from it."""
+        if self._request.windows is not None:
+            self._request.windows.observe(step.num_window, step.num_accepted, step.own_seconds)
 
     def close(self) -> None:
         """Nothing is ever left running."""

@@ -13,7 +13,9 @@ from mirrorsd import BundleError, Cancelled, ConfigError, MirrorPipeline
 from mirrorsd.cli.application import run
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.runtime.backends.onnxruntime import stage
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
+from mirrorsd.runtime.backends.onnxruntime.tensors import Place, Tensor
 from mirrorsd.runtime.ledger import Ledger
 
 KINDS = ("medusa", "eagle3")
@@ -117,6 +119,42 @@ def test_a_damaged_head_is_named_and_other_methods_work(headed_bundle: tuple[Pat
     with pytest.raises(BundleError, match=r"head-medusa\.onnx is not the stage.*expected is"):
         session.guess("medusa", np.array([6, 7]), 0, ledger=Ledger())
     session.close()
+
+
+def guesses_of(headed: Path) -> list[Any]:
+    """A prompt in two chunks, a window of which two tokens are right, the row behind them, sampled and not."""
+    manifest = read_bundle(headed)
+    session = OnnxTargetModel(headed, manifest.target, TargetPlacement(), heads=manifest.heads).new_session()
+    tokens, found = np.random.default_rng(0).integers(0, session.vocab_size, 40), []
+    for kind in KINDS:
+        length, random = session.heads[kind].shape.length, np.random.default_rng(1)
+        for start, num_rows in ((0, 20), (20, 10)):
+            session.prefill(tokens[start : start + num_rows], start, ledger=Ledger())
+            following = tokens[start + 1 : start + num_rows + 1]
+            found.append(session.guess(kind, following, start, ledger=Ledger()))
+        for start, num_right in ((30, 3), (33, 1)):
+            session.run(tokens[start : start + 6], start, with_logits=False, ledger=Ledger())
+            noise = random.gumbel(size=(length, session.vocab_size)).astype(np.float32)
+            following = tokens[start + 1 : start + num_right + 1]
+            found.append(session.guess(kind, following, start, noise=noise, ledger=Ledger()))
+    session.close()
+    return found
+
+
+def test_hidden_states_that_stay_on_a_device_give_the_same_guesses(
+    headed_bundle: tuple[Path, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime's own memory stands for the device's: the host reads and writes it by copies only."""
+    on_host = guesses_of(headed_bundle[0])
+    monkeypatch.setattr(stage, "place_of", lambda _: Place(kind="cpu", is_device=True))
+    reads: list[object] = []
+    own = Tensor.read
+    monkeypatch.setattr(Tensor, "read", lambda tensor: reads.append(tensor) or own(tensor))
+    on_device = guesses_of(headed_bundle[0])
+    for left, right in zip(on_host, on_device, strict=True):
+        np.testing.assert_array_equal(left.ids, right.ids)
+        np.testing.assert_array_equal(left.logprobs, right.logprobs)
+    assert len(reads) == 2 * 2 * len(KINDS), "of a pass nothing is read but its best tokens and their leads"
 
 
 def test_inspect_shows_heads(headed_bundle: tuple[Path, list[int]], capsys: pytest.CaptureFixture[str]) -> None:

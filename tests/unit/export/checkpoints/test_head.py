@@ -74,7 +74,7 @@ def test_damaged_folders_are_named(tmp_path: Path) -> None:
         open_head(folder, TARGET)
     save_file({"heads.0.0.linear.weight": torch.zeros(3, 3)}, folder / "model.safetensors")
     weights = (torch.nn.Parameter(torch.zeros(300, 64)),) * 2
-    with pytest.raises(ExportError, match="do not belong together .*Missing key.*size mismatch for heads.0.0"):
+    with pytest.raises(ExportError, match=r"do not belong together .*Missing key.*size mismatch for heads\.0\.0"):
         open_head(folder, TARGET).network(*weights, torch.float32)
 
 

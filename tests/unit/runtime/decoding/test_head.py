@@ -150,6 +150,20 @@ def _fail(*arguments: Any, **options: Any) -> HeadGuesses:
     raise DeviceError("no numbers")
 
 
+def test_windows_are_cut_where_rows_are_known_to_cost_much(make_headed: Callable[..., Any]) -> None:
+    """A pass of n rows takes n times as long: nothing that is ever wrong is worth its row."""
+    lengths = {}
+    for name, target_ms in {"flat": ((1.0, 1.0), (32.0, 1.01)), "steep": ((1.0, 1.0), (32.0, 32.0))}.items():
+        bench = make_headed(0.3)
+        expected = bench.decode(PROMPT, "plain")
+        bench.engine.known.target_ms = target_ms
+        assert bench.decode(PROMPT, "eagle3") == expected
+        lengths[name] = np.mean([step.num_window for step in bench.last_request.steps[:-4]])
+        assert set(bench.engine.known.lengths_of_heads) == {("eagle3", False)}
+    assert lengths["flat"] == 4
+    assert lengths["steep"] < 1
+
+
 def test_noise_of_the_windows_own_positions_reaches_the_head(
     make_headed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
