@@ -6,7 +6,8 @@ Does not own: speed; the text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from mirrorsd.families.heads import HeadNetwork
 from mirrorsd.families.heads.attending import FeatureRows
 from mirrorsd.families.heads.choice import Choice
 from mirrorsd.training.heads.features import Features, Teacher
+from mirrorsd.training.heads.head_folder import own_tensors
 from mirrorsd.training.heads.head_training import Taught
 from mirrorsd.training.text.self_text import SelfText
 
@@ -59,47 +61,83 @@ def walk(accepted: Sequence[int], room: int) -> list[int]:
 
 @torch.no_grad()
 def report_head(
-    target: PreTrainedModel, network: HeadNetwork, greedy: Sequence[SelfText], sampled: Sequence[SelfText]
+    target: PreTrainedModel,
+    network: HeadNetwork,
+    greedy: Mapping[str, Sequence[SelfText]],
+    sampled: Sequence[SelfText],
 ) -> dict[str, Any]:
     """Measure a head on texts by its target.
 
     Args:
         target: The target.
         network: The head, with what it borrows.
-        greedy: Written greedily.
+        greedy: Written greedily, by task.
         sampled: Written at temperature 1, without any other rule.
 
     Returns:
-        `agreement [K]`: shares of guesses that are right, the text before them being the target's; for `greedy` and
-        `sampled` text the steps of a chain, `tokens_per_step` (the target's own token counted), and `reaches [K]`: the
-        share of places where guess `k` and all before it are right.
+        `kind`, `parameters` of its own; `agreement [K]`: shares of guesses that are right, the text before them being
+        the target's; for `greedy` (also by task) and `sampled` text the steps of a chain, `tokens_per_step` (the
+        target's own token counted), and `reaches [K]`: the share of places where guess `k` and all before it are right.
     """
     parts: Any = parts_of(target)
     teacher = Teacher(target, parts.lm_head.weight)
-    generator = torch.Generator(target.device).manual_seed(_SEED)
-    found: dict[str, Any] = {}
-    agreement = _Shares(network.config.length)
-    for name, texts in (("greedy", greedy), ("sampled", sampled)):
-        reaches, steps = _Shares(network.config.length), list[int]()
+    walker = _Walker(teacher, network, torch.Generator(target.device).manual_seed(_SEED))
+    by_task = {task: walker.walk_all(texts, is_greedy=True) for task, texts in greedy.items()}
+    together = sum(by_task.values(), start=_Walked(network.config.length))
+    own = sum(tensor.numel() for tensor in own_tensors(network).values())
+    of_tasks = {task: walked.summary()["tokens_per_step"] for task, walked in by_task.items()}
+    return {
+        "kind": network.config.head_kind,
+        "parameters": own,
+        "agreement": together.told.means(),
+        "greedy": {**together.summary(), "by_task": of_tasks},
+        "sampled": walker.walk_all(sampled, is_greedy=False).summary(),
+    }
+
+
+class _Walked:
+    """What was counted on some texts."""
+
+    def __init__(self, num_guesses: int) -> None:
+        self.told, self.reaches = _Shares(num_guesses), _Shares(num_guesses)
+        self.texts, self.accepted = 0, list[int]()
+
+    def __add__(self, other: _Walked) -> _Walked:
+        both = _Walked(0)
+        both.told, both.reaches = self.told + other.told, self.reaches + other.reaches
+        both.texts, both.accepted = self.texts + other.texts, self.accepted + other.accepted
+        return both
+
+    def summary(self) -> dict[str, Any]:
+        """The chain's part."""
+        mean = sum(self.accepted) / max(len(self.accepted), 1)
+        found: dict[str, Any] = {"texts": self.texts, "steps": len(self.accepted)}
+        return {**found, "tokens_per_step": round(1 + mean, 4), "reaches": self.reaches.means()}
+
+
+@dataclass(slots=True)
+class _Walker:
+    """Decodes texts again with a head's guesses."""
+
+    teacher: Teacher
+    network: HeadNetwork
+    generator: torch.Generator
+
+    def walk_all(self, texts: Sequence[SelfText], *, is_greedy: bool) -> _Walked:
+        """Count over `texts`; those that leave nothing to guess are passed over."""
+        walked = _Walked(self.network.config.length)
         for text in texts:
             if len(text.tokens) - text.prompt_length < 2:
                 continue
-            features = teacher.read(torch.tensor([text.tokens[:-1]]), network.config.taps)
-            noise = None if name == "greedy" else _noise_of(teacher, features, text, generator)
-            right = _chain(network, features, text, noise)
-            if name == "greedy":
-                agreement.add(_told(network, features, text))
-            leading = right.int().cumprod(-1).bool()
-            reaches.add(leading)
-            steps += walk(leading.sum(-1).tolist(), len(leading))
-        mean = sum(steps) / max(len(steps), 1)
-        found[name] = {
-            "texts": len(texts),
-            "steps": len(steps),
-            "tokens_per_step": round(1 + mean, 4),
-            "reaches": reaches.means(),
-        }
-    return {"agreement": agreement.means(), **found}
+            features = self.teacher.read(torch.tensor([text.tokens[:-1]]), self.network.config.taps)
+            noise = None if is_greedy else _noise_of(self.teacher, features, text, self.generator)
+            leading = _chain(self.network, features, text, noise).int().cumprod(-1).bool()
+            if is_greedy:
+                walked.told.count(_told(self.network, features, text))
+            walked.reaches.count(leading)
+            walked.texts += 1
+            walked.accepted += walk(leading.sum(-1).tolist(), len(leading))
+        return walked
 
 
 class _Shares:
@@ -108,7 +146,12 @@ class _Shares:
     def __init__(self, num_guesses: int) -> None:
         self._hits, self._rows = torch.zeros(num_guesses), torch.zeros(num_guesses)
 
-    def add(self, right: Tensor) -> None:
+    def __add__(self, other: _Shares) -> _Shares:
+        both = _Shares(0)
+        both._hits, both._rows = self._hits + other._hits, self._rows + other._rows
+        return both
+
+    def count(self, right: Tensor) -> None:
         """Count `right [T, K]`, whose row `i` has `T - i` tokens of text left."""
         left = torch.arange(len(right), 0, -1, device=right.device)[:, None]
         is_inside = left > torch.arange(right.shape[1], device=right.device)

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from mirrorsd.cli.commands.train import target as shared
 from mirrorsd.cli.commands.train.draft import check_output, open_target_and_text, open_text, run_config, training_text
+from mirrorsd.cli.commands.train.report import print_head_report
 from mirrorsd.cli.input import options
-from mirrorsd.cli.output.console import add_row, note, print_json, print_table, training_bar
+from mirrorsd.cli.output.console import note, print_json, training_bar
 from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -88,20 +88,12 @@ def head(
     from mirrorsd.training.heads.head_training import LOSS_MIXES, HeadTrainingConfig
 
     check_output(output)
-    plan = HeadPlan(
-        kind=kind,
-        taps=read_taps(taps),
-        length=guesses,
-        vocabulary=vocabulary,
-        head_rank=head_rank,
-        num_logits=num_logits,
-        depth=depth,
-        num_layers=layers,
-        link_rank=link_rank,
-    )
+    asked: dict[str, Any] = {"kind": kind, "taps": read_taps(taps), "length": guesses, "vocabulary": vocabulary}
+    asked |= {"head_rank": head_rank, "num_logits": num_logits, "depth": depth, "num_layers": layers}
+    plan = HeadPlan(**asked, link_rank=link_rank)
     rows: dict[str, Any] = {"sequences": batch, "length": length, "row_share": row_share, "rate": rate}
-    weights: dict[str, Any] = {"decay": decay, "prompt_weight": prompt_weight, "is_compiled": compile_loss}
-    how = HeadTrainingConfig(mix=read_mix(loss) or LOSS_MIXES[kind], **rows, **weights)
+    rows |= {"decay": decay, "prompt_weight": prompt_weight, "is_compiled": compile_loss}
+    how = HeadTrainingConfig(mix=read_mix(loss) or LOSS_MIXES[kind], **rows)
     config = run_config(work / kind, (seconds, deadline, False), (save_every, report_every, count_cpu))
     checkpoint = shared.open_target(target, trained=0, tokens=batch * length, threads=threads, device=device)
     shared.check_fresh(work / kind, resume=resume)
@@ -144,22 +136,9 @@ def measure_head(model: Any, network: Any, work: Path, end: int) -> dict[str, An
     greedy = texts[:: max(1, len(texts) // _REPORTED_TEXTS)]
     prompts = [text.tokens[: text.prompt_length] for text in texts]
     sampled = continue_sampled(model, prompts[:: max(1, len(prompts) // _SAMPLED_TEXTS)], end, _NEW_TOKENS)
-    own = sum(weight.numel() for weight in network.parameters() if weight.requires_grad)
-    kind = network.config.head_kind
-    found = {"kind": kind, "parameters": own, **report_head(model, network, greedy, sampled)}
-    (work / f"{kind}_report.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    found = report_head(model, network, {"held back": greedy}, sampled)
+    (work / f"{found['kind']}_report.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     return found
-
-
-def print_head_report(found: dict[str, Any]) -> None:
-    """Show a head's report as a table."""
-    guesses = [str(number) for number in range(1, len(found["agreement"]) + 1)]
-    table = Table(f"{found['kind']}, {found['parameters'] / 1e6:.2f} M parameters: guess", *guesses, "tokens per step")
-    add_row(table, "right, told the text before it", *(f"{share:.1%}" for share in found["agreement"]), "")
-    for name, words in (("greedy", "right with all before it, T=0"), ("sampled", "the same at T=1, shared noise")):
-        of_text = found[name]
-        add_row(table, words, *(f"{share:.1%}" for share in of_text["reaches"]), f"{of_text['tokens_per_step']:.2f}")
-    print_table(table)
 
 
 def read_taps(text: str | None) -> tuple[int | str, ...]:

@@ -173,7 +173,7 @@ def test_the_report_counts_what_a_chain_would_accept(target: LlamaForCausalLM) -
     written = generate_batch(target, prompts, torch.zeros(2), config)
     greedy = [SelfText(tokens, len(prompt)) for tokens, prompt in zip(written, prompts, strict=True)]
     network = make_head(PLANS["medusa"].config(target), target)
-    found = report_head(target, network, greedy, continue_sampled(target, prompts, 99, 20))
+    found = report_head(target, network, {"a": greedy}, continue_sampled(target, prompts, 99, 20))
     assert found["greedy"]["texts"] == found["sampled"]["texts"] == 2
     assert 1 <= found["greedy"]["tokens_per_step"] <= 5
     assert found["agreement"][0] == found["greedy"]["reaches"][0]
@@ -181,9 +181,9 @@ def test_the_report_counts_what_a_chain_would_accept(target: LlamaForCausalLM) -
     with torch.no_grad():
         for head in network.heads:
             head[0].linear.bias.copy_(1e4 * target.lm_head.weight[5])  # type: ignore[index, union-attr, operator]
-    sure = report_head(target, network, constant, [])
+    sure = report_head(target, network, {"a": constant, "b": []}, [])
     assert sure["agreement"] == [1.0] * 4
-    assert sure["greedy"]["tokens_per_step"] == 4.5
+    assert sure["greedy"]["tokens_per_step"] == sure["greedy"]["by_task"]["a"] == 4.5
 
 
 def test_replayed_noise_chooses_the_text_and_is_gumbel_noise() -> None:
