@@ -53,7 +53,7 @@ def test_heads_that_know_the_text_save_passes(pipe: MirrorPipeline, headed_bundl
     )
     assert medusa.token_ids == plain.token_ids == text[-64:-14]
     assert medusa.stats.tokens_per_step > 3
-    assert medusa.stats.exposed_draft_ms > 0
+    assert medusa.stats.draft_exposed_ms > 0
     assert {span.name for span in medusa.spans if span.device == "target"} >= {"prefix", "suffix", "head"}
 
 

@@ -294,9 +294,9 @@ class _BoundPass:
                 hidden = buffers.rows(stage, output, (1, num_rows, shape.hidden_size), shape.dtype)
                 values[names.NEXT_HIDDEN] = hidden.value
             for layer in segment.taps:
-                is_hidden = hidden is not None and layer == segment.end_layer
                 size = (1, num_rows, shape.hidden_size)
-                tap = hidden if is_hidden else buffers.rows(stage, names.tap(layer), size, shape.dtype)
+                tap = hidden if layer == segment.end_layer else None
+                tap = tap or buffers.rows(stage, names.tap(layer), size, shape.dtype)
                 self.taps[layer], values[names.tap(layer)] = tap, tap.value
             bound = _BoundSegment(segment, stage, options, values, hidden)
             if place.copies_when_bound:
