@@ -25,6 +25,10 @@ from mirrorsd.runtime.ledger import Ledger, Span
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 
 
+_LEAST_SECONDS = 1e-6
+"""Of a stand-in's pass, so that its ratio to the pace is a number."""
+
+
 class PacedTargetModel:
     """A target whose sessions keep the pace."""
 
@@ -108,7 +112,7 @@ class PacedTarget:
         )
         own_seconds = perf_counter() - started
         hold(pass_ms + num_exits * self._pace.exit_ms, "suffix")
-        self._slowdown = max(1.0, pass_ms / 1e3 / own_seconds)
+        self._slowdown = max(1.0, pass_ms / 1e3 / max(own_seconds, _LEAST_SECONDS))
         return output
 
     def guess(
