@@ -24,7 +24,6 @@ from mirrorsd.runtime.backends.protocol import (
 from mirrorsd.runtime.ledger import Ledger, Span
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 
-
 _LEAST_SECONDS = 1e-6
 """Of a stand-in's pass, so that its ratio to the pace is a number."""
 
