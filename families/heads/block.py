@@ -15,7 +15,7 @@ from torch.nn.functional import silu
 from .attending import FeatureRows
 from .choice import Listener
 from .config import HeadConfig
-from .layer import HeadLayer, Norm, Rotary
+from .layer import HeadLayer, Norm, Rotary, layers_in
 from .network import HeadNetwork
 
 
@@ -35,7 +35,8 @@ class GatedLink(nn.Module):
     def forward(self, state: Tensor, last: Tensor, earlier: Tensor) -> Tensor:
         """Correct `state [..., w]` by two embeddings `[..., H]`."""
         inner = self.down(state) + self.last(self.norm(last)) + self.earlier(self.norm(earlier))
-        return state + self.up(silu(inner))
+        corrected: Tensor = state + self.up(silu(inner))
+        return corrected
 
 
 class BlockNetwork(HeadNetwork):
@@ -66,7 +67,7 @@ class BlockNetwork(HeadNetwork):
             taps = features.chunk(len(self.fc_norm), dim=-1)
             features = torch.cat([norm(tap) for norm, tap in zip(self.fc_norm, taps, strict=True)], dim=-1)
         projected, angles = self.hidden_norm(self.fc(features)), self.rotary(rows.positions)
-        rows.new.extend(layer.keys_and_values(projected, angles) for layer in self.layers)
+        rows.new.extend(layer.keys_and_values(projected, angles) for layer in layers_in(self.layers))
         return None
 
     def guess(self, rows: FeatureRows, states: Tensor | None, listener: Listener) -> None:
@@ -90,14 +91,14 @@ class BlockNetwork(HeadNetwork):
         hidden = hidden.reshape(batch, num_tips * block, -1)
         ahead = torch.arange(1, block + 1, device=token.device)
         angles = self.rotary((rows.places_of_tips[:, None] + ahead).flatten())
-        for number, layer in enumerate(self.layers):
+        for number, layer in enumerate(layers_in(self.layers)):
             normed = layer.input_layernorm(hidden)
             heads = (layer.queries(normed, angles), *layer.keys_and_values(normed, angles))
-            queries, keys, values = (part.unflatten(2, (num_tips, block)) for part in heads)
+            queries, keys, values = (part.reshape(*part.shape[:2], num_tips, block, -1) for part in heads)
             attended = rows.attend_at_tips(number, queries, (keys, values))
             hidden = layer.finish(hidden, attended.flatten(2, 3))
-        normed = self.norm(hidden).unflatten(1, (num_tips, block))
-        return normed[:, :, block - self.config.length :]
+        states: Tensor = self.norm(hidden).reshape(batch, num_tips, block, -1)
+        return states[:, :, block - self.config.length :]
 
     def _unknown(self) -> Tensor:
         if self.config.mask_token is None:

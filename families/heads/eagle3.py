@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .attending import FeatureRows
 from .choice import Listener
 from .config import HeadConfig
-from .layer import Angles, HeadLayer, KeyValue, Norm, Rotary
+from .layer import Angles, HeadLayer, KeyValue, Norm, Rotary, layers_in
 from .network import HeadNetwork
 
 
@@ -45,7 +45,7 @@ class Eagle3Network(HeadNetwork):
         """Pass all rows; return their next states."""
         angles = self.rotary(rows.positions)
         hidden, joined = self._join(self._project(rows.features), rows.tokens)
-        for number, layer in enumerate(self.layers):
+        for number, layer in enumerate(layers_in(self.layers)):
             inputs = layer.input_layernorm(hidden) if joined is None else joined
             joined = None
             rows.new.append(layer.keys_and_values(inputs, angles))
@@ -69,7 +69,7 @@ class Eagle3Network(HeadNetwork):
         self, rows: FeatureRows, row: tuple[Tensor, Tensor], chains: list[list[KeyValue]], angles: Angles
     ) -> Tensor:
         hidden, joined = self._join(*row)
-        for number, layer in enumerate(self.layers):
+        for number, layer in enumerate(layers_in(self.layers)):
             inputs = layer.input_layernorm(hidden) if joined is None else joined
             joined = None
             chains[number].append(layer.keys_and_values(inputs, angles))
@@ -96,6 +96,5 @@ class Eagle3Network(HeadNetwork):
             both = torch.cat((self.token_norm(embedded), self.hidden_norm(states)), dim=-1)
             return self.input_proj(both), None
         normed = self.hidden_norm(states)
-        first: HeadLayer = self.layers[0]  # type: ignore[assignment]
-        joined = torch.cat((first.input_layernorm(embedded), normed), dim=-1)
+        joined = torch.cat((layers_in(self.layers)[0].input_layernorm(embedded), normed), dim=-1)
         return (normed if self.config.norm_before_residual else states), joined

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .attending import FeatureRows
 from .choice import Listener
 from .config import HeadConfig
-from .layer import HeadLayer, Norm, Rotary
+from .layer import HeadLayer, Norm, Rotary, layers_in
 from .medusa import ResidualBlock
 from .network import HeadNetwork
 
@@ -42,12 +42,12 @@ class HydraNetwork(HeadNetwork):
         if not self.layers:
             return hidden
         angles = self.rotary(rows.positions)
-        for number, layer in enumerate(self.layers):
+        for number, layer in enumerate(layers_in(self.layers)):
             normed = layer.input_layernorm(hidden)
             rows.new.append(layer.keys_and_values(normed, angles))
             hidden = layer.finish(hidden, rows.attend(number, layer.queries(normed, angles)))
-        normed = self.norm(hidden)
-        return normed
+        states: Tensor = self.norm(hidden)
+        return states
 
     def guess(self, rows: FeatureRows, states: Tensor | None, listener: Listener) -> None:
         """Guess token by token."""

@@ -6,7 +6,7 @@ Does not own: who sees whom (`attending.py`).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -112,7 +112,8 @@ class HeadLayer(nn.Module):
         hidden = residual + self.self_attn["o_proj"](joined)
         normed = self.post_attention_layernorm(hidden)
         added: Tensor = self.mlp["down_proj"](silu(self.mlp["gate_proj"](normed)) * self.mlp["up_proj"](normed))
-        return hidden + added
+        whole: Tensor = hidden + added
+        return whole
 
     def _split(self, rows: Tensor) -> Tensor:
         return rows.reshape(rows.shape[0], rows.shape[1], -1, self.head_dim).transpose(1, 2)
@@ -120,3 +121,8 @@ class HeadLayer(nn.Module):
     def _normed(self, name: str, heads: Tensor) -> Tensor:
         normed: Tensor = self.self_attn[f"{name}_norm"](heads) if f"{name}_norm" in self.self_attn else heads
         return normed
+
+
+def layers_in(modules: nn.ModuleList) -> list[HeadLayer]:
+    """The layers of a head, in order."""
+    return [cast(HeadLayer, module) for module in modules]

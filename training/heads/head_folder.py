@@ -58,7 +58,7 @@ def lend(network: HeadNetwork, target: PreTrainedModel) -> None:
         ConfigError: The target's are of other sizes than the head's.
     """
     parts: Any = parts_of(target)
-    given = {EMBEDDING: target.get_input_embeddings().weight, LM_HEAD: parts.lm_head.weight}  # type: ignore[union-attr]
+    given = {EMBEDDING: target.get_input_embeddings().weight, LM_HEAD: parts.lm_head.weight}
     for name in network.config.borrowed:
         owner, _, entry = name.rpartition(".")
         module, expected = network.get_submodule(owner), tuple(network.get_parameter(name).shape)

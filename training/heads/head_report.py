@@ -181,7 +181,7 @@ def _rows(features: Features, text: SelfText, tips: Tensor) -> FeatureRows:
 def _chain(network: HeadNetwork, features: Features, text: SelfText, noise: Tensor | None) -> Tensor:
     """Whether each guess is right `[T, K]` (bool), the head being told its own guesses."""
     right = []
-    for tips in _tips(text).split(_TIPS):
+    for tips in torch.split(_tips(text), _TIPS):
         truth = _truth(text, tips, network.config.length)
         shared = None
         if noise is not None:
@@ -197,7 +197,7 @@ def _chain(network: HeadNetwork, features: Features, text: SelfText, noise: Tens
 def _told(network: HeadNetwork, features: Features, text: SelfText) -> Tensor:
     """Whether each guess is right `[T, K]` (bool), the head being told the true tokens."""
     right = []
-    for tips in _tips(text).split(_TIPS):
+    for tips in torch.split(_tips(text), _TIPS):
         truth = _truth(text, tips, network.config.length)
         taught = Taught(truth[None].clamp(min=0))
         network.unroll(_rows(features, text, tips), taught)

@@ -6,12 +6,12 @@ Owns: the defaults of each kind. Does not own: training (`head_training.py`), th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mirrorsd.families import DecoderParts, parts_of
@@ -93,8 +93,8 @@ def check_shareable(target: PreTrainedModel, parts: DecoderParts) -> None:
     Raises:
         ConfigError: The LM head has a bias, or one of them is not `[V, H]`.
     """
-    hidden, embedding = target.config.hidden_size, target.get_input_embeddings()
-    shape = tuple(embedding.weight.shape)  # type: ignore[union-attr]
+    hidden, embedding = target.config.hidden_size, cast(nn.Embedding, target.get_input_embeddings())
+    shape = tuple(embedding.weight.shape)
     if parts.lm_head.bias is not None or shape != (parts.lm_head.out_features, hidden):
         raise ConfigError(
             f"drafting heads want a target whose embedding is as its LM head, {parts.lm_head.out_features} x {hidden} "

@@ -121,7 +121,7 @@ class _Forward(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, given: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, given: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         of_states, *of_weight = ctx.saved_tensors
         return given * of_states, (given * of_weight[0] if of_weight else None), None
 

@@ -20,7 +20,9 @@ app.command(
 )(text)
 app.command("exit", cls=Command, epilog=examples("mirrorsd train exit TARGET --work WORK --layers auto"))(exit_command)
 app.command(cls=Command, epilog=examples("mirrorsd train draft TARGET -o DRAFT --work WORK"))(draft)
-app.command(cls=Command, epilog=examples("mirrorsd train head TARGET -o HEAD --kind eagle3 --work WORK"))(head)
+app.command(cls=Command, epilog=examples("mirrorsd train head TARGET -o HEAD --work WORK \\", "    --kind eagle3"))(
+    head
+)
 app.command(
     cls=Command, epilog=examples("mirrorsd train report TARGET --draft DRAFT \\", "    --prompts questions.jsonl")
 )(report)
