@@ -26,9 +26,9 @@ BLOCK = HeadConfig(head_kind="block", taps=(1, 3), num_layers=1, link="gated", l
 HEADS = {"medusa": MEDUSA, "eagle3": EAGLE3}
 """One that remembers nothing, and one with a cache."""
 OTHERS = {
-    "medusa": replace(MEDUSA, vocabulary="own", depth=2, taps=(4,)),
+    "medusa": replace(MEDUSA, vocabulary="own", depth=2),
     "hydra": replace(HYDRA, num_layers=1),
-    "eagle3": replace(EAGLE3, length=3, vocabulary="shared", num_logits=300, tap_norm="each", feeds_norm=True),
+    "eagle3": replace(EAGLE3, taps=(1, 2, 4), length=3, vocabulary="shared", num_logits=300, tap_norm="each", feeds_norm=True),
     "block": BLOCK,
 }
 """Every kind, with other switches."""
