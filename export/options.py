@@ -70,6 +70,7 @@ class ExportOptions:
             target's weights, and without that file the text in the package.
         accept_error: Largest error of a stage, in standard deviations of what PyTorch says at a row, instead of the
             bounds of `tolerances.py`.
+        heads: Folders of heads that draft from the target's hidden states, one of a kind.
         overwrite: Replace an existing bundle once the new one is complete.
     """
 
@@ -95,6 +96,7 @@ class ExportOptions:
     verify_text: str | None = None
     calibration_text: str | None = None
     accept_error: float | None = None
+    heads: tuple[str, ...] = ()
     overwrite: bool = False
 
     def __post_init__(self) -> None:

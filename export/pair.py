@@ -25,6 +25,7 @@ from mirrorsd.export.checkpoints.carried_files import (
 )
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mirrorsd.export.checkpoints.compatibility import check_compatible, with_shared_embedding
+from mirrorsd.export.checkpoints.head import HeadCheckpoint, open_heads
 from mirrorsd.export.checkpoints.loading import (
     DTYPE_BY_PRECISION,
     adapter_layers,
@@ -50,6 +51,7 @@ from mirrorsd.export.stages.attention import TREE_ATTENTION
 from mirrorsd.export.stages.draft import DraftStage
 from mirrorsd.export.verify.draft import VERIFY_TREE_PARENTS, DraftRun, compare_draft
 from mirrorsd.export.verify.draft_accuracy import cut_texts
+from mirrorsd.export.verify.head import compare_heads
 from mirrorsd.export.verify.quality import calibration_text, measure_quality, reference_choices
 from mirrorsd.export.verify.rounded_weights import as_stored
 from mirrorsd.export.verify.target import TargetRun, compare_target, stored_reference
@@ -152,6 +154,7 @@ class _Job:
     formats: WeightFormats
     exit_layers: tuple[int, ...]
     context: int
+    heads: tuple[HeadCheckpoint, ...]
 
 
 class _BuiltDraft(NamedTuple):
@@ -174,7 +177,8 @@ def _digest(job: _Job) -> str:
     asked = asdict(job.options) | {"exit_layers": job.exit_layers, "context": job.context}
     for name in _ASKED_LATER:
         del asked[name]
-    return digest_of((job.target.folder, job.draft.folder), [asked, _versions()])
+    folders = (job.target.folder, job.draft.folder, *(head.folder for head in job.heads))
+    return digest_of(folders, [asked, _versions()])
 
 
 def _least_bytes(job: _Job) -> int:
@@ -220,6 +224,7 @@ def _plan_job(target: Checkpoint, draft: Checkpoint, options: ExportOptions) -> 
         formats=_formats(target, options),
         exit_layers=_exit_layers(target, options),
         context=context,
+        heads=open_heads(options.heads, target),
     )
 
 
@@ -268,8 +273,9 @@ def _build_target(job: _Job, bundle: Path, journal: Journal, report: ExportProgr
         reference = stored_reference(job.target, plan, ids)
     finally:
         shutil.rmtree(inputs, ignore_errors=True)
-    with journal.forgetting(WEIGHTS, *plan.files):
-        results = compare_target(TargetRun(bundle, plan, in_float32=True), reference, text)
+    with journal.forgetting(WEIGHTS, *plan.files, *(head.name for head in plan.heads)):
+        run = TargetRun(bundle, plan, in_float32=True)
+        results = (*compare_target(run, reference, text), *compare_heads(run, job.target, reference, text))
         check_parity(results, tolerance_of(plan.shape.dtype, job.options.accept_error))
     report("measure quality", 0.75)
     quality = measure_quality(TargetRun(bundle, plan), choices, calibration.name)
@@ -284,6 +290,7 @@ def _target_plan(job: _Job, shape: TargetShape) -> TargetPlan:
         num_candidates=job.options.num_exit_candidates,
         adapters={layer: load_adapter(job.target.folder, layer, shape.hidden_size) for layer in job.exit_layers},
         is_batch_invariant=job.options.is_batch_invariant,
+        heads=job.heads,
     )
 
 
@@ -378,6 +385,7 @@ def _finish(job: _Job, bundle: Path, target: _BuiltTarget, draft: _BuiltDraft) -
         quality=target.quality,
         exit_coverage=exit_coverage(job.target),
         generation=generation_defaults(job.target),
+        heads=tuple(head.entry for head in job.heads),
     )
 
 

@@ -1,9 +1,11 @@
 """What every stage takes and gives. The exporter proves it, the runtime relies on it.
 
 Rows `S`, capacity `C`, hidden `H`, vocabulary `V`, logit rows `R`, exit candidates `K` for the target;
-rows `N`, tip rows `R`, capacity `C`, streams `s`, candidates `m` for the draft (see docs, "Stages").
+rows `N`, tip rows `R`, capacity `C`, streams `s`, candidates `m` for the draft;
+rows `R`, guesses `K`, candidates `m` for a drafting head (see docs, "Stages").
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from mirrorsd.graphs import names
@@ -71,8 +73,35 @@ class DraftShape:
     num_noise_rows: int = 0
 
 
-def segment_contract(shape: TargetShape, name: str, *, first_layer: int, end_layer: int) -> StageContract:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadShape:
+    """The sizes of a head, which drafts from the target's hidden states, that its contract depends on.
+
+    Attributes:
+        taps: the hidden states that it reads, those after so many layers; one more than the target has: behind its
+            final norm.
+        length: tokens that it guesses in one run.
+        num_candidates: tokens that it names for each of them.
+        num_layers: its layers that keep a cache; 0 where it reads nothing but the last row.
+        num_kv_heads: key heads of these layers; 0 without layers.
+        head_dim: width of a key; 0 without layers.
+    """
+
+    taps: tuple[int, ...]
+    length: int
+    num_candidates: int
+    num_layers: int = 0
+    num_kv_heads: int = 0
+    head_dim: int = 0
+
+
+def segment_contract(
+    shape: TargetShape, name: str, *, first_layer: int, end_layer: int, taps: Iterable[int] = ()
+) -> StageContract:
     """Contract of the segment that runs layers `first_layer .. end_layer - 1`.
+
+    Of the target's `taps` (see `HeadShape.taps`) it gives those behind its layers. One at the border to the next
+    segment is `hidden` or `next_hidden` itself.
 
     The first segment takes `input_ids`, later ones `hidden`. The last one gives logits, the first `hidden`, and one
     between them `next_hidden` (ONNX forbids an output named like an input).
@@ -92,6 +121,11 @@ def segment_contract(shape: TargetShape, name: str, *, first_layer: int, end_lay
     cache = (1, shape.num_kv_heads, "C", shape.head_dim)
     inputs += _per_layer(layers, names.past_key, names.past_value, shape.dtype, cache)
     outputs = list(_logit_outputs(shape)) if is_last else [hidden_after]
+    outputs += [
+        replace(hidden, name=names.tap(layer))
+        for layer in taps
+        if first_layer < layer < end_layer or (is_last and layer in (end_layer, end_layer + 1))
+    ]
     outputs += _per_layer(layers, names.present_key, names.present_value, shape.dtype, cache)
     return StageContract(name=name, inputs=tuple(inputs), outputs=tuple(outputs))
 
@@ -163,6 +197,36 @@ def draft_contract(shape: DraftShape) -> StageContract:
         *_per_layer(layers, names.new_key, names.new_value, shape.dtype, new),
     )
     return StageContract(name="draft", inputs=inputs, outputs=outputs)
+
+
+def head_contract(target: TargetShape, shape: HeadShape, name: str) -> StageContract:
+    """Contract of a head's run over the first `R` rows of the target's last pass, which had `S`.
+
+    `tap.*` are that pass's own outputs, never copied. `tokens[r]` is the token that follows row `r`, so that the last
+    one is the text's next head token. `start[0]` rows were read before; caches are share-buffer, and rolled back by
+    that number. `ids[k, 0]` is the guess at what follows the head token and the `k` guesses before; the others are its
+    runners-up, best first by logits plus row `k` of `noise`, which is zeros where a text is not sampled. The `K`
+    guesses are one chain, made in one run.
+    """
+    layers = range(shape.num_layers)
+    cache = (1, shape.num_kv_heads, "C", shape.head_dim)
+    taps = (
+        TensorSpec(name=names.tap(layer), dtype=target.dtype, shape=(1, "S", target.hidden_size))
+        for layer in shape.taps
+    )
+    inputs = (
+        *taps,
+        TensorSpec(name=names.HEAD_TOKENS, dtype="int64", shape=(1, "R")),
+        TensorSpec(name=names.HEAD_START, dtype="int64", shape=(1,)),
+        TensorSpec(name=names.HEAD_NOISE, dtype="float32", shape=(shape.length, target.vocab_size)),
+        *_per_layer(layers, names.past_key, names.past_value, target.dtype, cache),
+    )
+    outputs = (
+        TensorSpec(name=names.HEAD_IDS, dtype="int64", shape=(shape.length, shape.num_candidates)),
+        TensorSpec(name=names.HEAD_LOGPROBS, dtype="float32", shape=(shape.length, shape.num_candidates)),
+        *_per_layer(layers, names.present_key, names.present_value, target.dtype, cache),
+    )
+    return StageContract(name=name, inputs=inputs, outputs=outputs)
 
 
 MASKED = -30000.0

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any, Self
 
 from mirrorsd.graphs import names
-from mirrorsd.graphs.contract import DraftShape, TargetShape
+from mirrorsd.graphs.contract import DraftShape, HeadShape, TargetShape
 from mirrorsd.graphs.documents import DocumentError, build, parse_json
 from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest_values import check_numbers, check_values
@@ -36,12 +36,16 @@ class SourceModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """One piece of the target: layers `first_layer .. end_layer - 1`, as an ONNX file."""
+    """One piece of the target: layers `first_layer .. end_layer - 1`, as an ONNX file.
+
+    `taps` are the hidden states behind its layers that heads read, by layer (`HeadShape.taps`).
+    """
 
     name: str
     file: str
     first_layer: int
     end_layer: int
+    taps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +107,24 @@ class TargetEntry:
     def capacity(self) -> int:
         """Rows of a cache."""
         return self.context + self.row_group - 1 + self.spare_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """A head: what drafts from the target's hidden states, as a stage on the target's device.
+
+    Attributes:
+        kind: how it drafts, and the name of the method that uses it ("medusa").
+        vocabulary: over which tokens, and by what: "shared" (the target's LM head), "own", "low-rank", "reduced".
+        num_tokens: how many tokens it can name.
+    """
+
+    kind: str
+    file: str
+    source: SourceModel
+    shape: HeadShape
+    vocabulary: str
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +250,7 @@ class Manifest:
     quality: QualityEntry | None = None
     exit_coverage: dict[str, Any] = field(default_factory=dict)
     generation: dict[str, Any] = field(default_factory=dict)
+    heads: tuple[Head, ...] = ()
 
     def to_json(self) -> str:
         """The document and its checksum as indented JSON with a newline at the end."""
@@ -264,6 +287,7 @@ class Manifest:
         """Bundle paths without which nothing can be loaded: the stages, their weights, the tokenizer."""
         target = self.target
         stages = [segment.file for segment in target.segments] + [point.file for point in target.exits]
+        stages += [head.file for head in self.heads]
         return (*stages, target.weights_file, self.draft.file, self.draft.weights_file, names.TOKENIZER_FILE)
 
 

@@ -9,14 +9,17 @@ from math import isfinite
 from re import fullmatch
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import BundleError
 
 if TYPE_CHECKING:
-    from mirrorsd.graphs.manifest import DraftEntry, Manifest, TargetEntry
+    from mirrorsd.graphs.manifest import Manifest
 
 LARGEST = 2**31 - 1
 """Lengths and positions travel as int32 (`seqlens_k`)."""
 _LARGEST_INT = 2**63
+MOST_GUESSES = 31
+"""Tokens that a head may guess in one run: as many as a window may have."""
 PRECISIONS = ("fp32", "fp16", "bf16", "int8", "int4", "file")
 TARGET_DTYPES, DRAFT_DTYPES = ("float32", "float16", "bfloat16"), ("float32", "float16")
 _TARGET_SIZES = ("num_layers", "hidden_size", "vocab_size", "num_kv_heads", "head_dim")
@@ -39,7 +42,7 @@ def check_values(manifest: "Manifest", origin: str) -> None:
     Raises:
         BundleError: names the field, what was found and what is allowed.
     """
-    for rules in (_target_rules, _chain_rules, _draft_rules, _token_rules, _report_rules):
+    for rules in (_target_rules, _chain_rules, _draft_rules, _head_rules, _token_rules, _report_rules):
         for rule in rules(manifest):
             if not rule.holds:
                 found = repr(rule.found)
@@ -122,11 +125,13 @@ def _chain_rules(manifest: "Manifest") -> Iterator[Rule]:
         where = f"target.exits[{index}]"
         yield _within(f"{where}.num_candidates", point.num_candidates, 1, target.shape.vocab_size)
         yield _within(f"{where}.adapter_rank", point.adapter_rank, 0)
-    yield from _file_rules(target, manifest.draft)
+    yield from _file_rules(manifest)
 
 
-def _file_rules(target: "TargetEntry", draft: "DraftEntry") -> Iterator[Rule]:
+def _file_rules(manifest: "Manifest") -> Iterator[Rule]:
+    target, draft = manifest.target, manifest.draft
     files = [segment.file for segment in target.segments] + [point.file for point in target.exits]
+    files += [head.file for head in manifest.heads]
     files += [target.weights_file, draft.file, draft.weights_file]
     for index, file in enumerate(files):
         yield Rule(file not in files[:index], "file", file, "a file of its own for every stage")
@@ -150,6 +155,33 @@ def _draft_rules(manifest: "Manifest") -> Iterator[Rule]:
     is_rising = bool(capacities) and capacities[0] > 0 and all(one < other for one, other in pairwise(capacities))
     yield Rule(is_rising, "draft.capacities", list(capacities), "one or more, positive and rising")
     yield _within("draft.capacities: the largest", capacities[-1], manifest.target.context)
+
+
+def _head_rules(manifest: "Manifest") -> Iterator[Rule]:
+    """There is one head of a kind, and every segment gives what heads read behind its layers."""
+    target, heads = manifest.target, manifest.heads
+    kinds = [head.kind for head in heads]
+    for index, head in enumerate(heads):
+        where, shape = f"heads[{index}]", head.shape
+        yield Rule(head.kind not in kinds[:index], f"{where}.kind", head.kind, "one head of a kind")
+        yield _one_of(f"{where}.kind", head.kind, names.HEAD_KINDS)
+        yield _one_of(f"{where}.vocabulary", head.vocabulary, names.HEAD_VOCABULARIES)
+        yield _within(f"{where}.source.num_parameters", head.source.num_parameters, 0, _LARGEST_INT)
+        yield _within(f"{where}.num_tokens", head.num_tokens, 1, target.shape.vocab_size)
+        yield _within(f"{where}.shape.length", shape.length, 1, MOST_GUESSES)
+        yield _within(f"{where}.shape.num_candidates", shape.num_candidates, 1, head.num_tokens)
+        yield Rule(bool(shape.taps), f"{where}.shape.taps", [], "one layer or more")
+        for tap in shape.taps:
+            yield _within(f"{where}.shape.taps", tap, 1, target.shape.num_layers + 1)
+        yield from _sizes(
+            f"{where}.shape", shape, ("num_layers", "num_kv_heads", "head_dim"), int(shape.num_layers > 0)
+        )
+    wanted = {tap for head in heads for tap in head.shape.taps}
+    for index, segment in enumerate(target.segments):
+        last = segment.end_layer + (segment is target.segments[-1])
+        behind = sorted(tap for tap in wanted if segment.first_layer < tap <= last)
+        found = list(segment.taps)
+        yield Rule(found == behind, f"target.segments[{index}].taps", found, f"{behind}, which the heads read")
 
 
 def _token_rules(manifest: "Manifest") -> Iterator[Rule]:

@@ -12,6 +12,15 @@ ARGMAX_GAP = "argmax_gap"
 EXIT_IDS = "exit_ids"
 EXIT_LOGPROBS = "exit_logprobs"
 
+HEAD_KINDS = ("medusa", "hydra", "eagle3", "block")
+"""Of heads that draft from the target's hidden states; each is also the name of the method that uses it."""
+HEAD_VOCABULARIES = ("shared", "own", "low-rank", "reduced")
+HEAD_TOKENS = "tokens"
+HEAD_START = "start"
+HEAD_NOISE = "noise"
+HEAD_IDS = "ids"
+HEAD_LOGPROBS = "logprobs"
+
 DRAFT_IDS = "ids"
 DRAFT_POSITIONS = "positions"
 DRAFT_MASK = "mask"
@@ -97,6 +106,11 @@ def adapter_up(layer: int) -> str:
     return f"layers.{layer}.up.weight"
 
 
+def tap(layer: int) -> str:
+    """Name of the hidden states after `layer` layers; one more than there are: behind the final norm."""
+    return f"tap.{layer}"
+
+
 def segment_names(num_segments: int) -> tuple[str, ...]:
     """Names of the target's segments in order: `prefix`, (`middle`, ...), `suffix`.
 
@@ -116,3 +130,8 @@ def stage_file(stage: str) -> str:
 def exit_name(layer: int) -> str:
     """Name of the exit stage after `layer` layers."""
     return f"exit{layer}"
+
+
+def head_name(kind: str) -> str:
+    """Name of the stage that is a head."""
+    return f"head-{kind}"

@@ -4,9 +4,10 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 from mirrorsd.device_maps.card import ALLOCATIONS, ROOT_SOURCES, WINDOWS
+from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.runtime.cancel_token import CancelToken
 from mirrorsd.runtime.setting_rules import (
@@ -28,8 +29,10 @@ from mirrorsd.runtime.setting_rules import (
     yes_or_no,
 )
 
-Method = Literal["mirror", "serial", "plain", "auto"]
-METHODS: tuple[Method, ...] = ("mirror", "serial", "plain", "auto")
+Method = Literal["mirror", "serial", "plain", "auto", "lookup", "medusa", "hydra", "eagle3", "block"]
+METHODS: tuple[Method, ...] = get_args(Method)
+HEAD_METHODS = names.HEAD_KINDS
+"""Those that need a head of that kind in the bundle."""
 
 
 LEAST_TEMPERATURE = 1e-3
@@ -111,7 +114,8 @@ class GenerationConfig:
         cancel: a token that stops the request; one may stop several.
         ignore_eos: do not end at the model's own end-of-sequence ids.
         use_defaults: whether the checkpoint's defaults are taken.
-        method: `mirror`, `serial`, `plain` or `auto`. Never changes the text.
+        method: `mirror`, `serial`, `plain`, `auto`, `lookup`, or the kind of a head that the bundle has (`medusa`,
+            `hydra`, `eagle3`, `block`). Never changes the text.
     """
 
     max_new_tokens: int = 256

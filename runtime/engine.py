@@ -3,17 +3,18 @@
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 from mirrorsd.device_maps.pace import interpolate
 from mirrorsd.graphs.errors import ConfigError, DeviceError, GenerationError
-from mirrorsd.graphs.manifest import TargetEntry
+from mirrorsd.graphs.manifest import Manifest, TargetEntry
 from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
-from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
-from mirrorsd.runtime.decoding.assembly import decoder_with, plain_decoder
+from mirrorsd.runtime.config import HEAD_METHODS, GenerationConfig, SpeculationConfig
+from mirrorsd.runtime.decoding.assembly import decoder_with, head_decoder, lookup_decoder, plain_decoder
 from mirrorsd.runtime.decoding.draft_link import DraftLink
+from mirrorsd.runtime.decoding.head import HeadLink
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.step import Decoder
 from mirrorsd.runtime.decoding.target_link import TargetLink
@@ -125,6 +126,8 @@ class Seat:
         self._target = TargetLink(self._target_session, engine.target_worker)
         self._drafter = Drafter(self._draft_session)
         self._link: DraftLink | None = None
+        self._heads: dict[str, HeadLink] = {}
+        self._head: HeadLink | None = None
 
     @property
     def context(self) -> int:
@@ -138,11 +141,22 @@ class Seat:
 
     @property
     def draft_failure(self) -> str | None:
-        """Why the draft was given up in the current request."""
-        return self._link.failure if self._link else None
+        """Why the draft, or the head, was given up in the current request."""
+        link = self._head or self._link
+        return link.failure if link else None
+
+    @property
+    def heads(self) -> Collection[str]:
+        """The kinds of heads that can run here."""
+        return self._target_session.heads
 
     def decoder(self, request: Request, method: str) -> Decoder:
         """The decoder for a request; plain where the draft cannot be used."""
+        self._head = None
+        if method in HEAD_METHODS:
+            return self._head_decoder(request, method)
+        if method == "lookup":
+            return lookup_decoder(request, self._target, self._engine.known)
         if method == "plain" or not self._is_draft_ready():
             return plain_decoder(request, self._target)
         self._link = link = DraftLink(
@@ -156,6 +170,13 @@ class Seat:
         num_slots = min(self._draft_session.capacity, request.max_tokens + _scratch_slots(request.speculation))
         link.prepare(num_slots, self._engine.preparing_worker)
         return decoder_with(request, method, self._target, link, self._engine.known)
+
+    def _head_decoder(self, request: Request, kind: str) -> Decoder:
+        """One that starts over with a head that failed before."""
+        if kind not in self._heads or self._heads[kind].failure is not None:
+            self._heads[kind] = HeadLink(kind, self._target_session, self._target)
+        self._head = self._heads[kind]
+        return head_decoder(request, self._target, self._head, self._engine.known)
 
     def _is_draft_ready(self) -> bool:
         """Whether the draft answers; one that failed but is not hung starts over with an empty cache."""
@@ -225,3 +246,23 @@ def check_exits(speculation: SpeculationConfig, target: TargetEntry) -> None:
     absent = [layer for layer in speculation.exits if layer not in present] if speculation.exits != "all" else []
     if absent:
         raise ConfigError(f"exits names layer {absent[0]}; this bundle has exits after layers {present}")
+
+
+def check_head(method: str, manifest: Manifest, heads: Collection[str]) -> None:
+    """Refuse a method whose head is not here; `heads` are the kinds that can run.
+
+    Raises:
+        ConfigError: the bundle has no such head, or the target's runtime runs none.
+    """
+    if method not in HEAD_METHODS or method in heads:
+        return
+    if any(head.kind == method for head in manifest.heads):
+        raise ConfigError(
+            f"method is {method!r}: its head runs on ONNX Runtime, beside a target that does. This device map's target "
+            "runs on OpenVINO; choose another device map (`mirrorsd devices`) or method."
+        )
+    present = ", ".join(head.kind for head in manifest.heads) or "none"
+    raise ConfigError(
+        f"method is {method!r}; this bundle has no such head (it has: {present}). Train one with `mirrorsd train head "
+        f"--kind {method}`, and export the target again with `--head FOLDER`."
+    )

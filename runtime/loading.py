@@ -119,7 +119,7 @@ def _start_engine(
         exits = OpenVinoExits(folder, manifest.target, card.exit) if card.exit.device != "target" else None
         if exits is not None:
             exits.warm_up(1 + speculation.gamma)
-        model = _target_class(card)(folder, manifest.target, card.target, exits)
+        model = _target_class(card)(folder, manifest.target, card.target, exits, manifest.heads)
         with closing(model.new_session()) as session:
             session.warm_up(1 + speculation.gamma)
         return PacedTargetModel(model, card.pace, manifest.target.shape.num_layers) if card.pace else model

@@ -12,7 +12,7 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.manifest import Manifest
-from mirrorsd.runtime.config import SpeculationConfig, Speculations
+from mirrorsd.runtime.config import HEAD_METHODS, METHODS, Method, SpeculationConfig, Speculations
 from mirrorsd.runtime.devices.layouts import Layout
 from mirrorsd.runtime.doctor.memory import cache_bytes
 from mirrorsd.runtime.engine import Engine, check_exits
@@ -114,6 +114,11 @@ class MirrorPipeline:
     def layout(self) -> str:
         """How target and draft share the processor's cores (see `layouts`)."""
         return self._layout.name
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """The methods that run here: those of heads need one in the bundle, and a target on ONNX Runtime."""
+        return tuple(method for method in METHODS if method not in HEAD_METHODS or method in self._own.heads)
 
     @property
     def tokenizer(self) -> BundleTokenizer:

@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.devices.in_thread import stream_in_thread
 from mirrorsd.runtime.devices.layouts import Layout
 from mirrorsd.runtime.draft.tree import longest_common_prefix
-from mirrorsd.runtime.engine import Engine
+from mirrorsd.runtime.engine import Engine, check_head
 from mirrorsd.runtime.generation import SeatedDecoder, Stop, run_steps
 from mirrorsd.runtime.generation_options import GenerationOptions
 from mirrorsd.runtime.reporting.results import Chunk, GenerationResult
@@ -181,6 +181,11 @@ class MirrorSession:
         return self._reader.read(prompt, messages, token_ids, settings)
 
     @property
+    def heads(self) -> Collection[str]:
+        """The kinds of heads that can run beside the target."""
+        return self._seat.heads
+
+    @property
     def cached_token_ids(self) -> list[int]:
         """The tokens that the target has cached of this conversation."""
         return [int(token) for token in self._seat.target.cached]
@@ -287,6 +292,7 @@ class MirrorSession:
     def _request(self, settings: GenerationConfig, ids: Sequence[int]) -> Request:
         """A request that has not begun; its time runs."""
         self._engine.check_usable()
+        check_head(settings.method, self._manifest, self._seat.heads)
         constraint = self._reader.constraints.compile(settings)
         speculation = self._speculations.of(settings)
         request = Request(ids, settings, speculation, self._seat.context, threading.Event(), constraint)

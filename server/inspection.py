@@ -3,7 +3,6 @@
 from typing import Any
 
 from mirrorsd import __version__
-from mirrorsd.runtime.config import METHODS
 from mirrorsd.server.answers.chat import template_message
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.metrics import CONTENT_TYPE_LATEST
@@ -61,7 +60,7 @@ async def props(service: Service, exchange: Exchange) -> None:
             "device_map": pipe.device_map.name,
             "layout": pipe.layout,
             "placement": pipe.placement,
-            "methods": list(METHODS),
+            "methods": list(pipe.methods),
             "defaults": {name: pipe.manifest.generation.get(name) for name in _DEFAULTS} | {"max_tokens": None},
             "target": _part(target.source.name, target.source.num_parameters, target.precision),
             "draft": _part(draft.source.name, draft.source.num_parameters, draft.precision),

@@ -69,6 +69,28 @@ def tiny_bundle(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathF
     return output
 
 
+@pytest.fixture(scope="session")
+def headed_bundle(
+    tiny_pair: tuple[Path, Path], tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[int]]:
+    """The tiny pair with two heads, and the ids of a text that the Medusa one knows by heart."""
+    from random_heads import HEADS, fitted_medusa, save_head
+
+    from mirrorsd import MirrorPipeline
+    from mirrorsd.export import ExportOptions, export_pair
+
+    folder = tmp_path_factory.mktemp("headed")
+    with MirrorPipeline.load(tiny_bundle, device_map="cpu") as pipe:
+        known = pipe.generate(TEXT, max_new_tokens=64, ignore_eos=True, method="plain")
+    text = [*known.prompt_ids, *known.token_ids]
+    networks = {"medusa": fitted_medusa(tiny_pair[0], text)}
+    heads = [save_head(config, folder / kind, networks.get(kind)) for kind, config in HEADS.items()]
+    sizes = {"context": 512, "buckets": ((8, 8), (16, 16), (64, 1)), "capacities": (256, 512)}
+    options = ExportOptions(precision="fp32", heads=tuple(map(str, heads)), **sizes)
+    export_pair(*tiny_pair, folder / "headed.mirror", options)
+    return folder / "headed.mirror", text
+
+
 @pytest.fixture
 def write_gguf(tmp_path: Path) -> Callable[..., Path]:
     """Writes `tiny.gguf`, a random Llama; the arguments are those of `gguf_writer.write_file`."""

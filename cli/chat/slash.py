@@ -131,7 +131,7 @@ COMMANDS = {
     "new": Command("", "Begin a new conversation; the system prompt stays.", _new),
     "retry": Command("", "Ask the last question again.", lambda chat, _: chat.retry()),
     "system": Command("[text]", "Show or set the system prompt; - takes it away.", _system),
-    "method": Command("NAME", "How to decode: auto, mirror, serial or plain.", _method),
+    "method": Command("NAME", "How to decode: auto, mirror, serial, plain, lookup, or a head's kind.", _method),
     "seed": Command("[number]", "Show or fix the seed; random draws one for each answer.", _seed),
     "stats": Command("", "Figures of the last answer.", _stats),
     "compare": Command(

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def compare(
     bundle: options.Bundle,
     prompts: options.Questions = None,
-    methods: options.Methods = options.ALL_METHODS,
+    methods: options.Methods = options.DRAFT_METHODS,
     category: Annotated[list[str] | None, typer.Option(help="Only this category; may be repeated.")] = None,
     by_category: Annotated[bool, typer.Option("--by-category", help="Rows per category too.")] = False,
     is_raw: options.Raw = False,

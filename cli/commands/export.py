@@ -1,5 +1,6 @@
 """`mirrorsd export`: a target and a draft to a mirror bundle."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -66,6 +67,10 @@ def export(
     draft_noise: options.DraftNoise = "auto",
     context: Annotated[int | None, typer.Option(help="Longest text in tokens; at most 2048 without it.")] = None,
     device_map: CompileFor = None,
+    head: Annotated[
+        list[str] | None,
+        typer.Option(help="A head of the target: a folder or a name on the hub; may be repeated.", show_default=False),
+    ] = None,
     accept_error: options.AcceptError = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a bundle that is there.")] = False,
     as_json: options.AsJson = False,
@@ -94,6 +99,7 @@ def export(
         draft_noise=options.read_choice(draft_noise),
         context=context,
         accept_error=accept_error,
+        heads=locate_heads(head or ()),
         overwrite=overwrite,
     )
     place = output or Path(f"{Path(target.partition('@')[0]).name.removesuffix('.gguf')}-{precision}.mirror")
@@ -126,6 +132,17 @@ def locate_pair(target: str, draft: str) -> tuple[Path, Path]:
         draft = draft_for(name.repository if is_name and name else origin.repository if origin else target)
         note(f"draft: {draft}")
     return locate(target, note), locate(draft, note)
+
+
+def locate_heads(heads: Sequence[str]) -> tuple[str, ...]:
+    """Where heads are, fetched from the hub where they are names.
+
+    Raises:
+        ExportError: a name that the hub does not give.
+    """
+    from mirrorsd.export.hub import locate
+
+    return tuple(str(locate(head, note)) for head in heads)
 
 
 def note_estimate(target: Path, draft: Path, output: Path, chosen: "ExportOptions") -> None:

@@ -103,6 +103,10 @@ def _stage_table(manifest: Manifest) -> Table:
     for point in manifest.target.exits:
         adapter = f"adapter of rank {point.adapter_rank}" if point.adapter_rank else "no adapter"
         add_row(table, point.name, f"after {point.layer} ({adapter}, top {point.num_candidates})", point.file)
+    for head in manifest.heads:
+        taps = ", ".join(map(str, head.shape.taps))
+        what = f"after {taps} ({head.shape.length} tokens, {head.vocabulary} vocabulary of {head.num_tokens:,})"
+        add_row(table, names.head_name(head.kind), what, head.file)
     add_row(table, "draft", f"0-{manifest.draft.shape.num_layers - 1}", manifest.draft.file)
     return table
 

@@ -41,7 +41,7 @@ def simulate(
     ] = None,
     record: Annotated[Path | None, typer.Option(help="Keep the recording of a bundle here (.npz).")] = None,
     prompts: Annotated[Path | None, typer.Option(help="Questions to record, in Spec-Bench's form.")] = None,
-    methods: options.Methods = options.ALL_METHODS,
+    methods: options.Methods = options.DRAFT_METHODS,
     max_new_tokens: options.MaxNewTokens = 96,
     temperature: options.Temperature = None,
     seed: options.Seed = None,
@@ -67,7 +67,7 @@ def simulate(
         recording = Recording.read(source)
     pace = card.pace or estimated_pace(with_host_ms(card, host_ms), source, recording, npu_report, target_size)
     scenario = {"pace": pace, "speculation": speculation, "layers": _layers(exits, recording)}
-    names = options.read_methods(methods)
+    names = options.read_replayed_methods(methods)
     found: dict[str, list[GenerationStats]]
     found = {name: replay(recording, Scenario(method=name, **scenario)) for name in names}  # type: ignore[arg-type]
     _report(card, pace, found, as_json=as_json)

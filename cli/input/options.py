@@ -13,7 +13,7 @@ from mirrorsd.graphs.errors import ConfigError
 if TYPE_CHECKING:
     from mirrorsd import GenerationConfig
 
-MethodName = Literal["plain", "serial", "mirror", "auto"]
+MethodName = Literal["plain", "serial", "mirror", "auto", "lookup", "medusa", "hydra", "eagle3", "block"]
 METHODS: tuple[MethodName, ...] = get_args(MethodName)
 TargetPrecision = Literal["fp32", "fp16", "bf16", "int8", "int4", "file"]
 ComputeName = Literal["auto", "fp32", "fp16", "bf16"]
@@ -112,7 +112,11 @@ IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on past the en
 
 Method = Annotated[
     MethodName,
-    typer.Option(help="How to decode; auto runs what is cheapest.", rich_help_panel=SPEED),
+    typer.Option(
+        metavar="METHOD",
+        help=f"How to decode; auto runs what is cheapest. One of {', '.join(METHODS)}; the last four need a head.",
+        rich_help_panel=SPEED,
+    ),
 ]
 Methods = Annotated[
     str,
@@ -120,7 +124,8 @@ Methods = Annotated[
         help=f"Which methods, separated by commas, of {', '.join(METHODS)}.", autocompletion=lambda: [*METHODS]
     ),
 ]
-ALL_METHODS = ",".join(METHODS)
+DRAFT_METHODS = "plain,serial,mirror,auto"
+"""What every bundle has all parts for."""
 _SPEED_SETTINGS: dict[str, Callable[[str], object]] = {
     **dict.fromkeys(("gamma", "passes", "roots", "kappa", "pad_rows_to", "prefill_rows"), int),
     **dict.fromkeys(("window", "root_source", "allocation"), str),
@@ -232,6 +237,21 @@ def read_methods(text: str) -> tuple[MethodName, ...]:
     if not names or len(set(names)) != len(names):
         raise ConfigError(f"--methods is {text!r}; allowed: different ones of {', '.join(METHODS)}.")
     return tuple(map(checked_method, names))
+
+
+def read_replayed_methods(text: str) -> tuple[MethodName, ...]:
+    """As `read_methods`, for texts that are replayed from recordings of a draft.
+
+    Raises:
+        ConfigError: as there, or a method that needs what no recording has.
+    """
+    names = read_methods(text)
+    for name in names:
+        if name not in DRAFT_METHODS.split(","):
+            raise ConfigError(
+                f"--methods names {name!r}; recordings replay {DRAFT_METHODS}. Measure it with `compare`."
+            )
+    return names
 
 
 def read_choice(answer: YesNoAuto) -> bool | None:

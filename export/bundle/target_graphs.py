@@ -9,22 +9,25 @@ from functools import partial
 from pathlib import Path
 
 import onnx_ir as ir
+import torch
 from torch import Tensor
 
 from mirrorsd.export.bundle.atomic_folder import check_space, flush_to_disk
 from mirrorsd.export.bundle.journal import Journal
+from mirrorsd.export.checkpoints.head import HeadCheckpoint
 from mirrorsd.export.checkpoints.weightless import WeightlessModel
-from mirrorsd.export.passes.graph_passes import optimise_stage
+from mirrorsd.export.passes.graph_passes import optimise_head, optimise_stage
 from mirrorsd.export.passes.quantise import ChoosePack, round_to_nearest
 from mirrorsd.export.passes.spare_row import SPARE_ROWS
 from mirrorsd.export.passes.torch_to_onnx import export_stage
 from mirrorsd.export.stages.attention import GQA_ATTENTION
+from mirrorsd.export.stages.head import HeadStage
 from mirrorsd.export.stages.target import ExitStage, SegmentStage
 from mirrorsd.export.weights.block_formats import FLOAT_WEIGHTS, WeightFormats
 from mirrorsd.export.weights.weights_file import WeightsFile
 from mirrorsd.families.registry import parts_of
 from mirrorsd.graphs import names
-from mirrorsd.graphs.contract import TargetShape, exit_contract, segment_contract
+from mirrorsd.graphs.contract import TargetShape, exit_contract, head_contract, segment_contract
 from mirrorsd.graphs.manifest import Exit, Segment, SourceModel, TargetEntry, WeightStorage
 
 Adapter = tuple[Tensor, Tensor]
@@ -37,7 +40,7 @@ _RECORD_EVERY = 1 << 30
 class TargetPlan:
     """Everything that decides the target's graphs; `adapters` is by exit layer, None for a plain exit.
 
-    `choose_pack` rounds the layers' weights where `formats` wants integers.
+    `choose_pack` rounds the layers' weights where `formats` wants integers. `heads` draft from its hidden states.
     """
 
     shape: TargetShape
@@ -47,6 +50,12 @@ class TargetPlan:
     formats: WeightFormats = FLOAT_WEIGHTS
     choose_pack: ChoosePack = round_to_nearest
     is_batch_invariant: bool = True
+    heads: tuple[HeadCheckpoint, ...] = ()
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The hidden states that heads read, by layer."""
+        return tuple(sorted({tap for head in self.heads for tap in head.shape.taps}))
 
     @property
     def spare_rows(self) -> int:
@@ -70,7 +79,13 @@ class TargetPlan:
         edges = (0, *self.adapters, self.shape.num_layers)
         spans = zip(names.segment_names(len(edges) - 1), edges, edges[1:], strict=False)
         return tuple(
-            Segment(name=name, file=names.stage_file(name), first_layer=first, end_layer=end)
+            Segment(
+                name=name,
+                file=names.stage_file(name),
+                first_layer=first,
+                end_layer=end,
+                taps=tuple(tap for tap in self.taps if first < tap <= end + (end == self.shape.num_layers)),
+            )
             for name, first, end in spans
         )
 
@@ -105,7 +120,7 @@ class TargetPlan:
 
     @property
     def files(self) -> dict[str, str]:
-        """Every stage's file by its name, in the order of export."""
+        """Every stage's file by its name, in the order of export; those of heads are not among them."""
         return {stage.name: stage.file for stage in self.segments} | {stage.name: stage.file for stage in self.exits}
 
 
@@ -128,6 +143,7 @@ def write_target(
     builders: dict[str, Callable[[], ir.Model]] = {
         **{stage.name: partial(segment_graph, model, plan, stage) for stage in plan.segments},
         **{point.name: partial(exit_graph, model, plan, point) for point in plan.exits},
+        **{head.name: partial(head_graph, model, plan, head) for head in plan.heads},
     }
     graphs = {}
     for name, build in builders.items():
@@ -138,7 +154,7 @@ def write_target(
         writing = _Writing(weights, journal, weights.missing_bytes(graphs.values()), on_share)
         check_space(bundle, writing.total)
         for name, graph in graphs.items():
-            writing.write(name, graph, bundle / plan.files[name])
+            writing.write(name, graph, bundle / names.stage_file(name))
 
 
 @dataclass(slots=True)
@@ -173,7 +189,7 @@ def segment_graph(model: WeightlessModel, plan: TargetPlan, segment: Segment) ->
     """Export one segment; a segment over all layers is the whole target as one graph."""
     model.network.set_attn_implementation(GQA_ATTENTION)
     span = {"first_layer": segment.first_layer, "end_layer": segment.end_layer}
-    contract = segment_contract(plan.shape, segment.name, **span)
+    contract = segment_contract(plan.shape, segment.name, taps=segment.taps, **span)
     stage = SegmentStage(
         parts_of(model.network),
         contract,
@@ -193,3 +209,13 @@ def exit_graph(model: WeightlessModel, plan: TargetPlan, point: Exit) -> ir.Mode
     stage = ExitStage(parts_of(model.network), plan.num_candidates, plan.adapters[point.layer])
     graph = export_stage(stage, contract, model.lazy_weights(stage))
     return optimise_stage(graph, replace(plan.formats, layers=plan.formats.head), plan.shape.vocab_size)
+
+
+def head_graph(model: WeightlessModel, plan: TargetPlan, head: HeadCheckpoint) -> ir.Model:
+    """Export one drafting head; its weights are stored like the LM head, and what it borrows is the target's own."""
+    contract = head_contract(plan.shape, head.shape, head.name)
+    network = model.network
+    borrowed = network.get_input_embeddings().weight, parts_of(network).lm_head.weight
+    stage = HeadStage(head.network(*borrowed, getattr(torch, plan.shape.dtype)), contract, head.shape)
+    graph = export_stage(stage, contract, model.lazy_weights(stage))
+    return optimise_head(graph, replace(plan.formats, layers=plan.formats.head), plan.shape.vocab_size)

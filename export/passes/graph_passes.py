@@ -121,6 +121,19 @@ def optimise_draft(model: ir.Model) -> ir.Model:
     return model
 
 
+def optimise_head(model: ir.Model, formats: WeightFormats, vocab_size: int) -> ir.Model:
+    """Join the projections of an exported head and pack its weights, in place."""
+    chain: tuple[ir.passes.PassBase, ...] = (
+        JoinProjections(formats.carried),
+        common.ClearMetadataAndDocStringPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.RemoveUnusedNodesPass(),
+        QuantiseWeights(formats, vocab_size),
+        common.RemoveUnusedNodesPass(),
+    )
+    return _run(chain, model)
+
+
 def optimise_stage(
     model: ir.Model,
     formats: WeightFormats,
@@ -155,6 +168,10 @@ def optimise_stage(
         QuantiseWeights(formats, vocab_size, choose_pack),
         common.RemoveUnusedNodesPass(),
     )
+    return _run(chain, model)
+
+
+def _run(chain: tuple[ir.passes.PassBase, ...], model: ir.Model) -> ir.Model:
     for graph_pass in chain:
         try:
             graph_pass(model)

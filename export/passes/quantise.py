@@ -38,8 +38,9 @@ class QuantiseWeights(ir.passes.InPlacePass):
 
     The embedding's format is symmetric.
 
-    The head is the `Gemm` with transB that is `head_width` wide; the embedding is what `input_ids` gathers from. Equal
-    weights in equal formats give equal tensors, so a tied embedding and head stay one.
+    The head is the `Gemm` with transB that is `head_width` wide; the embedding is what `input_ids` gathers from. In the
+    stage of a drafting head, which looks up what it has chosen, every table of `head_width` rows is one. Equal weights
+    in equal formats give equal tensors, so a tied embedding and head stay one.
     Weights that the formats carry from a file keep its blocks.
     Ensures: no float matrix product with constant weights is left, but for a head without a format and for what a
     file's blocks are offset by.
@@ -64,7 +65,7 @@ class QuantiseWeights(ir.passes.InPlacePass):
             raise ir.passes.PostconditionError("a matrix product with float weights is left")
 
     def _pack_node(self, graph: ir.Graph, node: ir.Node) -> bool:
-        table = _embedding_of(node)
+        table = _embedding_of(node) or self._table_of(graph, node)
         if table is not None and self._formats.embedding is not None:
             self._replace_gather(graph, node, table, self._formats.embedding)
             return True
@@ -74,6 +75,15 @@ class QuantiseWeights(ir.passes.InPlacePass):
             return False
         self._replace_product(graph, node, weight, chosen)
         return True
+
+    def _table_of(self, graph: ir.Graph, node: ir.Node) -> ir.Value | None:
+        """The constant table that a drafting head looks tokens up in."""
+        is_of_head = any(value.name == names.HEAD_TOKENS for value in graph.inputs)
+        table = node.inputs[0] if is_of_head and node.op_type == "Gather" else None
+        if table is None or table.const_value is None or len(table.const_value.shape) != 2:
+            return None
+        is_by_row = node.attributes.get_int("axis", 0) == 0
+        return table if is_by_row and table.const_value.shape[0] == self._head_width else None
 
     def _product_format(self, node: ir.Node) -> BlockChoice | None:
         weight = node.inputs[1]

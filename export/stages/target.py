@@ -54,6 +54,7 @@ class SegmentStage(nn.Module):
     ) -> None:
         super().__init__()
         self.input_names = [spec.name for spec in contract.inputs]
+        self.output_names = [spec.name for spec in contract.outputs]
         self.first_layer = first_layer
         self.end_layer = end_layer
         self.context, self.spare_rows = context, spare_rows
@@ -77,16 +78,25 @@ class SegmentStage(nn.Module):
         positions = rows + (seqlens_k.to(torch.int64) + 1 - self.spare_rows - flowing.shape[1])[:, None]
         hidden = self.embed(flowing, positions) if self.first_layer == 0 else flowing
         angles = self.rotary(positions)
+        tapped: list[Tensor] = []
         for number, layer in zip(numbers, self.layers, strict=True):
             hidden = layer(hidden, position_embeddings=angles[number], position_ids=positions, caches=caches)
+            if number + 1 < self.end_layer and names.tap(number + 1) in self.output_names:
+                tapped.append(hidden)
         present = flatten(caches.present, numbers)
         if not hasattr(self, "head"):
-            return (hidden, *present)
-        return (*self.choose(hidden, by_name[names.LOGIT_ROWS]), *present)
+            return (hidden, *tapped, *present)
+        rows = by_name[names.LOGIT_ROWS]
+        if names.tap(self.end_layer) in self.output_names:
+            tapped.append(hidden)
+        if names.tap(self.end_layer + 1) not in self.output_names:
+            return (*self.choose(self.head(take_rows(hidden, rows))), *tapped, *present)
+        normed = self.head.norm(hidden)
+        logits = self.head.scale(self.head.product(take_rows(normed, rows)))
+        return (*self.choose(logits), *tapped, normed, *present)
 
-    def choose(self, hidden: Tensor, logit_rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits `[1, R, V]`, the best id `[1, R]` and its lead over the second `[1, R]` (float32)."""
-        logits = self.head(take_rows(hidden, logit_rows))
         if logits.dtype == torch.bfloat16:
             logits = logits.float()
         best = torch.topk(logits, 2).values.float()

@@ -37,12 +37,16 @@ REJECTED = 3
 
 
 class TargetReference(NamedTuple):
-    """What PyTorch computes for `ids`: hidden `[P, H]` and exit log-probs `[P, V]` by border, logits `[P, V]`."""
+    """What PyTorch computes for `ids`: hidden `[P, H]` and exit log-probs `[P, V]` by border, logits `[P, V]`.
+
+    `taps` are the hidden states `[P, H]` that heads read (`HeadShape.taps`).
+    """
 
     ids: tuple[int, ...]
     hidden: dict[int, Array]
     exit_logprobs: dict[int, Array]
     logits: Array
+    taps: dict[int, Array]
 
 
 class Pass(NamedTuple):
@@ -61,8 +65,12 @@ def target_reference(model: WeightlessModel, plan: TargetPlan, ids: list[int]) -
     network = model.network
     network.set_attn_implementation("eager")
     with torch.no_grad():
+        before_norm: list[Any] = []
+        last = parts_of(network).layers[-1]
+        hook = last.register_forward_hook(lambda module, given, found: before_norm.append(found))
         with model.on_demand():
             output = network(torch.tensor([ids]), output_hidden_states=True, use_cache=False)
+        hook.remove()
         hidden = {layer: output.hidden_states[layer] for layer in plan.adapters}
         exits = {
             layer: ExitStage(parts_of(network), plan.num_candidates, adapter)
@@ -74,7 +82,10 @@ def target_reference(model: WeightlessModel, plan: TargetPlan, ids: list[int]) -
                 for layer, stage in exits.items()
             }
     by_layer = {layer: state[0].numpy() for layer, state in hidden.items()}
-    return TargetReference(tuple(ids), by_layer, exit_logprobs, output.logits[0].numpy())
+    of_last = before_norm[0] if isinstance(before_norm[0], Tensor) else before_norm[0][0]
+    states = (*output.hidden_states[:-1], of_last, output.hidden_states[-1])
+    taps = {layer: states[layer][0].numpy() for layer in plan.taps}
+    return TargetReference(tuple(ids), by_layer, exit_logprobs, output.logits[0].numpy(), taps)
 
 
 def stored_reference(checkpoint: Checkpoint, plan: TargetPlan, ids: list[int]) -> TargetReference:
@@ -136,23 +147,26 @@ class TargetRun:
         """Run each segment over all passes before the next one is opened.
 
         Yields:
-            For each pass its hidden `[S, H]` by border and its logits `[S, V]`.
+            For each pass its hidden `[S, H]` by border and tap, and its logits `[S, V]`.
         """
         flowing: list[Array] = [np.array([step.ids], np.int64) for step in steps]
         hidden: list[dict[int, Array]] = [{} for _ in steps]
         *inner, last = self.plan.segments
         for segment in inner:
             run = self._open_segment(segment)
-            flowing = [run.forward(step, rows) for step, rows in zip(steps, flowing, strict=True)]
+            flowing = [
+                run.forward(step, rows, states) for step, rows, states in zip(steps, flowing, hidden, strict=True)
+            ]
             for states, rows in zip(hidden, flowing, strict=True):
                 states[segment.end_layer] = rows[0]
         run = self._open_segment(last)
         for step, states, rows in zip(steps, hidden, flowing, strict=True):
-            yield states, run.forward(step, rows)[0]
+            logits = run.forward(step, rows, states)[0]
+            yield states, logits
 
     def exit(self, name: str, hidden: Sequence[Array]) -> list[tuple[Array, Array]]:
         """Run one exit on each hidden `[S, H]`; return ids and log-probs `[S, K]`."""
-        session = self._open(self.plan.files[name])
+        session = self.open(self.plan.files[name])
         with raised_as(ExportError, f"ONNX Runtime failed while running {name}, just exported", ONNX_ERRORS):
             found = [session.run(None, {names.HIDDEN: rows[None]}) for rows in hidden]
         return [(ids[0], logprobs[0]) for ids, logprobs in found]
@@ -167,14 +181,15 @@ class TargetRun:
             for layer in layers
             for name in (names.past_key, names.past_value)
         }
-        return _SegmentRun(self._open(segment.file), layers, caches, self.plan.spare_rows)
+        return _SegmentRun(self.open(segment.file), layers, caches, self.plan.spare_rows)
 
     @property
     def _is_copied(self) -> bool:
         dtype = self.plan.shape.dtype
         return dtype == "bfloat16" or (self.in_float32 and (dtype, self.plan.formats) != ("float32", FLOAT_WEIGHTS))
 
-    def _open(self, file: str) -> ort.InferenceSession:
+    def open(self, file: str) -> ort.InferenceSession:
+        """Open one of the bundle's stages."""
         if not self._is_copied:
             return open_stage(self.bundle / file)
         with float32_copies(self.bundle, [file]) as copies:
@@ -202,8 +217,11 @@ class _SegmentRun:
     caches: dict[str, ort.OrtValue]
     spare_rows: int
 
-    def forward(self, step: Pass, flowing: Array) -> Array:
-        """Run one pass over ids or hidden states; return hidden `[1, S, H]` or logits `[1, S, V]`."""
+    def forward(self, step: Pass, flowing: Array, taps: dict[int, Array] | None = None) -> Array:
+        """Run one pass over ids or hidden states; return hidden `[1, S, H]` or logits `[1, S, V]`.
+
+        The hidden states `[S, H]` that it gives for heads are added to `taps`.
+        """
         total = step.start + len(step.ids) + self.spare_rows
         given = {
             names.INPUT_IDS: flowing,
@@ -216,7 +234,10 @@ class _SegmentRun:
         for spec in self.session.get_inputs():
             if spec.name in given:
                 binding.bind_cpu_input(spec.name, given[spec.name])
-        binding.bind_output(self.session.get_outputs()[0].name)
+        asked = [spec.name for spec in self.session.get_outputs()]
+        tapped = [layer for layer in range(self.layers.start + 1, self.layers.stop + 2) if names.tap(layer) in asked]
+        for name in (asked[0], *map(names.tap, tapped)):
+            binding.bind_output(name)
         pairs = ((names.past_key, names.present_key), (names.past_value, names.present_value))
         for layer in self.layers:
             for past, present in pairs:
@@ -224,8 +245,10 @@ class _SegmentRun:
                 binding.bind_ortvalue_output(present(layer), self.caches[past(layer)])
         with raised_as(ExportError, f"ONNX Runtime failed while running layers {self.layers}", ONNX_ERRORS):
             self.session.run_with_iobinding(binding)
-            result: Array = binding.get_outputs()[0].numpy()
-        return result
+            found: list[Array] = [value.numpy() for value in binding.get_outputs()[: 1 + len(tapped)]]
+        if taps is not None:
+            taps |= {layer: rows[0] for layer, rows in zip(tapped, found[1:], strict=True)}
+        return found[0]
 
 
 def compare_target(run: TargetRun, reference: TargetReference, text: str) -> tuple[VerifyResult, ...]:
@@ -234,11 +257,14 @@ def compare_target(run: TargetRun, reference: TargetReference, text: str) -> tup
     A prefix's best tokens and divergence are those of the exit fed with its hidden states.
     """
     found = {name: Comparison(name) for name in run.plan.files}
+    found |= {names.tap(layer): Comparison(names.tap(layer)) for layer in run.plan.taps}
     steps, hidden = list(plan_passes(reference.ids)), []
     last = found[run.plan.segments[-1].name]
     for step, (states, logits) in zip(steps, run.outputs(steps), strict=True):
         _compare_logits(last, logits[: step.num_kept].astype(np.float32), reference.logits[_rows(step)])
         hidden.append({layer: state[: step.num_kept].astype(np.float32) for layer, state in states.items()})
+        for layer, wanted in reference.taps.items():
+            _compare_tap(found[names.tap(layer)], hidden[-1][layer], wanted[_rows(step)])
     segment_before = {segment.end_layer: segment.name for segment in run.plan.segments}
     for point in run.plan.exits:
         states_here = [states[point.layer] for states in hidden]
@@ -256,6 +282,12 @@ def _compare_logits(comparison: Comparison, found: Array, expected: Array) -> No
     is_equal = found.argmax(-1) == expected.argmax(-1)
     by_row = [divergences(log_softmax(ours), log_softmax(true)) for ours, true in zip(found, expected, strict=True)]
     comparison.add_choices(is_equal, np.array(by_row))
+
+
+def _compare_tap(comparison: Comparison, found: Array, expected: Array) -> None:
+    """Compare hidden states `[R, H]`; of each row, the largest number counts as its best token."""
+    comparison.add(found, expected, expected.std(axis=-1))
+    comparison.add_choices(found.argmax(-1) == expected.argmax(-1), np.zeros(len(found)))
 
 
 def _compare_exit(

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.backends.protocol import ExitGuesses, RowBlock, TargetOutput, TipGuesses
+from mirrorsd.graphs.manifest import Head
+from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, RowBlock, TargetOutput, TipGuesses
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
@@ -22,6 +23,8 @@ TargetHandler = Callable[[list[int]], NDArray[np.floating]]
 """Text so far -> logits `[V]` of the next token."""
 DraftHandler = Callable[[list[int]], Sequence[int]]
 """Text so far -> the next `1 + s` tokens."""
+HeadHandler = Callable[[list[int]], Sequence[int]]
+"""Text so far, its head token included -> the next `K` tokens."""
 
 
 class FakeModel(Generic[Session]):
@@ -56,12 +59,47 @@ class FakeTarget:
         suffix_seconds: float = 0.0,
     ) -> None:
         self.context, self.vocab_size = context, vocab_size
+        self.heads: dict[str, Head] = {}
+        self._guessing: dict[str, HeadHandler] = {}
+        self._read: dict[str, list[int]] = {}
+        self._last_start = 0
         self._handler, self._exit_handler = handler, exit_handler or handler
         self._num_candidates = num_candidates
         self._suffix_seconds = suffix_seconds
         self._text: list[int] = []
         self._is_terminated = threading.Event()
         self.num_passes = 0
+
+    def add_head(self, head: Head, handler: HeadHandler) -> None:
+        """Give it a head that asks a handler.
+
+        Rows that the last pass did not have, a token that does not follow its row, or a row that was never read while
+        the head remembers rows, fail loudly.
+        """
+        self.heads[head.kind] = head
+        self._guessing[head.kind], self._read[head.kind] = handler, []
+
+    def guess(
+        self,
+        kind: str,
+        tokens: NDArray[np.int64],
+        start: int,
+        *,
+        noise: NDArray[np.float32] | None = None,
+        ledger: Ledger,
+    ) -> HeadGuesses:
+        """See `TargetSession.guess`."""
+        following = [int(token) for token in tokens]
+        rows = self._text[start : start + len(tokens)]
+        if start != self._last_start or len(rows) != len(tokens) or rows[1:] != following[:-1]:
+            raise AssertionError(f"rows {start} .. {start + len(tokens) - 1} are not those of the last pass")
+        text = [*self._text[: start + len(tokens)], following[-1]]
+        if self.heads[kind].shape.num_layers:
+            if self._read[kind][: start + 1] != text[: start + 1] and start:
+                raise AssertionError(f"the head has not read all {start} rows before these")
+            self._read[kind] = text
+        ids = np.array(self._guessing[kind](text), dtype=np.int64)[:, None]
+        return HeadGuesses(ids, np.zeros(ids.shape, dtype=np.float32))
 
     def run(
         self,
@@ -114,6 +152,7 @@ class FakeTarget:
         if start > len(self._text):
             raise AssertionError(f"rows start at {start}, but only {len(self._text)} positions are cached")
         self._text = self._text[:start] + [int(token) for token in tokens]
+        self._last_start = start
 
 
 class FakeDraft:

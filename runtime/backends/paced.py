@@ -14,6 +14,7 @@ from mirrorsd.runtime.backends.protocol import (
     DraftModel,
     DraftSession,
     ExitGuesses,
+    HeadGuesses,
     RowBlock,
     TargetModel,
     TargetOutput,
@@ -23,6 +24,9 @@ from mirrorsd.runtime.backends.protocol import (
 from mirrorsd.runtime.ledger import Ledger, Span
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
+
+_LEAST_SECONDS = 1e-6
+"""Of a stand-in's pass, so that its ratio to the pace is a number."""
 
 
 class PacedTargetModel:
@@ -63,6 +67,8 @@ class PacedTarget:
         self.context, self.vocab_size = session.context, session.vocab_size
         self.near_tie_gap = session.near_tie_gap
         self.row_group = 1  # by the pace, every row counts
+        self.heads = session.heads
+        self._slowdown = 1.0
         self._session, self._pace, self._num_layers = session, pace, num_layers
 
     def run(
@@ -104,8 +110,26 @@ class PacedTarget:
             on_exit=deliver if on_exit else None,
             exits=exits,
         )
+        own_seconds = perf_counter() - started
         hold(pass_ms + num_exits * self._pace.exit_ms, "suffix")
+        self._slowdown = max(1.0, pass_ms / 1e3 / max(own_seconds, _LEAST_SECONDS))
         return output
+
+    def guess(
+        self,
+        kind: str,
+        tokens: NDArray[np.int64],
+        start: int,
+        *,
+        noise: NDArray[np.float32] | None = None,
+        ledger: Ledger,
+    ) -> HeadGuesses:
+        """See `TargetSession.guess`. A head is slowed as much as the pass before it was."""
+        started = perf_counter()
+        with ledger.time("target", "head"):
+            guesses = self._session.guess(kind, tokens, start, noise=noise, ledger=Ledger())
+            wait_until(started + self._slowdown * (perf_counter() - started))
+        return guesses
 
     def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
         """See `TargetSession.prefill`."""

@@ -3,13 +3,14 @@
 `TargetSession` is the seam: ONNX Runtime implements it (`onnx_target`), tests implement it with a handler (`fake`).
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.contract import DraftShape
+from mirrorsd.graphs.manifest import Head
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 from mirrorsd.runtime.sampling.short_rows import ShortRow
@@ -137,17 +138,26 @@ class TargetOutput(NamedTuple):
     short_rows: Sequence[ShortRow] | None = None
 
 
+class HeadGuesses(NamedTuple):
+    """What a head guesses, best first: `ids` and `logprobs` `[K, m]`; `[:, 0]` is one chain behind the head token."""
+
+    ids: NDArray[np.int64]
+    logprobs: NDArray[np.float32]
+
+
 class TargetSession(Protocol):
     """The target on one device, with one cache of `context` rows; rolled back by number.
 
     Attributes:
         row_group: rows are computed so many at a time: a pass takes as long as if its last group were full.
+        heads: the heads that can run beside it, by kind.
     """
 
     context: int
     vocab_size: int
     near_tie_gap: float
     row_group: int
+    heads: Mapping[str, Head]
 
     def run(
         self,
@@ -167,6 +177,25 @@ class TargetSession(Protocol):
 
     def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
         """Like `run`, but only the cache is wanted: no exit, at most one row of logits."""
+
+    def guess(
+        self,
+        kind: str,
+        tokens: NDArray[np.int64],
+        start: int,
+        *,
+        noise: NDArray[np.float32] | None = None,
+        ledger: Ledger,
+    ) -> HeadGuesses:
+        """Run a head over the first `R` rows of the last pass, which stood at positions `start ..`.
+
+        Args:
+            kind: which of `heads`.
+            tokens: `[R]`, the token that follows each row.
+            start: the head's own caches are kept before it, and replaced behind.
+            noise: `[K, V]`, what competes with its logits; None for nothing.
+            ledger: where the time goes.
+        """
 
     def read_cache(self, num_rows: int) -> list[NDArray[Any]]:
         """Copies of the first rows of all caches, each `[1, heads, num_rows, size]`: keys and values by layer.

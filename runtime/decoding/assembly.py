@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from mirrorsd.runtime.decoding.auto import AutoSource
 from mirrorsd.runtime.decoding.draft_link import DraftLine
-from mirrorsd.runtime.decoding.lookup import FreeRows, Repeats
+from mirrorsd.runtime.decoding.head import HeadLink, HeadSource
+from mirrorsd.runtime.decoding.lookup import FreeRows, LookupSource, Repeats
 from mirrorsd.runtime.decoding.mirror import MirrorSource
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.serial import SerialSource
@@ -18,6 +19,19 @@ from mirrorsd.runtime.policy.roots import RootPlanner
 def plain_decoder(request: Request, target: TargetLine) -> StepDecoder:
     """Decodes without a draft."""
     return StepDecoder(request, target, FreeRows(request), "plain")
+
+
+def lookup_decoder(request: Request, target: TargetLine, known: Knowledge) -> StepDecoder:
+    """Decodes with windows from the text itself."""
+    request.windows = known.windows(request.speculation, is_sampling=request.chooser.is_sampling)
+    return StepDecoder(request, target, LookupSource(request, target.row_group), "lookup")
+
+
+def head_decoder(request: Request, target: TargetLine, head: HeadLink, known: Knowledge) -> StepDecoder:
+    """Decodes with windows from a head."""
+    is_sampling = request.chooser.is_sampling
+    request.windows = known.windows(request.speculation, is_sampling=is_sampling, head=head.kind)
+    return StepDecoder(request, target, HeadSource(request, head), head.kind)
 
 
 def decoder_with(

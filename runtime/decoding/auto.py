@@ -1,6 +1,5 @@
 """`auto`: takes every window from where it is worth most, be it the draft, the text itself or nowhere."""
 
-from collections.abc import Callable
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ from mirrorsd.runtime.decoding.lookup import FreeRows, Repeats
 from mirrorsd.runtime.decoding.mirror import MirrorSource
 from mirrorsd.runtime.decoding.request import StepRecord
 from mirrorsd.runtime.decoding.serial import SerialSource
-from mirrorsd.runtime.decoding.step import Beside, Found, InFlight
+from mirrorsd.runtime.decoding.step import Beside, Found, InFlight, ReadPrompt
 from mirrorsd.runtime.draft.tree import NO_TOKENS
 from mirrorsd.runtime.policy.account import Account, PairKnowledge
 
@@ -63,7 +62,7 @@ class AutoSource:
     def _is_overlapping(self) -> bool:
         return self._drafting is not self._serial
 
-    def start(self, read_prompt: Callable[[], None]) -> NDArray[np.int64]:
+    def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:
         """Both devices read the prompt at once; a first window only where drafting is expected to pay."""
         if self._draft.is_ready() and not self._draft.takes_turns:
             self._serial.post_prefill()

@@ -1,13 +1,11 @@
 """Windows that need no draft: how the text went on the last time that it stood as it does now."""
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.decoding.acceptance import Acceptance
 from mirrorsd.runtime.decoding.request import Request, StepRecord
-from mirrorsd.runtime.decoding.step import Found, InFlight
+from mirrorsd.runtime.decoding.step import Found, InFlight, ReadPrompt
 from mirrorsd.runtime.draft.tree import NO_TOKENS
 from mirrorsd.runtime.policy.repeats import RepeatedText, TextLookup
 
@@ -24,7 +22,7 @@ class FreeRows:
         self._request, self._row_group = request, row_group
         self._lookup = TextLookup()
 
-    def start(self, read_prompt: Callable[[], None]) -> NDArray[np.int64]:
+    def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:
         """See `WindowSource.start`."""
         read_prompt()
         return self.guess()
@@ -65,3 +63,42 @@ class Repeats:
         limit = request.window_limit(None if request.speculation.pad_rows_to else _LONGEST)
         count = windows.cut_repeat(self._text.reach(limit), least)
         return self._text.window(request.known_text, count) if count else None
+
+
+class LookupSource:
+    """Takes every window from the text itself, and drafts none: what fits into free rows, and more where it pays.
+
+    Where nobody knows what rows cost, windows are as long as they may be.
+    """
+
+    name = "lookup"
+
+    def __init__(self, request: Request, row_group: int) -> None:
+        self._request = request
+        most = row_group if request.windows is not None else 1 + request.gamma
+        self._repeats, self._free_rows = Repeats(request), FreeRows(request, most)
+
+    def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:
+        """See `WindowSource.start`."""
+        read_prompt()
+        return self._window()
+
+    def begin(self, inflight: InFlight) -> None:
+        """Nothing works beside the target."""
+
+    def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
+        """How the text went on the last time."""
+        window = self._window()
+        return Found(window, "text") if len(window) else Found()
+
+    def _window(self) -> NDArray[np.int64]:
+        repeat = self._repeats.offer(0.0)
+        return self._free_rows.guess() if repeat is None else repeat
+
+    def observe(self, step: StepRecord) -> None:
+        """What the text's speed makes of a row."""
+        if self._request.windows is not None:
+            self._request.windows.observe(step.num_window, step.num_accepted, step.own_seconds)
+
+    def close(self) -> None:
+        """Nothing is ever left running."""

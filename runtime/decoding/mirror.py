@@ -14,7 +14,7 @@ from mirrorsd.runtime.decoding.acceptance import Acceptance
 from mirrorsd.runtime.decoding.expansion import Expansion, Occasion
 from mirrorsd.runtime.decoding.request import StepRecord
 from mirrorsd.runtime.decoding.serial import SerialSource
-from mirrorsd.runtime.decoding.step import Found, InFlight
+from mirrorsd.runtime.decoding.step import Found, InFlight, ReadPrompt
 from mirrorsd.runtime.decoding.target_link import TargetLine
 from mirrorsd.runtime.draft.drafter import cut_window
 from mirrorsd.runtime.draft.tree import BranchTable, BranchWindow
@@ -89,7 +89,7 @@ class MirrorSource:
         self._clock = PassClock()
         self._pass: MirrorPass | None = None
 
-    def start(self, read_prompt: Callable[[], None]) -> NDArray[np.int64]:
+    def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:
         """See `SerialSource.start`."""
         return self._serial.start(read_prompt)
 

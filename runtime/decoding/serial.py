@@ -1,6 +1,5 @@
 """Serial decoding: draft, then verify; both devices take turns. The ablation of what overlapping brings."""
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -9,7 +8,7 @@ from numpy.typing import NDArray
 from mirrorsd.runtime.decoding.acceptance import Acceptance
 from mirrorsd.runtime.decoding.draft_link import DraftLine
 from mirrorsd.runtime.decoding.request import Request, StepRecord
-from mirrorsd.runtime.decoding.step import Found, InFlight
+from mirrorsd.runtime.decoding.step import Found, InFlight, ReadPrompt
 from mirrorsd.runtime.draft.tree import NO_TOKENS
 from mirrorsd.runtime.policy.windows import WindowOrder
 
@@ -30,7 +29,7 @@ class SerialSource:
         """What the draft is asked for now."""
         return WindowOrder(self.request.window_limit(), self.passes, self.request.windows)
 
-    def start(self, read_prompt: Callable[[], None]) -> NDArray[np.int64]:
+    def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:
         """Prefill target and draft at the same time; the first window is drafted meanwhile, if the draft is ready."""
         if self.draft.is_ready():
             self.post_prefill()

@@ -4,7 +4,6 @@ What varies is where the next window comes from: an object behind `WindowSource`
 it. The window in flight is the loop's only state besides the caches and the text.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from mirrorsd.runtime.backends.protocol import ExitGuesses, TargetOutput
 from mirrorsd.runtime.decoding.acceptance import Acceptance, accept_window
 from mirrorsd.runtime.decoding.request import Request, StepRecord
-from mirrorsd.runtime.decoding.target_link import TargetLine
+from mirrorsd.runtime.decoding.target_link import RowReader, TargetLine
 from mirrorsd.runtime.draft.tree import NO_TOKENS
 from mirrorsd.runtime.sampling.chooser import graph_choice
 
@@ -56,6 +55,13 @@ class Beside(Protocol):
         """The pass is over and verified. Runs on the scheduler's thread, as all of `WindowSource` does."""
 
 
+class ReadPrompt(Protocol):
+    """Has the target read the prompt, and `reader` what has been read."""
+
+    def __call__(self, reader: RowReader | None = None) -> None:
+        """Read it."""
+
+
 class WindowSource(Protocol):
     """Where the next window comes from.
 
@@ -65,7 +71,7 @@ class WindowSource(Protocol):
 
     name: str
 
-    def start(self, read_prompt: Callable[[], None]) -> NDArray[np.int64]:
+    def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:
         """Have the target read the prompt, and get ready meanwhile; the first window."""
 
     def begin(self, inflight: InFlight) -> Beside | None:
@@ -138,9 +144,9 @@ class StepDecoder:
         """Leave nothing running that belongs to this request."""
         self.source.close()
 
-    def _read_prompt(self) -> None:
+    def _read_prompt(self, reader: RowReader | None = None) -> None:
         """Let the target read the prompt; from here on time counts as decoding, the first drafting included."""
-        self.target.prefill(self.request)
+        self.target.prefill(self.request, reader)
         if not self.request.steps:  # reading again in the middle of a text is part of decoding it
             self.request.prefilled = self.request.ledger.now()
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.backends.protocol import ExitGuesses, TargetOutput, TargetSession
+from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, TargetOutput, TargetSession
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.devices.workers import DeviceWorker, Overdue, Ticket
 from mirrorsd.runtime.draft.tree import longest_common_prefix
@@ -18,6 +18,16 @@ _TERMINATE_S = 2.0
 """Seconds that a device has to end a pass when it is asked to."""
 
 
+class RowReader(Protocol):
+    """Reads what the target's passes leave behind of the prompt's rows."""
+
+    def num_read(self, tokens: NDArray[np.int64]) -> int:
+        """How many rows of a text it has read before; those behind them must pass through the target again."""
+
+    def read(self, start: int, stop: int) -> None:
+        """Rows `start .. stop - 1` have passed, and no other pass has begun since."""
+
+
 class TargetLine(Protocol):
     """What decoding asks of a target; see `TargetLink`, which is the one over a real device."""
 
@@ -25,7 +35,7 @@ class TargetLine(Protocol):
     near_tie_gap: float
     row_group: int
 
-    def prefill(self, request: Request) -> None:
+    def prefill(self, request: Request, reader: RowReader | None = None) -> None:
         """Feed all tokens but the last."""
 
     def submit(
@@ -59,10 +69,15 @@ class TargetLink:
         self._cached = np.zeros(session.context, dtype=np.int64)
         self._num_cached = 0
 
-    def prefill(self, request: Request) -> None:
-        """Feed all tokens but the last, in chunks, after the longest common prefix with what is cached already."""
+    def prefill(self, request: Request, reader: RowReader | None = None) -> None:
+        """Feed all tokens but the last, in chunks, after the longest common prefix with what is cached already.
+
+        What is cached and `reader` has not read is fed again.
+        """
         tokens = request.tokens[:-1]
         start = longest_common_prefix(self._cached[: self._num_cached], tokens)
+        if reader is not None:
+            start = min(start, reader.num_read(request.tokens))
         request.num_reused = start
         self._num_cached = start  # before the first row is written over: an interrupted chunk leaves anything behind
         while start < len(tokens):
@@ -72,7 +87,30 @@ class TargetLink:
             job = partial(self._session.prefill, chunk, start, ledger=request.ledger)
             self.result(request, self._worker.submit(job, request.ledger))
             self._remember(start, chunk)
+            if reader is not None:
+                reader.read(start, stop)
             start = stop
+
+    def guess(
+        self,
+        request: Request,
+        kind: str,
+        start: int,
+        tokens: NDArray[np.int64],
+        noise: NDArray[np.float32] | None,
+    ) -> HeadGuesses:
+        """Run a head over the first rows of the last pass, and wait: see `TargetSession.guess`.
+
+        Raises:
+            Cancelled: the request was cancelled meanwhile.
+            DeviceError: as `result`.
+        """
+        job = partial(self._session.guess, kind, tokens, start, noise=noise, ledger=request.ledger)
+        overdue = Overdue(request.speculation.target_deadline_s, self._session.terminate)
+        ticket = self._worker.perform(job, request.ledger, overdue)
+        found = self.result(request, ticket)
+        request.ledger.queued_s += ticket.queued_s
+        return found
 
     def submit(
         self,

@@ -87,7 +87,7 @@ def _target_need(manifest: Manifest, card: DeviceMap) -> MemoryNeed:
         device=device,
         weights=weights,
         copies=copies,
-        caches=_target_caches(entry),
+        caches=_target_caches(entry) + _head_caches(manifest),
         workspace=_work(entry),
     )
 
@@ -135,12 +135,19 @@ def _laid_out(entry: DraftEntry, card: DeviceMap) -> float:
 
 def cache_bytes(manifest: Manifest) -> int:
     """Most memory that one conversation's caches take, on both devices together."""
-    return _target_caches(manifest.target) + _draft_caches(manifest.draft)
+    return _target_caches(manifest.target) + _head_caches(manifest) + _draft_caches(manifest.draft)
 
 
 def _target_caches(entry: TargetEntry) -> int:
     shape = entry.shape
     return 2 * shape.num_layers * shape.num_kv_heads * entry.capacity * shape.head_dim * shape.bytes_per_number
+
+
+def _head_caches(manifest: Manifest) -> int:
+    """Those of all heads, as if one conversation used every one of them."""
+    target, shapes = manifest.target, [head.shape for head in manifest.heads]
+    per_row = sum(2 * shape.num_layers * shape.num_kv_heads * shape.head_dim for shape in shapes)
+    return per_row * target.capacity * target.shape.bytes_per_number
 
 
 def _draft_caches(entry: DraftEntry) -> int:

@@ -17,6 +17,7 @@ class Knowledge:
         root_scores: how likely roots are, for this pair.
         target_ms: what the target's pass takes, by rows; empty while nobody knows.
         lengths: what texts have taught about windows, by whether they are sampled.
+        lengths_of_heads: the same of windows that a head guesses, by its kind too.
         pairs: what texts have taught about drafting at all, by whether they are sampled.
     """
 
@@ -25,14 +26,20 @@ class Knowledge:
     lengths: dict[bool, LearnedLengths] = field(
         default_factory=lambda: {False: LearnedLengths(), True: LearnedLengths()}
     )
-
+    lengths_of_heads: dict[tuple[str, bool], LearnedLengths] = field(default_factory=dict)
     pairs: dict[bool, PairKnowledge] = field(default_factory=lambda: {False: PairKnowledge(), True: PairKnowledge()})
 
-    def windows(self, speculation: SpeculationConfig, *, is_sampling: bool) -> WindowLength | None:
-        """What cuts the windows of a request, if it wants that and the target's times are known."""
+    def windows(self, speculation: SpeculationConfig, *, is_sampling: bool, head: str = "") -> WindowLength | None:
+        """What cuts the windows of a request, if it wants that and the target's times are known.
+
+        They are the draft's windows, or those of a `head` of that kind.
+        """
         if not self.target_ms or speculation.window == "full":
             return None
         padded = speculation.pad_rows_to
         target_ms = ((1.0, interpolate(self.target_ms, padded)),) if padded else self.target_ms
         weights = self.root_scores.weights("draft", 0, is_sampling=is_sampling)
-        return WindowLength(target_ms, weights.accept, self.lengths[is_sampling])
+        learned = self.lengths[is_sampling]
+        if head:
+            learned = self.lengths_of_heads.setdefault((head, is_sampling), LearnedLengths())
+        return WindowLength(target_ms, weights.accept, learned)

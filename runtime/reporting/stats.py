@@ -43,8 +43,8 @@ class GenerationStats:
         repeat_rate: of the steps that wanted a next window, the share whose window was what the text had said before.
         draft_exposed_ms: mean time per step in which the target waited for the draft, the first window included.
         overlap: share of the draft's branch rounds (fallbacks apart) that lies inside the target's passes; 0 without.
-        step_ms: `prefix`, `exit`, `suffix`, `draft` (all rounds of a step), `verify` (reading and accepting), `host`
-            (everything in a step that is neither a device call nor waiting for the draft).
+        step_ms: `prefix`, `exit`, `suffix`, `draft` (all rounds of a step, or a head), `verify` (reading, accepting),
+            and `host`: everything in a step that is neither a device call nor waiting for the draft.
         near_ties: returned tokens whose runner-up was so close that another row count might have chosen it.
         near_tie_positions: their absolute positions.
         steps_by_method: how many steps each method ran (one method, unless `auto` chose).
@@ -192,13 +192,14 @@ def _step_times(steps: Sequence[StepRecord], ledger: Ledger) -> dict[str, float]
 
 def _split_step(step: StepRecord, part: dict[str, float]) -> dict[str, float]:
     target = {name.removeprefix("target."): s for name, s in part.items() if name.startswith("target.")}
+    head = target.pop("head", 0.0)  # the target's device runs it while the target waits
     busy = sum(target.values())
     exposed = part["host.exposed"]
     return {
         "prefix": target.get("prefix", 0.0) + sum(s for name, s in target.items() if name.startswith("middle")),
         "exit": target.get("exit", 0.0),
         "suffix": target.get("suffix", 0.0),
-        "draft": part["draft.expand"] + part["draft.fresh"],
+        "draft": part["draft.expand"] + part["draft.fresh"] + head,
         "verify": target.get("read", 0.0) + part["host.accept"],
         "host": max(0.0, step.ended - step.started - busy - exposed),
     }

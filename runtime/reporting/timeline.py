@@ -21,20 +21,21 @@ _MEANINGS = {
     "expand": "draft: what may come next, for each likely outcome",
     "fresh": "draft: asked while the target waits",
     "exposed": "the target waits for the draft",
+    "head": "a head guesses what comes next",
     "plain": "plain decoding: a token a pass, at its own speed",
 }
 """The legend, by kind of box."""
 _NAMES = {
     **{"prefix": "first layers", "exit": "early guess", "suffix": "other layers", "prefill": "reads the prompt"},
-    **{"expand": "guesses", "fresh": "asked", "exposed": "waits", "read": "takes the result"},
+    **{"expand": "guesses", "fresh": "asked", "exposed": "waits", "read": "takes the result", "head": "head"},
 }
 """What is written into a box."""
 _STYLE = """
 .m{--paper:#fff;--ink:#1c2733;--soft:#66727f;--line:#dde3e9;--step:#eef2f6;--prefix:#7ba3cf;--exit:#e0a243;
---suffix:#3d6ea5;--prefill:#aab4be;--read:#c9d1d9;--expand:#56a570;--fresh:#c8544f;--exposed:#f3c9c6;--plain:#b9c2cc}
+--suffix:#3d6ea5;--prefill:#aab4be;--read:#c9d1d9;--expand:#56a570;--fresh:#c8544f;--exposed:#f3c9c6;--plain:#b9c2cc;--head:#8b6fc0}
 @media(prefers-color-scheme:dark){.m{--paper:#12171d;--ink:#e8edf2;--soft:#93a0ad;--line:#2b343e;--step:#222b35;
 --prefix:#6f97c4;--exit:#d6993a;--suffix:#3f74b0;--prefill:#5c6772;--read:#46515c;--expand:#4a9a64;--fresh:#c8544f;
---exposed:#5d3634;--plain:#56616d}}
+--exposed:#5d3634;--plain:#56616d;--head:#7d62b2}}
 .m{background:var(--paper);font:12px system-ui,"Segoe UI",Helvetica,Arial,sans-serif}
 .m text{fill:var(--ink)}.m .soft{fill:var(--soft);font-size:11px}.m .on{fill:#fff;font-size:11px}
 .m .paper{fill:var(--paper)}.m .line{stroke:var(--line)}.m rect{rx:2px}

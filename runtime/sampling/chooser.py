@@ -138,6 +138,10 @@ class TokenChooser:
         for position in range(first_position, first_position + count):
             self._noise_at(position, vocab_size)
 
+    def be_heard(self) -> None:
+        """Draw noise over the whole vocabulary however the text is sampled: a head chooses its guesses by it."""
+        self.is_heard_by_draft, self._is_noisy = True, self.is_sampling
+
     def noise_source(self) -> NoiseSource | None:
         """Noise over the whole vocabulary, times the temperature, less penalties; None where there is neither.
 

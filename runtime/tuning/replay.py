@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.runtime.backends.protocol import ExitGuesses, RowBlock, TargetOutput, TipGuesses
 from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.decoding.target_link import RowReader
 from mirrorsd.runtime.devices.workers import Ticket
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 from mirrorsd.runtime.tuning.recording import RecordedText, Recording
@@ -154,7 +155,7 @@ class ReplayTarget:
         self._places = Places(text)
         self._exits = [(recording.layers.index(layer), layer) for layer in layers]
 
-    def prefill(self, request: Request) -> None:
+    def prefill(self, request: Request, reader: RowReader | None = None) -> None:
         """Nothing to do: the prompt's time is not replayed."""
 
     def serves_others(self, request: Request) -> bool:

@@ -64,6 +64,58 @@ def test_a_draft_and_its_baseline(
     assert "correction at" in capsys.readouterr().out
 
 
+def test_a_head_is_trained_and_reported_beside_others(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, work, output = str(trained / "target"), str(trained / "work"), tmp_path / "head"
+    command = ["train", "head", target, "-o", str(output), "--work", work, "--kind", "eagle3", *SIZES, *QUICK]
+    shape = (
+        "--taps",
+        "1,final",
+        "--guesses",
+        "3",
+        "--vocabulary",
+        "reduced",
+        "--tokens",
+        "50",
+        "--loss",
+        "kl=0.8,hard=0.2",
+    )
+    assert run([*command, *shape, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["kind"] == "eagle3"
+    assert len(found["agreement"]) == len(found["sampled"]["reaches"]) == 3
+    assert json.loads((trained / "work" / "eagle3_report.json").read_text(encoding="utf-8")) == found
+    assert json.loads((output / "config.json").read_text(encoding="utf-8"))["taps"] == [1, "final"]
+    assert run([*command, *shape]) == 2
+    assert "add --resume to go on" in capsys.readouterr().err
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"question_id": 1, "category": "story", "turns": ["A fox."]}) + "\n")
+    report = ["train", "report", target, "--prompts", str(prompts), "--whole"]
+    assert run([*report, "--head", str(output), "-o", str(tmp_path / "report.json")]) == 0
+    written = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert set(written["heads"]["head"]["greedy"]["by_task"]) == {"story"}
+    assert "tokens per step" in capsys.readouterr().out
+    assert run(report) == 2
+    assert "give --draft, --head or both" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (("--taps", "low"), "--taps is 'low'"),
+        (("--loss", "kl"), "--loss is 'kl'; expected shares"),
+        (("--kind", "serpent"), "kind is 'serpent'"),
+    ],
+)
+def test_a_head_that_cannot_be_is_refused(
+    wrong: tuple[str, str], words: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", "head", str(trained / "target"), "-o", str(tmp_path / "head"), "--work", str(tmp_path)]
+    assert run([*command, *(() if wrong[0] == "--kind" else ("--kind", "medusa")), *wrong]) == 2
+    assert words in capsys.readouterr().err
+
+
 def test_a_draft_from_a_small_model_on_documents_too(
     trained: Path, tiny_pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,7 @@ from mirrorsd.cli.input import options
 from mirrorsd.cli.input.prompt_file import Question, read_questions
 from mirrorsd.cli.output.console import add_row, note, print_json, print_table
 from mirrorsd.cli.output.machine import describe_machine, installed_versions
+from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:
     from mirrorsd.training.text.self_text import SelfText
@@ -20,13 +21,17 @@ _NEW_TOKENS = 128
 _SAMPLED_TEXTS = 24
 _TOKENS = 512
 
-Draft = Annotated[Path, typer.Option(help="Folder of the draft.", show_default=False)]
+Draft = Annotated[Path | None, typer.Option(help="Folder of the draft.", show_default=False)]
+Heads = Annotated[
+    list[Path] | None, typer.Option("--head", help="Folder of a drafting head; may be repeated.", show_default=False)
+]
 
 
 def report(
     target: shared.Target,
-    draft: Draft,
     prompts: Annotated[Path, typer.Option(help="Questions in Spec-Bench's form.", show_default=False)],
+    draft: Draft = None,
+    head: Heads = None,
     baseline: Annotated[Path | None, typer.Option(help="An s = 0 draft to compare with.")] = None,
     only: Annotated[
         str, typer.Option(help="Sections: agreement,windows,confirmed,misses,sampling.")
@@ -41,27 +46,44 @@ def report(
     """Report agreement, accepted windows, confirmed tokens, where the draft missed, and sampling with shared noise."""
     questions = _first_per_task(read_questions(prompts), per_task)
     checkpoint = shared.open_target(target, trained=0, tokens=_TOKENS, threads=threads, device=device)
-    check_speaks_like(target, [draft, *([baseline] if baseline else [])])
+    if draft is None and not head:
+        raise ConfigError("there is nothing to report on; give --draft, --head or both")
+    check_speaks_like(target, [folder for folder in (draft, baseline) if folder])
     model = shared.load_target(checkpoint)
     greedy, sampled = write_answers(model, checkpoint.folder, questions, checkpoint.eos_ids[0])
     if not whole:
         from mirrorsd.training.text.self_text import cut_before_loop
 
         greedy = {task: [cut_before_loop(text) for text in texts] for task, texts in greedy.items()}
-    from mirrorsd.training.reports.pair_report import report_pair
-
-    pair = load_pair(model, checkpoint.folder, draft, baseline)
-    sections = tuple(part.strip() for part in only.split(","))
-    found = {
+    found: dict[str, Any] = {
         "text": f"{len(questions)} questions of {prompts.name}, answered greedily by the target"
-        + ("" if whole else ", before loops begin"),
-        **report_pair(pair, greedy, sampled, sections=sections, show=lambda words: note(f"measured {words}")),
-        "machine": describe_machine(),
-        "versions": installed_versions(),
+        + ("" if whole else ", before loops begin")
     }
+    if draft is not None:
+        sections = tuple(part.strip() for part in only.split(","))
+        pair = load_pair(model, checkpoint.folder, draft, baseline)
+        found |= _report_draft(pair, greedy, sampled, sections)
+    found["heads"] = report_heads(model, head or [], greedy, sampled)
+    found |= {"machine": describe_machine(), "versions": installed_versions()}
     if output is not None:
         output.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     print_json(found) if as_json else print_report(found)
+
+
+def _report_draft(pair: Any, greedy: Any, sampled: list["SelfText"], sections: tuple[str, ...]) -> dict[str, Any]:
+    from mirrorsd.training.reports.pair_report import report_pair
+
+    return report_pair(pair, greedy, sampled, sections=sections, show=lambda words: note(f"measured {words}"))
+
+
+def report_heads(
+    model: Any, folders: list[Path], greedy: dict[str, list["SelfText"]], sampled: list["SelfText"]
+) -> dict[str, Any]:
+    """What drafting heads are worth, by the names of their folders."""
+    from mirrorsd.training.heads.head_folder import load_head
+    from mirrorsd.training.heads.head_report import report_head
+
+    return {folder.name: report_head(model, load_head(folder, model), greedy, sampled) for folder in folders}
 
 
 def check_speaks_like(target: Path, drafts: list[Path]) -> None:
@@ -137,6 +159,8 @@ def _first_per_task(questions: tuple[Question, ...], count: int | None) -> tuple
 
 def print_report(found: dict[str, Any]) -> None:
     """Show a report as tables."""
+    for of_head in found.get("heads", {}).values():
+        print_head_report(of_head)
     if "agreement" in found:
         shares = found["agreement"]
         streams = " / ".join(f"{share:.1%}" for share in shares["streams"])
@@ -159,6 +183,17 @@ def print_report(found: dict[str, Any]) -> None:
         accepted = found["sampling"]["accepted_per_window"]
         shown = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in accepted.items())
         print(f"accepted per window at temperature 1: {shown}")
+
+
+def print_head_report(found: dict[str, Any]) -> None:
+    """Show a head's report as a table."""
+    guesses = [str(number) for number in range(1, len(found["agreement"]) + 1)]
+    table = Table(f"{found['kind']}, {found['parameters'] / 1e6:.2f} M parameters: guess", *guesses, "tokens per step")
+    add_row(table, "right, told the text before it", *(f"{share:.1%}" for share in found["agreement"]), "")
+    for name, words in (("greedy", "right with all before it, T=0"), ("sampled", "the same at T=1, shared noise")):
+        of_text = found[name]
+        add_row(table, words, *(f"{share:.1%}" for share in of_text["reaches"]), f"{of_text['tokens_per_step']:.2f}")
+    print_table(table)
 
 
 def _window_table(windows: dict[str, Any]) -> Table:

@@ -18,12 +18,13 @@ from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import exit_contract, segment_contract
 from mirrorsd.graphs.errors import DeviceError, raised_as
-from mirrorsd.graphs.manifest import Exit, Segment, TargetEntry
+from mirrorsd.graphs.manifest import Exit, Head, Segment, TargetEntry
 from mirrorsd.runtime.backends.onnxruntime.errors import ONNX_ERRORS
+from mirrorsd.runtime.backends.onnxruntime.head import OnnxHead, OnnxHeads
 from mirrorsd.runtime.backends.onnxruntime.stage import OnnxDevice, OnnxStage, describe_stages
 from mirrorsd.runtime.backends.onnxruntime.tensors import Place, Tensor, host_scalar
 from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
-from mirrorsd.runtime.backends.protocol import ExitGuesses, TargetOutput
+from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, TargetOutput
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
 
@@ -41,17 +42,24 @@ class OnnxTargetModel:
     """The target's graphs, loaded once. Load it on the target worker's thread."""
 
     def __init__(
-        self, bundle: Path, entry: TargetEntry, placement: TargetPlacement, exits: OpenVinoExits | None = None
+        self,
+        bundle: Path,
+        entry: TargetEntry,
+        placement: TargetPlacement,
+        exits: OpenVinoExits | None = None,
+        heads: Sequence[Head] = (),
     ) -> None:
-        """Load the stages; `exits`, if given, stand in for the target's own."""
+        """Load the stages; `exits`, if given, stand in for the target's own. A head is loaded when it is asked."""
         self.entry, self.placement, self.exits_elsewhere = entry, placement, exits
+        self.heads = OnnxHeads(bundle, entry, heads)
         self.device = OnnxDevice(placement)
         dtype = entry.shape.dtype
         self.segments = [(s, self.device.open(bundle / s.file, dtype)) for s in entry.segments]
         own = () if exits else entry.exits
         self.exits = {e.layer: (e, self.device.open(bundle / e.file, dtype, is_exit=True)) for e in own}
         for s, stage in self.segments:
-            stage.check(segment_contract(entry.shape, s.name, first_layer=s.first_layer, end_layer=s.end_layer))
+            span = {"first_layer": s.first_layer, "end_layer": s.end_layer}
+            stage.check(segment_contract(entry.shape, s.name, taps=s.taps, **span))
         for e, stage in self.exits.values():
             stage.check(exit_contract(entry.shape, e.name, num_candidates=e.num_candidates))
 
@@ -80,7 +88,10 @@ class OnnxTarget:
         self._model = model
         self.row_group = entry.row_group if model.placement.provider == "CPUExecutionProvider" else 1
         self._cache = _make_cache(entry, model.device.place)
+        self.heads = model.heads.entries
         self._running: ort.RunOptions | None = None
+        self._last: _BoundPass | None = None
+        self._own_heads: dict[str, OnnxHead] = {}
         self._buffers = _RowBuffers(model.device.place)
         self._passes: dict[int, _BoundPass] = {}
         self._prefills: dict[int, _BoundPass] = {}
@@ -149,6 +160,25 @@ class OnnxTarget:
                 segment.start()
                 segment.finish(is_needed=segment is bound.segments[-1])
 
+    def guess(
+        self,
+        kind: str,
+        tokens: NDArray[np.int64],
+        start: int,
+        *,
+        noise: NDArray[np.float32] | None = None,
+        ledger: Ledger,
+    ) -> HeadGuesses:
+        """See `TargetSession.guess`."""
+        assert self._last is not None  # there was a pass: the caller has its rows
+        if kind not in self._own_heads:
+            self._own_heads[kind] = self._model.heads.new(kind, self._model.device)
+        head = self._own_heads[kind]
+        self._running = head.options
+        self._running.terminate = False
+        with ledger.time("target", "head"):
+            return head.run(self._last.taps, tokens, start, noise)
+
     def warm_up(self, num_rows: int) -> None:
         """Run once with 1 and with `num_rows` rows, so that the first request pays nothing."""
         for size in {1, num_rows}:
@@ -183,6 +213,8 @@ class OnnxTarget:
             for bound in passes.values():
                 bound.release()
             passes.clear()
+        self._last = None
+        self._own_heads.clear()
         self._buffers.clear()
         self._cache.clear()
 
@@ -196,7 +228,7 @@ class OnnxTarget:
             logit_rows = 1 if is_prefill else num_rows
             with raised_as(DeviceError, f"ONNX Runtime could not bind a pass of {num_rows} rows", ONNX_ERRORS):
                 bound = _BoundPass(self._model, self._cache, self._buffers, num_rows, logit_rows=logit_rows)
-        passes[num_rows] = bound
+        passes[num_rows] = self._last = bound
         self._running = bound.options
         self._running.terminate = False
         return bound
@@ -274,6 +306,7 @@ class _BoundPass:
         self.options = options = model.device.run_options(self._graph)
         self.segments: list[_BoundSegment] = []
         self.exits: dict[int, _BoundExit] = {}
+        self.taps: dict[int, Tensor] = {}
         hidden: Tensor | None = None
         for segment, stage in model.segments:
             if hidden is not None:
@@ -283,6 +316,11 @@ class _BoundPass:
             if segment is not model.segments[-1][0]:
                 hidden = buffers.rows(stage, output, (1, num_rows, shape.hidden_size), shape.dtype)
                 values[names.NEXT_HIDDEN] = hidden.value
+            for layer in segment.taps:
+                size = (1, num_rows, shape.hidden_size)
+                tap = hidden if layer == segment.end_layer else None
+                tap = tap or buffers.rows(stage, names.tap(layer), size, shape.dtype)
+                self.taps[layer], values[names.tap(layer)] = tap, tap.value
             bound = _BoundSegment(segment, stage, options, values, hidden)
             if place.copies_when_bound:
                 bound.copy_messages({name: value for name, value in values.items() if value.device_name() == "cpu"})

@@ -5,7 +5,7 @@ with the new ones behind them. The host keeps the buffers and copies the new row
 back by number here too. Exactness first: on a GPU the caches travel through host memory at every pass.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import DeviceError, raised_as
-from mirrorsd.graphs.manifest import Exit, Segment, TargetEntry
+from mirrorsd.graphs.manifest import Exit, Head, Segment, TargetEntry
 from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
 from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
-from mirrorsd.runtime.backends.protocol import ExitGuesses, TargetOutput
+from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, TargetOutput
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
 
@@ -31,9 +31,14 @@ class OpenVinoTargetModel:
     """The target's graphs, compiled once for every number of rows. Load it on the target worker's thread."""
 
     def __init__(
-        self, bundle: Path, entry: TargetEntry, placement: TargetPlacement, exits: OpenVinoExits | None = None
+        self,
+        bundle: Path,
+        entry: TargetEntry,
+        placement: TargetPlacement,
+        exits: OpenVinoExits | None = None,
+        heads: Sequence[Head] = (),
     ) -> None:
-        """Compile the stages; `exits`, if given, stand in for the target's own."""
+        """Compile the stages; `exits`, if given, stand in for the target's own. Heads do not run here."""
         self.entry, self.placement, self.exits_elsewhere = entry, placement, exits
         core = ov.Core()
         self.segments = [(s, _compile(core, bundle / s.file, entry.capacity, placement)) for s in entry.segments]
@@ -62,6 +67,7 @@ class OpenVinoTarget:
         self.context = entry.context
         self.vocab_size = entry.shape.vocab_size
         self.row_group = 1
+        self.heads: Mapping[str, Head] = {}
         self.near_tie_gap = _NEAR_TIE_GAPS.get(entry.shape.dtype, 5e-2)
         self._segments = [_SegmentRequest(*segment, entry) for segment in model.segments]
         self._exits_elsewhere = model.exits_elsewhere
@@ -102,6 +108,18 @@ class OpenVinoTarget:
         with ledger.time("target", "prefill"):
             for segment in self._segments:
                 rows = segment.run(rows, start, last_row)
+
+    def guess(
+        self,
+        kind: str,
+        tokens: NDArray[np.int64],
+        start: int,
+        *,
+        noise: NDArray[np.float32] | None = None,
+        ledger: Ledger,
+    ) -> HeadGuesses:
+        """See `TargetSession.guess`: it has no heads, so nobody asks."""
+        raise DeviceError("Heads run on ONNX Runtime; this device map's target runs on OpenVINO.")
 
     def warm_up(self, num_rows: int) -> None:
         """Run once with 1 and with `num_rows` rows, so that the first request pays nothing."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.runtime.backends import paced
 from mirrorsd.runtime.backends.fake import FakeDraft, FakeModel, FakeTarget
 from mirrorsd.runtime.backends.paced import PacedDraft, PacedDraftModel, PacedTarget, PacedTargetModel
-from mirrorsd.runtime.backends.protocol import RowBlock
+from mirrorsd.runtime.backends.protocol import HeadGuesses, RowBlock, TargetOutput
 from mirrorsd.runtime.ledger import Ledger
 
 PACE = Pace(target_ms=((1.0, 10.0), (8.0, 17.0)), draft_ms=((1.0, 5.0),), exit_ms=2.0, transfer_ms=1.0)
@@ -65,6 +66,26 @@ def test_paced_target_takes_its_time_and_books_it(now: Callable[[], float]) -> N
     assert arrived == [pytest.approx(0.008)]
     assert [span.name for span in ledger.spans] == ["prefix", "exit", "suffix"]
     assert [span.seconds for span in ledger.spans] == pytest.approx([0.006, 0.002, 0.006])
+
+
+def test_a_head_is_slowed_as_the_pass_before_it_was(now: Callable[[], float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass of one row takes 2 ms where the pace has 10, and the head takes 1: at that pace it takes 5."""
+
+    class Timed(FakeTarget):
+        def run(self, *arguments: Any, **options: Any) -> TargetOutput:
+            paced.time.sleep(0.002)
+            return super().run(*arguments, **options)
+
+        def guess(self, *arguments: Any, **options: Any) -> HeadGuesses:
+            paced.time.sleep(0.001)
+            return HeadGuesses(np.zeros((1, 1), np.int64), np.zeros((1, 1), np.float32))
+
+    target = PacedTarget(Timed(lambda text: np.arange(4.0), vocab_size=4), PACE, num_layers=2)
+    target.run(np.array([1]), 0, with_logits=False, ledger=Ledger())
+    started, ledger = now(), Ledger()
+    target.guess("medusa", np.array([3]), 0, ledger=ledger)
+    assert now() - started == pytest.approx(0.005)
+    assert [span.name for span in ledger.spans] == ["head"]
 
 
 def test_paced_draft_takes_its_time(now: Callable[[], float]) -> None:

@@ -1,6 +1,14 @@
 """The stage contracts, on the sizes of a small model."""
 
-from mirrorsd.graphs import DraftShape, TargetShape, draft_contract, exit_contract, segment_contract
+from mirrorsd.graphs import (
+    DraftShape,
+    HeadShape,
+    TargetShape,
+    draft_contract,
+    exit_contract,
+    head_contract,
+    segment_contract,
+)
 
 TARGET = TargetShape(num_layers=4, hidden_size=64, vocab_size=100, num_kv_heads=2, head_dim=16, dtype="float16")
 DRAFT = DraftShape(num_layers=2, vocab_size=100, num_kv_heads=1, head_dim=8, num_streams=3, num_candidates=5)
@@ -54,3 +62,36 @@ def test_draft_tips_hold_main_and_streams() -> None:
     assert {spec.name: spec.shape for spec in contract.inputs}["mask"] == (1, 1, "N", "C+N")
     assert contract.outputs[-1].name == "new_value.1"
     assert contract.outputs[-1].shape == (1, 1, "N", 8)
+
+
+def test_segments_give_the_taps_behind_their_layers_and_nothing_else() -> None:
+    """A tap at a border is the segment's hidden state itself; 5 is behind the final norm of four layers."""
+    taps = (1, 2, 3, 4, 5)
+    spans = {"prefix": (0, 2), "middle": (2, 3), "suffix": (3, 4)}
+    found = {
+        name: [
+            spec.name
+            for spec in segment_contract(TARGET, name, first_layer=first, end_layer=end, taps=taps).outputs
+            if spec.name.startswith("tap")
+        ]
+        for name, (first, end) in spans.items()
+    }
+    assert found == {"prefix": ["tap.1"], "middle": [], "suffix": ["tap.4", "tap.5"]}
+    bare, tapped = (segment_contract(TARGET, "suffix", first_layer=3, end_layer=4, taps=some) for some in ((), (1, 2)))
+    assert bare == tapped
+
+
+def test_a_head_takes_taps_tokens_and_noise_and_gives_a_chain() -> None:
+    shape = HeadShape(taps=(1, 5), length=3, num_candidates=2, num_layers=1, num_kv_heads=2, head_dim=8)
+    contract = head_contract(TARGET, shape, "head-eagle3")
+    assert {spec.name: spec.shape for spec in contract.inputs} == {
+        "tap.1": (1, "S", 64),
+        "tap.5": (1, "S", 64),
+        "tokens": (1, "R"),
+        "start": (1,),
+        "noise": (3, 100),
+        "past_key.0": (1, 2, "C", 8),
+        "past_value.0": (1, 2, "C", 8),
+    }
+    assert [spec.name for spec in contract.outputs] == ["ids", "logprobs", "present_key.0", "present_value.0"]
+    assert contract.outputs[0].shape == (3, 2)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from mirrorsd.graphs import names
-from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.graphs.bundle_files import describe_file, read_bundle
+from mirrorsd.graphs.contract import HeadShape
 from mirrorsd.graphs.errors import BundleError
-from mirrorsd.graphs.manifest import DraftAccuracy, Manifest, QualityEntry, WeightStorage, with_checksum
+from mirrorsd.graphs.manifest import DraftAccuracy, Head, Manifest, QualityEntry, WeightStorage, with_checksum
 
 HOSTILE = (
     -5,
@@ -41,9 +42,22 @@ def whole_bundle(bundle: Path) -> Path:
     storage = WeightStorage(
         layers="int8", head="int8", embedding="fp32", block_size=32, is_symmetric=True, rounding="nearest"
     )
+    (bundle / "target/head-eagle3.onnx").write_bytes(b"a head")
+    head = Head(
+        kind="eagle3",
+        file="target/head-eagle3.onnx",
+        source=replace(manifest.draft.source, name="tiny-head"),
+        shape=HeadShape(taps=(1, 3), length=4, num_candidates=2, num_layers=1, num_kv_heads=1, head_dim=4),
+        vocabulary="reduced",
+        num_tokens=20,
+    )
+    prefix, suffix = manifest.target.segments
+    segments = (replace(prefix, taps=(1,)), replace(suffix, taps=(3,)))
     whole = replace(
         manifest,
-        target=replace(manifest.target, storage=storage, spare_rows=7, row_group=2),
+        target=replace(manifest.target, storage=storage, spare_rows=7, row_group=2, segments=segments),
+        heads=(head,),
+        files={**manifest.files, head.file: describe_file(bundle / head.file)},
         tokens=replace(manifest.tokens, bos_id=1, pad_id=2),
         draft_accuracy=DraftAccuracy(
             scheme="int8", agreement=(0.9,), accepted_before=2.0, accepted_after=1.9, num_windows=9, num_positions=9
@@ -99,7 +113,7 @@ def test_any_field_with_any_hostile_value_is_read_as_it_is_or_refused(whole_bund
                 manifest = read_edited(whole_bundle, place, value)
             except BundleError as error:
                 refused += 1
-                assert len(str(error)) < 6000
+                assert len(str(error)) < 6500
                 continue
             expected = json.loads(before)
             edit(expected, place, value)
@@ -146,6 +160,24 @@ def test_a_value_that_cannot_be_is_named_with_what_is_allowed(
 ) -> None:
     with pytest.raises(BundleError, match=f"manifest.json: .*{words}.*Export the bundle again"):
         read_edited(bundle, place, value)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (("heads", 0, "kind"), "oracle", r"heads\[0\].kind is 'oracle'; allowed: medusa, hydra, eagle3, block"),
+        (("heads", 0, "shape", "taps"), [1, 4], r"heads\[0\].shape.taps is 4; allowed: 1 to 3"),
+        (("heads", 0, "shape", "taps"), [], r"heads\[0\].shape.taps is \[\]; allowed: one layer or more"),
+        (("heads", 0, "shape", "length"), 32, r"heads\[0\].shape.length is 32; allowed: 1 to 31"),
+        (("heads", 0, "shape", "num_candidates"), 21, "num_candidates is 21; allowed: 1 to 20"),
+        (("heads", 0, "file"), "target/suffix.onnx", "a file of its own for every stage"),
+        (("target", "segments", 1, "taps"), [2], r"segments\[1\].taps is \[2\]; allowed: \[3\], which the heads read"),
+        (("heads",), [], r"segments\[0\].taps is \[1\]; allowed: \[\], which the heads read"),
+    ],
+)
+def test_a_head_that_cannot_be_is_named(whole_bundle: Path, place: Place, value: object, words: str) -> None:
+    with pytest.raises(BundleError, match=f"manifest.json: .*{words}"):
+        read_edited(whole_bundle, place, value)
 
 
 def test_an_edited_manifest_is_refused_even_if_its_values_could_be(bundle: Path) -> None:

@@ -73,3 +73,28 @@ def test_a_last_token_needs_no_guess(make_bench: Make) -> None:
     expected = bench.decode(PROMPT, "plain", max_new_tokens=7)
     assert bench.decode(PROMPT, "auto", max_new_tokens=7) == expected
     assert len(bench.last_request.tokens) == len(PROMPT) + 7
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.05, "seed": 5}])
+@pytest.mark.parametrize("handler", [_loop, None])
+def test_lookup_by_itself_changes_no_token_and_saves_passes_where_a_text_repeats_itself(
+    make_bench: Make, sampling: dict[str, Any], handler: Any
+) -> None:
+    bench = make_bench(hit_rate=0.0, **({"target_handler": handler} if handler else {}))
+    expected = bench.decode(PROMPT, "plain", max_new_tokens=100, **sampling)
+    num_drafted = bench.draft.num_passes
+    bench.target.num_passes = 0
+    assert bench.decode(PROMPT, "lookup", max_new_tokens=100, **sampling) == expected
+    assert bench.draft.num_passes == num_drafted, "no draft is asked"
+    assert bench.target.num_passes < (25 if handler else 100)
+    assert {step.method for step in bench.last_request.steps} == {"lookup"}
+    assert {step.next_source for step in bench.last_request.steps} <= {"text", "none"}
+
+
+def test_lookup_verifies_less_where_rows_are_known_to_cost_much(make_bench: Make) -> None:
+    """A pass of n rows takes n times as long: a token that is not sure costs more than it brings."""
+    bench = make_bench(hit_rate=0.0)
+    bench.engine.known.target_ms = ((1.0, 1.0), (32.0, 32.0))
+    expected = bench.decode(PROMPT, "plain", max_new_tokens=100)
+    assert bench.decode(PROMPT, "lookup", max_new_tokens=100) == expected
+    assert np.mean([step.num_window for step in bench.last_request.steps]) < 0.5

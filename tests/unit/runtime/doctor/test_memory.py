@@ -1,5 +1,6 @@
 """What a bundle is expected to need, and what is free, by device."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,10 @@ import pytest
 from mirrorsd.cli.commands.machine import doctor
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
-from mirrorsd.graphs.manifest import FileEntry, Manifest
+from mirrorsd.graphs.contract import HeadShape
+from mirrorsd.graphs.manifest import FileEntry, Head, Manifest
 from mirrorsd.runtime.doctor import memory
-from mirrorsd.runtime.doctor.memory import SYSTEM, free_memory, memory_needs
+from mirrorsd.runtime.doctor.memory import SYSTEM, cache_bytes, free_memory, memory_needs
 
 
 @pytest.fixture
@@ -31,6 +33,17 @@ def test_parts_are_counted_where_they_live(manifest: Manifest) -> None:
     # The NPU computes these fp32 weights in 16 bits.
     assert (draft.weights, draft.copies) == (50, 100)
     assert draft.total == 150 + 2 * 1 * 64 * 4 * 4 + draft.workspace
+
+
+def test_caches_of_heads_count_with_the_targets(manifest: Manifest) -> None:
+    """Keys and values of two layers, one head of width 4, 64 rows of four bytes."""
+    shape = HeadShape(taps=(1,), length=4, num_candidates=1, num_layers=2, num_kv_heads=1, head_dim=4)
+    source = manifest.draft.source
+    head = Head(kind="block", file="x", source=source, shape=shape, vocabulary="own", num_tokens=32)
+    headed = replace(manifest, heads=(head,))
+    assert cache_bytes(headed) - cache_bytes(manifest) == 2 * 2 * 1 * 4 * 64 * 4
+    needs = [memory_needs(one, load_device_map("cpu"))[1].caches for one in (headed, manifest)]
+    assert needs[0] - needs[1] == 2 * 2 * 1 * 4 * 64 * 4
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,78 @@
+"""Heads of random numbers for the tiny target, of every kind, as folders."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from mirrorsd.families.heads import HeadConfig, HeadNetwork, build_head
+
+SIZES: Any = {
+    "length": 3, "hidden_size": 64, "vocab_size": 300, "num_logits": 300, "num_heads": 4, "num_kv_heads": 2,
+    "head_dim": 16, "intermediate_size": 96, "max_positions": 512,
+}  # fmt: skip
+MEDUSA = HeadConfig(head_kind="medusa", taps=("final",), **SIZES)
+HYDRA = HeadConfig(head_kind="hydra", taps=("final",), vocabulary="low-rank", head_rank=32, **SIZES)
+EAGLE3 = HeadConfig(
+    head_kind="eagle3",
+    taps=(1, 2, 3),
+    num_layers=1,
+    vocabulary="reduced",
+    **{**SIZES, "length": 2, "num_logits": 200},
+)
+BLOCK = HeadConfig(head_kind="block", taps=(1, 3), num_layers=1, link="gated", link_rank=8, **SIZES)
+HEADS = {"medusa": MEDUSA, "eagle3": EAGLE3}
+"""One that remembers nothing, and one with a cache."""
+OTHERS = {
+    "medusa": replace(MEDUSA, vocabulary="own", depth=2),
+    "hydra": replace(HYDRA, num_layers=1),
+    "eagle3": replace(
+        EAGLE3, taps=(1, 2, 4), length=3, vocabulary="shared", num_logits=300, tap_norm="each", feeds_norm=True
+    ),
+    "block": BLOCK,
+}
+"""Every kind, with other switches."""
+
+
+def random_network(config: HeadConfig) -> HeadNetwork:
+    """A head whose guesses are anything."""
+    torch.manual_seed(11)
+    network = build_head(config)
+    for name, weight in network.named_parameters():
+        if not name.endswith("norm.weight"):
+            torch.nn.init.normal_(weight, std=0.2)
+    if network.lm_head.map is not None:
+        network.lm_head.map.copy_(torch.arange(config.num_logits) + 50)
+    return network
+
+
+def save_head(config: HeadConfig, folder: Path, network: HeadNetwork | None = None) -> Path:
+    """Write a head's folder, without what it borrows."""
+    folder.mkdir(parents=True)
+    config.write(folder)
+    state = (network or random_network(config)).state_dict()
+    own = {name: tensor.contiguous() for name, tensor in state.items() if name not in config.borrowed}
+    save_file(own, folder / "model.safetensors")
+    return folder
+
+
+def fitted_medusa(target: Path, text: list[int]) -> HeadNetwork:
+    """Medusa heads that have learned one text by heart: on it, and nowhere else, they are right."""
+    from transformers import LlamaForCausalLM
+
+    network, model = build_head(MEDUSA), LlamaForCausalLM.from_pretrained(target)
+    with torch.no_grad():
+        features = model(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0]
+    tips = torch.arange(len(text) - 1 - MEDUSA.length)
+    wanted = tips[:, None] + 2 + torch.arange(MEDUSA.length)
+    labels = torch.tensor(text)[wanted].flatten()
+    optimizer = torch.optim.Adam(network.heads.parameters(), lr=0.02)
+    for _ in range(150):
+        states = torch.stack([head(features[tips]) for head in network.heads], dim=1)
+        loss = torch.nn.functional.cross_entropy(model.lm_head(states).flatten(0, 1), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return network

@@ -1,0 +1,95 @@
+"""A head's folder: whom it was made for, what is refused, and heads that others published."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from random_heads import EAGLE3, MEDUSA, random_network, save_head
+from safetensors.torch import save_file
+
+from mirrorsd.export.checkpoints.head import open_head, open_heads
+from mirrorsd.families.heads import HeadConfig
+from mirrorsd.graphs.errors import ConfigError, ExportError
+
+SIZES = {"hidden_size": 64, "vocab_size": 300, "num_hidden_layers": 4}
+TARGET: Any = SimpleNamespace(folder=Path("the-target"), config=SIZES)
+PUBLISHED = json.loads((Path(__file__).parents[2] / "families" / "published_heads.json").read_text(encoding="utf-8"))
+
+
+def test_a_head_is_what_its_folder_says(tmp_path: Path) -> None:
+    head = open_head(save_head(EAGLE3, tmp_path / "head"), TARGET)
+    assert head.entry.kind == "eagle3"
+    assert head.entry.file == "target/head-eagle3.onnx"
+    assert head.shape.taps == (1, 2, 3)
+    assert (head.shape.num_layers, head.shape.num_kv_heads, head.shape.head_dim) == (1, 2, 16)
+    assert head.entry.num_tokens == 200
+    assert open_head(save_head(MEDUSA, tmp_path / "other"), TARGET).shape.taps == (5,), "behind the final norm"
+
+
+def test_what_a_head_borrows_is_the_targets_own_parameter(tmp_path: Path) -> None:
+    config = replace(EAGLE3, vocabulary="shared", num_logits=300)
+    embedding, lm_head = (torch.nn.Parameter(torch.zeros(300, 64)) for _ in range(2))
+    network = open_head(save_head(config, tmp_path / "head"), TARGET).network(embedding, lm_head, torch.float32)
+    assert network.embed_tokens.weight is embedding
+    assert network.lm_head.weight is lm_head
+    own = random_network(config).state_dict()["fc.weight"]
+    torch.testing.assert_close(network.state_dict()["fc.weight"], own)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (replace(MEDUSA, hidden_size=32), "a target with hidden_size 32; the-target has 64"),
+        (replace(MEDUSA, vocab_size=301, num_logits=301), "a target with vocab_size 301; the-target has 300"),
+        (replace(EAGLE3, taps=(1, 2, 9)), "after 9 layers; a target of 4 layers gives those after 1 to 4, and 'final'"),
+        (replace(EAGLE3, taps=(0, 2, 3)), "after 0 layers"),
+        (replace(MEDUSA, length=32), "guesses 32 tokens; a window has at most 31"),
+    ],
+)
+def test_a_head_of_another_target_is_refused(tmp_path: Path, config: HeadConfig, words: str) -> None:
+    with pytest.raises(ExportError, match=words):
+        open_head(save_head(config, tmp_path / "head"), TARGET)
+
+
+def test_two_heads_of_a_kind_are_refused(tmp_path: Path) -> None:
+    folders = tuple(str(save_head(MEDUSA, tmp_path / name)) for name in "ab")
+    with pytest.raises(ExportError, match="two heads are of the kind 'medusa'"):
+        open_heads(folders, TARGET)
+
+
+def test_damaged_folders_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        open_head(tmp_path, TARGET)
+    folder = save_head(MEDUSA, tmp_path / "head")
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:-10])
+    with pytest.raises(ExportError, match="is truncated"):
+        open_head(folder, TARGET)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ExportError, match=r"has no model\.safetensors: train it again"):
+        open_head(folder, TARGET)
+    save_file({"heads.0.0.linear.weight": torch.zeros(3, 3)}, folder / "model.safetensors")
+    weights = (torch.nn.Parameter(torch.zeros(300, 64)),) * 2
+    with pytest.raises(ExportError, match=r"do not belong together .*Missing key.*size mismatch for heads\.0\.0"):
+        open_head(folder, TARGET).network(*weights, torch.float32)
+
+
+@pytest.mark.parametrize("case", PUBLISHED.values(), ids=PUBLISHED)
+def test_a_published_head_is_read_from_its_folder(tmp_path: Path, case: dict[str, Any]) -> None:
+    """How it guesses is tested beside the conversion; here, that files of that form become a head of this target."""
+    (tmp_path / "config.json").write_text(json.dumps(case["config"]), encoding="utf-8")
+    tensors = {name: torch.full(shape, 0.5) for name, shape in case["tensors"].items()}
+    maps = {"d2t": torch.arange(20), "t2d": torch.arange(40) % 2 == 0} if case["has_d2t"] else {}
+    save_file({**tensors, **maps}, tmp_path / "model.safetensors")
+    layer = case["config"]["transformer_layer_config"]
+    sizes = {"hidden_size": layer["hidden_size"], "vocab_size": layer["vocab_size"], "num_hidden_layers": 12}
+    target: Any = SimpleNamespace(folder=Path("the-target"), config=sizes)
+    head = open_head(tmp_path, target)
+    embedding, lm_head = (torch.nn.Parameter(torch.zeros(sizes["vocab_size"], sizes["hidden_size"])) for _ in "ab")
+    network = head.network(embedding, lm_head, torch.float32)
+    assert head.entry.kind == network.config.head_kind in ("eagle3", "block")
+    assert max(head.shape.taps) <= 12
