@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -142,7 +142,8 @@ def _shares(weights: Tensor) -> Tensor:
 def target_rows(target: PreTrainedModel, ids: Tensor) -> HeadRows:
     """What the target's head reads for a text `[B,S]`."""
     parts = parts_of(target)
-    hidden = target.get_decoder()(ids, use_cache=False).last_hidden_state
+    decoder: Any = cast(Any, target).get_decoder()
+    hidden = decoder(ids, use_cache=False).last_hidden_state
     return HeadRows(hidden, parts.lm_head.weight, parts.logit_scale)
 
 

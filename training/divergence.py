@@ -55,6 +55,7 @@ class Distance(NamedTuple):
     is_best: Tensor
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def distance(target: HeadRows, student: HeadRows, weights: Tensor, wanted: Wanted) -> Distance:
     """Compare the student's rows with the target's, at temperature 1.
 
@@ -104,7 +105,7 @@ class _Weighted(torch.autograd.Function):
         return (mixed * weights).sum(), soft, hard, is_best
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> Any:
         to_rows, to_head = ctx.saved_tensors
         return gradient * to_rows, gradient * to_head, None, None, None, None
 
@@ -134,8 +135,8 @@ class _Pair(NamedTuple):
     @classmethod
     def of(cls, by_target: Tensor, by_student: Tensor) -> _Pair:
         """From logits `[n, V]`."""
-        logs = [torch.log_softmax(logits, -1) for logits in (by_target, by_student)]
-        return cls(*logs, *(log.exp() for log in logs), by_target.argmax(-1, keepdim=True))
+        target_log, student_log = torch.log_softmax(by_target, -1), torch.log_softmax(by_student, -1)
+        return cls(target_log, student_log, target_log.exp(), student_log.exp(), by_target.argmax(-1, keepdim=True))
 
     def distances(self, wanted: Wanted) -> tuple[Tensor, Tensor, Tensor]:
         """`soft`, `hard` and `is_best` of each row."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from safetensors import safe_open
@@ -94,7 +95,8 @@ def exit_losses(target: PreTrainedModel, adapters: nn.ModuleDict, ids: Tensor) -
     """Return, per exit layer, KL(target || exit) on `ids [B,S]`."""
     parts = parts_of(target)
     with torch.no_grad():
-        outputs = target.get_decoder()(ids, use_cache=False, output_hidden_states=True)
+        decoder: Any = cast(Any, target).get_decoder()
+        outputs = decoder(ids, use_cache=False, output_hidden_states=True)
     by_target = HeadRows(outputs.last_hidden_state, parts.lm_head.weight, parts.logit_scale)
     share = torch.full(ids.shape, 1 / ids.numel(), device=ids.device)
     losses = {}

@@ -49,7 +49,7 @@ def bench(
     bundle: options.Bundle,
     questions: Questions,
     out: Out,
-    methods: options.Methods = options.ALL_METHODS,
+    methods: options.Methods = options.DRAFT_METHODS,
     temperature: Temperature = 0.0,
     seed: Seed = 0,
     runs: Annotated[int, typer.Option(help="How often every question is asked.", min=1)] = 3,

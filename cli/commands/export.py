@@ -40,6 +40,10 @@ BlockSize = Annotated[
 Asymmetric = Annotated[
     bool | None, typer.Option("--asymmetric/--symmetric", help="Integer weights with zero points; int4 has them.")
 ]
+Heads = Annotated[
+    list[str] | None,
+    typer.Option(help="A head of the target: a folder or a name on the hub; may be repeated.", show_default=False),
+]
 
 
 def export(
@@ -67,10 +71,7 @@ def export(
     draft_noise: options.DraftNoise = "auto",
     context: Annotated[int | None, typer.Option(help="Longest text in tokens; at most 2048 without it.")] = None,
     device_map: CompileFor = None,
-    head: Annotated[
-        list[str] | None,
-        typer.Option(help="A head of the target: a folder or a name on the hub; may be repeated.", show_default=False),
-    ] = None,
+    head: Heads = None,
     accept_error: options.AcceptError = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a bundle that is there.")] = False,
     as_json: options.AsJson = False,

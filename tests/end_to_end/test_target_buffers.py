@@ -9,7 +9,8 @@ import pytest
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.runtime.backends.onnxruntime import stage as onnx_session
-from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel, _BoundPass
+from mirrorsd.runtime.backends.onnxruntime.bound_pass import BoundPass
+from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
 from mirrorsd.runtime.backends.onnxruntime.tensors import Place
 from mirrorsd.runtime.ledger import Ledger
 
@@ -62,14 +63,14 @@ def test_prompts_of_any_length_leave_the_bindings_of_decoding(session: OnnxTarge
 
 def test_the_binding_not_used_for_longest_goes(session: OnnxTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mirrorsd.runtime.backends.onnxruntime.target._MOST_PASSES", 3)
-    released: list[_BoundPass] = []
-    release = _BoundPass.release
+    released: list[BoundPass] = []
+    release = BoundPass.release
 
-    def spy(bound: _BoundPass) -> None:
+    def spy(bound: BoundPass) -> None:
         released.append(bound)
         release(bound)
 
-    monkeypatch.setattr(_BoundPass, "release", spy)
+    monkeypatch.setattr(BoundPass, "release", spy)
     tokens = np.random.default_rng(3).integers(0, session.vocab_size, 8)
     for size in (1, 2, 3, 1, 4, 1, 5):
         logits(session, tokens[:size])

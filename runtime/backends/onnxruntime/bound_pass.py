@@ -1,0 +1,225 @@
+"""One pass of the target, bound for one number of rows: inputs, outputs and caches where the device has them.
+
+Owns: the bindings, what they write to, and their order. Does not own: which passes a session keeps (`target.py`).
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from mirrorsd.graphs import names
+from mirrorsd.graphs.errors import DeviceError, raised_as
+from mirrorsd.graphs.manifest import Exit, Segment, TargetEntry
+from mirrorsd.runtime.backends.onnxruntime.errors import ONNX_ERRORS
+from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage
+from mirrorsd.runtime.backends.onnxruntime.tensors import Place, Tensor, host_scalar
+from mirrorsd.runtime.backends.protocol import TargetOutput
+from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
+
+if TYPE_CHECKING:
+    from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
+
+_LEAST_ROWS = 32
+"""Rows that a buffer has at least: memory of the host that no pass has touched takes no room."""
+
+
+class RowBuffers:
+    """What a session's passes write to, by stage and output: few rows are the first of many.
+
+    So nothing of a pass may be read after the next one has begun.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._whole: dict[tuple[str, str], Tensor] = {}
+
+    def rows(self, stage: OnnxStage, output: str, shape: tuple[int, int, int], dtype: str) -> Tensor:
+        """Memory for an output `[1, rows, width]`."""
+        key, (_, num_rows, width) = (stage.name, output), shape
+        if key not in self._whole or self._whole[key].value.shape()[1] < num_rows:
+            size = max(_LEAST_ROWS, 1 << (num_rows - 1).bit_length())
+            self._whole[key] = self._place.tensor((1, size, width), dtype)
+        return self._place.first_rows(self._whole[key], num_rows, stage.session, output)
+
+    def clear(self) -> None:
+        """Let go of them."""
+        self._whole.clear()
+
+
+class BoundPass:
+    """All stages bound for one number of rows; captured as graphs where the device does that, prefill never."""
+
+    def __init__(
+        self,
+        model: "OnnxTargetModel",
+        cache: dict[str, ort.OrtValue],
+        buffers: RowBuffers,
+        num_rows: int,
+        *,
+        logit_rows: int,
+    ) -> None:
+        shape, place = model.entry.shape, model.device.place
+        self._ids = place.message((1, num_rows), "int64")
+        self._seqlens_k = place.message((1,), "int32")
+        self._last_row = np.zeros(1, dtype=np.int32)
+        self._total_length, total_length = host_scalar()
+        rows = place.message((logit_rows,), "int64")
+        rows.write(np.arange(num_rows - logit_rows, num_rows))
+        self._argmax_ids = place.message((1, logit_rows), "int64")
+        self._argmax_gap = place.message((1, logit_rows), "float32")
+        last_stage = model.segments[-1][1]
+        logits_shape = (1, logit_rows, shape.vocab_size)
+        self._logits = buffers.rows(last_stage, names.LOGITS, logits_shape, shape.logits_dtype)
+        self._best, self._logits_dtype = model.device.best_logits, shape.logits_dtype
+        captures = model.device.captures and logit_rows == num_rows
+        self._graph = model.device.next_graph() if captures else None
+        # A captured graph keeps the length it was captured with: the whole capacity holds for every pass.
+        self._fixed_length = model.entry.capacity if captures else None
+        self._spare_rows = model.entry.spare_rows
+        values = {
+            names.INPUT_IDS: self._ids.value,
+            names.SEQLENS_K: self._seqlens_k.value,
+            names.TOTAL_LENGTH: total_length,
+            names.LOGIT_ROWS: rows.value,
+            names.LOGITS: self._logits.value,
+            names.ARGMAX_IDS: self._argmax_ids.value,
+            names.ARGMAX_GAP: self._argmax_gap.value,
+            **cache,
+        }
+        self._bind(model, values, buffers, num_rows)
+
+    def _bind(
+        self, model: "OnnxTargetModel", values: dict[str, ort.OrtValue], buffers: RowBuffers, num_rows: int
+    ) -> None:
+        shape, place = model.entry.shape, model.device.place
+        self.options = options = model.device.run_options(self._graph)
+        self.segments: list[BoundSegment] = []
+        self.exits: dict[int, _BoundExit] = {}
+        self.taps: dict[int, Tensor] = {}
+        hidden: Tensor | None = None
+        for segment, stage in model.segments:
+            if hidden is not None:
+                values[names.HIDDEN] = hidden.value
+            output = names.HIDDEN if hidden is None else names.NEXT_HIDDEN
+            hidden = None
+            if segment is not model.segments[-1][0]:
+                hidden = buffers.rows(stage, output, (1, num_rows, shape.hidden_size), shape.dtype)
+                values[names.NEXT_HIDDEN] = hidden.value
+            for layer in segment.taps:
+                size = (1, num_rows, shape.hidden_size)
+                tap = hidden if layer == segment.end_layer else None
+                tap = tap or buffers.rows(stage, names.tap(layer), size, shape.dtype)
+                self.taps[layer], values[names.tap(layer)] = tap, tap.value
+            bound = BoundSegment(segment, stage, options, values, hidden)
+            if place.copies_when_bound:
+                bound.copy_messages({name: value for name, value in values.items() if value.device_name() == "cpu"})
+            self.segments.append(bound)
+            if hidden is not None and segment.end_layer in model.exits:
+                entry, exit_stage = model.exits[segment.end_layer]
+                self.exits[segment.end_layer] = _BoundExit(entry, exit_stage, options, place, hidden.value)
+
+    def write(self, tokens: NDArray[np.int64], start: int) -> None:
+        """Set this pass's rows and how many cache rows there are after it."""
+        total = start + len(tokens) + self._spare_rows
+        self._ids.write(tokens[None])
+        self._last_row[0] = total - 1
+        self._seqlens_k.write(self._last_row)
+        self._total_length[()] = self._fixed_length or total
+
+    def read(self, num_rows: int, *, with_logits: bool | ShortlistFilter) -> TargetOutput:
+        """The answer of the first `num_rows`; logits are copied from a device only if they are wanted.
+
+        Where all that a filter keeps is among the best, these alone are.
+        """
+        ids, gaps = self._argmax_ids.read()[0, :num_rows], self._argmax_gap.read()[0, :num_rows]
+        if isinstance(with_logits, ShortlistFilter) and self._best is not None:
+            short_rows = self._best.read(self._logits.value, self._logits_dtype, with_logits, num_rows)
+            if short_rows is not None:
+                return TargetOutput(ids, gaps, None, short_rows)
+        return TargetOutput(ids, gaps, self._logits.read()[0, :num_rows] if with_logits else None)
+
+    def release(self) -> None:
+        """Forget the captured graphs, before what they point at goes."""
+        for stage in (*(bound.stage for bound in self.segments), *(bound.stage for bound in self.exits.values())):
+            stage.release(self._graph)
+
+
+class BoundSegment:
+    """One segment's stage with everything bound."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        stage: OnnxStage,
+        options: ort.RunOptions,
+        values: dict[str, ort.OrtValue],
+        hidden: Tensor | None,
+    ) -> None:
+        self.name, self.end_layer, self.stage, self.hidden = segment.name, segment.end_layer, stage, hidden
+        self._options, self._binding = options, stage.session.io_binding()
+        self._messages: dict[str, ort.OrtValue] = {}
+        for spec in stage.session.get_inputs():
+            self._binding.bind_ortvalue_input(spec.name, values[spec.name])
+        for spec in stage.session.get_outputs():
+            name = names.NEXT_HIDDEN if spec.name == names.HIDDEN else spec.name
+            self._binding.bind_ortvalue_output(spec.name, values[name])
+
+    def copy_messages(self, values: dict[str, ort.OrtValue]) -> None:
+        """Bind those inputs again before every run: that is what copies them from the host."""
+        self._messages = {
+            spec.name: values[spec.name] for spec in self.stage.session.get_inputs() if spec.name in values
+        }
+
+    def start(self) -> None:
+        """Have the device begin, where it takes work without waiting for it."""
+        if self.stage.is_queued:
+            self.stage.run(self._binding, self._options)
+
+    def finish(self, *, is_needed: bool) -> None:
+        """Compute, or wait for what has started if it is needed now."""
+        if self.stage.is_queued:
+            if is_needed:
+                self.stage.wait(self._binding)
+            return
+        with raised_as(DeviceError, f"ONNX Runtime could not copy the inputs of {self.name}", ONNX_ERRORS):
+            for name, value in self._messages.items():
+                self._binding.bind_ortvalue_input(name, value)
+        self.stage.run(self._binding, self._options)
+
+
+class _BoundExit:
+    """One exit's stage with everything bound."""
+
+    def __init__(
+        self, entry: Exit, stage: OnnxStage, options: ort.RunOptions, place: Place, hidden: ort.OrtValue
+    ) -> None:
+        self.stage, self._options = stage, options
+        shape = (1, hidden.shape()[1], entry.num_candidates)
+        self._ids: Tensor = place.message(shape, "int64")
+        self._logprobs: Tensor = place.message(shape, "float32")
+        self._binding = stage.session.io_binding()
+        self._binding.bind_ortvalue_input(names.HIDDEN, hidden)
+        self._binding.bind_ortvalue_output(names.EXIT_IDS, self._ids.value)
+        self._binding.bind_ortvalue_output(names.EXIT_LOGPROBS, self._logprobs.value)
+
+    def run(self) -> None:
+        self.stage.run(self._binding, self._options)
+        if self.stage.is_queued:
+            self.stage.wait(self._binding)
+
+    def read(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Copies of ids and log-probabilities: the draft worker reads them while the next pass may be running."""
+        return self._ids.read()[0].copy(), self._logprobs.read()[0].copy()
+
+
+def make_cache(entry: TargetEntry, place: Place) -> dict[str, ort.OrtValue]:
+    """Share-buffer caches: `past_*` and `present_*` of a layer are one value of `capacity` rows."""
+    shape = (1, entry.shape.num_kv_heads, entry.capacity, entry.shape.head_dim)
+    cache: dict[str, ort.OrtValue] = {}
+    for layer in range(entry.shape.num_layers):
+        key, value = (place.tensor(shape, entry.shape.dtype).value for _ in range(2))
+        cache[names.past_key(layer)] = cache[names.present_key(layer)] = key
+        cache[names.past_value(layer)] = cache[names.present_value(layer)] = value
+    return cache
