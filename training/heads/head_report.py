@@ -155,8 +155,8 @@ class _Shares:
         """Count `right [T, K]`, whose row `i` has `T - i` tokens of text left."""
         left = torch.arange(len(right), 0, -1, device=right.device)[:, None]
         is_inside = left > torch.arange(right.shape[1], device=right.device)
-        self._hits += (right & is_inside).sum(0).cpu()
-        self._rows += is_inside.sum(0).cpu()
+        self._hits += (right & is_inside).sum(0)
+        self._rows += is_inside.sum(0)
 
     def means(self) -> list[float]:
         """The shares."""
