@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ __all__ = [
     "draft_from_layers",
     "draft_from_model",
     "draft_from_scratch",
+    "low_rank_head",
 ]
 
 _HEAD_DIM = 64
@@ -118,15 +119,24 @@ def draft_from_layers(
         taken |= {new + name[len(old) :]: weight for name, weight in whole.items() if name.startswith(old)}
     head = whole["lm_head.weight"].float()
     if head_rank:
-        taken |= _low_rank_head(head, head_rank) | {"model.norm.norm.weight": whole["model.norm.weight"]}
+        halves = low_rank_head(head, head_rank)
+        taken |= {"lm_head.weight": halves.up, "model.norm.down.weight": halves.down}
+        taken["model.norm.norm.weight"] = whole["model.norm.weight"]
     base.load_state_dict(taken)
     return StreamingDraft(base, **streams._asdict())
 
 
-def _low_rank_head(head: Tensor, rank: int) -> dict[str, Tensor]:
+class LowRankHead(NamedTuple):
+    """The halves of a head: `down [rank, H]`, then `up [V, rank]`."""
+
+    down: Tensor
+    up: Tensor
+
+
+def low_rank_head(head: Tensor, rank: int) -> LowRankHead:
     """The two halves whose product is as near to `head` `[V, H]` as any of that rank: its main directions."""
     directions = torch.linalg.eigh(head.T @ head).eigenvectors[:, -rank:]
-    return {"lm_head.weight": head @ directions, "model.norm.down.weight": directions.T.contiguous()}
+    return LowRankHead(directions.T.contiguous(), head @ directions)
 
 
 def check_layers(layers: tuple[int, ...], num_layers: int, model_type: str) -> None:

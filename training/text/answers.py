@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from mirrorsd.training.text.self_prompts import chat_prompt
 from mirrorsd.training.text.self_text import SelfText, SelfTextConfig, generate_batch
 
-__all__ = ["answer", "sample"]
+__all__ = ["answer", "continue_sampled", "sample"]
 
 
 def answer(
@@ -55,11 +55,22 @@ def sample(
     target: PreTrainedModel, tokenizer: Any, questions: Sequence[str], end: int, max_new_tokens: int
 ) -> list[SelfText]:
     """Answer single questions at temperature 1."""
+    return continue_sampled(
+        target,
+        [_prompt(tokenizer, [{"role": "user", "content": question}]) for question in questions],
+        end,
+        max_new_tokens,
+    )
+
+
+def continue_sampled(
+    target: PreTrainedModel, prompts: Sequence[list[int]], end: int, max_new_tokens: int
+) -> list[SelfText]:
+    """Continue prompts, given as token ids, at temperature 1; those that do not fit into the context are left out."""
     config = SelfTextConfig(end=end, max_new_tokens=max_new_tokens, temperatures=(1.0,))
-    prompts = [_prompt(tokenizer, [{"role": "user", "content": question}]) for question in questions]
-    prompts = [prompt for prompt in prompts if _fits(target, prompt)]
-    written = generate_batch(target, prompts, torch.ones(len(prompts)), config) if prompts else []
-    return [SelfText(text, len(prompt), 1.0) for text, prompt in zip(written, prompts, strict=True)]
+    fitting = [prompt for prompt in prompts if _fits(target, prompt)]
+    written = generate_batch(target, fitting, torch.ones(len(fitting)), config) if fitting else []
+    return [SelfText(text, len(prompt), 1.0) for text, prompt in zip(written, fitting, strict=True)]
 
 
 def _prompt(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:

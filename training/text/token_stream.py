@@ -44,6 +44,11 @@ class TokenStream:
     def __len__(self) -> int:
         return len(self._tokens)
 
+    @property
+    def tokens(self) -> NDArray[np.uint16 | np.uint32]:
+        """All of them, one behind the other."""
+        return self._tokens
+
     def take(self, sequences: int, length: int) -> torch.Tensor:
         """Return the next `[sequences, length + 1]` token ids (int64).
 
@@ -91,6 +96,11 @@ class MixedStream:
         """Mix `1 - share` of `first` with `share` of `second`, rounded to whole sequences."""
         self._streams = {"first": first, "second": second}
         self._share = share
+
+    @property
+    def tokens(self) -> NDArray[np.uint16 | np.uint32]:
+        """All of the first stream's, then all of the second's."""
+        return np.concatenate([stream.tokens for stream in self._streams.values()])
 
     def take(self, sequences: int, length: int) -> torch.Tensor:
         """Return the next `[sequences, length + 1]` token ids (int64): the first stream's, then the second's.

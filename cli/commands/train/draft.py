@@ -124,12 +124,12 @@ def draft(
     """Train a streaming draft: the target writes text, the draft learns its distributions, the result is measured."""
     from mirrorsd.training.distill_draft import DistillConfig
 
-    _check_output(output)
+    check_output(output)
     weights: Any = {"stream_weight": stream_weight, "argmax_weight": argmax_weight, "prompt_weight": prompt_weight}
     rows: dict[str, Any] = {"streams_from": streams_from, "tip_share": tip_share, "sequences": batch, "length": length}
     rows |= {"is_compiled": compile_loss, "trains_embedding": train_embedding, "loss": distance}
     loss = DistillConfig(**weights, **rows, rate=rate, streams_only=streams_only)
-    config = _run_config(work, (seconds, deadline, baseline), (save_every, report_every, count_cpu))
+    config = run_config(work, (seconds, deadline, baseline), (save_every, report_every, count_cpu))
     sizes: Any = {"hidden": hidden, "layers": layers, "stream_layers": stream_layers, "stream_rank": stream_rank}
     sizes |= {"link_rank": link_rank, "source": from_model, "from_layers": read_layers(from_layers)}
     plan = DraftPlan(**sizes, head_rank=head_rank, streams_only=streams_only)
@@ -142,7 +142,7 @@ def draft(
     (print_json if as_json else print_report)(measure_drafts(model, output, runs[1][2] if baseline else None, work))
 
 
-def _check_output(folder: Path) -> None:
+def check_output(folder: Path) -> None:
     """Refuse to write the draft over something else."""
     from mirrorsd.training.models.model_folder import check_replaceable
 
@@ -159,15 +159,15 @@ def _train_all(
     """Train the draft, and its baseline if `runs` has one; return the target."""
     works, source, document_share = given
     config, loss = how
-    model, documents = _open_target_and_text(checkpoint, source, works[0], document_share)
+    model, documents = open_target_and_text(checkpoint, source, works[0], document_share)
     for name, num_streams, folder in runs:
-        text = _training_text(works, documents, document_share)
+        text = training_text(works, documents, document_share)
         places = (checkpoint.folder, works[0], folder)
         _train(model, plan.make(model, num_streams), text, places, (replace(config, out=works[0] / name), loss))
     return model
 
 
-def _open_target_and_text(checkpoint: Any, source: shared.TextSource, work: Path, document_share: float) -> Any:
+def open_target_and_text(checkpoint: Any, source: shared.TextSource, work: Path, document_share: float) -> Any:
     """The target, once it has written its text, and the corpus's documents if some are wanted."""
     documents = shared.open_documents(checkpoint, source) if document_share else None
     model = shared.load_target(checkpoint)
@@ -262,7 +262,7 @@ def read_layers(text: str | None) -> tuple[int, ...]:
         raise ConfigError(f"--from-layers is {text!r}; expected numbers of layers, such as 0,1,2,27,28,29") from error
 
 
-def _run_config(work: Path, budget: tuple[float, float | None, bool], notes: tuple[float, int, bool]) -> "RunConfig":
+def run_config(work: Path, budget: tuple[float, float | None, bool], notes: tuple[float, int, bool]) -> "RunConfig":
     """When a training ends (seconds, deadline, has a baseline), what it notes when, and whose seconds count."""
     from mirrorsd.training.run.timed_run import RunConfig
 
@@ -285,13 +285,13 @@ def _schedule(seconds: float, deadline: float | None, has_baseline: bool) -> "Wa
     return WarmStableDecay(budget_s=seconds, decay_s=seconds / 3)
 
 
-def _training_text(works: list[Path], documents: Any, share: float) -> Any:
+def training_text(works: list[Path], documents: Any, share: float) -> Any:
     """What the target wrote, mixed with documents if there are any."""
     from mirrorsd.training.text.token_stream import MixedStream
 
     if share == 1:
         return documents
-    text = _open_text(*(work / shared.TEXT_FOLDER for work in works))
+    text = open_text(*(work / shared.TEXT_FOLDER for work in works))
     return text if documents is None else MixedStream(text, documents, share)
 
 
@@ -305,7 +305,7 @@ def _train(model: Any, draft: Any, text: Any, places: tuple[Path, Path, Path], h
     target, work, folder = places
     config, loss = how
     with training_bar(f"training {config.out.name}") as show:
-        distill_draft(model, draft, (text, _open_text(work / shared.HELD_BACK_FOLDER)), config, loss, show)
+        distill_draft(model, draft, (text, open_text(work / shared.HELD_BACK_FOLDER)), config, loss, show)
     if (config.out / LOSSES_FILE).is_file():
         plot_losses(config.out / LOSSES_FILE, config.out / "losses.png")
     with finished_folder(folder) as partial:
@@ -314,7 +314,7 @@ def _train(model: Any, draft: Any, text: Any, places: tuple[Path, Path, Path], h
     note(f"wrote {folder}; losses in {config.out}")
 
 
-def _open_text(*folders: Path) -> Any:
+def open_text(*folders: Path) -> Any:
     """Read what the target wrote, the greater part of its loops left out: they teach nothing new."""
     from mirrorsd.training.text.self_text import cut_before_loop
     from mirrorsd.training.text.text_folder import join_texts, load_texts, mark_own

@@ -1,0 +1,115 @@
+"""Block drafts: all guesses in one pass over a block of rows (DFlash, arXiv 2602.06036; DSpark, arXiv 2607.05147).
+
+The target's features of every row, projected, give each layer its keys and values. The block behind a tip is the known
+token and rows of an unknown one; its rows see the tip's past and each other. A link then tells each guess which token
+was chosen before its own: a `gated` residual as streams have (`mirrorsd.families.stream_link`), or the `markov` table
+of DSpark, whose logits `W1[token before] W2` add to the head's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from .attending import FeatureRows
+from .choice import Listener
+from .config import HeadConfig
+from .layer import HeadLayer, Norm, Rotary
+from .network import HeadNetwork
+
+
+class GatedLink(nn.Module):
+    """`state + up silu(down state + last e + earlier e')`; `e`, `e'` embed the two tokens before the guess."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        width, hidden, rank = config.state_width, config.hidden_size, config.link_rank
+        self.down = nn.Linear(width, rank, bias=False)
+        self.last = nn.Linear(hidden, rank, bias=False)
+        self.earlier = nn.Linear(hidden, rank, bias=False)
+        self.norm = Norm(hidden, config.rms_norm_eps)
+        self.up = nn.Linear(rank, width, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, state: Tensor, last: Tensor, earlier: Tensor) -> Tensor:
+        """Correct `state [..., w]` by two embeddings `[..., H]`."""
+        inner = self.down(state) + self.last(self.norm(last)) + self.earlier(self.norm(earlier))
+        return state + self.up(silu(inner))
+
+
+class BlockNetwork(HeadNetwork):
+    """Layers over a block of rows, with the features as their past."""
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__(config)
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.fc = nn.Linear(len(config.taps) * hidden, hidden, bias=False)
+        if config.tap_norm == "each":
+            self.fc_norm = nn.ModuleList(Norm(hidden, eps) for _ in config.taps)
+        self.hidden_norm = Norm(hidden, eps)
+        self.layers = nn.ModuleList(HeadLayer(config) for _ in range(config.num_layers))
+        self.norm = Norm(hidden, eps)
+        self.rotary = Rotary(config)
+        self.num_rows = config.length + (0 if config.samples_anchor else 1)
+        if config.mask_token is None:
+            self.unknown = nn.Parameter(torch.randn(hidden) * 0.02)
+        if config.link == "gated":
+            self.link = GatedLink(config)
+        elif config.link == "markov":
+            self.table = nn.Embedding(config.vocab_size, config.link_rank)
+
+    def read(self, rows: FeatureRows) -> Tensor | None:
+        """Leave keys and values of the features in every layer."""
+        features = rows.features
+        if self.config.tap_norm == "each":
+            taps = features.chunk(len(self.fc_norm), dim=-1)
+            features = torch.cat([norm(tap) for norm, tap in zip(self.fc_norm, taps, strict=True)], dim=-1)
+        projected, angles = self.hidden_norm(self.fc(features)), self.rotary(rows.positions)
+        rows.new.extend(layer.keys_and_values(projected, angles) for layer in self.layers)
+        return None
+
+    def guess(self, rows: FeatureRows, states: Tensor | None, listener: Listener) -> None:
+        """Pass the blocks of all tips, and tell the guesses at once, or one by one along the link."""
+        token = rows.tokens.index_select(1, rows.tips)
+        bare = self.lm_head.states(self._pass(rows, token))
+        if self.config.link == "none":
+            listener.all_at_once(bare)
+            return
+        listener.prepare(bare)
+        earlier = token
+        for guess in range(self.config.length):
+            told = listener.one(guess, self._linked(bare[:, :, guess], token, earlier, is_first=guess == 0))
+            token, earlier = told, token
+
+    def _pass(self, rows: FeatureRows, token: Tensor) -> Tensor:
+        """Hidden states `[B, T, K, H]` behind the norm."""
+        batch, num_tips, block = *token.shape, self.num_rows
+        known = self.embed_tokens(token)[:, :, None]
+        hidden = torch.cat((known, self._unknown().expand(batch, num_tips, block - 1, -1)), dim=2)
+        hidden = hidden.reshape(batch, num_tips * block, -1)
+        ahead = torch.arange(1, block + 1, device=token.device)
+        angles = self.rotary((rows.places_of_tips[:, None] + ahead).flatten())
+        for number, layer in enumerate(self.layers):
+            normed = layer.input_layernorm(hidden)
+            heads = (layer.queries(normed, angles), *layer.keys_and_values(normed, angles))
+            queries, keys, values = (part.unflatten(2, (num_tips, block)) for part in heads)
+            attended = rows.attend_at_tips(number, queries, (keys, values))
+            hidden = layer.finish(hidden, attended.flatten(2, 3))
+        normed = self.norm(hidden).unflatten(1, (num_tips, block))
+        return normed[:, :, block - self.config.length :]
+
+    def _unknown(self) -> Tensor:
+        if self.config.mask_token is None:
+            return self.unknown
+        return self.embed_tokens.weight[self.config.mask_token]
+
+    def _linked(self, state: Tensor, last: Tensor, earlier: Tensor, *, is_first: bool) -> Tensor:
+        """What a guess is once it knows the tokens before its own; the first one's block begins with that token."""
+        if self.config.link == "markov":
+            return torch.cat((state, self.table(last).to(state.dtype)), dim=-1)
+        if is_first:
+            return state
+        embedded = (self.embed_tokens(token).to(state.dtype) for token in (last, earlier))
+        linked: Tensor = self.link(state, *embedded)
+        return linked

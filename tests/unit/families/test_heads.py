@@ -1,0 +1,134 @@
+"""Every kind of head guesses the same with caches, row by row, as over a whole text; its config is checked."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mirrorsd.families.heads import HeadChain, HeadConfig, HeadNetwork, build_head
+from mirrorsd.families.heads.attending import FeatureRows
+from mirrorsd.families.heads.choice import Choice
+from mirrorsd.graphs.errors import ConfigError
+
+VOCAB, HIDDEN, LENGTH = 50, 32, 3
+SIZES: Any = {
+    "length": LENGTH, "hidden_size": HIDDEN, "vocab_size": VOCAB, "num_logits": VOCAB, "num_heads": 4,
+    "num_kv_heads": 2, "head_dim": 8, "intermediate_size": 48, "max_positions": 64,
+}  # fmt: skip
+MEDUSA = HeadConfig(head_kind="medusa", taps=("final",), depth=2, **SIZES)
+HYDRA = HeadConfig(head_kind="hydra", taps=("final",), vocabulary="low-rank", head_rank=8, **SIZES)
+EAGLE3 = HeadConfig(head_kind="eagle3", taps=(1, 2, 3), num_layers=2, tap_norm="each", **SIZES)
+BLOCK = HeadConfig(head_kind="block", taps=(1, 3), num_layers=2, qk_norm=True, **SIZES)
+HEADS = {
+    "medusa": MEDUSA,
+    "medusa, own vocabularies": replace(MEDUSA, vocabulary="own"),
+    "hydra": HYDRA,
+    "hydra behind a layer": replace(HYDRA, num_layers=1, depth=2),
+    "eagle3": EAGLE3,
+    "eagle3, fewer tokens": replace(EAGLE3, vocabulary="reduced", num_logits=20, feeds_norm=True, tap_norm="joined"),
+    "eagle3, projected": replace(EAGLE3, joins="projection", taps=(4,), tap_norm="none", norm_before_residual=True),
+    "block": BLOCK,
+    "block with a gated link": replace(BLOCK, link="gated", link_rank=4, tap_norm="each"),
+    "block with a Markov link": replace(BLOCK, link="markov", link_rank=4, mask_token=9, samples_anchor=False),
+}
+
+
+def random_head(config: HeadConfig) -> HeadNetwork:
+    torch.manual_seed(3)
+    network = build_head(config)
+    for weight in network.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    if network.lm_head.map is not None:
+        network.lm_head.map.copy_(torch.arange(config.num_logits) * 2 + 1)
+    return network
+
+
+def random_text(config: HeadConfig) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    features = torch.randn(1, 12, len(config.taps) * HIDDEN, generator=generator)
+    return features, torch.randint(0, VOCAB, (1, 12), generator=generator)
+
+
+@pytest.mark.parametrize("config", HEADS.values(), ids=HEADS)
+@torch.no_grad()
+def test_rows_in_three_passes_guess_like_the_whole_text(config: HeadConfig) -> None:
+    network, (features, tokens) = random_head(config), random_text(config)
+    noise = torch.randn(LENGTH, config.num_logits)
+    tips = torch.tensor([4, 6, 11])
+    whole = Choice(network.lm_head, noise, num_candidates=4)
+    network.unroll(FeatureRows(features, tokens, tips, torch.tensor([0])), whole)
+    chain, capacity = HeadChain(network, num_candidates=4), 16
+    layers, kv_heads, width = config.cache_shape
+    caches = [torch.full((1, kv_heads, capacity, width), 9.0) for _ in range(2 * layers)]
+    spans = [(0, 5), (5, 7), (7, 12)]
+    for tip, (begin, end) in enumerate(spans):
+        padding = torch.zeros(1, 2, features.shape[2]), torch.zeros(1, 2, dtype=torch.long)
+        given = torch.cat((features[:, begin:end], padding[0]), 1), torch.cat((tokens[:, begin:end], padding[1]), 1)
+        start, last = torch.tensor([begin]), torch.tensor([end - begin - 1])
+        ids, logprobs, *new = chain(*given, start, last, noise, *caches)
+        assert torch.equal(ids, whole.ids[tip])
+        torch.testing.assert_close(logprobs, whole.logprobs[tip], rtol=1e-4, atol=1e-4)
+        filled = chain.fill(*given, start, *caches)
+        for cache, rows, same in zip(caches, new, filled, strict=True):
+            torch.testing.assert_close(rows, same)
+            cache[:, :, begin : begin + rows.shape[2]] = rows
+
+
+@pytest.mark.parametrize("config", [HYDRA, EAGLE3, replace(BLOCK, link="gated", link_rank=4)], ids=str)
+@torch.no_grad()
+def test_a_guess_depends_on_the_token_guessed_before_it(config: HeadConfig) -> None:
+    network, (features, tokens) = random_head(config), random_text(config)
+    found = []
+    for favoured in (7, 8):
+        noise = torch.zeros(LENGTH, VOCAB)
+        noise[0, favoured] = 1e4
+        choice = Choice(network.lm_head, noise)
+        network.unroll(FeatureRows(features, tokens, torch.tensor([11]), torch.tensor([0])), choice)
+        assert choice.ids[0, 0, 0] == favoured
+        found.append(choice.logprobs[0, 1, 0])
+    assert found[0] != found[1]
+
+
+def test_a_head_folder_keeps_its_config(tmp_path: Path) -> None:
+    for config in HEADS.values():
+        config.write(tmp_path)
+        assert HeadConfig.read(tmp_path) == config
+
+
+def test_what_is_borrowed_follows_from_kind_and_vocabulary() -> None:
+    assert MEDUSA.borrowed == ("lm_head.weight",)
+    assert HYDRA.borrowed == ("embed_tokens.weight",)
+    assert EAGLE3.borrowed == ("embed_tokens.weight", "lm_head.weight")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"head_kind": "medea"}, "head_kind is 'medea'; allowed: medusa, hydra, eagle3, block"),
+        ({"taps": (3, "first")}, "taps are"),
+        ({"taps": (1, 2)}, "reads one tap"),
+        ({"vocabulary": "low-rank"}, "head_rank=0; a low-rank one has a rank"),
+        ({"num_logits": 20}, "names 20 of 50 tokens"),
+        ({"length": 0}, "length is 0; it must be at least 1"),
+        ({"link": "gated"}, "link_rank=0"),
+        ({"num_kv_heads": 3}, "4 query heads for 3"),
+        ({"head_kind": "eagle3", "num_layers": 0}, "must be at least 1"),
+    ],
+)
+def test_a_config_that_no_head_has_is_refused(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        replace(MEDUSA, **wrong)
+
+
+def test_a_folder_without_a_heads_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected the folder of a drafting head"):
+        HeadConfig.read(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ConfigError, match="it has no 'head_kind'"):
+        HeadConfig.read(tmp_path)
+    (tmp_path / "config.json").write_text('{"head_kind": "medusa", "colour": 1}')
+    with pytest.raises(ConfigError, match="does not know: colour"):
+        HeadConfig.read(tmp_path)

@@ -1,0 +1,188 @@
+"""What a head is before it is trained: its sizes for a target, and weights that begin as the target's where they can.
+
+Owns: the defaults of each kind. Does not own: training (`head_training.py`), the networks (`mirrorsd.families.heads`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from mirrorsd.families import DecoderParts, parts_of
+from mirrorsd.families.heads import HeadConfig, HeadNetwork, build_head
+from mirrorsd.families.heads.config import FINAL
+from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.training.draft_shape import low_rank_head
+from mirrorsd.training.heads.features import check_taps
+from mirrorsd.training.heads.head_folder import lend
+
+__all__ = ["HeadPlan", "default_taps", "frequent_tokens", "make_head"]
+
+_SEED = 22
+_LENGTHS = {"medusa": 4, "hydra": 4, "eagle3": 5, "block": 7}
+_LAYERS = {"medusa": 0, "hydra": 0, "eagle3": 1, "block": 2}
+_LINK_RANK = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadPlan:
+    """What is asked for; None or 0 stands for the kind's default.
+
+    `num_layers` 0 is a Hydra head without its layer. `link_rank` -1 is the default of a block, 0 no link.
+    """
+
+    kind: str
+    taps: tuple[int | str, ...] = ()
+    length: int = 0
+    vocabulary: str = "shared"
+    head_rank: int = 128
+    num_logits: int = 16384
+    depth: int = 1
+    num_layers: int | None = None
+    link_rank: int = -1
+
+    def __post_init__(self) -> None:
+        if self.kind not in _LENGTHS:
+            raise ConfigError(f"a head's kind is {self.kind!r}; allowed: {', '.join(_LENGTHS)}")
+
+    def config(self, target: PreTrainedModel) -> HeadConfig:
+        """Return the config of such a head for `target`.
+
+        Raises:
+            ConfigError: Nothing that a head can be, or a target whose head over the vocabulary cannot be shared.
+        """
+        parts, given = parts_of(target), target.config
+        check_shareable(target, parts)
+        taps = self.taps or default_taps(self.kind, len(parts.layers))
+        check_taps(taps, len(parts.layers))
+        is_reduced = self.vocabulary == "reduced"
+        rank = self.link_rank if self.link_rank >= 0 else _LINK_RANK
+        sizes: dict[str, Any] = _layer_sizes(given) if self.kind != "medusa" else {}
+        if self.kind == "block":
+            sizes |= {"link": "gated" if rank else "none", "link_rank": rank}
+        if self.kind in ("eagle3", "block"):
+            sizes["tap_norm"] = "each"
+        return HeadConfig(
+            head_kind=self.kind,
+            taps=taps,
+            length=self.length or _LENGTHS[self.kind],
+            hidden_size=int(given.hidden_size),
+            vocab_size=parts.lm_head.out_features,
+            vocabulary=self.vocabulary,
+            num_logits=min(self.num_logits, parts.lm_head.out_features) if is_reduced else parts.lm_head.out_features,
+            head_rank=self.head_rank if self.vocabulary == "low-rank" else 0,
+            depth=self.depth,
+            num_layers=_LAYERS[self.kind] if self.num_layers is None else self.num_layers,
+            max_positions=int(given.max_position_embeddings),
+            rms_norm_eps=float(getattr(given, "rms_norm_eps", 1e-5)),
+            logit_divisor=parts.logit_scale.divisor,
+            logit_cap=parts.logit_scale.cap,
+            **sizes,
+        )
+
+
+def check_shareable(target: PreTrainedModel, parts: DecoderParts) -> None:
+    """Check that heads can read the target's embedding and LM head as they are.
+
+    Raises:
+        ConfigError: The LM head has a bias, or one of them is not `[V, H]`.
+    """
+    hidden, embedding = target.config.hidden_size, target.get_input_embeddings()
+    shape = tuple(embedding.weight.shape)  # type: ignore[union-attr]
+    if parts.lm_head.bias is not None or shape != (parts.lm_head.out_features, hidden):
+        raise ConfigError(
+            f"drafting heads want a target whose embedding is as its LM head, {parts.lm_head.out_features} x {hidden} "
+            f"without a bias; the embedding of this {target.config.model_type} is {list(shape)}"
+        )
+
+
+def default_taps(kind: str, num_layers: int) -> tuple[int | str, ...]:
+    """The taps of the papers: the final one; EAGLE-3's low, middle and high; five for a block.
+
+    >>> default_taps("eagle3", 30), default_taps("block", 30)
+    ((2, 15, 27), (1, 8, 14, 20, 27))
+    """
+    if kind in ("medusa", "hydra"):
+        return (FINAL,)
+    last = max(1, num_layers - 3)
+    if kind == "eagle3":
+        return tuple(sorted({min(2, last), num_layers // 2, last}))
+    return tuple(sorted({round(1 + (last - 1) * place / 4) for place in range(5)}))
+
+
+def _layer_sizes(given: Any) -> dict[str, Any]:
+    """Sizes of a decoder layer like the target's."""
+    heads = int(given.num_attention_heads)
+    rope = getattr(given, "rope_parameters", None)
+    if not isinstance(rope, dict) or "rope_type" not in rope or "partial_rotary_factor" in rope:
+        rope = {"rope_type": "default", "rope_theta": 10000.0}
+    return {
+        "num_heads": heads,
+        "num_kv_heads": int(getattr(given, "num_key_value_heads", None) or heads),
+        "head_dim": int(getattr(given, "head_dim", None) or given.hidden_size // heads),
+        "intermediate_size": int(getattr(given, "intermediate_size", None) or 4 * given.hidden_size),
+        "rope": dict(rope),
+        "qk_norm": given.model_type == "qwen3",
+    }
+
+
+def frequent_tokens(tokens: NDArray[Any], count: int, vocab_size: int) -> Tensor:
+    """The `count` most frequent of `tokens`, in rising order `[count]`; ties go to the smaller id.
+
+    >>> frequent_tokens(np.array([5, 5, 2, 2, 7]), 2, 9).tolist()
+    [2, 5]
+    """
+    counts = np.bincount(tokens.astype(np.int64), minlength=vocab_size)
+    return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:count]))
+
+
+def make_head(config: HeadConfig, target: PreTrainedModel, tokens: NDArray[Any] | None = None) -> HeadNetwork:
+    """Return an untrained head for `target`: its layers, norms and vocabulary begin as the target's where shapes agree.
+
+    `tokens` is text to count, for a reduced vocabulary.
+    """
+    torch.manual_seed(_SEED)
+    network = build_head(config)
+    with torch.no_grad():
+        _begin_vocabulary(network, parts_of(target).lm_head.weight.float(), tokens)
+        _begin_layers(network, target)
+    network.to(target.device)
+    lend(network, target)
+    return network
+
+
+def _begin_vocabulary(network: HeadNetwork, head: Tensor, tokens: NDArray[Any] | None) -> None:
+    config, own = network.config, network.lm_head
+    if config.vocabulary == "own":
+        own.weight.copy_(head.expand_as(own.weight))
+    elif own.down is not None:
+        halves = low_rank_head(head, config.head_rank)
+        own.weight.copy_(halves.up)
+        own.down.weight.copy_(halves.down)
+    elif own.map is not None:
+        if tokens is None:
+            raise ConfigError("a reduced vocabulary wants text whose tokens can be counted")
+        own.map.copy_(frequent_tokens(tokens, config.num_logits, config.vocab_size))
+        own.weight.copy_(head[own.map.to(head.device)])
+
+
+def _begin_layers(network: HeadNetwork, target: PreTrainedModel) -> None:
+    """Copy what fits: the last layers, the final norm, and each tap's norm from the layer that reads it."""
+    own, parts = network.state_dict(), parts_of(target)
+    theirs: dict[str, Tensor] = {f"norm.{name}": weight for name, weight in parts.norm.state_dict().items()}
+    first = len(parts.layers) - network.config.num_layers
+    for number in range(network.config.num_layers):
+        of_layer = parts.layers[first + number].state_dict()
+        theirs |= {f"layers.{number}.{name}": weight for name, weight in of_layer.items()}
+    for place, tap in enumerate(network.config.taps):
+        if isinstance(tap, int) and tap < len(parts.layers):
+            of_layer = parts.layers[tap].state_dict()
+            theirs |= {f"fc_norm.{place}.weight": of_layer.get("input_layernorm.weight", torch.empty(0))}
+    fitting = {name: weight for name, weight in theirs.items() if name in own and own[name].shape == weight.shape}
+    network.load_state_dict({**own, **fitting})
