@@ -200,7 +200,7 @@ def chain_loss(
     ahead = tips.flatten()[:, None] + 2 + torch.arange(num_guesses)
     taught = Taught(batch.ids[:, ahead])
     network.unroll(reading.rows(variant, batch.features.taps, batch.ids[:, 1:], tips.flatten(), batch.begins), taught)
-    states = taught.states.unflatten(1, tips.shape).flatten(0, 1)
+    states = taught.states.reshape(-1, length, *taught.states.shape[2:])
     counts = torch.full(states.shape[:3], 1 / (states.shape[0] * length)) * config.decay ** torch.arange(num_guesses)
     wanted = batch.features.final[:, batch.firsts[:, None] + torch.arange(1, length + num_guesses)].flatten(0, 1)
     given = SpanTeacher(wanted, teacher.head, teacher.logit_scale, network.lm_head.map)
@@ -317,8 +317,10 @@ def interval(sums: NDArray[Any], others: NDArray[Any] | None = None) -> dict[str
     """Accepted per step of texts `[n, 2]` (accepted, steps), or its ratio to the others'; 95 % by bootstrap."""
 
     def figure(drawn: NDArray[Any]) -> NDArray[Any]:
-        ratios = [of[drawn].sum(-2)[..., 0] / of[drawn].sum(-2)[..., 1] for of in (sums, others) if of is not None]
-        return ratios[0] if others is None else ratios[0] / ratios[1]
+        mine: NDArray[Any] = sums[drawn].sum(-2)
+        theirs: NDArray[Any] | None = None if others is None else others[drawn].sum(-2)
+        found: NDArray[Any] = mine[..., 0] / mine[..., 1]
+        return found if theirs is None else found / (theirs[..., 0] / theirs[..., 1])
 
     drawn = np.random.default_rng(20).integers(len(sums), size=(2000, len(sums)))
     figures = {"mean": figure(np.arange(len(sums)))}
