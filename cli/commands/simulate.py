@@ -105,12 +105,13 @@ def _layers(exits: object, recording: "Recording") -> tuple[int, ...] | None:
 
 
 def _report(card: "DeviceMap", pace: "Pace", found: dict[str, list["GenerationStats"]], *, as_json: bool) -> None:
-    from mirrorsd.runtime.tuning.simulation import mean_of, tokens_per_second
+    from mirrorsd.runtime.tuning.simulation import mean_of, shares_of, tokens_per_second
 
     rows: list[dict[str, Any]] = []
     for name, stats in found.items():
         figures = {figure: round(mean_of(stats, figure), 4) for figure in _FIGURES}
-        rows.append({"method": name, "tokens_per_second": round(tokens_per_second(stats), 2), **figures})
+        speed, sources = round(tokens_per_second(stats), 2), shares_of(stats, "reuse_by_source")
+        rows.append({"method": name, "tokens_per_second": speed, **figures, "reuse_by_source": sources})
     if as_json:
         head = {"device_map": card.name, "simulated": True, "pace": asdict(pace)}
         note_of = {"note": ESTIMATED} if card.pace is None else {}

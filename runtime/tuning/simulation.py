@@ -239,3 +239,13 @@ def mean_of(stats: Sequence[GenerationStats], name: str) -> float:
     """A figure of the statistics, averaged with the steps as weights."""
     values: list[Any] = [getattr(stat, name) for stat in stats]
     return float(np.average(values, weights=[stat.steps for stat in stats]))
+
+
+def shares_of(stats: Sequence[GenerationStats], name: str) -> dict[str, float]:
+    """Shares by name of the statistics, averaged with the steps as weights; what a text lacks is 0 there."""
+    found: list[dict[str, float]] = [getattr(stat, name) for stat in stats]
+    steps = [stat.steps for stat in stats]
+    names = sorted({key for shares in found for key in shares})
+    return {
+        key: round(float(np.average([shares.get(key, 0.0) for shares in found], weights=steps)), 4) for key in names
+    }

@@ -16,7 +16,14 @@ from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.runtime.tuning.recorder import record_text
 from mirrorsd.runtime.tuning.recording import RecordedText, Recording
 from mirrorsd.runtime.tuning.score_fitting import coverage, fit_scores
-from mirrorsd.runtime.tuning.simulation import ReplayChooser, Scenario, mean_of, simulate, tokens_per_second
+from mirrorsd.runtime.tuning.simulation import (
+    ReplayChooser,
+    Scenario,
+    mean_of,
+    shares_of,
+    simulate,
+    tokens_per_second,
+)
 
 Make = Callable[..., Any]
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -112,6 +119,10 @@ def test_mirror_hides_the_draft_and_serial_does_not(make_bench: Make, confident_
     }
     assert mean_of(found["mirror"], "reuse_rate") > 0.9
     assert mean_of(found["mirror"], "draft_exposed_ms") < 1
+    assert sum(shares_of(found["mirror"], "reuse_by_source").values()) == pytest.approx(
+        mean_of(found["mirror"], "reuse_rate"), abs=1e-3
+    )
+    assert shares_of(found["serial"], "reuse_by_source") == {}
     assert mean_of(found["serial"], "draft_exposed_ms") > 6
     assert tokens_per_second(found["mirror"]) > 1.15 * tokens_per_second(found["serial"])
 
