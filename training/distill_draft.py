@@ -119,7 +119,7 @@ def distill_losses(
     hidden = draft(ids, tip_rows)
     main = distance(by_target, draft.head_rows(hidden.main), _shares(weights), wanted)
     total, stream_means = main.total, torch.full((draft.num_streams,), torch.nan, device=ids.device)
-    if len(tip_rows):
+    if len(tip_rows) and draft.num_streams:
         ahead = tip_rows[:, None] + torch.arange(1, draft.num_streams + 1, device=ids.device)
         linked = draft.linked(hidden.streams, ids[:, ahead], ids[:, ahead - 1])
         shares = _shares(weights[:, ahead]) * (config.stream_weight * draft.num_streams)
