@@ -61,7 +61,7 @@ def test_a_draft_and_its_baseline(
     assert run([*report, "--only", "misses,sampling", "-o", str(tmp_path / "report.json")]) == 0
     written = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert {"misses", "sampling", "machine"} <= set(written)
-    assert "correction at" in capsys.readouterr().out
+    assert "where the draft's best token is wrong" in capsys.readouterr().out
 
 
 def test_a_head_is_trained_and_reported_beside_others(
