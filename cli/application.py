@@ -1,27 +1,12 @@
 """The typer application: names of the sub-commands, the version, and what happens to errors."""
 
-from collections.abc import Callable
+from functools import cache
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
 from mirrorsd import __version__
-from mirrorsd.cli.commands.bench import bench
-from mirrorsd.cli.commands.chat import chat
-from mirrorsd.cli.commands.compare import compare
-from mirrorsd.cli.commands.compile import compile
-from mirrorsd.cli.commands.export import export
-from mirrorsd.cli.commands.generate import generate
-from mirrorsd.cli.commands.inspect import inspect
-from mirrorsd.cli.commands.machine.cache import app as cache
-from mirrorsd.cli.commands.machine.devices import devices
-from mirrorsd.cli.commands.machine.doctor import doctor
-from mirrorsd.cli.commands.pairs import pairs
-from mirrorsd.cli.commands.serve import serve
-from mirrorsd.cli.commands.simulate import simulate
-from mirrorsd.cli.commands.trace import trace
-from mirrorsd.cli.commands.train.group import app as train
-from mirrorsd.cli.commands.tune import tune
 from mirrorsd.cli.output.console import note, note_error
 from mirrorsd.cli.output.failures import (
     EXIT_CANCELLED,
@@ -38,43 +23,57 @@ from mirrorsd.graphs.errors import MirrorError
 
 UsageError: Any = typer.BadParameter.__base__
 """Of click, which typer brings along under names of its own."""
-_COMMANDS: dict[Callable[..., None], str] = {
-    export: examples("mirrorsd export TARGET --draft DRAFT -o pair.mirror"),
-    compile: examples("mirrorsd compile pair.mirror --device-map cuda-npu"),
-    generate: examples(
+_PACKAGE = "mirrorsd.cli.commands"
+_COMMANDS = {
+    "export": examples("mirrorsd export TARGET --draft DRAFT -o pair.mirror"),
+    "compile": examples("mirrorsd compile pair.mirror --device-map cuda-npu"),
+    "generate": examples(
         'mirrorsd generate pair.mirror "Why is the sky blue?"',
         "mirrorsd generate pair.mirror --raw < beginning.txt",
         'mirrorsd generate pair.mirror "Hi" -S gamma=4 --json',
     ),
-    chat: examples("mirrorsd chat pair.mirror", "mirrorsd chat --url http://127.0.0.1:8080"),
-    serve: examples("mirrorsd serve pair.mirror"),
-    compare: examples("mirrorsd compare pair.mirror", "mirrorsd compare pair.mirror --by-category"),
-    bench: examples(
+    "chat": examples("mirrorsd chat pair.mirror", "mirrorsd chat --url http://127.0.0.1:8080"),
+    "serve": examples("mirrorsd serve pair.mirror"),
+    "compare": examples("mirrorsd compare pair.mirror", "mirrorsd compare pair.mirror --by-category"),
+    "bench": examples(
         "mirrorsd bench pair.mirror question.jsonl -o results",
         "mirrorsd bench pair.mirror q.jsonl -o out --limit 10",
     ),
-    inspect: examples("mirrorsd inspect pair.mirror"),
-    pairs: examples("mirrorsd pairs"),
-    devices: examples("mirrorsd devices", "mirrorsd devices --all"),
-    doctor: examples("mirrorsd doctor", "mirrorsd doctor pair.mirror"),
-    simulate: examples("mirrorsd simulate pair.mirror --record pair.npz"),
-    trace: examples("mirrorsd trace trace.json", "mirrorsd trace trace.json -o trace.svg"),
-    tune: examples("mirrorsd tune pair.mirror"),
+    "inspect": examples("mirrorsd inspect pair.mirror"),
+    "pairs": examples("mirrorsd pairs"),
+    "devices": examples("mirrorsd devices", "mirrorsd devices --all"),
+    "doctor": examples("mirrorsd doctor", "mirrorsd doctor pair.mirror"),
+    "simulate": examples("mirrorsd simulate pair.mirror --record pair.npz"),
+    "trace": examples("mirrorsd trace trace.json", "mirrorsd trace trace.json -o trace.svg"),
+    "tune": examples("mirrorsd tune pair.mirror"),
 }
+"""Examples of each command; the command is the function of that name in the module of that name."""
+_OF_MACHINE = ("devices", "doctor")
+_GROUPS = {"train": "train.group", "cache": "machine.cache"}
+"""Commands with commands of their own, and the modules whose `app` they are."""
 
-app = typer.Typer(
-    name="mirrorsd",
-    cls=Group,
-    help="Export a pair of language models to a mirror bundle and run it on two devices at once.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-for command, epilog in _COMMANDS.items():
-    app.command(cls=Command, epilog=epilog)(command)
-app.add_typer(train, name="train")
-app.add_typer(cache, name="cache")
+
+@cache
+def application(only: str | None = None) -> typer.Typer:
+    """The command line; with `only` that one command of it, since reading the others' options takes time."""
+    app = typer.Typer(
+        name="mirrorsd",
+        cls=Group,
+        help="Export a pair of language models to a mirror bundle and run it on two devices at once.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+    app.callback()(_main)
+    for name, epilog in _COMMANDS.items():
+        if only in (None, name):
+            module = f"machine.{name}" if name in _OF_MACHINE else name
+            app.command(cls=Command, epilog=epilog)(getattr(import_module(f"{_PACKAGE}.{module}"), name))
+    for name, module in _GROUPS.items():
+        if only in (None, name):
+            app.add_typer(import_module(f"{_PACKAGE}.{module}").app, name=name)
+    return app
 
 
 def _print_version(wanted: bool) -> None:
@@ -83,7 +82,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _main(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
@@ -95,6 +93,8 @@ def _main(
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit status; errors become one message on stderr, without a traceback."""
     try:
+        first = arguments[0] if arguments else None
+        app = application(first if first in _COMMANDS or first in _GROUPS else None)
         status = app(arguments, prog_name="mirrorsd", standalone_mode=False)
     except SystemExit as finished:
         status = finished.code

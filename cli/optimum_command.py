@@ -15,9 +15,9 @@ def export_parameters() -> list[Any]:
     """The arguments and options of `mirrorsd export`, as click describes them."""
     import typer
 
-    from mirrorsd.cli.application import app
+    from mirrorsd.cli.application import application
 
-    group: Any = typer.main.get_command(app)
+    group: Any = typer.main.get_command(application("export"))
     return [parameter for parameter in group.commands["export"].params if parameter.name != "help"]
 
 

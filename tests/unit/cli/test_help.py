@@ -11,14 +11,14 @@ from typing import Any, get_args
 import pytest
 import typer
 
-from mirrorsd.cli.application import app, run
+from mirrorsd.cli.application import application, run
 from mirrorsd.cli.input import options
 from mirrorsd.cli.output import failures, help_pages, readiness
 from mirrorsd.device_maps import card
 from mirrorsd.export.options import DRAFT_PRECISIONS, PART_PRECISIONS, TARGET_PRECISIONS
 from mirrorsd.runtime import config
 
-GROUP: Any = typer.main.get_command(app)
+GROUP: Any = typer.main.get_command(application())
 
 
 def commands(group: Any = GROUP, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mirrorsd.bench import measurements
-from mirrorsd.cli.application import app
+from mirrorsd.cli.application import application
 from mirrorsd.device_maps import builtin_names
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -22,7 +22,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_every_command_has_a_section() -> None:
     page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
-    names = [command.callback.__name__ for command in app.registered_commands if command.callback is not None]
+    names = [command.callback.__name__ for command in application().registered_commands if command.callback is not None]
     assert not [name for name in names if f"## `mirrorsd {name}" not in page]
 
 
