@@ -16,7 +16,7 @@ from mirrorsd.runtime.reporting.results import GenerationResult
 
 WORDS = ("name", "town", "animal", "colour", "food")
 NUMBERS = ("age", "height_cm", "friends")
-SCHEMA = {
+SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         **{word: {"type": "string", "maxLength": 24} for word in WORDS},
