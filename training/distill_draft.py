@@ -13,9 +13,9 @@ Streams sit on a random part of the rows, fresh in each step, so that they cost 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -29,6 +29,7 @@ from mirrorsd.training.models.streaming_draft import StreamingDraft
 from mirrorsd.training.run.device import autocast
 from mirrorsd.training.run.optimizers import descend, make_optimizers, set_rate
 from mirrorsd.training.run.timed_run import RunConfig, RunProgress, TimedRun, print_progress
+from mirrorsd.training.text.held_back import print_held_back
 from mirrorsd.training.text.token_stream import MixedStream, TokenStream
 
 __all__ = ["DistillConfig", "DistillLosses", "MarkedText", "distill_draft", "distill_losses", "embed_like_target"]
@@ -228,17 +229,8 @@ def _make_check(
 ) -> Callable[[], None]:
     """Return a function that prints the losses on the first batches of the held-back text."""
 
-    def check() -> None:
-        held_back.place = 0
-        found: list[dict[str, float]] = []
-        for batch in range(min(4, len(held_back) // (config.sequences * config.length))):
-            taken = MarkedText.of(held_back.take_marked(config.sequences, config.length))
-            with torch.no_grad(), autocast():
-                tip_rows = draw_tip_rows(config, draft.num_streams, batch)
-                found.append(describe(losses_of(target, draft, taken, tip_rows, config)))
-        if found:
-            means = {name: sum(row[name] for row in found) / len(found) for name in found[0]}
-            shown = " ".join(f"{name} {mean:.3f}" for name, mean in means.items())
-            print(f"held back: {shown}", file=sys.stderr, flush=True)
+    def describe_batch(taken: tuple[Tensor, Tensor], batch: int) -> dict[str, float]:
+        tip_rows = draw_tip_rows(config, draft.num_streams, batch)
+        return describe(losses_of(target, draft, MarkedText.of(taken), tip_rows, config))
 
-    return check
+    return partial(print_held_back, held_back, (config.sequences, config.length), describe_batch)

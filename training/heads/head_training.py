@@ -11,7 +11,6 @@ that the link chooses from.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +37,7 @@ from mirrorsd.training.heads.vocabulary_loss import (
 from mirrorsd.training.run.device import autocast
 from mirrorsd.training.run.optimizers import descend, make_optimizers, set_rate
 from mirrorsd.training.run.timed_run import RunConfig, RunProgress, TimedRun, print_progress
+from mirrorsd.training.text.held_back import print_held_back
 from mirrorsd.training.text.token_stream import MixedStream, TokenStream
 
 __all__ = ["LOSS_MIXES", "HeadTrainingConfig", "draw_spans", "head_losses", "train_head"]
@@ -235,16 +235,7 @@ def _make_check(
 ) -> Callable[[], None]:
     """Return a function that prints the losses on the first batches of the held-back text."""
 
-    def check() -> None:
-        held_back.place = 0
-        found: list[dict[str, float]] = []
-        for batch in range(min(4, len(held_back) // (config.sequences * config.length))):
-            taken = held_back.take_marked(config.sequences, config.length)
-            with torch.no_grad(), autocast():
-                found.append(describe(losses_of(taken, draw_spans(config, network.config.length, batch))))
-        if found:
-            means = {name: sum(row[name] for row in found) / len(found) for name in found[0]}
-            shown = " ".join(f"{name} {mean:.3f}" for name, mean in means.items())
-            print(f"held back: {shown}", file=sys.stderr, flush=True)
+    def describe_batch(taken: tuple[Tensor, Tensor], batch: int) -> dict[str, float]:
+        return describe(losses_of(taken, draw_spans(config, network.config.length, batch)))
 
-    return check
+    return partial(print_held_back, held_back, (config.sequences, config.length), describe_batch)

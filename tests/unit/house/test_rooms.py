@@ -79,7 +79,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "models": {"divergence"},
         "plot_style": set(),
         "run": {"plot_style"},
-        "text": {"models"},
+        "text": {"models", "run"},
         "exit_adapter": {"divergence", "run", "text"},
         "distill_draft": {"divergence", "models", "run", "text"},
         "draft_shape": {"distill_draft", "models"},
