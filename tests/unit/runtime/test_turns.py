@@ -1,5 +1,6 @@
 """Turns on a session's caches: order, streams that are left alone, and a Ctrl-C at any line."""
 
+import gc
 import linecache
 import sys
 import threading
@@ -109,7 +110,8 @@ def test_a_turn_that_was_taken_away_in_the_middle_of_a_step_is_noticed() -> None
 def interrupted_at(line: int) -> Iterator[list[int]]:
     """A Ctrl-C at the so-many-th line of Python that runs, in whatever module; once.
 
-    Not where a `with` is left: Python looks for signals before that and behind it, but not in between.
+    Not where a `with` is left: Python looks for signals before that and behind it, but not in between. Nor where the
+    garbage collector calls back on another test's objects: what is raised there goes nowhere.
     """
     count = [0]
     seen: set[tuple[int, int]] = set()
@@ -126,11 +128,13 @@ def interrupted_at(line: int) -> Iterator[list[int]]:
         return trace
 
     usual = sys.gettrace()
+    gc.disable()
     sys.settrace(trace)
     try:
         yield count
     finally:
         sys.settrace(usual)
+        gc.enable()
 
 
 def test_a_ctrl_c_at_any_line_leaves_the_turn_to_others() -> None:
