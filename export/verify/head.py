@@ -23,6 +23,7 @@ from mirrorsd.export.verify.target import ONNX_ERRORS, Pass, TargetReference, Ta
 from mirrorsd.export.weights.block_formats import BlockChoice, WeightFormats
 from mirrorsd.families.heads import HeadChain, HeadNetwork
 from mirrorsd.families.heads.lending import lenders
+from mirrorsd.families.heads.vocabulary import Vocabulary
 from mirrorsd.families.stream_link import SHORTLIST
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ExportError, raised_as
@@ -58,8 +59,10 @@ def round_as_stored(network: HeadNetwork, formats: WeightFormats, dtype: torch.d
     for name, parameter in network.named_parameters():
         if name in borrowed:
             continue
-        is_table = isinstance(network.get_submodule(name.rpartition(".")[0]), nn.Embedding)
-        chosen = formats.embedding if is_table and parameter.shape[0] == vocab_size else formats.head
+        owner = network.get_submodule(name.rpartition(".")[0])
+        is_table = isinstance(owner, nn.Embedding) and parameter.shape[0] == vocab_size
+        is_product = isinstance(owner, nn.Linear | nn.Embedding | Vocabulary)
+        chosen = formats.embedding if is_table else formats.head if is_product else None
         parameter.data = _stored(parameter.data, chosen, dtype)
 
 
