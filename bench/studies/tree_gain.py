@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--head", type=Path, action="append", required=True, dest="heads")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    target = load_whole(options.target).eval().requires_grad_(False)
+    target = load_whole(options.target).requires_grad_(False)
     use_training_attention(target)
     texts = held_back_texts(options.work)
     report: dict[str, Any] = {"target": options.target.name, "texts": len(texts), "temperature": 0}

@@ -59,7 +59,7 @@ def lent_by(target: Any, network: HeadNetwork) -> dict[str, nn.Parameter]:
         ConfigError: They are not those that the head wants, or of other sizes.
     """
     config, parts = network.config, parts_of(target)
-    given: dict[str, nn.Parameter] = {}
+    given: dict[str, Any] = {}
     if config.borrows_layers:
         check_lending(config, target.config.to_dict())
         layers = enumerate(parts.layers[int(config.taps[0]) :])

@@ -39,7 +39,7 @@ def offsets_of(bundle: Path, file: str) -> set[int]:
 
 
 def test_the_layers_of_streams_are_the_targets_own_bytes(bundle: Path) -> None:
-    """The target's layers have 4 bits and its LM head 8, so a head that packed them like the LM head would not share."""
+    """Layers have 4 bits and the LM head 8, so a head that packed them like the LM head would store them again."""
     manifest = read_bundle(bundle)
     of_target = {start for segment in manifest.target.segments for start in offsets_of(bundle, segment.file)}
     shared = offsets_of(bundle, "target/head-streaming.onnx") & of_target

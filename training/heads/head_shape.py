@@ -47,7 +47,7 @@ class HeadPlan:
     depth: int = 1
     num_layers: int | None = None
     link_rank: int = -1
-    adapter_rank: int = 32
+    adapter_rank: int = 128
 
     def __post_init__(self) -> None:
         if self.kind not in _LENGTHS:

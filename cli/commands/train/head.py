@@ -65,7 +65,7 @@ def head(
     depth: Depth = 1,
     layers: Layers = None,
     link_rank: LinkRank = -1,
-    adapter_rank: AdapterRank = 32,
+    adapter_rank: AdapterRank = 128,
     loss: Loss = None,
     decay: Decay = 0.8,
     row_share: RowShare = 0.25,

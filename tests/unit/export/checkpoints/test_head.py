@@ -30,9 +30,8 @@ def a_target(**sizes: int) -> LlamaForCausalLM:
 
 def test_streams_borrow_the_targets_last_layers_and_store_none(tmp_path: Path) -> None:
     model, folder = a_target(), save_head(STREAMING, tmp_path / "head")
-    assert set(load_file(folder / "model.safetensors")) == {
-        "stream_embeddings", *(f"adapters.{place}.{part}.weight" for place in range(3) for part in ("norm", "down", "up"))
-    }  # fmt: skip
+    of_adapters = {f"adapters.{place}.{part}.weight" for place in range(3) for part in ("norm", "down", "up")}
+    assert set(load_file(folder / "model.safetensors")) == {"stream_embeddings", *of_adapters}
     network = open_head(folder, TARGET).network(model, torch.float32)
     for number, theirs in enumerate(model.model.layers[2:]):
         own = dict(network.layers[number].named_parameters())
