@@ -141,25 +141,31 @@ def test_a_folder_without_a_heads_config_is_refused(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_streams_see_the_targets_own_keys_and_values_of_its_last_layers() -> None:
-    sizes = {
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "intermediate_size": 48,
-        "rms_norm_eps": 1e-5,
-    }
-    target = LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, hidden_size=HIDDEN, num_hidden_layers=4, **sizes)).eval()
+def test_untrained_streams_are_more_rows_of_the_target_in_its_last_layers() -> None:
+    """Rows that begin as the last one's state, put behind it, come out of the target's layers as the streams do."""
+    sizes: Any = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 48}
+    sizes |= {"vocab_size": VOCAB, "rms_norm_eps": 1e-5, "initializer_range": 0.2}
+    target = LlamaForCausalLM(LlamaConfig(hidden_size=HIDDEN, num_hidden_layers=4, **sizes)).eval()
     network, tokens = build_head(STREAMING), torch.arange(12)[None]
     for name, lent in lent_by(target, network).items():
         network.get_parameter(name).data = lent.data
     passed = target(tokens, output_hidden_states=True)
     features = torch.cat([passed.hidden_states[tap] for tap in STREAMING.taps], dim=-1)
     rows = FeatureRows(features, tokens, torch.tensor([11]), torch.tensor([0]))
-    network.read(rows)
+    choice = Choice(network.lm_head, None, num_candidates=VOCAB)
+    network.unroll(rows, choice)
     for (keys, values), layer in zip(rows.new, passed.past_key_values.layers[2:], strict=True):
         torch.testing.assert_close(keys, layer.keys)
         torch.testing.assert_close(values, layer.values)
+    entering = passed.hidden_states[STREAMING.taps[0]]
+    hidden = torch.cat((entering, entering[:, -1:].expand(-1, LENGTH, -1)), dim=1)
+    positions = torch.arange(hidden.shape[1])[None]
+    unseen = torch.full((hidden.shape[1],) * 2, -1e9).triu(1)[None, None]
+    angles = target.model.rotary_emb(hidden, positions)
+    for layer in target.model.layers[2:]:
+        hidden = layer(hidden, attention_mask=unseen, position_ids=positions, position_embeddings=angles)
+    expected = target.lm_head(target.model.norm(hidden[0, -LENGTH:])).log_softmax(-1)
+    torch.testing.assert_close(choice.logprobs[0], expected.gather(-1, choice.ids[0]), rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()
