@@ -12,7 +12,7 @@ ARGMAX_GAP = "argmax_gap"
 EXIT_IDS = "exit_ids"
 EXIT_LOGPROBS = "exit_logprobs"
 
-HEAD_KINDS = ("medusa", "hydra", "eagle3", "block")
+HEAD_KINDS = ("medusa", "hydra", "eagle3", "block", "streaming")
 """Of heads that draft from the target's hidden states; each is also the name of the method that uses it."""
 HEAD_VOCABULARIES = ("shared", "own", "low-rank", "reduced")
 HEAD_TOKENS = "tokens"

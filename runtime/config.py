@@ -29,7 +29,7 @@ from mirrorsd.runtime.setting_rules import (
     yes_or_no,
 )
 
-Method = Literal["mirror", "serial", "plain", "auto", "lookup", "medusa", "hydra", "eagle3", "block"]
+Method = Literal["mirror", "serial", "plain", "auto", "lookup", "medusa", "hydra", "eagle3", "block", "streaming"]
 METHODS: tuple[Method, ...] = get_args(Method)
 HEAD_METHODS = names.HEAD_KINDS
 """Those that need a head of that kind in the bundle."""
@@ -115,7 +115,7 @@ class GenerationConfig:
         ignore_eos: do not end at the model's own end-of-sequence ids.
         use_defaults: whether the checkpoint's defaults are taken.
         method: `mirror`, `serial`, `plain`, `auto`, `lookup`, or the kind of a head that the bundle has (`medusa`,
-            `hydra`, `eagle3`, `block`). Never changes the text.
+            `hydra`, `eagle3`, `block`, `streaming`). Never changes the text.
     """
 
     max_new_tokens: int = 256

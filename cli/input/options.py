@@ -13,7 +13,7 @@ from mirrorsd.graphs.errors import ConfigError
 if TYPE_CHECKING:
     from mirrorsd import GenerationConfig
 
-MethodName = Literal["plain", "serial", "mirror", "auto", "lookup", "medusa", "hydra", "eagle3", "block"]
+MethodName = Literal["plain", "serial", "mirror", "auto", "lookup", "medusa", "hydra", "eagle3", "block", "streaming"]
 METHODS: tuple[MethodName, ...] = get_args(MethodName)
 TargetPrecision = Literal["fp32", "fp16", "bf16", "int8", "int4", "file"]
 ComputeName = Literal["auto", "fp32", "fp16", "bf16"]

@@ -25,6 +25,7 @@ from mirrorsd.export.stages.head import HeadStage
 from mirrorsd.export.stages.target import ExitStage, SegmentStage
 from mirrorsd.export.weights.block_formats import FLOAT_WEIGHTS, WeightFormats
 from mirrorsd.export.weights.weights_file import WeightsFile
+from mirrorsd.families.heads.lending import lent_by
 from mirrorsd.families.registry import parts_of
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import TargetShape, exit_contract, head_contract, segment_contract
@@ -214,8 +215,10 @@ def exit_graph(model: WeightlessModel, plan: TargetPlan, point: Exit) -> ir.Mode
 def head_graph(model: WeightlessModel, plan: TargetPlan, head: HeadCheckpoint) -> ir.Model:
     """Export one drafting head; its weights are stored like the LM head, and what it borrows is the target's own."""
     contract = head_contract(plan.shape, head.shape, head.name)
-    network = model.network
-    borrowed = network.get_input_embeddings().weight, parts_of(network).lm_head.weight
-    stage = HeadStage(head.network(*borrowed, getattr(torch, plan.shape.dtype)), contract, head.shape)
+    network = head.network(model.network, getattr(torch, plan.shape.dtype))
+    stage = HeadStage(network, contract, head.shape)
     graph = export_stage(stage, contract, model.lazy_weights(stage))
-    return optimise_head(graph, replace(plan.formats, layers=plan.formats.head), plan.shape.vocab_size)
+    borrowed = lent_by(model.network, network).items()
+    layers = [parameter for name, parameter in borrowed if name.startswith("layers.")]
+    lent = {model.stored[id(parameter)].name: plan.formats.layers for parameter in layers}
+    return optimise_head(graph, plan.formats, plan.shape.vocab_size, plan.choose_pack, lent)

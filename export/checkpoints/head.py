@@ -16,7 +16,8 @@ from torch import Tensor
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint
 from mirrorsd.export.weights.stored_tensors import read_header
 from mirrorsd.families.heads import HeadConfig, HeadNetwork, build_head
-from mirrorsd.families.heads.config import EMBEDDING, FINAL, LM_HEAD, TOKEN_MAP
+from mirrorsd.families.heads.config import FINAL, TOKEN_MAP
+from mirrorsd.families.heads.lending import check_lending, lent_by
 from mirrorsd.families.heads.published import PUBLISHED_KIND, convert_head
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import HeadShape
@@ -76,14 +77,15 @@ class HeadCheckpoint:
             num_tokens=self.config.num_logits,
         )
 
-    def network(self, embedding: Any, lm_head: Any, dtype: torch.dtype) -> HeadNetwork:
-        """Build it in `dtype` around the target's own parameters `embedding` and `lm_head` `[V, H]` if it borrows them.
+    def network(self, target: Any, dtype: torch.dtype) -> HeadNetwork:
+        """Build it in `dtype` around what it borrows of `target`, Hugging Face's model.
 
         Raises:
+            ConfigError: the target is not of the kind that it was made for.
             ExportError: weights are missing, are too many, or have other shapes.
         """
         network = build_head(self.config).eval()
-        borrowed = {EMBEDDING: embedding, LM_HEAD: lm_head}
+        borrowed: Any = lent_by(target, network)
         state = {**self.tensors, **{name: network.state_dict()[name] for name in self.config.borrowed}}
         try:
             network.load_state_dict(state)
@@ -104,7 +106,7 @@ def open_head(folder: Path, target: Checkpoint) -> HeadCheckpoint:
     """Check the head in `folder` against the target that it is for.
 
     Raises:
-        ConfigError: its config.json is no head's.
+        ConfigError: its config.json is no head's, or of one whose layers this target cannot lend.
         ExportError: its weights are missing or damaged, or it was made for another target.
     """
     num_layers = int(target.config["num_hidden_layers"])
@@ -116,6 +118,7 @@ def open_head(folder: Path, target: Checkpoint) -> HeadCheckpoint:
                 f"the head {folder} was made for a target with {name} {found}; {target.folder} has {expected}: take "
                 "the target that it was trained on"
             )
+    check_lending(config, target.config)
     wrong = [tap for tap in config.taps if tap != FINAL and not 0 < int(tap) <= num_layers]
     if wrong:
         raise ExportError(

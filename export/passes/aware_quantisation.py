@@ -27,7 +27,7 @@ from mirrorsd.export.checkpoints.weightless import WeightlessModel
 from mirrorsd.export.passes.quantise import round_to_nearest
 from mirrorsd.export.weights.block_formats import BlockFormat
 from mirrorsd.export.weights.block_quantisation import pack_levels, quantise_rows
-from mirrorsd.export.weights.lazy_weight import JOINED, TRANSPOSED, Pack
+from mirrorsd.export.weights.lazy_weight import Pack, first_name
 from mirrorsd.graphs.errors import ConfigError
 
 Array = npt.NDArray[Any]
@@ -46,7 +46,7 @@ class ProductInputs:
 
         Joined weights ("q below k below v") have one input, so the first one's name is enough.
         """
-        name = key.split(JOINED)[0].removesuffix(TRANSPOSED)
+        name = first_name(key)
         if chosen.bits != 4 or name not in self.files:
             return round_to_nearest(key, chosen)
         return f"gptq {chosen.recipe}", partial(_pack_from_file, path=self.files[name], chosen=chosen)

@@ -4,6 +4,10 @@ Owns: norm fusion, reshape clean-up, the order of all passes. Does not own: rota
 joint projections (`projection_pass.py`), weights on disk.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
@@ -12,7 +16,7 @@ from mirrorsd.export.passes.projection import JoinProjections
 from mirrorsd.export.passes.quantise import ChoosePack, QuantiseWeights, round_to_nearest
 from mirrorsd.export.passes.rotary import FoldRotary
 from mirrorsd.export.passes.spare_row import AddSpareRows
-from mirrorsd.export.weights.block_formats import WeightFormats
+from mirrorsd.export.weights.block_formats import BlockChoice, WeightFormats
 from mirrorsd.graphs.errors import ExportError
 
 
@@ -121,14 +125,23 @@ def optimise_draft(model: ir.Model) -> ir.Model:
     return model
 
 
-def optimise_head(model: ir.Model, formats: WeightFormats, vocab_size: int) -> ir.Model:
-    """Join the projections of an exported head and pack its weights, in place."""
+def optimise_head(
+    model: ir.Model,
+    formats: WeightFormats,
+    vocab_size: int,
+    choose_pack: ChoosePack = round_to_nearest,
+    lent: Mapping[str, BlockChoice | None] = MappingProxyType({}),
+) -> ir.Model:
+    """Join the projections of an exported head and pack its weights, in place.
+
+    All products are packed like the LM head, but for those of the target's layers, whose formats are in `lent` by name.
+    """
     chain: tuple[ir.passes.PassBase, ...] = (
         JoinProjections(formats.carried),
         common.ClearMetadataAndDocStringPass(),
         common.CommonSubexpressionEliminationPass(),
         common.RemoveUnusedNodesPass(),
-        QuantiseWeights(formats, vocab_size),
+        QuantiseWeights(replace(formats, layers=formats.head), vocab_size, choose_pack, lent),
         common.RemoveUnusedNodesPass(),
     )
     return _run(chain, model)

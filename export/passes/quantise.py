@@ -4,8 +4,9 @@ Owns: which weights of a graph are packed, and the nodes that read them. Does no
 the packing itself (`block_quantisation.py`, `aware_quantisation.py`), undoing it (`rounded_weights.py`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from mirrorsd.export.passes.graph_edits import add_constant, add_tensor, take_ov
 from mirrorsd.export.weights.block_formats import BlockChoice, BlockFormat, WeightFormats
 from mirrorsd.export.weights.block_quantisation import pack_levels, quantise_rows
 from mirrorsd.export.weights.gguf_tensors import CarriedWeight
-from mirrorsd.export.weights.lazy_weight import LazyWeight, Pack, lazy_weight, pack_rows
+from mirrorsd.export.weights.lazy_weight import LazyWeight, Pack, first_name, lazy_weight, pack_rows
 from mirrorsd.graphs import names
 
 Array = npt.NDArray[Any]
@@ -41,13 +42,20 @@ class QuantiseWeights(ir.passes.InPlacePass):
     The head is the `Gemm` with transB that is `head_width` wide; the embedding is what `input_ids` gathers from. In the
     stage of a drafting head, which looks up what it has chosen, every table of `head_width` rows is one. Equal weights
     in equal formats give equal tensors, so a tied embedding and head stay one.
-    Weights that the formats carry from a file keep its blocks.
+    Weights that the formats carry from a file keep its blocks. Products with `lent` weights, by name, have the format
+    given there: a drafting head's layers that are its target's own are packed as the target's, and so stay one.
     Ensures: no float matrix product with constant weights is left, but for a head without a format and for what a
     file's blocks are offset by.
     """
 
-    def __init__(self, formats: WeightFormats, head_width: int, choose_pack: ChoosePack = round_to_nearest) -> None:
-        self._formats = formats
+    def __init__(
+        self,
+        formats: WeightFormats,
+        head_width: int,
+        choose_pack: ChoosePack = round_to_nearest,
+        lent: Mapping[str, BlockChoice | None] = MappingProxyType({}),
+    ) -> None:
+        self._formats, self._lent = formats, lent
         self._head_width = head_width
         self._choose_pack = choose_pack
 
@@ -88,8 +96,12 @@ class QuantiseWeights(ir.passes.InPlacePass):
     def _product_format(self, node: ir.Node) -> BlockChoice | None:
         weight = node.inputs[1]
         assert weight is not None and weight.const_value is not None  # `_weight_of` has looked
-        if isinstance(weight.const_value, LazyWeight) and weight.const_value.key.endswith(_OFFSETS):
-            return None
+        if isinstance(weight.const_value, LazyWeight):
+            key = weight.const_value.key
+            if key.endswith(_OFFSETS):
+                return None
+            if first_name(key) in self._lent:
+                return self._lent[first_name(key)]
         is_head = _is_by_output(node) and weight.const_value.shape[0] == self._head_width
         return self._formats.head if is_head else self._formats.layers
 

@@ -22,7 +22,8 @@ from mirrorsd.export.verify.rounded_weights import as_stored, stored_matrix
 from mirrorsd.export.verify.target import ONNX_ERRORS, Pass, TargetReference, TargetRun, plan_passes
 from mirrorsd.export.weights.block_formats import BlockChoice, WeightFormats
 from mirrorsd.families.heads import HeadChain, HeadNetwork
-from mirrorsd.families.registry import parts_of
+from mirrorsd.families.heads.lending import lenders
+from mirrorsd.families.heads.vocabulary import Vocabulary
 from mirrorsd.families.stream_link import SHORTLIST
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ExportError, raised_as
@@ -41,11 +42,10 @@ def compare_heads(
         return ()
     dtype: torch.dtype = getattr(torch, plan.shape.dtype)
     model = as_stored(open_model(target), plan.formats, dtype, plan.choose_pack)
-    embedding, lm_head = model.network.get_input_embeddings(), parts_of(model.network).lm_head
     results = []
-    with model.loaded(nn.ModuleList((embedding, lm_head))):
-        for head in plan.heads:
-            network = head.network(embedding.weight, lm_head.weight, torch.float32)
+    for head in plan.heads:
+        with model.loaded(lenders(model.network, head.config)):
+            network = head.network(model.network, torch.float32)
             round_as_stored(network, plan.formats, dtype)
             steps = tuple(plan_passes(reference.ids))
             results.append(_compare(HeadRun(run, head), HeadTwin(head, network), reference, steps).result(text))
@@ -59,8 +59,10 @@ def round_as_stored(network: HeadNetwork, formats: WeightFormats, dtype: torch.d
     for name, parameter in network.named_parameters():
         if name in borrowed:
             continue
-        is_table = isinstance(network.get_submodule(name.rpartition(".")[0]), nn.Embedding)
-        chosen = formats.embedding if is_table and parameter.shape[0] == vocab_size else formats.head
+        owner = network.get_submodule(name.rpartition(".")[0])
+        is_table = isinstance(owner, nn.Embedding) and parameter.shape[0] == vocab_size
+        is_product = isinstance(owner, nn.Linear | nn.Embedding | Vocabulary)
+        chosen = formats.embedding if is_table else formats.head if is_product else None
         parameter.data = _stored(parameter.data, chosen, dtype)
 
 

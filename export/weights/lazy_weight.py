@@ -28,6 +28,11 @@ TRANSPOSED, JOINED = " transposed", " below "
 """What keys say of matrices that were turned, and of tensors below one another."""
 
 
+def first_name(key: str) -> str:
+    """The name of the tensor that a weight's key begins with: of "q below k below v" that is "q"."""
+    return key.split(JOINED)[0].removesuffix(TRANSPOSED)
+
+
 class LazyWeight(ir.LazyTensor):
     """A tensor known by name, dtype and shape; its numbers exist only while `chunks` runs.
 

@@ -1,4 +1,4 @@
-"""Drafting heads: small networks that read the target's hidden states (Medusa, Hydra, EAGLE-3, block drafts)."""
+"""Drafting heads: small networks that read the target's hidden states (Medusa, Hydra, EAGLE-3, blocks, streams)."""
 
 from .block import BlockNetwork
 from .chain import HeadChain
@@ -7,6 +7,7 @@ from .eagle3 import Eagle3Network
 from .hydra import HydraNetwork
 from .medusa import MedusaNetwork
 from .network import HeadNetwork
+from .streaming import StreamingNetwork
 
 __all__ = ["KINDS", "HeadChain", "HeadConfig", "HeadNetwork", "build_head"]
 
@@ -15,6 +16,7 @@ _NETWORKS: dict[str, type[HeadNetwork]] = {
     "hydra": HydraNetwork,
     "eagle3": Eagle3Network,
     "block": BlockNetwork,
+    "streaming": StreamingNetwork,
 }
 
 

@@ -55,12 +55,14 @@ class FeatureRows:
         rows = torch.arange(queries.shape[2], device=queries.device)
         return attend(queries[:, :, :, None], self._parts(layer, rows), None)[:, :, :, 0]
 
-    def attend_at_tips(self, layer: int, queries: Tensor, own: KeyValue) -> Tensor:
+    def attend_at_tips(self, layer: int, queries: Tensor, own: KeyValue, *, is_causal: bool = False) -> Tensor:
         """Let `P` rows of every tip see what the tip sees, and all of the tip's `own` rows `[B, kvh, T, n, hd]`.
 
-        `queries [B, h, T, P, hd]`, same shape back.
+        `queries [B, h, T, P, hd]`, same shape back. `is_causal`: row `i` sees rows `0..i` of its own.
         """
-        return attend(queries, self._parts(layer, self.tips), own)
+        places = torch.arange(queries.shape[3], device=queries.device)
+        among_own = _bias(places[None, :] <= places[:, None]) if is_causal else None
+        return attend(queries, self._parts(layer, self.tips), own, among_own)
 
     def _parts(self, layer: int, tips: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Keys, values and bias `[tips or 1, columns]`: the past as far as it counts, and the rows up to each tip."""
@@ -78,11 +80,17 @@ def _bias(is_visible: Tensor) -> Tensor:
     return torch.where(is_visible, 0.0, MASKED)
 
 
-def attend(queries: Tensor, parts: list[tuple[Tensor, Tensor, Tensor]], own: KeyValue | None) -> Tensor:
+def attend(
+    queries: Tensor,
+    parts: list[tuple[Tensor, Tensor, Tensor]],
+    own: KeyValue | None,
+    among_own: Tensor | None = None,
+) -> Tensor:
     """Attend with `P` rows for each of `T` tips, `queries [B, h, T, P, hd]`, to several parts at once.
 
     A part is keys and values `[B, kvh, n, hd]` for all tips, and a bias `[T or 1, n]`; `own` are each tip's keys and
-    values `[B, kvh, T, n, hd]`. Scores are joined, keys and values are never copied.
+    values `[B, kvh, T, n, hd]`, with a bias `[P, n]` if not all see all. Scores are joined, keys and values are never
+    copied.
     """
     batch, num_heads, num_tips, rows, width = queries.shape
     kv_heads = parts[0][0].shape[1]
@@ -91,7 +99,8 @@ def attend(queries: Tensor, parts: list[tuple[Tensor, Tensor, Tensor]], own: Key
     grouped = (batch, kv_heads, num_heads // kv_heads, num_tips, rows, -1)
     scores = [(flat @ keys.transpose(2, 3)).reshape(grouped) + bias[:, None] for keys, _, bias in parts]
     if own is not None:
-        scores.append(scaled.reshape(grouped) @ own[0][:, :, None].transpose(4, 5))
+        of_own = scaled.reshape(grouped) @ own[0][:, :, None].transpose(4, 5)
+        scores.append(of_own if among_own is None else of_own + among_own)
     weights = torch.softmax(torch.cat(scores, dim=-1).float(), dim=-1).to(queries.dtype)
     attended = torch.zeros((), dtype=queries.dtype, device=queries.device)
     begin = 0

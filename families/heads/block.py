@@ -15,7 +15,7 @@ from torch.nn.functional import silu
 from .attending import FeatureRows
 from .choice import Listener
 from .config import HeadConfig
-from .layer import HeadLayer, Norm, Rotary, layers_in
+from .layer import Angles, HeadLayer, Norm, Rotary, layers_in
 from .network import HeadNetwork
 
 
@@ -37,6 +37,23 @@ class GatedLink(nn.Module):
         inner = self.down(state) + self.last(self.norm(last)) + self.earlier(self.norm(earlier))
         corrected: Tensor = state + self.up(silu(inner))
         return corrected
+
+
+def pass_layer(
+    rows: FeatureRows, numbered: tuple[int, HeadLayer], blocks: Tensor, angles: Angles, *, is_causal: bool = False
+) -> Tensor:
+    """Pass the tips' `blocks [B, T, P, H]` through layer `numbered`; they see their tip's past and the block.
+
+    `is_causal`: of its block a row sees only those before it, and itself.
+    """
+    number, layer = numbered
+    num_tips, block = blocks.shape[1:3]
+    hidden = blocks.flatten(1, 2)
+    normed = layer.input_layernorm(hidden)
+    heads = (layer.queries(normed, angles), *layer.keys_and_values(normed, angles))
+    queries, keys, values = (part.reshape(*part.shape[:2], num_tips, block, -1) for part in heads)
+    attended = rows.attend_at_tips(number, queries, (keys, values), is_causal=is_causal)
+    return layer.finish(hidden, attended.flatten(2, 3)).reshape(blocks.shape)
 
 
 class BlockNetwork(HeadNetwork):
@@ -88,16 +105,11 @@ class BlockNetwork(HeadNetwork):
         batch, num_tips, block = *token.shape, self.num_rows
         known = self.embed_tokens(token)[:, :, None]
         hidden = torch.cat((known, self._unknown().expand(batch, num_tips, block - 1, -1)), dim=2)
-        hidden = hidden.reshape(batch, num_tips * block, -1)
         ahead = torch.arange(1, block + 1, device=token.device)
         angles = self.rotary((rows.places_of_tips[:, None] + ahead).flatten())
-        for number, layer in enumerate(layers_in(self.layers)):
-            normed = layer.input_layernorm(hidden)
-            heads = (layer.queries(normed, angles), *layer.keys_and_values(normed, angles))
-            queries, keys, values = (part.reshape(*part.shape[:2], num_tips, block, -1) for part in heads)
-            attended = rows.attend_at_tips(number, queries, (keys, values))
-            hidden = layer.finish(hidden, attended.flatten(2, 3))
-        states: Tensor = self.norm(hidden).reshape(batch, num_tips, block, -1)
+        for numbered in enumerate(layers_in(self.layers)):
+            hidden = pass_layer(rows, numbered, hidden, angles)
+        states: Tensor = self.norm(hidden)
         return states[:, :, block - self.config.length :]
 
     def _unknown(self) -> Tensor:

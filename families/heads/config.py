@@ -14,7 +14,7 @@ from mirrorsd.graphs.errors import ConfigError
 
 HEAD_KIND = "head_kind"
 """Entry of config.json that makes a folder a head's."""
-KINDS = ("medusa", "hydra", "eagle3", "block")
+KINDS = ("medusa", "hydra", "eagle3", "block", "streaming")
 VOCABULARIES = ("shared", "own", "low-rank", "reduced")
 FINAL = "final"
 """The tap behind the target's final norm: what its LM head reads."""
@@ -36,7 +36,7 @@ class HeadConfig:
     """A head's sizes and switches; `H` and `V` are its target's.
 
     Attributes:
-        head_kind: `medusa`, `hydra`, `eagle3` or `block`.
+        head_kind: `medusa`, `hydra`, `eagle3`, `block` or `streaming`.
         taps: What of the target is read: numbers of layers passed (0 is the embedding's output, the last number stands
             before the final norm), or "final" (behind it).
         length: Guesses `K` per step.
@@ -47,7 +47,7 @@ class HeadConfig:
         num_logits: Tokens that can be guessed, `V_d`; fewer than `V` where it is reduced.
         head_rank: Of a low-rank vocabulary, else 0.
         depth: Residual blocks of each Medusa or Hydra head.
-        num_layers: Decoder layers; for Hydra the layer before the heads (0: none).
+        num_layers: Decoder layers; for Hydra the layer before the heads (0: none), for streams the target's last ones.
         num_heads: Query heads of a layer.
         num_kv_heads: Key and value heads of a layer.
         head_dim: Width of a head.
@@ -65,6 +65,7 @@ class HeadConfig:
         samples_anchor: The block's first row, the known token's, guesses too.
         link: What a block's guesses learn of those before them: `gated` residual, `markov` table, or `none`.
         link_rank: Hidden units of the link.
+        adapter_rank: Hidden units of the streams' adapters.
         logit_divisor: The target's, for logits.
         logit_cap: The target's, for logits.
     """
@@ -96,6 +97,7 @@ class HeadConfig:
     samples_anchor: bool = True
     link: str = "none"
     link_rank: int = 0
+    adapter_rank: int = 0
     logit_divisor: float = 1.0
     logit_cap: float | None = None
 
@@ -110,12 +112,16 @@ class HeadConfig:
         self._check_vocabulary()
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(f"a head has {self.num_heads} query heads for {self.num_kv_heads} key-value heads")
-        if (self.num_layers > 0 or self.head_kind in ("eagle3", "block")) and min(
+        if (self.num_layers > 0 or self.head_kind in ("eagle3", "block", "streaming")) and min(
             self.num_layers, self.intermediate_size
         ) < 1:
             raise ConfigError(
                 f"a {self.head_kind} head has num_layers={self.num_layers} and "
                 f"intermediate_size={self.intermediate_size}; both must be at least 1"
+            )
+        if self.borrows_layers != (self.adapter_rank > 0):
+            raise ConfigError(
+                f"a {self.head_kind} head has adapter_rank={self.adapter_rank}; streams have adapters, and only they"
             )
         if (self.link != "none") != (self.link_rank > 0):
             raise ConfigError(f"a head's link is {self.link!r} with link_rank={self.link_rank}; a link has a rank")
@@ -126,6 +132,12 @@ class HeadConfig:
             raise ConfigError(f"a head's taps are {list(self.taps)}; give numbers of layers, or {FINAL!r}")
         if self.head_kind in ("medusa", "hydra") and len(self.taps) != 1:
             raise ConfigError(f"a {self.head_kind} head reads one tap, not {list(self.taps)}; {FINAL!r} is usual")
+        first = self.taps[0]
+        entering = range(first, first + self.num_layers) if isinstance(first, int) else ()
+        if self.borrows_layers and self.taps != tuple(entering):
+            raise ConfigError(
+                f"a streaming head reads what enters each of its {self.num_layers} layers, not taps {list(self.taps)}"
+            )
 
     def _check_vocabulary(self) -> None:
         if (self.vocabulary == "low-rank") != (self.head_rank > 0):
@@ -141,14 +153,30 @@ class HeadConfig:
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether the tokens behind the rows are read: all kinds but Medusa."""
-        return self.head_kind != "medusa"
+        """Whether the tokens behind the rows are read: all kinds but Medusa and streams."""
+        return self.head_kind not in ("medusa", "streaming")
+
+    @property
+    def borrows_layers(self) -> bool:
+        """Whether its layers are the target's last ones."""
+        return self.head_kind == "streaming"
 
     @property
     def borrowed(self) -> tuple[str, ...]:
         """Names of the tensors that are the target's and in no file of the head."""
         embedding = (EMBEDDING,) if self.reads_tokens else ()
-        return (*embedding, LM_HEAD) if self.vocabulary == "shared" else embedding
+        lm_head = (LM_HEAD,) if self.vocabulary == "shared" else ()
+        return (*embedding, *lm_head, *(self._layer_tensors() if self.borrows_layers else ()))
+
+    def _layer_tensors(self) -> tuple[str, ...]:
+        """Names of all tensors of the layers, and of the norm behind them."""
+        products = [f"self_attn.{name}_proj" for name in "qkvo"]
+        entries = [f"{name}.bias" for name in products] if self.attention_bias else []
+        products += [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
+        norms = ["input_layernorm", "post_attention_layernorm"]
+        norms += [f"self_attn.{name}_norm" for name in "qk"] if self.qk_norm else []
+        entries += [f"{name}.weight" for name in (*products, *norms)]
+        return ("norm.weight", *(f"layers.{number}.{entry}" for number in range(self.num_layers) for entry in entries))
 
     @property
     def num_vocabularies(self) -> int:

@@ -1,6 +1,7 @@
 """What all heads have in common: their embedding, their head over the vocabulary, and how they are driven.
 
-Owns: the interface. Does not own: the kinds (`medusa.py`, `hydra.py`, `eagle3.py`, `block.py`).
+Owns: the interface.
+Does not own: the kinds (`medusa.py`, `hydra.py`, `eagle3.py`, `block.py`, `streaming.py`).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Method = Literal["auto", "mirror", "serial", "plain", "lookup", "medusa", "hydra", "eagle3", "block"]
+Method = Literal["auto", "mirror", "serial", "plain", "lookup", "medusa", "hydra", "eagle3", "block", "streaming"]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 JsonObject = dict[str, Any]
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 from random_heads import OTHERS, save_head
 
@@ -19,7 +20,7 @@ def bundle(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("every_head")
     heads = tuple(str(save_head(config, folder / kind)) for kind, config in OTHERS.items())
     sizes: dict[str, Any] = {"context": 512, "buckets": ((8, 8), (16, 16), (64, 1)), "capacities": (256, 512)}
-    export_pair(*tiny_pair, folder / "all.mirror", ExportOptions(precision="int8", heads=heads, **sizes))
+    export_pair(*tiny_pair, folder / "all.mirror", ExportOptions(precision="int4", heads=heads, **sizes))
     return folder / "all.mirror"
 
 
@@ -29,6 +30,21 @@ def test_every_guess_is_pytorchs(bundle: Path) -> None:
     for kind in OTHERS:
         assert found[f"head-{kind}"].max_relative_error < 1e-3
         assert found[f"head-{kind}"].top1_agreement > 0.99
+
+
+def offsets_of(bundle: Path, file: str) -> set[int]:
+    """Where the large weights of a stage begin in the bundle's weights file."""
+    initializers = ir.load(bundle / file).graph.initializers.values()
+    return {value.const_value.offset for value in initializers if isinstance(value.const_value, ir.ExternalTensor)}
+
+
+def test_the_layers_of_streams_are_the_targets_own_bytes(bundle: Path) -> None:
+    """Layers have 4 bits and the LM head 8, so a head that packed them like the LM head would store them again."""
+    manifest = read_bundle(bundle)
+    of_target = {start for segment in manifest.target.segments for start in offsets_of(bundle, segment.file)}
+    shared = offsets_of(bundle, "target/head-streaming.onnx") & of_target
+    assert len(shared) >= 3 * 4, "of three layers: attention's joined projections and its output; gate and up; down"
+    assert len(offsets_of(bundle, "target/head-block.onnx") & of_target) < 4
 
 
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])

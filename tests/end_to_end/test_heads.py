@@ -20,7 +20,7 @@ from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
 from mirrorsd.runtime.engine import check_head
 from mirrorsd.runtime.ledger import Ledger
 
-KINDS = ("medusa", "eagle3")
+KINDS = ("medusa", "eagle3", "streaming")
 METHODS = (*KINDS, "lookup")
 PROMPTS = ("Once upon a time", "x", "Every morning the fox went to the river and asked. " * 4)
 LENGTHS = {"max_new_tokens": 40, "ignore_eos": True}

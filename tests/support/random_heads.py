@@ -23,8 +23,9 @@ EAGLE3 = HeadConfig(
     **{**SIZES, "length": 2, "num_logits": 200},
 )
 BLOCK = HeadConfig(head_kind="block", taps=(1, 3), num_layers=1, link="gated", link_rank=8, **SIZES)
-HEADS = {"medusa": MEDUSA, "eagle3": EAGLE3}
-"""One that remembers nothing, and one with a cache."""
+STREAMING = HeadConfig(head_kind="streaming", taps=(2, 3), num_layers=2, adapter_rank=8, **SIZES)
+HEADS = {"medusa": MEDUSA, "eagle3": EAGLE3, "streaming": STREAMING}
+"""One that remembers nothing, one with a cache, and one with the target's own last layers."""
 OTHERS = {
     "medusa": replace(MEDUSA, vocabulary="own", depth=2),
     "hydra": replace(HYDRA, num_layers=1),
@@ -32,6 +33,7 @@ OTHERS = {
         EAGLE3, taps=(1, 2, 4), length=3, vocabulary="shared", num_logits=300, tap_norm="each", feeds_norm=True
     ),
     "block": BLOCK,
+    "streaming": replace(STREAMING, taps=(1, 2, 3), num_layers=3, vocabulary="low-rank", head_rank=16),
 }
 """Every kind, with other switches."""
 

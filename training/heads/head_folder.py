@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -15,11 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mirrorsd.families import parts_of
 from mirrorsd.families.heads import HeadConfig, HeadNetwork, build_head
-from mirrorsd.families.heads.config import EMBEDDING, LM_HEAD
+from mirrorsd.families.heads.lending import lent_by
 from mirrorsd.families.heads.published import PUBLISHED_KIND, convert_head
-from mirrorsd.graphs.errors import ConfigError, ExportError
+from mirrorsd.graphs.errors import ExportError
 
 __all__ = ["WEIGHTS_FILE", "OwnWeights", "lend", "load_head", "own_tensors", "save_head"]
 
@@ -52,22 +50,14 @@ class OwnWeights:
 
 
 def lend(network: HeadNetwork, target: PreTrainedModel) -> None:
-    """Let `network` read the target's own embedding and LM head, frozen; nothing is copied.
+    """Let `network` read what it borrows of the target, frozen; nothing is copied.
 
     Raises:
         ConfigError: The target's are of other sizes than the head's.
     """
-    parts: Any = parts_of(target)
-    given = {EMBEDDING: target.get_input_embeddings().weight, LM_HEAD: parts.lm_head.weight}
-    for name in network.config.borrowed:
+    for name, parameter in lent_by(target, network).items():
         owner, _, entry = name.rpartition(".")
-        module, expected = network.get_submodule(owner), tuple(network.get_parameter(name).shape)
-        if tuple(given[name].shape) != expected:
-            raise ConfigError(
-                f"the head wants the target's {name} to be {list(expected)}, this target's is "
-                f"{list(given[name].shape)}: it was made for another target"
-            )
-        setattr(module, entry, torch.nn.Parameter(given[name].detach(), requires_grad=False))
+        setattr(network.get_submodule(owner), entry, torch.nn.Parameter(parameter.detach(), requires_grad=False))
 
 
 def save_head(network: HeadNetwork, folder: Path, *, dtype: torch.dtype = torch.float16) -> None:

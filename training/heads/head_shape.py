@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from mirrorsd.families import DecoderParts, parts_of
 from mirrorsd.families.heads import HeadConfig, HeadNetwork, build_head
 from mirrorsd.families.heads.config import FINAL
+from mirrorsd.families.heads.lending import check_lending
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.draft_shape import low_rank_head
 from mirrorsd.training.heads.features import check_taps
@@ -25,8 +26,8 @@ from mirrorsd.training.heads.head_folder import lend
 __all__ = ["HeadPlan", "default_taps", "frequent_tokens", "make_head"]
 
 _SEED = 22
-_LENGTHS = {"medusa": 4, "hydra": 4, "eagle3": 5, "block": 7}
-_LAYERS = {"medusa": 0, "hydra": 0, "eagle3": 1, "block": 2}
+_LENGTHS = {"medusa": 4, "hydra": 4, "eagle3": 5, "block": 7, "streaming": 4}
+_LAYERS = {"medusa": 0, "hydra": 0, "eagle3": 1, "block": 2, "streaming": 4}
 _LINK_RANK = 128
 
 
@@ -46,6 +47,7 @@ class HeadPlan:
     depth: int = 1
     num_layers: int | None = None
     link_rank: int = -1
+    adapter_rank: int = 128
 
     def __post_init__(self) -> None:
         if self.kind not in _LENGTHS:
@@ -59,7 +61,10 @@ class HeadPlan:
         """
         parts, given = parts_of(target), target.config
         check_shareable(target, parts)
-        taps = self.taps or default_taps(self.kind, len(parts.layers))
+        num_layers = _LAYERS[self.kind] if self.num_layers is None else self.num_layers
+        if self.kind == "streaming" and self.num_layers is None:
+            num_layers = max(1, min(num_layers, len(parts.layers) // 3))
+        taps = self.taps or default_taps(self.kind, len(parts.layers), num_layers)
         check_taps(taps, len(parts.layers))
         is_reduced = self.vocabulary == "reduced"
         rank = self.link_rank if self.link_rank >= 0 else _LINK_RANK
@@ -68,7 +73,10 @@ class HeadPlan:
             sizes |= {"link": "gated" if rank else "none", "link_rank": rank}
         if self.kind in ("eagle3", "block"):
             sizes["tap_norm"] = "each"
-        return HeadConfig(
+        if self.kind == "streaming":
+            sizes |= {"adapter_rank": self.adapter_rank}
+            sizes |= {"attention_bias": bool(getattr(given, "attention_bias", False))}
+        config = HeadConfig(
             head_kind=self.kind,
             taps=taps,
             length=self.length or _LENGTHS[self.kind],
@@ -78,13 +86,15 @@ class HeadPlan:
             num_logits=min(self.num_logits, parts.lm_head.out_features) if is_reduced else parts.lm_head.out_features,
             head_rank=self.head_rank if self.vocabulary == "low-rank" else 0,
             depth=self.depth,
-            num_layers=_LAYERS[self.kind] if self.num_layers is None else self.num_layers,
+            num_layers=num_layers,
             max_positions=int(given.max_position_embeddings),
             rms_norm_eps=float(getattr(given, "rms_norm_eps", 1e-5)),
             logit_divisor=parts.logit_scale.divisor,
             logit_cap=parts.logit_scale.cap,
             **sizes,
         )
+        check_lending(config, given.to_dict())
+        return config
 
 
 def check_shareable(target: PreTrainedModel, parts: DecoderParts) -> None:
@@ -102,12 +112,16 @@ def check_shareable(target: PreTrainedModel, parts: DecoderParts) -> None:
         )
 
 
-def default_taps(kind: str, num_layers: int) -> tuple[int | str, ...]:
+def default_taps(kind: str, num_layers: int, num_own: int) -> tuple[int | str, ...]:
     """The taps of the papers: the final one; EAGLE-3's low, middle and high; five for a block.
 
-    >>> default_taps("eagle3", 30), default_taps("block", 30)
-    ((2, 15, 27), (1, 8, 14, 20, 27))
+    Streams read what enters each of the layers that they pass, the target's last `num_own`.
+
+    >>> default_taps("eagle3", 30, 1), default_taps("block", 30, 2), default_taps("streaming", 30, 4)
+    ((2, 15, 27), (1, 8, 14, 20, 27), (26, 27, 28, 29))
     """
+    if kind == "streaming":
+        return tuple(range(max(1, num_layers - num_own), num_layers))
     if kind in ("medusa", "hydra"):
         return (FINAL,)
     last = max(1, num_layers - 3)

@@ -21,7 +21,7 @@ _REPORTED_TEXTS = 40
 _SAMPLED_TEXTS = 24
 _NEW_TOKENS = 128
 
-Kind = Annotated[str, typer.Option(help="medusa, hydra, eagle3 or block.", show_default=False)]
+Kind = Annotated[str, typer.Option(help="medusa, hydra, eagle3, block or streaming.", show_default=False)]
 Taps = Annotated[
     str | None,
     typer.Option(help="What is read, such as 2,15,27 (layers passed) or final.", rich_help_panel=SHAPE),
@@ -35,9 +35,10 @@ NumLogits = Annotated[int, typer.Option("--tokens", help="Tokens of a reduced on
 Depth = Annotated[int, typer.Option(help="Residual blocks of each Medusa or Hydra head.", rich_help_panel=SHAPE)]
 Layers = Annotated[
     int | None,
-    typer.Option(help="Decoder layers; 1 gives Hydra its prefix layer. Default: 0, 1 or 2.", rich_help_panel=SHAPE),
+    typer.Option(help="Decoder layers; 1 gives Hydra its prefix layer. Default: 0, 1, 2 or 4.", rich_help_panel=SHAPE),
 ]
 LinkRank = Annotated[int, typer.Option(help="Hidden units of a block's link; 0: none, -1: 128.", rich_help_panel=SHAPE)]
+AdapterRank = Annotated[int, typer.Option(help="Hidden units of streams' adapters.", rich_help_panel=SHAPE)]
 Loss = Annotated[
     str | None,
     typer.Option(help="Shares of kl, tv and hard, such as tv=0.9,hard=0.1; default: the kind's.", rich_help_panel=LOSS),
@@ -64,6 +65,7 @@ def head(
     depth: Depth = 1,
     layers: Layers = None,
     link_rank: LinkRank = -1,
+    adapter_rank: AdapterRank = 128,
     loss: Loss = None,
     decay: Decay = 0.8,
     row_share: RowShare = 0.25,
@@ -90,7 +92,7 @@ def head(
     check_output(output)
     asked: dict[str, Any] = {"kind": kind, "taps": read_taps(taps), "length": guesses, "vocabulary": vocabulary}
     asked |= {"head_rank": head_rank, "num_logits": num_logits, "depth": depth, "num_layers": layers}
-    plan = HeadPlan(**asked, link_rank=link_rank)
+    plan = HeadPlan(**asked, link_rank=link_rank, adapter_rank=adapter_rank)
     rows: dict[str, Any] = {"sequences": batch, "length": length, "row_share": row_share, "rate": rate}
     rows |= {"decay": decay, "prompt_weight": prompt_weight, "is_compiled": compile_loss}
     how = HeadTrainingConfig(mix=read_mix(loss) or LOSS_MIXES[kind], **rows)

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from mirrorsd.families.heads import HeadChain, HeadConfig, HeadNetwork, build_head
 from mirrorsd.families.heads.attending import FeatureRows
 from mirrorsd.families.heads.choice import Choice
+from mirrorsd.families.heads.lending import lent_by
 from mirrorsd.graphs.errors import ConfigError
 
 VOCAB, HIDDEN, LENGTH = 50, 32, 3
@@ -22,6 +24,7 @@ MEDUSA = HeadConfig(head_kind="medusa", taps=("final",), depth=2, **SIZES)
 HYDRA = HeadConfig(head_kind="hydra", taps=("final",), vocabulary="low-rank", head_rank=8, **SIZES)
 EAGLE3 = HeadConfig(head_kind="eagle3", taps=(1, 2, 3), num_layers=2, tap_norm="each", **SIZES)
 BLOCK = HeadConfig(head_kind="block", taps=(1, 3), num_layers=2, qk_norm=True, **SIZES)
+STREAMING = HeadConfig(head_kind="streaming", taps=(2, 3), num_layers=2, adapter_rank=4, **SIZES)
 HEADS = {
     "medusa": MEDUSA,
     "medusa, own vocabularies": replace(MEDUSA, vocabulary="own"),
@@ -32,6 +35,7 @@ HEADS = {
     "eagle3, projected": replace(EAGLE3, joins="projection", taps=(4,), tap_norm="none", norm_before_residual=True),
     "block": BLOCK,
     "block with a gated link": replace(BLOCK, link="gated", link_rank=4, tap_norm="each"),
+    "streaming": STREAMING,
     "block with a Markov link": replace(BLOCK, link="markov", link_rank=4, mask_token=9, samples_anchor=False),
 }
 
@@ -107,7 +111,7 @@ def test_what_is_borrowed_follows_from_kind_and_vocabulary() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"head_kind": "medea"}, "head_kind is 'medea'; allowed: medusa, hydra, eagle3, block"),
+        ({"head_kind": "medea"}, "head_kind is 'medea'; allowed: medusa, hydra, eagle3, block, streaming"),
         ({"taps": (3, "first")}, "taps are"),
         ({"taps": (1, 2)}, "reads one tap"),
         ({"vocabulary": "low-rank"}, "head_rank=0; a low-rank one has a rank"),
@@ -116,6 +120,8 @@ def test_what_is_borrowed_follows_from_kind_and_vocabulary() -> None:
         ({"link": "gated"}, "link_rank=0"),
         ({"num_kv_heads": 3}, "4 query heads for 3"),
         ({"head_kind": "eagle3", "num_layers": 0}, "must be at least 1"),
+        ({"adapter_rank": 4}, "medusa head has adapter_rank=4; streams have adapters, and only they"),
+        ({"head_kind": "streaming", "num_layers": 2, "intermediate_size": 48, "taps": (1, 3)}, "each of its 2 layers"),
     ],
 )
 def test_a_config_that_no_head_has_is_refused(wrong: dict[str, Any], words: str) -> None:
@@ -132,3 +138,45 @@ def test_a_folder_without_a_heads_config_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"head_kind": "medusa", "colour": 1}')
     with pytest.raises(ConfigError, match="does not know: colour"):
         HeadConfig.read(tmp_path)
+
+
+@torch.no_grad()
+def test_untrained_streams_are_more_rows_of_the_target_in_its_last_layers() -> None:
+    """Rows that begin as the last one's state, put behind it, come out of the target's layers as the streams do."""
+    sizes: Any = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 48}
+    sizes |= {"vocab_size": VOCAB, "rms_norm_eps": 1e-5, "initializer_range": 0.2}
+    target = LlamaForCausalLM(LlamaConfig(hidden_size=HIDDEN, num_hidden_layers=4, **sizes)).eval()
+    network, tokens = build_head(STREAMING), torch.arange(12)[None]
+    for name, lent in lent_by(target, network).items():
+        network.get_parameter(name).data = lent.data
+    passed = target(tokens, output_hidden_states=True)
+    features = torch.cat([passed.hidden_states[tap] for tap in STREAMING.taps], dim=-1)
+    rows = FeatureRows(features, tokens, torch.tensor([11]), torch.tensor([0]))
+    choice = Choice(network.lm_head, None, num_candidates=VOCAB)
+    network.unroll(rows, choice)
+    for (keys, values), layer in zip(rows.new, passed.past_key_values.layers[2:], strict=True):
+        torch.testing.assert_close(keys, layer.keys)
+        torch.testing.assert_close(values, layer.values)
+    entering = passed.hidden_states[STREAMING.taps[0]]
+    hidden = torch.cat((entering, entering[:, -1:].expand(-1, LENGTH, -1)), dim=1)
+    positions = torch.arange(hidden.shape[1])[None]
+    unseen = torch.full((hidden.shape[1],) * 2, -1e9).triu(1)[None, None]
+    angles = target.model.rotary_emb(hidden, positions)
+    for layer in target.model.layers[2:]:
+        hidden = layer(hidden, attention_mask=unseen, position_ids=positions, position_embeddings=angles)
+    expected = target.lm_head(target.model.norm(hidden[0, -LENGTH:])).log_softmax(-1)
+    torch.testing.assert_close(choice.logprobs[0], expected.gather(-1, choice.ids[0]), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_streams_neither_depend_on_later_streams_nor_on_what_others_guess() -> None:
+    network, (features, tokens) = random_head(STREAMING), random_text(STREAMING)
+    found = []
+    for changed in (None, 1):
+        if changed is not None:
+            network.stream_embeddings[changed] += 1.0
+        choice = Choice(network.lm_head, None)
+        network.unroll(FeatureRows(features, tokens + (changed or 0), torch.tensor([11]), torch.tensor([0])), choice)
+        found.append(choice.logprobs[0, :, 0])
+    assert found[0][0] == found[1][0]
+    assert all(found[0][1:] != found[1][1:]), "the stream itself, and the one behind it"

@@ -165,7 +165,11 @@ def test_a_value_that_cannot_be_is_named_with_what_is_allowed(
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [
-        (("heads", 0, "kind"), "oracle", r"heads\[0\].kind is 'oracle'; allowed: medusa, hydra, eagle3, block"),
+        (
+            ("heads", 0, "kind"),
+            "oracle",
+            r"heads\[0\].kind is 'oracle'; allowed: medusa, hydra, eagle3, block, streaming",
+        ),
         (("heads", 0, "shape", "taps"), [1, 4], r"heads\[0\].shape.taps is 4; allowed: 1 to 3"),
         (("heads", 0, "shape", "taps"), [], r"heads\[0\].shape.taps is \[\]; allowed: one layer or more"),
         (("heads", 0, "shape", "length"), 32, r"heads\[0\].shape.length is 32; allowed: 1 to 31"),

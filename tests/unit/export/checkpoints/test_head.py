@@ -8,16 +8,62 @@ from typing import Any
 
 import pytest
 import torch
-from random_heads import EAGLE3, MEDUSA, random_network, save_head
-from safetensors.torch import save_file
+from random_heads import EAGLE3, MEDUSA, STREAMING, random_network, save_head
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from mirrorsd.export.checkpoints.head import open_head, open_heads
 from mirrorsd.families.heads import HeadConfig
 from mirrorsd.graphs.errors import ConfigError, ExportError
 
-SIZES = {"hidden_size": 64, "vocab_size": 300, "num_hidden_layers": 4}
+SIZES = {"hidden_size": 64, "vocab_size": 300, "num_hidden_layers": 4, "model_type": "llama"}
 TARGET: Any = SimpleNamespace(folder=Path("the-target"), config=SIZES)
 PUBLISHED = json.loads((Path(__file__).parents[2] / "families" / "published_heads.json").read_text(encoding="utf-8"))
+
+
+def a_target(**sizes: int) -> LlamaForCausalLM:
+    """A target of `SIZES`, with the layers that streams want."""
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96}
+    own = {name: size for name, size in SIZES.items() if name != "model_type"}
+    return LlamaForCausalLM(LlamaConfig(**{**own, **heads, **sizes}))
+
+
+def test_streams_borrow_the_targets_last_layers_and_store_none(tmp_path: Path) -> None:
+    model, folder = a_target(), save_head(STREAMING, tmp_path / "head")
+    of_adapters = {f"adapters.{place}.{part}.weight" for place in range(3) for part in ("norm", "down", "up")}
+    assert set(load_file(folder / "model.safetensors")) == {"stream_embeddings", *of_adapters}
+    network = open_head(folder, TARGET).network(model, torch.float32)
+    for number, theirs in enumerate(model.model.layers[2:]):
+        own = dict(network.layers[number].named_parameters())
+        assert all(own[name] is weight for name, weight in theirs.named_parameters())
+    assert network.norm.weight is model.model.norm.weight
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"num_hidden_layers": 6}, "pass layers 2 to 3 of a target, the last ones; this target's last one is 5"),
+        ({"model_type": "gemma2"}, r"those of gemma2 \(silu\) are not supported, only those of llama and qwen3"),
+        ({"hidden_act": "gelu"}, r"those of llama \(gelu\) are not supported"),
+    ],
+)
+def test_a_target_that_cannot_lend_its_layers_is_refused(tmp_path: Path, config: dict[str, Any], words: str) -> None:
+    target: Any = SimpleNamespace(folder=Path("the-target"), config={**SIZES, **config})
+    with pytest.raises(ConfigError, match=words):
+        open_head(save_head(STREAMING, tmp_path / "head"), target)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"attention_bias": True}, r"only one of head and target has layers\.0\.self_attn\.k_proj\.bias"),
+        ({"intermediate_size": 100}, r"layers\.0\.mlp\.gate_proj\.weight to be \[96, 64\], .* is \[100, 64\]"),
+    ],
+)
+def test_layers_of_other_sizes_are_not_borrowed(tmp_path: Path, sizes: dict[str, int], words: str) -> None:
+    head = open_head(save_head(STREAMING, tmp_path / "head"), TARGET)
+    with pytest.raises(ConfigError, match=words):
+        head.network(a_target(**sizes), torch.float32)
 
 
 def test_a_head_is_what_its_folder_says(tmp_path: Path) -> None:
@@ -32,10 +78,10 @@ def test_a_head_is_what_its_folder_says(tmp_path: Path) -> None:
 
 def test_what_a_head_borrows_is_the_targets_own_parameter(tmp_path: Path) -> None:
     config = replace(EAGLE3, vocabulary="shared", num_logits=300)
-    embedding, lm_head = (torch.nn.Parameter(torch.zeros(300, 64)) for _ in range(2))
-    network = open_head(save_head(config, tmp_path / "head"), TARGET).network(embedding, lm_head, torch.float32)
-    assert network.embed_tokens.weight is embedding
-    assert network.lm_head.weight is lm_head
+    model = a_target()
+    network = open_head(save_head(config, tmp_path / "head"), TARGET).network(model, torch.float32)
+    assert network.embed_tokens.weight is model.model.embed_tokens.weight
+    assert network.lm_head.weight is model.lm_head.weight
     own = random_network(config).state_dict()["fc.weight"]
     torch.testing.assert_close(network.state_dict()["fc.weight"], own)
 
@@ -73,9 +119,8 @@ def test_damaged_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"has no model\.safetensors: train it again"):
         open_head(folder, TARGET)
     save_file({"heads.0.0.linear.weight": torch.zeros(3, 3)}, folder / "model.safetensors")
-    weights = (torch.nn.Parameter(torch.zeros(300, 64)),) * 2
     with pytest.raises(ExportError, match=r"do not belong together .*Missing key.*size mismatch for heads\.0\.0"):
-        open_head(folder, TARGET).network(*weights, torch.float32)
+        open_head(folder, TARGET).network(a_target(), torch.float32)
 
 
 @pytest.mark.parametrize("case", PUBLISHED.values(), ids=PUBLISHED)
@@ -89,7 +134,6 @@ def test_a_published_head_is_read_from_its_folder(tmp_path: Path, case: dict[str
     sizes = {"hidden_size": layer["hidden_size"], "vocab_size": layer["vocab_size"], "num_hidden_layers": 12}
     target: Any = SimpleNamespace(folder=Path("the-target"), config=sizes)
     head = open_head(tmp_path, target)
-    embedding, lm_head = (torch.nn.Parameter(torch.zeros(sizes["vocab_size"], sizes["hidden_size"])) for _ in "ab")
-    network = head.network(embedding, lm_head, torch.float32)
+    network = head.network(a_target(**sizes), torch.float32)
     assert head.entry.kind == network.config.head_kind in ("eagle3", "block")
     assert max(head.shape.taps) <= 12

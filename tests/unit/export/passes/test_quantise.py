@@ -88,3 +88,16 @@ def test_a_tied_matrix_stays_one() -> None:
         assert all(isinstance(tensor, LazyWeight) for tensor in tensors)
         assert tensors[0].key == tensors[1].key  # type: ignore[union-attr]
         assert tensors[0].tobytes() == tensors[1].tobytes()  # type: ignore[union-attr]
+
+
+def test_weights_that_were_lent_have_the_format_of_their_lender() -> None:
+    """Joined and turned weights go by the name that they begin with."""
+    model, weights = make_stage(np.random.default_rng(2))
+    for name, key in (("w", "a.weight below b.weight"), ("gemm", "own.weight")):
+        matrix = LazyWeight(key, ir.DataType.FLOAT, (64, 64), lambda array=weights[name]: iter((array.T.copy(),)))
+        model.graph.initializers[name].const_value = matrix.transposed()
+    lent = {"a.weight": BlockChoice(bits=4, block_size=32)}
+    formats = WeightFormats(layers=INT8, head=INT8, embedding=INT8)
+    packed = QuantiseWeights(formats, head_width=40, lent=lent)(model).model
+    products = [node for node in packed.graph if node.op_type == "MatMulNBits"]
+    assert [node.attributes["bits"].as_int() for node in products] == [4, 8, 8]

@@ -19,7 +19,7 @@ from mirrorsd.runtime.decoding.head import HeadLink
 from mirrorsd.runtime.engine import check_head
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
-KINDS = {"medusa": 0, "hydra": 1, "eagle3": 1, "block": 2}
+KINDS = {"medusa": 0, "hydra": 1, "eagle3": 1, "block": 2, "streaming": 2}
 """Layers that keep a cache."""
 
 

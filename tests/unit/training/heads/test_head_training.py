@@ -35,6 +35,7 @@ PLANS = {
     "eagle3": HeadPlan(kind="eagle3", length=3),
     "eagle3, fewer tokens": HeadPlan(kind="eagle3", length=3, vocabulary="reduced", num_logits=20),
     "block": HeadPlan(kind="block", length=3, num_layers=1, link_rank=8),
+    "streaming": HeadPlan(kind="streaming", length=3, num_layers=2, adapter_rank=8),
 }
 
 
@@ -201,7 +202,7 @@ def test_replayed_noise_chooses_the_text_and_is_gumbel_noise() -> None:
     ("plan", "words"),
     [
         ({"taps": (2, 9, 1)}, "tap 9 asked of a target with 4 layers"),
-        ({"kind": "serpent"}, "kind is 'serpent'; allowed: medusa, hydra, eagle3, block"),
+        ({"kind": "serpent"}, "kind is 'serpent'; allowed: medusa, hydra, eagle3, block, streaming"),
         ({"vocabulary": "large"}, "vocabulary is 'large'"),
     ],
 )
