@@ -6,12 +6,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.decoding.acceptance import Acceptance
 from mirrorsd.runtime.decoding.lookup import FreeRows, Repeats
 from mirrorsd.runtime.decoding.mirror import MirrorSource
 from mirrorsd.runtime.decoding.request import StepRecord
 from mirrorsd.runtime.decoding.serial import SerialSource
-from mirrorsd.runtime.decoding.step import Beside, Found, InFlight, ReadPrompt
+from mirrorsd.runtime.decoding.step import Acceptance, Beside, Found, InFlight, ReadPrompt
 from mirrorsd.runtime.draft.tree import NO_TOKENS
 from mirrorsd.runtime.policy.account import Account, PairKnowledge
 

@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.backends.protocol import ExitGuesses
-from mirrorsd.runtime.decoding.acceptance import Acceptance
 from mirrorsd.runtime.decoding.expansion import Expansion, Occasion
 from mirrorsd.runtime.decoding.request import StepRecord
 from mirrorsd.runtime.decoding.serial import SerialSource
-from mirrorsd.runtime.decoding.step import Found, InFlight, ReadPrompt
+from mirrorsd.runtime.decoding.step import Acceptance, Found, InFlight, ReadPrompt
 from mirrorsd.runtime.decoding.target_link import TargetLine
 from mirrorsd.runtime.draft.drafter import cut_window
 from mirrorsd.runtime.draft.tree import BranchTable, BranchWindow
