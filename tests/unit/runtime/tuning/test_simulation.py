@@ -11,7 +11,7 @@ from mirrorsd.device_maps import Pace
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.runtime.backends.fake import FakeDraft
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
-from mirrorsd.runtime.policy.root_scores import RootScores
+from mirrorsd.runtime.policy.knowledge import RootScores
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.runtime.tuning.recorder import record_text
 from mirrorsd.runtime.tuning.recording import RecordedText, Recording
