@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from mirrorsd.runtime.decoding.lookup import FreeRows, Repeats
 from mirrorsd.runtime.decoding.mirror import MirrorSource
 from mirrorsd.runtime.decoding.request import StepRecord
-from mirrorsd.runtime.decoding.serial import SerialSource
-from mirrorsd.runtime.decoding.step import Acceptance, Beside, Found, InFlight, ReadPrompt
+from mirrorsd.runtime.decoding.step import Acceptance, Beside, Found, InFlight, ReadPrompt, SerialSource
 from mirrorsd.runtime.draft.tree import NO_TOKENS
 from mirrorsd.runtime.policy.account import Account, PairKnowledge
 

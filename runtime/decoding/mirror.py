@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from mirrorsd.runtime.backends.protocol import ExitGuesses
 from mirrorsd.runtime.decoding.draft_link import DraftLine
 from mirrorsd.runtime.decoding.request import StepRecord
-from mirrorsd.runtime.decoding.serial import SerialSource
-from mirrorsd.runtime.decoding.step import Acceptance, Found, InFlight, ReadPrompt
+from mirrorsd.runtime.decoding.step import Acceptance, Found, InFlight, ReadPrompt, SerialSource
 from mirrorsd.runtime.decoding.target_link import TargetLine
 from mirrorsd.runtime.draft.drafter import Offer, cut_window
 from mirrorsd.runtime.draft.tree import Branch, BranchTable, BranchWindow

@@ -1,4 +1,4 @@
-"""Plain decoding, and the step that all methods share: verify, commit, record."""
+"""Plain decoding, and the step that all methods share: verify, commit, record. How much of a window is right."""
 
 from collections.abc import Callable
 from typing import Any
