@@ -148,7 +148,8 @@ Work = Callable[[Tensor, Tensor, bool], tuple[tuple[Tensor, ...], Tensor | None,
 
 def with_its_gradients(rows: Tensor, head: Tensor, work: Work) -> tuple[Tensor, ...]:
     """What `work` finds; the first of it has gradients to `rows` and `head`, made while the logits were there."""
-    return cast(Any, _Made).apply(rows, head, work)
+    found: tuple[Tensor, ...] = cast(Any, _Made).apply(rows, head, work)
+    return found
 
 
 class _Made(torch.autograd.Function):
