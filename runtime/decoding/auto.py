@@ -52,6 +52,11 @@ class AutoSource:
         return 0 if self._is_in_step else self._request.num_tokens - self._num_drafted_for
 
     @property
+    def _fresh_seconds(self) -> float:
+        """What the rounds of a window take, by the draft's own clock; 0 until measured."""
+        return self._request.speculation.passes * self._draft.round_seconds
+
+    @property
     def _speed(self) -> float:
         windows = self._request.windows
         return windows.speed if windows is not None else self._known.plain_speed
@@ -99,7 +104,7 @@ class AutoSource:
             return forced
         is_ready = self._is_in_step and done is not None and self._drafting.is_prepared(done.acceptance)
         worth = account.worth_of_drafting(speed, is_ready=is_ready)
-        self._is_trial = not is_ready and worth <= 0 and account.may_try(speed, self._num_missing)
+        self._is_trial = not is_ready and worth <= 0 and account.may_try(speed, self._num_missing, self._fresh_seconds)
         repeat = None if self._is_trial else self._repeats.offer(max(worth, 0.0))
         if repeat is not None:
             found = Found(repeat, "text")
