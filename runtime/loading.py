@@ -16,8 +16,7 @@ from mirrorsd.runtime.devices.huge_pages import regions_now, use_huge_pages
 from mirrorsd.runtime.devices.inventory import check_computes, choose_device_map
 from mirrorsd.runtime.devices.layouts import Layout, choose_layout, target_thread_cores
 from mirrorsd.runtime.engine import Engine, check_exits, resolve_speculation
-from mirrorsd.runtime.policy.knowledge import Knowledge
-from mirrorsd.runtime.policy.root_scores import RootScores
+from mirrorsd.runtime.policy.knowledge import Knowledge, RootScores
 from mirrorsd.runtime.text.tokenizer import BundleTokenizer
 from mirrorsd.runtime.tuned import Tuned
 

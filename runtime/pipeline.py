@@ -5,10 +5,11 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from importlib import import_module
+from inspect import iscoroutinefunction
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.manifest import Manifest
@@ -39,7 +40,12 @@ def _on_own_session(
     def forward(self: "MirrorPipeline", /, *args: Arguments.args, **options: Arguments.kwargs) -> Returned:
         return method(self._own, *args, **options)
 
-    return forward
+    @wraps(method)
+    async def forward_awaited(self: "MirrorPipeline", /, *args: Any, **options: Any) -> Any:
+        return await cast(Any, method)(self._own, *args, **options)
+
+    # Frameworks ask what kind of function it is, to know whether to await it.
+    return cast(Any, forward_awaited) if iscoroutinefunction(method) else forward
 
 
 class MirrorPipeline:

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from mirrorsd.families import parts_of
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.training.divergence import LOSSES, HeadRows, Wanted, distance
+from mirrorsd.training.divergence import LOSSES, HeadRows, LossMix, distance
 from mirrorsd.training.models.streaming_draft import StreamingDraft
 from mirrorsd.training.run.device import autocast
 from mirrorsd.training.run.optimizers import descend, make_optimizers, set_rate
@@ -115,21 +115,21 @@ def distill_losses(
     Ids that only one of them has (padding at the end of a vocabulary) are left out.
     """
     ids, weights = text.ids, text.weights(config.prompt_weight)
-    wanted = Wanted(config.loss, config.argmax_weight)
+    soft = {config.loss: 1 - config.argmax_weight}
+    mix = LossMix(**soft, hard=config.argmax_weight)
     by_target = target_rows(target, ids)
     hidden = draft(ids, tip_rows)
-    main = distance(by_target, draft.head_rows(hidden.main), _shares(weights), wanted)
+    main = distance(by_target, draft.head_rows(hidden.main), _shares(weights), mix)
     total, stream_means = main.total, torch.full((draft.num_streams,), torch.nan, device=ids.device)
     if len(tip_rows) and draft.num_streams:
         ahead = tip_rows[:, None] + torch.arange(1, draft.num_streams + 1, device=ids.device)
         linked = draft.linked(hidden.streams, ids[:, ahead], ids[:, ahead - 1])
         shares = _shares(weights[:, ahead]) * (config.stream_weight * draft.num_streams)
         ahead_by_target = by_target._replace(rows=by_target.rows[:, ahead])
-        streams = distance(ahead_by_target, draft.head_rows(linked), shares, wanted)
+        streams = distance(ahead_by_target, draft.head_rows(linked), shares, mix)
         total, stream_means = total + streams.total, streams.soft.mean((0, 1))
-        if draft.link is not None:
-            bare_shares = shares * (_BARE_SHARE * (1 - config.argmax_weight))
-            bare = distance(ahead_by_target, draft.head_rows(hidden.streams), bare_shares, Wanted(config.loss))
+        if draft.link is not None and config.argmax_weight < 1:
+            bare = distance(ahead_by_target, draft.head_rows(hidden.streams), _BARE_SHARE * shares, LossMix(**soft))
             total = total + bare.total
     return DistillLosses(total, main.soft.mean(), stream_means, main.is_best.mean())
 

@@ -2,6 +2,7 @@
 
 Three measures of the same two distributions. KL is the usual one. Total variation is the share of tokens that exact
 sampling rejects, so its gradient asks for acceptance itself (LK losses, arXiv 2602.23881: `-log` of what is accepted).
+The cross-entropy with the target's best token is what greedy decoding asks for.
 
 Rows of a whole vocabulary are what a training of a small draft spends its time on, not the draft's layers. So they are
 never kept: heads, distances and gradients are computed for a few rows at a time, while those are in the cache.
@@ -9,19 +10,48 @@ never kept: heads, distances and gradients are computed for a few rows at a time
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from mirrorsd.families.decoder_parts import LogitScale
+from mirrorsd.graphs.errors import ConfigError
 
-__all__ = ["LOSSES", "Distance", "HeadRows", "Wanted", "distance"]
+__all__ = ["LOSSES", "Distance", "HeadRows", "LossMix", "compare_rows", "distance", "taught", "with_its_gradients"]
 
+LOSSES = ("kl", "tv", "lk")
+"""Distances of two distributions."""
 _CHUNK_NUMBERS = 1 << 22
 """Logits at a time, 16 MiB in single precision: fewer read the heads too often, more gain nothing."""
+_LEAST_SHARED = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossMix:
+    """How much of each distance a loss has: `kl`, total variation `tv` and `lk` to the target's distribution, `hard`.
+
+    `hard` is the cross-entropy with the target's own best token: what greedy decoding asks for.
+    """
+
+    kl: float = 0.0
+    tv: float = 0.0
+    lk: float = 0.0
+    hard: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.shares) < 0 or not sum(self.shares):
+            given = ", ".join(f"{name}={value}" for name, value in zip((*LOSSES, "hard"), self.shares, strict=True))
+            raise ConfigError(f"a loss of {given}; one must be above 0, none below")
+
+    @property
+    def shares(self) -> tuple[float, float, float, float]:
+        """The numbers alone, as `compare_rows` takes them."""
+        return self.kl, self.tv, self.lk, self.hard
 
 
 class HeadRows(NamedTuple):
@@ -32,31 +62,113 @@ class HeadRows(NamedTuple):
     scale: LogitScale = LogitScale()
 
 
-class Wanted(NamedTuple):
-    """What a training asks for: `loss` (one of `LOSSES`), and a share of cross-entropy with the target's best token.
+class Taught(NamedTuple):
+    """What the target says of rows: `shares [n, V]`, its `best [n]` token, and its `entropy [n]` in nats."""
 
-    That is what greedy decoding asks for.
-    """
+    shares: Tensor
+    best: Tensor
+    entropy: Tensor
 
-    loss: str = "kl"
-    argmax_weight: float = 0.0
+    def rows(self, part: slice) -> Taught:
+        """Some of them."""
+        return Taught(self.shares[part], self.best[part], self.entropy[part])
 
 
 class Distance(NamedTuple):
     """The weighted sum over all rows, which carries the gradients, and what each row `[...]` says.
 
-    `soft` is the loss (KL and LK in nats, TV as a share), `hard` the cross-entropy (nats), `is_best` whether both have
-    the same best token (0 or 1).
+    `soft` is the distance of the distributions by itself (KL and LK in nats, TV as a share), `is_best` whether both
+    have the same best token (0 or 1).
     """
 
     total: Tensor
     soft: Tensor
-    hard: Tensor
     is_best: Tensor
 
 
+def taught(logits: Tensor) -> Taught:
+    """The target's distributions, by its logits `[n, V]` in single precision."""
+    best = logits.argmax(-1)
+    shifted = logits - logits.gather(-1, best[:, None])
+    shares = shifted.exp()
+    mass = shares.sum(-1, keepdim=True)
+    shares.div_(mass)
+    return Taught(shares, best, mass[:, 0].log() - shifted.mul_(shares).sum(-1))
+
+
+def compare_rows(
+    raw: Tensor, target: Taught, weights: Tensor, mix: tuple[float, float, float, float], scale: LogitScale
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Compare rows of logits with the target's distributions.
+
+    Args:
+        raw: `[n, V]`: logits before `scale`.
+        target: What the target says of these rows.
+        weights: `[n]`: how much each row counts.
+        mix: Shares of KL, total variation, LK and the cross-entropy with the best token.
+        scale: Divisor and cap.
+
+    Returns:
+        Losses `[n]` by the first three, and by the last; the gradient of the weighted sum of both by `raw` `[n, V]`;
+        whether the best logit is the target's.
+    """
+    of_kl, of_tv, of_lk, of_hard = mix
+    logits = scale(raw.float())
+    top, chosen = logits.max(-1, keepdim=True)
+    shifted = logits - top
+    share = shifted.exp()
+    mass = share.sum(-1, keepdim=True)
+    share.div_(mass)
+    log_mass = mass.log()
+    soft, hard = torch.zeros_like(weights), torch.zeros_like(weights)
+    gradient = share * (of_kl + of_hard)
+    if of_kl:
+        soft = soft + of_kl * (log_mass[:, 0] - (target.shares * shifted).sum(-1) - target.entropy)
+        gradient.sub_(target.shares, alpha=of_kl)
+    if of_tv or of_lk:
+        is_below = share < target.shares
+        below = torch.where(is_below, share, 0.0)
+        accepted = torch.where(is_below, share, target.shares).sum(-1).clamp(min=_LEAST_SHARED)
+        soft = soft + of_tv * (1 - accepted) - of_lk * accepted.log()
+        slope = (of_tv + of_lk / accepted)[:, None]
+        gradient.addcmul_(slope, share * below.sum(-1, keepdim=True) - below)
+    if of_hard:
+        hard = of_hard * (log_mass - shifted.gather(-1, target.best[:, None]))[:, 0]
+        places = torch.arange(logits.shape[-1], device=target.best.device)
+        gradient = torch.where(places == target.best[:, None], gradient - of_hard, gradient)
+    gradient.mul_(weights[:, None] / scale.divisor)
+    if scale.cap is not None:
+        gradient.mul_(1 - (logits / scale.cap).square())
+    return soft, hard, gradient.to(raw.dtype), chosen[:, 0] == target.best
+
+
+Work = Callable[[Tensor, Tensor, bool], tuple[tuple[Tensor, ...], Tensor | None, Tensor | None]]
+"""Takes rows, the head, and whether the head's gradient is wanted; gives sums, and the gradients of the first."""
+
+
+def with_its_gradients(rows: Tensor, head: Tensor, work: Work) -> tuple[Tensor, ...]:
+    """What `work` finds; the first of it has gradients to `rows` and `head`, made while the logits were there."""
+    found: tuple[Tensor, ...] = cast(Any, _Made).apply(rows, head, work)
+    return found
+
+
+class _Made(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, head: Tensor, work: Work) -> tuple[Tensor, ...]:
+        found, of_rows, of_head = work(rows.detach(), head.detach(), ctx.needs_input_grad[1])
+        ctx.save_for_backward(of_rows, of_head)
+        ctx.mark_non_differentiable(*found[1:])
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, given: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        of_rows, of_head = ctx.saved_tensors
+        return given * of_rows, (None if of_head is None else given * of_head), None
+
+
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def distance(target: HeadRows, student: HeadRows, weights: Tensor, wanted: Wanted) -> Distance:
+def distance(target: HeadRows, student: HeadRows, weights: Tensor, mix: LossMix) -> Distance:
     """Compare the student's rows with the target's, at temperature 1.
 
     Ids that only one of the heads has (padding at the end of a vocabulary) are left out. Gradients go to the student's
@@ -66,120 +178,37 @@ def distance(target: HeadRows, student: HeadRows, weights: Tensor, wanted: Wante
         target: `[..., H]` with its head; constant.
         student: As many rows, of another width perhaps.
         weights: How much each row counts, `[...]`; constant.
-        wanted: The distance, and what the best token counts.
+        mix: What is minimised.
     """
     size = min(len(target.head), len(student.head))
-    rows = [given.rows.reshape(-1, given.rows.shape[-1]) for given in (student, target)]
-    kinds = (student.scale, target.scale), wanted
-    with torch.autocast(rows[0].device.type, enabled=False):
-        total, *found = cast(Any, _Weighted).apply(
-            rows[0], student.head[:size], rows[1].detach(), target.head[:size].detach(), weights.reshape(-1), kinds
-        )
-    return Distance(total, *(values.reshape(weights.shape) for values in found))
+    rows, by_target = (given.rows.reshape(-1, given.rows.shape[-1]) for given in (student, target))
+    constant = HeadRows(by_target.detach(), target.head[:size].detach(), target.scale)
+    with torch.autocast(rows.device.type, enabled=False):
+        work = partial(_in_chunks, constant, weights.reshape(-1), mix, student.scale)
+        total, soft, is_best = with_its_gradients(rows, student.head[:size], work)
+    return Distance(total, soft.reshape(weights.shape), is_best.reshape(weights.shape))
 
 
-class _Weighted(torch.autograd.Function):
-    """The weighted sum of all rows' distances; its gradients are made on the way, while the logits are there."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, head: Tensor, by_target: Tensor, its_head: Tensor, weights: Tensor, kinds: Any
-    ) -> Any:
-        scales, wanted = kinds
-        (rows, head), dtypes = _narrow(rows, head), (rows.dtype, head.dtype)
-        by_target, its_head = _narrow(by_target, its_head)
-        slopes = rows.new_empty(len(rows), len(head)) if any(ctx.needs_input_grad[:2]) else None
-        found = []
-        for first in range(0, len(rows), step := max(1, _CHUNK_NUMBERS // len(head))):
-            part = slice(first, first + step)
-            logits = scales[0]((rows[part] @ head.T).float())
-            pair = _Pair.of(scales[1]((by_target[part] @ its_head.T).float()), logits)
-            found.append(pair.distances(wanted))
-            if slopes is not None:
-                slopes[part] = _through(scales[0], logits, pair.slopes(wanted).mul_(weights[part, None]))
-        soft, hard, is_best = (torch.cat(values) for values in zip(*found, strict=True))
-        if slopes is not None:
-            ctx.save_for_backward((slopes @ head).to(dtypes[0]), (slopes.T @ rows).to(dtypes[1]))
-        ctx.mark_non_differentiable(soft, hard, is_best)
-        mixed = (1 - wanted.argmax_weight) * soft + wanted.argmax_weight * hard
-        return (mixed * weights).sum(), soft, hard, is_best
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> Any:
-        to_rows, to_head = ctx.saved_tensors
-        return gradient * to_rows, gradient * to_head, None, None, None, None
-
-
-def _through(scale: LogitScale, scaled: Tensor, slopes: Tensor) -> Tensor:
-    """Slopes of the head's own logits from those of the scaled ones."""
-    if scale.cap is not None:
-        slopes = slopes * (1 - (scaled / scale.cap).square())
-    return slopes if scale.divisor == 1.0 else slopes / scale.divisor
+def _in_chunks(
+    target: HeadRows, weights: Tensor, mix: LossMix, scale: LogitScale, rows: Tensor, head: Tensor, wants_head: bool
+) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
+    """See `Work`; the products that give the gradients are made once for all rows: to add them up costs more."""
+    dtypes = rows.dtype, head.dtype
+    (rows, head), (by_target, its_head) = _narrow(rows, head), _narrow(target.rows, target.head)
+    slopes = rows.new_empty(len(rows), len(head))
+    found = []
+    for first in range(0, len(rows), step := max(1, _CHUNK_NUMBERS // len(head))):
+        part = slice(first, first + step)
+        wanted = taught(target.scale((by_target[part] @ its_head.T).float()))
+        raw = rows[part] @ head.T
+        soft, hard, slopes[part], is_best = compare_rows(raw, wanted, weights[part], mix.shares, scale)
+        found.append((soft, hard, is_best.float()))
+    soft, hard, is_best = (torch.cat(values) for values in zip(*found, strict=True))
+    sums = ((soft + hard) * weights).sum(), soft / max(mix.kl + mix.tv + mix.lk, 1e-9), is_best
+    return sums, (slopes @ head).to(dtypes[0]), ((slopes.T @ rows).to(dtypes[1]) if wants_head else None)
 
 
 def _narrow(rows: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
     """Both in the narrower of their types: that is what autocast multiplies in."""
     dtype = torch.bfloat16 if torch.bfloat16 in (rows.dtype, head.dtype) else rows.dtype
     return rows.to(dtype), head.to(dtype)
-
-
-class _Pair(NamedTuple):
-    """Log-probabilities and probabilities of a chunk, `[n, V]` in single precision, and the target's best `[n, 1]`."""
-
-    target_log: Tensor
-    student_log: Tensor
-    target: Tensor
-    student: Tensor
-    best: Tensor
-
-    @classmethod
-    def of(cls, by_target: Tensor, by_student: Tensor) -> _Pair:
-        """From logits `[n, V]`."""
-        target_log, student_log = torch.log_softmax(by_target, -1), torch.log_softmax(by_student, -1)
-        return cls(target_log, student_log, target_log.exp(), student_log.exp(), by_target.argmax(-1, keepdim=True))
-
-    def distances(self, wanted: Wanted) -> tuple[Tensor, Tensor, Tensor]:
-        """`soft`, `hard` and `is_best` of each row."""
-        hard = -self.student_log.gather(-1, self.best)[:, 0]
-        is_best = (-hard >= self.student_log.amax(-1)).float()
-        return LOSSES[wanted.loss].value(self), hard, is_best
-
-    def slopes(self, wanted: Wanted) -> Tensor:
-        """The gradient of a row's loss to the student's logits, `[n, V]`."""
-        slopes = LOSSES[wanted.loss].slope(self).mul_(1 - wanted.argmax_weight)
-        slopes.add_(self.student, alpha=wanted.argmax_weight)
-        own = torch.full_like(self.best, wanted.argmax_weight, dtype=slopes.dtype)
-        return slopes.scatter_add_(-1, self.best, -own)
-
-    def shared(self) -> Tensor:
-        """What exact sampling accepts, `[n]`: the mass that both distributions share."""
-        return torch.minimum(self.target, self.student).sum(-1)
-
-    def lost(self) -> Tensor:
-        """The gradient of minus the shared mass to the student's logits, `[n, V]`."""
-        below = self.student * (self.student < self.target)
-        return self.student * below.sum(-1, keepdim=True) - below
-
-
-class Kind(NamedTuple):
-    """A distance of each row `[n]`, and its gradient to the student's logits `[n, V]`."""
-
-    value: Callable[[_Pair], Tensor]
-    slope: Callable[[_Pair], Tensor]
-
-
-_LEAST_SHARED = 1e-6
-
-LOSSES: Mapping[str, Kind] = MappingProxyType(
-    {
-        "kl": Kind(
-            lambda pair: (pair.target * (pair.target_log - pair.student_log)).sum(-1),
-            lambda pair: pair.student - pair.target,
-        ),
-        "tv": Kind(lambda pair: 1 - pair.shared(), lambda pair: pair.lost()),
-        "lk": Kind(
-            lambda pair: -pair.shared().clamp(min=_LEAST_SHARED).log(),
-            lambda pair: pair.lost() / pair.shared().clamp(min=_LEAST_SHARED)[:, None],
-        ),
-    }
-)

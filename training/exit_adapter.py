@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from mirrorsd.families import parts_of
 from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.graphs.names import EXIT_ADAPTERS_FILE, EXIT_ADAPTERS_FORMAT, adapter_down, adapter_up
-from mirrorsd.training.divergence import HeadRows, Wanted, distance
+from mirrorsd.training.divergence import HeadRows, LossMix, distance
 from mirrorsd.training.run.device import autocast
 from mirrorsd.training.run.optimizers import descend, set_rate
 from mirrorsd.training.run.timed_run import RunConfig, RunProgress, TimedRun, print_progress
@@ -102,7 +102,7 @@ def exit_losses(target: PreTrainedModel, adapters: nn.ModuleDict, ids: Tensor) -
     losses = {}
     for layer, adapter in adapters.items():
         rows = parts.norm(adapter(outputs.hidden_states[int(layer)]))
-        losses[layer] = distance(by_target, by_target._replace(rows=rows), share, Wanted()).total
+        losses[layer] = distance(by_target, by_target._replace(rows=rows), share, LossMix(kl=1.0)).total
     return losses
 
 

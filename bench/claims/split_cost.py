@@ -24,7 +24,7 @@ from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.checkpoints.loading import target_shape
 from mirrorsd.export.checkpoints.weightless import open_model
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
-from mirrorsd.runtime.devices.pinning import pin_current_thread
+from mirrorsd.runtime.devices.workers import pin_current_thread
 from mirrorsd.runtime.ledger import Ledger
 
 BLOCK = 20

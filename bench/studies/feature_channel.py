@@ -34,12 +34,13 @@ from mirrorsd.families.heads import HeadNetwork
 from mirrorsd.families.heads.attending import FeatureRows
 from mirrorsd.families.heads.choice import Choice
 from mirrorsd.graphs.contract import MASKED
+from mirrorsd.training.divergence import LossMix
 from mirrorsd.training.heads.features import Features, Teacher, teaching
 from mirrorsd.training.heads.head_folder import OwnWeights
 from mirrorsd.training.heads.head_report import posterior_noise
 from mirrorsd.training.heads.head_shape import HeadPlan, make_head
 from mirrorsd.training.heads.head_training import HeadTrainingConfig, Taught, draw_spans
-from mirrorsd.training.heads.vocabulary_loss import LossMix, SpanTeacher, vocabulary_loss
+from mirrorsd.training.heads.vocabulary_loss import SpanTeacher, vocabulary_loss
 from mirrorsd.training.models.attention import use_training_attention
 from mirrorsd.training.models.whole_model import load_whole
 from mirrorsd.training.run.device import autocast, use_device

@@ -4,7 +4,9 @@
 
 Texts are decoded with Python's profiler on every thread, so their speed means nothing. Counted are the files of
 `runtime/` in which a function begins while a step is taken; `outer` of them only hand the step on (pipeline, session,
-turns, engine). `median` and `most` are over the steps from the second on, `files` those of the longest step.
+turns, engine). `median` and `most` are over the steps from the second on, `files` those of the longest step. A text
+by each method comes first, so that what is needed has been compiled. What `mirrorsd tune` has found is used, and adds
+what cuts windows; `--untuned` leaves it out.
 """
 
 import sys
@@ -21,6 +23,11 @@ from mirrorsd.runtime.config import Method
 
 RUNTIME = Path(__file__).resolve().parents[2] / "runtime"
 METHODS: tuple[Method, ...] = ("plain", "serial", "mirror", "auto")
+TEXTS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 1.0},
+    "filtered, penalised": {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.1},
+}
 OUTER = {"pipeline.py", "session.py", "seats.py", "turns.py", "engine.py"}
 
 
@@ -29,20 +36,24 @@ def main() -> None:
     parser = runs.parser(__doc__)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--device-map", default="cpu")
+    parser.add_argument("--untuned", action="store_true")
     options = parser.parse_args()
     passed = PassedFiles()
     threading.setprofile(passed.note)  # for the threads that loading starts
     sys.setprofile(passed.note)
     rows, (prompt,) = [], runs.spread_prompts(options.prompts, 1)
-    with MirrorPipeline.load(options.bundle, device_map=options.device_map) as pipe:
-        for temperature in (0.0, 1.0):
+    with MirrorPipeline.load(options.bundle, device_map=options.device_map, use_tuned=not options.untuned) as pipe:
+        for method in METHODS:
+            pipe.generate(messages=prompt, config=runs.text_config(options), method=method)
+        for kind, settings in TEXTS.items():
+            config = runs.seeded(runs.text_config(options, settings["temperature"]), 1).with_overrides(settings)
             for method in METHODS:
-                config = runs.seeded(runs.text_config(options, temperature), 1)
                 text = pipe.stream(messages=prompt, config=config, method=method)
-                rows.append({"temperature": temperature, "method": method, **count(passed.by_step(text))})
-                runs.print_rows(rows[-1:], ("temperature", "method", "median", "most", "outer"))
+                rows.append({"text": kind, "method": method, **count(passed.by_step(text))})
+                runs.print_rows(rows[-1:], ("text", "method", "median", "most", "outer"))
+        report = {"speculation": pipe.placement[-1], "rows": rows}
     sys.setprofile(None)
-    runs.finish({"rows": rows}, options.output)
+    runs.finish(report, options.output)
 
 
 class PassedFiles:

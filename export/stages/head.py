@@ -6,6 +6,7 @@ Owns: inputs and outputs in the order of `head_contract`. Does not own: what a h
 import torch
 from torch import Tensor, nn
 
+from mirrorsd.export.stages.target import product_in_place
 from mirrorsd.export.stages.top_candidates import top_candidates
 from mirrorsd.families.heads import HeadChain, HeadNetwork
 from mirrorsd.families.heads.vocabulary import Vocabulary
@@ -21,6 +22,7 @@ class HeadStage(nn.Module):
         self.input_names = [spec.name for spec in contract.inputs]
         self.shape = shape
         split_matrices(network.lm_head)
+        read_in_place(network.lm_head)
         self.chain = HeadChain(network, num_candidates=shape.num_candidates, shortlist=top_candidates)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -55,3 +57,16 @@ def split_matrices(vocabulary: Vocabulary) -> None:
         parts = nn.ParameterList(nn.Parameter(part.contiguous(), requires_grad=False) for part in weight)
         vocabulary.matrices = parts
         vocabulary.matrix = lambda guess: parts[guess]  # type: ignore[method-assign]
+
+
+def read_in_place(vocabulary: Vocabulary) -> None:
+    """Let a matrix of all guesses be read as it lies: where it is the target's, it is stored once."""
+    by_linear = vocabulary.product
+
+    def product(states: Tensor, matrix: Tensor) -> Tensor:
+        if matrix is not vocabulary.weight:
+            return by_linear(states, matrix)
+        logits = product_in_place(states.reshape(-1, states.shape[-1]), matrix)
+        return logits.reshape(*states.shape[:-1], logits.shape[-1])
+
+    vocabulary.product = product  # type: ignore[method-assign]

@@ -29,13 +29,17 @@ class LogitHead(nn.Module):
 
     def product(self, hidden: Tensor) -> Tensor:
         """Multiply with the head's weight."""
-        weight, bias = self.linear.weight, self.linear.bias
-        if not torch.onnx.is_in_onnx_export():
-            return torch.nn.functional.linear(hidden, weight, bias)
-        inputs = (hidden.squeeze(0), weight) if bias is None else (hidden.squeeze(0), weight, bias)
-        shape = (hidden.shape[1], weight.shape[0])
-        logits: Tensor = torch.onnx.ops.symbolic("Gemm", inputs, {"transB": 1}, dtype=hidden.dtype, shape=shape)
-        return logits.unsqueeze(0)
+        return product_in_place(hidden.squeeze(0), self.linear.weight, self.linear.bias).unsqueeze(0)
+
+
+def product_in_place(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Rows `[n, H]` times a weight `[V, H]`, which is stored as it lies; for a MatMul it would be turned."""
+    if not torch.onnx.is_in_onnx_export():
+        return torch.nn.functional.linear(rows, weight, bias)
+    inputs = (rows, weight) if bias is None else (rows, weight, bias)
+    shape = (rows.shape[0], weight.shape[0])
+    logits: Tensor = torch.onnx.ops.symbolic("Gemm", inputs, {"transB": 1}, dtype=rows.dtype, shape=shape)
+    return logits
 
 
 class SegmentStage(nn.Module):

@@ -43,7 +43,11 @@ class Vocabulary(nn.Module):
         matrix = self.matrix(guess)
         if states.shape[-1] < matrix.shape[-1]:
             matrix = matrix[:, : states.shape[-1]]
-        return self.scale(linear(states, matrix).float())
+        return self.scale(self.product(states, matrix).float())
+
+    def product(self, states: Tensor, matrix: Tensor) -> Tensor:
+        """States `[..., w]` times a matrix `[V_d, w]`."""
+        return linear(states, matrix)
 
     def logits_of(self, ids: Tensor, states: Tensor) -> Tensor:
         """Logits `[n, count]` of some `ids [n, count]` at `states [n, w]`."""

@@ -8,8 +8,7 @@ from mirrorsd.runtime.decoding.head import HeadLink, HeadSource
 from mirrorsd.runtime.decoding.lookup import FreeRows, LookupSource, Repeats
 from mirrorsd.runtime.decoding.mirror import MirrorSource
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.decoding.serial import SerialSource
-from mirrorsd.runtime.decoding.step import StepDecoder
+from mirrorsd.runtime.decoding.step import SerialSource, StepDecoder
 from mirrorsd.runtime.decoding.target_link import TargetLine
 from mirrorsd.runtime.draft.tree import BranchTable
 from mirrorsd.runtime.policy.knowledge import Knowledge

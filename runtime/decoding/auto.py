@@ -6,12 +6,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.decoding.acceptance import Acceptance
 from mirrorsd.runtime.decoding.lookup import FreeRows, Repeats
 from mirrorsd.runtime.decoding.mirror import MirrorSource
 from mirrorsd.runtime.decoding.request import StepRecord
-from mirrorsd.runtime.decoding.serial import SerialSource
-from mirrorsd.runtime.decoding.step import Beside, Found, InFlight, ReadPrompt
+from mirrorsd.runtime.decoding.step import Acceptance, Beside, Found, InFlight, ReadPrompt, SerialSource
 from mirrorsd.runtime.draft.tree import NO_TOKENS
 from mirrorsd.runtime.policy.account import Account, PairKnowledge
 
@@ -52,6 +50,11 @@ class AutoSource:
     def _num_missing(self) -> int:
         """How many tokens of the text the draft has not read."""
         return 0 if self._is_in_step else self._request.num_tokens - self._num_drafted_for
+
+    @property
+    def _fresh_seconds(self) -> float:
+        """What the rounds of a window take, by the draft's own clock; 0 until measured."""
+        return self._request.speculation.passes * self._draft.round_seconds
 
     @property
     def _speed(self) -> float:
@@ -101,7 +104,7 @@ class AutoSource:
             return forced
         is_ready = self._is_in_step and done is not None and self._drafting.is_prepared(done.acceptance)
         worth = account.worth_of_drafting(speed, is_ready=is_ready)
-        self._is_trial = not is_ready and worth <= 0 and account.may_try(speed, self._num_missing)
+        self._is_trial = not is_ready and worth <= 0 and account.may_try(speed, self._num_missing, self._fresh_seconds)
         repeat = None if self._is_trial else self._repeats.offer(max(worth, 0.0))
         if repeat is not None:
             found = Found(repeat, "text")

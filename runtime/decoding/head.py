@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.backends.protocol import HeadGuesses, TargetSession
-from mirrorsd.runtime.decoding.acceptance import Acceptance
 from mirrorsd.runtime.decoding.request import Request, StepRecord
-from mirrorsd.runtime.decoding.step import Found, InFlight, ReadPrompt
+from mirrorsd.runtime.decoding.step import Acceptance, Found, InFlight, ReadPrompt
 from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.draft.tree import NO_TOKENS, longest_common_prefix
 from mirrorsd.runtime.policy.windows import Share

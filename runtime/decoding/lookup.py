@@ -3,9 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.decoding.acceptance import Acceptance
 from mirrorsd.runtime.decoding.request import Request, StepRecord
-from mirrorsd.runtime.decoding.step import Found, InFlight, ReadPrompt
+from mirrorsd.runtime.decoding.step import Acceptance, Found, InFlight, ReadPrompt
 from mirrorsd.runtime.draft.tree import NO_TOKENS
 from mirrorsd.runtime.policy.repeats import RepeatedText, TextLookup
 

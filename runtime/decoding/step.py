@@ -1,20 +1,27 @@
 """One step, whatever the method: verify the window in flight, commit what the target says, find the next window.
 
 What varies is where the next window comes from: an object behind `WindowSource`. Which tokens come out never depends on
-it. The window in flight is the loop's only state besides the caches and the text.
+it. The window in flight is the loop's only state besides the caches and the text. The plainest source is here too:
+draft, then verify. The others fall back on it.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.backends.protocol import ExitGuesses, TargetOutput
-from mirrorsd.runtime.decoding.acceptance import Acceptance, accept_window
+from mirrorsd.runtime.decoding.draft_link import DraftLine
 from mirrorsd.runtime.decoding.request import Request, StepRecord
 from mirrorsd.runtime.decoding.target_link import RowReader, TargetLine
 from mirrorsd.runtime.draft.tree import NO_TOKENS
-from mirrorsd.runtime.sampling.chooser import graph_choice
+from mirrorsd.runtime.policy.windows import WindowOrder
+from mirrorsd.runtime.sampling.chooser import Choice, graph_choice
+
+_FEWEST_FORCED = 2
+"""Tokens that a form leaves no choice of, from which on they are a better window than the draft's own."""
 
 
 class InFlight(NamedTuple):
@@ -22,6 +29,14 @@ class InFlight(NamedTuple):
 
     head: int
     window: NDArray[np.int64]
+
+
+class Acceptance(NamedTuple):
+    """`num_accepted` leading window tokens equal the target's choices; `next_token` is the correction or bonus."""
+
+    num_accepted: int
+    next_token: int
+    gaps: tuple[float, ...]
 
 
 class Outcome(NamedTuple):
@@ -172,3 +187,121 @@ class StepDecoder:
         self.request.commit(tokens, acceptance.gaps, self.target.near_tie_gap)
         self.target.keep(self.request, inflight.head + acceptance.num_accepted + 1)
         return tokens
+
+
+def accept_window(window: NDArray[np.int64], choose_row: Callable[[int], Choice]) -> Acceptance:
+    """Verify a window against the target, row by row, stopping at the first difference.
+
+    Row `i` predicts what follows the head token and `i` window tokens, so its choice is compared with `window[i]`.
+    `choose_row(i)` is called for rows `0 .. num_accepted` only: later rows saw a text that is not the target's.
+
+    With window `[7, 8, 9]` and target choices `[7, 8, 5, ...]` two tokens are accepted and 5 is the correction:
+
+    >>> choices = [7, 8, 5, 1]
+    >>> accept_window(np.array([7, 8, 9]), lambda i: Choice(choices[i], 1.0))[:2]
+    (2, 5)
+
+    With choices `[7, 8, 9, 4]` all three are accepted and 4 is the bonus:
+
+    >>> choices = [7, 8, 9, 4]
+    >>> accept_window(np.array([7, 8, 9]), lambda i: Choice(choices[i], 1.0))[:2]
+    (3, 4)
+    """
+    gaps = []
+    for row, token in enumerate((*window.tolist(), None)):
+        choice = choose_row(row)
+        gaps.append(choice.gap)
+        if choice.token != token:
+            return Acceptance(row, choice.token, tuple(gaps))
+    raise AssertionError("unreachable: no choice equals the None after the window")
+
+
+class SerialSource:
+    """Asks the draft for every window, and waits: both devices take turns. The ablation of what overlapping brings."""
+
+    name = "serial"
+
+    def __init__(self, request: Request, draft: DraftLine, passes: int) -> None:
+        self.request, self.draft, self.passes = request, draft, passes
+
+    @property
+    def order(self) -> WindowOrder:
+        """What the draft is asked for now."""
+        return WindowOrder(self.request.window_limit(), self.passes, self.request.windows)
+
+    def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:
+        """Prefill target and draft at the same time; the first window is drafted meanwhile, if the draft is ready."""
+        if self.draft.is_ready():
+            self.post_prefill()
+        read_prompt()
+        return self.fresh_window() if self.draft.has_text else NO_TOKENS
+
+    def begin(self, inflight: InFlight) -> None:
+        """Nothing works beside the target."""
+
+    def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
+        """Ask the draft and wait for its answer; plain decoding until it is ready."""
+        order, forced = self.order, self.forced(inflight, acceptance)
+        if forced is not None:
+            return forced
+        if not order.limit or not (self.draft.has_text or self.draft.is_ready()):
+            return Found()
+        if not self.draft.has_text:
+            return Found(self.draft_window(), "fresh")
+        num_accepted, token = acceptance.num_accepted, acceptance.next_token
+        job = partial(self.draft.drafter.resolve, inflight.head, num_accepted, token, order)
+        return self.allowed(Found(*self.draft.ask(job, (NO_TOKENS, "none"))))
+
+    def forced(self, inflight: InFlight, acceptance: Acceptance) -> Found | None:
+        """What a constrained text must say next, where that is enough for a window."""
+        constraint = self.request.constraint
+        if constraint is None or not (self.draft.has_text and self.draft.is_working()):
+            return None
+        forced = constraint.forced(self.request.window_limit())
+        if len(forced) < _FEWEST_FORCED:
+            return None
+        self.adopt(inflight, acceptance, forced)
+        return Found(forced, "forced")
+
+    def allowed(self, found: Found) -> Found:
+        """What of a window a constrained text may say; the draft forgets the rest."""
+        request = self.request
+        if request.constraint is None or not self.draft.is_working():
+            return found
+        window = found.window[: request.constraint.num_allowed(found.window)]
+        self.draft.hold(partial(self.draft.drafter.chain.cut, request.num_tokens + len(window)))
+        return found._replace(window=window)
+
+    def adopt(self, inflight: InFlight, acceptance: Acceptance, window: NDArray[np.int64]) -> None:
+        """Tell the draft, some time before it is asked again, that `window` goes on after `inflight`."""
+        num_accepted, token = acceptance.num_accepted, acceptance.next_token
+        self.draft.hold(partial(self.draft.drafter.adopt, inflight.head, num_accepted, token, window))
+
+    def observe(self, step: StepRecord) -> None:
+        """The lengths of windows learn from it."""
+        if self.request.windows is not None:
+            self.request.windows.observe(step.num_window, step.num_accepted, step.own_seconds)
+
+    def close(self) -> None:
+        """Nothing is ever left running."""
+
+    def draft_window(self) -> NDArray[np.int64]:
+        """Bring the draft up to the committed text, after steps without it, and draft a window."""
+        self.post_prefill()
+        return self.fresh_window()
+
+    def post_prefill(self) -> None:
+        """Let the draft read the text now, beside the target; where they take turns, before its next window."""
+        request = self.request
+        job = partial(self.draft.drafter.prefill, request.tokens.copy(), request.chooser, request.ledger)
+        (self.draft.hold if self.draft.takes_turns else self.draft.release)(job)
+        self.draft.has_text = True
+
+    def is_prepared(self, acceptance: Acceptance) -> bool:
+        """Whether the next window is there already: never."""
+        return False
+
+    def fresh_window(self) -> NDArray[np.int64]:
+        """A window after the text that the draft knows."""
+        order = self.order
+        return self.draft.ask(partial(self.draft.drafter.fresh, order), NO_TOKENS) if order.limit else NO_TOKENS

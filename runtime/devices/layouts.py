@@ -11,7 +11,7 @@ from typing import NamedTuple
 from mirrorsd.device_maps import DeviceMap, TargetPlacement
 from mirrorsd.device_maps.card import MAX_THREADS, SHARED
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.runtime.devices.pinning import Cores, usable_cores
+from mirrorsd.runtime.devices.processor import Cores, usable_cores
 
 
 class Layout(NamedTuple):

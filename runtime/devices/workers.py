@@ -1,15 +1,18 @@
-"""One thread per device: jobs in order, tickets for their results, and nobody who waits without an end."""
+"""One thread per device: jobs in order, tickets for their results, and nobody who waits without an end.
+
+Each keeps to its cores: two devices on one processor must not wait for each other.
+"""
 
 import os
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.devices.pinning import pin_current_thread, pinned
 
 Result = TypeVar("Result")
 _MAX_PENDING = 32
@@ -278,3 +281,28 @@ class DeviceWorker:
                 del self._pending_by_owner[owner]
             if self._num_without_room:
                 self._has_room.notify_all()
+
+
+def pin_current_thread(cores: Sequence[int]) -> None:
+    """Keep the calling thread, and the threads it starts, on these cores (Linux; elsewhere the system decides).
+
+    Cores that this process may not use are left out; if none is left the thread stays where it is.
+    """
+    if cores and hasattr(os, "sched_setaffinity"):
+        usable = set(cores) & os.sched_getaffinity(0)
+        if usable:
+            os.sched_setaffinity(0, usable)
+
+
+@contextmanager
+def pinned(cores: Sequence[int]) -> Iterator[None]:
+    """Keep the calling thread on these cores within the block, as `pin_current_thread` does."""
+    if not cores or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    usual = os.sched_getaffinity(0)
+    try:
+        pin_current_thread(cores)
+        yield
+    finally:
+        os.sched_setaffinity(0, usual)

@@ -164,10 +164,16 @@ class Account:
         """Whether the credit suffices for another window."""
         return not self.is_resting and self.credit >= _BY.covered_share * self._loss(speed, is_ready=is_ready)
 
-    def may_try(self, speed: float, num_missing: int) -> bool:
-        """Whether a window that does not seem to pay may be tried, of a draft that lacks so many tokens of the text."""
+    def may_try(self, speed: float, num_missing: int, fresh_seconds: float = 0.0) -> bool:
+        """Whether a window that does not seem to pay may be tried, of a draft that lacks so many tokens of the text.
+
+        `fresh_seconds` are those of its rounds: what the target has waited for windows lately says little of one that
+        begins with reading, least of all where they were prepared beside its passes.
+        """
         known = self._known
-        joining = known.joining_seconds * max(num_missing / known.joining_tokens, 1.0) if num_missing else 0.0
+        joining = 0.0
+        if num_missing:
+            joining = max(known.joining_seconds * max(num_missing / known.joining_tokens, 1.0), fresh_seconds)
         cost = max(joining, known.draft_seconds) * max(speed, known.plain_speed)
         return known.is_plain_known and self._since >= self._pause and self.credit >= cost
 

@@ -2,8 +2,13 @@
 
 The one place that decides. `root_source` switches what it knows: `proxy` waits for the exit (the paper), `early` uses
 the draft's own runners-up from the start, `progressive` starts like `early` and is corrected by each exit's message.
+
+How likely a root is, two small logistic models per pair say, over what the draft and an exit say about a window: one at
+which row the window fails, one which token comes there. Fitting them is `score_fitting`.
 """
 
+from functools import cache, partial
+from math import log
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +16,15 @@ from numpy.typing import NDArray
 
 from mirrorsd.runtime.backends.protocol import ExitGuesses
 from mirrorsd.runtime.config import SpeculationConfig
-from mirrorsd.runtime.policy.root_scores import RootChances, RootScores, ScoredCandidates, join, root_chances
+from mirrorsd.runtime.policy.knowledge import NUM_ROW_FEATURES, NUM_TOKEN_FEATURES, RootScores, RootWeights
 from mirrorsd.runtime.sampling.chooser import TokenChooser
+
+Array = NDArray[np.float64]
+_MISSING = 1.0
+"""A candidate that one side does not name counts one (in logs) below the last that it does name."""
+FIRST_RATE, RATE_MEMORY = 0.6, 0.95
+DraftCandidates = tuple[NDArray[np.int64], NDArray[np.floating]]
+"""Ids and log-probabilities `[g+1, m]` after the head token and after every window token."""
 
 
 class Root(NamedTuple):
@@ -22,6 +34,215 @@ class Root(NamedTuple):
     token: int
     score: float
     source: str
+
+
+class ScoredCandidates(NamedTuple):
+    """Candidates at every row: `ids [g+1, K]` and competing `scores [g+1, K]` (`-inf` is unknown).
+
+    `noise [g+1, K]` is what sampling has added to the scores.
+    """
+
+    ids: NDArray[np.int64]
+    scores: NDArray[np.floating]
+    noise: NDArray[np.floating] | float = 0.0
+
+
+class Candidates(NamedTuple):
+    """Both candidate lists of every row as one: `ids [g+1, M]`, `features [g+1, M, 4]`, `is_real [g+1, M]`.
+
+    The features are the log-share by the draft, by the exit, and the logarithm of one plus each one's rank.
+    """
+
+    ids: NDArray[np.int64]
+    features: Array
+    is_real: NDArray[np.bool_]
+
+
+class RootChances(NamedTuple):
+    """`chances [g+1, M]` that exactly `row` window tokens are accepted and `ids [g+1, M]` comes next."""
+
+    ids: NDArray[np.int64]
+    chances: Array
+
+
+class RootPlanner:
+    """Chooses roots for one request; learns the running acceptance rate (share of tried window tokens accepted)."""
+
+    def __init__(self, speculation: SpeculationConfig, chooser: TokenChooser, scores: RootScores) -> None:
+        self._speculation, self._chooser = speculation, chooser
+        self._weights = cache(partial(scores.weights, is_sampling=chooser.is_sampling))
+        self.acceptance_rate = FIRST_RATE
+
+    @property
+    def is_early(self) -> bool:
+        """Whether roots may come from the draft's own candidates."""
+        return self._speculation.root_source != "proxy"
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether the exits' messages are used."""
+        return self._speculation.root_source != "early"
+
+    def plan(
+        self, head: int, window: NDArray[np.int64], by_draft: DraftCandidates | None, by_exit: ExitGuesses | None
+    ) -> list[Root]:
+        """Roots for a window after the head token at position `head`, likeliest first.
+
+        Candidates compete with the noise that the target will use at the same positions. At least one of draft and exit
+        must have spoken.
+        """
+        draft = self._compete(head, window, *by_draft) if by_draft else None
+        exit_ = self._compete(head, window, by_exit.ids, by_exit.logprobs) if by_exit else None
+        known = "both" if draft and exit_ else "draft" if draft else "exit"
+        layer = by_exit.layer if by_exit else 0
+        found = root_chances(window, join(draft, exit_), self._weights(known, layer), self.acceptance_rate)
+        source = "exit" if by_exit else "early"
+        if self._speculation.allocation == "per_row":
+            return per_row_roots(found, self._speculation.kappa, source)
+        return global_roots(found, self._speculation.roots, source)
+
+    def observe(self, num_window: int, num_accepted: int) -> None:
+        """Learn from a verified window: accepted tokens were right, the next one (if any) was wrong."""
+        for is_right in [True] * num_accepted + [False] * (num_accepted < num_window):
+            self.acceptance_rate = RATE_MEMORY * self.acceptance_rate + (1 - RATE_MEMORY) * is_right
+
+    def _compete(
+        self, head: int, window: NDArray[np.int64], ids: NDArray[np.int64], logprobs: NDArray[np.floating]
+    ) -> ScoredCandidates:
+        num_rows = len(window) + 1
+        positions = head + 1 + np.arange(num_rows)
+        return compete(self._chooser, ids[:num_rows], logprobs[:num_rows], positions)
+
+
+def compete(
+    chooser: TokenChooser, ids: NDArray[np.int64], logprobs: NDArray[np.floating], positions: NDArray[np.int64]
+) -> ScoredCandidates:
+    """Candidates `[n, K]` with the noise that the target will use at `positions [n]`."""
+    noise = chooser.noise(ids, positions)
+    return ScoredCandidates(ids, chooser.scores(logprobs, noise), noise)
+
+
+def log_shares(proxies: ScoredCandidates) -> Array:
+    """Log of each candidate's share of its row, `[g+1, K]`; rows of which nothing is known give zeros."""
+    shares = np.array(proxies.scores, dtype=np.float64)
+    shares[~np.isfinite(shares)] = 0.0
+    shares -= shares.max(axis=1, keepdims=True)
+    shares -= np.log(np.exp(shares).sum(axis=1, keepdims=True))
+    return shares
+
+
+@cache
+def _log_ranks(width: int) -> Array:
+    """Logarithm of one plus the rank, for ranks `0 .. width`; not to be written to."""
+    return np.log1p(np.arange(width + 1))
+
+
+def join(draft: ScoredCandidates | None, exit_: ScoredCandidates | None) -> Candidates:
+    """Both candidate lists as one; a token that both name stands once, at the draft's place.
+
+    Rows of which the draft knows nothing (scores `-inf`) count with the exit's shares on both sides. A token that one
+    side does not name counts below the last that it names; the exit names the likeliest before noise, so there the
+    token's own noise is added: a token that wins by its noise is seldom named.
+
+    >>> draft = ScoredCandidates(np.array([[1, 2]]), np.log(np.array([[0.8, 0.2]])))
+    >>> both = join(draft, ScoredCandidates(np.array([[2, 3]]), np.log(np.array([[0.5, 0.5]]))))
+    >>> both.ids.tolist(), both.is_real.tolist(), np.exp(both.features[0, 1, :2]).round(2).tolist()
+    ([[1, 2, 2, 3]], [[True, True, False, True]], [0.2, 0.5])
+    """
+    if draft is None or exit_ is None:
+        return _alone(draft, exit_)
+    width, width_exit = draft.ids.shape[1], exit_.ids.shape[1]
+    known = np.isfinite(draft.scores[:, :1])
+    by_draft, by_exit = log_shares(draft), log_shares(exit_)
+    ranks, ranks_exit = _log_ranks(width), _log_ranks(width_exit)
+    same = (draft.ids[:, :, None] == exit_.ids[:, None, :]) & known[:, :, None]
+    has_twin, place = same.any(axis=2), same.argmax(axis=2)
+    draft_floor = by_draft.min(axis=1, keepdims=True) - _MISSING
+    exit_floor = (by_exit - exit_.noise).min(axis=1, keepdims=True) - _MISSING + draft.noise
+    features = np.empty((len(draft.ids), width + width_exit, NUM_TOKEN_FEATURES))
+    features[:, :width, 0] = by_draft
+    features[:, :width, 1] = np.where(has_twin, by_exit[np.arange(len(place))[:, None], place], exit_floor)
+    features[:, :width, 2] = ranks[:width]
+    features[:, :width, 3] = ranks_exit[np.where(has_twin, place, width_exit)]
+    features[:, width:, 0] = np.where(known, draft_floor, by_exit)
+    features[:, width:, 1] = by_exit
+    features[:, width:, 3] = ranks_exit[:width_exit]
+    features[:, width:, 2] = np.where(known, ranks[width], ranks_exit[:width_exit])
+    is_real = np.empty(features.shape[:2], dtype=np.bool_)
+    is_real[:, :width], is_real[:, width:] = known, ~same.any(axis=1)
+    return Candidates(np.concatenate([draft.ids, exit_.ids], axis=1), features, is_real)
+
+
+def _alone(draft: ScoredCandidates | None, exit_: ScoredCandidates | None) -> Candidates:
+    only = draft if draft is not None else exit_
+    assert only is not None
+    features = np.zeros((*only.ids.shape, NUM_TOKEN_FEATURES))
+    side = 0 if draft is not None else 1
+    features[:, :, side] = log_shares(only)
+    features[:, :, side + 2] = _log_ranks(only.ids.shape[1])[:-1]
+    return Candidates(only.ids, features, np.isfinite(only.scores))
+
+
+def row_features(window: NDArray[np.int64], candidates: Candidates, acceptance_rate: float) -> Array:
+    """What the rows before each window token say about it, `[g, 7]`.
+
+    One; the token's log-share by draft and exit; the log-share of the best other candidate by each; the row (in tens);
+    the log-odds of the running acceptance rate.
+    """
+    num_rows = len(window)
+    ids, shares = candidates.ids[:num_rows], candidates.features[:num_rows, :, :2]
+    real = candidates.is_real[:num_rows]
+    is_own = (ids == window[:, None]) & real
+    floor = shares.min(axis=1) - _MISSING
+    features = np.ones((num_rows, NUM_ROW_FEATURES))
+    rows, places = np.arange(num_rows), is_own.argmax(axis=1)
+    features[:, 1:3] = np.where(is_own[rows, places, None], shares[rows, places], floor)
+    others = np.where((real & ~is_own)[:, :, None], shares, -np.inf).max(axis=1)
+    features[:, 3:5] = np.where(np.isfinite(others), others, 0.0)
+    features[:, 5] = rows / 10
+    rate = min(max(acceptance_rate, 0.02), 0.98)
+    features[:, 6] = log(rate / (1 - rate))
+    return features
+
+
+def token_chances(features: Array, is_allowed: NDArray[np.bool_], weights: tuple[float, ...]) -> Array:
+    """Share of each candidate of a row, `[..., M]`, among those allowed."""
+    scores = np.where(is_allowed, features @ np.asarray(weights), -np.inf)
+    best = scores.max(axis=-1, keepdims=True)
+    shares = np.exp(scores - np.where(np.isfinite(best), best, 0.0))
+    total: Array = shares / np.maximum(shares.sum(axis=-1, keepdims=True), 1e-300)
+    return total
+
+
+def root_chances(
+    window: NDArray[np.int64], candidates: Candidates, weights: RootWeights, acceptance_rate: float
+) -> RootChances:
+    """The chance of every root.
+
+    Row `i` is reached with the product of the rows' acceptance chances before it and fails with one less its own; the
+    last row cannot fail. There the token is chosen among all candidates, elsewhere among those that are not the
+    window's own token, which a correction can never be.
+
+    One window token 5, all but certain by the draft, then 9 by the draft: the bonus (1, 9) is the likeliest root.
+
+    >>> from mirrorsd.runtime.policy.knowledge import DEFAULTS
+    >>> draft = ScoredCandidates(np.array([[5, 6], [9, 3]]), np.log(np.array([[0.999, 0.001], [0.99, 0.01]])))
+    >>> found = root_chances(np.array([5]), join(draft, None), DEFAULTS["draft"], 0.8)
+    >>> [int(x) for x in np.unravel_index(found.chances.argmax(), (2, 2))], float(found.chances[0, 0])
+    ([1, 0], 0.0)
+    """
+    num_window = len(window)
+    logits = row_features(window, candidates, acceptance_rate) @ np.asarray(weights.accept)
+    accept = 1.0 / (1.0 + np.exp(-logits))
+    reach = np.ones(num_window + 1)
+    np.cumprod(accept, out=reach[1:])
+    reach[:num_window] *= 1.0 - accept
+    features, real, ids = candidates.features, candidates.is_real, candidates.ids
+    is_correction = real[:num_window] & (ids[:num_window] != window[:, None])
+    chances = np.empty(ids.shape)
+    chances[:num_window] = token_chances(features[:num_window], is_correction, weights.correction)
+    chances[num_window:] = token_chances(features[num_window:], real[num_window:], weights.bonus)
+    return RootChances(ids, reach[:, None] * chances)
 
 
 def per_row_roots(found: RootChances, kappa: int, source: str = "exit") -> list[Root]:
@@ -52,65 +273,3 @@ def global_roots(found: RootChances, budget: int, source: str = "exit") -> list[
         for row, token, chance in zip(rows.tolist(), ids.tolist(), chances.tolist(), strict=True)
         if chance > 0
     ]
-
-
-FIRST_RATE, RATE_MEMORY = 0.6, 0.95
-DraftCandidates = tuple[NDArray[np.int64], NDArray[np.floating]]
-"""Ids and log-probabilities `[g+1, m]` after the head token and after every window token."""
-
-
-class RootPlanner:
-    """Chooses roots for one request; learns the running acceptance rate (share of tried window tokens accepted)."""
-
-    def __init__(self, speculation: SpeculationConfig, chooser: TokenChooser, scores: RootScores) -> None:
-        self._speculation, self._chooser, self._scores = speculation, chooser, scores
-        self.acceptance_rate = FIRST_RATE
-
-    @property
-    def is_early(self) -> bool:
-        """Whether roots may come from the draft's own candidates."""
-        return self._speculation.root_source != "proxy"
-
-    @property
-    def is_listening(self) -> bool:
-        """Whether the exits' messages are used."""
-        return self._speculation.root_source != "early"
-
-    def plan(
-        self, head: int, window: NDArray[np.int64], by_draft: DraftCandidates | None, by_exit: ExitGuesses | None
-    ) -> list[Root]:
-        """Roots for a window after the head token at position `head`, likeliest first.
-
-        Candidates compete with the noise that the target will use at the same positions. At least one of draft and exit
-        must have spoken.
-        """
-        draft = self._compete(head, window, *by_draft) if by_draft else None
-        exit_ = self._compete(head, window, by_exit.ids, by_exit.logprobs) if by_exit else None
-        known = "both" if draft and exit_ else "draft" if draft else "exit"
-        layer = by_exit.layer if by_exit else 0
-        weights = self._scores.weights(known, layer, is_sampling=self._chooser.is_sampling)
-        found = root_chances(window, join(draft, exit_), weights, self.acceptance_rate)
-        source = "exit" if by_exit else "early"
-        if self._speculation.allocation == "per_row":
-            return per_row_roots(found, self._speculation.kappa, source)
-        return global_roots(found, self._speculation.roots, source)
-
-    def observe(self, num_window: int, num_accepted: int) -> None:
-        """Learn from a verified window: accepted tokens were right, the next one (if any) was wrong."""
-        for is_right in [True] * num_accepted + [False] * (num_accepted < num_window):
-            self.acceptance_rate = RATE_MEMORY * self.acceptance_rate + (1 - RATE_MEMORY) * is_right
-
-    def _compete(
-        self, head: int, window: NDArray[np.int64], ids: NDArray[np.int64], logprobs: NDArray[np.floating]
-    ) -> ScoredCandidates:
-        num_rows = len(window) + 1
-        positions = head + 1 + np.arange(num_rows)
-        return compete(self._chooser, ids[:num_rows], logprobs[:num_rows], positions)
-
-
-def compete(
-    chooser: TokenChooser, ids: NDArray[np.int64], logprobs: NDArray[np.floating], positions: NDArray[np.int64]
-) -> ScoredCandidates:
-    """Candidates `[n, K]` with the noise that the target will use at `positions [n]`."""
-    noise = chooser.noise(ids, positions)
-    return ScoredCandidates(ids, chooser.scores(logprobs, noise), noise)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.runtime.sampling.noise import NOISE
 
 _FORMAT = "mirrorsd-recording-1"
 _ARRAYS = ("tokens", "draft_ids", "draft_logprobs", "exit_ids", "exit_logprobs", "windows")
@@ -92,7 +93,7 @@ class Recording:
 
     def write(self, path: Path) -> None:
         """Keep it as one `.npz` file."""
-        header = {"format": _FORMAT, "temperature": self.temperature, "layers": self.layers}
+        header = {"format": _FORMAT, "noise": NOISE, "temperature": self.temperature, "layers": self.layers}
         header |= {"num_layers": self.num_layers, "vocab_size": self.vocab_size, "max_tips": self.max_tips}
         header |= {"round_sizes": self.round_sizes, "texts": [[text.num_prompt, text.seed] for text in self.texts]}
         arrays = {"header": np.array(json.dumps(header))}
@@ -105,13 +106,14 @@ class Recording:
         """Read what `write` wrote; nothing is unpickled.
 
         Raises:
-            ConfigError: no such file, or no recording.
+            ConfigError: no such file, no recording, or one whose texts were sampled with other noise.
         """
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 header = json.loads(str(arrays["header"]))
                 if header.pop("format") != _FORMAT:
                     raise KeyError("format")
+                _check_noise(path, header.pop("noise", "that of an older version"), header["temperature"])
                 texts = tuple(_text(arrays, number, *pair) for number, pair in enumerate(header.pop("texts")))
                 layers, sizes = tuple(header.pop("layers")), tuple(header.pop("round_sizes"))
                 return cls(texts=texts, layers=layers, round_sizes=sizes, **header)
@@ -121,6 +123,15 @@ class Recording:
             raise ConfigError(
                 f"{path} is not a recording; make one: `mirrorsd simulate BUNDLE --record FILE`."
             ) from error
+
+
+def _check_noise(path: Path, found: str, temperature: float) -> None:
+    """Refuse sampled texts that this version would rank with other noise than they were recorded with."""
+    if temperature and found != NOISE:
+        raise ConfigError(
+            f"{path} was sampled with other noise ({found}) than this version's ({NOISE}), so that its texts cannot be "
+            "replayed. Make it again: `mirrorsd simulate BUNDLE --record FILE`."
+        )
 
 
 def _packed(values: NDArray[Any]) -> NDArray[Any]:

@@ -7,19 +7,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.config import GenerationConfig
-from mirrorsd.runtime.policy.root_scores import (
-    DEFAULTS,
+from mirrorsd.runtime.policy.knowledge import DEFAULTS, RootScores, RootWeights, key
+from mirrorsd.runtime.policy.roots import (
+    FIRST_RATE,
+    RATE_MEMORY,
     Array,
     Candidates,
-    RootScores,
-    RootWeights,
+    compete,
+    global_roots,
     join,
-    key,
     root_chances,
     row_features,
     token_chances,
 )
-from mirrorsd.runtime.policy.roots import FIRST_RATE, RATE_MEMORY, compete, global_roots
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.runtime.tuning.recording import RecordedText, Recording
 

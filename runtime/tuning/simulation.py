@@ -21,8 +21,7 @@ from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.draft.tree import Branch, BranchTable
 from mirrorsd.runtime.ledger import Ledger, Span
-from mirrorsd.runtime.policy.knowledge import Knowledge
-from mirrorsd.runtime.policy.root_scores import RootScores
+from mirrorsd.runtime.policy.knowledge import Knowledge, RootScores
 from mirrorsd.runtime.reporting.stats import GenerationStats, summarise
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.runtime.tuning.recording import RecordedText, Recording

@@ -11,8 +11,9 @@ import pytest
 from mirrorsd.device_maps import TargetPlacement, load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.backends.onnxruntime import stage as onnx_session
-from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, check_assignment
+from mirrorsd.runtime.backends.onnxruntime import device as onnx_device
+from mirrorsd.runtime.backends.onnxruntime.bound_pass import OnnxStage
+from mirrorsd.runtime.backends.onnxruntime.device import check_assignment
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
 from mirrorsd.runtime.backends.onnxruntime.tensors import Place, place_of
 from mirrorsd.runtime.backends.protocol import ExitGuesses, TargetOutput
@@ -24,7 +25,7 @@ CUDA = TargetPlacement(provider="CUDAExecutionProvider", graphs=True)
 @pytest.fixture
 def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """ONNX Runtime's own memory stands for the device's: the host reads and writes it by copies only."""
-    monkeypatch.setattr(onnx_session, "place_of", lambda _: Place(kind="cpu", is_device=True))
+    monkeypatch.setattr(onnx_device, "place_of", lambda _: Place(kind="cpu", is_device=True))
 
 
 def texts(session: OnnxTarget) -> list[Any]:
@@ -115,7 +116,7 @@ def test_the_layers_behind_an_exit_are_queued_before_the_exit_is_read(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streams = [FakeStream(), FakeStream()]
-    monkeypatch.setattr(onnx_session, "_new_stream", lambda _: streams.pop())
+    monkeypatch.setattr(onnx_device, "_new_stream", lambda _: streams.pop())
     session = open_model(tiny_bundle).new_session()
     done: list[str] = []
     run, wait = OnnxStage.run, OnnxStage.wait

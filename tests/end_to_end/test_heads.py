@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from mirrorsd import BundleError, Cancelled, ConfigError, MirrorPipeline
 from mirrorsd.cli.application import run
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.graphs.bundle_files import read_bundle
-from mirrorsd.runtime.backends.onnxruntime import stage
+from mirrorsd.runtime.backends.onnxruntime import device
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
 from mirrorsd.runtime.backends.onnxruntime.tensors import Place, Tensor
 from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
@@ -105,6 +106,19 @@ def test_a_head_reads_the_same_of_a_prompt_in_chunks_as_of_one_in_steps(pipe: Mi
         assert steps[0] == steps[1], kind
 
 
+def test_what_a_head_shares_with_its_target_is_on_disk_once(headed_bundle: tuple[Path, list[int]]) -> None:
+    """The Medusa head reads the target's LM matrix, and EAGLE-3's its embedding: here the same, tied matrix."""
+    places = {}
+    for name in ("suffix", "head-medusa", "head-eagle3"):
+        graph = ir.load(headed_bundle[0] / "target" / f"{name}.onnx").graph
+        stored = [value.const_value for value in graph.initializers.values()]
+        places[name] = {
+            tensor.offset for tensor in stored if isinstance(tensor, ir.ExternalTensor) and 300 in tensor.shape
+        }
+    assert len(places["suffix"]) == 1
+    assert places["head-medusa"] == places["head-eagle3"] == places["suffix"]
+
+
 def test_a_bundle_without_heads_names_what_to_export(tiny_bundle: Path) -> None:
     with MirrorPipeline.load(tiny_bundle, device_map="cpu") as pipe:
         with pytest.raises(ConfigError, match=r"no such head \(it has: none\).*--head FOLDER"):
@@ -148,7 +162,7 @@ def test_hidden_states_that_stay_on_a_device_give_the_same_guesses(
 ) -> None:
     """ONNX Runtime's own memory stands for the device's: the host reads and writes it by copies only."""
     on_host = guesses_of(headed_bundle[0])
-    monkeypatch.setattr(stage, "place_of", lambda _: Place(kind="cpu", is_device=True))
+    monkeypatch.setattr(device, "place_of", lambda _: Place(kind="cpu", is_device=True))
     reads: list[object] = []
     own = Tensor.read
     monkeypatch.setattr(Tensor, "read", lambda tensor: reads.append(tensor) or own(tensor))

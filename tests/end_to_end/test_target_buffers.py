@@ -8,7 +8,7 @@ import pytest
 
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.graphs.bundle_files import read_bundle
-from mirrorsd.runtime.backends.onnxruntime import stage as onnx_session
+from mirrorsd.runtime.backends.onnxruntime import device as onnx_device
 from mirrorsd.runtime.backends.onnxruntime.bound_pass import BoundPass
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
 from mirrorsd.runtime.backends.onnxruntime.tensors import Place
@@ -18,7 +18,7 @@ from mirrorsd.runtime.ledger import Ledger
 @pytest.fixture(params=["host", "device"])
 def session(tiny_bundle: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[OnnxTarget]:
     if request.param == "device":
-        monkeypatch.setattr(onnx_session, "place_of", lambda _: Place(kind="cpu", is_device=True))
+        monkeypatch.setattr(onnx_device, "place_of", lambda _: Place(kind="cpu", is_device=True))
     session = OnnxTargetModel(tiny_bundle, read_bundle(tiny_bundle).target, TargetPlacement()).new_session()
     yield session
     session.close()

@@ -25,15 +25,10 @@ from mirrorsd.families.heads.attending import FeatureRows
 from mirrorsd.families.heads.config import LM_HEAD
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.distill_draft import MarkedText
+from mirrorsd.training.divergence import LossMix, compare_rows
 from mirrorsd.training.heads.features import Teacher, teaching
 from mirrorsd.training.heads.head_folder import OwnWeights
-from mirrorsd.training.heads.vocabulary_loss import (
-    LossMix,
-    SpanTeacher,
-    VocabularyLosses,
-    compare_rows,
-    vocabulary_loss,
-)
+from mirrorsd.training.heads.vocabulary_loss import SpanTeacher, VocabularyLosses, vocabulary_loss
 from mirrorsd.training.run.device import autocast
 from mirrorsd.training.run.optimizers import descend, make_optimizers, set_rate
 from mirrorsd.training.run.timed_run import RunConfig, RunProgress, TimedRun, print_progress

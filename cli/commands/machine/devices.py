@@ -23,7 +23,7 @@ def devices(show_all: options.ShowAll = False, as_json: options.AsJson = False) 
     """Show what this machine has and which device maps fit."""
     end_on_ctrl_c()
     from mirrorsd.runtime import device_inventory
-    from mirrorsd.runtime.devices.pinning import usable_cores
+    from mirrorsd.runtime.devices.processor import usable_cores
     from mirrorsd.runtime.doctor.hardware import hardware_details
 
     details = hardware_details()

@@ -77,7 +77,7 @@ def doctor(
     """Look for what is wrong with this machine's set-up; with a bundle, try it."""
     end_on_ctrl_c()
     from mirrorsd.runtime import device_inventory
-    from mirrorsd.runtime.devices.pinning import usable_cores
+    from mirrorsd.runtime.devices.processor import usable_cores
     from mirrorsd.runtime.doctor.hardware import hardware_details
 
     inventory, details = device_inventory(), hardware_details()

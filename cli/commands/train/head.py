@@ -14,7 +14,7 @@ from mirrorsd.cli.output.console import note, print_json, training_bar
 from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:
-    from mirrorsd.training.heads.vocabulary_loss import LossMix
+    from mirrorsd.training.divergence import LossMix
 
 SHAPE, LOSS = "Shape", "Loss"
 _REPORTED_TEXTS = 40
@@ -161,14 +161,14 @@ def read_mix(text: str | None) -> "LossMix | None":
     Raises:
         ConfigError: another name, or no number.
     """
-    from mirrorsd.training.heads.vocabulary_loss import LossMix
+    from mirrorsd.training.divergence import LossMix
 
     if text is None:
         return None
     shares: dict[str, float] = {}
     for part in text.split(","):
         name, _, share = part.strip().partition("=")
-        if name not in ("kl", "tv", "hard") or not share.replace(".", "", 1).isdigit():
-            raise ConfigError(f"--loss is {text!r}; expected shares of kl, tv and hard, such as tv=0.9,hard=0.1")
+        if name not in ("kl", "tv", "lk", "hard") or not share.replace(".", "", 1).isdigit():
+            raise ConfigError(f"--loss is {text!r}; expected shares of kl, tv, lk and hard, such as tv=0.9,hard=0.1")
         shares[name] = float(share)
     return LossMix(**shares)

@@ -1,8 +1,12 @@
-"""One pass of the target, bound for one number of rows: inputs, outputs and caches where the device has them.
+"""One pass of the target: its stages, bound for one number of rows to inputs, outputs and caches on the device.
 
-Owns: the bindings, what they write to, and their order. Does not own: which passes a session keeps (`target.py`).
+Owns: running, the bindings, what they write to, and their order. Does not own: opening stages (`device`), which passes
+a session keeps (`target`).
 """
 
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,9 +15,8 @@ from numpy.typing import NDArray
 
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import DeviceError, raised_as
-from mirrorsd.graphs.manifest import Exit, Segment, TargetEntry
-from mirrorsd.runtime.backends.onnxruntime.errors import ONNX_ERRORS
-from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage
+from mirrorsd.graphs.manifest import Exit, Segment
+from mirrorsd.runtime.backends.onnxruntime.errors import ONNX_ERRORS, why_failed
 from mirrorsd.runtime.backends.onnxruntime.tensors import Place, Tensor, host_scalar
 from mirrorsd.runtime.backends.protocol import TargetOutput
 from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
@@ -23,6 +26,56 @@ if TYPE_CHECKING:
 
 _LEAST_ROWS = 32
 """Rows that a buffer has at least: memory of the host that no pass has touched takes no room."""
+
+
+class OnnxStage:
+    """An opened stage, and which operators run where.
+
+    Attributes:
+        is_queued: whether `run` leaves the work in the device's queue, and `wait` is when it is done.
+    """
+
+    def __init__(self, session: ort.InferenceSession, path: Path, *, is_queued: bool = False) -> None:
+        self.session, self.path, self.name, self.is_queued = session, path, path.stem, is_queued
+        self.nodes = assigned_nodes(session)
+
+    def run(self, binding: ort.IOBinding, options: ort.RunOptions | None = None) -> None:
+        """Run what is bound.
+
+        Raises:
+            DeviceError: the device failed.
+        """
+        self._do(lambda: self.session.run_with_iobinding(binding, options))
+
+    def wait(self, binding: ort.IOBinding) -> None:
+        """Wait until what was run last is done.
+
+        Raises:
+            DeviceError: the device failed.
+        """
+        self._do(binding.synchronize_outputs)
+
+    def _do(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except ONNX_ERRORS as error:
+            words = f"ONNX Runtime failed while running the target's {self.name}: {why_failed(error)}"
+            raise DeviceError(words) from error
+
+    def release(self, graph: int | None) -> None:
+        """Forget a captured graph, whose addresses are about to become invalid."""
+        if graph is not None:
+            with raised_as(DeviceError, f"ONNX Runtime could not release a pass of {self.name}", ONNX_ERRORS):
+                self.session.release_captured_graph(graph)
+
+
+def assigned_nodes(session: ort.InferenceSession) -> Counter[tuple[str, str]]:
+    """How many nodes of which operator ONNX Runtime gave to which provider: `(provider, operator) -> count`."""
+    return Counter(
+        (subgraph.ep_name, node.op_type)
+        for subgraph in session.get_provider_graph_assignment_info()
+        for node in subgraph.get_nodes()
+    )
 
 
 class RowBuffers:
@@ -212,14 +265,3 @@ class _BoundExit:
     def read(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Copies of ids and log-probabilities: the draft worker reads them while the next pass may be running."""
         return self._ids.read()[0].copy(), self._logprobs.read()[0].copy()
-
-
-def make_cache(entry: TargetEntry, place: Place) -> dict[str, ort.OrtValue]:
-    """Share-buffer caches: `past_*` and `present_*` of a layer are one value of `capacity` rows."""
-    shape = (1, entry.shape.num_kv_heads, entry.capacity, entry.shape.head_dim)
-    cache: dict[str, ort.OrtValue] = {}
-    for layer in range(entry.shape.num_layers):
-        key, value = (place.tensor(shape, entry.shape.dtype).value for _ in range(2))
-        cache[names.past_key(layer)] = cache[names.present_key(layer)] = key
-        cache[names.past_value(layer)] = cache[names.present_value(layer)] = value
-    return cache

@@ -15,8 +15,9 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import head_contract
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Head, TargetEntry
+from mirrorsd.runtime.backends.onnxruntime.bound_pass import OnnxStage
+from mirrorsd.runtime.backends.onnxruntime.device import OnnxDevice, check_ports
 from mirrorsd.runtime.backends.onnxruntime.errors import ONNX_ERRORS
-from mirrorsd.runtime.backends.onnxruntime.stage import OnnxDevice, OnnxStage
 from mirrorsd.runtime.backends.onnxruntime.tensors import Tensor
 from mirrorsd.runtime.backends.protocol import HeadGuesses
 
@@ -45,7 +46,7 @@ class OnnxHeads:
         with self._lock:
             if kind not in self._stages:
                 stage = device.open(self._bundle / entry.file, self._target.shape.dtype)
-                stage.check(head_contract(self._target.shape, entry.shape, names.head_name(kind)))
+                check_ports(stage, head_contract(self._target.shape, entry.shape, names.head_name(kind)))
                 self._stages[kind] = stage
             return OnnxHead(entry, self._stages[kind], device, self._target)
 

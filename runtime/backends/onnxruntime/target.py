@@ -19,10 +19,11 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import exit_contract, segment_contract
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Head, TargetEntry
-from mirrorsd.runtime.backends.onnxruntime.bound_pass import BoundPass, BoundSegment, RowBuffers, make_cache
+from mirrorsd.runtime.backends.onnxruntime.bound_pass import BoundPass, BoundSegment, RowBuffers
+from mirrorsd.runtime.backends.onnxruntime.device import OnnxDevice, check_ports, describe_stages
 from mirrorsd.runtime.backends.onnxruntime.errors import ONNX_ERRORS
 from mirrorsd.runtime.backends.onnxruntime.head import OnnxHead, OnnxHeads
-from mirrorsd.runtime.backends.onnxruntime.stage import OnnxDevice, describe_stages
+from mirrorsd.runtime.backends.onnxruntime.tensors import make_cache
 from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
 from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, TargetOutput
 from mirrorsd.runtime.ledger import Ledger
@@ -57,9 +58,9 @@ class OnnxTargetModel:
         self.exits = {e.layer: (e, self.device.open(bundle / e.file, dtype, is_exit=True)) for e in own}
         for s, stage in self.segments:
             span = {"first_layer": s.first_layer, "end_layer": s.end_layer}
-            stage.check(segment_contract(entry.shape, s.name, taps=s.taps, **span))
+            check_ports(stage, segment_contract(entry.shape, s.name, taps=s.taps, **span))
         for e, stage in self.exits.values():
-            stage.check(exit_contract(entry.shape, e.name, num_candidates=e.num_candidates))
+            check_ports(stage, exit_contract(entry.shape, e.name, num_candidates=e.num_candidates))
 
     def new_session(self) -> "OnnxTarget":
         """A session with a cache of its own on the shared graphs; where the device captures passes, they are."""

@@ -13,7 +13,9 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from mirrorsd.device_maps import TargetPlacement
+from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import DeviceError, raised_as
+from mirrorsd.graphs.manifest import TargetEntry
 from mirrorsd.runtime.backends.onnxruntime.device_memory import DeviceMemory
 from mirrorsd.runtime.backends.onnxruntime.errors import ONNX_ERRORS
 from mirrorsd.runtime.backends.onnxruntime.small_graphs import ONNX_TYPES
@@ -157,3 +159,14 @@ def host_scalar() -> tuple[NDArray[np.int32], ort.OrtValue]:
     """One number that providers read on the host even where everything else is on a device."""
     array = np.zeros((), dtype=np.int32)
     return array, ort.OrtValue.ortvalue_from_numpy(array)
+
+
+def make_cache(entry: TargetEntry, place: Place) -> dict[str, ort.OrtValue]:
+    """Share-buffer caches: `past_*` and `present_*` of a layer are one value of `capacity` rows."""
+    shape = (1, entry.shape.num_kv_heads, entry.capacity, entry.shape.head_dim)
+    cache: dict[str, ort.OrtValue] = {}
+    for layer in range(entry.shape.num_layers):
+        key, value = (place.tensor(shape, entry.shape.dtype).value for _ in range(2))
+        cache[names.past_key(layer)] = cache[names.present_key(layer)] = key
+        cache[names.past_value(layer)] = cache[names.present_value(layer)] = value
+    return cache

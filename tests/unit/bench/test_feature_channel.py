@@ -12,10 +12,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from mirrorsd.bench.studies import feature_channel
 from mirrorsd.bench.studies.feature_channel import CHAIN, OWN, VARIANTS, Reading, Recorded, branches
 from mirrorsd.families.heads import HeadChain, HeadConfig, HeadNetwork, build_head
+from mirrorsd.training.divergence import LossMix
 from mirrorsd.training.heads.features import Features
 from mirrorsd.training.heads.head_shape import HeadPlan, make_head
 from mirrorsd.training.heads.head_training import HeadTrainingConfig
-from mirrorsd.training.heads.vocabulary_loss import LossMix
 from mirrorsd.training.run.schedule import TrainingClock, WarmStableDecay
 from mirrorsd.training.run.timed_run import RunConfig
 from mirrorsd.training.text.self_text import SelfText

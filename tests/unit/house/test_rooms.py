@@ -83,7 +83,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "exit_adapter": {"divergence", "run", "text"},
         "distill_draft": {"divergence", "models", "run", "text"},
         "draft_shape": {"distill_draft", "models"},
-        "heads": {"distill_draft", "draft_shape", "models", "run", "text"},
+        "heads": {"distill_draft", "divergence", "draft_shape", "models", "run", "text"},
         "reports": {"exit_adapter", "models", "plot_style", "text"},
     },
     "server": {

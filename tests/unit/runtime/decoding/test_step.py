@@ -1,4 +1,4 @@
-"""Plain decoding, and the step that all methods share: verify, commit, record."""
+"""Plain decoding, and the step that all methods share: verify, commit, record. How much of a window is right."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,8 @@ import pytest
 
 from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.decoding.step import InFlight
+from mirrorsd.runtime.decoding.step import Acceptance, InFlight, accept_window
+from mirrorsd.runtime.sampling.chooser import Choice
 
 Make = Callable[..., Any]
 PROMPT = [3, 1, 4, 1, 5]
@@ -75,3 +76,54 @@ def test_a_choice_as_good_as_its_runner_up_is_a_near_tie(make_bench: Make) -> No
     bench = make_bench(target_handler=tied_once)
     bench.decode([3, 4], "plain", max_new_tokens=6)
     assert bench.last_request.near_ties == [4]
+
+
+def accept(window: list[int], choices: list[int], asked: list[int] | None = None) -> Acceptance:
+    """The target chooses `choices`, each a tenth further ahead of its runner-up than the one before."""
+
+    def choose_row(row: int) -> Choice:
+        if asked is not None:
+            asked.append(row)
+        return Choice(choices[row], (row + 1) / 10)
+
+    return accept_window(np.array(window, dtype=np.int64), choose_row)
+
+
+@pytest.mark.parametrize(
+    ("window", "choices", "num_accepted", "next_token"),
+    [
+        ([4, 5, 9], [4, 5, 6, 7], 2, 6),
+        ([9, 5, 6], [4, 5, 6, 7], 0, 4),
+        ([4, 9, 6], [4, 5, 6, 7], 1, 5),
+        ([4, 5, 6], [4, 5, 6, 7], 3, 7),
+        ([0, 0], [0, 0, 0], 2, 0),
+        ([], [4], 0, 4),
+    ],
+    ids=["correction", "nothing right", "right again later", "bonus", "token zero", "no window"],
+)
+def test_a_window_counts_up_to_its_first_difference(
+    window: list[int], choices: list[int], num_accepted: int, next_token: int
+) -> None:
+    assert accept(window, choices)[:2] == (num_accepted, next_token)
+
+
+def test_rows_behind_the_first_difference_are_never_asked() -> None:
+    asked: list[int] = []
+    accept([4, 9, 6, 7], [4, 5], asked)
+    assert asked == [0, 1]
+
+
+def test_every_committed_token_has_its_gap() -> None:
+    assert accept([4, 5, 9], [4, 5, 6, 7]).gaps == (0.1, 0.2, 0.3)
+    assert accept([4, 5, 6], [4, 5, 6, 7]).gaps == (0.1, 0.2, 0.3, 0.4)
+
+
+def test_what_is_committed_is_what_the_target_alone_would_have_said() -> None:
+    """Whatever the window: accepted tokens and the next one are a beginning of the target's choices."""
+    random = np.random.default_rng(2)
+    for _ in range(300):
+        choices = random.integers(0, 3, 6).tolist()
+        window = random.integers(0, 3, 5).tolist()
+        found = accept(window, choices)
+        assert [*window[: found.num_accepted], found.next_token] == choices[: found.num_accepted + 1]
+        assert found.num_accepted == 5 or window[found.num_accepted] != found.next_token

@@ -11,7 +11,7 @@ from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.runtime.backends.onnxruntime.providers import session_options
 from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.devices.layouts import choose_layout, lay_out, target_thread_cores
-from mirrorsd.runtime.devices.pinning import Cores, usable_cores
+from mirrorsd.runtime.devices.processor import Cores, usable_cores
 from mirrorsd.runtime.tuned import Tuned
 from mirrorsd.runtime.tuning.contest import Contest, best_speculation, fastest_layout, finalists
 

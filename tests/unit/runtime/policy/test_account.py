@@ -119,6 +119,19 @@ def test_a_draft_that_must_catch_up_is_tried_only_where_the_credit_covers_that()
     assert not account.may_try(0.0, 200), "it has more to read"
 
 
+def test_a_window_that_begins_with_reading_costs_its_rounds_at_least() -> None:
+    """Windows that were prepared beside the target's passes have cost it next to nothing: one from nothing does not."""
+    known = tuned()
+    known.draft_seconds = 0.0001
+    account = Account(known)
+    account.observe_step(0.01, 0.0, 10, is_plain=True)
+    account.credit = 0.5
+    seconds = 2 * account.credit / known.plain_speed
+    assert known.joining_seconds == 0
+    assert account.may_try(0.0, 0, seconds)
+    assert not account.may_try(0.0, 20, seconds)
+
+
 def test_what_plain_decoding_would_have_brought_counts_as_its_speed() -> None:
     known = tuned()
     before = known.plain_speed

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mirrorsd.runtime.policy.knowledge import DEFAULTS
 from mirrorsd.runtime.policy.repeats import RepeatChances, RepeatedText
-from mirrorsd.runtime.policy.root_scores import DEFAULTS
 from mirrorsd.runtime.policy.windows import LearnedLengths, WindowLength
 
 Make = Callable[..., Any]

@@ -1,10 +1,19 @@
-"""Root chances and allocation: the worked examples, the banned token, a check by hand, and what fitting brings."""
+"""Root chances and allocation: the banned token, a check by hand; chances move as what is known moves."""
 
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.policy.root_scores import DEFAULTS, RootScores, ScoredCandidates, join, root_chances
-from mirrorsd.runtime.policy.roots import global_roots, per_row_roots
+from mirrorsd.runtime.policy.knowledge import DEFAULTS
+from mirrorsd.runtime.policy.roots import (
+    Candidates,
+    ScoredCandidates,
+    global_roots,
+    join,
+    log_shares,
+    per_row_roots,
+    root_chances,
+    token_chances,
+)
 
 WINDOW = np.array([5, 7])
 IDS = np.array([[5, 6, 8], [7, 9, 4], [2, 3, 1]])
@@ -72,10 +81,70 @@ def test_empty_window_has_only_the_bonus_row() -> None:
     assert [(root.row, root.token) for root in global_roots(found, 2)] == [(0, 5), (0, 6)]
 
 
-def test_scores_survive_their_file() -> None:
-    scores = RootScores(fitted={"both:3:sampled": DEFAULTS["both"]})
-    again = RootScores.from_dict(scores.to_dict())
-    assert again.weights("both", 3, is_sampling=True) == DEFAULTS["both"]
-    assert again.weights("both", 4, is_sampling=True) == DEFAULTS["both"], "another depth has the defaults"
-    with pytest.raises(ValueError, match="both:3"):
-        RootScores.from_dict({"both:3": [[1.0], [1.0], [1.0]]})
+def candidates(known: str, own_share: float = 0.7) -> Candidates:
+    """The window's first token has this share of its row, its rivals two and one thirds of what is left."""
+    rest = 1 - own_share
+    shares = np.array([[own_share, rest * 2 / 3, rest / 3], [0.6, 0.3, 0.1], [0.5, 0.3, 0.2]])
+    named = ScoredCandidates(IDS, np.log(shares))
+    return join(named if known != "exit" else None, named if known != "draft" else None)
+
+
+@pytest.mark.parametrize("known", ["draft", "exit", "both"])
+def test_the_surer_a_window_token_the_less_likely_is_its_correction(known: str) -> None:
+    corrections = [
+        root_chances(WINDOW, candidates(known, own_share), DEFAULTS[known], 0.6).chances[0].sum()
+        for own_share in (0.4, 0.6, 0.8, 0.95)
+    ]
+    assert corrections == sorted(corrections, reverse=True)
+    assert corrections[0] > 2 * corrections[-1]
+
+
+@pytest.mark.parametrize("known", ["draft", "exit", "both"])
+def test_the_more_was_right_lately_the_likelier_is_the_whole_window(known: str) -> None:
+    bonuses = [
+        root_chances(WINDOW, candidates(known), DEFAULTS[known], rate).chances[2].sum() for rate in (0.1, 0.5, 0.9)
+    ]
+    assert bonuses == sorted(bonuses)
+    assert bonuses[-1] > 2 * bonuses[0]
+
+
+@pytest.mark.parametrize("known", ["draft", "exit", "both"])
+def test_of_two_corrections_the_one_with_the_larger_share_is_likelier(known: str) -> None:
+    found = root_chances(WINDOW, candidates(known), DEFAULTS[known], 0.6)
+    for row, likelier, other in ((0, 6, 8), (1, 9, 4), (2, 2, 3)):
+        by_token = dict(zip(found.ids[row].tolist()[:3], found.chances[row].tolist()[:3], strict=True))
+        assert by_token[likelier] > by_token[other] > 0
+
+
+def test_an_acceptance_rate_of_nought_or_one_is_no_certainty() -> None:
+    for rate in (0.0, 1.0):
+        found = root_chances(WINDOW, candidates("draft"), DEFAULTS["draft"], rate)
+        assert found.chances.sum() == pytest.approx(1.0)
+        assert (found.chances.sum(axis=1) > 0).all()
+
+
+def test_a_token_that_draft_and_exit_name_counts_once_with_both_shares() -> None:
+    draft, exit_ = (
+        ScoredCandidates(np.array([[1, 2]]), np.log([[0.8, 0.2]])),
+        ScoredCandidates(np.array([[2, 3]]), np.log([[0.6, 0.4]])),
+    )
+    both = join(draft, exit_)
+    real = {
+        token: np.exp(features[:2]).round(3).tolist()
+        for token, features, is_real in zip(both.ids[0].tolist(), both.features[0], both.is_real[0], strict=True)
+        if is_real
+    }
+    assert both.is_real.sum() == len(real) == 3
+    assert real[2] == [0.2, 0.6]
+    assert real[1][0] == 0.8
+    assert real[1][1] < 0.4, "what the exit leaves out is less likely than what it names"
+
+
+def test_shares_of_a_row_sum_to_one_whatever_was_added_to_all() -> None:
+    scores = np.log([[0.5, 0.25, 0.25]]) + 7.0
+    assert np.exp(log_shares(ScoredCandidates(IDS[:1], scores))).round(6).tolist() == [[0.5, 0.25, 0.25]]
+
+
+def test_a_row_without_an_allowed_token_has_no_chance_and_no_warning() -> None:
+    chances = token_chances(np.ones((2, 3, 4)), np.array([[True, True, False], [False] * 3]), (1.0, 0.0, 0.0, 0.0))
+    assert chances.tolist() == [[0.5, 0.5, 0.0], [0.0, 0.0, 0.0]]

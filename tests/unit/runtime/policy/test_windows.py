@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mirrorsd.runtime.config import SpeculationConfig
-from mirrorsd.runtime.policy.root_scores import DEFAULTS
+from mirrorsd.runtime.policy.knowledge import DEFAULTS
 from mirrorsd.runtime.policy.windows import LearnedLengths, WindowLength
 
 Make = Callable[..., Any]

@@ -1,5 +1,6 @@
 """Recording scripted models, replaying them in simulated time, and fitting root scores to them."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from mirrorsd.device_maps import Pace
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.runtime.backends.fake import FakeDraft
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
-from mirrorsd.runtime.policy.root_scores import RootScores
+from mirrorsd.runtime.policy.knowledge import RootScores
 from mirrorsd.runtime.sampling.chooser import TokenChooser
+from mirrorsd.runtime.sampling.noise import NOISE
 from mirrorsd.runtime.tuning.recorder import record_text
 from mirrorsd.runtime.tuning.recording import RecordedText, Recording
 from mirrorsd.runtime.tuning.score_fitting import coverage, fit_scores
@@ -144,6 +146,24 @@ def test_recording_survives_its_file(make_bench: Make, tmp_path: Path) -> None:
     (tmp_path / "texts.npz").write_bytes(b"PK nothing")
     with pytest.raises(ConfigError, match=r"texts.npz is not a recording.*simulate"):
         Recording.read(tmp_path / "texts.npz")
+
+
+@pytest.mark.parametrize("noise", [None, "other-noise-1"])
+def test_a_sampled_recording_of_other_noise_is_refused(make_bench: Make, tmp_path: Path, noise: str | None) -> None:
+    """Versions before said nothing of their noise. A greedy text has none."""
+    for temperature in (0.0, 1.0):
+        path = tmp_path / f"{temperature:g}.npz"
+        record(make_bench, temperature).write(path)
+        assert Recording.read(path).temperature == temperature
+        with np.load(path) as arrays:
+            kept = dict(arrays)
+        header = json.loads(str(kept["header"]))
+        assert header.pop("noise") == NOISE
+        kept["header"] = np.array(json.dumps(header | ({"noise": noise} if noise else {})))
+        np.savez_compressed(path, **kept)
+    assert Recording.read(tmp_path / "0.npz").temperature == 0.0
+    with pytest.raises(ConfigError, match=rf"sampled with other noise \({noise or 'that of an older'}.*--record FILE"):
+        Recording.read(tmp_path / "1.npz")
 
 
 def test_fitted_scores_find_more_roots_than_defaults(make_bench: Make, confident_exit: Make) -> None:

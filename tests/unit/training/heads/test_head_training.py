@@ -16,12 +16,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from mirrorsd.families import parts_of
 from mirrorsd.families.decoder_parts import LogitScale
 from mirrorsd.graphs.errors import ConfigError, ExportError
+from mirrorsd.training.divergence import LossMix
 from mirrorsd.training.heads.features import Teacher, teaching
 from mirrorsd.training.heads.head_folder import load_head, own_tensors, save_head
 from mirrorsd.training.heads.head_report import posterior_noise, report_head
 from mirrorsd.training.heads.head_shape import HeadPlan, make_head
 from mirrorsd.training.heads.head_training import LOSS_MIXES, HeadTrainingConfig, draw_spans, head_losses, train_head
-from mirrorsd.training.heads.vocabulary_loss import LossMix, SpanTeacher, vocabulary_loss
+from mirrorsd.training.heads.vocabulary_loss import SpanTeacher, vocabulary_loss
 from mirrorsd.training.run.schedule import TrainingClock, WarmStableDecay
 from mirrorsd.training.run.timed_run import LOSSES_FILE, RunConfig
 from mirrorsd.training.text.answers import continue_sampled
@@ -153,13 +154,14 @@ def test_the_losses_gradient_is_autograds(target: LlamaForCausalLM) -> None:
     states, weight = draw(2, 5, 3, 8).requires_grad_(), draw(40, 8).requires_grad_()
     hidden, head, counts = draw(2, 7, 6), draw(40, 6), draw(2, 5, 3).abs()
     scale = LogitScale(divisor=2.0, cap=3.0)
-    for mix in (LossMix(kl=1), LossMix(tv=1), LossMix(hard=1), LossMix(kl=0.3, tv=0.5, hard=0.2)):
+    for mix in (LossMix(kl=1), LossMix(tv=1), LossMix(lk=1), LossMix(hard=1), LossMix(kl=0.3, tv=0.5, hard=0.2)):
         found = vocabulary_loss(states, weight, SpanTeacher(hidden, head, LogitScale()), counts, mix, scale=scale)
         expected = torch.zeros(())
         for guess in range(3):
             wanted = (hidden[:, guess : guess + 5] @ head.T).softmax(-1)
             logs = scale(states[:, :, guess] @ weight.T).log_softmax(-1)
-            soft = mix.kl * -(wanted * logs).sum(-1) + mix.tv * (1 - torch.minimum(wanted, logs.exp()).sum(-1))
+            shared = torch.minimum(wanted, logs.exp()).sum(-1)
+            soft = mix.kl * (wanted * (wanted.log() - logs)).sum(-1) + mix.tv * (1 - shared) - mix.lk * shared.log()
             hard = -logs.gather(-1, wanted.argmax(-1, keepdim=True))[..., 0]
             expected = expected + ((soft + mix.hard * hard) * counts[:, :, guess]).sum()
         torch.testing.assert_close(found.total, expected)

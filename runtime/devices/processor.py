@@ -1,14 +1,10 @@
-"""Which processor and cores there are, and keeping a thread on some of them.
-
-Two devices on one processor must not wait for each other.
-"""
+"""Which processor there is, and which of its cores this process may use."""
 
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,28 +59,3 @@ def usable_cores(siblings: str = _SIBLINGS) -> Cores:
             seen.add(core)
             numbers.append(number)
     return Cores(tuple(numbers), len(numbers))
-
-
-def pin_current_thread(cores: Sequence[int]) -> None:
-    """Keep the calling thread, and the threads it starts, on these cores (Linux; elsewhere the system decides).
-
-    Cores that this process may not use are left out; if none is left the thread stays where it is.
-    """
-    if cores and hasattr(os, "sched_setaffinity"):
-        usable = set(cores) & os.sched_getaffinity(0)
-        if usable:
-            os.sched_setaffinity(0, usable)
-
-
-@contextmanager
-def pinned(cores: Sequence[int]) -> Iterator[None]:
-    """Keep the calling thread on these cores within the block, as `pin_current_thread` does."""
-    if not cores or not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    usual = os.sched_getaffinity(0)
-    try:
-        pin_current_thread(cores)
-        yield
-    finally:
-        os.sched_setaffinity(0, usual)

@@ -1,12 +1,12 @@
-"""One target stage as a session of ONNX Runtime: opened on the provider that was asked for, run through bindings.
+"""The device that the target's stages run on: each is opened on the provider that was asked for, and nowhere else.
 
-Owns: opening with proof of placement, the stream that all stages share, captured graphs and their numbers, and the
-translation of the vendor's errors. Does not own: what is bound (`onnx_target`), provider options (`onnx_providers`).
+Owns: opening with proof of placement and of the ports, the stream that all stages share, numbers of captured graphs.
+Does not own: running (`bound_pass`), what a provider is told (`providers`).
 """
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from mirrorsd.device_maps.card import GRAPH_PROVIDERS
 from mirrorsd.graphs.contract import Dim, StageContract
 from mirrorsd.graphs.errors import BundleError, DeviceError, MirrorError, raised_as
 from mirrorsd.runtime.backends.onnxruntime.best_logits import BestLogits
-from mirrorsd.runtime.backends.onnxruntime.errors import FILE_ERRORS, ONNX_ERRORS, why_failed
+from mirrorsd.runtime.backends.onnxruntime.bound_pass import OnnxStage
+from mirrorsd.runtime.backends.onnxruntime.errors import FILE_ERRORS, ONNX_ERRORS
 from mirrorsd.runtime.backends.onnxruntime.providers import provider_options, session_options
 from mirrorsd.runtime.backends.onnxruntime.tensors import Place, place_of
 
@@ -54,7 +55,7 @@ class OnnxDevice:
         handle = None if self.stream is None else self.stream.get_handle()
         self.best_logits = BestLogits(placement, handle) if self.place.is_device else None
 
-    def open(self, path: Path, dtype: str, *, is_exit: bool = False) -> "OnnxStage":
+    def open(self, path: Path, dtype: str, *, is_exit: bool = False) -> OnnxStage:
         """Open a stage; an exit goes into the second queue.
 
         Raises:
@@ -96,72 +97,34 @@ class OnnxDevice:
         return options
 
 
-class OnnxStage:
-    """An opened stage, and which operators run where.
+def check_ports(stage: OnnxStage, contract: StageContract) -> None:
+    """Refuse a stage whose inputs and outputs are not what its contract makes of the manifest's sizes.
 
-    Attributes:
-        is_queued: whether `run` leaves the work in the device's queue, and `wait` is when it is done.
+    Raises:
+        BundleError: names the first port that differs.
     """
-
-    def __init__(self, session: ort.InferenceSession, path: Path, *, is_queued: bool = False) -> None:
-        self.session, self.path, self.name, self.is_queued = session, path, path.stem, is_queued
-        self.nodes = assigned_nodes(session)
-
-    def check(self, contract: StageContract) -> None:
-        """Refuse a stage whose inputs and outputs are not what its contract makes of the manifest's sizes.
-
-        Raises:
-            BundleError: names the first port that differs.
-        """
-        found = {port.name: port for port in (*self.session.get_inputs(), *self.session.get_outputs())}
-        specs = {spec.name: spec for spec in (*contract.inputs, *contract.outputs)}
-        for name in sorted(found.keys() | specs.keys()):
-            port, spec = found.get(name), specs.get(name)
-            if port and spec and port.type == _TYPE_NAMES[spec.dtype] and _fits(port.shape, spec.shape):
-                continue
-            there = f"{port.type} {port.shape}" if port else "nothing"
-            expected = f"{_TYPE_NAMES[spec.dtype]} {list(spec.shape)}" if spec else "nothing"
-            raise BundleError(
-                f"{self.path} is not the stage {contract.name!r} of the bundle's manifest: as {name!r} it has {there}, "
-                f"expected is {expected}. Copy the whole bundle again, or export it again."
-            )
-
-    def run(self, binding: ort.IOBinding, options: ort.RunOptions | None = None) -> None:
-        """Run what is bound.
-
-        Raises:
-            DeviceError: the device failed.
-        """
-        self._do(lambda: self.session.run_with_iobinding(binding, options))
-
-    def wait(self, binding: ort.IOBinding) -> None:
-        """Wait until what was run last is done.
-
-        Raises:
-            DeviceError: the device failed.
-        """
-        self._do(binding.synchronize_outputs)
-
-    def _do(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except ONNX_ERRORS as error:
-            words = f"ONNX Runtime failed while running the target's {self.name}: {why_failed(error)}"
-            raise DeviceError(words) from error
-
-    def release(self, graph: int | None) -> None:
-        """Forget a captured graph, whose addresses are about to become invalid."""
-        if graph is not None:
-            with raised_as(DeviceError, f"ONNX Runtime could not release a pass of {self.name}", ONNX_ERRORS):
-                self.session.release_captured_graph(graph)
+    found = {port.name: port for port in (*stage.session.get_inputs(), *stage.session.get_outputs())}
+    specs = {spec.name: spec for spec in (*contract.inputs, *contract.outputs)}
+    for name in sorted(found.keys() | specs.keys()):
+        port, spec = found.get(name), specs.get(name)
+        if port and spec and port.type == _TYPE_NAMES[spec.dtype] and _fits(port.shape, spec.shape):
+            continue
+        there = f"{port.type} {port.shape}" if port else "nothing"
+        expected = f"{_TYPE_NAMES[spec.dtype]} {list(spec.shape)}" if spec else "nothing"
+        raise BundleError(
+            f"{stage.path} is not the stage {contract.name!r} of the bundle's manifest: as {name!r} it has {there}, "
+            f"expected is {expected}. Copy the whole bundle again, or export it again."
+        )
 
 
-def assigned_nodes(session: ort.InferenceSession) -> Counter[tuple[str, str]]:
-    """How many nodes of which operator ONNX Runtime gave to which provider: `(provider, operator) -> count`."""
-    return Counter(
-        (subgraph.ep_name, node.op_type)
-        for subgraph in session.get_provider_graph_assignment_info()
-        for node in subgraph.get_nodes()
+def _fits(found: Sequence[int | str | None], expected: Sequence[Dim]) -> bool:
+    """Whether fixed dimensions are equal; a symbolic one fits any.
+
+    >>> _fits([1, "s", 64], (1, "S", 64)), _fits([1, "s", 63], (1, "S", 64))
+    (True, False)
+    """
+    return len(found) == len(expected) and all(
+        left == right for left, right in zip(found, expected, strict=True) if isinstance(left, int)
     )
 
 
@@ -197,17 +160,6 @@ def _load_error(path: Path, provider: str, error: Exception) -> MirrorError:
             "or a smaller --context (`mirrorsd doctor BUNDLE` counts)."
         )
     return DeviceError(f"ONNX Runtime could not load {path.name} on {provider}: {error}")
-
-
-def _fits(found: Sequence[int | str | None], expected: Sequence[Dim]) -> bool:
-    """Whether fixed dimensions are equal; a symbolic one fits any.
-
-    >>> _fits([1, "s", 64], (1, "S", 64)), _fits([1, "s", 63], (1, "S", 64))
-    (True, False)
-    """
-    return len(found) == len(expected) and all(
-        left == right for left, right in zip(found, expected, strict=True) if isinstance(left, int)
-    )
 
 
 def describe_stages(stages: Sequence[OnnxStage], device: OnnxDevice) -> str:

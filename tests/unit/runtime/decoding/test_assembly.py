@@ -1,4 +1,4 @@
-"""The three methods over scripted models: whatever the draft does, the text is the target's."""
+"""Each method as it is put together, over scripted models: whatever the draft does, the text is the target's."""
 
 import threading
 import time
