@@ -24,6 +24,8 @@ DEVICES = {
 }
 """Each installs what it needs where that can be done, and says why not elsewhere."""
 SETUP_LIMIT_S = 120
+WORKERS = ("-n", "2", "--dist", "loadfile")
+"""Two processes: a file's tests stay together, for they share models. `-n 0` switches it off."""
 
 
 def main() -> int:
@@ -41,7 +43,7 @@ def main() -> int:
     if "tests" in parts:
         left_out = "not slow and not long" if options.quick else "" if options.all else "not long"
         chosen = ["-m", left_out] if left_out else []
-        status = run_here([python, "-m", "pytest", *chosen, *pytest_arguments])
+        status = run_here([python, "-m", "pytest", *WORKERS, *chosen, *pytest_arguments])
         if status:
             print(f"FAILED: tests (pytest ended with status {status})", flush=True)
             failed.append("tests")

@@ -43,6 +43,16 @@ def test_exits_are_measured_trained_and_measured_again(trained: Path, capsys: py
     assert "add --resume to go on" in capsys.readouterr().err
 
 
+def test_exits_learn_on_documents_that_the_target_did_not_write(trained: Path, tmp_path: Path) -> None:
+    work, target = tmp_path / "work", shutil.copytree(trained / "target", tmp_path / "target")
+    command = ["train", "exit", str(target), "--work", str(work), "--layers", "2", "--rank", "8", *SIZES]
+    documents = ["--corpus", str(trained / "corpus.jsonl"), "--texts", "2", "--document-share", "1"]
+    assert run([*command, *documents, "--seconds", "0.2"]) == 0
+    assert not (work / "text").exists(), "nothing is written to learn from"
+    assert (work / "text_held_back").is_dir()
+    assert (target / "exit_adapters.safetensors").is_file()
+
+
 def test_a_draft_and_its_baseline(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_pair: tuple[Path, Path]
 ) -> None:

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from mirrorsd.cli.commands.export import read_exit_layers
 from mirrorsd.cli.commands.train import target as shared
+from mirrorsd.cli.commands.train.draft import open_target_and_text, training_text
 from mirrorsd.cli.input import options
 from mirrorsd.cli.output.console import add_row, note, print_json, print_table, training_bar
 from mirrorsd.graphs.errors import ConfigError
@@ -19,6 +20,7 @@ def exit_command(
     corpus: shared.Corpus = None,
     held_back: shared.HeldBack = None,
     texts: shared.Texts = 9000,
+    document_share: shared.DocumentShare = 0.0,
     layers: Annotated[str, typer.Option(help="auto (from half depth on), a layer, or several: 3,4.")] = "auto",
     rank: Annotated[int, typer.Option(help="Rank of the adapters, 8 to 64 by custom.")] = 64,
     batch: shared.Batch = 6,
@@ -40,8 +42,8 @@ def exit_command(
     chosen = chosen_layers(layers, int(checkpoint.config["num_hidden_layers"]))
     run_folder = work / "exits"
     shared.check_fresh(run_folder, resume=resume)
-    model = shared.load_target(checkpoint)
-    shared.prepare_texts(model, checkpoint, work, shared.TextSource(corpus=corpus, held_back=held_back, count=texts))
+    source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts)
+    model, documents = open_target_and_text(checkpoint, source, work, document_share)
     if seconds:
         from mirrorsd.training.run.schedule import WarmStableDecay
         from mirrorsd.training.run.timed_run import RunConfig
@@ -50,7 +52,8 @@ def exit_command(
         config = RunConfig(
             out=run_folder, schedule=schedule, deadline=deadline, save_every_s=60.0, counts_cpu=count_cpu
         )
-        _train(model, checkpoint.folder, (work, chosen, rank), config, (batch, length))
+        text = training_text([work], documents, document_share)
+        _train(model, (checkpoint.folder, text), (chosen, rank), config, (batch, length))
     coverage = _measure(model, checkpoint.folder, work, chosen)
     if as_json:
         print_json({"target": str(target), **coverage})
@@ -74,19 +77,16 @@ def chosen_layers(text: str, num_layers: int) -> tuple[int, ...]:
 
 
 def _train(
-    model: Any, target: Path, job: tuple[Path, tuple[int, ...], int], config: Any, batch: tuple[int, int]
+    model: Any, given: tuple[Path, Any], job: tuple[tuple[int, ...], int], config: Any, batch: tuple[int, int]
 ) -> None:
     from mirrorsd.training.exit_adapter import make_adapters, save_adapters, train_adapters
     from mirrorsd.training.run.loss_curve import plot_losses
     from mirrorsd.training.run.timed_run import LOSSES_FILE
-    from mirrorsd.training.text.text_folder import join_texts, load_texts
-    from mirrorsd.training.text.token_stream import TokenStream
 
-    work, layers, rank = job
+    (target, text), (layers, rank) = given, job
     adapters = make_adapters(model.config.hidden_size, layers, rank)
-    stream = TokenStream(join_texts(load_texts(work / shared.TEXT_FOLDER), seed=1))
     with training_bar("training exits") as show:
-        train_adapters(model, adapters, stream, config, batch=batch, show=show)
+        train_adapters(model, adapters, text, config, batch=batch, show=show)
     save_adapters(target, adapters)
     if (config.out / LOSSES_FILE).is_file():
         plot_losses(config.out / LOSSES_FILE, config.out / "losses.png")
