@@ -7,8 +7,8 @@ import onnx_ir as ir
 
 from mirrorsd.graphs.manifest import Head, TargetEntry
 
-_LOOK_UPS = ("Gather", "GatherBlockQuantized", "GatherElements", "GatherND")
-"""They read a row of their table, not all of it."""
+_LOOK_UPS = ("Gather", "GatherBlockQuantized", "GatherElements", "GroupQueryAttention", "RotaryEmbedding")
+"""They read some rows of their tables, not all."""
 
 
 def read_bytes(stage: Path) -> int:
