@@ -78,8 +78,8 @@ def replay(recording: Recording, scenario: Scenario) -> list[Request]:
     costed = [head.kind for head in recording.heads if head.read_share]
     if scenario.method in HEAD_METHODS and scenario.method not in costed:
         raise ConfigError(
-            f"The recording has no {scenario.method} head of known cost (it has: {', '.join(costed) or 'none'}). Export "
-            "the target with one, and record the bundle: `mirrorsd simulate BUNDLE --record FILE`."
+            f"The recording has no {scenario.method} head of known cost (it has: {', '.join(costed) or 'none'}). "
+            "Export the target with one, and record the bundle: `mirrorsd simulate BUNDLE --record FILE`."
         )
     known = Knowledge(root_scores=scenario.scores)
     if scenario.speculation.window == "worthwhile":

@@ -213,9 +213,14 @@ class TimedRun:
             )
 
     def write_record(self, folder: Path) -> None:
-        """Write into a finished model's folder how long it was trained: seconds `counts` says of what, steps, tokens."""
+        """Write into a finished model's folder how long it was trained: seconds of a core or of the clock, steps, tokens."""
         counts = "core" if self._config.counts_cpu else "clock"
-        record = {"seconds": round(self.clock.trained_s, 1), "counts": counts, "steps": self.step, "tokens": self.tokens}
+        record = {
+            "seconds": round(self.clock.trained_s, 1),
+            "counts": counts,
+            "steps": self.step,
+            "tokens": self.tokens,
+        }
         (folder / names.TRAINING_FILE).write_text(json.dumps(record) + "\n", encoding="utf-8")
 
     def save(self, name: str) -> None:

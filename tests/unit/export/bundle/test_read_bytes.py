@@ -10,9 +10,7 @@ from mirrorsd.export.bundle.read_bytes import read_bytes
 
 
 @pytest.mark.parametrize(("times", "expected"), [(1, 4 * 8 * 8), (3, 3 * 4 * 8 * 8)])
-def test_a_matrix_counts_each_time_that_it_is_read_and_a_table_never(
-    tmp_path: Path, times: int, expected: int
-) -> None:
+def test_a_matrix_counts_each_time_that_it_is_read_and_a_table_never(tmp_path: Path, times: int, expected: int) -> None:
     rows = ir.val("rows", ir.DataType.FLOAT, [1, 8])
     token = ir.val("token", ir.DataType.INT64, [1])
     matrix, table = (
