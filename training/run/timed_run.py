@@ -213,7 +213,7 @@ class TimedRun:
             )
 
     def write_record(self, folder: Path) -> None:
-        """Write into a finished model's folder how long it was trained: seconds of a core or of the clock, steps, tokens."""
+        """Write into a finished model's folder how long it was trained: seconds, of a core or of the clock, and steps."""
         counts = "core" if self._config.counts_cpu else "clock"
         record = {
             "seconds": round(self.clock.trained_s, 1),
