@@ -213,7 +213,7 @@ class TimedRun:
             )
 
     def write_record(self, folder: Path) -> None:
-        """Write into a finished model's folder how long it was trained: seconds, of a core or of the clock, and steps."""
+        """Write into a finished model's folder its seconds (of a core or the clock), steps and tokens."""
         counts = "core" if self._config.counts_cpu else "clock"
         record = {
             "seconds": round(self.clock.trained_s, 1),
