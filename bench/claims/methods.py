@@ -174,7 +174,7 @@ def simulated_lines(
         raise ConfigError(f"--paced-map is {pipe.device_map.name}, which has no [pace]; name a card that has one.")
     speculation = pipe.sampled_speculation if plan.temperature else pipe.speculation
     layers, scores = None if speculation.exits == "all" else speculation.exits, pipe.engine.known.root_scores
-    found = {}
+    found: dict[str, list[Line]] = {}
     for method in plan.methods:
         scenario = Scenario(pace=pace, speculation=speculation, method=method, layers=layers, scores=scores)
         requests = iter(replay(recording, scenario))

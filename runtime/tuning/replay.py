@@ -3,7 +3,7 @@
 Owns how a row of a replay finds its place in a recording. Does not own time, which `simulation` hands in.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.contract import DraftShape
+from mirrorsd.graphs.manifest import Head
 from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, RowBlock, TargetOutput, TipGuesses
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.target_link import RowReader
@@ -153,7 +154,7 @@ class ReplayTarget:
         spend_head: Callable[[float, int], None],
     ) -> None:
         self.context, self.vocab_size = len(text.tokens), recording.vocab_size
-        self.heads = {head.kind: head for head in recording.heads}
+        self.heads: Mapping[str, Head] = {head.kind: head for head in recording.heads}
         self._text, self._spend, self._spend_head = text, spend, spend_head
         self._places = Places(text)
         self._exits = [(recording.layers.index(layer), layer) for layer in layers]
