@@ -40,8 +40,8 @@ Command: `python bench/claims/peers/compare.py` ([page](peers.md))."""
 EXACT = """Texts that every method wrote alike. Command: `python bench/claims/exactness.py B`."""
 PACED = """Six tasks. An ordinary draft guesses a token per pass.
 Command: `python bench/claims/tasks.py storyteller.mirror --ordinary plain.mirror --device-map CARD`."""
-METHODS = """The same questions by every method that a bundle has the parts for. *Trained* are seconds of a core, or of a
-clock on one. *Real* is two cores of this machine; *paced* and *simulated* are devices that are not there. In brackets:
+METHODS = """The same questions by every method that a bundle has the parts for. *Trained* are seconds of a core or a
+clock. *Real* is two cores of this machine; *paced* and *simulated* are devices that are not there. In brackets:
 times plain. Texts of all methods and places are the same.
 Command: `python bench/claims/methods.py B --work FOLDER`."""
 METHODS_BY_TASK = """The same reports by task: tokens per step, and behind the colon times plain of the real, the paced
