@@ -35,8 +35,8 @@ Result = TypeVar("Result")
 HOST_MS = 0.33
 HEAD_HOST_MS = 0.3
 ROUND_MS = ((4.0, 1.0), (24.0, 1.9), (32.0, 3.0))
-"""Measured in paced runs on two cores: `host` of a mirror step; what a head takes beyond its pace (greedy; with noise over
-4,096 tokens 0.25 more); and by its rows what a draft round takes beyond its own, planning included (32 rows
+"""Measured in paced runs on two cores: `host` of a mirror step; what a head takes beyond its pace (greedy; with noise
+over 4,096 tokens 0.25 more); and by its rows what a draft round takes beyond its own, planning included (32 rows
 take the core longer than the pace of `paced-laptop`)."""
 
 
