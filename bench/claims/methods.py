@@ -13,6 +13,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -142,22 +143,24 @@ def recorded(pipe: MirrorPipeline, plan: Plan, lines: Sequence[Line], path: Path
     config = GenerationConfig(temperature=plan.temperature, seed=plan.seed_of(0), use_defaults=False)
     texts: list[RecordedText] = []
     for line in lines:
-        for prompt, tokens in turns_of(pipe, plan, line):
+        for prompt, tokens, reason in turns_of(pipe, plan, line):
             ids = np.asarray([*prompt, *tokens], dtype=np.int64)
-            texts.append(record_text(pipe.engine, ids, len(prompt), config, DEPTH, heads=heads))
+            text = record_text(pipe.engine, ids, len(prompt), config, DEPTH, heads=heads)
+            texts.append(replace(text, ends=reason == "eos"))
         print(f"recorded question {line['question_id']}", flush=True)
     recording = recording_of(pipe, texts, plan.temperature)
     recording.write(path)
     return recording
 
 
-def turns_of(pipe: MirrorPipeline, plan: Plan, line: Line) -> Iterator[tuple[list[int], list[int]]]:
-    """Prompt and new tokens of every turn of an answer, as they were asked."""
+def turns_of(pipe: MirrorPipeline, plan: Plan, line: Line) -> Iterator[tuple[list[int], list[int], str]]:
+    """Prompt and new tokens of every turn of an answer, as they were asked, and why it ended."""
     question = next(each for each in plan.questions if each.question_id == line["question_id"])
     encode, choice, messages = encoder(pipe, is_raw=plan.is_raw), line["choices"][0], []
-    for text, tokens, said in zip(question.turns, choice["tokens"], choice["turns"], strict=False):
+    answers = zip(choice["tokens"], choice["turns"], choice["finish_reason"], strict=True)
+    for text, (tokens, said, reason) in zip(question.turns, answers, strict=False):
         messages.append({"role": "user", "content": text})
-        yield encode(messages), tokens
+        yield encode(messages), tokens, reason
         messages.append({"role": "assistant", "content": said})
 
 

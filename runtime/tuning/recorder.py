@@ -6,6 +6,7 @@ Nothing here is timed and no scheduler runs: what the models say does not depend
 """
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -56,7 +57,8 @@ def record_texts(
         given = {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
         result = pipe.generate(config=seeded, **given)
         tokens = np.asarray([*result.prompt_ids, *result.token_ids], dtype=np.int64)
-        texts.append(record_text(pipe.engine, tokens, len(result.prompt_ids), seeded, depth, heads=heads))
+        text = record_text(pipe.engine, tokens, len(result.prompt_ids), seeded, depth, heads=heads)
+        texts.append(replace(text, ends=result.stop_reason == "eos"))
         advance(f"{result.num_tokens} tokens")
     return recording_of(pipe, texts, (config.temperature or 1.0) if config.is_sampling else 0.0)
 

@@ -39,6 +39,7 @@ class RecordedText:
         exit_logprobs: the same shape.
         head_ids: `[P, K, m]` by kind, what a head guesses behind each head token; -1 where there was no row to read.
         head_logprobs: the same shapes.
+        ends: whether the target ended it: nobody knew before that this token would be the last.
     """
 
     tokens: NDArray[np.int64]
@@ -51,6 +52,7 @@ class RecordedText:
     exit_logprobs: NDArray[np.float32]
     head_ids: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     head_logprobs: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    ends: bool = False
 
     @property
     def num_heads(self) -> int:
@@ -103,7 +105,10 @@ class Recording:
         """Keep it as one `.npz` file."""
         header = {"format": _FORMAT, "temperature": self.temperature, "layers": self.layers}
         header |= {"num_layers": self.num_layers, "vocab_size": self.vocab_size, "max_tips": self.max_tips}
-        header |= {"round_sizes": self.round_sizes, "texts": [[text.num_prompt, text.seed] for text in self.texts]}
+        header |= {
+            "round_sizes": self.round_sizes,
+            "texts": [[text.num_prompt, text.seed, text.ends] for text in self.texts],
+        }
         header |= {"heads": [asdict(head) for head in self.heads]}
         arrays = {"header": np.array(json.dumps(header))}
         for number, text in enumerate(self.texts):
@@ -127,7 +132,9 @@ class Recording:
                     raise KeyError("format")
                 heads = tuple(build(Head, head) for head in header.pop("heads", ()))
                 kinds = [head.kind for head in heads]
-                texts = tuple(_text(arrays, (number, *pair), kinds) for number, pair in enumerate(header.pop("texts")))
+                texts = tuple(
+                    _text(arrays, number, of_text, kinds) for number, of_text in enumerate(header.pop("texts"))
+                )
                 layers, sizes = tuple(header.pop("layers")), tuple(header.pop("round_sizes"))
                 return cls(texts=texts, layers=layers, round_sizes=sizes, heads=heads, **header)
         except OSError as error:
@@ -142,12 +149,12 @@ def _packed(values: NDArray[Any]) -> NDArray[Any]:
     return values.astype(np.float16 if values.dtype.kind == "f" else np.int32)
 
 
-def _text(arrays: Any, numbers: tuple[int, int, int], kinds: Sequence[str]) -> RecordedText:
-    """A text by its number, tokens of its prompt and seed."""
-    number, num_prompt, seed = numbers
+def _text(arrays: Any, number: int, of_text: Sequence[int], kinds: Sequence[str]) -> RecordedText:
+    """A text by its number; `of_text` has the tokens of its prompt, its seed, and whether it ends by itself."""
+    num_prompt, seed, *ends = of_text  # older recordings do not say how texts end
     read = {name: _unpacked(arrays[f"{name}_{number}"]) for name in _ARRAYS}
     read |= {name: {kind: _unpacked(arrays[f"{name}_{kind}_{number}"]) for kind in kinds} for name in _HEAD_ARRAYS}
-    return RecordedText(num_prompt=num_prompt, seed=seed, **read)
+    return RecordedText(num_prompt=num_prompt, seed=seed, ends=any(ends), **read)
 
 
 def _unpacked(values: NDArray[Any]) -> Any:

@@ -61,6 +61,11 @@ class Places:
         return bool(self._text.tokens[self._first + head] == token)
 
 
+def replayed_context(text: RecordedText) -> int:
+    """Most tokens of a replay: one of a text that ends by itself has room behind it, as the real run had."""
+    return len(text.tokens) + (text.depth + 1 if text.ends else 0)
+
+
 class ReplayDraft:
     """A `DraftSession` that says what was recorded; `spend(num_rows)` takes the time of a round."""
 
@@ -153,7 +158,7 @@ class ReplayTarget:
         spend: Callable[[int, list[tuple[int, Callable[[], None]]]], None],
         spend_head: Callable[[float, int], None],
     ) -> None:
-        self.context, self.vocab_size = len(text.tokens), recording.vocab_size
+        self.context, self.vocab_size = replayed_context(text), recording.vocab_size
         self.heads: Mapping[str, Head] = {head.kind: head for head in recording.heads}
         self._text, self._spend, self._spend_head = text, spend, spend_head
         self._places = Places(text)
@@ -173,7 +178,7 @@ class ReplayTarget:
         noise: NDArray[np.float32] | None,
     ) -> HeadGuesses:
         """What the head has guessed behind the last of `tokens`, which stands at `start + len(tokens)`."""
-        head = self._places.at(start + len(tokens)).head
+        head = min(self._places.at(start + len(tokens)).head, self._text.num_heads - 1)
         self._spend_head(self.heads[kind].read_share, len(tokens))
         return HeadGuesses(self._text.head_ids[kind][head], self._text.head_logprobs[kind][head])
 

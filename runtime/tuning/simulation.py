@@ -29,7 +29,7 @@ from mirrorsd.runtime.policy.root_scores import RootScores
 from mirrorsd.runtime.reporting.stats import GenerationStats, summarise
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.runtime.tuning.recording import RecordedText, Recording
-from mirrorsd.runtime.tuning.replay import ReplayDraft, ReplayTarget
+from mirrorsd.runtime.tuning.replay import ReplayDraft, ReplayTarget, replayed_context
 
 Result = TypeVar("Result")
 HOST_MS = 0.33
@@ -95,10 +95,13 @@ def tokens_per_second(stats: Sequence[GenerationStats]) -> float:
 
 
 def _replay(recording: Recording, text: RecordedText, scenario: Scenario, known: Knowledge) -> Request:
+    context = replayed_context(text)
     config = GenerationConfig(
-        max_new_tokens=text.num_heads, temperature=recording.temperature or None, seed=text.seed, ignore_eos=True
+        max_new_tokens=context - text.num_prompt,
+        temperature=recording.temperature or None,
+        seed=text.seed,
+        ignore_eos=True,
     )
-    context = len(text.tokens)
     request = Request(text.tokens[: text.num_prompt].tolist(), config, scenario.speculation, context, threading.Event())
     devices = Devices(scenario, recording.num_layers)
     request.ledger = devices.ledger
@@ -106,8 +109,9 @@ def _replay(recording: Recording, text: RecordedText, scenario: Scenario, known:
     request.gamma = min(request.gamma, text.depth)
     decoder = _decoder(request, scenario, recording, text, devices, known)
     inflight = decoder.start()
-    while request.num_tokens < request.max_tokens:
+    while request.num_tokens < len(text.tokens):
         inflight = decoder.step(inflight).inflight
+    request.end_after(text.num_heads)
     return request
 
 

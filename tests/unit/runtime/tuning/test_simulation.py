@@ -155,6 +155,21 @@ def test_replayed_heads_and_lookups_take_the_steps_of_the_real_run(
         assert max(accepted for _, accepted in real) > (method != "lookup")
 
 
+def test_a_text_that_ends_by_itself_is_drafted_on_to_its_end(make_bench: Make, draft_handler: Make) -> None:
+    """Nobody knows that its last token is the last: windows stay long, and one more is wanted behind it."""
+    sampling = {"max_new_tokens": 60, "temperature": None, "seed": 5}
+    recording = record_heads(headed(make_bench, draft_handler, window="full"), sampling, PROMPT)
+    ended = replace(recording, texts=tuple(replace(text, ends=True) for text in recording.texts))
+    for method in (*KINDS, "serial", "mirror", "auto", "lookup"):
+        scenario = Scenario(pace=PACE, speculation=SpeculationConfig(window="full"), method=method)
+        (known,), (unknown,) = replay(recording, scenario), replay(ended, scenario)
+        assert unknown.num_new == known.num_new == 60
+        assert unknown.tokens.tolist() == known.tokens.tolist() == recording.texts[0].tokens.tolist()
+        if method in (*KINDS, "serial"):
+            assert known.steps[-1].next_source == "none" != unknown.steps[-1].next_source
+            assert unknown.steps[-1].num_window > known.steps[-1].num_window
+
+
 def test_a_replayed_head_takes_its_share_of_a_pass(make_bench: Make, draft_handler: Make) -> None:
     """Per step a pass of five rows, 22.3 ms, a tenth of the pass of the rows that are read, and the host's parts."""
     sampling = {"max_new_tokens": 60, "temperature": None, "seed": 5}
@@ -209,6 +224,7 @@ def test_a_slow_draft_makes_auto_decode_plainly(make_bench: Make) -> None:
 def test_recording_survives_its_file(make_bench: Make, draft_handler: Make, tmp_path: Path) -> None:
     bench = headed(make_bench, draft_handler)
     recording = record_heads(bench, {"max_new_tokens": 60, "temperature": 0.7, "seed": 5}, PROMPT)
+    recording = replace(recording, texts=(replace(recording.texts[0], ends=True),))
     recording.write(tmp_path / "texts.npz")
     again = Recording.read(tmp_path / "texts.npz")
     for name in ("tokens", "windows", "draft_ids", "exit_ids"):
@@ -217,6 +233,7 @@ def test_recording_survives_its_file(make_bench: Make, draft_handler: Make, tmp_
         np.testing.assert_array_equal(again.texts[0].head_ids[kind], recording.texts[0].head_ids[kind])
     assert (again.layers, again.round_sizes, again.max_tips) == ((0,), (8, 16, 32), 32)
     assert again.heads == recording.heads
+    assert again.texts[0].ends
     (tmp_path / "texts.npz").write_bytes(b"PK nothing")
     with pytest.raises(ConfigError, match=r"texts.npz is not a recording.*simulate"):
         Recording.read(tmp_path / "texts.npz")
