@@ -44,8 +44,8 @@ METHODS = """The same questions by every method that a bundle has the parts for.
 clock. *Real* is two cores of this machine; *paced* and *simulated* are devices that are not there. In brackets:
 times plain. Texts of all methods and places are the same.
 Command: `python bench/claims/methods.py B --work FOLDER`."""
-METHODS_BY_TASK = """The same reports by task: tokens per step, and behind the colon times plain of the real, the paced
-and the simulated run."""
+METHODS_BY_TASK = """The same reports by task: tokens per step (real / paced), and behind the colon times plain of the
+real, the paced and the simulated run."""
 OTHERS = """Studies of single parts, and runs of earlier states. What each measures stands at the top of the script of
 that name in `bench/`."""
 
@@ -104,8 +104,7 @@ def method_rows(report: Report) -> Iterable[Row]:
             needs = report["methods"][row["method"]]
             parts = (f"{needs['parameters'] / 1e6:.1f} M", number(needs["training_seconds"], 0))
             cells = (f"{number(row[place]['tokens_per_second'], 0)} ({times_plain(row, place)})" for place in PLACES)
-            tokens = number(row["real"]["tokens_per_step"])
-            yield (method_setting(report, row), row["method"], *parts, tokens, *cells)
+            yield (method_setting(report, row), row["method"], *parts, per_step(row), *cells)
     for name in report["absent"]:
         yield (report["bundle"].removesuffix(".mirror"), name, *(["not in the bundle"] + ["-"] * 5))
 
@@ -115,15 +114,21 @@ def method_task_rows(report: Report) -> Iterable[Row]:
     of_method: dict[Row, list[str]] = {}
     for row in report["rows"]:
         speeds = " ".join(times_plain(row, place) for place in PLACES)
-        cell = f"{number(row['real']['tokens_per_step'])}: {speeds}"
+        cell = f"{per_step(row)}: {speeds}"
         of_method.setdefault((method_setting(report, row), row["method"]), []).append(f"{row['task']} {cell}")
     for setting, cells in of_method.items():
         yield (*setting, "; ".join(cells[:-1]))
 
 
 def method_setting(report: Report, row: Report) -> str:
-    """The bundle and the temperature of a row."""
-    return f"{report['bundle'].removesuffix('.mirror')}, T = {row['temperature']:g}{ends(report)}"
+    """The bundle and the temperature of a row, and what is to be known of its report."""
+    note = f"; {report['note']}" if "note" in report else ""
+    return f"{report['bundle'].removesuffix('.mirror')}, T = {row['temperature']:g}{ends(report)}{note}"
+
+
+def per_step(row: Report) -> str:
+    """Tokens per step of the real and of the paced run, whose windows are of other lengths."""
+    return " / ".join(number(row[place]["tokens_per_step"]) for place in PLACES[:2])
 
 
 def times_plain(row: Report, place: str) -> str:
@@ -185,7 +190,7 @@ SECTIONS = (
         "Every method on one target",
         ("methods_",),
         METHODS,
-        ("bundle", "method", "parameters", "trained", "tokens per step", *PLACES),
+        ("bundle", "method", "parameters", "trained", "tokens per step, real / paced", *PLACES),
         method_rows,
     ),
     Section("Every method by task", ("methods_",), METHODS_BY_TASK, ("bundle", "method", "tasks"), method_task_rows),

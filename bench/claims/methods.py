@@ -62,11 +62,13 @@ def main() -> int:
     parser.add_argument("--per-task", type=int, default=2, help="questions of each task, always the same ones")
     parser.add_argument("--repeats", type=int, default=1, help="runs of every question")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--note", default="", help="what readers should know, such as: beside other work")
     options = parser.parse_args()
     options.work.mkdir(exist_ok=True)
     by_temperature = [measured(options, temperature) for temperature in options.temperatures]
     report = runs.header(options.bundle, device_map=options.device_map, paced_map=options.paced_map)
     report |= {"tokens": options.tokens, "ends": runs.ends(options), "repeats": options.repeats}
+    report |= {"note": options.note} if options.note else {}
     for found in by_temperature:
         report |= {name: found[name] for name in ("questions", "methods", "absent", "speculation")}
     report["identical"] = all(found["identical"] for found in by_temperature)
