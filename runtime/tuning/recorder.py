@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.graphs.errors import ContextLengthError
 from mirrorsd.runtime.backends.protocol import DraftSession, ExitGuesses, RowBlock, TargetSession
 from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.decoding.head import noise_behind
@@ -96,6 +97,7 @@ def record_text(
     `tokens [n]` are the prompt's `num_prompt` tokens and what `config` made the target say after them.
 
     Raises:
+        ContextLengthError: the text fills the context.
         DeviceError: a device failed.
     """
     first, chooser = num_prompt - 1, TokenChooser(config)
@@ -103,6 +105,11 @@ def record_text(
     engine.draft_worker.run(partial(draft.use_noise, chooser.noise_source()))
     target = engine.target_worker.run(engine.target_model.new_session)
     room = min(depth, target.context - len(tokens), draft.capacity - len(tokens))
+    if room < 1:
+        raise ContextLengthError(
+            f"A text of {len(tokens)} tokens fills the context, which leaves no room for windows to record. Ask for "
+            "fewer new tokens, or export the bundle with more --context."
+        )
     ids, logprobs = engine.draft_worker.run(partial(ask_draft, draft, tokens, first, room, chooser))
     positions = 1 + first + np.arange(len(ids))[:, None] + np.arange(room)[None, :]
     windows = chooser.guess(ids[:, :room, 0], logprobs[:, :room, 0], positions)

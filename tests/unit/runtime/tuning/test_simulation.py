@@ -10,7 +10,7 @@ import pytest
 
 from mirrorsd.device_maps import Pace
 from mirrorsd.graphs.contract import HeadShape
-from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.errors import ConfigError, ContextLengthError
 from mirrorsd.graphs.manifest import Head, SourceModel
 from mirrorsd.runtime.backends.fake import FakeDraft
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
@@ -101,6 +101,13 @@ def test_a_sampled_recording_ranks_with_the_noise_of_its_text(
     expected = TokenChooser(sampled).noise_source()
     assert expected is not None
     assert np.array_equal(heard[-2](11, 16), expected(11, 16))
+
+
+def test_a_text_that_fills_the_context_cannot_be_recorded(make_bench: Make) -> None:
+    bench = make_bench(context=24)
+    tokens = np.array(PROMPT + bench.decode(PROMPT, "plain", max_new_tokens=16))
+    with pytest.raises(ContextLengthError, match=r"A text of 24 tokens fills the context.*--context"):
+        record_text(bench.engine, tokens, len(PROMPT), GenerationConfig(), 10)
 
 
 def test_outcome_is_the_leading_agreement() -> None:
