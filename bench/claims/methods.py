@@ -208,10 +208,24 @@ def joined(by_place: dict[str, list[dict[str, Any]]], temperature: float) -> lis
             "method": of_places[0]["method"],
         }
         for place, of_place in zip(by_place, of_places, strict=True):
-            row[place] = {name: of_place[f"decode_{name}"] for name in SPEEDS}
-            row[place] |= {name: of_place[name] for name in ("tokens_per_step", "reuse_by_source")}
+            figures = {name: of_place[f"decode_{name}"] for name in SPEEDS}
+            figures |= {name: of_place[name] for name in ("tokens_per_step", "reuse_by_source")}
+            row[place] = rounded(figures)
         rows.append(row)
     return rows
+
+
+def rounded(value: Any) -> Any:
+    """Figures with four digits behind the point, wherever they stand.
+
+    >>> rounded({"over_plain": 1.23456, "interval": [0.5, 2.00004], "sources": {}})
+    {'over_plain': 1.2346, 'interval': [0.5, 2.0], 'sources': {}}
+    """
+    if isinstance(value, dict):
+        return {name: rounded(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    return round(value, 4) if isinstance(value, float) else value
 
 
 def methods_of(manifest: Manifest, plan: Plan) -> dict[str, dict[str, Any]]:

@@ -1,11 +1,13 @@
 """The table of all methods: replays become answer lines, places are joined row by row."""
 
+import doctest
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from answer_lines import line
 
+from mirrorsd.bench.claims import methods
 from mirrorsd.bench.claims.methods import PACED, REAL, SIMULATED, joined, simulated_line
 from mirrorsd.cli.bench import tables
 from mirrorsd.runtime.decoding.request import StepRecord
@@ -55,3 +57,7 @@ def test_a_row_has_the_speeds_of_all_places() -> None:
     assert [rows[3][place]["over_plain"] for place in (REAL, PACED, SIMULATED)] == pytest.approx([2.0, 1.6, 2.0])
     assert rows[3][PACED]["tokens_per_second"] == pytest.approx(6 / 2.5)
     assert rows[3]["temperature"] == 1.0
+
+
+def test_the_examples_are_true() -> None:
+    assert doctest.testmod(methods).failed == 0
