@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 PAGE = ROOT / "docs" / "measurements.md"
+PLACES = ("real", "paced", "simulated")
 Report = dict[str, Any]
 Row = tuple[str, ...]
 
@@ -39,6 +40,12 @@ Command: `python bench/claims/peers/compare.py` ([page](peers.md))."""
 EXACT = """Texts that every method wrote alike. Command: `python bench/claims/exactness.py B`."""
 PACED = """Six tasks. An ordinary draft guesses a token per pass.
 Command: `python bench/claims/tasks.py storyteller.mirror --ordinary plain.mirror --device-map CARD`."""
+METHODS = """The same questions by every method that a bundle has the parts for. *Trained* are seconds of a core or a
+clock. *Real* is two cores of this machine; *paced* and *simulated* are devices that are not there. In brackets:
+times plain. Texts of all methods and places are the same.
+Command: `python bench/claims/methods.py B --work FOLDER`."""
+METHODS_BY_TASK = """The same reports by task: tokens per step (real / paced), and behind the colon times plain of the
+real, the paced and the simulated run."""
 OTHERS = """Studies of single parts, and runs of earlier states. What each measures stands at the top of the script of
 that name in `bench/`."""
 
@@ -88,6 +95,45 @@ def task_rows(report: Report) -> Iterable[Row]:
         task = max(of_tasks, key=lambda name: of_tasks[name])
         cells = (number(row["tokens_per_second"], 0), number(row["over_plain"]), f"{task} {number(of_tasks[task])}")
         yield (setting, row["setting"], *cells, number(row["tokens_per_step"], 1), number(row["reuse_rate"]))
+
+
+def method_rows(report: Report) -> Iterable[Row]:
+    """Every method over all tasks: what it needs, and its speeds."""
+    for row in report["rows"]:
+        if row["task"] == "all":
+            needs = report["methods"][row["method"]]
+            parts = (f"{needs['parameters'] / 1e6:.1f} M", number(needs["training_seconds"], 0))
+            cells = (f"{number(row[place]['tokens_per_second'], 0)} ({times_plain(row, place)})" for place in PLACES)
+            yield (method_setting(report, row), row["method"], *parts, per_step(row), *cells)
+    for name in report["absent"]:
+        yield (report["bundle"].removesuffix(".mirror"), name, *(["not in the bundle"] + ["-"] * 5))
+
+
+def method_task_rows(report: Report) -> Iterable[Row]:
+    """Every method task by task."""
+    of_method: dict[Row, list[str]] = {}
+    for row in report["rows"]:
+        speeds = " ".join(times_plain(row, place) for place in PLACES)
+        cell = f"{per_step(row)}: {speeds}"
+        of_method.setdefault((method_setting(report, row), row["method"]), []).append(f"{row['task']} {cell}")
+    for setting, cells in of_method.items():
+        yield (*setting, "; ".join(cells[:-1]))
+
+
+def method_setting(report: Report, row: Report) -> str:
+    """The bundle and the temperature of a row, and what is to be known of its report."""
+    note = f"; {report['note']}" if "note" in report else ""
+    return f"{report['bundle'].removesuffix('.mirror')}, T = {row['temperature']:g}{ends(report)}{note}"
+
+
+def per_step(row: Report) -> str:
+    """Tokens per step of the real and of the paced run, whose windows are of other lengths."""
+    return " / ".join(number(row[place]["tokens_per_step"]) for place in PLACES[:2])
+
+
+def times_plain(row: Report, place: str) -> str:
+    """A row's speed at a place over plain decoding's there."""
+    return number(row[place]["over_plain"])
 
 
 def peer_rows(report: Report) -> Iterable[Row]:
@@ -140,6 +186,14 @@ SECTIONS = (
         ("card", "method", "tokens/s", "over plain", "best task", "tokens per step", "windows reused"),
         task_rows,
     ),
+    Section(
+        "Every method on one target",
+        ("methods_",),
+        METHODS,
+        ("bundle", "method", "parameters", "trained", "tokens per step, real / paced", *PLACES),
+        method_rows,
+    ),
+    Section("Every method by task", ("methods_",), METHODS_BY_TASK, ("bundle", "method", "tasks"), method_task_rows),
 )
 
 

@@ -30,6 +30,22 @@ class Pace:
     transfer_ms: float = 0.0
     prefill_ms_per_row: float = 0.0
 
+    def head_ms(self, read_share: float, num_rows: int, *, is_prompt: bool = False) -> float:
+        """What a head takes over `num_rows` rows: its share of what the target takes for them.
+
+        Args:
+            read_share: weights that it reads, over those of a pass of the target.
+            num_rows: rows that it reads.
+            is_prompt: whether they are the prompt's; only the guesses behind the last one take a pass's time then.
+
+        >>> pace = Pace(target_ms=((1.0, 21.0), (8.0, 24.5)), draft_ms=((1.0, 6.0),), prefill_ms_per_row=0.1)
+        >>> pace.head_ms(0.1, 3), pace.head_ms(0.1, 50, is_prompt=True)
+        (2.2, 2.6)
+        """
+        if is_prompt:
+            return read_share * (interpolate(self.target_ms, 1) + self.prefill_ms_per_row * num_rows)
+        return read_share * interpolate(self.target_ms, num_rows)
+
     def __post_init__(self) -> None:
         """Check that the curves are curves and no time is negative."""
         for name in ("target_ms", "draft_ms"):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from mirrorsd.export.bundle.atomic_folder import atomic_folder, check_space
 from mirrorsd.export.bundle.draft_ir import write_draft
 from mirrorsd.export.bundle.journal import JOURNAL_FILE, Journal, digest_of, is_of
+from mirrorsd.export.bundle.read_bytes import with_costs
 from mirrorsd.export.bundle.target_graphs import WEIGHTS, TargetPlan, write_target
 from mirrorsd.export.checkpoints.carried_files import (
     copy_licences,
@@ -372,10 +373,11 @@ def _finish(job: _Job, bundle: Path, target: _BuiltTarget, draft: _BuiltDraft) -
     copy_tokenizer(job.target, bundle)
     for checkpoint in (job.target, job.draft):
         copy_licences(checkpoint, bundle)
+    entry, heads = with_costs(target.entry, tuple(head.entry for head in job.heads), bundle)
     paths = sorted(path for path in bundle.rglob("*") if path.is_file() and _path_in(bundle, path) not in _WORK_FILES)
     return Manifest(
         schema=SCHEMA_VERSION,
-        target=target.entry,
+        target=entry,
         draft=draft.entry,
         tokens=token_entry(job.target),
         verify=(*target.results, *draft.results),
@@ -385,7 +387,7 @@ def _finish(job: _Job, bundle: Path, target: _BuiltTarget, draft: _BuiltDraft) -
         quality=target.quality,
         exit_coverage=exit_coverage(job.target),
         generation=generation_defaults(job.target),
-        heads=tuple(head.entry for head in job.heads),
+        heads=heads,
     )
 
 

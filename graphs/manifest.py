@@ -24,7 +24,8 @@ _CHECKSUM = "checksum"
 class SourceModel:
     """Where a model came from: folder or hub name, Hugging Face `model_type`, licence (SPDX id or "unknown").
 
-    `revision` is the commit on the hub that the files are of; empty where they came from elsewhere.
+    `revision` is the commit on the hub that the files are of; empty where they came from elsewhere. `training_seconds`
+    are those of a core that a draft or a head was trained for; None where its folder does not say.
     """
 
     name: str
@@ -32,6 +33,7 @@ class SourceModel:
     licence: str
     num_parameters: int
     revision: str = ""
+    training_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +92,7 @@ class TargetEntry:
             are; `seqlens_k` and `total_length` count them, and the caches have room for them.
         row_group: rows that ONNX Runtime's CPU kernels compute together under these weights; passes of a multiple of it
             give a row the same bits, so there the runtime fills passes up.
+        read_bytes: weights that a pass reads, exits and table look-ups left out; 0 where an older export did not count.
     """
 
     source: SourceModel
@@ -102,6 +105,7 @@ class TargetEntry:
     storage: WeightStorage | None = None
     spare_rows: int = 0
     row_group: int = 1
+    read_bytes: int = 0
 
     @property
     def capacity(self) -> int:
@@ -117,6 +121,8 @@ class Head:
         kind: how it drafts, and the name of the method that uses it ("medusa").
         vocabulary: over which tokens, and by what: "shared" (the target's LM head), "own", "low-rank", "reduced".
         num_tokens: how many tokens it can name.
+        read_share: weights that a run reads, over those of a pass of the target; a matrix that serves several guesses
+            in turn counts each time. 0 where an older export did not count.
     """
 
     kind: str
@@ -125,6 +131,7 @@ class Head:
     shape: HeadShape
     vocabulary: str
     num_tokens: int
+    read_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

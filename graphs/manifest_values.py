@@ -97,6 +97,7 @@ def _target_rules(manifest: "Manifest") -> Iterator[Rule]:
     yield _within("target.spare_rows", target.spare_rows, 0, target.context)
     yield _within("target.row_group", target.row_group, 1, target.context)
     yield _within("target.context + row_group - 1 + spare_rows", target.capacity, 1)
+    yield _within("target.read_bytes", target.read_bytes, 0, _LARGEST_INT)
     if (storage := target.storage) is not None:
         for name in ("layers", "head", "embedding"):
             yield _one_of(f"target.storage.{name}", getattr(storage, name), PRECISIONS)
@@ -168,6 +169,7 @@ def _head_rules(manifest: "Manifest") -> Iterator[Rule]:
         yield _one_of(f"{where}.vocabulary", head.vocabulary, names.HEAD_VOCABULARIES)
         yield _within(f"{where}.source.num_parameters", head.source.num_parameters, 0, _LARGEST_INT)
         yield _within(f"{where}.num_tokens", head.num_tokens, 1, target.shape.vocab_size)
+        yield Rule(head.read_share >= 0.0, f"{where}.read_share", head.read_share, "0 or more")
         yield _within(f"{where}.shape.length", shape.length, 1, MOST_GUESSES)
         yield _within(f"{where}.shape.num_candidates", shape.num_candidates, 1, head.num_tokens)
         yield Rule(bool(shape.taps), f"{where}.shape.taps", [], "one layer or more")

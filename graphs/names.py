@@ -51,6 +51,8 @@ STREAMS_FORMATS = (STREAMS_FORMAT, ADAPTED_STREAMS_FORMAT, LINKED_STREAMS_FORMAT
 STREAM_LINK = ("link.down.weight", "link.last.weight", "link.earlier.weight", "link.up.weight")
 """The matrices of `LinkWeights`, in its order."""
 STREAM_EMBEDDINGS = "stream_embeddings"
+TRAINING_FILE = "training.json"
+"""Beside the weights of a draft or a head that was trained here: for how long."""
 EXIT_ADAPTERS_FILE = "exit_adapters.safetensors"
 EXIT_ADAPTERS_FORMAT = "mirrorsd-exit-1"
 EXIT_COVERAGE_FILE = "exit_coverage.json"

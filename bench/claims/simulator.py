@@ -1,4 +1,4 @@
-"""Does the simulator agree with real runs? The same texts, run for real and replayed, by three methods.
+"""Does the simulator agree with real runs? The same texts, run for real and replayed, by each method and head.
 
     python bench/claims/simulator.py storyteller.mirror --recording texts.npz --device-map paced-laptop
 
@@ -16,7 +16,7 @@ from mirrorsd.runtime.tuning.recorder import record_texts
 from mirrorsd.runtime.tuning.recording import Recording
 from mirrorsd.runtime.tuning.simulation import Scenario, mean_of, simulate, tokens_per_second
 
-METHODS = ("plain", "serial", "mirror")
+METHODS = ("plain", "serial", "mirror", "lookup")
 
 
 def main() -> None:
@@ -31,7 +31,8 @@ def main() -> None:
     config = runs.seeded(runs.text_config(options, options.temperature), 1)
     if not options.recording.exists():
         with MirrorPipeline.load(options.bundle, device_map="cpu", use_tuned=False) as pipe:
-            record_texts(pipe, prompts, config).write(options.recording)
+            heads = [head.kind for head in pipe.manifest.heads]
+            record_texts(pipe, prompts, config, heads=heads).write(options.recording)
     rows = agreement(options, prompts, config, Recording.read(options.recording))
     report = runs.header(options.bundle, device_map=options.device_map, prompts=len(prompts), tokens=options.tokens)
     report["ends"] = runs.ends(options)
@@ -45,10 +46,11 @@ def agreement(
     with MirrorPipeline.load(options.bundle, device_map=options.device_map, use_tuned=False) as pipe:
         pace = pipe.device_map.pace or pace_of(measure_parts(pipe.engine))
         pipe.engine.known.target_ms = pace.target_ms
-        found = runs.decode_all(pipe, [runs.Setting(name=m, method=m) for m in METHODS], prompts, config)
+        methods = (*METHODS, *(head.kind for head in recording.heads))
+        found = runs.decode_all(pipe, [runs.Setting(name=m, method=m) for m in methods], prompts, config)
         speculation = pipe.speculation
     rows = []
-    for method in METHODS:
+    for method in methods:
         replayed = simulate(recording, Scenario(pace=pace, speculation=speculation, method=method))
         stats = [result.stats for result in found[method]]
         row: dict[str, Any] = {"method": method, "real": round(tokens_per_second(stats), 2)}

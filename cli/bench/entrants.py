@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from mirrorsd.cli.bench.answers import Answer
@@ -9,6 +10,7 @@ from mirrorsd.cli.bench.answers import Answer
 if TYPE_CHECKING:
     from mirrorsd import GenerationResult, MirrorPipeline
     from mirrorsd.cli.input.options import MethodName
+    from mirrorsd.runtime.decoding.request import StepRecord
     from mirrorsd.runtime.session import MirrorSession
 
 _OTHER_TEXT = [7, 7, 7]
@@ -65,20 +67,25 @@ def as_answer(result: "GenerationResult") -> Answer:
     """What the benchmark keeps of a result."""
     stats = result.stats
     began = result.steps[0].ended - stats.time_to_first_token_ms / 1e3
-    ends = [step.ended - began for step in result.steps]
+    found = answer_of(result.steps, list(result.token_ids), began=began, prefilled=began + stats.prefill_ms / 1e3)
+    return replace(found, text=result.text, finish_reason=result.stop_reason, write_trace=result.write_trace)
+
+
+def answer_of(steps: Sequence["StepRecord"], token_ids: list[int], *, began: float, prefilled: float) -> Answer:
+    """What steps say of the tokens that they brought; `began` and `prefilled` are seconds of their clock."""
+    ends = [step.ended - began for step in steps]
     return Answer(
-        text=result.text,
-        token_ids=list(result.token_ids),
+        text="",
+        token_ids=token_ids,
         wall_s=ends[-1],
-        finish_reason=result.stop_reason,
-        num_steps=len(result.steps),
-        accept_lengths=step_lengths([step.num_accepted for step in result.steps], result.num_tokens),
-        window_lengths=[step.num_window for step in result.steps],
+        finish_reason="",
+        num_steps=len(steps),
+        accept_lengths=step_lengths([step.num_accepted for step in steps], len(token_ids)),
+        window_lengths=[step.num_window for step in steps],
         step_ends_s=ends,
-        prefill_s=stats.prefill_ms / 1e3,
-        ttft_s=stats.time_to_first_token_ms / 1e3,
-        sources=Counter(step.next_source for step in result.steps if step.next_source not in _UNWANTED),
-        write_trace=result.write_trace,
+        prefill_s=prefilled - began,
+        ttft_s=ends[0],
+        sources=Counter(step.next_source for step in steps if step.next_source not in _UNWANTED),
     )
 
 

@@ -29,8 +29,8 @@ _COLUMNS = {
     "reuse": "windows came from",
 }
 _LEAST_SHARE = 0.005
-_COLOURS = ("#2a6fb5", "#d9822b", "#2f8f6b", "#b5478a", "#7a5cc9", "#8a7a1f", "#3aa0b8", "#c2503f")
-_DARK = ("#5b9bdc", "#e39a4c", "#4fb48c", "#d470ab", "#a189e6", "#b8a83f", "#5fc0d6", "#e0705f")
+_COLOURS = ("#2a6fb5", "#d9822b", "#2f8f6b", "#b5478a", "#7a5cc9", "#8a7a1f", "#3aa0b8", "#c2503f", "#6b7280")
+_DARK = ("#5b9bdc", "#e39a4c", "#4fb48c", "#d470ab", "#a189e6", "#b8a83f", "#5fc0d6", "#e0705f", "#a3acb8")
 _STYLE = """
 :root{color-scheme:light dark;--paper:#fff;--ink:#1c2733;--soft:#5f6b78;--line:#dde3e9;--card:#f6f8fa}
 @media(prefers-color-scheme:dark){:root{--paper:#12171d;--ink:#e8edf2;--soft:#9aa7b4;--line:#2b343e;--card:#1a212a}}

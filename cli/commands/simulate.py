@@ -58,16 +58,15 @@ def simulate(
     from mirrorsd.runtime.tuning.simulation import simulate as replay
 
     card = load_device_map(device_map)
-    wanted = options.read_settings(settings)
+    names, wanted = options.read_methods(methods), options.read_settings(settings)
     exits = wanted.pop("exits", None)
     speculation = resolve_speculation(speculation_of(card), wanted)
     if source.is_dir():
-        recording = _record(source, prompts, record, _text_settings(max_new_tokens, temperature, seed))
+        recording = _record(source, prompts, record, names, _text_settings(max_new_tokens, temperature, seed))
     else:
         recording = Recording.read(source)
     pace = card.pace or estimated_pace(with_host_ms(card, host_ms), source, recording, npu_report, target_size)
     scenario = {"pace": pace, "speculation": speculation, "layers": _layers(exits, recording)}
-    names = options.read_replayed_methods(methods)
     found: dict[str, list[GenerationStats]]
     found = {name: replay(recording, Scenario(method=name, **scenario)) for name in names}  # type: ignore[arg-type]
     _report(card, pace, found, as_json=as_json)
@@ -79,15 +78,22 @@ def _text_settings(max_new_tokens: int, temperature: float | None, seed: int | N
     return GenerationConfig(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
 
 
-def _record(bundle: Path, prompts: Path | None, record: Path | None, config: Any) -> "Recording":
+def _record(
+    bundle: Path, prompts: Path | None, record: Path | None, methods: tuple[options.MethodName, ...], config: Any
+) -> "Recording":
     """Record with whatever this machine has; the pace is applied when replaying."""
     from mirrorsd import MirrorPipeline
+    from mirrorsd.runtime.config import HEAD_METHODS
+    from mirrorsd.runtime.engine import check_head
     from mirrorsd.runtime.tuning.recorder import record_texts
 
     questions = read_questions(prompts) if prompts else BUILT_IN_QUESTIONS
     texts = first_turns(bundle, questions)
     with MirrorPipeline.load(bundle) as pipe, progress("recording", len(texts)) as advance:
-        recording = record_texts(pipe, texts, config, advance=advance)
+        heads = [kind for kind in HEAD_METHODS if kind in pipe.methods]
+        for method in methods:
+            check_head(method, pipe.manifest, heads)
+        recording = record_texts(pipe, texts, config, heads=heads, advance=advance)
     if record is not None:
         recording.write(record)
         note(f"kept in {record}")

@@ -91,6 +91,6 @@ def _sizes_of(bundle: Path) -> tuple[float, float, int]:
         raise ConfigError("A recording does not say how large its target is: give --target-size, such as 4.5,0.3,36.")
     manifest = read_bundle(bundle)
     target = manifest.target
-    num_bytes = manifest.files[target.weights_file].bytes
+    num_bytes = target.read_bytes or manifest.files[target.weights_file].bytes
     share = target.shape.vocab_size * target.shape.hidden_size / target.source.num_parameters
     return num_bytes / 1e9, num_bytes * share / 1e9, target.shape.num_layers

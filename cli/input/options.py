@@ -239,21 +239,6 @@ def read_methods(text: str) -> tuple[MethodName, ...]:
     return tuple(map(checked_method, names))
 
 
-def read_replayed_methods(text: str) -> tuple[MethodName, ...]:
-    """As `read_methods`, for texts that are replayed from recordings of a draft.
-
-    Raises:
-        ConfigError: as there, or a method that needs what no recording has.
-    """
-    names = read_methods(text)
-    for name in names:
-        if name not in DRAFT_METHODS.split(","):
-            raise ConfigError(
-                f"--methods names {name!r}; recordings replay {DRAFT_METHODS}. Measure it with `compare`."
-            )
-    return names
-
-
 def read_choice(answer: YesNoAuto) -> bool | None:
     """True for yes, False for no, None for auto."""
     return {"yes": True, "no": False, "auto": None}[answer]

@@ -14,6 +14,7 @@ from mirrorsd.export.checkpoints.gguf_file import is_gguf, licence_of, read_tens
 from mirrorsd.export.hub import origin_of
 from mirrorsd.export.weights.stored_tensors import StoredTensor, read_header
 from mirrorsd.families.registry import completed, find_obstacle
+from mirrorsd.graphs import names
 from mirrorsd.graphs.documents import DocumentError, parse_json, read_text
 from mirrorsd.graphs.errors import ExportError
 from mirrorsd.graphs.manifest import SourceModel
@@ -116,12 +117,28 @@ def _checkpoint(folder: Path, role: Role, config: dict[str, Any], tensors: Mappi
             licence=_find_licence(folder),
             num_parameters=sum(stored.size for stored in tensors.values()),
             revision=origin.revision if origin else "",
+            training_seconds=training_seconds(folder, role),
         ),
         tensors=tensors,
     )
 
 
-def read_json(path: Path, role: Role) -> dict[str, Any]:
+def training_seconds(folder: Path, role: str) -> float | None:
+    """For how long the model in a folder was trained, where the folder says it.
+
+    Raises:
+        ExportError: what it says is no number of seconds.
+    """
+    path = folder / names.TRAINING_FILE
+    if not path.is_file():
+        return None
+    seconds = read_json(path, role).get("seconds")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds < 0:
+        raise ExportError(f"{path} has seconds {seconds!r}; expected a number of 0 or more. Correct it, or delete it")
+    return float(seconds)
+
+
+def read_json(path: Path, role: str) -> dict[str, Any]:
     """Read one of a checkpoint's JSON files.
 
     Raises:
@@ -160,11 +177,11 @@ def _read_config(folder: Path, role: Role) -> dict[str, Any]:
 def _weight_files(folder: Path, role: Role) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(read_json(index, role).get("weight_map", {}).values()))
-        missing = [name for name in names if not (folder / name).is_file()]
+        files = sorted(set(read_json(index, role).get("weight_map", {}).values()))
+        missing = [name for name in files if not (folder / name).is_file()]
         if missing:
             raise ExportError(f"the {role} {folder} lacks {missing[0]}, which its index names; download it again")
-        return [folder / name for name in names]
+        return [folder / name for name in files]
     single = folder / "model.safetensors"
     if not single.is_file():
         raise ExportError(

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mirrorsd.export.checkpoints.checkpoint import Checkpoint
+from mirrorsd.export.checkpoints.checkpoint import Checkpoint, training_seconds
 from mirrorsd.export.weights.stored_tensors import read_header
 from mirrorsd.families.heads import HeadConfig, HeadNetwork, build_head
 from mirrorsd.families.heads.config import FINAL, TOKEN_MAP
@@ -67,6 +67,7 @@ class HeadCheckpoint:
             family=self.config.head_kind,
             licence="unknown",
             num_parameters=sum(tensor.numel() for name, tensor in self.tensors.items() if name != TOKEN_MAP),
+            training_seconds=training_seconds(self.folder, "head"),
         )
         return Head(
             kind=self.config.head_kind,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mirrorsd.export.passes.graph_edits import add_tensor
-from mirrorsd.export.weights.lazy_weight import LazyWeight
+from mirrorsd.export.weights.lazy_weight import LazyWeight, lazy_weight
 from mirrorsd.graphs.contract import StageContract, TensorSpec
 from mirrorsd.graphs.errors import ExportError
 
@@ -69,16 +69,18 @@ def export_stage(module: nn.Module, contract: StageContract, weights: Mapping[st
 def _put_in(weights: Mapping[str, LazyWeight], graph: ir.Graph) -> None:
     """Give the initializers their lazy weights, transposed already where the graph would transpose them.
 
-    The exporter's own folding of constants would do the same, but by computing every one of them.
+    The exporter's own folding of constants would do the same, but by computing every one of them, and only where one
+    node reads them: a head's matrices are read for every guess.
     """
     for name, weight in weights.items():
         if name in graph.initializers:
             graph.initializers[name].const_value = weight
     for node in list(graph):
-        source = node.inputs[0].const_value if node.op_type == "Transpose" and node.inputs[0] is not None else None
-        if not isinstance(source, LazyWeight) or list(node.attributes["perm"].as_ints()) != [1, 0]:
+        constant = node.inputs[0].const_value if node.op_type == "Transpose" and node.inputs[0] is not None else None
+        if constant is None or list(node.attributes["perm"].as_ints()) != [1, 0]:
             continue
-        turned = add_tensor(graph, source.transposed().key, source.transposed())
+        source = lazy_weight(constant).transposed()
+        turned = add_tensor(graph, source.key, source)
         node.outputs[0].replace_all_uses_with(turned)
         graph.remove(node, safe=True)
 

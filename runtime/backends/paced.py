@@ -1,7 +1,7 @@
 """Sessions that take at least as long as a card's `[pace]` says (see `device_maps.pace`)."""
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from mirrorsd.device_maps import Pace, interpolate
 from mirrorsd.device_maps.pace import Curve
+from mirrorsd.graphs.errors import BundleError
+from mirrorsd.graphs.manifest import Head
 from mirrorsd.runtime.backends.protocol import (
     DraftModel,
     DraftSession,
@@ -24,9 +26,6 @@ from mirrorsd.runtime.backends.protocol import (
 from mirrorsd.runtime.ledger import Ledger, Span
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
-
-_LEAST_SECONDS = 1e-6
-"""Of a stand-in's pass, so that its ratio to the pace is a number."""
 
 
 class PacedTargetModel:
@@ -68,8 +67,9 @@ class PacedTarget:
         self.near_tie_gap = session.near_tie_gap
         self.row_group = 1  # by the pace, every row counts
         self.heads = session.heads
-        self._slowdown = 1.0
+        self._is_prompt = False
         self._session, self._pace, self._num_layers = session, pace, num_layers
+        _check_heads(session.heads.values())
 
     def run(
         self,
@@ -110,9 +110,8 @@ class PacedTarget:
             on_exit=deliver if on_exit else None,
             exits=exits,
         )
-        own_seconds = perf_counter() - started
         hold(pass_ms + num_exits * self._pace.exit_ms, "suffix")
-        self._slowdown = max(1.0, pass_ms / 1e3 / max(own_seconds, _LEAST_SECONDS))
+        self._is_prompt = False
         return output
 
     def guess(
@@ -124,11 +123,12 @@ class PacedTarget:
         noise: NDArray[np.float32] | None = None,
         ledger: Ledger,
     ) -> HeadGuesses:
-        """See `TargetSession.guess`. A head is slowed as much as the pass before it was."""
+        """See `TargetSession.guess`. A head takes its share of what the pass takes."""
         started = perf_counter()
+        ms = self._pace.head_ms(self.heads[kind].read_share, len(tokens), is_prompt=self._is_prompt)
         with ledger.time("target", "head"):
             guesses = self._session.guess(kind, tokens, start, noise=noise, ledger=Ledger())
-            wait_until(started + self._slowdown * (perf_counter() - started))
+            wait_until(started + ms / 1e3)
         return guesses
 
     def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
@@ -136,6 +136,7 @@ class PacedTarget:
         started = perf_counter()
         with ledger.time("target", "prefill"):
             self._session.prefill(tokens, start, ledger=Ledger())
+            self._is_prompt = True
             wait_until(started + self._pace.prefill_ms_per_row * len(tokens) / 1e3)
 
     def read_cache(self, num_rows: int) -> list[NDArray[Any]]:
@@ -207,6 +208,15 @@ def wait_until(moment: float) -> None:
     left = moment - perf_counter()
     if left > 0:
         time.sleep(left)
+
+
+def _check_heads(heads: Iterable[Head]) -> None:
+    unknown = [head.kind for head in heads if not head.read_share]
+    if unknown:
+        raise BundleError(
+            f"The bundle does not say how much its {unknown[0]} head reads (heads: read_share), and a paced card needs "
+            "it. Export the bundle again."
+        )
 
 
 def _points(curve: Curve) -> str:

@@ -5,22 +5,33 @@ speed, never a token.
 """
 
 import warnings
+from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.backends.protocol import HeadGuesses, TargetSession
+from mirrorsd.graphs.manifest import Head
+from mirrorsd.runtime.backends.protocol import HeadGuesses
 from mirrorsd.runtime.decoding.request import Request, StepRecord
 from mirrorsd.runtime.decoding.step import Acceptance, Found, InFlight, ReadPrompt
-from mirrorsd.runtime.decoding.target_link import TargetLink
+from mirrorsd.runtime.decoding.target_link import TargetLine
 from mirrorsd.runtime.draft.tree import NO_TOKENS, longest_common_prefix
 from mirrorsd.runtime.policy.windows import Share
+from mirrorsd.runtime.sampling.chooser import TokenChooser
 
 _LEAST_SHARE = -20.0
 """In logs: what a guess without runners-up leaves to others."""
 _FEWEST_FORCED = 2
 """Tokens that a form leaves no choice of, from which on they are a better window than the head's own."""
+
+
+class Headed(Protocol):
+    """A target with heads beside it; see `TargetSession`."""
+
+    context: int
+    heads: Mapping[str, Head]
 
 
 class HeadLink:
@@ -32,7 +43,7 @@ class HeadLink:
         failure: why it was given up in the current request, or None while it works.
     """
 
-    def __init__(self, kind: str, session: TargetSession, target: TargetLink) -> None:
+    def __init__(self, kind: str, session: Headed, target: TargetLine) -> None:
         shape = session.heads[kind].shape
         self.kind, self.length = kind, shape.length
         self.failure: str | None = None
@@ -71,7 +82,8 @@ class HeadLink:
         if self.failure is not None:
             return None
         try:
-            found = self._target.guess(request, self.kind, start, text[start + 1 :], self._noise(request, stop + 1))
+            noise = noise_behind(request.chooser, stop + 1, (self.length, self._target.vocab_size))
+            found = self._target.guess(request, self.kind, start, text[start + 1 :], noise)
         except DeviceError as error:
             request.raise_if_cancelled()
             self._give_up(str(error))
@@ -80,18 +92,18 @@ class HeadLink:
         self._num_read = stop
         return found
 
-    def _noise(self, request: Request, position: int) -> NDArray[np.float32] | None:
-        """What competes with the guesses at `position` and behind it, `[K, V]`; None where nothing does."""
-        source = request.chooser.noise_source()
-        if source is None:
-            return None
-        vocab_size = self._target.vocab_size
-        return np.stack([source(position + row, vocab_size) for row in range(self.length)]).astype(np.float32)
-
     def _give_up(self, reason: str) -> None:
         self.failure = reason
         message = f"The head failed ({reason}); the rest of this text is decoded plainly. The text is unaffected."
         warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+def noise_behind(chooser: TokenChooser, position: int, size: tuple[int, int]) -> NDArray[np.float32] | None:
+    """What competes with the guesses at `position` and behind it, `[K, V]` as `size` says; None where nothing does."""
+    source, (length, vocab_size) = chooser.noise_source(), size
+    if source is None:
+        return None
+    return np.stack([source(position + row, vocab_size) for row in range(length)]).astype(np.float32)
 
 
 def shares_of(scores: NDArray[np.floating]) -> list[Share]:

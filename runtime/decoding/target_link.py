@@ -51,6 +51,16 @@ class TargetLine(Protocol):
     def result(self, request: Request, ticket: Ticket[TargetOutput]) -> TargetOutput:
         """Wait for a pass."""
 
+    def guess(
+        self,
+        request: Request,
+        kind: str,
+        start: int,
+        tokens: NDArray[np.int64],
+        noise: NDArray[np.float32] | None,
+    ) -> HeadGuesses:
+        """Run a head over the first rows of the last pass, and wait: see `TargetSession.guess`."""
+
     def keep(self, request: Request, num_cached: int) -> None:
         """Note that the first `num_cached` positions of the committed text are cached."""
 
@@ -99,7 +109,7 @@ class TargetLink:
         tokens: NDArray[np.int64],
         noise: NDArray[np.float32] | None,
     ) -> HeadGuesses:
-        """Run a head over the first rows of the last pass, and wait: see `TargetSession.guess`.
+        """See `TargetLine.guess`.
 
         Raises:
             Cancelled: the request was cancelled meanwhile.

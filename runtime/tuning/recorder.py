@@ -1,17 +1,22 @@
 """Recording a text: both models are fed the finished text, and at every head the draft's own continuation of it.
 
+Drafting heads beside the target read its passes along the text, and guess behind every token.
+
 Nothing here is timed and no scheduler runs: what the models say does not depend on when they are asked.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.graphs.errors import ContextLengthError
 from mirrorsd.runtime.backends.protocol import DraftSession, ExitGuesses, RowBlock, TargetSession
 from mirrorsd.runtime.config import GenerationConfig
+from mirrorsd.runtime.decoding.head import noise_behind
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.chooser import TokenChooser
@@ -30,9 +35,10 @@ def record_texts(
     config: GenerationConfig,
     *,
     depth: int = DEPTH,
+    heads: Collection[str] = (),
     advance: Callable[[str], None] = lambda _: None,
 ) -> Recording:
-    """Generate a text from every prompt, and record what draft and exits say all along it.
+    """Generate a text from every prompt, and record what draft, exits and heads say all along it.
 
     Args:
         pipe: a loaded pipeline; an unpaced card is faster and records the same.
@@ -40,6 +46,7 @@ def record_texts(
         config: how to generate, the bundle's own defaults left out, as a recording keeps the temperature alone; text
             number `n` is sampled with the seed `config.seed + n`.
         depth: longest window that can be replayed.
+        heads: kinds of heads of the bundle that are recorded too.
         advance: told after every text.
 
     Raises:
@@ -51,18 +58,25 @@ def record_texts(
         given = {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
         result = pipe.generate(config=seeded, **given)
         tokens = np.asarray([*result.prompt_ids, *result.token_ids], dtype=np.int64)
-        texts.append(record_text(pipe.engine, tokens, len(result.prompt_ids), seeded, depth))
+        text = record_text(pipe.engine, tokens, len(result.prompt_ids), seeded, depth, heads=heads)
+        texts.append(replace(text, ends=result.stop_reason == "eos"))
         advance(f"{result.num_tokens} tokens")
+    return recording_of(pipe, texts, (config.temperature or 1.0) if config.is_sampling else 0.0)
+
+
+def recording_of(pipe: "MirrorPipeline", texts: Sequence[RecordedText], temperature: float) -> Recording:
+    """Put recorded texts of a pipeline together; all have the same heads."""
     manifest = pipe.manifest
     sizes = sorted({bucket.rows for bucket in manifest.draft.buckets if bucket.tips > 1}) or [1]
     return Recording(
         texts=tuple(texts),
-        temperature=(config.temperature or 1.0) if config.is_sampling else 0.0,
+        temperature=temperature,
         layers=tuple(sorted(entry.layer for entry in manifest.target.exits)),
         num_layers=manifest.target.shape.num_layers,
         vocab_size=manifest.target.shape.vocab_size,
         round_sizes=tuple(sizes),
         max_tips=max(bucket.tips for bucket in manifest.draft.buckets),
+        heads=tuple(head for head in manifest.heads if head.kind in texts[0].head_ids),
     )
 
 
@@ -70,13 +84,20 @@ Guesses = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
 def record_text(
-    engine: Engine, tokens: NDArray[np.int64], num_prompt: int, config: GenerationConfig, depth: int
+    engine: Engine,
+    tokens: NDArray[np.int64],
+    num_prompt: int,
+    config: GenerationConfig,
+    depth: int,
+    *,
+    heads: Collection[str] = (),
 ) -> RecordedText:
-    """Ask both models about a finished text; `depth` is the longest window that a replay may want.
+    """Ask both models about a finished text, and `heads`; `depth` is the longest window that a replay may want.
 
     `tokens [n]` are the prompt's `num_prompt` tokens and what `config` made the target say after them.
 
     Raises:
+        ContextLengthError: the text fills the context.
         DeviceError: a device failed.
     """
     first, chooser = num_prompt - 1, TokenChooser(config)
@@ -84,10 +105,17 @@ def record_text(
     engine.draft_worker.run(partial(draft.use_noise, chooser.noise_source()))
     target = engine.target_worker.run(engine.target_model.new_session)
     room = min(depth, target.context - len(tokens), draft.capacity - len(tokens))
+    if room < 1:
+        raise ContextLengthError(
+            f"A text of {len(tokens)} tokens fills the context, which leaves no room for windows to record. Ask for "
+            "fewer new tokens, or export the bundle with more --context."
+        )
     ids, logprobs = engine.draft_worker.run(partial(ask_draft, draft, tokens, first, room, chooser))
     positions = 1 + first + np.arange(len(ids))[:, None] + np.arange(room)[None, :]
     windows = chooser.guess(ids[:, :room, 0], logprobs[:, :room, 0], positions)
-    exit_ids, exit_logprobs = engine.target_worker.run(partial(ask_exits, target, tokens, first, windows))
+    asked = {kind: AskedHead(target, kind, tokens, first, chooser) for kind in heads}
+    ask = partial(ask_target, target, tokens, first, windows, tuple(asked.values()))
+    exit_ids, exit_logprobs = engine.target_worker.run(ask)
     engine.draft_worker.run(draft.close)
     engine.target_worker.run(target.close)
     return RecordedText(
@@ -99,6 +127,8 @@ def record_text(
         draft_logprobs=logprobs,
         exit_ids=exit_ids,
         exit_logprobs=exit_logprobs,
+        head_ids={kind: head.ids for kind, head in asked.items()},
+        head_logprobs={kind: head.logprobs for kind, head in asked.items()},
     )
 
 
@@ -132,19 +162,50 @@ def ask_draft(
     return ids, logprobs
 
 
-def ask_exits(session: TargetSession, tokens: NDArray[np.int64], first: int, windows: NDArray[np.int64]) -> Guesses:
-    """What every exit says at the rows of every head's window: ids and log-probabilities `[E, P, D+1, K]`.
+class AskedHead:
+    """What a head guesses along a text: `ids` and `logprobs` `[P, K, m]`, -1 where it had no row to read."""
 
-    Each head's pass writes over the rows of the window before it, as after a rejection.
+    def __init__(
+        self, session: TargetSession, kind: str, tokens: NDArray[np.int64], first: int, chooser: TokenChooser
+    ) -> None:
+        shape = session.heads[kind].shape
+        self.ids = np.full((len(tokens) - 1 - first, shape.length, shape.num_candidates), -1, dtype=np.int64)
+        self.logprobs = np.zeros(self.ids.shape, dtype=np.float32)
+        self._session, self._kind, self._tokens, self._first, self._chooser = session, kind, tokens, first, chooser
+
+    def read(self, start: int, stop: int) -> None:
+        """Rows `start .. stop - 1` have passed through the target; nothing is guessed behind the text's last token."""
+        head = stop - self._first
+        if head < len(self.ids):
+            noise = noise_behind(self._chooser, stop + 1, (self.ids.shape[1], self._session.vocab_size))
+            following = self._tokens[start + 1 : stop + 1]
+            found = self._session.guess(self._kind, following, start, noise=noise, ledger=Ledger())
+            self.ids[head], self.logprobs[head] = found.ids, found.logprobs
+
+
+def ask_target(
+    session: TargetSession,
+    tokens: NDArray[np.int64],
+    first: int,
+    windows: NDArray[np.int64],
+    heads: Sequence[AskedHead] = (),
+) -> Guesses:
+    """What every exit says at the rows of every head token's window: ids and log-probabilities `[E, P, D+1, K]`.
+
+    Each pass writes over the rows of the window before it, as after a rejection. `heads` read the text's own rows.
     """
     if first:
         session.prefill(tokens[:first], 0, ledger=Ledger())
+        for head in heads:
+            head.read(0, first)
     passes: list[list[ExitGuesses]] = []
-    for head, window in enumerate(windows):
+    for place, window in enumerate(windows, start=first):
         heard: list[ExitGuesses] = []
-        rows = np.concatenate([tokens[first + head : first + head + 1], window])
-        session.run(rows, first + head, with_logits=False, ledger=Ledger(), on_exit=heard.append)
+        rows = np.concatenate([tokens[place : place + 1], window])
+        session.run(rows, place, with_logits=False, ledger=Ledger(), on_exit=heard.append)
         passes.append(heard)
+        for head in heads:
+            head.read(place, place + 1)
     ids = np.stack([np.stack([guesses.ids for guesses in heard]) for heard in passes], axis=1)
     return ids, np.stack([np.stack([guesses.logprobs for guesses in heard]) for heard in passes], axis=1)
 

@@ -4,18 +4,21 @@ Owns the arrays and their file. Does not own making them (`recorder`), fitting (
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.graphs.documents import build
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.manifest import Head
 from mirrorsd.runtime.sampling.noise import NOISE
 
 _FORMAT = "mirrorsd-recording-1"
+_HEAD_ARRAYS = ("head_ids", "head_logprobs")
 _ARRAYS = ("tokens", "draft_ids", "draft_logprobs", "exit_ids", "exit_logprobs", "windows")
 
 
@@ -35,6 +38,9 @@ class RecordedText:
         draft_logprobs: the same shape.
         exit_ids: `[E, P, D + 1, K]` what every exit says at the same rows.
         exit_logprobs: the same shape.
+        head_ids: `[P, K, m]` by kind, what a head guesses behind each head token; -1 where there was no row to read.
+        head_logprobs: the same shapes.
+        ends: whether the target ended it: nobody knew before that this token would be the last.
     """
 
     tokens: NDArray[np.int64]
@@ -45,6 +51,9 @@ class RecordedText:
     draft_logprobs: NDArray[np.float32]
     exit_ids: NDArray[np.int64]
     exit_logprobs: NDArray[np.float32]
+    head_ids: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    head_logprobs: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    ends: bool = False
 
     @property
     def num_heads(self) -> int:
@@ -81,6 +90,7 @@ class Recording:
         vocab_size: of both models.
         round_sizes: row counts of the draft that are worth filling.
         max_tips: most rows of a draft round.
+        heads: whose guesses were recorded.
     """
 
     texts: tuple[RecordedText, ...]
@@ -90,15 +100,23 @@ class Recording:
     vocab_size: int
     round_sizes: tuple[int, ...]
     max_tips: int
+    heads: tuple[Head, ...] = ()
 
     def write(self, path: Path) -> None:
         """Keep it as one `.npz` file."""
         header = {"format": _FORMAT, "noise": NOISE, "temperature": self.temperature, "layers": self.layers}
         header |= {"num_layers": self.num_layers, "vocab_size": self.vocab_size, "max_tips": self.max_tips}
-        header |= {"round_sizes": self.round_sizes, "texts": [[text.num_prompt, text.seed] for text in self.texts]}
+        header |= {
+            "round_sizes": self.round_sizes,
+            "texts": [[text.num_prompt, text.seed, text.ends] for text in self.texts],
+        }
+        header |= {"heads": [asdict(head) for head in self.heads]}
         arrays = {"header": np.array(json.dumps(header))}
         for number, text in enumerate(self.texts):
             arrays |= {f"{name}_{number}": _packed(getattr(text, name)) for name in _ARRAYS}
+            for name in _HEAD_ARRAYS:
+                of_kinds = getattr(text, name).items()
+                arrays |= {f"{name}_{kind}_{number}": _packed(values) for kind, values in of_kinds}
         np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
 
     @classmethod
@@ -114,9 +132,13 @@ class Recording:
                 if header.pop("format") != _FORMAT:
                     raise KeyError("format")
                 _check_noise(path, header.pop("noise", "that of an older version"), header["temperature"])
-                texts = tuple(_text(arrays, number, *pair) for number, pair in enumerate(header.pop("texts")))
+                heads = tuple(build(Head, head) for head in header.pop("heads", ()))
+                kinds = [head.kind for head in heads]
+                texts = tuple(
+                    _text(arrays, number, of_text, kinds) for number, of_text in enumerate(header.pop("texts"))
+                )
                 layers, sizes = tuple(header.pop("layers")), tuple(header.pop("round_sizes"))
-                return cls(texts=texts, layers=layers, round_sizes=sizes, **header)
+                return cls(texts=texts, layers=layers, round_sizes=sizes, heads=heads, **header)
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from error
         except (ValueError, KeyError, TypeError) as error:
@@ -138,10 +160,16 @@ def _packed(values: NDArray[Any]) -> NDArray[Any]:
     return values.astype(np.float16 if values.dtype.kind == "f" else np.int32)
 
 
-def _text(arrays: Any, number: int, num_prompt: int, seed: int) -> RecordedText:
-    read = {name: arrays[f"{name}_{number}"] for name in _ARRAYS}
-    wide = {k: v.astype(np.float32 if v.dtype.kind == "f" else np.int64) for k, v in read.items()}
-    return RecordedText(num_prompt=num_prompt, seed=seed, **wide)
+def _text(arrays: Any, number: int, of_text: Sequence[int], kinds: Sequence[str]) -> RecordedText:
+    """A text by its number; `of_text` has the tokens of its prompt, its seed, and whether it ends by itself."""
+    num_prompt, seed, *ends = of_text  # older recordings do not say how texts end
+    read = {name: _unpacked(arrays[f"{name}_{number}"]) for name in _ARRAYS}
+    read |= {name: {kind: _unpacked(arrays[f"{name}_{kind}_{number}"]) for kind in kinds} for name in _HEAD_ARRAYS}
+    return RecordedText(num_prompt=num_prompt, seed=seed, ends=any(ends), **read)
+
+
+def _unpacked(values: NDArray[Any]) -> Any:
+    return values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
 
 
 def new_tokens(texts: Sequence[RecordedText]) -> int:

@@ -3,7 +3,7 @@
 Owns how a row of a replay finds its place in a recording. Does not own time, which `simulation` hands in.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.contract import DraftShape
-from mirrorsd.runtime.backends.protocol import ExitGuesses, RowBlock, TargetOutput, TipGuesses
+from mirrorsd.graphs.manifest import Head
+from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, RowBlock, TargetOutput, TipGuesses
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.target_link import RowReader
 from mirrorsd.runtime.devices.workers import Ticket
@@ -58,6 +59,11 @@ class Places:
 
     def _is_next(self, head: int, token: int) -> bool:
         return bool(self._text.tokens[self._first + head] == token)
+
+
+def replayed_context(text: RecordedText) -> int:
+    """Most tokens of a replay: one of a text that ends by itself has room behind it, as the real run had."""
+    return len(text.tokens) + (text.depth + 1 if text.ends else 0)
 
 
 class ReplayDraft:
@@ -135,9 +141,10 @@ class ReplayDraft:
 
 
 class ReplayTarget:
-    """A `TargetLine` over a recording.
+    """A `TargetLine` over a recording, and the heads beside it.
 
-    `spend(num_rows, reports)` takes the time of a pass and hands every exit's report over when it is due.
+    `spend(num_rows, reports)` takes the time of a pass and hands every exit's report over when it is due;
+    `spend_head(read_share, num_rows)` takes that of a head.
     """
 
     near_tie_gap = 0.0
@@ -149,14 +156,31 @@ class ReplayTarget:
         text: RecordedText,
         layers: Sequence[int],
         spend: Callable[[int, list[tuple[int, Callable[[], None]]]], None],
+        spend_head: Callable[[float, int], None],
     ) -> None:
-        self.context, self.vocab_size = len(text.tokens), recording.vocab_size
-        self._text, self._spend = text, spend
+        self.context, self.vocab_size = replayed_context(text), recording.vocab_size
+        self.heads: Mapping[str, Head] = {head.kind: head for head in recording.heads}
+        self._text, self._spend, self._spend_head = text, spend, spend_head
         self._places = Places(text)
         self._exits = [(recording.layers.index(layer), layer) for layer in layers]
 
     def prefill(self, request: Request, reader: RowReader | None = None) -> None:
-        """Nothing to do: the prompt's time is not replayed."""
+        """Nothing but the reading: the prompt's time is not replayed."""
+        if reader is not None and request.num_prompt > 1:
+            reader.read(0, request.num_prompt - 1)
+
+    def guess(
+        self,
+        request: Request,
+        kind: str,
+        start: int,
+        tokens: NDArray[np.int64],
+        noise: NDArray[np.float32] | None,
+    ) -> HeadGuesses:
+        """What the head has guessed behind the last of `tokens`, which stands at `start + len(tokens)`."""
+        head = min(self._places.at(start + len(tokens)).head, self._text.num_heads - 1)
+        self._spend_head(self.heads[kind].read_share, len(tokens))
+        return HeadGuesses(self._text.head_ids[kind][head], self._text.head_logprobs[kind][head])
 
     def serves_others(self, request: Request) -> bool:
         """There is nobody else."""

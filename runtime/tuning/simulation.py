@@ -15,9 +15,12 @@ import numpy as np
 
 from mirrorsd.device_maps import Pace, interpolate
 from mirrorsd.device_maps.pace import Curve
-from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
-from mirrorsd.runtime.decoding.assembly import decoder_with
+from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.runtime.config import HEAD_METHODS, GenerationConfig, SpeculationConfig
+from mirrorsd.runtime.decoding.assembly import decoder_with, head_decoder, lookup_decoder
+from mirrorsd.runtime.decoding.head import HeadLink
 from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.decoding.step import Decoder
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.draft.tree import Branch, BranchTable
 from mirrorsd.runtime.ledger import Ledger, Span
@@ -25,13 +28,15 @@ from mirrorsd.runtime.policy.knowledge import Knowledge, RootScores
 from mirrorsd.runtime.reporting.stats import GenerationStats, summarise
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.runtime.tuning.recording import RecordedText, Recording
-from mirrorsd.runtime.tuning.replay import ReplayDraft, ReplayTarget
+from mirrorsd.runtime.tuning.replay import ReplayDraft, ReplayTarget, replayed_context
 
 Result = TypeVar("Result")
 HOST_MS = 0.33
+HEAD_HOST_MS = 0.3
 ROUND_MS = ((4.0, 1.0), (24.0, 1.9), (32.0, 3.0))
-"""Measured in paced runs on two cores: `host` of a mirror step, and by its rows what a draft round takes beyond its
-pace, planning included (32 rows take the core longer than the pace of `paced-laptop`)."""
+"""Measured in paced runs on two cores: `host` of a mirror step; what a head takes beyond its pace (greedy; with noise
+over 4,096 tokens 0.25 more); and by its rows what a draft round takes beyond its own, planning included (32 rows
+take the core longer than the pace of `paced-laptop`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +46,7 @@ class Scenario:
     Attributes:
         pace: times of the devices.
         speculation: how to speculate; windows are at most as long as the recording is deep.
-        method: `plain`, `serial`, `mirror` or `auto`.
+        method: how to decode; the recording has the guesses of a head that is named.
         layers: which of the recorded exits are used; all by default.
         num_streams: streams of the draft that are used; all by default. 0 makes it an ordinary draft.
         host_ms: what the host takes for a step.
@@ -61,6 +66,21 @@ class Scenario:
 
 def simulate(recording: Recording, scenario: Scenario) -> list[GenerationStats]:
     """Replay every text; the statistics are those of a real run, in simulated time. Texts learn from those before."""
+    return [summarise(request, 0.0, request.ledger.now()) for request in replay(recording, scenario)]
+
+
+def replay(recording: Recording, scenario: Scenario) -> list[Request]:
+    """As `simulate`: the finished requests, with all their steps.
+
+    Raises:
+        ConfigError: the method's head was not recorded, or nobody knows what it costs.
+    """
+    costed = [head.kind for head in recording.heads if head.read_share]
+    if scenario.method in HEAD_METHODS and scenario.method not in costed:
+        raise ConfigError(
+            f"The recording has no {scenario.method} head of known cost (it has: {', '.join(costed) or 'none'}). "
+            "Export the target with one, and record the bundle: `mirrorsd simulate BUNDLE --record FILE`."
+        )
     known = Knowledge(root_scores=scenario.scores)
     if scenario.speculation.window == "worthwhile":
         known.target_ms = scenario.pace.target_ms
@@ -73,25 +93,46 @@ def tokens_per_second(stats: Sequence[GenerationStats]) -> float:
     return tokens / sum(stat.tokens_per_step * stat.steps / stat.tokens_per_second for stat in stats)
 
 
-def _replay(recording: Recording, text: RecordedText, scenario: Scenario, known: Knowledge) -> GenerationStats:
+def _replay(recording: Recording, text: RecordedText, scenario: Scenario, known: Knowledge) -> Request:
+    context = replayed_context(text)
     config = GenerationConfig(
-        max_new_tokens=text.num_heads, temperature=recording.temperature or None, seed=text.seed, ignore_eos=True
+        max_new_tokens=context - text.num_prompt,
+        temperature=recording.temperature or None,
+        seed=text.seed,
+        ignore_eos=True,
     )
-    context = len(text.tokens)
     request = Request(text.tokens[: text.num_prompt].tolist(), config, scenario.speculation, context, threading.Event())
     devices = Devices(scenario, recording.num_layers)
     request.ledger = devices.ledger
     request.chooser = ReplayChooser(config)
     request.gamma = min(request.gamma, text.depth)
+    decoder = _decoder(request, scenario, recording, text, devices, known)
+    inflight = decoder.start()
+    while request.num_tokens < len(text.tokens):
+        inflight = decoder.step(inflight).inflight
+    request.end_after(text.num_heads)
+    return request
+
+
+def _decoder(
+    request: Request,
+    scenario: Scenario,
+    recording: Recording,
+    text: RecordedText,
+    devices: "Devices",
+    known: Knowledge,
+) -> Decoder:
+    """The decoder of the scenario's method over one text, on simulated devices."""
+    method = scenario.method
     layers = recording.layers if scenario.layers is None else scenario.layers
-    target = ReplayTarget(recording, text, layers, devices.run_pass)
+    target = ReplayTarget(recording, text, layers, devices.run_pass, devices.run_head)
+    if method in HEAD_METHODS:
+        return head_decoder(request, target, HeadLink(method, target, target), known)
+    if method == "lookup":
+        return lookup_decoder(request, target, known)
     num_streams = text.draft_ids.shape[2] - 1 if scenario.num_streams is None else scenario.num_streams
     draft = SimulatedLink(Drafter(ReplayDraft(recording, text, num_streams, devices.run_round)), devices)
-    decoder = decoder_with(request, scenario.method, target, draft, known, partial(SimulatedTable, devices))
-    inflight = decoder.start()
-    while request.num_tokens < request.max_tokens:
-        inflight = decoder.step(inflight).inflight
-    return summarise(request, 0.0, devices.ledger.now())
+    return decoder_with(request, method, target, draft, known, partial(SimulatedTable, devices))
 
 
 class Devices:
@@ -133,6 +174,12 @@ class Devices:
         self._arrival = 0.0
         self._run_jobs(self.pass_ends)
         self._host = self.pass_ends
+
+    def run_head(self, read_share: float, num_rows: int) -> None:
+        """A head beside the target, after its pass; the host waits for it."""
+        start = self._host
+        self._host += (self._pace.head_ms(read_share, num_rows) + HEAD_HOST_MS) / 1e3
+        self.ledger.spans.append(Span("target", "head", start, self._host))
 
     def post(self, job: Callable[[], object]) -> None:
         """Queue a job for the draft's device, at the time of whoever posts it."""

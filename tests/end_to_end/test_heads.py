@@ -10,16 +10,19 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from mirrorsd import BundleError, Cancelled, ConfigError, MirrorPipeline
+from mirrorsd import BundleError, Cancelled, ConfigError, GenerationConfig, MirrorPipeline
 from mirrorsd.cli.application import run
-from mirrorsd.device_maps import TargetPlacement
+from mirrorsd.device_maps import Pace, TargetPlacement
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.runtime.backends.onnxruntime import device
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
 from mirrorsd.runtime.backends.onnxruntime.tensors import Place, Tensor
 from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
+from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.engine import check_head
 from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.tuning.recorder import record_texts
+from mirrorsd.runtime.tuning.simulation import Scenario, replay
 
 KINDS = ("medusa", "eagle3", "streaming")
 METHODS = (*KINDS, "lookup")
@@ -117,6 +120,28 @@ def test_what_a_head_shares_with_its_target_is_on_disk_once(headed_bundle: tuple
         }
     assert len(places["suffix"]) == 1
     assert places["head-medusa"] == places["head-eagle3"] == places["suffix"]
+
+
+@pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=str)
+def test_a_replay_of_recorded_heads_takes_the_steps_of_the_real_run(
+    pipe: MirrorPipeline, sampling: dict[str, Any]
+) -> None:
+    config = GenerationConfig(**LENGTHS, **sampling, use_defaults=False)
+    recording = record_texts(pipe, [PROMPTS[2]], config, heads=KINDS)
+    pace = Pace(target_ms=((1.0, 20.0),), draft_ms=((1.0, 5.0),))
+    for kind in KINDS:
+        real = pipe.generate(PROMPTS[2], method=kind, config=config).steps
+        (request,) = replay(recording, Scenario(pace=pace, speculation=SpeculationConfig(window="full"), method=kind))
+        steps = [[(step.num_window, step.num_accepted) for step in found] for found in (real, request.steps)]
+        assert steps[0] == steps[1], kind
+
+
+def test_a_manifest_says_what_runs_of_heads_read(headed_bundle: tuple[Path, list[int]]) -> None:
+    """Medusa reads the LM head once for all guesses, EAGLE-3 once for each, and a layer."""
+    manifest = read_bundle(headed_bundle[0])
+    shares = {head.kind: head.read_share for head in manifest.heads}
+    assert 0.1 < shares["medusa"] < 0.3 < shares["eagle3"] < 1
+    assert 0.5 < manifest.target.read_bytes / manifest.files[manifest.target.weights_file].bytes < 0.9
 
 
 def test_a_bundle_without_heads_names_what_to_export(tiny_bundle: Path) -> None:

@@ -63,6 +63,7 @@ def test_a_draft_and_its_baseline(
     assert found["windows"]["reference"] == "s=0, 6 passes"
     assert len(found["agreement"]["streams"]) == 2
     assert (output / "streams.safetensors").is_file()
+    assert json.loads((output / "training.json").read_text(encoding="utf-8"))["seconds"] > 0
     assert not (tmp_path / "draft-s0" / "streams.safetensors").exists()
     prompts = tmp_path / "prompts.jsonl"
     question = {"question_id": 1, "category": "story", "turns": ["Tell me of the fox.", "And then?"]}
@@ -92,6 +93,7 @@ def test_a_head_is_trained_and_reported_beside_others(
         "kl=0.8,hard=0.2",
     )
     assert run([*command, *shape, "--json"]) == 0
+    assert json.loads((output / "training.json").read_text(encoding="utf-8"))["steps"] > 0
     found = json.loads(capsys.readouterr().out)
     assert found["kind"] == "eagle3"
     assert len(found["agreement"]) == len(found["sampled"]["reaches"]) == 3

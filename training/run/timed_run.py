@@ -7,6 +7,7 @@ Does not own: what a step does (a function), the shape of the schedule (`schedul
 from __future__ import annotations
 
 import csv
+import json
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
+from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.folder_lock import FolderLock
 from mirrorsd.training.run.checkpoints import load_checkpoint, save_checkpoint
@@ -209,6 +211,17 @@ class TimedRun:
             writer.writerow(
                 [self.step, self.tokens, round(self.elapsed_s(), 1), *(round(x, 4) for x in losses.values())]
             )
+
+    def write_record(self, folder: Path) -> None:
+        """Write into a finished model's folder its seconds (of a core or the clock), steps and tokens."""
+        counts = "core" if self._config.counts_cpu else "clock"
+        record = {
+            "seconds": round(self.clock.trained_s, 1),
+            "counts": counts,
+            "steps": self.step,
+            "tokens": self.tokens,
+        }
+        (folder / names.TRAINING_FILE).write_text(json.dumps(record) + "\n", encoding="utf-8")
 
     def save(self, name: str) -> None:
         """Save everything that is needed to go on."""

@@ -305,12 +305,13 @@ def _train(model: Any, draft: Any, text: Any, places: tuple[Path, Path, Path], h
     target, work, folder = places
     config, loss = how
     with training_bar(f"training {config.out.name}") as show:
-        distill_draft(model, draft, (text, open_text(work / shared.HELD_BACK_FOLDER)), config, loss, show)
+        run = distill_draft(model, draft, (text, open_text(work / shared.HELD_BACK_FOLDER)), config, loss, show)
     if (config.out / LOSSES_FILE).is_file():
         plot_losses(config.out / LOSSES_FILE, config.out / "losses.png")
     with finished_folder(folder) as partial:
         draft.save(partial)
         copy_tokenizer(target, partial)
+        run.write_record(partial)
     note(f"wrote {folder}; losses in {config.out}")
 
 

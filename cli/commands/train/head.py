@@ -120,11 +120,12 @@ def _train(model: Any, plan: Any, text: Any, places: tuple[Path, Path], how: tup
     config, training = how
     network = make_head(plan.config(model), model, text.tokens if plan.vocabulary == "reduced" else None)
     with training_bar(f"training {plan.kind}") as show:
-        train_head(model, network, (text, open_text(work / shared.HELD_BACK_FOLDER)), config, training, show)
+        run = train_head(model, network, (text, open_text(work / shared.HELD_BACK_FOLDER)), config, training, show)
     if (config.out / LOSSES_FILE).is_file():
         plot_losses(config.out / LOSSES_FILE, config.out / "losses.png")
     with finished_folder(folder) as partial:
         save_head(network, partial)
+        run.write_record(partial)
     note(f"wrote {folder}; losses in {config.out}")
     return network
 

@@ -1,6 +1,7 @@
 """Paced cards: what they may say, and that a paced session takes the time it is told."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -9,11 +10,13 @@ import numpy as np
 import pytest
 
 from mirrorsd.device_maps import Pace, builtin_names, load_device_map
-from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.contract import HeadShape
+from mirrorsd.graphs.errors import BundleError, ConfigError
+from mirrorsd.graphs.manifest import Head, SourceModel
 from mirrorsd.runtime.backends import paced
 from mirrorsd.runtime.backends.fake import FakeDraft, FakeModel, FakeTarget
 from mirrorsd.runtime.backends.paced import PacedDraft, PacedDraftModel, PacedTarget, PacedTargetModel
-from mirrorsd.runtime.backends.protocol import HeadGuesses, RowBlock, TargetOutput
+from mirrorsd.runtime.backends.protocol import HeadGuesses, RowBlock
 from mirrorsd.runtime.ledger import Ledger
 
 PACE = Pace(target_ms=((1.0, 10.0), (8.0, 17.0)), draft_ms=((1.0, 5.0),), exit_ms=2.0, transfer_ms=1.0)
@@ -68,24 +71,44 @@ def test_paced_target_takes_its_time_and_books_it(now: Callable[[], float]) -> N
     assert [span.seconds for span in ledger.spans] == pytest.approx([0.006, 0.002, 0.006])
 
 
-def test_a_head_is_slowed_as_the_pass_before_it_was(now: Callable[[], float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pass of one row takes 2 ms where the pace has 10, and the head takes 1: at that pace it takes 5."""
+class HeadedTarget(FakeTarget):
+    """Its head reads a tenth of what a pass reads, and takes 0.2 ms here."""
 
-    class Timed(FakeTarget):
-        def run(self, *arguments: Any, **options: Any) -> TargetOutput:
-            paced.time.sleep(0.002)
-            return super().run(*arguments, **options)
+    def __init__(self, read_share: float = 0.1) -> None:
+        super().__init__(lambda text: np.arange(4.0), vocab_size=4)
+        shape = HeadShape(taps=(2,), length=1, num_candidates=1, num_layers=0, num_kv_heads=0, head_dim=0)
+        source = SourceModel(name="fake", family="medusa", licence="unknown", num_parameters=1)
+        sizes = {"vocabulary": "own", "num_tokens": 4, "read_share": read_share}
+        self.heads = {"medusa": Head(kind="medusa", file="", source=source, shape=shape, **sizes)}
 
-        def guess(self, *arguments: Any, **options: Any) -> HeadGuesses:
-            paced.time.sleep(0.001)
-            return HeadGuesses(np.zeros((1, 1), np.int64), np.zeros((1, 1), np.float32))
+    def guess(self, *arguments: Any, **options: Any) -> HeadGuesses:
+        paced.time.sleep(0.0002)
+        return HeadGuesses(np.zeros((1, 1), np.int64), np.zeros((1, 1), np.float32))
 
-    target = PacedTarget(Timed(lambda text: np.arange(4.0), vocab_size=4), PACE, num_layers=2)
-    target.run(np.array([1]), 0, with_logits=False, ledger=Ledger())
-    started, ledger = now(), Ledger()
-    target.guess("medusa", np.array([3]), 0, ledger=ledger)
-    assert now() - started == pytest.approx(0.005)
-    assert [span.name for span in ledger.spans] == ["head"]
+
+@pytest.mark.parametrize(("num_rows", "seconds"), [(1, 0.001), (3, 0.0012)])
+def test_a_head_takes_its_share_of_a_pass(now: Callable[[], float], num_rows: int, seconds: float) -> None:
+    """A tenth of the 10 ms of one row, of the 12 ms of three; what the stand-in takes changes nothing."""
+    target, ledger = PacedTarget(HeadedTarget(), PACE, num_layers=2), Ledger(now)
+    target.run(np.array([1, 2, 3]), 0, with_logits=False, ledger=Ledger())
+    started = now()
+    target.guess("medusa", np.arange(num_rows), 0, ledger=ledger)
+    assert now() - started == pytest.approx(seconds)
+    assert [(span.name, span.seconds) for span in ledger.spans] == [("head", pytest.approx(seconds))]
+
+
+def test_a_head_reads_a_prompt_at_the_prompts_pace(now: Callable[[], float]) -> None:
+    """A hundred rows of a prompt take 0.5 ms each, a tenth of that in the head, which then guesses as behind one."""
+    target = PacedTarget(HeadedTarget(), replace(PACE, prefill_ms_per_row=0.5), num_layers=2)
+    target.prefill(np.arange(100), 0, ledger=Ledger())
+    assert now() == pytest.approx(0.05)
+    target.guess("medusa", np.arange(100), 0, ledger=Ledger())
+    assert now() == pytest.approx(0.05 + 0.006)
+
+
+def test_a_head_of_unknown_cost_is_refused() -> None:
+    with pytest.raises(BundleError, match=r"how much its medusa head reads.*Export the bundle again"):
+        PacedTarget(HeadedTarget(read_share=0.0), PACE, num_layers=2)
 
 
 def test_paced_draft_takes_its_time(now: Callable[[], float]) -> None:

@@ -76,6 +76,16 @@ def test_a_head_is_what_its_folder_says(tmp_path: Path) -> None:
     assert open_head(save_head(MEDUSA, tmp_path / "other"), TARGET).shape.taps == (5,), "behind the final norm"
 
 
+def test_a_head_says_how_long_it_was_trained(tmp_path: Path) -> None:
+    folder = save_head(MEDUSA, tmp_path / "head")
+    assert open_head(folder, TARGET).entry.source.training_seconds is None
+    (folder / "training.json").write_text('{"seconds": 240.5, "counts": "core"}', encoding="utf-8")
+    assert open_head(folder, TARGET).entry.source.training_seconds == 240.5
+    (folder / "training.json").write_text('{"seconds": "long"}', encoding="utf-8")
+    with pytest.raises(ExportError, match=r"training.json has seconds 'long'; expected a number"):
+        _ = open_head(folder, TARGET).entry
+
+
 def test_what_a_head_borrows_is_the_targets_own_parameter(tmp_path: Path) -> None:
     config = replace(EAGLE3, vocabulary="shared", num_logits=300)
     model = a_target()

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 
 from mirrorsd.device_maps import Pace
-from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.contract import HeadShape
+from mirrorsd.graphs.errors import ConfigError, ContextLengthError
+from mirrorsd.graphs.manifest import Head, SourceModel
 from mirrorsd.runtime.backends.fake import FakeDraft
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.policy.knowledge import RootScores
@@ -19,9 +22,11 @@ from mirrorsd.runtime.tuning.recorder import record_text
 from mirrorsd.runtime.tuning.recording import RecordedText, Recording
 from mirrorsd.runtime.tuning.score_fitting import coverage, fit_scores
 from mirrorsd.runtime.tuning.simulation import (
+    HEAD_HOST_MS,
     ReplayChooser,
     Scenario,
     mean_of,
+    replay,
     shares_of,
     simulate,
     tokens_per_second,
@@ -29,6 +34,8 @@ from mirrorsd.runtime.tuning.simulation import (
 
 Make = Callable[..., Any]
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+KINDS = {"medusa": 0, "eagle3": 1}
+"""Layers that keep a cache."""
 PACE = Pace(target_ms=((1.0, 20.0), (8.0, 24.0)), draft_ms=((1.0, 6.0), (32.0, 6.0)), exit_ms=0.5, transfer_ms=0.2)
 
 
@@ -39,6 +46,30 @@ def record(make_bench: Make, temperature: float = 0.0, **settings: Any) -> Recor
     tokens = np.array(PROMPT + bench.decode(PROMPT, "plain", **sampling))
     text = record_text(bench.engine, tokens, len(PROMPT), GenerationConfig(**sampling), 10)
     return recording_of(text, temperature=temperature)
+
+
+def head_of(kind: str, read_share: float = 0.1) -> Head:
+    layers = KINDS[kind]
+    shape = HeadShape(taps=(2,), length=4, num_candidates=1, num_layers=layers, num_kv_heads=layers, head_dim=8)
+    source = SourceModel(name="fake", family=kind, licence="unknown", num_parameters=1)
+    sizes = {"vocabulary": "own", "num_tokens": 16, "read_share": read_share}
+    return Head(kind=kind, file="", source=source, shape=shape, **sizes)
+
+
+def headed(make_bench: Make, draft_handler: Make, **settings: Any) -> Any:
+    """A bench whose target has a head of each kind, often right."""
+    bench = make_bench(**settings)
+    for kind in KINDS:
+        bench.target.add_head(head_of(kind), draft_handler(0.7, 3))
+    return bench
+
+
+def record_heads(bench: Any, sampling: dict[str, Any], prompt: list[int]) -> Recording:
+    """What heads say along one text of 60 tokens."""
+    tokens = np.array(prompt + bench.decode(prompt, "plain", **sampling))
+    text = record_text(bench.engine, tokens, len(prompt), GenerationConfig(**sampling), 10, heads=tuple(KINDS))
+    recording = recording_of(text, temperature=sampling["temperature"] or 0.0)
+    return replace(recording, heads=tuple(map(head_of, KINDS)))
 
 
 def recording_of(*texts: RecordedText, temperature: float = 0.0) -> Recording:
@@ -72,6 +103,13 @@ def test_a_sampled_recording_ranks_with_the_noise_of_its_text(
     expected = TokenChooser(sampled).noise_source()
     assert expected is not None
     assert np.array_equal(heard[-2](11, 16), expected(11, 16))
+
+
+def test_a_text_that_fills_the_context_cannot_be_recorded(make_bench: Make) -> None:
+    bench = make_bench(context=24)
+    tokens = np.array(PROMPT + bench.decode(PROMPT, "plain", max_new_tokens=16))
+    with pytest.raises(ContextLengthError, match=r"A text of 24 tokens fills the context.*--context"):
+        record_text(bench.engine, tokens, len(PROMPT), GenerationConfig(), 10)
 
 
 def test_outcome_is_the_leading_agreement() -> None:
@@ -108,6 +146,62 @@ def test_a_replay_ranks_candidates_as_the_real_run_does(temperature: float | Non
     assert np.any(guesses[0]) == (temperature is not None)
 
 
+@pytest.mark.parametrize("temperature", [None, 0.7])
+@pytest.mark.parametrize("prompt", [PROMPT, [7]])
+def test_replayed_heads_and_lookups_take_the_steps_of_the_real_run(
+    make_bench: Make, draft_handler: Make, temperature: float | None, prompt: list[int]
+) -> None:
+    settings = {"gamma": 6, "window": "full"}
+    sampling = {"max_new_tokens": 60, "temperature": temperature, "seed": 5}
+    bench = headed(make_bench, draft_handler, **settings)
+    recording = record_heads(bench, sampling, prompt)
+    for method in (*KINDS, "lookup"):
+        bench.decode(prompt, method, **sampling)
+        real = [(step.num_window, step.num_accepted) for step in bench.last_request.steps]
+        scenario = Scenario(pace=PACE, speculation=SpeculationConfig(**settings), method=method)
+        (request,) = replay(recording, scenario)
+        assert [(step.num_window, step.num_accepted) for step in request.steps] == real, method
+        assert max(accepted for _, accepted in real) > (method != "lookup")
+
+
+def test_a_text_that_ends_by_itself_is_drafted_on_to_its_end(make_bench: Make, draft_handler: Make) -> None:
+    """Nobody knows that its last token is the last: windows stay long, and one more is wanted behind it."""
+    sampling = {"max_new_tokens": 60, "temperature": None, "seed": 5}
+    recording = record_heads(headed(make_bench, draft_handler, window="full"), sampling, PROMPT)
+    ended = replace(recording, texts=tuple(replace(text, ends=True) for text in recording.texts))
+    for method in (*KINDS, "serial", "mirror", "auto", "lookup"):
+        scenario = Scenario(pace=PACE, speculation=SpeculationConfig(window="full"), method=method)
+        (known,), (unknown,) = replay(recording, scenario), replay(ended, scenario)
+        assert unknown.num_new == known.num_new == 60
+        assert unknown.tokens.tolist() == known.tokens.tolist() == recording.texts[0].tokens.tolist()
+        if method in (*KINDS, "serial"):
+            assert known.steps[-1].next_source == "none" != unknown.steps[-1].next_source
+            assert unknown.steps[-1].num_window > known.steps[-1].num_window
+
+
+def test_a_replayed_head_takes_its_share_of_a_pass(make_bench: Make, draft_handler: Make) -> None:
+    """Per step a pass of five rows, 22.3 ms, a tenth of the pass of the rows that are read, and the host's parts."""
+    sampling = {"max_new_tokens": 60, "temperature": None, "seed": 5}
+    recording = record_heads(headed(make_bench, draft_handler, window="full"), sampling, PROMPT)
+    full = SpeculationConfig(window="full")
+    (request,) = replay(recording, Scenario(pace=PACE, speculation=full, method="medusa", host_ms=0.5))
+    heads = [span.seconds for span in request.ledger.spans if span.name == "head" and span.start >= request.prefilled]
+    assert len(heads) == len(request.steps) - 1
+    for step, seconds in zip(request.steps, heads, strict=False):
+        rows = 1 + step.num_accepted
+        assert seconds == pytest.approx((0.1 * (20 + (rows - 1) * 4 / 7) + HEAD_HOST_MS) / 1e3)
+        pass_ms = 20 + step.num_window * 4 / 7
+        assert step.ended - step.started == pytest.approx(seconds + (pass_ms + 0.5) / 1e3)
+
+
+@pytest.mark.parametrize("heads", [(), (head_of("medusa", read_share=0.0),)])
+def test_a_head_that_was_not_recorded_or_has_no_cost_is_refused(make_bench: Make, heads: tuple[Head, ...]) -> None:
+    recording = replace(record(make_bench), heads=heads)
+    scenario = Scenario(pace=PACE, speculation=SpeculationConfig(), method="medusa")
+    with pytest.raises(ConfigError, match=r"no medusa head of known cost \(it has: none\).*simulate BUNDLE --record"):
+        simulate(recording, scenario)
+
+
 def test_simulated_time_is_the_pace(make_bench: Make) -> None:
     plain = Scenario(pace=PACE, speculation=SpeculationConfig(), method="plain", host_ms=0.5)
     assert tokens_per_second(simulate(record(make_bench), plain)) == pytest.approx(1e3 / 20.5)
@@ -136,13 +230,19 @@ def test_a_slow_draft_makes_auto_decode_plainly(make_bench: Make) -> None:
     assert auto.steps_by_method["plain"] > 0.5 * auto.steps
 
 
-def test_recording_survives_its_file(make_bench: Make, tmp_path: Path) -> None:
-    recording = record(make_bench)
+def test_recording_survives_its_file(make_bench: Make, draft_handler: Make, tmp_path: Path) -> None:
+    bench = headed(make_bench, draft_handler)
+    recording = record_heads(bench, {"max_new_tokens": 60, "temperature": 0.7, "seed": 5}, PROMPT)
+    recording = replace(recording, texts=(replace(recording.texts[0], ends=True),))
     recording.write(tmp_path / "texts.npz")
     again = Recording.read(tmp_path / "texts.npz")
     for name in ("tokens", "windows", "draft_ids", "exit_ids"):
         np.testing.assert_array_equal(getattr(again.texts[0], name), getattr(recording.texts[0], name))
+    for kind in KINDS:
+        np.testing.assert_array_equal(again.texts[0].head_ids[kind], recording.texts[0].head_ids[kind])
     assert (again.layers, again.round_sizes, again.max_tips) == ((0,), (8, 16, 32), 32)
+    assert again.heads == recording.heads
+    assert again.texts[0].ends
     (tmp_path / "texts.npz").write_bytes(b"PK nothing")
     with pytest.raises(ConfigError, match=r"texts.npz is not a recording.*simulate"):
         Recording.read(tmp_path / "texts.npz")

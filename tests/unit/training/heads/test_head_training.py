@@ -133,12 +133,16 @@ def test_a_stopped_training_goes_on_as_if_it_had_not_been(
         network = make_head(PLANS["medusa"].config(target), target)
         schedule = WarmStableDecay(budget_s=steps, warm_steps=2, decay_s=0)
         run = RunConfig(out=out, schedule=schedule, report_every=1, save_every_s=4.5, check_every_s=1000)
-        train_head(target, network, (text, TokenStream(text.tokens)), run, a_training("medusa"))
+        timed = train_head(target, network, (text, TokenStream(text.tokens)), run, a_training("medusa"))
+        timed.write_record(out)
         return network
 
     whole = train(tmp_path / "whole", 12)
     train(tmp_path / "stopped", 5)
     resumed = train(tmp_path / "stopped", 12)
+    records = [json.loads((tmp_path / out / "training.json").read_text()) for out in ("whole", "stopped")]
+    assert records[0] == records[1], "both parts of a stopped training count"
+    assert (records[0]["counts"], records[0]["steps"]) == ("clock", 12)
     for name, weight in own_tensors(whole).items():
         torch.testing.assert_close(resumed.state_dict()[name], weight)
     tables = [(tmp_path / name / LOSSES_FILE).read_text() for name in ("whole", "stopped")]
