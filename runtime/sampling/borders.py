@@ -1,25 +1,26 @@
-"""Whether a candidate stands before the border of top-p: less than `top_p` of the mass before it.
+"""Whether top-p keeps a candidate: whether less than `top_p` of a row's mass stands before it.
 
-Masses are sums of float32 exponentials; every method reads them from `WeighedBorder`, so all keep the same tokens. Of a
-flat row `CountedBorder` says the same without them, wherever it is beyond any rounding.
+Masses are sums of float32 exponentials, a quarter of what a choice costs. Of a flat row the answer is mostly far from
+close: how many tokens reach a few levels of logits bounds the masses, and that decides beyond any rounding. Where it
+does not, the row is weighed after all, so that every method keeps the same tokens.
 """
 
 import math
 from bisect import bisect_left
 from collections.abc import Callable
-from operator import neg
+from operator import neg, sub
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
 
 FEW = 16_384
 """Tokens of which a sum costs next to nothing."""
 _COLUMNS, _PARTS = 128, 4
 _ROUGH = 1e-3
 """Of a mass: far more than single precision loses in a sum."""
+_NARROW = 0.5
+"""In logs: half a level more says little."""
 _MOST_LEVELS = 20
 """So many counts cost what the exponentials do."""
 
@@ -55,16 +56,10 @@ class WeighedBorder(NamedTuple):
         After some parts of the row, at least what stands before in them does so, and at most that and all of the rest.
         Of a flat row one part mostly says which it is, beyond any rounding.
         """
-        at = self.logits[place]
-        before = float(self.weights[place]) * int(np.count_nonzero(self.logits[:place] == at))
-        rest = sum(mass for _, mass in self.parts)
+        before, rest = self._mass_of_equals_before(place), self.mass
         near = _ROUGH * rest
         for part, mass in self.parts:
-            is_above = self.logits[part] > at
-            above = self.scratch[: len(is_above)]
-            above[:] = is_above
-            above *= self.weights[part]
-            before += total(above)
+            before += self._mass_above(place, part)
             rest -= mass
             if before > self.kept_mass + near:
                 return False
@@ -72,29 +67,64 @@ class WeighedBorder(NamedTuple):
                 return True
         return before < self.kept_mass
 
+    @property
+    def mass(self) -> float:
+        """Of all candidates."""
+        return sum(mass for _, mass in self.parts)
+
+    def mass_before(self, place: int) -> float:
+        """What stands before the candidate."""
+        return self._mass_of_equals_before(place) + sum(self._mass_above(place, part) for part, _ in self.parts)
+
+    def _mass_of_equals_before(self, place: int) -> float:
+        return float(self.weights[place]) * int(np.count_nonzero(self.logits[:place] == self.logits[place]))
+
+    def _mass_above(self, place: int, part: slice) -> float:
+        is_above = self.logits[part] > self.logits[place]
+        above = self.scratch[: len(is_above)]
+        above[:] = is_above
+        above *= self.weights[part]
+        return total(above)
+
+
+class HeadBorder:
+    """Of the best candidates of a flat row, which are weighed; of the others it counts how many reach a few levels."""
+
+    def __init__(self, head: WeighedBorder, others: "Levels", top_p: float, kept_mass: Callable[[], float]) -> None:
+        """Take the candidates, the tokens that are none, and what weighs all for the mass that is kept."""
+        self._head, self._others, self._top_p, self._kept_mass = head, others, top_p, kept_mass
+        self._weighed: float | None = None
+
+    def is_behind(self, place: int) -> bool:
+        """Sum what stands before the candidate."""
+        return self.has_room(self._head.mass_before(place))
+
+    def has_room(self, before: float) -> bool:
+        """Whether what stands behind this much is kept: count until that is clear, or weigh all."""
+        mass = self._head.mass
+        while self._weighed is None:
+            least, most = mass + sum(self._others.least), mass + sum(self._others.most)
+            if before + _ROUGH * most < self._top_p * least:
+                return True
+            if before - _ROUGH * most > self._top_p * most:
+                return False
+            if self._others.is_full:
+                self._weighed = self._kept_mass()
+                break
+            doubts = self._others.doubts()
+            self._others.divide(doubts.index(max(doubts)))
+        return before < self._weighed
+
 
 class CountedBorder:
-    """Of all tokens of a flat row `[V]`, by counting how many stand above a few levels of logits.
+    """Of all tokens of a flat row `[V]`, by counting how many reach a few levels of logits.
 
-    A token between two levels weighs at least what the lower one says and at most what the upper one does. The level
-    that is missing most is added until that decides. Where it does not, the row is weighed.
+    The level that is missing most is added until that decides. Where it does not, the row is weighed.
     """
 
-    def __init__(
-        self,
-        logits: NDArray[np.floating],
-        best: float,
-        filters: ShortlistFilter,
-        scratch: NDArray[np.float32],
-        weigh: Callable[[], Border],
-    ) -> None:
-        """Take a row, its best logit, as long a row to compare in, and what weighs it."""
-        self._logits, self._best, self._weigh = logits, best, weigh
-        self._temperature, self._top_p = filters.temperature, filters.top_p
-        self._is_from = scratch[: len(logits)].view(np.bool_)[: len(logits)]
-        self._levels = [float(np.nextafter(logits.dtype.type(best), np.inf)), -math.inf]
-        self._weights, self._num_from = [1.0, 0.0], [0, len(logits)]
-        self._least, self._most = [0.0], [float(len(logits))]
+    def __init__(self, levels: "Levels", top_p: float, weigh: Callable[[], Border]) -> None:
+        """Take the levels, and what weighs the row."""
+        self._levels, self._top_p, self._weigh = levels, top_p, weigh
         self._weighed: Border | None = None
 
     def is_behind(self, place: int) -> bool:
@@ -107,69 +137,105 @@ class CountedBorder:
         return self._weighed.is_behind(place)
 
     def _by_counts(self, place: int) -> bool | None:
-        at, kept, equals = self._logits[place], self._top_p, None
-        self._look_at(at)
+        levels, kept, equals = self._levels, self._top_p, None
+        at = levels.logits[place]
+        levels.add(at)
         next_above = np.nextafter(at, at.dtype.type(np.inf))
-        for _ in range(_MOST_LEVELS - len(self._levels)):
-            least, most = self._least, self._most
-            here = self._levels.index(float(at)) - 1  # the tokens between this level and the one above, perhaps equals
-            is_alone = self._levels[here] == float(next_above)
+        while not levels.is_full:
+            here = levels.place(at) - 1  # the tokens between this level and the one above, perhaps equals
+            least, most = levels.least, levels.most
+            weight = levels.weights[here + 1]
+            is_alone = levels.values[here] == float(next_above)
             if is_alone:
-                equals = self._mass_of_equals_before(place) if equals is None else equals
-                some_before, all_before, some_after, all_after = (
-                    equals,
-                    equals,
-                    most[here] - equals,
-                    most[here] - equals,
-                )
+                equals = levels.num_equal_before(place) * weight if equals is None else equals
+                before, rest = (equals, equals), (most[here] - equals, most[here] - equals)
             else:
-                weight = self._weights[here + 1]
-                some_before, all_before, some_after, all_after = 0.0, most[here] - weight, weight, most[here]
-            some_before, all_before = some_before + sum(least[:here]), all_before + sum(most[:here])
-            some_after, all_after = some_after + sum(least[here + 1 :]), all_after + sum(most[here + 1 :])
-            near = _ROUGH * (all_before + all_after)
-            if all_before + near < kept * (all_before + some_after):
+                before, rest = (0.0, most[here] - weight), (weight, most[here])
+            before = before[0] + sum(least[:here]), before[1] + sum(most[:here])
+            rest = rest[0] + sum(least[here + 1 :]), rest[1] + sum(most[here + 1 :])
+            near = _ROUGH * (before[1] + rest[1])
+            if before[1] + near < kept * (before[1] + rest[0]):
                 return True
-            if some_before - near > kept * (some_before + all_after):
+            if before[0] - near > kept * (before[0] + rest[1]):
                 return False
-            doubts = [high - low for low, high in zip(least, most, strict=True)]
+            doubts = levels.doubts()
             doubts[here] = 0.0 if is_alone else most[here]
-            above, below = doubts[: here + 1], doubts[here + 1 :]
-            is_above = max(above) * (1 - kept) > max(below) * kept
-            widest = above.index(max(above)) if is_above else here + 1 + below.index(max(below))
-            self._look_at(next_above if widest == here else self._between(widest))
+            doubts = [doubt * (kept if i > here else 1 - kept) for i, doubt in enumerate(doubts)]
+            widest = doubts.index(max(doubts))
+            if widest == here and levels.is_narrow(here):
+                levels.add(next_above)
+            else:
+                levels.divide(widest)
         return None
 
-    def _mass_of_equals_before(self, place: int) -> float:
-        at = self._logits[place]
-        return int(np.count_nonzero(self._logits[:place] == at)) * self._weights[self._levels.index(float(at))]
 
-    def _look_at(self, level: np.floating) -> None:
-        """Count the tokens from this level on."""
-        value = float(level)
-        place = bisect_left(self._levels, -value, key=neg)
-        if self._levels[place] == value:
+class Levels:
+    """How many tokens of a row reach some levels of logits, and what those between two levels weigh.
+
+    A token between two levels weighs at least what the lower one says and at most what the upper one does.
+
+    Attributes:
+        logits: of the row, `[V]`.
+        values: the levels, the highest first; the last is `-inf`.
+        weights: of a token at each, relative to the best one.
+        least, most: bounds of the mass between a level and the next.
+    """
+
+    def __init__(self, logits: NDArray[np.floating], best: float, temperature: float, first: float, count: int) -> None:
+        """Take a row, its best logit, and a first level, which `count` tokens reach."""
+        self.logits, self._best, self._temperature = logits, best, temperature
+        self.values, self.weights, self._counts = [first, -math.inf], [self._weight(first), 0.0], [count, len(logits)]
+        self.least, self.most = [0.0], [(len(logits) - count) * self.weights[0]]
+        self._num_left = _MOST_LEVELS
+
+    @property
+    def is_full(self) -> bool:
+        """Whether weighing the row is the cheaper way to know more."""
+        return self._num_left <= 0
+
+    def place(self, level: np.floating) -> int:
+        """Where a level is, or would be."""
+        return bisect_left(self.values, -float(level), key=neg)
+
+    def add(self, level: np.floating) -> None:
+        """Count the tokens that reach this level."""
+        place, value = self.place(level), float(level)
+        self._num_left -= 1
+        if self.values[place] == value:
             return
-        num_from = int(np.count_nonzero(np.greater_equal(self._logits, level, out=self._is_from)))
-        weight = math.exp((value - self._best) / self._temperature)
-        higher, lower = num_from - self._num_from[place - 1], self._num_from[place] - num_from
-        self._least[place - 1 : place] = [higher * weight, lower * self._weights[place]]
-        self._most[place - 1 : place] = [higher * self._weights[place - 1], lower * weight]
-        self._levels.insert(place, value)
-        self._weights.insert(place, weight)
-        self._num_from.insert(place, num_from)
+        count, weight = int(np.count_nonzero(self.logits >= level)), self._weight(value)
+        higher, lower = count - self._counts[place - 1], self._counts[place] - count
+        self.least[place - 1 : place] = [higher * weight, lower * self.weights[place]]
+        self.most[place - 1 : place] = [higher * self.weights[place - 1], lower * weight]
+        self.values.insert(place, value)
+        self.weights.insert(place, weight)
+        self._counts.insert(place, count)
 
-    def _between(self, place: int) -> np.floating:
-        """A level in the middle between two; below all of them, one of a third of the last one's weight."""
-        upper, lower = self._levels[place : place + 2]
+    def divide(self, place: int) -> None:
+        """Add a level in the middle between two; below all of them, one of a third of the last one's weight."""
+        upper, lower = self.values[place : place + 2]
         middle = (upper + lower) / 2 if lower > -math.inf else upper - self._temperature
-        level: np.floating = self._logits.dtype.type(middle)
-        return level
+        self.add(self.logits.dtype.type(middle))
+
+    def is_narrow(self, place: int) -> bool:
+        """Whether what weighs between a level and the next is known well enough."""
+        return self.values[place] - self.values[place + 1] < _NARROW * self._temperature
+
+    def doubts(self) -> list[float]:
+        """How far the bounds of each mass are apart."""
+        return list(map(sub, self.most, self.least))
+
+    def num_equal_before(self, place: int) -> int:
+        """How many tokens before a place have its logit."""
+        return int(np.count_nonzero(self.logits[:place] == self.logits[place]))
+
+    def _weight(self, level: float) -> float:
+        return math.exp(min(level - self._best, 0.0) / self._temperature)
 
 
 def in_parts(weights: NDArray[np.float32]) -> list[tuple[slice, float]]:
     """Parts of a row, and their sums; a single one where it is short."""
-    size = len(weights) if len(weights) <= FEW else -(-len(weights) // (_PARTS * _COLUMNS)) * _COLUMNS
+    size = len(weights) if len(weights) <= 4 * FEW else -(-len(weights) // (_PARTS * _COLUMNS)) * _COLUMNS
     parts = [slice(first, first + size) for first in range(0, len(weights), size)]
     return [(part, total(weights[part])) for part in parts]
 

@@ -13,7 +13,16 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.sampling.borders import FEW, Border, CountedBorder, WeighedBorder, in_parts, total
+from mirrorsd.runtime.sampling.borders import (
+    FEW,
+    Border,
+    CountedBorder,
+    HeadBorder,
+    Levels,
+    WeighedBorder,
+    in_parts,
+    total,
+)
 from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
 
 _GROUPS = (128, 16)
@@ -21,6 +30,12 @@ _HEADS = (1e-3, 1e-5)
 """Shares of the best token's probability above which the head of a distribution is looked for."""
 _EACH = 128
 """Every so many tokens say whether a row is flat."""
+_HEAD_OF = 0.5
+"""Of a flat row a head is looked for that holds what a top-p below this keeps,"""
+_SPARE = 0.08
+"""and this share of the mass more;"""
+_THIN = 4
+"""one in so many tokens are cheaper to pick out than to leave among the others."""
 _ASKED = 16
 _MARGIN = 2.5
 """Of `m` times the best token's probability the winner scores `log(m)` and more, rarely so much less."""
@@ -43,8 +58,8 @@ class RowNoise(Protocol):
         """Of all tokens, `[V]`."""
         ...
 
-    def loud(self, level: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """All tokens whose noise is at least `level`, ascending, and perhaps some more, with their noise."""
+    def loud(self, level: float, ids: NDArray[np.int64] | None) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Places of all of these tokens (None: of all) with noise of `level` and more, and of some others; and it."""
         ...
 
 
@@ -79,16 +94,16 @@ class LikelyTokens(NamedTuple):
         A score is `logit / temperature + noise`. What is better than one that is kept is kept, what is worse than one
         that is dropped is dropped: few have to be asked. A second one that is `FAR` behind is not.
         """
-        if self.ids is not None:
-            return self._best_of_all(noise.of(self.ids), temperature)
-        return self._best_of_loud(noise, temperature) or self._best_of_all(noise.whole(), temperature)
+        if (self.ids is None or len(self.ids) > FEW) and (found := self._best_of_loud(noise, temperature)):
+            return found
+        return self._best_of_all(noise.whole() if self.ids is None else noise.of(self.ids), temperature)
 
     def _best_of_loud(self, noise: RowNoise, temperature: float) -> list[tuple[int, float]] | None:
         """The two best, where both have so much noise that no token with less can score as well; else None."""
         level = math.log(max(self.kept_mass, 1.0)) - _MARGIN
         if level < _QUIET:
             return None
-        places, loud = noise.loud(level)
+        places, loud = noise.loud(level, self.ids)
         found, _ = self._first_kept(places, self._scores(places, loud, temperature))
         if len(found) < 2:
             return None
@@ -154,11 +169,9 @@ def likely_tokens(
         ids, count = _few_above(logits, least_kept(best, filters, logits.dtype))
         least_mass = count * filters.min_p
     elif len(logits) > FEW:
-        some = np.exp((logits[::_EACH] - logits.dtype.type(best)) * np.float32(1 / filters.temperature))
+        some = np.exp(_behind(logits[::_EACH], best, filters.temperature, scratch[2]))
         if np.count_nonzero(some >= _HEADS[0]) * _EACH > FEW:
-            border = CountedBorder(logits, best, filters, scratch[2], lambda: _weighed(logits, best, filters, scratch))
-            floor, kept_mass = least_kept(best, filters, logits.dtype), filters.top_p * float(some.sum()) * _EACH
-            return LikelyTokens(None, logits, best, border, kept_mass, floor, scratch)
+            return _flat(logits, best, filters, scratch, some)
     return weigh(ids, logits if ids is None else logits[ids], best, filters, scratch, least_mass)
 
 
@@ -196,6 +209,44 @@ def _weighed(
     np.exp(weights, out=weights)
     parts = in_parts(weights)
     return WeighedBorder(found, weights, parts, filters.top_p * sum(mass for _, mass in parts), scratch[2])
+
+
+def _share_above(part: float, weights: NDArray[np.float32]) -> float:
+    """The weight from which on these hold this part of their mass."""
+    ordered = np.sort(weights)[::-1]
+    masses = np.cumsum(ordered)
+    return float(ordered[np.searchsorted(masses, part * masses[-1])])
+
+
+def _flat(
+    logits: NDArray[np.floating],
+    best: float,
+    filters: ShortlistFilter,
+    scratch: NDArray[np.float32],
+    some: NDArray[np.float32],
+) -> LikelyTokens:
+    """Candidates of a row where many tokens are about as likely as the best, as `some` of its weights say.
+
+    Those that hold what is kept and more are picked out, if they are not too many; else all are candidates. Neither way
+    weighs the whole row, unless a candidate stands near the border.
+    """
+    mass, floor = float(some.sum()), least_kept(best, filters, logits.dtype)
+    kept_mass = filters.top_p * mass * _EACH
+
+    share = _share_above(filters.top_p + _SPARE, some) if filters.top_p < _HEAD_OF else 0.0
+    if np.count_nonzero(some >= share) * _THIN <= len(some):
+        ids = np.flatnonzero(logits >= best + filters.temperature * math.log(share))
+        head = _weighed(logits[ids], best, filters, scratch)
+        levels = Levels(logits, best, filters.temperature, float(head.logits.min()), len(ids))
+        # The head's weights lie in the first row of the scratch: those of all go to the last one.
+        border = HeadBorder(
+            head, levels, filters.top_p, lambda: _weighed(logits, best, filters, scratch[::-1]).kept_mass
+        )
+        if not border.has_room(head.mass):
+            return LikelyTokens(ids, head.logits, best, border, kept_mass, floor, scratch)
+    levels = Levels(logits, best, filters.temperature, float(np.nextafter(logits.dtype.type(best), np.inf)), 0)
+    counted = CountedBorder(levels, filters.top_p, lambda: _weighed(logits, best, filters, scratch))
+    return LikelyTokens(None, logits, best, counted, kept_mass, floor, scratch)
 
 
 def _behind(

@@ -23,8 +23,8 @@ _KEY_ROUNDS = ((np.uint64(30), np.uint64(_MIX_1)), (np.uint64(27), np.uint64(_MI
 _LAST_KEY_SHIFT, _HALF_KEY = np.uint64(31), np.uint64(32)
 _OUTER_SHIFT, _INNER_SHIFT = np.uint32(16), np.uint32(15)
 _FACTORS, _ODD = (np.uint32(0x7FEB352D), np.uint32(0x846CA68B)), np.uint32(0x9E3779B1)
-_PIECE = 76_032
-"""Tokens at a time: 300 KiB of words, which a core's cache holds twice."""
+_PIECE = 40_000
+"""Tokens at a time: 160 KiB of words, which a core's cache holds twice beside a row of logits."""
 
 
 def _mix(value: int) -> int:
@@ -74,30 +74,30 @@ def gumbel_row(seed: int, position: int, vocab_size: int) -> NDArray[np.float64]
 
 
 def loud_tokens(
-    seed: int, position: int, vocab_size: int, level: float
+    seed: int, position: int, tokens: int | NDArray[np.int64], level: float
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Those of the tokens `0 .. vocab_size - 1` whose `gumbel` is at least `level`, ascending, and few more, with it.
+    """Places of the tokens (or the first so many) whose `gumbel` is at least `level`, ascending, and few more, with it.
 
     Variates grow with their words, and the last shift leaves the upper half of a word alone: this costs a fifth of a
     row of them.
     """
     border = np.uint32(max(math.floor(math.exp(-math.exp(-level)) * 2**32) - 1, 0) >> 16 << 16)
-    tokens, loud = [], []
-    for first, words in _row_words(seed, position, vocab_size):
+    found, loud = [], []
+    for first, words in _row_words(seed, position, tokens):
         places = np.flatnonzero(words >= border)
-        tokens.append(places + first)
+        found.append(places + first)
         loud.append(words[places])
-    return np.concatenate(tokens), _variates(_shifted(np.concatenate(loud)))
+    return np.concatenate(found), _variates(_shifted(np.concatenate(loud)))
 
 
-def _row_words(seed: int, position: int, vocab_size: int) -> Iterator[tuple[int, NDArray[np.uint32]]]:
-    """The words of all tokens before their last shift, in pieces: the first token, and `[n]` until the next piece."""
+def _row_words(seed: int, position: int, tokens: int | NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.uint32]]]:
+    """The words of tokens before their last shift, in pieces: the first place, and `[n]` until the next piece."""
     key = _mix((position * _GOLDEN + _mix((seed + _GOLDEN) & _MASK)) & _MASK)
     first_half, second_half = (np.uint32(half ^ (half >> 16)) for half in (key & _HALF, key >> 32))
-    shares = _shares(vocab_size)
-    rows = np.empty((2, min(vocab_size, _PIECE)), dtype=np.uint32)
-    for first in range(0, vocab_size, _PIECE):
-        words, scratch = rows[:, : vocab_size - first]
+    shares = _shares(tokens) if isinstance(tokens, int) else _shifted(tokens.astype(np.uint32) * _ODD)
+    rows = np.empty((2, min(len(shares), _PIECE)), dtype=np.uint32)
+    for first in range(0, len(shares), _PIECE):
+        words, scratch = rows[:, : len(shares) - first]
         np.bitwise_xor(shares[first : first + _PIECE], first_half, out=words)
         _mix_in_place(words, second_half, scratch)
         yield first, words

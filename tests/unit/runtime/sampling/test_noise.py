@@ -38,7 +38,7 @@ def test_a_variate_is_the_quantile_of_a_token_mixed_with_two_halves_of_a_key(tok
     assert gumbel(5, np.array([17]), np.array([token]))[0] == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("size", [1, 65_535, 65_536, 65_537, 140_000])
+@pytest.mark.parametrize("size", [1, 39_999, 40_000, 40_001, 140_000])
 def test_a_whole_row_is_the_noise_of_its_tokens(size: int) -> None:
     np.testing.assert_array_equal(gumbel_row(9, 31, size), gumbel(9, np.array([31]), np.arange(size)))
 
