@@ -28,7 +28,7 @@ from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
 _GROUPS = (128, 16)
 _HEADS = (1e-3, 1e-5)
 """Shares of the best token's probability above which the head of a distribution is looked for."""
-_EACH = 128
+_EACH = 512
 """Every so many tokens say whether a row is flat."""
 _HEAD_OF = 0.5
 """Of a flat row a head is looked for that holds what a top-p below this keeps,"""
@@ -171,7 +171,7 @@ def likely_tokens(
     elif len(logits) > FEW:
         some = np.exp(_behind(logits[::_EACH], best, filters.temperature, scratch[2]))
         if np.count_nonzero(some >= _HEADS[0]) * _EACH > FEW:
-            return _flat(logits, best, filters, scratch, some)
+            return _flat(logits, best, filters, scratch, _EACH * float(some.sum()))
     return weigh(ids, logits if ids is None else logits[ids], best, filters, scratch, least_mass)
 
 
@@ -211,11 +211,16 @@ def _weighed(
     return WeighedBorder(found, weights, parts, filters.top_p * sum(mass for _, mass in parts), scratch[2])
 
 
-def _share_above(part: float, weights: NDArray[np.float32]) -> float:
-    """The weight from which on these hold this part of their mass."""
-    ordered = np.sort(weights)[::-1]
-    masses = np.cumsum(ordered)
-    return float(ordered[np.searchsorted(masses, part * masses[-1])])
+def _ids_of_head(
+    logits: NDArray[np.floating], best: float, filters: ShortlistFilter, scratch: NDArray[np.float32]
+) -> NDArray[np.int64] | None:
+    """Who probably holds what top-p keeps of a flat row, and little more; None where they are many."""
+    some = np.sort(_behind(logits[:: _EACH // 4], best, filters.temperature, scratch[2]))[::-1]
+    masses = np.cumsum(np.exp(some))
+    least = some[np.searchsorted(masses, (filters.top_p + _SPARE) * masses[-1])]
+    if np.count_nonzero(some >= least) * _THIN > len(some):
+        return None
+    return np.flatnonzero(logits >= best + filters.temperature * float(least))
 
 
 def _flat(
@@ -223,19 +228,16 @@ def _flat(
     best: float,
     filters: ShortlistFilter,
     scratch: NDArray[np.float32],
-    some: NDArray[np.float32],
+    about_mass: float,
 ) -> LikelyTokens:
-    """Candidates of a row where many tokens are about as likely as the best, as `some` of its weights say.
+    """Candidates of a row where many tokens are about as likely as the best.
 
     Those that hold what is kept and more are picked out, if they are not too many; else all are candidates. Neither way
     weighs the whole row, unless a candidate stands near the border.
     """
-    mass, floor = float(some.sum()), least_kept(best, filters, logits.dtype)
-    kept_mass = filters.top_p * mass * _EACH
-
-    share = _share_above(filters.top_p + _SPARE, some) if filters.top_p < _HEAD_OF else 0.0
-    if np.count_nonzero(some >= share) * _THIN <= len(some):
-        ids = np.flatnonzero(logits >= best + filters.temperature * math.log(share))
+    kept_mass, floor = filters.top_p * about_mass, least_kept(best, filters, logits.dtype)
+    ids = _ids_of_head(logits, best, filters, scratch) if filters.top_p < _HEAD_OF else None
+    if ids is not None:
         head = _weighed(logits[ids], best, filters, scratch)
         levels = Levels(logits, best, filters.temperature, float(head.logits.min()), len(ids))
         # The head's weights lie in the first row of the scratch: those of all go to the last one.

@@ -118,7 +118,9 @@ def _shifted(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
     return words ^ (words >> _OUTER_SHIFT)
 
 
-def _mix_in_place(words: NDArray[np.uint32], second: NDArray[np.uint32], scratch: NDArray[np.uint32]) -> None:
+def _mix_in_place(
+    words: NDArray[np.uint32], second: NDArray[np.uint32] | np.uint32, scratch: NDArray[np.uint32]
+) -> None:
     """Two rounds of the mixer, from behind the first shift to before the last one.
 
     A round is: shift by 16, multiply, shift by 15, multiply, shift by 16. A shift by 16 undoes itself, so that of the
