@@ -1,6 +1,7 @@
 """Loading: from a bundle's folder and the name of a device map to the parts that a pipeline consists of."""
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -57,10 +58,12 @@ def load_parts(
     speculations = _resolve(choice.device_map, found, given)
     for one in speculations:
         check_exits(one, manifest.target)
-    tokenizer = BundleTokenizer(folder)
     before = regions_now()
     known = _known(laid_out.device_map, tuned, found)
-    engine = _start_engine(folder, manifest, laid_out, speculations.greedy, known, on_progress)
+    with ThreadPoolExecutor(1, "mirrorsd-tokenizer") as beside:
+        reading = beside.submit(BundleTokenizer, folder)
+        engine = _start_engine(folder, manifest, laid_out, speculations.greedy, known, on_progress)
+    tokenizer = _result_or_close(reading, engine)
     source = "tuned on this machine" if found else f"defaults of {choice.device_map.name}"
     placement = [*choice.reasons, laid_out.reason, *engine.describe(), f"speculation: {source}"]
     if _wants_huge_pages(laid_out.device_map):
@@ -143,6 +146,14 @@ def _start_engine(
 
 def _wants_huge_pages(card: DeviceMap) -> bool:
     return card.target.is_on_cpu and card.target.huge_pages
+
+
+def _result_or_close(reading: Future[BundleTokenizer], engine: Engine) -> BundleTokenizer:
+    try:
+        return reading.result()
+    except BaseException:
+        engine.close()
+        raise
 
 
 def _use_huge_pages(due: list[Region], placement: list[str], is_over: Callable[[], bool]) -> None:

@@ -6,9 +6,9 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("name", ["openvino", "onnxruntime", "asyncio", "torch"])
+@pytest.mark.parametrize("name", ["openvino", "onnxruntime", "asyncio", "torch", "jinja2"])
 def test_naming_the_pipeline_does_not_load(name: str) -> None:
-    """Both runtimes load on their devices' threads, beside each other; event loops where somebody has one."""
+    """Both runtimes load on their devices' threads, beside each other; event loops and templates where there is one."""
     code = f"import sys; from mirrorsd import MirrorPipeline; assert {name!r} not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
