@@ -28,6 +28,7 @@ from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
 _GROUPS = (128, 16)
 _HEADS = (1e-3, 1e-5)
 """Shares of the best token's probability above which the head of a distribution is looked for."""
+_LOG_OF_HEAD = math.log(_HEADS[0])
 _EACH = 512
 """Every so many tokens say whether a row is flat."""
 _HEAD_OF = 0.5
@@ -169,9 +170,10 @@ def likely_tokens(
         ids, count = _few_above(logits, least_kept(best, filters, logits.dtype))
         least_mass = count * filters.min_p
     elif len(logits) > FEW:
-        some = np.exp(_behind(logits[::_EACH], best, filters.temperature, scratch[2]))
-        if np.count_nonzero(some >= _HEADS[0]) * _EACH > FEW:
-            return _flat(logits, best, filters, scratch, _EACH * float(some.sum()))
+        some = logits[::_EACH]
+        if np.count_nonzero(some >= best + filters.temperature * _LOG_OF_HEAD) * _EACH > FEW:
+            weights = np.exp(_behind(some, best, filters.temperature, scratch[2]))
+            return _flat(logits, best, filters, scratch, _EACH * float(weights.sum()))
     return weigh(ids, logits if ids is None else logits[ids], best, filters, scratch, least_mass)
 
 
