@@ -1,11 +1,13 @@
 """The two devices with their workers: loaded together, shared by all sessions, closed together."""
 
 import os
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 
 from mirrorsd.device_maps.pace import interpolate
 from mirrorsd.graphs.errors import ConfigError, DeviceError, GenerationError
@@ -21,6 +23,8 @@ from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.policy.knowledge import Knowledge
+
+_LATER_S = 1.0
 
 
 class Engine:
@@ -53,6 +57,8 @@ class Engine:
         self.known = known or Knowledge()
         self.is_open = True
         self._process = os.getpid()
+        self._left_for_later: list[threading.Thread] = []
+        self._later: threading.Thread | None = None
         # An engine that is dropped without having been closed lets its threads end.
         self._end_workers = weakref.finalize(self, _end, self.draft_worker, self.preparing_worker, self.target_worker)
         self._end_workers.atexit = False
@@ -107,9 +113,26 @@ class Engine:
         """One line per device."""
         return [self.target_model.describe(), self.draft_model.describe()]
 
+    def leave_for_later(self, job: Callable[[Callable[[], bool]], object]) -> None:
+        """Keep a job that no first token needs for `settle`; it is told when to leave off."""
+        is_over = partial(_is_closed, weakref.ref(self))
+        self._left_for_later.append(threading.Thread(target=job, args=(is_over,), name="mirrorsd-later", daemon=True))
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Begin what was left for later, once, on a thread of its own. May be called from any thread."""
+        with suppress(IndexError):
+            later = self._left_for_later.pop()
+            later.start()
+            self._later = later
+        if wait and self._later is not None:
+            self._later.join()
+
     def close(self) -> None:
         """End both workers. A hung device is left behind on its daemon thread."""
         self.is_open = False
+        self._left_for_later.clear()
+        if self._later is not None:
+            self._later.join(_LATER_S)
         self._end_workers()
         self.draft_worker.close()
         self.preparing_worker.close()
@@ -144,6 +167,10 @@ class Seat:
         """Why the draft, or the head, was given up in the current request."""
         link = self._head or self._link
         return link.failure if link else None
+
+    def settle(self) -> None:
+        """See `Engine.settle`."""
+        self._engine.settle()
 
     @property
     def heads(self) -> Collection[str]:
@@ -204,6 +231,11 @@ class Seat:
         ):
             with suppress(DeviceError):  # closed already, and everything that it held is gone
                 worker.submit(session.close, self)
+
+
+def _is_closed(engine: "weakref.ref[Engine]") -> bool:
+    found = engine()
+    return found is None or not found.is_open
 
 
 def _end(*workers: DeviceWorker) -> None:

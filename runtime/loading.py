@@ -1,7 +1,9 @@
 """Loading: from a bundle's folder and the name of a device map to the parts that a pipeline consists of."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,7 +14,7 @@ from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.backends.paced import PacedDraftModel, PacedTargetModel
 from mirrorsd.runtime.backends.protocol import DraftModel, Progress, TargetModel
 from mirrorsd.runtime.config import SpeculationConfig, Speculations
-from mirrorsd.runtime.devices.huge_pages import regions_now, use_huge_pages
+from mirrorsd.runtime.devices.huge_pages import Region, new_regions, regions_now, use_huge_pages
 from mirrorsd.runtime.devices.inventory import check_computes, choose_device_map
 from mirrorsd.runtime.devices.layouts import Layout, choose_layout, target_thread_cores
 from mirrorsd.runtime.engine import Engine, check_exits, resolve_speculation
@@ -55,14 +57,16 @@ def load_parts(
     speculations = _resolve(choice.device_map, found, given)
     for one in speculations:
         check_exits(one, manifest.target)
-    tokenizer = BundleTokenizer(folder)
     before = regions_now()
     known = _known(laid_out.device_map, tuned, found)
-    engine = _start_engine(folder, manifest, laid_out, speculations.greedy, known, on_progress)
-    num_huge = use_huge_pages(before) if _wants_huge_pages(laid_out.device_map) else 0
+    with ThreadPoolExecutor(1, "mirrorsd-tokenizer") as beside:
+        reading = beside.submit(BundleTokenizer, folder)
+        engine = _start_engine(folder, manifest, laid_out, speculations.greedy, known, on_progress)
+    tokenizer = _result_or_close(reading, engine)
     source = "tuned on this machine" if found else f"defaults of {choice.device_map.name}"
-    pages = [f"huge pages: {num_huge >> 20} MiB"] if num_huge else []
-    placement = [*choice.reasons, laid_out.reason, *engine.describe(), *pages, f"speculation: {source}"]
+    placement = [*choice.reasons, laid_out.reason, *engine.describe(), f"speculation: {source}"]
+    if _wants_huge_pages(laid_out.device_map):
+        engine.leave_for_later(partial(_use_huge_pages, new_regions(before), placement))
     return Parts(engine, tokenizer, manifest, laid_out, speculations, placement)
 
 
@@ -141,6 +145,19 @@ def _start_engine(
 
 def _wants_huge_pages(card: DeviceMap) -> bool:
     return card.target.is_on_cpu and card.target.huge_pages
+
+
+def _result_or_close(reading: Future[BundleTokenizer], engine: Engine) -> BundleTokenizer:
+    try:
+        return reading.result()
+    except BaseException:
+        engine.close()
+        raise
+
+
+def _use_huge_pages(due: list[Region], placement: list[str], is_over: Callable[[], bool]) -> None:
+    if num_bytes := use_huge_pages(due, is_over):
+        placement.append(f"huge pages: {num_bytes >> 20} MiB")
 
 
 def _target_class(card: DeviceMap) -> "type[OnnxTargetModel] | type[OpenVinoTargetModel]":

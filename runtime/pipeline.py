@@ -59,7 +59,8 @@ class MirrorPipeline:
         device_map: the device map in use, as its layout has it.
         speculation: how it speculates in greedy texts (never changes the text).
         sampled_speculation: the same in sampled texts.
-        placement: why this device map, and one line per device saying what really runs where.
+        placement: why this device map, and one line per device saying what really runs where; from soon after the first
+            token on also what memory is on huge pages.
     """
 
     def __init__(
@@ -69,11 +70,11 @@ class MirrorPipeline:
         manifest: Manifest,
         layout: Layout,
         speculations: Speculations,
-        placement: Sequence[str] = (),
+        placement: list[str] | None = None,
     ) -> None:
         self.manifest, self._layout, self.device_map = manifest, layout, layout.device_map
         self.speculation, self.sampled_speculation = speculations
-        self.placement = list(placement)
+        self.placement = [] if placement is None else placement
         self._engine, self._reader = engine, RequestReader(tokenizer, manifest)
         self._sessions: weakref.WeakSet[MirrorSession] = weakref.WeakSet()
         self._lock = threading.Lock()
@@ -132,7 +133,8 @@ class MirrorPipeline:
 
     @property
     def engine(self) -> Engine:
-        """The devices and their workers, for measuring them."""
+        """The devices and their workers, for measuring them: all that loading has left for later is done."""
+        self._engine.settle(wait=True)
         return self._engine
 
     def session(self, speculation: SpeculationConfig | None = None) -> MirrorSession:

@@ -8,7 +8,7 @@ stay so.
 
 import ctypes
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,8 @@ _HEADER = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ \d+ *(.*)")
 _OF_NOBODY = ("", "[heap]")
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 _LEAST_BYTES = 4 << 20
+_PIECE_BYTES = 32 << 20
+"""What is collapsed in a go: some 50 ms, which is how long whoever closes a pipeline may wait for it."""
 _LEAST_RESIDENT = 0.9
 """A collapsed page is resident as a whole: stacks and caches that are hardly used are left alone."""
 
@@ -65,25 +67,33 @@ def regions_now() -> list[Region]:
         return []
 
 
-def use_huge_pages(before: Collection[Region] = ()) -> int:
-    """Collapse the large memory that has come since `before` into huge pages; how many bytes of it are on some then.
-
-    A region that has grown since counts as new, as a whole.
-    """
+def new_regions(before: Collection[Region]) -> list[Region]:
+    """The large memory in use that has come since `before`. A region that has grown since counts as new, as a whole."""
     known = {(region.start, region.size) for region in before}
-    due = [
+    return [
         region
         for region in regions_now()
         if region.size >= _LEAST_BYTES
         and region.resident >= _LEAST_RESIDENT * region.size
         and (region.start, region.size) not in known
     ]
+
+
+def use_huge_pages(due: Collection[Region], is_over: Callable[[], bool] = lambda: False) -> int:
+    """Collapse this memory into huge pages, until `is_over`; how many bytes of it are on some then.
+
+    May be called from any thread, while others use that memory.
+    """
     if not due:
         return 0
     advise = ctypes.CDLL(None).madvise
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for region in due:
-        for advice in (_MADV_HUGEPAGE, _MADV_COLLAPSE):  # a refusal leaves the pages as they are
-            advise(region.start, region.size, advice)
+        end = region.start + region.size
+        for start in range(region.start, end, _PIECE_BYTES):
+            if is_over():
+                return 0
+            for advice in (_MADV_HUGEPAGE, _MADV_COLLAPSE):  # a refusal leaves the pages as they are
+                advise(start, min(_PIECE_BYTES, end - start), advice)
     starts = {region.start for region in due}
     return sum(region.huge for region in regions_now() if region.start in starts)

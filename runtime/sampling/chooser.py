@@ -56,11 +56,12 @@ class _RowNoise(NamedTuple):
             return self.row[: self.vocab_size]
         return gumbel_row(self.seed, self.position, self.vocab_size)
 
-    def loud(self, level: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def loud(self, level: float, ids: NDArray[np.int64] | None) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         if self.row is None:
-            return loud_tokens(self.seed, self.position, self.vocab_size, level)
-        ids = np.flatnonzero(self.row[: self.vocab_size] >= level)
-        return ids, self.row[ids]
+            return loud_tokens(self.seed, self.position, self.vocab_size if ids is None else ids, level)
+        noise = self.row[: self.vocab_size] if ids is None else self.row[ids]
+        places = np.flatnonzero(noise >= level)
+        return places, noise[places]
 
 
 class Mask(Protocol):

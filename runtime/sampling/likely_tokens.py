@@ -2,7 +2,6 @@
 
 The definition: order the tokens by logit, ties by id. Top-k keeps the first k. Top-p keeps, of those, each one before
 which less than `top_p` of their mass stands. Min-p keeps those with at least `min_p` of the first one's probability.
-Masses are sums of float32 exponentials; every method reads them from here, so all keep the same tokens.
 
 A sampled text needs one token, not the set: a few thousand *candidates* that hold all kept tokens are cheap to find,
 and whether one of them is kept is one sum over those before it. So the best by noisy score are asked, one by one.
@@ -14,13 +13,30 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.runtime.sampling.borders import (
+    FEW,
+    Border,
+    CountedBorder,
+    HeadBorder,
+    Levels,
+    WeighedBorder,
+    in_parts,
+    total,
+)
 from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
 
 _GROUPS = (128, 16)
-_FEW = 16_384
 _HEADS = (1e-3, 1e-5)
 """Shares of the best token's probability above which the head of a distribution is looked for."""
-_PARTS = 4
+_LOG_OF_HEAD = math.log(_HEADS[0])
+_EACH = 512
+"""Every so many tokens say whether a row is flat."""
+_HEAD_OF = 0.5
+"""Of a flat row a head is looked for that holds what a top-p below this keeps,"""
+_SPARE = 0.08
+"""and this share of the mass more;"""
+_THIN = 4
+"""one in so many tokens are cheaper to pick out than to leave among the others."""
 _ASKED = 16
 _MARGIN = 2.5
 """Of `m` times the best token's probability the winner scores `log(m)` and more, rarely so much less."""
@@ -43,8 +59,8 @@ class RowNoise(Protocol):
         """Of all tokens, `[V]`."""
         ...
 
-    def loud(self, level: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """All tokens whose noise is at least `level`, ascending, and perhaps some more, with their noise."""
+    def loud(self, level: float, ids: NDArray[np.int64] | None) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Places of all of these tokens (None: of all) with noise of `level` and more, and of some others; and it."""
         ...
 
 
@@ -55,9 +71,8 @@ class LikelyTokens(NamedTuple):
         ids: ascending; None where every token is one.
         logits: before the temperature.
         best: the best of them.
-        weights: float32, probabilities relative to the best; None where their sum does not matter.
-        parts: places, and the sum of their weights.
-        kept_mass: kept is before what less than this of the weights stands; without weights, what is kept at least.
+        border: what top-p keeps of them; None where it keeps all.
+        kept_mass: about what is kept weighs, of the best token's probability.
         floor: kept is what has at least this logit.
         scratch: see `new_scratch`.
     """
@@ -65,41 +80,14 @@ class LikelyTokens(NamedTuple):
     ids: NDArray[np.int64] | None
     logits: NDArray[np.floating]
     best: float
-    weights: NDArray[np.float32] | None
-    parts: list[tuple[slice, float]]
+    border: Border | None
     kept_mass: float
     floor: float
     scratch: NDArray[np.float32]
 
     def keeps(self, place: int) -> bool:
         """Whether the candidate at this place is kept."""
-        at = self.logits[place]
-        if at < self.floor or self.weights is None:
-            return bool(at >= self.floor)
-        equals_before = float(self.weights[place]) * int(np.count_nonzero(self.logits[:place] == at))
-        return self._is_before_border(at, equals_before)
-
-    def _is_before_border(self, at: float, before: float) -> bool:
-        """Whether the better ones and what is known to stand before, `before`, are less than the mass that is kept.
-
-        After some parts of the row, at least what stands before in them does so, and at most that and all of the rest.
-        Of a flat row one part mostly says which it is, beyond any rounding.
-        """
-        assert self.weights is not None
-        rest = sum(mass for _, mass in self.parts)
-        near = _ROUGH * rest
-        for part, mass in self.parts:
-            is_above = self.logits[part] > at
-            above = self.scratch[2, : len(is_above)]
-            above[:] = is_above
-            above *= self.weights[part]
-            before += _total(above)
-            rest -= mass
-            if before > self.kept_mass + near:
-                return False
-            if before + rest < self.kept_mass - near:
-                return True
-        return before < self.kept_mass
+        return bool(self.logits[place] >= self.floor) and (self.border is None or self.border.is_behind(place))
 
     def best_kept(self, noise: RowNoise, temperature: float) -> list[tuple[int, float]]:
         """Place and noisy score of the two kept candidates (of the only one) that score best, best first.
@@ -107,16 +95,16 @@ class LikelyTokens(NamedTuple):
         A score is `logit / temperature + noise`. What is better than one that is kept is kept, what is worse than one
         that is dropped is dropped: few have to be asked. A second one that is `FAR` behind is not.
         """
-        if self.ids is not None:
-            return self._best_of_all(noise.of(self.ids), temperature)
-        return self._best_of_loud(noise, temperature) or self._best_of_all(noise.whole(), temperature)
+        if (self.ids is None or len(self.ids) > FEW) and (found := self._best_of_loud(noise, temperature)):
+            return found
+        return self._best_of_all(noise.whole() if self.ids is None else noise.of(self.ids), temperature)
 
     def _best_of_loud(self, noise: RowNoise, temperature: float) -> list[tuple[int, float]] | None:
         """The two best, where both have so much noise that no token with less can score as well; else None."""
         level = math.log(max(self.kept_mass, 1.0)) - _MARGIN
         if level < _QUIET:
             return None
-        places, loud = noise.loud(level)
+        places, loud = noise.loud(level, self.ids)
         found, _ = self._first_kept(places, self._scores(places, loud, temperature))
         if len(found) < 2:
             return None
@@ -181,6 +169,11 @@ def likely_tokens(
     elif filters.top_p >= 1:
         ids, count = _few_above(logits, least_kept(best, filters, logits.dtype))
         least_mass = count * filters.min_p
+    elif len(logits) > FEW:
+        some = logits[::_EACH]
+        if np.count_nonzero(some >= best + filters.temperature * _LOG_OF_HEAD) * _EACH > FEW:
+            weights = np.exp(_behind(some, best, filters.temperature, scratch[2]))
+            return _flat(logits, best, filters, scratch, _EACH * float(weights.sum()))
     return weigh(ids, logits if ids is None else logits[ids], best, filters, scratch, least_mass)
 
 
@@ -205,13 +198,59 @@ def weigh(
     """
     floor = least_kept(best, filters, found.dtype)
     if filters.top_p >= 1:
-        return LikelyTokens(ids, found, best, None, [], least_mass, floor, scratch)
+        return LikelyTokens(ids, found, best, None, least_mass, floor, scratch)
+    border = _weighed(found, best, filters, scratch)
+    everything = LikelyTokens(ids, found, best, border, border.kept_mass, floor, scratch)
+    return _head(everything, border) if ids is None else everything
+
+
+def _weighed(
+    found: NDArray[np.floating], best: float, filters: ShortlistFilter, scratch: NDArray[np.float32]
+) -> WeighedBorder:
     weights = _behind(found, best, filters.temperature, scratch[0])
     np.exp(weights, out=weights)
-    parts = _parts(weights)
-    kept_mass = filters.top_p * sum(mass for _, mass in parts)
-    everything = LikelyTokens(ids, found, best, weights, parts, kept_mass, floor, scratch)
-    return _head(everything) if ids is None else everything
+    parts = in_parts(weights)
+    return WeighedBorder(found, weights, parts, filters.top_p * sum(mass for _, mass in parts), scratch[2])
+
+
+def _ids_of_head(
+    logits: NDArray[np.floating], best: float, filters: ShortlistFilter, scratch: NDArray[np.float32]
+) -> NDArray[np.int64] | None:
+    """Who probably holds what top-p keeps of a flat row, and little more; None where they are many."""
+    some = np.sort(_behind(logits[:: _EACH // 4], best, filters.temperature, scratch[2]))[::-1]
+    masses = np.cumsum(np.exp(some))
+    least = some[np.searchsorted(masses, (filters.top_p + _SPARE) * masses[-1])]
+    if np.count_nonzero(some >= least) * _THIN > len(some):
+        return None
+    return np.flatnonzero(logits >= best + filters.temperature * float(least))
+
+
+def _flat(
+    logits: NDArray[np.floating],
+    best: float,
+    filters: ShortlistFilter,
+    scratch: NDArray[np.float32],
+    about_mass: float,
+) -> LikelyTokens:
+    """Candidates of a row where many tokens are about as likely as the best.
+
+    Those that hold what is kept and more are picked out, if they are not too many; else all are candidates. Neither way
+    weighs the whole row, unless a candidate stands near the border.
+    """
+    kept_mass, floor = filters.top_p * about_mass, least_kept(best, filters, logits.dtype)
+    ids = _ids_of_head(logits, best, filters, scratch) if filters.top_p < _HEAD_OF else None
+    if ids is not None:
+        head = _weighed(logits[ids], best, filters, scratch)
+        levels = Levels(logits, best, filters.temperature, float(head.logits.min()), len(ids))
+        # The head's weights lie in the first row of the scratch: those of all go to the last one.
+        border = HeadBorder(
+            head, levels, filters.top_p, lambda: _weighed(logits, best, filters, scratch[::-1]).kept_mass
+        )
+        if not border.has_room(head.mass):
+            return LikelyTokens(ids, head.logits, best, border, kept_mass, floor, scratch)
+    levels = Levels(logits, best, filters.temperature, float(np.nextafter(logits.dtype.type(best), np.inf)), 0)
+    counted = CountedBorder(levels, filters.top_p, lambda: _weighed(logits, best, filters, scratch))
+    return LikelyTokens(None, logits, best, counted, kept_mass, floor, scratch)
 
 
 def _behind(
@@ -225,25 +264,11 @@ def _behind(
     return behind
 
 
-def _parts(weights: NDArray[np.float32]) -> list[tuple[slice, float]]:
-    size = len(weights) if len(weights) <= _FEW else -(-len(weights) // (_PARTS * _GROUPS[0])) * _GROUPS[0]
-    parts = [slice(first, first + size) for first in range(0, len(weights), size)]
-    return [(part, _total(weights[part])) for part in parts]
-
-
-def _total(weights: NDArray[np.float32]) -> float:
-    """Their sum: column by column first, which is twice as fast as numpy's own order."""
-    width = len(weights) // _GROUPS[0]
-    columns, others = weights[: width * _GROUPS[0]].reshape(_GROUPS[0], width), weights[width * _GROUPS[0] :]
-    total = np.add.reduce(np.add.reduce(columns, axis=0))
-    return float(total + np.add.reduce(others) if len(others) else total)
-
-
 def _few_above(logits: NDArray[np.floating], floor: float) -> tuple[NDArray[np.int64] | None, int]:
     """Who has at least this logit, if they are few, and how many they are."""
     is_above = logits >= logits.dtype.type(floor)
     count = int(np.count_nonzero(is_above))
-    return np.flatnonzero(is_above) if count <= _FEW else None, count
+    return np.flatnonzero(is_above) if count <= FEW else None, count
 
 
 def best_ids(logits: NDArray[np.floating], count: int, best: float) -> NDArray[np.int64]:
@@ -273,21 +298,18 @@ def _low_border(values: NDArray[np.floating], count: int) -> np.floating:
     return lowest
 
 
-def _head(everything: LikelyTokens) -> LikelyTokens:
+def _head(everything: LikelyTokens, border: WeighedBorder) -> LikelyTokens:
     """Those that stand out, where they are few and hold the mass that is kept; else all."""
-    weights = everything.weights
-    assert weights is not None
     for share in _HEADS:
-        if np.count_nonzero(weights[: 2 * _FEW] >= np.float32(share)) > _FEW:
-            break
-        stands_out = weights >= np.float32(share)
-        if np.count_nonzero(stands_out) > _FEW:
+        stands_out = border.weights >= np.float32(share)
+        if np.count_nonzero(stands_out) > FEW:
             break
         ids = np.flatnonzero(stands_out)
-        found = weights[ids]
-        if (mass := _total(found)) >= everything.kept_mass:
-            parts = [(slice(len(ids)), mass)]
-            return everything._replace(ids=ids, logits=everything.logits[ids], weights=found, parts=parts)
+        weights = border.weights[ids]
+        if total(weights) >= border.kept_mass:
+            found = everything.logits[ids]
+            head = border._replace(logits=found, weights=weights, parts=in_parts(weights))
+            return everything._replace(ids=ids, logits=found, border=head)
     return everything
 
 

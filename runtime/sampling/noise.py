@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 NOISE = "splitmix64-lowbias32-1"
 """The name of this noise, for files that hold what was ranked with it: other noise must have another."""
-_MASK = (1 << 64) - 1
+_MASK, _HALF = (1 << 64) - 1, (1 << 32) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
@@ -25,8 +25,8 @@ _KEY_ROUNDS = ((np.uint64(30), np.uint64(_MIX_1)), (np.uint64(27), np.uint64(_MI
 _LAST_KEY_SHIFT, _HALF_KEY = np.uint64(31), np.uint64(32)
 _OUTER_SHIFT, _INNER_SHIFT = np.uint32(16), np.uint32(15)
 _FACTORS, _ODD = (np.uint32(0x7FEB352D), np.uint32(0x846CA68B)), np.uint32(0x9E3779B1)
-_PIECE = 65_536
-"""Tokens at a time: 256 KiB of words, which a core's cache holds twice."""
+_PIECE = 40_000
+"""Tokens at a time: 160 KiB of words, which a core's cache holds twice beside a row of logits."""
 
 
 def _mix(value: int) -> int:
@@ -76,29 +76,30 @@ def gumbel_row(seed: int, position: int, vocab_size: int) -> NDArray[np.float64]
 
 
 def loud_tokens(
-    seed: int, position: int, vocab_size: int, level: float
+    seed: int, position: int, tokens: int | NDArray[np.int64], level: float
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Those of the tokens `0 .. vocab_size - 1` whose `gumbel` is at least `level`, ascending, and few more, with it.
+    """Places of the tokens (or the first so many) whose `gumbel` is at least `level`, ascending, and few more, with it.
 
     Variates grow with their words, and the last shift leaves the upper half of a word alone: this costs a fifth of a
     row of them.
     """
     border = np.uint32(max(math.floor(math.exp(-math.exp(-level)) * 2**32) - 1, 0) >> 16 << 16)
-    tokens, loud = [], []
-    for first, words in _row_words(seed, position, vocab_size):
+    found, loud = [], []
+    for first, words in _row_words(seed, position, tokens):
         places = np.flatnonzero(words >= border)
-        tokens.append(places + first)
+        found.append(places + first)
         loud.append(words[places])
-    return np.concatenate(tokens), _variates(_shifted(np.concatenate(loud)))
+    return np.concatenate(found), _variates(_shifted(np.concatenate(loud)))
 
 
-def _row_words(seed: int, position: int, vocab_size: int) -> Iterator[tuple[int, NDArray[np.uint32]]]:
-    """The words of all tokens before their last shift, in pieces: the first token, and `[n]` until the next piece."""
-    first_half, second_half = _halves(position_keys(seed, np.array([position])))
-    shares = _shares(vocab_size)
-    rows = np.empty((2, min(vocab_size, _PIECE)), dtype=np.uint32)
-    for first in range(0, vocab_size, _PIECE):
-        words, scratch = rows[:, : vocab_size - first]
+def _row_words(seed: int, position: int, tokens: int | NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.uint32]]]:
+    """The words of tokens before their last shift, in pieces: the first place, and `[n]` until the next piece."""
+    key = _mix((position * _GOLDEN + _mix((seed + _GOLDEN) & _MASK)) & _MASK)
+    first_half, second_half = (np.uint32(half ^ (half >> 16)) for half in (key & _HALF, key >> 32))
+    shares = _shares(tokens) if isinstance(tokens, int) else _shifted(tokens.astype(np.uint32) * _ODD)
+    rows = np.empty((2, min(len(shares), _PIECE)), dtype=np.uint32)
+    for first in range(0, len(shares), _PIECE):
+        words, scratch = rows[:, : len(shares) - first]
         np.bitwise_xor(shares[first : first + _PIECE], first_half, out=words)
         _mix_in_place(words, second_half, scratch)
         yield first, words
@@ -119,7 +120,9 @@ def _shifted(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
     return words ^ (words >> _OUTER_SHIFT)
 
 
-def _mix_in_place(words: NDArray[np.uint32], second: NDArray[np.uint32], scratch: NDArray[np.uint32]) -> None:
+def _mix_in_place(
+    words: NDArray[np.uint32], second: NDArray[np.uint32] | np.uint32, scratch: NDArray[np.uint32]
+) -> None:
     """Two rounds of the mixer, from behind the first shift to before the last one.
 
     A round is: shift by 16, multiply, shift by 15, multiply, shift by 16. A shift by 16 undoes itself, so that of the

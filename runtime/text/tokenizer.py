@@ -2,17 +2,12 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from numbers import Integral
 from pathlib import Path
 from reprlib import repr as shortened
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jinja2
 import numpy as np
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from mirrorsd.graphs import names
@@ -20,12 +15,11 @@ from mirrorsd.graphs.errors import BundleError, ConfigError, GenerationError
 from mirrorsd.runtime.text.shown_text import IncrementalDecoder
 from mirrorsd.runtime.text.token_bytes import TokenBytes
 
+if TYPE_CHECKING:
+    from mirrorsd.runtime.text.chat_template import ChatTemplate
+
 Message = Mapping[str, Any]
 _FORM = 'expected a list like [{"role": "user", "content": "..."}]'
-_TEMPLATE_ERRORS = (
-    *(jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError),
-)
-"""What a template may raise: it is a program that came with the checkpoint."""
 
 
 class BundleTokenizer:
@@ -43,7 +37,7 @@ class BundleTokenizer:
         self._token_bytes = TokenBytes(self._tokenizer)
         self._settings = _read_settings(folder)
         template = folder / "chat_template.jinja"
-        self._template = _compile(template) if template.is_file() else None
+        self._template = _read_template(template) if template.is_file() else None
 
     def encode(self, text: str) -> list[int]:
         """Ids of a plain text, with the special tokens that the tokenizer adds by itself.
@@ -88,10 +82,7 @@ class BundleTokenizer:
                 f"{', '.join(sorted({'messages', 'tools', *given}))}, which are set already."
             )
         given |= variables or {}
-        try:
-            text = self._template.render(messages=read, tools=list(tools) or None, **given)
-        except _TEMPLATE_ERRORS as error:
-            raise GenerationError(f"The chat template refused the messages: {error}") from error
+        text = self._template.render({**given, "messages": read, "tools": list(tools) or None})
         return self._ids(text, add_special_tokens=False)
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -127,6 +118,12 @@ class BundleTokenizer:
     def to_json(self) -> str:
         """The whole tokenizer as `tokenizer.json` has it."""
         return str(self._tokenizer.to_str())
+
+
+def _read_template(path: Path) -> "ChatTemplate":
+    from mirrorsd.runtime.text.chat_template import ChatTemplate  # jinja2 is for models that have one
+
+    return ChatTemplate(path)
 
 
 def read_ids(token_ids: object, vocab_size: int, name: str = "token_ids") -> list[int]:
@@ -189,17 +186,6 @@ def _read_part(part: object, where: str) -> str:
     )
 
 
-class GenerationBlocks(Extension):
-    """`{% generation %}`, which marks what the assistant says for training; here its content is simply written."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an attribute of instances
-
-    def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
-        """Return what stands between the tags."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
 def _read_settings(folder: Path) -> dict[str, Any]:
     """Variables that chat templates may use: special tokens by name.
 
@@ -217,29 +203,3 @@ def _read_settings(folder: Path) -> dict[str, Any]:
 
 def _read_object(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
-
-
-def _compile(path: Path) -> jinja2.Template:
-    """A template in the sandbox and with the helpers that transformers gives it.
-
-    Raises:
-        BundleError: the file is no template.
-    """
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlocks]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_template_error
-    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    try:
-        return environment.from_string(path.read_text(encoding="utf-8"))
-    except (jinja2.TemplateSyntaxError, UnicodeDecodeError) as error:
-        raise BundleError(f"{path} cannot be read ({error}). Export again.") from error
-
-
-def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise_template_error(message: str) -> None:
-    raise jinja2.TemplateError(message)

@@ -14,6 +14,8 @@ from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.engine import Engine, Seat
+from mirrorsd.runtime.generation import SeatedDecoder
+from mirrorsd.runtime.turns import Turns
 
 PROMPTS = [[3, 1, 4, 1, 5], [2, 7, 1, 8, 2, 8], [1, 1, 2, 3, 5, 8, 13]]
 
@@ -162,3 +164,38 @@ def test_drafting_behind_anothers_pass_counts_as_queueing(scripted: Callable, dr
     passes = 0.002 * len(request.steps)
     assert request.ledger.drafted_s > passes
     assert seconds - passes < 0.5 * request.ledger.drafted_s
+
+
+def test_what_no_first_token_needs_is_left_until_the_second_step_and_done_once(engine: Engine) -> None:
+    done: list[str] = []
+    engine.leave_for_later(lambda _: done.append(threading.current_thread().name))
+    seat = engine.open_seat()
+    request = new_request(seat, PROMPTS[0], "plain")
+    decoder = SeatedDecoder(request, seat, Turns())
+    inflight = decoder.step(decoder.start()).inflight
+    assert not done
+    for _ in range(3):
+        inflight = decoder.step(inflight).inflight
+    decoder.close()
+    engine.settle(wait=True)
+    assert done == ["mirrorsd-later"]
+
+
+def test_an_engine_that_is_closed_has_what_was_left_for_later_leave_off(engine: Engine) -> None:
+    ended = threading.Event()
+
+    def work(is_over: Callable[[], bool]) -> None:
+        while not is_over():
+            time.sleep(0.001)
+        ended.set()
+
+    engine.leave_for_later(work)
+    engine.settle()
+    engine.close()
+    assert ended.wait(5)
+
+
+def test_what_was_left_for_later_is_never_begun_once_the_engine_is_closed(engine: Engine) -> None:
+    engine.leave_for_later(lambda _: pytest.fail("begun"))
+    engine.close()
+    engine.settle(wait=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.devices.huge_pages import Region, private_regions, regions_now, use_huge_pages
+from mirrorsd.runtime.devices.huge_pages import Region, new_regions, private_regions, regions_now, use_huge_pages
 
 _SIZE = 16 << 20
 _FOLDER = Path("/sys/kernel/mm/transparent_hugepage")
@@ -42,16 +42,25 @@ def test_memory_in_use_is_collapsed_and_keeps_its_contents() -> None:
     array = _private_memory(_SIZE)
     array[:] = np.arange(_SIZE) % 251
     assert _region_of(array).huge == 0
-    assert use_huge_pages(before) >= _SIZE - (4 << 20)
+    assert use_huge_pages(new_regions(before)) >= _SIZE - (4 << 20)
     assert _region_of(array).huge >= _SIZE - (4 << 20)
     assert np.array_equal(array, np.arange(_SIZE) % 251)
+
+
+@pytest.mark.usefixtures("has_huge_pages")
+def test_who_has_closed_everything_is_not_kept_waiting() -> None:
+    before = regions_now()
+    array = _private_memory(_SIZE)
+    array[:] = 1
+    assert use_huge_pages(new_regions(before), lambda: True) == 0
+    assert _region_of(array).huge == 0
 
 
 @pytest.mark.usefixtures("has_huge_pages")
 def test_what_was_there_before_is_left_alone() -> None:
     array = _private_memory(_SIZE)
     array[:] = 1
-    use_huge_pages(regions_now())
+    use_huge_pages(new_regions(regions_now()))
     assert _region_of(array).huge == 0
 
 
@@ -61,7 +70,7 @@ def test_memory_that_is_hardly_used_stays_small() -> None:
     array = _private_memory(_SIZE)
     array[:: 2 * mmap.PAGESIZE] = 1
     resident = sum(region.resident for region in regions_now())
-    use_huge_pages(before)
+    use_huge_pages(new_regions(before))
     assert sum(region.resident for region in regions_now()) - resident < _SIZE // 4
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from mirrorsd.runtime.sampling.borders import FEW
 from mirrorsd.runtime.sampling.likely_tokens import FAR, LikelyTokens, likely_tokens, new_scratch
 from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
 
@@ -104,9 +105,10 @@ class Noise:
         self.was_whole = True
         return self.row
 
-    def loud(self, level: float) -> tuple[np.ndarray, np.ndarray]:
-        ids = np.flatnonzero(self.row >= level)
-        return ids, self.row[ids]
+    def loud(self, level: float, ids: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        row = self.row if ids is None else self.row[ids]
+        places = np.flatnonzero(row >= level)
+        return places, row[places]
 
 
 def test_the_best_kept_by_noise_wins_and_what_is_dropped_cannot() -> None:
@@ -150,3 +152,21 @@ def test_of_a_flat_row_only_loud_noise_is_asked_for(spread: float, wanted: Short
         assert found[0] == (int(kept[first]), pytest.approx(scores[first]))
         assert scores[first] - scores[second] >= min(found[0][1] - found[1][1], FAR) - 1e-9
     assert num_whole <= 2
+
+
+def test_a_small_nucleus_of_a_flat_row_is_picked_out() -> None:
+    """It has more tokens than are worth noise of their own. Those at the border, which are weighed, are asked first."""
+    random, wanted = np.random.default_rng(9), filters(0.8, top_p=0.4, min_p=0.001)
+    for _ in range(5):
+        logits, noise = random.normal(scale=0.7, size=150_000).astype(np.float32), Noise(random.gumbel(size=150_000))
+        likely = likely_of(logits, wanted)
+        assert likely.ids is not None
+        kept = kept_by_sorting(logits, wanted)
+        order = np.argsort(-logits, kind="stable")
+        assert FEW < len(kept) < len(likely.ids) < 40_000
+        for token in order[[len(kept) - 9, len(kept) + 9, 0, len(kept) // 2, len(kept) + 99]]:
+            assert likely.keeps(int(np.searchsorted(likely.ids, token))) == (int(token) in kept)
+        ids = np.array(sorted(kept))
+        best = int(ids[np.argmax(logits[ids].astype(np.float64) / 0.8 + noise.row[ids])])
+        place, score = likely.best_kept(noise, 0.8)[0]
+        assert (int(likely.ids[place]), score) == (best, pytest.approx(float(logits[best]) / 0.8 + noise.row[best]))

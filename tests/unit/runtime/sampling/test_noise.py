@@ -47,7 +47,7 @@ def test_the_name_of_the_noise_stands_for_these_numbers() -> None:
     )
 
 
-@pytest.mark.parametrize("size", [1, 65_535, 65_536, 65_537, 140_000])
+@pytest.mark.parametrize("size", [1, 39_999, 40_000, 40_001, 140_000])
 def test_a_whole_row_is_the_noise_of_its_tokens(size: int) -> None:
     np.testing.assert_array_equal(gumbel_row(9, 31, size), gumbel(9, np.array([31]), np.arange(size)))
 
