@@ -31,6 +31,7 @@ def test_every_shape_passes_through_the_npu_wrapper(tiny_bundle: Path, capsys: p
 def test_a_draft_that_says_something_else_is_refused(
     tiny_bundle: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
     counter = iter(range(1000))
     monkeypatch.setattr(draft_check, "best_tokens", lambda *_: np.full((100, 1), next(counter) % 2))
     monkeypatch.setattr(OpenVinoDraft, "keep_rows", lambda *_: None)
