@@ -137,7 +137,7 @@ def test_ctrl_c_in_the_middle_leaves_nothing(llama_pair: Any, pair: Path) -> Non
     assert _left(pair) == {"target", "draft"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_kill_leaves_what_is_on_disk(llama_pair: Any, pair: Path) -> None:
     """A real SIGKILL; the other tests take the copy that it is compared with for one."""
     killed = subprocess.run([sys.executable, "-c", KILLED, str(pair)], check=False)

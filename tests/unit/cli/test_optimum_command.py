@@ -66,7 +66,7 @@ def test_a_missing_draft_is_optimum_s_usage_error(
     assert "--draft" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("registered")
 def test_a_bf16_bundle_by_way_of_optimum(
     tiny_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
