@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mirrorsd.export.weights.block_formats import COMPUTE_BY_PRECISION
+from mirrorsd.families.low_rank_head import head_tokens
 from mirrorsd.families.stream_link import LinkWeights
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import DraftShape, TargetShape
@@ -73,13 +74,13 @@ def target_shape(model: Any, precision: str) -> TargetShape:
 def draft_shape(
     model: Any, streams: Streams | None, *, target_vocab_size: int, num_candidates: int, has_noise: bool | None = None
 ) -> DraftShape:
-    """Sizes of the draft for its contract; ids beyond the target's vocabulary are cut off.
+    """Sizes of the draft for its contract; ids that its head does not name, or the target lacks, are cut off.
 
     Noise in the graph (`has_noise`) costs a row of the vocabulary per tip and stream: None takes it up to
     `_MOST_NOISE_IDS` ids.
     """
     config = model.config
-    vocab_size = min(config.vocab_size, target_vocab_size)
+    vocab_size = min(head_tokens(config), target_vocab_size)
     if has_noise is None:
         has_noise = vocab_size <= _MOST_NOISE_IDS
     return DraftShape(

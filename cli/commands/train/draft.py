@@ -41,6 +41,14 @@ HeadRank = Annotated[
         rich_help_panel=SHAPE,
     ),
 ]
+HeadTokens = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="With --from-layers: ids that the head names, the first ones; 0: all.",
+        rich_help_panel=SHAPE,
+    ),
+]
 TrainEmbedding = Annotated[
     bool,
     typer.Option(
@@ -91,6 +99,7 @@ def draft(
     from_model: FromModel = None,
     from_layers: FromLayers = None,
     head_rank: HeadRank = 128,
+    head_tokens: HeadTokens = 0,
     train_embedding: TrainEmbedding = False,
     distance: Distance = "kl",
     streams: Annotated[int, typer.Option(help="Streams; 0 makes an ordinary draft.", rich_help_panel=SHAPE)] = 3,
@@ -123,6 +132,7 @@ def draft(
 ) -> None:
     """Train a streaming draft: the target writes text, the draft learns its distributions, the result is measured."""
     from mirrorsd.training.distill_draft import DistillConfig
+    from mirrorsd.training.draft_shape import DraftHead
 
     check_output(output)
     weights: Any = {"stream_weight": stream_weight, "argmax_weight": argmax_weight, "prompt_weight": prompt_weight}
@@ -132,7 +142,7 @@ def draft(
     config = run_config(work, (seconds, deadline, baseline), (save_every, report_every, count_cpu))
     sizes: Any = {"hidden": hidden, "layers": layers, "stream_layers": stream_layers, "stream_rank": stream_rank}
     sizes |= {"link_rank": link_rank, "source": from_model, "from_layers": read_layers(from_layers)}
-    plan = DraftPlan(**sizes, head_rank=head_rank, streams_only=streams_only)
+    plan = DraftPlan(**sizes, head=DraftHead(head_rank, head_tokens), streams_only=streams_only)
     size = plan.check(target, streams, baseline)
     checkpoint = shared.open_target(target, trained=size, tokens=batch * length, threads=threads, device=device)
     runs = [("draft", streams, output), ("baseline", 0, output.with_name(f"{output.name}-s0"))][: 1 + baseline]
@@ -179,8 +189,8 @@ def open_target_and_text(checkpoint: Any, source: shared.TextSource, work: Path,
 class DraftPlan:
     """How large a draft is, and what it starts from.
 
-    That is nothing but sizes, a small model (or a draft) in `source`, or some of the target's layers with a head of
-    `head_rank`. With `streams_only` a source's own weights stay as they are.
+    That is nothing but sizes, a small model (or a draft) in `source`, or some of the target's layers with a `head`
+    (`DraftHead`). With `streams_only` a source's own weights stay as they are.
     """
 
     hidden: int
@@ -191,7 +201,7 @@ class DraftPlan:
     source: Path | None
     streams_only: bool
     from_layers: tuple[int, ...] = ()
-    head_rank: int = 0
+    head: tuple[int, int] = (0, 0)
 
     def check(self, target: Path, num_streams: int, has_baseline: bool) -> int:
         """Check the plan against the target; return about how many parameters are trained.
@@ -220,7 +230,7 @@ class DraftPlan:
             check_layers(self.from_layers, int(config["num_hidden_layers"]), str(config["model_type"]))
             check_stream_layers(num_streams, self.stream_layers, len(self.from_layers))
             share = len(self.from_layers) / int(config["num_hidden_layers"])
-            return round(of_target.source.num_parameters * share) + self.head_rank * int(config["vocab_size"])
+            return round(of_target.source.num_parameters * share) + self.head[0] * int(config["vocab_size"])
         if self.source is not None:
             small = open_checkpoint(self.source, "draft")
             check_compatible(of_target, small)
@@ -236,10 +246,10 @@ class DraftPlan:
         return self._make(target, self._shape(num_streams)).to(target.device)
 
     def _make(self, target: Any, streams: Any) -> Any:
-        from mirrorsd.training.draft_shape import draft_from_layers, draft_from_model, draft_from_scratch
+        from mirrorsd.training.draft_shape import DraftHead, draft_from_layers, draft_from_model, draft_from_scratch
 
         if self.from_layers:
-            return draft_from_layers(target, streams, self.from_layers, self.head_rank)
+            return draft_from_layers(target, streams, self.from_layers, DraftHead(*self.head))
         if self.source is not None:
             return draft_from_model(self.source, streams, target.get_input_embeddings().weight)
         return draft_from_scratch(target, streams, hidden=self.hidden, layers=self.layers)
