@@ -19,7 +19,7 @@ from mirrorsd.graphs.manifest import Exit, Segment
 from mirrorsd.runtime.backends.onnxruntime.errors import ONNX_ERRORS, why_failed
 from mirrorsd.runtime.backends.onnxruntime.tensors import Place, Tensor, host_scalar
 from mirrorsd.runtime.backends.protocol import TargetOutput
-from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
+from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 
 if TYPE_CHECKING:
     from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
