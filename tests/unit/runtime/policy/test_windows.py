@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mirrorsd.runtime.config import SpeculationConfig
-from mirrorsd.runtime.policy.knowledge import DEFAULTS
+from mirrorsd.runtime.policy.roots import DEFAULTS
 from mirrorsd.runtime.policy.windows import (
     Confirmations,
     LearnedLengths,
