@@ -15,10 +15,9 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import head_contract
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Head, TargetEntry
-from mirrorsd.runtime.backends.onnxruntime.bound_pass import OnnxStage
+from mirrorsd.runtime.backends.onnxruntime.bound_pass import OnnxStage, Tensor
 from mirrorsd.runtime.backends.onnxruntime.device import OnnxDevice, check_ports
 from mirrorsd.runtime.backends.onnxruntime.errors import ONNX_ERRORS
-from mirrorsd.runtime.backends.onnxruntime.tensors import Tensor
 from mirrorsd.runtime.backends.protocol import HeadGuesses
 
 
