@@ -24,7 +24,7 @@ from mirrorsd.device_maps import DeviceMap, load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
-from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
+from mirrorsd.runtime.backends.openvino.draft_compiler import OpenVinoDraftModel
 from mirrorsd.runtime.backends.protocol import RowBlock
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.ledger import Ledger

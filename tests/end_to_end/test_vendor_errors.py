@@ -21,7 +21,7 @@ from mirrorsd.runtime.backends.onnxruntime.bound_pass import Place
 from mirrorsd.runtime.backends.onnxruntime.device import OnnxDevice
 from mirrorsd.runtime.backends.onnxruntime.errors import ONNX_ERRORS
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
-from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
+from mirrorsd.runtime.backends.openvino.draft_compiler import OpenVinoDraftModel
 from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
 from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
 
