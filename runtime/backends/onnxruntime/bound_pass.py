@@ -26,8 +26,10 @@ from mirrorsd.runtime.backends.protocol import TargetOutput
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 
 if TYPE_CHECKING:
+    from mirrorsd.runtime.backends.onnxruntime.device import OnnxDevice
     from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel, RowBuffers
 
+_GRAPH_KEY, _NO_GRAPH = "gpu_graph_id", "-1"
 _DTYPES = {number: name for name, number in ONNX_TYPES.items()}
 _NO_ROOM: tuple[type[Exception], ...] = (*ONNX_ERRORS, ValueError)
 """`ValueError` is numpy's word for more bytes than there are addresses."""
@@ -199,6 +201,16 @@ class OnnxStage:
                 self.session.release_captured_graph(graph)
 
 
+def run_options(device: "OnnxDevice", graph: int | None) -> ort.RunOptions:
+    """Options of a pass: which captured graph it is where graphs are captured, and the flag that ends it early."""
+    options = ort.RunOptions()
+    if device.stream is not None:
+        options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    if device.captures:
+        options.add_run_config_entry(_GRAPH_KEY, _NO_GRAPH if graph is None else str(graph))
+    return options
+
+
 class BoundPass:
     """All stages bound for one number of rows; captured as graphs where the device does that, prefill never."""
 
@@ -245,7 +257,7 @@ class BoundPass:
         self, model: "OnnxTargetModel", values: dict[str, ort.OrtValue], buffers: "RowBuffers", num_rows: int
     ) -> None:
         shape, place = model.entry.shape, model.device.place
-        self.options = options = model.device.run_options(self._graph)
+        self.options = options = run_options(model.device, self._graph)
         self.segments: list[BoundSegment] = []
         self.exits: dict[int, _BoundExit] = {}
         self.taps: dict[int, Tensor] = {}

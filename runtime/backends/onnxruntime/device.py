@@ -31,8 +31,6 @@ _TYPE_NAMES = {
     "int64": "tensor(int64)",
 }
 _ON_CUDA = ("CUDAExecutionProvider", "NvTensorRTRTXExecutionProvider")
-_GRAPH_KEY = "gpu_graph_id"
-_NO_GRAPH = "-1"
 
 
 class OnnxDevice:
@@ -88,15 +86,6 @@ class OnnxDevice:
     def next_graph(self) -> int:
         """A number for a graph to be captured: none twice, since several sessions share a stage."""
         return next(self._numbers)
-
-    def run_options(self, graph: int | None) -> ort.RunOptions:
-        """Options of a pass: which captured graph it is where graphs are captured, and the flag that ends it early."""
-        options = ort.RunOptions()
-        if self.stream is not None:
-            options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-        if self.captures:
-            options.add_run_config_entry(_GRAPH_KEY, _NO_GRAPH if graph is None else str(graph))
-        return options
 
 
 def place_of(placement: TargetPlacement) -> Place:
