@@ -24,29 +24,44 @@ Array = NDArray[np.float64]
 _MISSING = 1.0
 """A candidate that one side does not name counts one (in logs) below the last that it does name."""
 _KNOWN = ("draft", "exit", "both")
-NUM_ROW_FEATURES, NUM_TOKEN_FEATURES = 7, 4
-FIRST_RATE, RATE_MEMORY = 0.6, 0.95
+FIRST_RATE, RATE_MEMORY, LEAST_RATE = 0.6, 0.95, 0.02
+"""Of the running acceptance rate: the share of tried window tokens that were accepted."""
 DraftCandidates = tuple[NDArray[np.int64], NDArray[np.floating]]
 """Ids and log-probabilities `[g+1, m]` after the head token and after every window token."""
+
+
+class RowWeights(NamedTuple):
+    """Weights of what the rows before a window token say about it (see `row_features`)."""
+
+    constant: float
+    by_draft: float
+    by_exit: float
+    other_by_draft: float
+    other_by_exit: float
+    row: float
+    rate: float
+
+
+NUM_ROW_FEATURES, NUM_TOKEN_FEATURES = len(RowWeights._fields), 4
 
 
 class RootWeights(NamedTuple):
     """Weights of one state of knowledge.
 
-    `accept` weighs the row features (see `row_features`), `correction` and `bonus` the token features (see
-    `Candidates`): a correction is the token after a failed row, the bonus the one after a window that was right.
+    `accept` weighs the row features, `correction` and `bonus` the token features (see `Candidates`): a correction is
+    the token after a failed row, the bonus the one after a window that was right.
     """
 
-    accept: tuple[float, ...]
+    accept: RowWeights
     correction: tuple[float, ...]
     bonus: tuple[float, ...]
 
 
 # Between plain probabilities (all 1) and what was fitted to the sample pair, where greedy choices proved surer than the
 # shares say: another pair starts here until `mirrorsd tune` has seen it.
-_BY_DRAFT = RootWeights((0.5, 2.0, 0.0, -0.8, 0.0, -0.5, 0.9), (2.0, 0.0, 0.0, 0.0), (2.0, 0.0, 0.0, 0.0))
-_BY_EXIT = RootWeights((0.2, 0.0, 1.5, 0.0, -1.2, -0.5, 0.9), (0.0, 2.2, 0.0, 0.0), (0.0, 2.5, 0.0, 0.0))
-_BY_BOTH = RootWeights((0.2, 1.5, 0.8, -0.3, -1.2, -0.5, 0.9), (0.8, 1.6, 0.0, 0.0), (0.9, 1.8, 0.0, 0.0))
+_BY_DRAFT = RootWeights(RowWeights(0.5, 2.0, 0.0, -0.8, 0.0, -0.5, 0.9), (2.0, 0.0, 0.0, 0.0), (2.0, 0.0, 0.0, 0.0))
+_BY_EXIT = RootWeights(RowWeights(0.2, 0.0, 1.5, 0.0, -1.2, -0.5, 0.9), (0.0, 2.2, 0.0, 0.0), (0.0, 2.5, 0.0, 0.0))
+_BY_BOTH = RootWeights(RowWeights(0.2, 1.5, 0.8, -0.3, -1.2, -0.5, 0.9), (0.8, 1.6, 0.0, 0.0), (0.9, 1.8, 0.0, 0.0))
 DEFAULTS = {"draft": _BY_DRAFT, "exit": _BY_EXIT, "both": _BY_BOTH}
 
 
@@ -79,7 +94,8 @@ class RootScores:
         for name, parts in values.items():
             if name.split(":")[0] not in _KNOWN or [len(part) for part in parts] != sizes:
                 raise ValueError(f"root scores {name!r} have other weights than {sizes}")
-        return cls(fitted={name: RootWeights(*(tuple(map(float, p)) for p in parts)) for name, parts in values.items()})
+        floats = {name: [tuple(map(float, part)) for part in parts] for name, parts in values.items()}
+        return cls(fitted={name: RootWeights(RowWeights(*parts[0]), *parts[1:]) for name, parts in floats.items()})
 
 
 def weights_name(known: str, layer: int, *, is_sampling: bool) -> str:
@@ -265,7 +281,7 @@ def row_features(window: NDArray[np.int64], candidates: Candidates, acceptance_r
     others = np.where((real & ~is_own)[:, :, None], shares, -np.inf).max(axis=1)
     features[:, 3:5] = np.where(np.isfinite(others), others, 0.0)
     features[:, 5] = rows / 10
-    rate = min(max(acceptance_rate, 0.02), 0.98)
+    rate = min(max(acceptance_rate, LEAST_RATE), 1 - LEAST_RATE)
     features[:, 6] = log(rate / (1 - rate))
     return features
 

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.device_maps.pace import Curve, interpolate
+from mirrorsd.runtime.policy.roots import FIRST_RATE, LEAST_RATE, RATE_MEMORY, RowWeights
 
 Share = Sequence[float]
 """Two logs: of a token's share among the candidates of its row, and of the best other one's."""
 _MOST_ROWS = 33
-_FIRST_RATE, _RATE_MEMORY, _LEAST_RATE = 0.6, 0.95, 0.02
 _SPEED_MEMORY = 0.95
 _LEAST_REPEAT = 1.0
 _FIRST_GAIN = 0.8
@@ -125,7 +125,7 @@ class WindowLength:
         worth: of the window that was cut last, in tokens.
     """
 
-    def __init__(self, target_ms: Curve, weights: tuple[float, ...], learned: LearnedLengths) -> None:
+    def __init__(self, target_ms: Curve, weights: RowWeights, learned: LearnedLengths) -> None:
         """Use a target whose pass takes `target_ms` (`[rows, ms]` points), and a draft judged by `weights`.
 
         `weights` are those of `RootWeights.accept` where only the draft is known.
@@ -133,7 +133,7 @@ class WindowLength:
         self._pass_seconds = [interpolate(target_ms, rows) / 1e3 for rows in range(1, _MOST_ROWS + 1)]
         self._row_seconds = [after - before for before, after in pairwise(self._pass_seconds)]
         self._weights, self._learned = weights, learned
-        self._acceptance_rate = _FIRST_RATE
+        self._acceptance_rate = FIRST_RATE
         self._expected: list[tuple[float, bool]] = []
         self._awaited: tuple[int, float, float] | None = None
         self.slowdown, self.budget = 1.0, inf
@@ -214,7 +214,7 @@ class WindowLength:
                 (learned.main if is_main else learned.stream).observe(row < num_accepted, chance)
         for row in range(num_tried):
             rate = self._acceptance_rate
-            self._acceptance_rate = _RATE_MEMORY * rate + (1 - _RATE_MEMORY) * (row < num_accepted)
+            self._acceptance_rate = RATE_MEMORY * rate + (1 - RATE_MEMORY) * (row < num_accepted)
         self._expected = []
         learned.aside = min(learned.aside + _TRIAL_SHARE * (1 + num_accepted), _MOST_ASIDE)
         speed = (1 + num_accepted) / max(seconds, 1e-9)
@@ -227,9 +227,9 @@ class WindowLength:
         return max(self._learned.tokens_per_second, 1.0 / max(self.slowdown * self._pass_seconds[0], 1e-9))
 
     def _reach(self, shares: Sequence[Share], num_main: int) -> Reach:
-        constant, of_own, _, of_other, _, of_row, of_rate = self._weights
-        rate = min(max(self._acceptance_rate, _LEAST_RATE), 1 - _LEAST_RATE)
-        constant += of_rate * log(rate / (1 - rate))
+        weights, rate = self._weights, min(max(self._acceptance_rate, LEAST_RATE), 1 - LEAST_RATE)
+        constant = weights.constant + weights.rate * log(rate / (1 - rate))
+        of_own, of_other, of_row = weights.by_draft, weights.other_by_draft, weights.row
         main, stream = self._learned.main.value, self._learned.stream.value
         found, so_far = Reach([], []), 1.0
         for row, (own, other) in enumerate(shares):

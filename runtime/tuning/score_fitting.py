@@ -15,6 +15,7 @@ from mirrorsd.runtime.policy.roots import (
     Candidates,
     RootScores,
     RootWeights,
+    RowWeights,
     compete,
     global_roots,
     join,
@@ -124,7 +125,7 @@ def _fit(met: Sequence[Lesson], known: str) -> RootWeights:
             corrections += _question(candidates, num_accepted, next_token, banned=int(window[num_accepted]))
     prior = DEFAULTS[known]
     return RootWeights(
-        _fit_logistic(np.concatenate(rows), np.concatenate(outcomes), prior.accept),
+        RowWeights(*_fit_logistic(np.concatenate(rows), np.concatenate(outcomes), prior.accept)),
         _fit_choice(corrections, prior.correction),
         _fit_choice(bonuses, prior.bonus),
     )
