@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
@@ -48,6 +49,9 @@ class Runtime(Protocol):
     def decode(self, asked: Asked) -> Decoded:
         """Decode greedily after the prompt, up to `most` tokens or to one that ends the text."""
 
+    def versions(self) -> dict[str, str]:
+        """What it decodes with."""
+
 
 class OpenVinoGenAi:
     """openvino-genai's `LLMPipeline`, with its own defaults but for the threads and the options given."""
@@ -78,6 +82,10 @@ class OpenVinoGenAi:
         first_s = result.perf_metrics.get_ttft().mean / 1e3
         return Decoded([int(token) for token in result.tokens[0]], None, first_s)
 
+    def versions(self) -> dict[str, str]:
+        """See `Runtime.versions`."""
+        return installed_versions("openvino-genai", "openvino")
+
 
 class OnnxRuntimeGenAi:
     """onnxruntime-genai's generator loop; `model` already names the draft, if there is one (see `prepare.py`)."""
@@ -107,6 +115,10 @@ class OnnxRuntimeGenAi:
         tokens = [int(token) for token in generator.get_sequence(0)][len(asked.ids) :]
         passes = generator.get_speculative_stats()["target_forward_passes"] if num_drafted else None
         return Decoded(tokens, passes, first_s)
+
+    def versions(self) -> dict[str, str]:
+        """See `Runtime.versions`."""
+        return installed_versions("onnxruntime-genai", "onnxruntime")
 
     def _model(self, ends: list[int]) -> Any:
         """The model, loaded once per way to end: that is a part of its configuration."""
@@ -140,27 +152,20 @@ def never_said(settings: dict[str, Any]) -> int:
 
 
 class LlamaCpp:
-    """llama-cpp-python on a GGUF file; it has no draft model."""
+    """llama.cpp's own server, a process of this one (see `llama_server`). This process is of our environment."""
 
     def __init__(self, model: Path, draft: Path | None, threads: int, options: dict[str, Any]) -> None:
-        import llama_cpp
+        from mirrorsd.cli.bench.llama_server import LlamaServer
 
-        if draft is not None:
-            raise SystemExit("llama-cpp-python takes no draft model: name the model alone")
-        given = {"n_threads": threads, "n_threads_batch": threads, "n_ctx": 0, "verbose": False, **options}
-        self._model = llama_cpp.Llama(model_path=str(model), **given)
+        self._server = LlamaServer(model, draft, threads, options)
 
     def decode(self, asked: Asked) -> Decoded:
-        """See `Runtime.decode`. It is made to forget: it would find prompts that it has read before."""
-        self._model.reset()
-        started, first_s = perf_counter(), None
-        tokens: list[int] = []
-        for token in self._model.generate(asked.ids, top_k=1, temp=0.0, repeat_penalty=1.0):
-            first_s = first_s or perf_counter() - started
-            tokens.append(int(token))
-            if len(tokens) == asked.most or token in asked.ends:
-                break
-        return Decoded(tokens, len(tokens), first_s)
+        """See `Runtime.decode`. It leaves the token that ends the text out."""
+        return Decoded(*self._server.decode(asked))
+
+    def versions(self) -> dict[str, str]:
+        """See `Runtime.versions`."""
+        return self._server.versions()
 
 
 class Mirrorsd:
@@ -190,6 +195,10 @@ class Mirrorsd:
         )
         return Decoded(list(result.token_ids), result.stats.steps, result.stats.time_to_first_token_ms / 1e3)
 
+    def versions(self) -> dict[str, str]:
+        """See `Runtime.versions`."""
+        return installed_versions("openvino", "onnxruntime")
+
 
 def count_tokens(ids: list[int], asked: Asked) -> tuple[list[int], int]:
     """The text without the token that ends it, and how many tokens were decoded, that one included.
@@ -207,20 +216,17 @@ def count_tokens(ids: list[int], asked: Asked) -> tuple[list[int], int]:
 RUNTIMES: dict[str, Callable[[Path, Path | None, int, dict[str, Any]], Runtime]] = {
     "openvino-genai": OpenVinoGenAi,
     "onnxruntime-genai": OnnxRuntimeGenAi,
-    "llama-cpp-python": LlamaCpp,
+    "llama.cpp": LlamaCpp,
     "mirrorsd": Mirrorsd,
 }
-PACKAGES = ("openvino-genai", "openvino", "onnxruntime-genai", "onnxruntime", "llama-cpp-python")
 
 
-def installed_versions() -> dict[str, str]:
-    """Versions of what this environment decodes with."""
+def installed_versions(*packages: str) -> dict[str, str]:
+    """Versions of those packages that this environment has."""
     found = {}
-    for package in PACKAGES:
-        try:
+    for package in packages:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return found
 
 
@@ -243,7 +249,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     runtime = RUNTIMES[options.runtime](options.model, options.draft, options.threads, json.loads(options.options))
-    print(json.dumps({"ready": True, "versions": installed_versions()}), file=answers, flush=True)
+    print(json.dumps({"ready": True, "versions": runtime.versions()}), file=answers, flush=True)
     for line in sys.stdin:
         request = Asked(**json.loads(line))
         started = perf_counter()
