@@ -84,10 +84,10 @@ def test_the_best_of_each_runtime_counts(capsys: pytest.CaptureFixture[str]) -> 
     ]
     best = table.best_of_each(rows)
     assert best["peer"] == {"name": "peer draft 8", "tokens_per_second": 6.0, "auto_to_it": 1.5}
-    report = {"precision": "fp32", "prompts": ["p"], "tokens": 9, "threads": 2, "ends": "honoured"}
+    report = {"precision": "fp32", "prompts": ["p"], "tokens": 9, "threads": 2, "ends": "honoured", "too_long": 3}
     table.print_table(report | {"rows": rows, "best": best, "disturbed": []})
     printed = capsys.readouterr().out
-    assert "end of text honoured" in printed
+    assert "end of text honoured, 3 questions too long" in printed
     assert "best of peer: draft 8, 6.0 tokens/s" in printed
 
 
@@ -211,9 +211,9 @@ def test_a_request_names_the_ends_and_its_own_settings(compare: ModuleType) -> N
     assert worker.requests == [{"ids": [7], "most": 9, "ends": [2], "settings": {"num_drafted": 3}}]
 
 
-def test_prompts_are_spread_over_every_category(compare: ModuleType) -> None:
-    questions = [Question(question_id=str(i), category="ab"[i % 2], turns=("x",)) for i in range(12)]
-    assert [question.question_id for question in compare.choose(questions, 2)] == ["0", "6", "1", "7"]
+def test_prompts_are_spread_over_every_task(compare: ModuleType) -> None:
+    questions = [Question(question_id=i, category=("rag", "math", "stem")[i % 3], turns=("x",)) for i in range(12)]
+    assert [question.question_id for question in compare.choose(questions, 2)] == [0, 6, 1, 7]
 
 
 def test_a_report_with_other_ends_is_not_continued(compare: ModuleType, tmp_path: Path) -> None:
