@@ -42,7 +42,8 @@ def find_server(place: str) -> Path:
     path = Path(place)
     in_folder = path / (f"{PROGRAM}.exe" if sys.platform == "win32" else PROGRAM)
     on_path = shutil.which(place)
-    for found in (path, in_folder, *((Path(on_path),) if on_path else ())):
+    searched = [path, in_folder] + ([Path(on_path)] if on_path else [])
+    for found in searched:
         if found.is_file():
             return found.resolve()
     raise ConfigError(

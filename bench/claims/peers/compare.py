@@ -148,7 +148,7 @@ def open_contestants(options: argparse.Namespace) -> tuple[list[Contestant], lis
         if key not in workers:
             workers[key] = start_worker(options.cache.resolve(), one, options.threads)
         contestants.append(Contestant(one, workers[key]))
-    versions = {}
+    versions: dict[str, str] = {}
     for worker in workers.values():
         found = worker.wait_until_ready()
         versions |= {f"peers: {name}": found[name] for name in found if name == LLAMA_CPP}

@@ -13,6 +13,7 @@ import pytest
 from mirrorsd.cli.bench import llama_server
 from mirrorsd.cli.bench.llama_server import LlamaServer, find_server, speculation
 from mirrorsd.cli.bench.peer_worker import Asked
+from mirrorsd.cli.bench.peers import Peer, PeerOption
 from mirrorsd.graphs.errors import ConfigError, GenerationError
 from mirrorsd.tests.support import gguf_writer
 
@@ -148,6 +149,16 @@ def test_one_that_never_gets_ready_is_ended(program: Path, monkeypatch: pytest.M
     with pytest.raises(GenerationError, match="was not ready within 1 seconds"):
         LlamaServer(Path("m.gguf"), None, 3, {"server": str(program), "context": 64})
     assert not any(str(program) in child.cmdline() for child in psutil.Process().children())
+
+
+def test_a_peer_of_the_benchmark_is_a_server_in_a_process_of_ours(program: Path) -> None:
+    option = PeerOption(runtime="llama.cpp", program=program, model=Path("m.gguf"), draft=Path("d.gguf"))
+    peer = Peer(option, str, ends=[200], context=64, threads=1, drafted=4)
+    assert peer.wait_until_ready() == {"llama.cpp": "b7"}
+    found = peer.answer([5, 197], most=4, seed=None)
+    peer.close()
+    assert (found.text, found.token_ids, found.finish_reason) == ("[198, 199]", [198, 199, 200], "eos")
+    assert (found.ttft_s, found.num_steps) == (0.25, 0)
 
 
 def test_the_real_server_writes_the_same_text_in_all_its_ways(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
