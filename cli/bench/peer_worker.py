@@ -20,11 +20,15 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Decoded(NamedTuple):
-    """New tokens, the target's passes they took and seconds to the first (None where the runtime does not say)."""
+    """New tokens, the target's passes they took and seconds to the first (None where the runtime does not say).
+
+    `seconds` are those of the whole text, where not all of the call was for it.
+    """
 
     ids: list[int]
     passes: int | None
     first_s: float | None = None
+    seconds: float | None = None
 
 
 class Asked(NamedTuple):
@@ -173,7 +177,9 @@ class Mirrorsd:
 
     def __init__(self, model: Path, draft: Path | None, threads: int, options: dict[str, Any]) -> None:
         from mirrorsd import MirrorPipeline
+        from mirrorsd.cli.bench.entrants import forget
 
+        self._forget = forget
         settings = options.get("speculation")
         self._pipe = MirrorPipeline.load(
             model, device_map=options["device_map"], speculation=settings, use_tuned=settings is None
@@ -181,10 +187,12 @@ class Mirrorsd:
         self._sessions: dict[str, Any] = {}
 
     def decode(self, asked: Asked) -> Decoded:
-        """See `Runtime.decode`. A session per method: none finds a prompt that another one has read."""
+        """See `Runtime.decode`. A session per method, which forgets: none finds a prompt that was read before."""
         method = asked.settings["method"]
         if method not in self._sessions:
             self._sessions[method] = self._pipe.session()
+        self._forget(self._sessions[method])
+        started = perf_counter()
         result = self._sessions[method].generate(
             token_ids=asked.ids,
             max_new_tokens=asked.most,
@@ -193,7 +201,8 @@ class Mirrorsd:
             stop_token_ids=asked.ends,
             method=method,
         )
-        return Decoded(list(result.token_ids), result.stats.steps, result.stats.time_to_first_token_ms / 1e3)
+        seconds, first_s = perf_counter() - started, result.stats.time_to_first_token_ms / 1e3
+        return Decoded(list(result.token_ids), result.stats.steps, first_s, seconds)
 
     def versions(self) -> dict[str, str]:
         """See `Runtime.versions`."""
@@ -254,7 +263,7 @@ def main() -> None:
         request = Asked(**json.loads(line))
         started = perf_counter()
         decoded = runtime.decode(request)
-        seconds = perf_counter() - started
+        seconds = decoded.seconds or perf_counter() - started
         ids, num_tokens = count_tokens(decoded.ids, request)
         if not request.ends and len(ids) != request.most:
             raise SystemExit(f"{options.runtime} made {len(ids)} tokens, {request.most} were asked for")

@@ -211,6 +211,31 @@ def test_a_request_names_the_ends_and_its_own_settings(compare: ModuleType) -> N
     assert worker.requests == [{"ids": [7], "most": 9, "ends": [2], "settings": {"num_drafted": 3}}]
 
 
+class FakeSession:
+    """A session that takes its time to read another text."""
+
+    def __init__(self) -> None:
+        self.read: list[list[int]] = []
+
+    def generate(self, *, token_ids: list[int], max_new_tokens: int, **settings: Any) -> Any:
+        self.read.append(token_ids)
+        sleep(0.2 if max_new_tokens == 2 else 0.0)
+        return SimpleNamespace(token_ids=(4,), stats=SimpleNamespace(steps=1, time_to_first_token_ms=1.0))
+
+
+def test_ours_forgets_a_prompt_before_it_reads_it_again_and_off_the_clock(
+    worker: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = FakeSession()
+    pipe = SimpleNamespace(session=lambda: session)
+    monkeypatch.setattr("mirrorsd.MirrorPipeline", SimpleNamespace(load=lambda *words, **settings: pipe))
+    runtime = worker.Mirrorsd(Path("b"), None, 2, {"device_map": "cpu"})
+    asked = worker.Asked(ids=[5, 6], most=4, ends=[], settings={"method": "auto"})
+    found = [runtime.decode(asked), runtime.decode(asked)]
+    assert [ids == [5, 6] for ids in session.read] == [False, True, False, True]
+    assert all(each.seconds < 0.2 for each in found)
+
+
 def test_prompts_are_spread_over_every_task(compare: ModuleType) -> None:
     questions = [Question(question_id=i, category=("rag", "math", "stem")[i % 3], turns=("x",)) for i in range(12)]
     assert [question.question_id for question in compare.choose(questions, 2)] == [0, 6, 1, 7]
