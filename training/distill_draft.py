@@ -25,9 +25,8 @@ from transformers import PreTrainedModel
 from mirrorsd.families import parts_of
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.divergence import LOSSES, HeadRows, LossMix, distance
-from mirrorsd.training.heads.features import teaching
 from mirrorsd.training.models.streaming_draft import StreamingDraft
-from mirrorsd.training.run.device import autocast
+from mirrorsd.training.run.device import autocast, matrices, narrowed
 from mirrorsd.training.run.optimizers import descend, make_optimizers, set_rate
 from mirrorsd.training.run.timed_run import RunConfig, RunProgress, TimedRun, print_progress
 from mirrorsd.training.text.held_back import print_held_back
@@ -203,7 +202,7 @@ def distill_draft(
         descend(losses.total, draft.parameters(), optimizers.values())
         return taken.ids.numel(), describe(losses)
 
-    with teaching(target):
+    with narrowed(matrices(parts_of(target).layers)):
         timed.run(step, _make_check(target, draft, held_back, config, losses_of))
     return timed
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from mirrorsd.families import DecoderParts, parts_of
@@ -19,7 +19,7 @@ from mirrorsd.families.decoder_parts import LogitScale
 from mirrorsd.families.heads.config import FINAL
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.models.attention import training_attention_in
-from mirrorsd.training.run.device import autocast
+from mirrorsd.training.run.device import autocast, matrices, narrowed
 
 __all__ = ["Features", "Teacher", "check_taps", "teaching"]
 
@@ -83,17 +83,8 @@ class Teacher:
 
 @contextmanager
 def teaching(target: PreTrainedModel) -> Iterator[Teacher]:
-    """Give a teacher whose layers' matrices are in autocast's type, so that no step casts them; undone at the end.
-
-    Embedding, norms and the residual between the layers stay in single precision.
-    """
+    """Give a teacher whose layers' matrices are in autocast's type; undone at the end."""
     parts: Any = parts_of(target)
-    dtype = torch.get_autocast_dtype(autocast().device)
-    whole = [(module, module.weight.data) for module in parts.layers.modules() if isinstance(module, nn.Linear)]
-    for module, weight in whole:
-        module.weight.data = weight.to(dtype)
-    try:
-        yield Teacher(target, parts.lm_head.weight.detach().to(dtype))
-    finally:
-        for module, weight in whole:
-            module.weight.data = weight
+    head = parts.lm_head.weight.detach()
+    with narrowed(matrices(parts.layers)):
+        yield Teacher(target, head.to(torch.get_autocast_dtype(autocast().device)))

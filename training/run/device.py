@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mirrorsd.graphs.errors import ConfigError
 
-__all__ = ["DEVICES", "autocast", "narrowed", "to_device", "use_device"]
+__all__ = ["DEVICES", "autocast", "matrices", "narrowed", "to_device", "use_device"]
 
 DEVICES = ("auto", "cuda", "cpu")
 
@@ -65,11 +65,16 @@ def to_device(model: Any) -> Any:
     return model.to(torch.get_default_device())
 
 
+def matrices(model: nn.Module) -> list[Tensor]:
+    """What a model's layers multiply with; embedding, norms and the residual between the layers are none of it."""
+    return [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+
+
 @contextmanager
-def narrowed(model: nn.Module) -> Iterator[None]:
-    """Have a model's weights in the type that `autocast` multiplies in, and give the old ones back at the end."""
+def narrowed(weights: Iterable[Tensor]) -> Iterator[None]:
+    """Have weights in the type that `autocast` multiplies in, so that no step casts them; undone at the end."""
     dtype = torch.get_autocast_dtype(autocast().device)
-    whole = [(weight, weight.data) for weight in model.parameters()]
+    whole = [(weight, weight.data) for weight in weights]
     for weight, data in whole:
         weight.data = data.to(dtype)
     try:

@@ -62,7 +62,7 @@ def write_self_text(
         if place % part[1] != part[0] or path.exists():
             continue
         numbers = batches[batch_number]
-        with narrowed(target):
+        with narrowed(target.parameters()):
             texts = generate_batch(target, [prompts[number] for number in numbers], drawn[numbers], config)
         _save_batch(path, texts, [len(prompts[number]) for number in numbers], drawn[numbers].cpu().numpy())
         show(f"batch {place + 1} of {len(batches)}: {sum(map(len, texts))} tokens", (place + 1) / len(batches))

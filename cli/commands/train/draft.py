@@ -13,6 +13,7 @@ from mirrorsd.cli.output.console import note, print_json, training_bar
 from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:
+    from mirrorsd.training.distill_draft import DistillConfig
     from mirrorsd.training.run.schedule import WarmStableDecay
     from mirrorsd.training.run.timed_run import RunConfig
 
@@ -131,18 +132,15 @@ def draft(
     as_json: options.AsJson = False,
 ) -> None:
     """Train a streaming draft: the target writes text, the draft learns its distributions, the result is measured."""
-    from mirrorsd.training.distill_draft import DistillConfig
-    from mirrorsd.training.draft_shape import DraftHead
-
     check_output(output)
     weights: Any = {"stream_weight": stream_weight, "argmax_weight": argmax_weight, "prompt_weight": prompt_weight}
     rows: dict[str, Any] = {"streams_from": streams_from, "tip_share": tip_share, "sequences": batch, "length": length}
     rows |= {"is_compiled": compile_loss, "trains_embedding": train_embedding, "loss": distance}
-    loss = DistillConfig(**weights, **rows, rate=rate, streams_only=streams_only)
+    loss = _loss(**weights, **rows, rate=rate, streams_only=streams_only)
     config = run_config(work, (seconds, deadline, baseline), (save_every, report_every, count_cpu))
     sizes: Any = {"hidden": hidden, "layers": layers, "stream_layers": stream_layers, "stream_rank": stream_rank}
     sizes |= {"link_rank": link_rank, "source": from_model, "from_layers": read_layers(from_layers)}
-    plan = DraftPlan(**sizes, head=DraftHead(head_rank, head_tokens), streams_only=streams_only)
+    plan = DraftPlan(**sizes, head=(head_rank, head_tokens), streams_only=streams_only)
     size = plan.check(target, streams, baseline)
     checkpoint = shared.open_target(target, trained=size, tokens=batch * length, threads=threads, device=device)
     runs = [("draft", streams, output), ("baseline", 0, output.with_name(f"{output.name}-s0"))][: 1 + baseline]
@@ -150,6 +148,12 @@ def draft(
     source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts)
     model = _train_all(checkpoint, plan, runs, ([work, *(more_text or ())], source, document_share), (config, loss))
     (print_json if as_json else print_report)(measure_drafts(model, output, runs[1][2] if baseline else None, work))
+
+
+def _loss(**given: Any) -> "DistillConfig":
+    from mirrorsd.training.distill_draft import DistillConfig
+
+    return DistillConfig(**given)
 
 
 def check_output(folder: Path) -> None:
