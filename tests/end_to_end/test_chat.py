@@ -9,6 +9,7 @@ from subprocess import run as run_program
 from typing import Any
 
 import pytest
+import terminals
 
 from mirrorsd import MirrorPipeline
 from mirrorsd.cli.chat.over_http import OverHttp
@@ -98,6 +99,7 @@ def test_hanging_up_ends_the_answer(server: str) -> None:
 
 def test_a_terminal_edits_remembers_and_stops(tiny_bundle: Path, tmp_path: Path) -> None:
     pexpect = pytest.importorskip("pexpect", reason="pexpect plays the terminal")
+    fdpexpect = pytest.importorskip("pexpect.fdpexpect", reason="pexpect plays the terminal")
     environment = {
         **os.environ,
         "XDG_CONFIG_HOME": str(tmp_path),
@@ -105,15 +107,8 @@ def test_a_terminal_edits_remembers_and_stops(tiny_bundle: Path, tmp_path: Path)
         "PROMPT_TOOLKIT_NO_CPR": "1",
     }
     command = ["-m", "mirrorsd.cli", "chat", str(tiny_bundle), "--device-map", "cpu", "--max-new-tokens", "400"]
-    terminal = pexpect.spawn(
-        sys.executable,
-        command,
-        env=environment,
-        encoding="utf-8",
-        timeout=60,
-        dimensions=(30, 100),
-        codec_errors="replace",
-    )
+    chat = terminals.start(command, environment, (30, 100))
+    terminal = fdpexpect.fdspawn(chat.terminal, encoding="utf-8", timeout=60, codec_errors="replace")
     try:
         terminal.expect("tokens of context")
         terminal.expect(READY)
@@ -136,7 +131,9 @@ def test_a_terminal_edits_remembers_and_stops(tiny_bundle: Path, tmp_path: Path)
         terminal.send("\x04")
         terminal.expect(pexpect.EOF)
     finally:
-        terminal.close(force=True)
+        chat.process.kill()
+        chat.process.wait(60)
+        terminal.close()
     history = (tmp_path / "mirrorsd" / "chat_history").read_text(encoding="utf-8")
     assert "+fox\n" in history
     assert (tmp_path / "mirrorsd" / "chat_history").stat().st_mode & 0o077 == 0

@@ -5,14 +5,14 @@ import os
 import random
 import select
 import shutil
-import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import terminals
 
-pty = pytest.importorskip("pty", reason="needs a terminal of Unix")
+pytest.importorskip("pty", reason="needs a terminal of Unix")
 
 CODE = "import sys; sys.argv[0] = 'mirrorsd'; from mirrorsd.cli import main; main()"
 PROMPT = "Once upon a time there was a little fox. " * 4
@@ -35,9 +35,7 @@ class Ended(NamedTuple):
 
 def on_a_terminal(arguments: list[str], ctrl_c_at: float | None = None) -> Ended:
     """Run `mirrorsd` on a terminal, and press Ctrl-C there after so many seconds."""
-    process, terminal = pty.fork()
-    if not process:
-        os.execv(sys.executable, [sys.executable, "-c", CODE, *arguments])
+    process, terminal = terminals.start(["-c", CODE, *arguments])
     output, started, is_pressed = b"", time.monotonic(), False
     while time.monotonic() - started < LONGEST_S:
         if select.select([terminal], [], [], 0.01)[0]:
@@ -51,8 +49,8 @@ def on_a_terminal(arguments: list[str], ctrl_c_at: float | None = None) -> Ended
             is_pressed = True
     seconds = time.monotonic() - started
     if seconds >= LONGEST_S:
-        os.kill(process, 9)
-    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        process.kill()
+    status = process.wait(PROMPT_S)
     os.close(terminal)
     return Ended(status, output, seconds, is_pressed)
 
