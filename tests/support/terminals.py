@@ -1,7 +1,7 @@
 """A program on a terminal of its own, started without a copy of this process.
 
-`pty.fork` copies a process that has loaded PyTorch, OpenVINO and their threads. Now and then the copy dies before it has
-become the program. So a program that has loaded nothing takes the terminal, and becomes it.
+`pty.fork` copies a process that has loaded PyTorch, OpenVINO and their threads. Now and then the copy dies before it
+has become the program. So a program that has loaded nothing takes the terminal, and becomes it.
 """
 
 import os
