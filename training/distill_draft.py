@@ -9,6 +9,7 @@ tokens before its own, and half as much without them), plus a share of plain cro
 (that is what greedy decoding asks for).
 Tokens that the target did not write (prompts, documents) may count less: there is nothing to draft in a prompt.
 Streams sit on a random part of the rows, fresh in each step, so that they cost about as much as the main rows.
+So do hidden states of the target, for a draft with a channel: it meets rows of both kinds, and keys of both.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mirrorsd.families import parts_of
+from mirrorsd.families.feature_channel import normalised
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.divergence import LOSSES, HeadRows, LossMix, distance
 from mirrorsd.training.models.streaming_draft import StreamingDraft
@@ -35,6 +37,8 @@ from mirrorsd.training.text.token_stream import MixedStream, TokenStream
 __all__ = ["DistillConfig", "DistillLosses", "MarkedText", "distill_draft", "distill_losses", "embed_like_target"]
 
 
+_FEATURE_SHARE = 0.5
+"""Share of the rows that have a hidden state of the target in training."""
 _BARE_SHARE = 0.5
 """Weight of what streams say without their link, over what they say with it: it makes the link's shortlist."""
 
@@ -56,6 +60,7 @@ class DistillConfig:
         rate: Peak learning rates as a share of the usual ones; less for a draft that is already good.
         streams_only: Train what only the streams have; the main rows stay as they are, bit for bit.
         trains_embedding: Train a token embedding that the draft shares with its target, too; then it has its own.
+        features_only: Train the channel alone; rows without a hidden state of the target stay as they are, bit for bit.
     """
 
     stream_weight: float = 0.05
@@ -70,6 +75,7 @@ class DistillConfig:
     streams_only: bool = False
     loss: str = "kl"
     trains_embedding: bool = False
+    features_only: bool = False
 
     def __post_init__(self) -> None:
         for name in ("stream_weight", "streams_from", "argmax_weight", "prompt_weight", "tip_share"):
@@ -82,12 +88,12 @@ class DistillConfig:
 
 
 class DistillLosses(NamedTuple):
-    """Loss to minimise, distances of main row and streams `[s]` (NaN without tips), share of rows with its argmax."""
+    """Loss to minimise, distances of main row and streams `[s]` (NaN without tips), rows with its argmax `[B,S]`."""
 
     total: Tensor
     main: Tensor
     streams: Tensor
-    agreement: Tensor
+    is_best: Tensor
 
 
 class MarkedText(NamedTuple):
@@ -108,17 +114,28 @@ class MarkedText(NamedTuple):
 
 
 def distill_losses(
-    target: PreTrainedModel, draft: StreamingDraft, text: MarkedText, tip_rows: Tensor, config: DistillConfig
+    target: PreTrainedModel,
+    draft: StreamingDraft,
+    text: MarkedText,
+    tip_rows: Tensor,
+    config: DistillConfig,
+    feature_rows: Tensor | None = None,
 ) -> DistillLosses:
     """Compare draft and target on a text with streams at `tip_rows [T]` (all below `S - s`; none: main rows only).
 
+    Rows `feature_rows [R]` of a draft with a channel read the target's hidden states, those of None read none.
     Ids that only one of them has (padding at the end of a vocabulary) are left out.
     """
     ids, weights = text.ids, text.weights(config.prompt_weight)
     soft = {config.loss: 1 - config.argmax_weight}
     mix = LossMix(**soft, hard=config.argmax_weight)
-    by_target = target_rows(target, ids)
-    hidden = draft(ids, tip_rows)
+    features = None
+    if draft.channel is None or feature_rows is None:
+        by_target, _ = target_rows(target, ids)
+    else:
+        by_target, between = target_rows(target, ids, draft.channel.layer)
+        features = features_at(between, feature_rows)
+    hidden = draft(ids, tip_rows, features)
     main = distance(by_target, draft.head_rows(hidden.main), _shares(weights), mix)
     total, stream_means = main.total, torch.full((draft.num_streams,), torch.nan, device=ids.device)
     if len(tip_rows) and draft.num_streams:
@@ -131,7 +148,7 @@ def distill_losses(
         if draft.link is not None and config.argmax_weight < 1:
             bare = distance(ahead_by_target, draft.head_rows(hidden.streams), _BARE_SHARE * shares, LossMix(**soft))
             total = total + bare.total
-    return DistillLosses(total, main.soft.mean(), stream_means, main.is_best.mean())
+    return DistillLosses(total, main.soft.mean(), stream_means, main.is_best)
 
 
 def _shares(weights: Tensor) -> Tensor:
@@ -140,12 +157,24 @@ def _shares(weights: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def target_rows(target: PreTrainedModel, ids: Tensor) -> HeadRows:
-    """What the target's head reads for a text `[B,S]`."""
+def target_rows(target: PreTrainedModel, ids: Tensor, layer: int = 0) -> tuple[HeadRows, Tensor]:
+    """What the target's head reads for a text `[B,S]`, and the hidden states `[B,S,F]` after `layer` layers (0: same)."""
     parts = parts_of(target)
     decoder: Any = cast(Any, target).get_decoder()
-    hidden = decoder(ids, use_cache=False).last_hidden_state
-    return HeadRows(hidden, parts.lm_head.weight, parts.logit_scale)
+    found = decoder(ids, use_cache=False, output_hidden_states=layer > 0)
+    between = found.hidden_states[layer] if layer else found.last_hidden_state
+    return HeadRows(found.last_hidden_state, parts.lm_head.weight, parts.logit_scale), between
+
+
+def features_at(hidden: Tensor, rows: Tensor) -> Tensor:
+    """Return `[B,S,F]`: at `rows` (none is 0) the normalised hidden state `[B,S,F]` of the row before, else zeros.
+
+    >>> features_at(torch.tensor([[[1.0], [-3.0], [5.0]]]), torch.tensor([2])).round().tolist()
+    [[[0.0], [0.0], [-1.0]]]
+    """
+    features = torch.zeros_like(hidden, dtype=torch.float)
+    features[:, rows] = normalised(hidden[:, rows - 1])
+    return features
 
 
 @torch.no_grad()
@@ -182,7 +211,10 @@ def distill_draft(
     """
     text, held_back = streams
     target.requires_grad_(False)
-    draft.base.requires_grad_(not config.streams_only)
+    draft.requires_grad_(not config.features_only)
+    draft.base.requires_grad_(not (config.streams_only or config.features_only))
+    if draft.channel is not None:
+        draft.channel.requires_grad_(not config.streams_only)
     if draft.shares_embedding:
         draft.settle_embedding(is_trained=config.trains_embedding)
     optimizers = make_optimizers(draft)
@@ -198,7 +230,7 @@ def distill_draft(
         set_rate(optimizers.values(), config.rate * share)
         taken = MarkedText.of(text.take_marked(config.sequences, config.length))
         with autocast():
-            losses = losses_of(target, draft, taken, tips(), config)
+            losses = losses_of(target, draft, taken, tips(), config, draw_feature_rows(config, timed.step))
         descend(losses.total, draft.parameters(), optimizers.values())
         return taken.ids.numel(), describe(losses)
 
@@ -214,10 +246,17 @@ def draw_tip_rows(config: DistillConfig, num_streams: int, seed: int) -> Tensor:
     return drawn.to(torch.get_default_device())
 
 
+def draw_feature_rows(config: DistillConfig, seed: int) -> Tensor:
+    """Draw the rows that have a hidden state of the target in this step, in ascending order; the first never has."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    rows = 1 + torch.randperm(config.length - 1, generator=generator, device="cpu")
+    return rows[: int(_FEATURE_SHARE * config.length)].sort().values.to(torch.get_default_device())
+
+
 def describe(losses: DistillLosses) -> dict[str, float]:
     """Name the losses for the table."""
     streams = {f"stream_{j}": loss for j, loss in enumerate(losses.streams.tolist(), start=1)}
-    return {"main": losses.main.item(), **streams, "agreement": losses.agreement.item()}
+    return {"main": losses.main.item(), **streams, "agreement": losses.is_best.mean().item()}
 
 
 def _make_check(
@@ -230,7 +269,13 @@ def _make_check(
     """Return a function that prints the losses on the first batches of the held-back text."""
 
     def describe_batch(taken: tuple[Tensor, Tensor], batch: int) -> dict[str, float]:
-        tip_rows = draw_tip_rows(config, draft.num_streams, batch)
-        return describe(losses_of(target, draft, MarkedText.of(taken), tip_rows, config))
+        tip_rows, text = draw_tip_rows(config, draft.num_streams, batch), MarkedText.of(taken)
+        bare = losses_of(target, draft, text, tip_rows, config)
+        if draft.channel is None:
+            return describe(bare)
+        rows = draw_feature_rows(config, batch)
+        given = losses_of(target, draft, text, tip_rows, config, rows)
+        both = {"without_features": bare, "with_features": given}
+        return describe(bare) | {name: losses.is_best[:, rows].mean().item() for name, losses in both.items()}
 
     return partial(print_held_back, held_back, (config.sequences, config.length), describe_batch)

@@ -166,7 +166,9 @@ def draft_from_model(folder: Path, streams: StreamShape, embedding: Tensor | Non
     torch.manual_seed(_SEED)
     check_same_streams(folder, streams)
     if not streams.num_streams or read_stream_shape(folder) is None:
-        return StreamingDraft(load_whole(folder, embedding), **streams._asdict())
+        ordinary = StreamingDraft(load_whole(folder, embedding), **streams._asdict())
+        ordinary.take_channel(folder)
+        return ordinary
     draft = StreamingDraft.load(folder, embedding)
     if draft.link is None:
         draft.add_link(streams.link_rank)

@@ -8,6 +8,7 @@ through the top `N_s` layers with the same weights, and attends to rows `0..r` a
 Main rows never see streams. The main row predicts the token at `position + 1`, stream `j` that at `position + 1 + j`.
 Before each of these layers and behind the last one, streams may pass an adapter that main rows do not, and behind the
 final norm a link that tells each stream which tokens were chosen before its own (`mirrorsd.families.stream_link`).
+Rows may have a hidden state of the target added to their embedding (`mirrorsd.families.feature_channel`).
 (Speculative Streaming, arXiv 2402.11131, section 3.1, with learned stream embeddings and an identity projection.)
 """
 
@@ -25,6 +26,7 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from mirrorsd.families import DecoderParts, parts_of
+from mirrorsd.families.feature_channel import ChannelWeights
 from mirrorsd.families.low_rank_head import EMBEDDING, SHARES_EMBEDDING
 from mirrorsd.families.stream_adapter import adapt_streams
 from mirrorsd.families.stream_link import Guesses, LinkWeights, follow_links
@@ -34,7 +36,14 @@ from mirrorsd.training.divergence import HeadRows
 from mirrorsd.training.models.attention import StreamRows, use_training_attention
 from mirrorsd.training.models.whole_model import load_whole
 
-__all__ = ["DraftHidden", "StreamShape", "StreamingDraft", "check_stream_layers", "read_stream_shape"]
+__all__ = [
+    "DraftHidden",
+    "StreamShape",
+    "StreamingDraft",
+    "check_stream_layers",
+    "read_channel_layer",
+    "read_stream_shape",
+]
 
 
 class DraftHidden(NamedTuple):
@@ -73,6 +82,22 @@ def read_stream_shape(folder: Path) -> StreamShape | None:
     return StreamShape(num_streams, int(metadata["num_stream_layers"]), *ranks)
 
 
+def read_channel_layer(folder: Path) -> int:
+    """Return after how many of the target's layers a draft in a folder reads hidden states; 0: it reads none.
+
+    Raises:
+        ExportError: The channel's file is not of this format.
+    """
+    path = folder / names.CHANNEL_FILE
+    if not path.is_file():
+        return 0
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+    if metadata.get("format") != names.CHANNEL_FORMAT:
+        raise ExportError(f"{path} has format {metadata.get('format')!r}; expected {names.CHANNEL_FORMAT!r}")
+    return int(metadata["layer"])
+
+
 def check_stream_layers(num_streams: int, num_stream_layers: int, num_layers: int) -> None:
     """Check how many streams pass how many of a draft's layers.
 
@@ -98,6 +123,29 @@ class StreamAdapter(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         """Return adapted rows, same shape."""
         return adapt_streams(rows, self.down.weight, self.up.weight)
+
+
+class FeatureChannel(nn.Module):
+    """What a draft makes of the target's hidden states after `layer` layers; it starts without effect."""
+
+    def __init__(self, layer: int, width: int, hidden: int) -> None:
+        """Make a channel from hidden states of `width` to a draft's of `hidden`."""
+        super().__init__()
+        self.layer = layer
+        self.down = nn.Linear(width, hidden, bias=False)
+        self.up = nn.Linear(hidden, hidden, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return what is added to embeddings `[..., H]`, given normalised hidden states `[..., F]`."""
+        return ChannelWeights(self.down.weight, self.up.weight).added(features)
+
+    def save(self, folder: Path, dtype: torch.dtype) -> None:
+        """Write it beside the draft's weights."""
+        tensors = zip(names.CHANNEL_WEIGHTS, (self.down.weight, self.up.weight), strict=True)
+        written = {name: weight.detach().to(dtype).contiguous() for name, weight in tensors}
+        metadata = {"format": names.CHANNEL_FORMAT, "layer": str(self.layer)}
+        save_file(written, folder / names.CHANNEL_FILE, metadata=metadata)
 
 
 class StreamLink(nn.Module):
@@ -166,22 +214,26 @@ class StreamingDraft(nn.Module):
         self.adapters = nn.ModuleList(StreamAdapter(hidden, stream_rank) for _ in range(places))
         self.link: StreamLink | None = None
         self.add_link(link_rank)
+        self.channel: FeatureChannel | None = None
 
     @property
     def num_streams(self) -> int:
         """Return the number of streams per tip row."""
         return len(self.stream_embeddings)
 
-    def forward(self, ids: Tensor, tip_rows: Tensor) -> DraftHidden:
+    def forward(self, ids: Tensor, tip_rows: Tensor, features: Tensor | None = None) -> DraftHidden:
         """Run whole sequences with streams at some rows.
 
         Args:
             ids: `[B,S]` token ids; row `i` is at position `i`.
             tip_rows: `[T]` the rows that carry streams, the same in every sequence; `[0]` for main rows only.
+            features: `[B,S,F]` what the channel reads, zeros where a row has none; None: no row has any.
         """
         parts, (batch, size) = self._parts, ids.shape
         positions = torch.arange(size, device=ids.device)[None]
         hidden, rows = parts.embed(ids, positions), None
+        if features is not None and self.channel is not None:
+            hidden = hidden + self.channel(features)
         angles = parts.angles(hidden, positions)
         first_stream_layer = len(parts.layers) - self.num_stream_layers
         for number, layer in enumerate(parts.layers):
@@ -228,6 +280,29 @@ class StreamingDraft(nn.Module):
         if self.num_streams and rank:
             self.link = StreamLink(self._parts.lm_head.weight, rank)
 
+    def add_channel(self, layer: int, width: int) -> None:
+        """Let it read the target's hidden states of `width` after `layer` layers, by an untrained channel."""
+        self.channel = FeatureChannel(layer, width, self.base.config.hidden_size)
+
+    def take_channel(self, folder: Path) -> None:
+        """Take over the channel of a draft in a folder, if it has one.
+
+        Raises:
+            ExportError: It is not of this format, or does not fit the draft.
+        """
+        layer = read_channel_layer(folder)
+        if not layer:
+            return
+        with safe_open(folder / names.CHANNEL_FILE, framework="pt") as file:
+            weights = {name: file.get_tensor(name).float() for name in names.CHANNEL_WEIGHTS}
+        self.add_channel(layer, weights[names.CHANNEL_WEIGHTS[0]].shape[1])
+        assert self.channel is not None
+        try:
+            self.channel.load_state_dict(weights)
+        except RuntimeError as error:
+            path = folder / names.CHANNEL_FILE
+            raise ExportError(f"{path} does not fit the draft beside it; train the draft again ({error})") from error
+
     def linked(self, streams: Tensor, last: Tensor, earlier: Tensor) -> Tensor:
         """Return what streams `[..., s, H]` are once they know the two tokens before their own, `[..., s]` ids each."""
         if self.link is None:
@@ -257,6 +332,8 @@ class StreamingDraft(nn.Module):
         if self.shares_embedding:
             del kept[EMBEDDING]
         base.save_pretrained(folder, state_dict=kept)
+        if self.channel is not None:
+            self.channel.save(folder, dtype)
         if not self.num_streams:
             return
         metadata = {
@@ -286,6 +363,12 @@ class StreamingDraft(nn.Module):
         Raises:
             ExportError: The streams file is not of this format, or does not fit the draft.
         """
+        draft = cls._load(folder, embedding)
+        draft.take_channel(folder)
+        return draft
+
+    @classmethod
+    def _load(cls, folder: Path, embedding: Tensor | None) -> StreamingDraft:
         shape = read_stream_shape(folder)
         if shape is None:
             return cls(load_whole(folder, embedding), num_streams=0, num_stream_layers=0)

@@ -17,7 +17,7 @@ __all__ = ["descend", "make_optimizers", "set_rate"]
 def make_optimizers(
     model: nn.Module, *, matrix_rate: float = 0.008, other_rate: float = 2.5e-3
 ) -> dict[str, torch.optim.Optimizer]:
-    """Return Muon for the matrices inside the layers, and AdamW for embeddings, head and norms.
+    """Return Muon for the matrices inside the layers, and AdamW for embeddings, head and norms, as far as there are any.
 
     Each parameter group remembers its peak rate as `peak_lr`. Parameters that need no gradient are left out.
     """
@@ -27,10 +27,11 @@ def make_optimizers(
         if weight.requires_grad:
             is_matrix = weight.ndim == 2 and "embed" not in name and "lm_head" not in name
             (matrices if is_matrix else others).append(weight)
-    optimizers: dict[str, torch.optim.Optimizer] = {
-        "muon": torch.optim.Muon(matrices, lr=matrix_rate, weight_decay=0.05, momentum=0.95),
-        "adamw": torch.optim.AdamW(others, lr=other_rate, betas=(0.9, 0.95), weight_decay=0.0),
-    }
+    optimizers = dict[str, torch.optim.Optimizer]()
+    if matrices:
+        optimizers["muon"] = torch.optim.Muon(matrices, lr=matrix_rate, weight_decay=0.05, momentum=0.95)
+    if others:
+        optimizers["adamw"] = torch.optim.AdamW(others, lr=other_rate, betas=(0.9, 0.95), weight_decay=0.0)
     for optimizer in optimizers.values():
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]

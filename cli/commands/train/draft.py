@@ -72,6 +72,22 @@ StreamsOnly = Annotated[
         rich_help_panel=LOSS,
     ),
 ]
+Features = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Let rows read the target's hidden states after so many layers, those of an exit; 0: ids alone.",
+        rich_help_panel=SHAPE,
+    ),
+]
+FeaturesOnly = Annotated[
+    bool,
+    typer.Option(
+        "--features-only",
+        help="Train what reads hidden states alone; rows without any stay as they are. Wants --from-model DRAFT.",
+        rich_help_panel=LOSS,
+    ),
+]
 MoreText = Annotated[
     list[Path] | None, typer.Option(help="WORK of another `train text` with this target: its text is read too.")
 ]
@@ -109,6 +125,8 @@ def draft(
     length: shared.Length = 1024,
     rate: Rate = 1.0,
     streams_only: StreamsOnly = False,
+    features: Features = 0,
+    features_only: FeaturesOnly = False,
     seconds: shared.Seconds = 1300.0,
     baseline: Baseline = False,
     resume: shared.Resume = False,
@@ -128,11 +146,12 @@ def draft(
     weights: Any = {"stream_weight": stream_weight, "argmax_weight": argmax_weight, "prompt_weight": prompt_weight}
     rows: dict[str, Any] = {"streams_from": streams_from, "tip_share": tip_share, "sequences": batch, "length": length}
     rows |= {"is_compiled": compile_loss, "trains_embedding": train_embedding, "loss": distance}
-    loss = DistillConfig(**weights, **rows, rate=rate, streams_only=streams_only)
+    loss = DistillConfig(**weights, **rows, rate=rate, streams_only=streams_only, features_only=features_only)
     config = run_config(work, (seconds, deadline, baseline), (save_every, report_every, count_cpu))
     sizes: Any = {"hidden": hidden, "layers": layers, "stream_layers": stream_layers, "stream_rank": stream_rank}
     sizes |= {"link_rank": link_rank, "source": from_model, "from_layers": read_layers(from_layers)}
-    plan = DraftPlan(**sizes, head_rank=head_rank, streams_only=streams_only)
+    only = {"streams_only": streams_only, "features_only": features_only}
+    plan = DraftPlan(**sizes, head_rank=head_rank, feature_layer=features, **only)
     size = plan.check(target, streams, baseline)
     checkpoint = shared.open_target(target, trained=size, tokens=batch * length, threads=threads, device=device)
     runs = [("draft", streams, output), ("baseline", 0, output.with_name(f"{output.name}-s0"))][: 1 + baseline]
@@ -180,7 +199,8 @@ class DraftPlan:
     """How large a draft is, and what it starts from.
 
     That is nothing but sizes, a small model (or a draft) in `source`, or some of the target's layers with a head of
-    `head_rank`. With `streams_only` a source's own weights stay as they are.
+    `head_rank`. With `streams_only` or `features_only` a source's own weights stay as they are. It reads the target's
+    hidden states after `feature_layer` layers, if that is not 0.
     """
 
     hidden: int
@@ -192,6 +212,8 @@ class DraftPlan:
     streams_only: bool
     from_layers: tuple[int, ...] = ()
     head_rank: int = 0
+    feature_layer: int = 0
+    features_only: bool = False
 
     def check(self, target: Path, num_streams: int, has_baseline: bool) -> int:
         """Check the plan against the target; return about how many parameters are trained.
@@ -213,6 +235,7 @@ class DraftPlan:
         if self.streams_only and not self.stream_rank + self.link_rank:
             raise ConfigError("--streams-only trains adapters and link; give --stream-rank or --link-rank above 0")
         of_target = open_checkpoint(target, "target")
+        self._check_features(int(of_target.config["num_hidden_layers"]), has_baseline)
         if self.source is not None and self.from_layers:
             raise ConfigError("--from-model and --from-layers both say what to start from; give one of them")
         if self.from_layers:
@@ -231,9 +254,29 @@ class DraftPlan:
         check_stream_layers(num_streams, self.stream_layers, self.layers)
         return self.hidden * (int(of_target.config["vocab_size"]) + 12 * self.layers * self.hidden)
 
+    def _check_features(self, num_layers: int, has_baseline: bool) -> None:
+        from mirrorsd.training.models.streaming_draft import read_channel_layer
+
+        if self.feature_layer >= num_layers:
+            raise ConfigError(f"--features is {self.feature_layer}; this target allows 1..{num_layers - 1}, or 0: none")
+        if self.features_only and (self.source is None or not self.feature_layer or has_baseline or self.streams_only):
+            raise ConfigError(
+                "--features-only leaves rows without features as they are: it wants --from-model and --features, and "
+                "neither --baseline nor --streams-only"
+            )
+        found = 0 if self.source is None else read_channel_layer(self.source)
+        if found and found != self.feature_layer:
+            raise ConfigError(
+                f"the draft in {self.source} reads hidden states after layer {found}: give --features {found}, or start "
+                "from a copy of it without its feature_channel.safetensors"
+            )
+
     def make(self, target: Any, num_streams: int) -> Any:
         """Return the untrained draft with that many streams."""
-        return self._make(target, self._shape(num_streams)).to(target.device)
+        draft = self._make(target, self._shape(num_streams))
+        if self.feature_layer and draft.channel is None:
+            draft.add_channel(self.feature_layer, target.config.hidden_size)
+        return draft.to(target.device)
 
     def _make(self, target: Any, streams: Any) -> Any:
         from mirrorsd.training.draft_shape import draft_from_layers, draft_from_model, draft_from_scratch
