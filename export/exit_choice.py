@@ -1,4 +1,4 @@
-"""Where the target is cut when nobody says where: from the coverage that was measured of its exits.
+"""Where the target is cut: where it was asked for, or by the coverage that was measured of its exits.
 
 Owns: reading shares out of `exit_coverage.json`, and the choice. Does not own: measuring them (`mirrorsd.training`),
 nor checks on layers that were asked for (`options.py`).
@@ -7,8 +7,36 @@ nor checks on layers that were asked for (`options.py`).
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from mirrorsd.export.checkpoints.carried_files import exit_coverage
+from mirrorsd.export.checkpoints.checkpoint import Checkpoint
+from mirrorsd.export.checkpoints.loading import adapter_layers
+from mirrorsd.export.options import ExportOptions, check_exit_layers
 from mirrorsd.graphs import names
-from mirrorsd.graphs.errors import ExportError
+from mirrorsd.graphs.errors import ConfigError, ExportError
+
+
+def exit_layers(target: Checkpoint, options: ExportOptions, feature_layer: int | None) -> tuple[int, ...]:
+    """Return the borders of an export; a draft that reads hidden states after `feature_layer` layers needs that one.
+
+    Raises:
+        ConfigError: layers that the target does not have, or not the one that the draft reads.
+        ExportError: the coverage file cannot be used.
+    """
+    num_layers = int(target.config["num_hidden_layers"])
+    check_exit_layers(options.exit_layers, num_layers)
+    if options.exit_layers != "auto":
+        if feature_layer is not None and feature_layer not in options.exit_layers:
+            raise ConfigError(
+                f"the draft reads the target's hidden states after layer {feature_layer}, and the exits asked for are "
+                f"after {', '.join(map(str, options.exit_layers))}: ask for that one too, or remove the draft's "
+                f"{names.CHANNEL_FILE}, without which it reads ids alone"
+            )
+        return options.exit_layers
+    if feature_layer is not None:
+        return (feature_layer,)
+    with_adapter, num_candidates = adapter_layers(target.folder, num_layers), options.num_exit_candidates
+    coverage = exit_coverage(target)
+    return (choose_exit_layer(coverage, num_layers, with_adapter=with_adapter, num_candidates=num_candidates),)
 
 
 def choose_exit_layer(

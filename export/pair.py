@@ -29,19 +29,19 @@ from mirrorsd.export.checkpoints.compatibility import check_compatible, with_sha
 from mirrorsd.export.checkpoints.head import HeadCheckpoint, open_heads
 from mirrorsd.export.checkpoints.loading import (
     DTYPE_BY_PRECISION,
-    adapter_layers,
+    Channel,
     draft_shape,
     load_adapter,
+    load_channel,
     load_streams,
     target_shape,
 )
 from mirrorsd.export.checkpoints.weightless import open_model
 from mirrorsd.export.draft_compression import compress_draft
-from mirrorsd.export.exit_choice import choose_exit_layer
+from mirrorsd.export.exit_choice import exit_layers
 from mirrorsd.export.options import (
     ExportOptions,
     ExportProgress,
-    check_exit_layers,
     resolve_capacities,
     resolve_context,
 )
@@ -50,7 +50,7 @@ from mirrorsd.export.passes.graph_passes import optimise_draft
 from mirrorsd.export.passes.torch_to_onnx import export_stage
 from mirrorsd.export.stages.attention import TREE_ATTENTION
 from mirrorsd.export.stages.draft import DraftStage
-from mirrorsd.export.verify.draft import VERIFY_TREE_PARENTS, DraftRun, compare_draft
+from mirrorsd.export.verify.draft import VERIFY_TREE_PARENTS, DraftParts, DraftRun, compare_draft
 from mirrorsd.export.verify.draft_accuracy import cut_texts
 from mirrorsd.export.verify.head import compare_heads
 from mirrorsd.export.verify.quality import calibration_text, measure_quality, reference_choices
@@ -156,6 +156,7 @@ class _Job:
     exit_layers: tuple[int, ...]
     context: int
     heads: tuple[HeadCheckpoint, ...]
+    channel: Channel | None
 
 
 class _BuiltDraft(NamedTuple):
@@ -218,12 +219,14 @@ def _plan_job(target: Checkpoint, draft: Checkpoint, options: ExportOptions) -> 
             f"the draft has layers that see {window} tokens, the context is {context}: sliding windows that end within "
             f"the context are supported in targets only. Ask for a context of {window}, or take another draft"
         )
+    channel = _channel(target, draft, options)
     return _Job(
         target=target,
         draft=draft,
         options=options,
         formats=_formats(target, options),
-        exit_layers=_exit_layers(target, options),
+        exit_layers=exit_layers(target, options, None if channel is None else channel.layer),
+        channel=channel,
         context=context,
         heads=open_heads(options.heads, target),
     )
@@ -240,19 +243,15 @@ def _formats(target: Checkpoint, options: ExportOptions) -> WeightFormats:
     return replace(formats, carried=FileBlocks(carried_tensors(target.tensors)))
 
 
-def _exit_layers(target: Checkpoint, options: ExportOptions) -> tuple[int, ...]:
-    num_layers = int(target.config["num_hidden_layers"])
-    check_exit_layers(options.exit_layers, num_layers)
-    if options.exit_layers != "auto":
-        return options.exit_layers
-    return (
-        choose_exit_layer(
-            exit_coverage(target),
-            num_layers,
-            with_adapter=adapter_layers(target.folder, num_layers),
-            num_candidates=options.num_exit_candidates,
-        ),
-    )
+def _channel(target: Checkpoint, draft: Checkpoint, options: ExportOptions) -> Channel | None:
+    sizes = {"width": int(target.config["hidden_size"]), "num_layers": int(target.config["num_hidden_layers"])}
+    channel = load_channel(draft.folder, int(draft.config["hidden_size"]), **sizes)
+    if channel is not None and options.computes_in == "bf16":
+        raise ConfigError(
+            f"the draft in {draft.folder} reads the target's hidden states, which the host cannot read in bf16: choose "
+            f"another precision, or remove its {names.CHANNEL_FILE}, without which it reads ids alone"
+        )
+    return channel
 
 
 def _build_target(job: _Job, bundle: Path, journal: Journal, report: ExportProgress) -> _BuiltTarget:
@@ -324,6 +323,7 @@ def _build_draft(job: _Job, bundle: Path, journal: Journal, report: ExportProgre
     shape = draft_shape(
         model.network,
         streams,
+        job.channel,
         target_vocab_size=num_input_ids,
         num_candidates=options.num_draft_candidates,
         has_noise=options.draft_noise,
@@ -332,7 +332,13 @@ def _build_draft(job: _Job, bundle: Path, journal: Journal, report: ExportProgre
     contract = draft_contract(shape)
     model.network.set_attn_implementation(TREE_ATTENTION)
     stage = DraftStage(
-        parts_of(model.network), contract, shape, streams=streams, context=job.context, num_input_ids=num_input_ids
+        parts_of(model.network),
+        contract,
+        shape,
+        streams=streams,
+        context=job.context,
+        num_input_ids=num_input_ids,
+        channel=job.channel and job.channel.weights,
     )
     file, written = (
         (_UNCOMPRESSED, "fp32") if options.draft_compression else (names.DRAFT_FILE, options.draft_precision)
@@ -357,7 +363,7 @@ def _build_draft(job: _Job, bundle: Path, journal: Journal, report: ExportProgre
     run = DraftRun(bundle / file, shape, job.context)
     with journal.forgetting("draft"):
         stored = as_stored(model, FLOAT_WEIGHTS, dtype)
-        results = (compare_draft(run, stored, None if streams is None else streams.rounded(dtype), ids, text),)
+        results = (compare_draft(run, stored, DraftParts(streams, job.channel).rounded(dtype), ids, text),)
         check_parity(results, tolerance_of(str(dtype).removeprefix("torch."), options.accept_error))
     if (asked := options.draft_compression) is None:
         return _BuiltDraft(entry, results, None)

@@ -60,7 +60,8 @@ class TargetShape:
 class DraftShape:
     """The sizes of a draft that its contract depends on; `num_streams = 0` is an ordinary causal LM.
 
-    `num_noise_rows = 0`: candidates are ranked without the noise of sampling.
+    `num_noise_rows = 0`: candidates are ranked without the noise of sampling. A draft that reads its target's hidden
+    states reads those after `feature_layer` layers, `num_features` numbers wide; without them both are 0.
     """
 
     num_layers: int
@@ -71,6 +72,8 @@ class DraftShape:
     num_candidates: int
     dtype: str = "float32"
     num_noise_rows: int = 0
+    num_features: int = 0
+    feature_layer: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +163,12 @@ def exit_contract(shape: TargetShape, name: str, *, num_candidates: int) -> Stag
     )
 
 
+def _feature_inputs(shape: DraftShape) -> tuple[TensorSpec, ...]:
+    if not shape.num_features:
+        return ()
+    return (TensorSpec(name=names.DRAFT_FEATURES, dtype="float32", shape=(1, "N", shape.num_features)),)
+
+
 def _noise_inputs(shape: DraftShape) -> tuple[TensorSpec, ...]:
     if not shape.num_noise_rows:
         return ()
@@ -177,7 +186,8 @@ def draft_contract(shape: DraftShape) -> StageContract:
     main prediction of tip `r` (the next token), `[r, j]` that of stream `j` (the token `j` further on), each the
     best `m` ids with their log-probabilities, best first. With `noise`, a row per position, the best are those of
     log-probability plus row `noise_rows[r, j]`: what wins a Gumbel-argmax may be any token. `new_*` are the rows' own
-    keys and values: the host writes those it wants to keep into the cache. Streams leave nothing behind.
+    keys and values: the host writes those it wants to keep into the cache. Streams leave nothing behind. `features`
+    are, for rows that have one, the target's hidden state of the token before, at a mean square of one; else zeros.
     """
     layers = range(shape.num_layers)
     cache = (1, shape.num_kv_heads, "C", shape.head_dim)
@@ -188,6 +198,7 @@ def draft_contract(shape: DraftShape) -> StageContract:
         TensorSpec(name=names.DRAFT_POSITIONS, dtype="int64", shape=(1, "N")),
         TensorSpec(name=names.DRAFT_MASK, dtype="float32", shape=(1, 1, "N", "C+N")),
         TensorSpec(name=names.DRAFT_TIP_ROWS, dtype="int64", shape=("R",)),
+        *_feature_inputs(shape),
         *_noise_inputs(shape),
         *_per_layer(layers, names.past_key, names.past_value, shape.dtype, cache),
     )

@@ -42,7 +42,7 @@ def check_values(manifest: "Manifest", origin: str) -> None:
     Raises:
         BundleError: names the field, what was found and what is allowed.
     """
-    for rules in (_target_rules, _chain_rules, _draft_rules, _head_rules, _token_rules, _report_rules):
+    for rules in (_target_rules, _chain_rules, _draft_rules, _feature_rules, _head_rules, _token_rules, _report_rules):
         for rule in rules(manifest):
             if not rule.holds:
                 found = repr(rule.found)
@@ -156,6 +156,16 @@ def _draft_rules(manifest: "Manifest") -> Iterator[Rule]:
     is_rising = bool(capacities) and capacities[0] > 0 and all(one < other for one, other in pairwise(capacities))
     yield Rule(is_rising, "draft.capacities", list(capacities), "one or more, positive and rising")
     yield _within("draft.capacities: the largest", capacities[-1], manifest.target.context)
+
+
+def _feature_rules(manifest: "Manifest") -> Iterator[Rule]:
+    """What a draft reads of the target's hidden states is there: at an exit, and of a kind that the host knows."""
+    target, shape = manifest.target, manifest.draft.shape
+    if shape.num_features or shape.feature_layer:
+        width, layers = target.shape.hidden_size, [point.layer for point in target.exits]
+        yield _within("draft.shape.num_features", shape.num_features, width, width)
+        yield Rule(shape.feature_layer in layers, "draft.shape.feature_layer", shape.feature_layer, f"one of {layers}")
+        yield _one_of("target.shape.dtype, beside features", target.shape.dtype, ("float32", "float16"))
 
 
 def _head_rules(manifest: "Manifest") -> Iterator[Rule]:

@@ -271,7 +271,8 @@ class SpeculationConfig:
         roots: branches to prepare while the target works (`global` allocation).
         kappa: branches per row (`per_row` allocation; the paper uses 8).
         root_source: `proxy` waits for the exit's guesses (the paper), `early` starts from the draft's own runners-up,
-            `progressive` starts early and is corrected by the exit.
+            `progressive` starts early and is corrected by the exit, `features` starts from the draft's own once the
+            hidden states are there that the draft reads; no exit is run for it.
         allocation: `global` spends `roots` where they are likeliest, `per_row` spends `kappa` at every row.
         passes: most draft passes for a fresh window (`J`); a draft without streams always takes up to `gamma`.
         window: `full` verifies all that the draft has prepared; `worthwhile` only what is likely enough for its rows'
@@ -304,6 +305,13 @@ class SpeculationConfig:
         require(is_padding, owner, "pad_rows_to", self.pad_rows_to, _SPECULATION_RULES["pad_rows_to"].allowed)
         needs_exit = self.root_source == "proxy" and not self.exits
         require(not needs_exit, owner, "exits", self.exits, 'at least one layer, as root_source is "proxy"')
+
+    @property
+    def exits_run(self) -> tuple[int, ...] | None:
+        """The exits that are run where they are listened to, by layer; None for all."""
+        if self.root_source == "features":
+            return ()
+        return None if self.exits == "all" else self.exits
 
 
 class Speculations(NamedTuple):

@@ -11,7 +11,7 @@ from functools import partial
 
 from mirrorsd.device_maps.pace import interpolate
 from mirrorsd.graphs.errors import ConfigError, DeviceError, GenerationError
-from mirrorsd.graphs.manifest import Manifest, TargetEntry
+from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
 from mirrorsd.runtime.config import HEAD_METHODS, GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.decoding.assembly import decoder_with, head_decoder, lookup_decoder, plain_decoder
@@ -268,13 +268,18 @@ def resolve_speculation(defaults: SpeculationConfig, overrides: Mapping[str, obj
     return replace(defaults, **given)  # type: ignore[arg-type]
 
 
-def check_exits(speculation: SpeculationConfig, target: TargetEntry) -> None:
-    """Refuse exits that a bundle does not have.
+def check_exits(speculation: SpeculationConfig, manifest: Manifest) -> None:
+    """Refuse exits that a bundle does not have, and hidden states that its draft does not read.
 
     Raises:
-        ConfigError: there is no exit after one of the layers.
+        ConfigError: there is no exit after one of the layers, or the draft reads ids alone.
     """
-    present = [point.layer for point in target.exits]
+    if speculation.root_source == "features" and not manifest.draft.shape.feature_layer:
+        raise ConfigError(
+            'root_source is "features"; this bundle\'s draft reads no hidden states of the target. Train it with '
+            "`mirrorsd train draft --features LAYER`, and export the pair again."
+        )
+    present = [point.layer for point in manifest.target.exits]
     absent = [layer for layer in speculation.exits if layer not in present] if speculation.exits != "all" else []
     if absent:
         raise ConfigError(f"exits names layer {absent[0]}; this bundle has exits after layers {present}")

@@ -56,7 +56,7 @@ def load_parts(
     found = tuned if tuned and tuned.layout == laid_out.name else None
     speculations = _resolve(choice.device_map, found, given)
     for one in speculations:
-        check_exits(one, manifest.target)
+        check_exits(one, manifest)
     before = regions_now()
     known = _known(laid_out.device_map, tuned, found)
     with ThreadPoolExecutor(1, "mirrorsd-tokenizer") as beside:
@@ -122,7 +122,8 @@ def _start_engine(
         exits = OpenVinoExits(folder, manifest.target, card.exit) if card.exit.device != "target" else None
         if exits is not None:
             exits.warm_up(1 + speculation.gamma)
-        model = _target_class(card)(folder, manifest.target, card.target, exits, manifest.heads)
+        feature_layer = manifest.draft.shape.feature_layer
+        model = _target_class(card)(folder, manifest.target, card.target, exits, manifest.heads, feature_layer)
         with closing(model.new_session()) as session:
             session.warm_up(1 + speculation.gamma)
         return PacedTargetModel(model, card.pace, manifest.target.shape.num_layers) if card.pace else model

@@ -149,7 +149,7 @@ class MirrorPipeline:
             GenerationError: the pipeline is closed.
             ConfigError: it wants exits that the bundle does not have.
         """
-        check_exits(speculation or self.speculation, self.manifest.target)
+        check_exits(speculation or self.speculation, self.manifest)
         self._engine.check_usable()
         ways = Speculations(speculation or self.speculation, speculation or self.sampled_speculation)
         session = MirrorSession(self._engine, self._reader, self.manifest, ways, self._layout)

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mirrorsd.export.weights.block_formats import COMPUTE_BY_PRECISION
+from mirrorsd.families.feature_channel import ChannelWeights
 from mirrorsd.families.stream_link import LinkWeights
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import DraftShape, TargetShape
@@ -57,6 +58,24 @@ class Streams:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channel:
+    """What a draft reads of its target's hidden states after `layer` layers: `weights`."""
+
+    layer: int
+    weights: ChannelWeights
+
+    @property
+    def width(self) -> int:
+        """Numbers of such a hidden state."""
+        return self.weights.down.shape[1]
+
+    def rounded(self, dtype: torch.dtype) -> "Channel":
+        """This channel in the numbers of a draft that is stored in `dtype`."""
+        down, up = (matrix.to(dtype).to(matrix.dtype) for matrix in self.weights)
+        return Channel(layer=self.layer, weights=ChannelWeights(down, up))
+
+
 def target_shape(model: Any, precision: str) -> TargetShape:
     """Sizes of the target for its contracts."""
     config = model.config
@@ -71,7 +90,13 @@ def target_shape(model: Any, precision: str) -> TargetShape:
 
 
 def draft_shape(
-    model: Any, streams: Streams | None, *, target_vocab_size: int, num_candidates: int, has_noise: bool | None = None
+    model: Any,
+    streams: Streams | None,
+    channel: Channel | None = None,
+    *,
+    target_vocab_size: int,
+    num_candidates: int,
+    has_noise: bool | None = None,
 ) -> DraftShape:
     """Sizes of the draft for its contract; ids beyond the target's vocabulary are cut off.
 
@@ -90,6 +115,8 @@ def draft_shape(
         num_streams=0 if streams is None else streams.embeddings.shape[0],
         num_candidates=num_candidates,
         num_noise_rows=_NOISE_ROWS if has_noise else 0,
+        num_features=0 if channel is None else channel.width,
+        feature_layer=0 if channel is None else channel.layer,
     )
 
 
@@ -132,6 +159,35 @@ def load_streams(folder: Path, hidden_size: int, num_layers: int, head_width: in
         adapters = tuple(_adapter(path, tensors, pair, hidden_size) for pair in pairs)
     link = _link(path, tensors, head_width or hidden_size) if is_linked else None
     return Streams(embeddings=embeddings, num_stream_layers=num_stream_layers, adapters=adapters, link=link)
+
+
+def load_channel(folder: Path, hidden_size: int, *, width: int, num_layers: int) -> Channel | None:
+    """Read `feature_channel.safetensors` beside a draft's weights; None where the draft has none.
+
+    Args:
+        folder: The draft's.
+        hidden_size: The draft's.
+        width: The target's hidden size.
+        num_layers: The target's.
+
+    Raises:
+        ExportError: unreadable, of another format, or not made for this draft or this target.
+    """
+    path = folder / names.CHANNEL_FILE
+    if not path.is_file():
+        return None
+    metadata, tensors = _read_tensors(path, names.CHANNEL_FORMAT)
+    down, up = (tensors.get(name, torch.empty(0)) for name in names.CHANNEL_WEIGHTS)
+    layer = int(metadata.get("layer", 0))
+    if down.ndim != 2 or up.shape != (hidden_size, down.shape[0]):
+        raise ExportError(f"{path} is not for a draft of hidden size {hidden_size}; train the draft again")
+    if down.shape[1] != width or not 1 <= layer < num_layers:
+        raise ExportError(
+            f"{path} reads hidden states of {down.shape[1]} numbers after layer {layer}; this target has {width} numbers "
+            f"and {num_layers} layers: train the draft on this target, or remove the file, without which the draft "
+            "reads ids alone"
+        )
+    return Channel(layer=layer, weights=ChannelWeights(down, up))
 
 
 def _link(path: Path, tensors: dict[str, Tensor], hidden_size: int) -> LinkWeights:

@@ -14,6 +14,7 @@ from mirrorsd.export.stages.rotary_tables import RotaryTables
 from mirrorsd.export.stages.target import flatten
 from mirrorsd.export.stages.top_candidates import top_candidates
 from mirrorsd.families.decoder_parts import DecoderParts
+from mirrorsd.families.feature_channel import ChannelWeights
 from mirrorsd.families.stream_adapter import adapt_streams
 from mirrorsd.families.stream_link import SHORTLIST, Guesses, LinkWeights, follow_links
 from mirrorsd.graphs import names
@@ -37,8 +38,11 @@ class DraftStage(nn.Module):
         streams: Streams | None,
         context: int,
         num_input_ids: int,
+        channel: ChannelWeights | None = None,
     ) -> None:
         """Build from the parts of HF's causal LM; `streams` is None for an ordinary draft.
+
+        `channel` is there where the contract has features.
 
         The target may feed ids `0 .. num_input_ids - 1`; those that the draft lacks are read as its last one.
         """
@@ -62,6 +66,8 @@ class DraftStage(nn.Module):
             self.adapters = nn.ParameterList(nn.Parameter(half, requires_grad=False) for half in halves)
             link = [matrix.to(dtype) for matrix in streams.link or ()]
             self.link = nn.ParameterList(nn.Parameter(matrix, requires_grad=False) for matrix in link)
+        matrices = [matrix.to(dtype) for matrix in channel or ()]
+        self.channel = nn.ParameterList(nn.Parameter(matrix, requires_grad=False) for matrix in matrices)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Run the pass; inputs and outputs are those of `draft_contract`, in its order."""
@@ -75,6 +81,8 @@ class DraftStage(nn.Module):
         past = {i: (by_name[names.past_key(i)], by_name[names.past_value(i)]) for i in numbers}
         caches = TreeCaches(past, ids.shape[1], self._for_groups(mask))
         hidden, angles = self.embed(ids, positions), self.rotary(positions)
+        if len(self.channel):
+            hidden = hidden + ChannelWeights(*self.channel).added(by_name[names.DRAFT_FEATURES])
         for number, layer in enumerate(self.layers):
             if number == self.first_stream_layer:
                 hidden, positions = self.add_streams(hidden, positions, tip_rows)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from mirrorsd.export.checkpoints.loading import Streams
+from mirrorsd.export.checkpoints.loading import Channel, Streams
 from mirrorsd.export.checkpoints.weightless import WeightlessModel
 from mirrorsd.export.verify.comparison import Comparison, divergences
 from mirrorsd.families.registry import parts_of
@@ -108,26 +108,36 @@ class DenseDraft(NamedTuple):
         return expected
 
 
-def dense_draft(
-    model: WeightlessModel, streams: Streams | None, ids: Array, positions: Array, sees: Array, vocab_size: int
-) -> DenseDraft:
+class DraftRows(NamedTuple):
+    """Rows of one forward: `ids [T]`, `positions [T]`, `sees [T, T]` (bool: row sees column), what is `added [T, H]`.
+
+    `added` comes from hidden states of a target; None: nothing is.
+    """
+
+    ids: Array
+    positions: Array
+    sees: Array
+    added: Tensor | None = None
+
+
+def dense_draft(model: WeightlessModel, streams: Streams | None, rows: DraftRows, vocab_size: int) -> DenseDraft:
     """Run every row and its streams in one forward.
 
     Args:
         model: HF's causal LM in float32.
         streams: Stream embeddings, or None.
-        ids: `[T]` tokens.
-        positions: `[T]`.
-        sees: `[T, T]` bool: row sees column.
+        rows: The rows.
         vocab_size: Ids from here on are left out.
     """
+    ids, sees = rows.ids, rows.sees
     model.network.set_attn_implementation("eager")
     parts = parts_of(model.network)
     num_streams = 0 if streams is None else streams.embeddings.shape[0]
     first_stream_layer = len(parts.layers) - (0 if streams is None else streams.num_stream_layers)
     with torch.no_grad(), model.loaded(parts.embed), model.on_demand():
-        place, mask = torch.from_numpy(positions), _additive(sees)
+        place, mask = torch.from_numpy(rows.positions), _additive(sees)
         hidden = parts.embed(torch.from_numpy(ids)[None], place[None])
+        hidden = hidden if rows.added is None else hidden + rows.added.to(hidden.dtype)
         for number, layer in enumerate(parts.layers):
             if streams is not None and number == first_stream_layer:
                 entering = hidden[0, :, None] + streams.embeddings.to(hidden.dtype)
@@ -200,15 +210,15 @@ class DraftRun:
             name(layer): np.zeros(size, np.float32) for layer in layers for name in (names.past_key, names.past_value)
         }
 
-    def forward(self, tree: Tree, num_cached: int, tips: Array) -> tuple[Array, Array]:
+    def forward(self, tree: Tree, num_cached: int, tips: Array, features: Array | None = None) -> tuple[Array, Array]:
         """Run one pass behind `num_cached` cached rows; return ids and log-probs `[R, 1+s, m]` at `tips`."""
         with raised_as(ExportError, "OpenVINO failed while running the draft, just exported", OPENVINO_ERRORS):
-            self.request.infer(self.feeds(tree, num_cached, tips))
+            self.request.infer(self.feeds(tree, num_cached, tips, features))
         found = [self.request.get_tensor(name).data.copy() for name in (names.DRAFT_TIP_IDS, names.DRAFT_TIP_LOGPROBS)]
         return found[0], found[1]
 
-    def feeds(self, tree: Tree, num_cached: int, tips: Array) -> dict[str, Array]:
-        """All inputs of that pass, the caches among them."""
+    def feeds(self, tree: Tree, num_cached: int, tips: Array, features: Array | None = None) -> dict[str, Array]:
+        """All inputs of that pass, the caches among them; without `features [N, F]` no row has any."""
         num_rows = len(tree.ids)
         mask = np.full((1, 1, num_rows, self.capacity + num_rows), MASKED, np.float32)
         mask[..., :num_cached] = 0.0
@@ -219,6 +229,9 @@ class DraftRun:
             names.DRAFT_MASK: mask,
             names.DRAFT_TIP_ROWS: tips.astype(np.int64),
         }
+        if self.shape.num_features:
+            no_features = np.zeros((num_rows, self.shape.num_features), np.float32)
+            feeds[names.DRAFT_FEATURES] = (no_features if features is None else features)[None]
         if self.shape.num_noise_rows:
             feeds[names.DRAFT_NOISE] = np.zeros((self.shape.num_noise_rows, self.shape.vocab_size), np.float32)
             feeds[names.DRAFT_NOISE_ROWS] = np.zeros((len(tips), 1 + self.shape.num_streams), np.int64)
@@ -232,27 +245,46 @@ class DraftRun:
                 self.caches[past(layer)][:, :, num_cached : num_cached + num_rows] = rows
 
 
-def compare_draft(
-    run: DraftRun, model: WeightlessModel, streams: Streams | None, ids: list[int], text: str
-) -> VerifyResult:
+class DraftParts(NamedTuple):
+    """What a draft has beside an ordinary one: streams, and what reads a target's hidden states; or None."""
+
+    streams: Streams | None = None
+    channel: Channel | None = None
+
+    def rounded(self, dtype: torch.dtype) -> "DraftParts":
+        """These parts in the numbers of a draft that is stored in `dtype`."""
+        return DraftParts(*(part and part.rounded(dtype) for part in self))
+
+
+def compare_draft(run: DraftRun, model: WeightlessModel, own: DraftParts, ids: list[int], text: str) -> VerifyResult:
     """Compare chunks over all of `ids` and one tree behind them with the dense reference.
 
+    Every third row gets random hidden states, where the draft reads some.
     Errors are over the log-probabilities that the pass returns; they are held against the spread of the main row's.
     """
     tree = Tree(tuple(ids[: len(VERIFY_TREE_PARENTS)]), VERIFY_TREE_PARENTS)
     sees, all_ids = _joined_sees(len(ids), tree), np.array([*ids, *tree.ids])
     positions = np.concatenate((np.arange(len(ids)), len(ids) + tree.depths()))
-    dense = dense_draft(model, streams, all_ids, positions, sees, run.shape.vocab_size)
+    features, added = _features(own.channel, len(all_ids)), None
+    if own.channel is not None:
+        added = own.channel.weights.added(torch.from_numpy(features))
+    dense = dense_draft(model, own.streams, DraftRows(all_ids, positions, sees, added), run.shape.vocab_size)
     comparison = Comparison("draft")
     for start in range(0, len(ids), CHUNK):
         chunk = tuple(ids[start : start + CHUNK])
         chain = Tree(chunk, tuple(range(-1, len(chunk) - 1)))
-        found = run.forward(chain, start, np.arange(len(chunk)))
+        found = run.forward(chain, start, np.arange(len(chunk)), features[start : start + len(chunk)])
         run.keep(len(chunk), start)
         _compare(comparison, found, dense, np.arange(start, start + len(chunk)))
     tips = np.array([len(tree.ids) - 1, 2, 4])
-    _compare(comparison, run.forward(tree, len(ids), tips), dense, len(ids) + tips)
+    _compare(comparison, run.forward(tree, len(ids), tips, features[len(ids) :]), dense, len(ids) + tips)
     return replace(comparison.result(text), positions=len(ids) + len(tips))
+
+
+def _features(channel: Channel | None, num_rows: int) -> Array:
+    """Numbers like normalised hidden states at every third row, `[T, F]`; zeros at the others."""
+    drawn = np.random.default_rng(0).standard_normal((num_rows, 0 if channel is None else channel.width))
+    return np.where(np.arange(num_rows)[:, None] % 3 == 0, drawn, 0.0).astype(np.float32)
 
 
 def _compare(comparison: Comparison, found: tuple[Array, Array], dense: DenseDraft, where: Array) -> None:

@@ -97,8 +97,9 @@ class PacedTarget:
             nonlocal num_exits
             reached_ms = pass_ms * guesses.layer / self._num_layers + num_exits * self._pace.exit_ms
             hold(reached_ms, "middle" if num_exits else "prefix")
-            num_exits += 1
-            hold(reached_ms + self._pace.exit_ms, "exit")
+            if not guesses.is_silent:
+                num_exits += 1
+                hold(reached_ms + self._pace.exit_ms, "exit")
             assert on_exit is not None
             on_exit(guesses)
 

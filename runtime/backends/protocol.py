@@ -25,6 +25,7 @@ class RowBlock(NamedTuple):
 
     A row of the block sees cache slots `0 .. chain_visible - 1`, the cache slots in `extra_slots`, the first
     `lead_rows` rows of the pass (`lead_rows` is 0 for the block that starts the pass), and its block up to itself.
+    The first one may have a `feature [F]`: the target's hidden state of the token before it, normalised.
     """
 
     tokens: Sequence[int]
@@ -32,6 +33,7 @@ class RowBlock(NamedTuple):
     chain_visible: int
     extra_slots: Sequence[int] = ()
     lead_rows: int = 0
+    feature: NDArray[np.float32] | None = None
 
 
 class TipGuesses(NamedTuple):
@@ -90,20 +92,35 @@ class DraftModel(Protocol):
 
 
 class ExitGuesses:
-    """What an exit says at every row: `ids` and `logprobs` `[S, K]`, best first; `layer` is its depth."""
+    """What an exit says at every row: `ids` and `logprobs` `[S, K]`, best first; `layer` is its depth.
 
-    __slots__ = ("_compute", "_found", "layer")
+    Attributes:
+        features: `[S, F]` the hidden states there, where the draft reads those after `layer` layers; else None.
+        is_silent: whether the exit itself was not run, so that there are only features.
+    """
+
+    __slots__ = ("_compute", "_found", "features", "is_silent", "layer")
 
     def __init__(self, layer: int, ids: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:
         self.layer = layer
+        self.features: NDArray[np.float32] | None = None
+        self.is_silent = False
         self._found: Found | None = (ids, logprobs)
         self._compute: Callable[[], Found] | None = None
+
+    @classmethod
+    def silent(cls, layer: int, num_rows: int) -> Self:
+        """Those of an exit that names nothing."""
+        guesses = cls(layer, np.empty((num_rows, 0), dtype=np.int64), np.empty((num_rows, 0), dtype=np.float32))
+        guesses.is_silent = True
+        return guesses
 
     @classmethod
     def later(cls, layer: int, compute: Callable[[], "Found"]) -> Self:
         """Guesses that are worked out when they are first looked at, on the thread that looks."""
         guesses = cls.__new__(cls)
-        guesses.layer, guesses._found, guesses._compute = layer, None, compute
+        guesses.layer, guesses.features, guesses.is_silent = layer, None, False
+        guesses._found, guesses._compute = None, compute
         return guesses
 
     @property
@@ -130,12 +147,14 @@ class TargetOutput(NamedTuple):
     """The target's answer at the asked rows: `argmax_ids [R]`, `argmax_gap [R]`, and `logits [R, V]` if asked for.
 
     `short_rows`, one for each row, stand for the logits where they hold all that the filters asked about keep.
+    `features [R, F]` are the hidden states that the draft reads, if it reads any; good until the next pass begins.
     """
 
     argmax_ids: NDArray[np.int64]
     argmax_gap: NDArray[np.float32]
     logits: NDArray[np.floating] | None
     short_rows: Sequence[ShortRow] | None = None
+    features: NDArray[np.floating] | None = None
 
 
 class HeadGuesses(NamedTuple):
@@ -172,7 +191,8 @@ class TargetSession(Protocol):
         """Run rows `tokens [S]` at positions `start ..`; the cache before `start` is kept, anything after replaced.
 
         `with_logits` may be all that will be done with the logits: then `short_rows` may come in their place.
-        `on_exit` hears the exits after the layers `exits`, every one where that is None; no other exit is run.
+        `on_exit` hears the exits after the layers `exits`, every one where that is None; no other exit is run. It also
+        hears where the hidden states are that the draft reads, whether an exit is run there or not.
         """
 
     def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:

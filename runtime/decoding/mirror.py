@@ -164,18 +164,20 @@ class Expansion:
         self._link, self._drafter = link, link.drafter
         self._planner, self._occasion, self._table = planner, occasion, table
         self._by_exit: ExitGuesses | None = None
+        self._hidden: NDArray[np.float32] | None = None
         self._wanted: list[Branch] = []
 
     def begin(self) -> None:
-        """Start from the draft's own candidates; nothing to do where only the exit's count."""
-        if self._planner.is_early and not self._table.is_closed:
+        """Start from the draft's own candidates; nothing to do where the target is to speak first."""
+        if self._planner.starts_early and not self._table.is_closed:
             self._replan()
             self._work()
 
     def hear(self, guesses: ExitGuesses) -> None:
-        """Take in what an exit says and go on where it points."""
+        """Take in what an exit says, or the hidden states there, and go on where it points."""
         if not self._table.is_closed:
-            self._by_exit = guesses
+            self._by_exit = self._by_exit if guesses.is_silent else guesses
+            self._hidden = self._hidden if guesses.features is None else guesses.features
             self._replan()
             self._work()
 
@@ -192,7 +194,8 @@ class Expansion:
         branches = self._drafter.branches
         branch = branches.get((root.row, root.token))
         if branch is None:
-            branch = branches[root.row, root.token] = Branch(root, self._occasion.head + root.row + 1)
+            hidden = None if self._hidden is None else self._hidden[root.row]
+            branch = branches[root.row, root.token] = Branch(root, self._occasion.head + root.row + 1, hidden)
         else:
             branch.root = branch.root._replace(score=root.score)
         return branch

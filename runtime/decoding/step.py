@@ -32,11 +32,15 @@ class InFlight(NamedTuple):
 
 
 class Acceptance(NamedTuple):
-    """`num_accepted` leading window tokens equal the target's choices; `next_token` is the correction or bonus."""
+    """`num_accepted` leading window tokens equal the target's choices; `next_token` is the correction or bonus.
+
+    `hidden [F]` is what the target's lower layers made of the last accepted token, where the draft reads that.
+    """
 
     num_accepted: int
     next_token: int
     gaps: tuple[float, ...]
+    hidden: NDArray[np.floating] | None = None
 
 
 class Outcome(NamedTuple):
@@ -139,7 +143,10 @@ class StepDecoder:
         ticket = self.target.submit(request, inflight.head, inflight.window, on_start=on_start, on_exit=on_exit)
         request.chooser.look_ahead(inflight.window)
         request.chooser.draw_ahead(inflight.head + 1, len(inflight.window) + 1, self.target.vocab_size)
-        acceptance = self._accept(inflight, self.target.result(request, ticket))
+        output = self.target.result(request, ticket)
+        acceptance = self._accept(inflight, output)
+        if output.features is not None:
+            acceptance = acceptance._replace(hidden=output.features[acceptance.num_accepted])
         if beside is not None:
             beside.end(acceptance)
         tokens = self._commit(inflight, acceptance)
@@ -249,7 +256,7 @@ class SerialSource:
         if not self.draft.has_text:
             return Found(self.draft_window(), "fresh")
         num_accepted, token = acceptance.num_accepted, acceptance.next_token
-        job = partial(self.draft.drafter.resolve, inflight.head, num_accepted, token, order)
+        job = partial(self.draft.drafter.resolve, inflight.head, num_accepted, token, order, acceptance.hidden)
         return self.allowed(Found(*self.draft.ask(job, (NO_TOKENS, "none"))))
 
     def forced(self, inflight: InFlight, acceptance: Acceptance) -> Found | None:

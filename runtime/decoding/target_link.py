@@ -150,7 +150,7 @@ class TargetLink:
             with_logits=request.chooser.filters or request.chooser.needs_logits,
             ledger=request.ledger,
             on_exit=on_exit,
-            exits=None if request.speculation.exits == "all" else request.speculation.exits,
+            exits=request.speculation.exits_run,
         )
         job = run if on_start is None else partial(_after, on_start, run)
         if request.chooser.draws_ahead:

@@ -64,13 +64,13 @@ class Drafter:
         self.chain.forget()
         self.branches = {}
 
-    def fresh(self, order: WindowOrder) -> NDArray[np.int64]:
-        """Continue the chain from its head token."""
+    def fresh(self, order: WindowOrder, hidden: NDArray[np.floating] | None = None) -> NDArray[np.int64]:
+        """Continue the chain from its head token; `hidden [F]` is the target's of the token before, where it is known."""
         chain, head = self.chain, self.chain.head
         limit = min(order.limit, self.session.capacity - chain.num_known)
         if head - chain.num_fed >= self._max_rows:
             chain.feed(head)
-        branch = Branch(Root(0, chain.token(head), 1.0, "fresh"), head)
+        branch = Branch(Root(0, chain.token(head), 1.0, "fresh"), head, hidden)
         for number in range(order.passes):
             if branch.num_window >= limit or (number and not self._is_worthwhile(branch, number, order.length)):
                 break
@@ -103,8 +103,17 @@ class Drafter:
         else:
             self.chain.append(window)
 
-    def resolve(self, head: int, num_accepted: int, token: int, order: WindowOrder) -> tuple[NDArray[np.int64], str]:
+    def resolve(
+        self,
+        head: int,
+        num_accepted: int,
+        token: int,
+        order: WindowOrder,
+        hidden: NDArray[np.floating] | None = None,
+    ) -> tuple[NDArray[np.int64], str]:
         """The next window when the scheduler found none: a branch that finished late, or a fresh one.
+
+        `hidden [F]` is what the target's lower layers have made of the last accepted token, where it is known.
 
         Returns:
             The window and its source: `late` or `fresh`.
@@ -115,7 +124,7 @@ class Drafter:
             self.adopt(head, num_accepted, token, window)
             return window, "late"
         self.adopt(head, num_accepted, token, NO_TOKENS)
-        return self.fresh(order), "fresh"
+        return self.fresh(order, hidden), "fresh"
 
     def first_scratch_slot(self) -> int:
         """The first cache slot after the chain and all branches."""
@@ -173,6 +182,7 @@ class Drafter:
             chain_visible=min(branch.start, num_fed),
             extra_slots=branch.slots,
             lead_rows=min(max(0, branch.start - num_fed), num_lead),
+            feature=None if branch.fed else branch.feature,
         )
 
     def _absorb(self, placed: Sequence[Branch], tips: TipGuesses, num_lead: int, scratch: int) -> None:

@@ -19,6 +19,7 @@ from mirrorsd.runtime.policy.roots import Root
 from mirrorsd.runtime.policy.windows import Share
 
 NO_TOKENS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+_EPSILON = 1e-5
 _SLACK = 64  # a window may be known past the last slot that could ever be fed
 
 
@@ -157,20 +158,32 @@ class BranchWindow(NamedTuple):
     num_main: int
 
 
+def normalised(hidden: NDArray[np.floating]) -> NDArray[np.float32]:
+    """Scale a hidden state `[F]` to a mean square of one, as the draft was trained to read it.
+
+    >>> normalised(np.array([3.0, -3.0], dtype=np.float16)).round(3).tolist()
+    [1.0, -1.0]
+    """
+    wide = hidden.astype(np.float32)
+    return wide / np.sqrt(np.mean(wide * wide) + np.float32(_EPSILON))
+
+
 class Branch:
     """One root and its continuation on the draft device.
 
     `start` is the root token's absolute position: the branch sees every chain token before it. `fed` are the tokens
     (root first) whose keys and values are in `slots`; `guesses` are the tokens predicted after them. Entry `t` of
     `candidate_ids` and `candidate_logprobs` (`[m]` each) is what the draft thinks comes after token `t` of the branch;
-    entry `t` of `shares` is how sure it is of the one it chose there (see `WindowLength.cut`).
+    entry `t` of `shares` is how sure it is of the one it chose there (see `WindowLength.cut`). The root's row is fed
+    with `feature [F]`, if there is one: what the target's lower layers have made of the token before it.
     """
 
-    __slots__ = ("candidate_ids", "candidate_logprobs", "fed", "guesses", "root", "shares", "slots", "start")
+    __slots__ = ("candidate_ids", "candidate_logprobs", "feature", "fed", "guesses", "root", "shares", "slots", "start")
 
-    def __init__(self, root: Root, start: int) -> None:
+    def __init__(self, root: Root, start: int, hidden: NDArray[np.floating] | None = None) -> None:
         self.root = root
         self.start = start
+        self.feature = None if hidden is None else normalised(hidden)
         self.fed: list[int] = []
         self.slots: list[int] = []
         self.guesses: list[int] = [root.token]

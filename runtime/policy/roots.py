@@ -1,7 +1,8 @@
 """What the draft prepares for: the likeliest (row, next token) roots, from the draft's own candidates and the exit's.
 
 The one place that decides. `root_source` switches what it knows: `proxy` waits for the exit (the paper), `early` uses
-the draft's own runners-up from the start, `progressive` starts like `early` and is corrected by each exit's message.
+the draft's own runners-up from the start, `progressive` starts like `early` and is corrected by each exit's message,
+`features` takes the draft's own once the hidden states are there that the draft reads.
 
 How likely a root is, two small logistic models per pair say, over what the draft and an exit say about a window: one at
 which row the window fails, one which token comes there. Fitting them is `score_fitting`.
@@ -77,6 +78,11 @@ class RootPlanner:
     def is_early(self) -> bool:
         """Whether roots may come from the draft's own candidates."""
         return self._speculation.root_source != "proxy"
+
+    @property
+    def starts_early(self) -> bool:
+        """Whether roots are chosen before the target has said anything."""
+        return self._speculation.root_source in ("early", "progressive")
 
     @property
     def is_listening(self) -> bool:

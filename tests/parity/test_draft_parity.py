@@ -13,7 +13,7 @@ from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.checkpoints.weightless import open_model
 from mirrorsd.export.options import DEFAULT_BUCKETS
-from mirrorsd.export.verify.draft import DraftRun, Tree, dense_draft
+from mirrorsd.export.verify.draft import DraftRows, DraftRun, Tree, dense_draft
 from mirrorsd.families.stream_link import Guesses, follow_links
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import draft_contract
@@ -126,7 +126,7 @@ def test_the_dense_reference_agrees_with_hugging_face(qwen3_pair: Any) -> None:
     with torch.no_grad():
         expected = torch.log_softmax(model(torch.from_numpy(ids)[None]).logits[0], dim=-1).numpy()
     weightless = open_model(open_checkpoint(qwen3_pair.draft, "draft"))
-    found = dense_draft(weightless, None, ids, ids, np.tril(np.ones((30, 30), np.bool_)), 384)
+    found = dense_draft(weightless, None, DraftRows(ids, ids, np.tril(np.ones((30, 30), np.bool_))), 384)
     np.testing.assert_allclose(found.logprobs[:, 0], expected, atol=TOLERANCE)
 
 

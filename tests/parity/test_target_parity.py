@@ -180,6 +180,6 @@ def bound(qwen3_pair: Any) -> dict[str, Any]:
 
 
 def test_exits_that_a_bundle_does_not_have_are_refused(qwen3_pair: Any) -> None:
-    check_exits(SpeculationConfig(exits=(1, 2)), qwen3_pair.manifest.target)
+    check_exits(SpeculationConfig(exits=(1, 2)), qwen3_pair.manifest)
     with pytest.raises(ConfigError, match=r"exits names layer 3; this bundle has exits after layers \[1, 2\]"):
-        check_exits(SpeculationConfig(exits=(1, 3)), qwen3_pair.manifest.target)
+        check_exits(SpeculationConfig(exits=(1, 3)), qwen3_pair.manifest)

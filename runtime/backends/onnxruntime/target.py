@@ -47,9 +47,14 @@ class OnnxTargetModel:
         placement: TargetPlacement,
         exits: OpenVinoExits | None = None,
         heads: Sequence[Head] = (),
+        feature_layer: int = 0,
     ) -> None:
-        """Load the stages; `exits`, if given, stand in for the target's own. A head is loaded when it is asked."""
+        """Load the stages; `exits`, if given, stand in for the target's own. A head is loaded when it is asked.
+
+        The draft reads hidden states after `feature_layer` layers; 0: none.
+        """
         self.entry, self.placement, self.exits_elsewhere = entry, placement, exits
+        self.feature_layer = feature_layer
         self.heads = OnnxHeads(bundle, entry, heads)
         self.device = OnnxDevice(placement)
         dtype = entry.shape.dtype
@@ -112,15 +117,14 @@ class OnnxTarget:
         bound.write(tokens, start)
         for segment, before in zip(bound.segments, (None, *bound.segments), strict=False):
             segment.start()
-            if before is not None and on_exit is not None and (exits is None or before.end_layer in exits):
-                with ledger.time("target", "exit"):
-                    guesses = self._guess(bound, before, num_rows)
-                on_exit(guesses)
+            if before is not None and on_exit is not None:
+                self._report(bound, before, num_rows, (on_exit, exits, ledger))
             with ledger.time("target", segment.name):
-                is_heard = on_exit is not None and (exits is None or segment.end_layer in exits)
+                is_heard = on_exit is not None and self._is_heard(segment.end_layer, exits)
                 segment.finish(is_needed=is_heard or segment is bound.segments[-1])
         with ledger.time("target", "read"):
-            return bound.read(num_rows, with_logits=with_logits)
+            features = [self._features(one, num_rows) for one in bound.segments if self._has_features(one)]
+            return bound.read(num_rows, with_logits=with_logits)._replace(features=features[0] if features else None)
 
     def _filled_up(self, tokens: NDArray[np.int64], size: int) -> NDArray[np.int64]:
         """`size` rows: what comes behind the pass's own ones is overwritten by the next pass."""
@@ -139,6 +143,37 @@ class OnnxTarget:
         for size in _CAPTURED_ROWS:
             if size <= self.context:
                 self.warm_up(size)
+
+    def _is_heard(self, layer: int, exits: Collection[int] | None) -> bool:
+        return exits is None or layer in exits or layer == self._model.feature_layer
+
+    def _has_features(self, segment: BoundSegment) -> bool:
+        return segment.end_layer == self._model.feature_layer and segment.hidden is not None
+
+    def _features(self, segment: BoundSegment, num_rows: int) -> NDArray[np.floating]:
+        assert segment.hidden is not None
+        rows: NDArray[np.floating] = segment.hidden.read()[0, :num_rows]
+        return rows
+
+    def _report(
+        self,
+        bound: BoundPass,
+        segment: BoundSegment,
+        num_rows: int,
+        how: tuple[Callable[[ExitGuesses], None], Collection[int] | None, Ledger],
+    ) -> None:
+        """Tell what is known behind a segment, if anybody asked for it; `how` are those parameters of `run`."""
+        on_exit, exits, ledger = how
+        if not self._is_heard(segment.end_layer, exits):
+            return
+        guesses = ExitGuesses.silent(segment.end_layer, num_rows)
+        if exits is None or segment.end_layer in exits:
+            with ledger.time("target", "exit"):
+                guesses = self._guess(bound, segment, num_rows)
+        if self._has_features(segment):
+            # Copied: the next pass writes into the same memory.
+            guesses.features = np.array(self._features(segment, num_rows), dtype=np.float32)
+        on_exit(guesses)
 
     def _guess(self, bound: BoundPass, segment: BoundSegment, num_rows: int) -> ExitGuesses:
         elsewhere = self._model.exits_elsewhere

@@ -64,7 +64,7 @@ class DraftNoise:
 
 
 class DraftInputs:
-    """Host views of one bucket's inputs: `ids[1,N] positions[1,N] mask[1,1,N,C+N] tip_rows[R]`."""
+    """Host views of one bucket's inputs: `ids[1,N] positions[1,N] mask[1,1,N,C+N] tip_rows[R]`, `features[1,N,F]`."""
 
     def __init__(
         self,
@@ -72,7 +72,9 @@ class DraftInputs:
         positions: NDArray[np.int64],
         mask: NDArray[np.float32],
         tip_rows: NDArray[np.int64],
+        features: NDArray[np.float32] | None = None,
     ) -> None:
+        self._features = None if features is None else features[0]
         self._ids, self._positions, self._mask, self._tip_rows = ids[0], positions[0], mask[0, 0], tip_rows
         self.num_rows = ids.shape[1]
         self.num_tips = tip_rows.shape[0]
@@ -100,11 +102,15 @@ class DraftInputs:
         """
         mask, capacity = self._mask, self.capacity
         mask.fill(MASKED)
+        if self._features is not None:
+            self._features.fill(0.0)
         row = 0
         for block in blocks:
             size = len(block.tokens)
             stop = row + size
             self._ids[row:stop] = block.tokens
+            if self._features is not None and block.feature is not None:
+                self._features[row] = block.feature
             np.add(self._counting[:size], block.first_position, out=self._positions[row:stop])
             mask[row:stop, : block.chain_visible] = 0.0
             if block.extra_slots:
@@ -180,7 +186,7 @@ class DraftRequest:
                 kind = cache.kind if name.startswith(_NEW) else ov.Type(array.dtype)
                 self._request.set_tensor(name, tensor_on(array, kind))
         self.bind(cache)
-        self.inputs = DraftInputs(*(arrays[name] for name in _HOST_INPUTS))
+        self.inputs = DraftInputs(*(arrays[name] for name in _HOST_INPUTS), arrays.get(names.DRAFT_FEATURES))
         self._noise: DraftNoise | None = None
         self._noise_rows: NDArray[np.int64] = arrays.get(names.DRAFT_NOISE_ROWS, np.zeros(0, dtype=np.int64))
         self.tip_ids: NDArray[np.int64] = arrays[names.DRAFT_TIP_IDS]

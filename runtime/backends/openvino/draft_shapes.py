@@ -27,6 +27,8 @@ def static_shapes(entry: DraftEntry, rows: int, tips: int, capacity: int) -> dic
         names.DRAFT_MASK: [1, 1, rows, capacity + rows],
         names.DRAFT_TIP_ROWS: [tips],
     }
+    if entry.shape.num_features:
+        shapes[names.DRAFT_FEATURES] = [1, rows, entry.shape.num_features]
     if entry.shape.num_noise_rows:
         shapes[names.DRAFT_NOISE] = [entry.shape.num_noise_rows, entry.shape.vocab_size]
         shapes[names.DRAFT_NOISE_ROWS] = [tips, 1 + entry.shape.num_streams]

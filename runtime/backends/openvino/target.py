@@ -37,9 +37,14 @@ class OpenVinoTargetModel:
         placement: TargetPlacement,
         exits: OpenVinoExits | None = None,
         heads: Sequence[Head] = (),
+        feature_layer: int = 0,
     ) -> None:
-        """Compile the stages; `exits`, if given, stand in for the target's own. Heads do not run here."""
+        """Compile the stages; `exits`, if given, stand in for the target's own. Heads do not run here.
+
+        The draft reads hidden states after `feature_layer` layers; 0: none.
+        """
         self.entry, self.placement, self.exits_elsewhere = entry, placement, exits
+        self.feature_layer = feature_layer
         core = ov.Core()
         self.segments = [(s, _compile(core, bundle / s.file, entry.capacity, placement)) for s in entry.segments]
         self.exits = {
@@ -70,7 +75,7 @@ class OpenVinoTarget:
         self.heads: Mapping[str, Head] = {}
         self.near_tie_gap = _NEAR_TIE_GAPS.get(entry.shape.dtype, 5e-2)
         self._segments = [_SegmentRequest(*segment, entry) for segment in model.segments]
-        self._exits_elsewhere = model.exits_elsewhere
+        self._exits_elsewhere, self._feature_layer = model.exits_elsewhere, model.feature_layer
         self._exits = {layer: _ExitRequest(*point) for layer, point in model.exits.items()}
 
     def run(
@@ -84,18 +89,24 @@ class OpenVinoTarget:
         exits: Collection[int] | None = None,
     ) -> TargetOutput:
         """See `TargetSession.run`."""
-        rows = tokens[None]
+        rows, features = tokens[None], None
         logit_rows = np.arange(len(tokens), dtype=np.int64)
         for segment in self._segments:
             with ledger.time("target", segment.name):
                 rows = segment.run(rows, start, logit_rows)
-            is_asked = exits is None or segment.end_layer in exits
-            if on_exit is not None and is_asked and segment is not self._segments[-1]:
+            if segment is self._segments[-1]:
+                break
+            layer = segment.end_layer
+            guesses, is_asked = ExitGuesses.silent(layer, len(tokens)), exits is None or layer in exits
+            if on_exit is not None and is_asked:
                 with ledger.time("target", "exit"):
-                    guesses = self._guess(segment.end_layer, rows)
+                    guesses = self._guess(layer, rows)
+            if layer == self._feature_layer:
+                guesses.features = features = np.array(rows[0], dtype=np.float32)
+            if on_exit is not None and (is_asked or guesses.features is not None):
                 on_exit(guesses)
         with ledger.time("target", "read"):
-            return self._segments[-1].read(bool(with_logits))
+            return self._segments[-1].read(bool(with_logits))._replace(features=features)
 
     def _guess(self, layer: int, hidden: NDArray[Any]) -> ExitGuesses:
         if self._exits_elsewhere is not None:
