@@ -158,7 +158,7 @@ def _shares(weights: Tensor) -> Tensor:
 
 @torch.no_grad()
 def target_rows(target: PreTrainedModel, ids: Tensor, layer: int = 0) -> tuple[HeadRows, Tensor]:
-    """What the target's head reads for a text `[B,S]`, and the hidden states `[B,S,F]` after `layer` layers (0: same)."""
+    """What the target's head reads for a text `[B,S]`, and its states `[B,S,F]` after `layer` layers (0: the same)."""
     parts = parts_of(target)
     decoder: Any = cast(Any, target).get_decoder()
     found = decoder(ids, use_cache=False, output_hidden_states=layer > 0)

@@ -183,9 +183,9 @@ def load_channel(folder: Path, hidden_size: int, *, width: int, num_layers: int)
         raise ExportError(f"{path} is not for a draft of hidden size {hidden_size}; train the draft again")
     if down.shape[1] != width or not 1 <= layer < num_layers:
         raise ExportError(
-            f"{path} reads hidden states of {down.shape[1]} numbers after layer {layer}; this target has {width} numbers "
-            f"and {num_layers} layers: train the draft on this target, or remove the file, without which the draft "
-            "reads ids alone"
+            f"{path} reads hidden states of {down.shape[1]} numbers after layer {layer}; this target has {width} "
+            f"numbers and {num_layers} layers: train the draft on this target, or remove the file, without which the "
+            "draft reads ids alone"
         )
     return Channel(layer=layer, weights=ChannelWeights(down, up))
 

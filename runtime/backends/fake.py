@@ -14,6 +14,7 @@ from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import Head
 from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, RowBlock, TargetOutput, TipGuesses
+from mirrorsd.runtime.draft.tree import normalised
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
@@ -42,8 +43,20 @@ class FakeModel(Generic[Session]):
         return "fake"
 
 
+def features_of(text: Sequence[int]) -> NDArray[np.float32]:
+    """What a fake target's hidden states at a text's last row say: how long it is, and that its last token comes next.
+
+    >>> features_of([4, 7]).tolist()
+    [2.0, 8.0]
+    """
+    return np.array([len(text), 1 + text[-1]], dtype=np.float32)
+
+
 class FakeTarget:
-    """A `TargetSession` that asks a handler for each row; the exit asks `exit_handler` (default: the same)."""
+    """A `TargetSession` that asks a handler for each row; the exit asks `exit_handler` (default: the same).
+
+    With `has_features` it gives hidden states: `features_of` the text up to each row.
+    """
 
     near_tie_gap = 1e-6
     row_group = 1
@@ -57,8 +70,9 @@ class FakeTarget:
         num_candidates: int = 4,
         exit_handler: TargetHandler | None = None,
         suffix_seconds: float = 0.0,
+        has_features: bool = False,
     ) -> None:
-        self.context, self.vocab_size = context, vocab_size
+        self.context, self.vocab_size, self._has_features = context, vocab_size, has_features
         self.heads: dict[str, Head] = {}
         self._guessing: dict[str, HeadHandler] = {}
         self._read: dict[str, list[int]] = {}
@@ -118,7 +132,10 @@ class FakeTarget:
         with ledger.time("target", "prefix"):
             exit_logits = np.stack([self._exit_handler(text) for text in texts])
         guesses = _top(exit_logits, self._num_candidates)
-        if on_exit is not None and (exits is None or guesses.layer in exits):
+        is_asked = exits is None or guesses.layer in exits
+        guesses = guesses if is_asked else ExitGuesses.silent(guesses.layer, len(tokens))
+        guesses.features = np.stack([features_of(text) for text in texts]) if self._has_features else None
+        if on_exit is not None and (is_asked or self._has_features):
             on_exit(guesses)
         with ledger.time("target", "suffix"):
             self._is_terminated.clear()
@@ -127,7 +144,8 @@ class FakeTarget:
             logits = np.stack([self._handler(text) for text in texts])
         best = np.sort(logits, axis=-1)
         gap = (best[:, -1] - best[:, -2]).astype(np.float32)
-        return TargetOutput(logits.argmax(axis=-1), gap, logits if with_logits else None)
+        ids = logits.argmax(axis=-1)
+        return TargetOutput(ids, gap, logits if with_logits else None, features=guesses.features)
 
     def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
         """See `TargetSession.prefill`."""
@@ -159,7 +177,8 @@ class FakeDraft:
     """A `DraftSession` that rebuilds each row's text from cache slots, exactly as the mask would show it.
 
     A slot that was never written, or written for another position, fails loudly: cache bookkeeping is tested for real.
-    It is ready for texts of up to `num_ready` slots (default: all of them) until more is prepared.
+    So does a hidden state that is not of the token before its row; how many rows had one is counted. It is ready for
+    texts of up to `num_ready` slots (default: all of them) until more is prepared.
     """
 
     round_sizes = (8, 16, 32)
@@ -187,7 +206,7 @@ class FakeDraft:
         self._handler = handler
         self._slots: dict[int, tuple[int, int]] = {}
         self._rows: list[tuple[int, int]] = []
-        self.num_passes = 0
+        self.num_passes = self.num_featured = 0
         self.texts_fed: list[list[int]] = []
         self.num_ready = capacity if num_ready is None else num_ready
 
@@ -214,12 +233,20 @@ class FakeDraft:
             seen = [self._slots[slot] for slot in (*range(block.chain_visible), *block.extra_slots)]
             seen += self._rows[: block.lead_rows]
             texts += [_as_text(seen + rows[: i + 1]) for i in range(len(rows))]
+            if block.feature is not None:
+                self._check_feature(texts[start], block.feature)
             assert block.lead_rows <= start
         self.texts_fed += texts
         ahead = 1 + self.shape.num_streams
         ids = np.array([list(self._handler(texts[row]))[:ahead] for row in tip_rows], dtype=np.int64)
         ids = ids.reshape(len(tip_rows), ahead, 1)
         return TipGuesses(ids, np.zeros(ids.shape, dtype=np.float32))
+
+    def _check_feature(self, text: list[int], feature: NDArray[np.float32]) -> None:
+        expected = normalised(features_of(text[:-1]))
+        if not np.array_equal(feature, expected):
+            raise AssertionError(f"the row behind {text[:-1]} has the hidden state {feature}, not {expected}")
+        self.num_featured += 1
 
     def keep_rows(self, rows: Sequence[int], slots: Sequence[int]) -> None:
         """See `DraftSession.keep_rows`."""

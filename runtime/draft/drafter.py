@@ -65,7 +65,7 @@ class Drafter:
         self.branches = {}
 
     def fresh(self, order: WindowOrder, hidden: NDArray[np.floating] | None = None) -> NDArray[np.int64]:
-        """Continue the chain from its head token; `hidden [F]` is the target's of the token before, where it is known."""
+        """Continue the chain from its head token; `hidden [F]`: the target's of the token before, where it is known."""
         chain, head = self.chain, self.chain.head
         limit = min(order.limit, self.session.capacity - chain.num_known)
         if head - chain.num_fed >= self._max_rows:

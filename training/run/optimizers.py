@@ -17,7 +17,7 @@ __all__ = ["descend", "make_optimizers", "set_rate"]
 def make_optimizers(
     model: nn.Module, *, matrix_rate: float = 0.008, other_rate: float = 2.5e-3
 ) -> dict[str, torch.optim.Optimizer]:
-    """Return Muon for the matrices inside the layers, and AdamW for embeddings, head and norms, as far as there are any.
+    """Return Muon for the matrices inside the layers, and AdamW for embeddings, head and norms, where there are any.
 
     Each parameter group remembers its peak rate as `peak_lr`. Parameters that need no gradient are left out.
     """

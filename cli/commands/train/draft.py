@@ -267,8 +267,8 @@ class DraftPlan:
         found = 0 if self.source is None else read_channel_layer(self.source)
         if found and found != self.feature_layer:
             raise ConfigError(
-                f"the draft in {self.source} reads hidden states after layer {found}: give --features {found}, or start "
-                "from a copy of it without its feature_channel.safetensors"
+                f"the draft in {self.source} reads hidden states after layer {found}: give --features {found}, or "
+                "start from a copy of it without its feature_channel.safetensors"
             )
 
     def make(self, target: Any, num_streams: int) -> Any:

@@ -131,11 +131,12 @@ def make_bench() -> Iterator[Callable[..., Bench]]:
         suffix_seconds: float = 0.0,
         is_steady: bool = False,
         takes_turns: bool = False,
+        has_features: bool = False,
         **speculation: Any,
     ) -> Bench:
-        target = (SteadyTarget if is_steady else FakeTarget)(
-            target_handler, vocab_size=vocab, context=context, exit_handler=exit_handler, suffix_seconds=suffix_seconds
-        )
+        options: dict[str, Any] = {"exit_handler": exit_handler, "suffix_seconds": suffix_seconds}
+        options |= {"context": context, "has_features": has_features}
+        target = (SteadyTarget if is_steady else FakeTarget)(target_handler, vocab_size=vocab, **options)
         draft = draft or FakeDraft(
             make_draft_handler(hit_rate, streams), vocab_size=vocab, num_streams=streams, capacity=context
         )

@@ -1,9 +1,10 @@
 """The draft's graph cut in three for an NPU: what the host does before a pass, the pass, what the host does after it.
 
-An NPU is fast at products over few rows and slow at everything that copies. So look-ups (token rows, cosines and sines),
-what is added to token rows, and the masks are the host's, and so is all that follows the head: noise, the best tokens, log-probabilities, the
-streams' link. What is left has a form that every platform's compiler takes: rotation before the heads are transposed,
-masks of one head, tips chosen by a product. All three parts are cut out of the bundle's one graph, at fixed shapes.
+An NPU is fast at products over few rows and slow at everything that copies. So look-ups (token rows, cosines and
+sines), what is added to token rows, and the masks are the host's, and so is all that follows the head: noise, the best
+tokens, log-probabilities, the streams' link. What is left has a form that every platform's compiler takes: rotation
+before the heads are transposed, masks of one head, tips chosen by a product. All three parts are cut out of the
+bundle's one graph, at fixed shapes.
 """
 
 from collections import Counter

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.backends.fake import FakeDraft
+from mirrorsd.runtime.backends.fake import FakeDraft, features_of
 from mirrorsd.runtime.backends.protocol import ExitGuesses, RowBlock, TipGuesses
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.decoding.draft_link import DraftLink
@@ -109,6 +109,29 @@ def test_the_exit_is_asked_only_where_it_counts(make_bench: Make, root_source: s
     bench.target.run = noting
     bench.decode(PROMPT, "mirror")
     assert any(heard) == is_heard
+
+
+@pytest.mark.parametrize("root_source", ["features", "proxy", "progressive"])
+@pytest.mark.parametrize("gamma", [1, 6])
+def test_roots_have_the_hidden_state_of_the_token_before_them(make_bench: Make, root_source: str, gamma: int) -> None:
+    """The fake draft fails at any other one, so the text would go on plainly, with a warning."""
+    bench = make_bench(has_features=True, is_steady=True, root_source=root_source, gamma=gamma)
+    expected = bench.decode(PROMPT, "plain")
+    assert bench.draft.num_featured == 0
+    assert bench.decode(PROMPT, "mirror") == expected
+    assert bench.draft.num_featured > len(bench.last_request.steps)
+    assert any(step.next_source in ("early", "exit") for step in bench.last_request.steps)
+
+
+def test_features_are_waited_for_and_no_exit_is_run_for_them(worker: DeviceWorker) -> None:
+    scene = Scene(worker, root_source="features")
+    worker.run(scene.expansion.begin)
+    assert scene.draft.num_passes == 0
+    silent = ExitGuesses.silent(1, 5)
+    silent.features = np.stack([features_of([3, 4, 5, 6, 7, 8, 9][: 3 + row]) for row in range(5)])
+    worker.run(partial(scene.expansion.hear, silent))
+    assert scene.prepared(2, 14) == ([15, 0, 1, 2], "early")
+    assert scene.draft.num_featured == len(scene.expansion._wanted)
 
 
 @pytest.mark.parametrize(("hit_rate", "least", "most"), [(1.0, 0.9, 1.0), (0.0, 0.0, 0.2)])

@@ -127,3 +127,13 @@ def test_what_is_committed_is_what_the_target_alone_would_have_said() -> None:
         found = accept(window, choices)
         assert [*window[: found.num_accepted], found.next_token] == choices[: found.num_accepted + 1]
         assert found.num_accepted == 5 or window[found.num_accepted] != found.next_token
+
+
+def test_a_fresh_window_starts_from_the_hidden_state_behind_it(make_bench: Make) -> None:
+    """All but the first, before which no pass was: the fake draft fails at a hidden state of another row."""
+    bench = make_bench(has_features=True)
+    assert bench.decode(PROMPT, "serial") == bench.decode(PROMPT, "plain")
+    bench.decode(PROMPT, "serial")
+    assert bench.seat.draft_failure is None
+    num_fresh = sum(step.next_source == "fresh" for step in bench.last_request.steps)
+    assert bench.draft.num_featured == 2 * num_fresh > 10
