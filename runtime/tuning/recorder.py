@@ -8,7 +8,7 @@ Nothing here is timed and no scheduler runs: what the models say does not depend
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from mirrorsd.graphs.errors import ContextLengthError
 from mirrorsd.runtime.backends.protocol import DraftSession, ExitGuesses, RowBlock, TargetSession
 from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.decoding.head import noise_behind
+from mirrorsd.runtime.draft.tree import normalised
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.chooser import TokenChooser
@@ -77,6 +78,7 @@ def recording_of(pipe: "MirrorPipeline", texts: Sequence[RecordedText], temperat
         round_sizes=tuple(sizes),
         max_tips=max(bucket.tips for bucket in manifest.draft.buckets),
         heads=tuple(head for head in manifest.heads if head.kind in texts[0].head_ids),
+        feature_layer=manifest.draft.shape.feature_layer,
     )
 
 
@@ -111,11 +113,16 @@ def record_text(
             "fewer new tokens, or export the bundle with more --context."
         )
     ids, logprobs = engine.draft_worker.run(partial(ask_draft, draft, tokens, first, room, chooser))
-    positions = 1 + first + np.arange(len(ids))[:, None] + np.arange(room)[None, :]
-    windows = chooser.guess(ids[:, :room, 0], logprobs[:, :room, 0], positions)
+    windows = _windows(ids, logprobs, first, chooser)
     asked = {kind: AskedHead(target, kind, tokens, first, chooser) for kind in heads}
     ask = partial(ask_target, target, tokens, first, windows, tuple(asked.values()))
-    exit_ids, exit_logprobs = engine.target_worker.run(ask)
+    heard = engine.target_worker.run(ask)
+    reading: dict[str, NDArray[Any]] = {}
+    if heard.hidden is not None:
+        ask_reading = partial(ask_draft, draft, tokens, first, room, chooser, heard.hidden)
+        found = engine.draft_worker.run(ask_reading)
+        reading = {"reading_ids": found[0], "reading_logprobs": found[1]}
+        reading["reading_windows"] = _windows(*found, first, chooser)
     engine.draft_worker.run(draft.close)
     engine.target_worker.run(target.close)
     return RecordedText(
@@ -125,41 +132,79 @@ def record_text(
         windows=windows,
         draft_ids=ids,
         draft_logprobs=logprobs,
-        exit_ids=exit_ids,
-        exit_logprobs=exit_logprobs,
+        exit_ids=heard.ids,
+        exit_logprobs=heard.logprobs,
+        **reading,
         head_ids={kind: head.ids for kind, head in asked.items()},
         head_logprobs={kind: head.logprobs for kind, head in asked.items()},
     )
 
 
+def _windows(
+    ids: NDArray[np.int64], logprobs: NDArray[np.float32], first: int, chooser: TokenChooser
+) -> NDArray[np.int64]:
+    """The draft's continuations `[P, D]`, of what it says after every head and along them `[P, D+1, 1+s, m]`."""
+    depth = ids.shape[1] - 1
+    positions = 1 + first + np.arange(len(ids))[:, None] + np.arange(depth)[None, :]
+    return chooser.guess(ids[:, :depth, 0], logprobs[:, :depth, 0], positions)
+
+
 def ask_draft(
-    session: DraftSession, tokens: NDArray[np.int64], first: int, depth: int, chooser: TokenChooser
+    session: DraftSession,
+    tokens: NDArray[np.int64],
+    first: int,
+    depth: int,
+    chooser: TokenChooser,
+    hidden: NDArray[np.float32] | None = None,
 ) -> Guesses:
     """What the draft says after every head and along its own continuation: ids and logprobs `[P, D+1, 1+s, m]`.
 
     The text is fed once; then the continuations of many heads grow side by side, a token per pass, each in cache slots
-    of its own after the text.
+    of its own after the text. With `hidden [P, F]`, the target's at each head, the row of every head but the first is
+    fed there again, with that of the token before it; the text's own rows stay without.
     """
     num_heads = len(tokens) - 1 - first
     after_heads = _feed_text(session, tokens, first)
     ids = np.zeros((num_heads, depth + 1, *after_heads[0].shape[1:]), dtype=np.int64)
     logprobs = np.zeros(ids.shape, dtype=np.float32)
     ids[:, 0], logprobs[:, 0] = after_heads
-    widest = min(session.max_tips, max(session.round_sizes), (session.capacity - len(tokens)) // max(depth, 1))
+    own = depth + (hidden is not None)
+    widest = min(session.max_tips, max(session.round_sizes), (session.capacity - len(tokens)) // max(own, 1))
     for start in range(0, num_heads, widest):
         heads = np.arange(start, min(start + widest, num_heads))
+        slots = len(tokens) + np.arange(len(heads)) * own
+        if hidden is not None:
+            blocks = [_reading_block(tokens, first, int(head), hidden) for head in heads]
+            tips = session.run(blocks, range(len(heads)))
+            ids[heads, 0], logprobs[heads, 0] = tips.ids, tips.logprobs
+            session.keep_rows(range(len(heads)), slots.tolist())
         for step in range(depth):
             positions = first + 1 + heads + step
             fed = chooser.guess(ids[heads, step, 0], logprobs[heads, step, 0], positions)
-            slots = len(tokens) + np.arange(len(heads)) * depth
+            num_own = step + (hidden is not None)
+            visible = first + (hidden is None)
             blocks = [
-                RowBlock([int(token)], int(position), first + 1 + int(head), range(slot, slot + step))
+                RowBlock([int(token)], int(position), visible + int(head), range(slot, slot + num_own))
                 for token, position, head, slot in zip(fed, positions, heads, slots.tolist(), strict=True)
             ]
             tips = session.run(blocks, range(len(heads)))
             ids[heads, step + 1], logprobs[heads, step + 1] = tips.ids, tips.logprobs
-            session.keep_rows(range(len(heads)), (slots + step).tolist())
+            session.keep_rows(range(len(heads)), (slots + num_own).tolist())
     return ids, logprobs
+
+
+def _reading_block(tokens: NDArray[np.int64], first: int, head: int, hidden: NDArray[np.float32]) -> RowBlock:
+    """The row of a head, with the hidden state `[F]` of the token before it."""
+    place = first + head
+    return RowBlock([int(tokens[place])], place, place, feature=normalised(hidden[head - 1]) if head else None)
+
+
+class Heard(NamedTuple):
+    """What the exits say `[E, P, D+1, K]`, and the hidden states at every head `[P, F]`, if the draft reads them."""
+
+    ids: NDArray[np.int64]
+    logprobs: NDArray[np.float32]
+    hidden: NDArray[np.float32] | None
 
 
 class AskedHead:
@@ -189,8 +234,8 @@ def ask_target(
     first: int,
     windows: NDArray[np.int64],
     heads: Sequence[AskedHead] = (),
-) -> Guesses:
-    """What every exit says at the rows of every head token's window: ids and log-probabilities `[E, P, D+1, K]`.
+) -> Heard:
+    """What every exit says at the rows of every head token's window.
 
     Each pass writes over the rows of the window before it, as after a rejection. `heads` read the text's own rows.
     """
@@ -199,15 +244,19 @@ def ask_target(
         for head in heads:
             head.read(0, first)
     passes: list[list[ExitGuesses]] = []
+    hidden: list[NDArray[np.float32]] = []
     for place, window in enumerate(windows, start=first):
         heard: list[ExitGuesses] = []
         rows = np.concatenate([tokens[place : place + 1], window])
-        session.run(rows, place, with_logits=False, ledger=Ledger(), on_exit=heard.append)
+        output = session.run(rows, place, with_logits=False, ledger=Ledger(), on_exit=heard.append)
+        if output.features is not None:
+            hidden.append(output.features[0].astype(np.float32))
         passes.append(heard)
         for head in heads:
             head.read(place, place + 1)
     ids = np.stack([np.stack([guesses.ids for guesses in heard]) for heard in passes], axis=1)
-    return ids, np.stack([np.stack([guesses.logprobs for guesses in heard]) for heard in passes], axis=1)
+    logprobs = np.stack([np.stack([guesses.logprobs for guesses in heard]) for heard in passes], axis=1)
+    return Heard(ids, logprobs, np.stack(hidden) if hidden else None)
 
 
 def _feed_text(session: DraftSession, tokens: NDArray[np.int64], first: int) -> Guesses:

@@ -19,6 +19,7 @@ from mirrorsd.runtime.sampling.noise import NOISE
 
 _FORMAT = "mirrorsd-recording-1"
 _HEAD_ARRAYS = ("head_ids", "head_logprobs")
+_READING_ARRAYS = ("reading_windows", "reading_ids", "reading_logprobs")
 _ARRAYS = ("tokens", "draft_ids", "draft_logprobs", "exit_ids", "exit_logprobs", "windows")
 
 
@@ -38,6 +39,10 @@ class RecordedText:
         draft_logprobs: the same shape.
         exit_ids: `[E, P, D + 1, K]` what every exit says at the same rows.
         exit_logprobs: the same shape.
+        reading_windows: as `windows`, the head's row having the target's hidden state of the token before it; None where
+            the draft reads none. No pass is before the first head: there it is as without.
+        reading_ids: as `draft_ids`, along those windows.
+        reading_logprobs: the same shape.
         head_ids: `[P, K, m]` by kind, what a head guesses behind each head token; -1 where there was no row to read.
         head_logprobs: the same shapes.
         ends: whether the target ended it: nobody knew before that this token would be the last.
@@ -51,6 +56,9 @@ class RecordedText:
     draft_logprobs: NDArray[np.float32]
     exit_ids: NDArray[np.int64]
     exit_logprobs: NDArray[np.float32]
+    reading_windows: NDArray[np.int64] | None = None
+    reading_ids: NDArray[np.int64] | None = None
+    reading_logprobs: NDArray[np.float32] | None = None
     head_ids: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
     head_logprobs: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     ends: bool = False
@@ -91,6 +99,7 @@ class Recording:
         round_sizes: row counts of the draft that are worth filling.
         max_tips: most rows of a draft round.
         heads: whose guesses were recorded.
+        feature_layer: after how many layers the draft read hidden states; 0: it read none.
     """
 
     texts: tuple[RecordedText, ...]
@@ -101,6 +110,7 @@ class Recording:
     round_sizes: tuple[int, ...]
     max_tips: int
     heads: tuple[Head, ...] = ()
+    feature_layer: int = 0
 
     def write(self, path: Path) -> None:
         """Keep it as one `.npz` file."""
@@ -110,10 +120,10 @@ class Recording:
             "round_sizes": self.round_sizes,
             "texts": [[text.num_prompt, text.seed, text.ends] for text in self.texts],
         }
-        header |= {"heads": [asdict(head) for head in self.heads]}
+        header |= {"heads": [asdict(head) for head in self.heads], "feature_layer": self.feature_layer}
         arrays = {"header": np.array(json.dumps(header))}
         for number, text in enumerate(self.texts):
-            arrays |= {f"{name}_{number}": _packed(getattr(text, name)) for name in _ARRAYS}
+            arrays |= {f"{name}_{number}": _packed(getattr(text, name)) for name in _arrays(self.feature_layer)}
             for name in _HEAD_ARRAYS:
                 of_kinds = getattr(text, name).items()
                 arrays |= {f"{name}_{kind}_{number}": _packed(values) for kind, values in of_kinds}
@@ -134,8 +144,9 @@ class Recording:
                 _check_noise(path, header.pop("noise", "that of an older version"), header["temperature"])
                 heads = tuple(build(Head, head) for head in header.pop("heads", ()))
                 kinds = [head.kind for head in heads]
+                names = _arrays(header.get("feature_layer", 0))
                 texts = tuple(
-                    _text(arrays, number, of_text, kinds) for number, of_text in enumerate(header.pop("texts"))
+                    _text(arrays, number, of_text, (names, kinds)) for number, of_text in enumerate(header.pop("texts"))
                 )
                 layers, sizes = tuple(header.pop("layers")), tuple(header.pop("round_sizes"))
                 return cls(texts=texts, layers=layers, round_sizes=sizes, heads=heads, **header)
@@ -156,14 +167,24 @@ def _check_noise(path: Path, found: str, temperature: float) -> None:
         )
 
 
+def _arrays(feature_layer: int) -> tuple[str, ...]:
+    return (*_ARRAYS, *(_READING_ARRAYS if feature_layer else ()))
+
+
 def _packed(values: NDArray[Any]) -> NDArray[Any]:
     return values.astype(np.float16 if values.dtype.kind == "f" else np.int32)
 
 
-def _text(arrays: Any, number: int, of_text: Sequence[int], kinds: Sequence[str]) -> RecordedText:
-    """A text by its number; `of_text` has the tokens of its prompt, its seed, and whether it ends by itself."""
+def _text(
+    arrays: Any, number: int, of_text: Sequence[int], kept: tuple[Sequence[str], Sequence[str]]
+) -> RecordedText:
+    """A text by its number; `of_text` has the tokens of its prompt, its seed, and whether it ends by itself.
+
+    `kept` are the names of its arrays and the kinds of its heads.
+    """
+    names, kinds = kept
     num_prompt, seed, *ends = of_text  # older recordings do not say how texts end
-    read = {name: _unpacked(arrays[f"{name}_{number}"]) for name in _ARRAYS}
+    read = {name: _unpacked(arrays[f"{name}_{number}"]) for name in names}
     read |= {name: {kind: _unpacked(arrays[f"{name}_{kind}_{number}"]) for kind in kinds} for name in _HEAD_ARRAYS}
     return RecordedText(num_prompt=num_prompt, seed=seed, ends=any(ends), **read)
 

@@ -23,11 +23,15 @@ _ALIAS_STRIDE = 7919
 
 
 class Place(NamedTuple):
-    """Where a row stands: `depth` tokens into the continuation recorded after `head`; `is_alias` if only alike."""
+    """Where a row stands: `depth` tokens into the continuation recorded after `head`; `is_alias` if only alike.
+
+    `is_reading`: into the continuation of the head's row that had a hidden state.
+    """
 
     head: int
     depth: int
     is_alias: bool = False
+    is_reading: bool = False
 
 
 class Places:
@@ -49,13 +53,41 @@ class Places:
 
     def after(self, place: Place, token: int) -> Place:
         """Where `token` leads to from `place`."""
-        head, depth, is_alias = place
+        if place.is_reading:
+            return self._after_reading(place, token)
+        head, depth, is_alias, _ = place
         text = self._text
         if head < 0 or (depth == 0 and not is_alias and head < text.num_heads and self._is_next(head, token)):
             return Place(head + 1, 0)
         if depth < text.depth and head < text.num_heads and (is_alias or text.windows[head, depth] == token):
             return Place(head, depth + 1, is_alias)
         return Place((head * _ALIAS_STRIDE + token + depth) % text.num_heads, 0, True)
+
+    def reading(self, place: Place) -> Place:
+        """The place of the same row, had it a hidden state: rows off the text are recorded without alone."""
+        head = self._head_of_text(place)
+        is_recorded = head is not None and 0 <= head < self._text.num_heads
+        return Place(head, 0, is_reading=True) if head is not None and is_recorded else place
+
+    def _after_reading(self, place: Place, token: int) -> Place:
+        """Where `token` leads to behind a head's row that had a hidden state: as far as recorded, it has its effect."""
+        head, depth, _, _ = place
+        text, of_text = self._text, self._head_of_text(place)
+        assert text.reading_windows is not None
+        if depth < text.depth and text.reading_windows[head, depth] == token:
+            return place._replace(depth=depth + 1)
+        if of_text is not None:
+            return self.after(Place(of_text, 0), token)
+        return Place((head * _ALIAS_STRIDE + token + depth) % text.num_heads, 0, True)
+
+    def _head_of_text(self, place: Place) -> int | None:
+        """Which of the text's own tokens a row is; None where it is another."""
+        head, depth, is_alias, is_reading = place
+        if depth == 0 or not is_reading:
+            return head if depth == 0 and not is_alias else None
+        assert self._text.reading_windows is not None
+        window, followed = self._text.reading_windows[head], self._text.tokens[self._first + head :]
+        return head + depth if np.array_equal(window[:depth], followed[:depth]) else None
 
     def _is_next(self, head: int, token: int) -> bool:
         return bool(self._text.tokens[self._first + head] == token)
@@ -82,6 +114,8 @@ class ReplayDraft:
             head_dim=1,
             num_streams=num_streams,
             num_candidates=num_candidates,
+            num_features=1 if recording.feature_layer else 0,
+            feature_layer=recording.feature_layer,
         )
         self.round_sizes, self.max_tips = recording.round_sizes, recording.max_tips
         self.capacity = len(text.tokens) + 4096
@@ -105,16 +139,21 @@ class ReplayDraft:
         self._rows = []
         for block in blocks:
             place = self._before(block)
-            for token in block.tokens:
+            for number, token in enumerate(block.tokens):
                 place = self._places.after(place, int(token))
+                place = self._places.reading(place) if block.feature is not None and not number else place
                 self._rows.append(place)
         self._spend(len(self._rows))
         last = self._text.num_heads - 1
         heads = [min(max(self._rows[row].head, 0), last) for row in tip_rows]
         depths = [self._rows[row].depth for row in tip_rows]
         ahead = 1 + self.shape.num_streams
-        ids, logprobs = self._text.draft_ids, self._text.draft_logprobs
-        return TipGuesses(ids[heads, depths, :ahead], logprobs[heads, depths, :ahead])
+        ids, logprobs = self._text.draft_ids[heads, depths, :ahead], self._text.draft_logprobs[heads, depths, :ahead]
+        if self._text.reading_ids is not None and self._text.reading_logprobs is not None:
+            is_reading = np.array([self._rows[row].is_reading for row in tip_rows], dtype=np.bool_)[:, None, None]
+            ids = np.where(is_reading, self._text.reading_ids[heads, depths, :ahead], ids)
+            logprobs = np.where(is_reading, self._text.reading_logprobs[heads, depths, :ahead], logprobs)
+        return TipGuesses(ids, logprobs)
 
     def keep_rows(self, rows: Sequence[int], slots: Sequence[int]) -> None:
         """See `DraftSession.keep_rows`."""
@@ -140,10 +179,18 @@ class ReplayDraft:
         return self._slots[block.chain_visible - 1] if block.chain_visible else self._places.at(-1)
 
 
+class Report(NamedTuple):
+    """What a pass tells after `layer` layers, by `tell()`; `is_silent`: no exit is run for it."""
+
+    layer: int
+    is_silent: bool
+    tell: Callable[[], None]
+
+
 class ReplayTarget:
     """A `TargetLine` over a recording, and the heads beside it.
 
-    `spend(num_rows, reports)` takes the time of a pass and hands every exit's report over when it is due;
+    `spend(num_rows, reports)` takes the time of a pass and hands every report over when it is due;
     `spend_head(read_share, num_rows)` takes that of a head.
     """
 
@@ -155,14 +202,15 @@ class ReplayTarget:
         recording: Recording,
         text: RecordedText,
         layers: Sequence[int],
-        spend: Callable[[int, list[tuple[int, Callable[[], None]]]], None],
+        spend: Callable[[int, list[Report]], None],
         spend_head: Callable[[float, int], None],
     ) -> None:
         self.context, self.vocab_size = replayed_context(text), recording.vocab_size
         self.heads: Mapping[str, Head] = {head.kind: head for head in recording.heads}
         self._text, self._spend, self._spend_head = text, spend, spend_head
         self._places = Places(text)
-        self._exits = [(recording.layers.index(layer), layer) for layer in layers]
+        self._exits = {layer: recording.layers.index(layer) for layer in layers}
+        self._feature_layer = recording.feature_layer
 
     def prefill(self, request: Request, reader: RowReader | None = None) -> None:
         """Nothing but the reading: the prompt's time is not replayed."""
@@ -210,13 +258,25 @@ class ReplayTarget:
         last = self._text.num_heads - 1
         heads = [min(place.head, last) for place in places]
         depths = [place.depth for place in places]
-        reports: list[tuple[int, Callable[[], None]]] = []
-        for index, layer in self._exits if on_exit is not None else ():
-            assert on_exit is not None
-            ids, logprobs = self._text.exit_ids[index, heads, depths], self._text.exit_logprobs[index, heads, depths]
-            reports.append((layer, partial(on_exit, ExitGuesses(layer, ids, logprobs))))
+        features = np.ones((len(places), 1), dtype=np.float32) if self._feature_layer else None
+        reports = []
+        for guesses in self._guesses(request, heads, depths) if on_exit is not None else ():
+            guesses.features = features if guesses.layer == self._feature_layer else None
+            reports.append(Report(guesses.layer, guesses.is_silent, partial(on_exit, guesses)))
         self._spend(len(places), reports)
         truth = self._text.tokens[np.minimum(self._text.num_prompt + np.asarray(heads), len(self._text.tokens) - 1)]
         done: Ticket[TargetOutput] = Ticket()
-        done.finish(TargetOutput(truth, np.ones(len(places), dtype=np.float32), None))
+        done.finish(TargetOutput(truth, np.ones(len(places), dtype=np.float32), None, features=features))
         return done
+
+    def _guesses(self, request: Request, heads: list[int], depths: list[int]) -> list[ExitGuesses]:
+        """What is heard of a pass: the exits that are run, and the hidden states that the draft reads."""
+        run = self._exits if request.speculation.exits_run != () else {}
+        found = []
+        for layer in sorted({*run, *([self._feature_layer] if self._feature_layer else [])}):
+            if layer in run:
+                at = (run[layer], heads, depths)
+                found.append(ExitGuesses(layer, self._text.exit_ids[at], self._text.exit_logprobs[at]))
+            else:
+                found.append(ExitGuesses.silent(layer, len(heads)))
+        return found

@@ -28,7 +28,7 @@ from mirrorsd.runtime.policy.knowledge import Knowledge, RootScores
 from mirrorsd.runtime.reporting.stats import GenerationStats, summarise
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.runtime.tuning.recording import RecordedText, Recording
-from mirrorsd.runtime.tuning.replay import ReplayDraft, ReplayTarget, replayed_context
+from mirrorsd.runtime.tuning.replay import ReplayDraft, ReplayTarget, Report, replayed_context
 
 Result = TypeVar("Result")
 HOST_MS = 0.33
@@ -73,8 +73,15 @@ def replay(recording: Recording, scenario: Scenario) -> list[Request]:
     """As `simulate`: the finished requests, with all their steps.
 
     Raises:
-        ConfigError: the method's head was not recorded, or nobody knows what it costs.
+        ConfigError: the method's head was not recorded, or nobody knows what it costs; the draft read no hidden states,
+            and roots are to be made with them.
     """
+    if scenario.speculation.root_source == "features" and not recording.feature_layer:
+        raise ConfigError(
+            'root_source is "features"; the draft that was recorded reads no hidden states. Train it with `mirrorsd '
+            "train draft --features LAYER`, export the pair, and record the bundle: `mirrorsd simulate BUNDLE --record "
+            "FILE`."
+        )
     costed = [head.kind for head in recording.heads if head.read_share]
     if scenario.method in HEAD_METHODS and scenario.method not in costed:
         raise ConfigError(
@@ -157,19 +164,21 @@ class Devices:
             beyond = self._pace.transfer_ms + interpolate(self._round_ms, num_rows)
             self._draft += (interpolate(self._pace.draft_ms, num_rows) + beyond) / 1e3
 
-    def run_pass(self, num_rows: int, reports: list[tuple[int, Callable[[], None]]]) -> None:
+    def run_pass(self, num_rows: int, reports: list[Report]) -> None:
         """A pass of the target: exits report on the way, the draft works beside it, the host waits to its end."""
         start = self._host + self._host_ms / 1e3
         pass_ms, exit_ms = interpolate(self._pace.target_ms, num_rows), self._pace.exit_ms
-        mark = start
-        for number, (layer, report) in enumerate(reports):
-            reached = start + (pass_ms * layer / self._num_layers + number * exit_ms) / 1e3
-            self._arrival = reached + exit_ms / 1e3
+        mark, num_exits = start, 0
+        for number, report in enumerate(reports):
+            reached = start + (pass_ms * report.layer / self._num_layers + num_exits * exit_ms) / 1e3
+            num_exits += not report.is_silent
+            self._arrival = start + (pass_ms * report.layer / self._num_layers + num_exits * exit_ms) / 1e3
             self.ledger.spans.append(Span("target", "middle" if number else "prefix", mark, reached))
-            self.ledger.spans.append(Span("target", "exit", reached, self._arrival))
+            if not report.is_silent:
+                self.ledger.spans.append(Span("target", "exit", reached, self._arrival))
             mark = self._arrival
-            report()
-        self.pass_ends = start + (pass_ms + len(reports) * exit_ms) / 1e3
+            report.tell()
+        self.pass_ends = start + (pass_ms + num_exits * exit_ms) / 1e3
         self.ledger.spans.append(Span("target", "suffix", mark, self.pass_ends))
         self._arrival = 0.0
         self._run_jobs(self.pass_ends)

@@ -135,6 +135,70 @@ def test_replay_takes_the_steps_of_the_real_run(make_bench: Make, temperature: f
         assert stats.mean_accepted == pytest.approx(np.mean([accepted for _, accepted in real]))
 
 
+class ReadingDraft(FakeDraft):
+    """Often right behind a row that had a hidden state, for as long as a recording is deep; seldom elsewhere."""
+
+    def __init__(self, draft_handler: Make) -> None:
+        self._behind: set[tuple[int, ...]] = set()
+        good, bad = draft_handler(0.9, 3), draft_handler(0.3, 3)
+
+        def handler(text: list[int]) -> list[int]:
+            ends = range(max(1, len(text) - 9), len(text) + 1)
+            return good(text) if any(tuple(text[:end]) in self._behind for end in ends) else bad(text)
+
+        super().__init__(handler, vocab_size=16, num_streams=3)
+
+    def _check_feature(self, text: list[int], feature: np.ndarray) -> None:
+        super()._check_feature(text, feature)
+        self._behind.add(tuple(text))
+
+
+@pytest.fixture
+def reading(make_bench: Make, draft_handler: Make) -> Recording:
+    """The recording of a draft that reads hidden states."""
+    recording = record(make_bench, has_features=True, draft=ReadingDraft(draft_handler))
+    return replace(recording, feature_layer=1)
+
+
+def test_a_replayed_draft_reads_hidden_states_as_in_the_real_run(
+    make_bench: Make, draft_handler: Make, reading: Recording
+) -> None:
+    settings = {"gamma": 6, "passes": 3, "window": "full"}
+    bench = make_bench(has_features=True, draft=ReadingDraft(draft_handler), **settings)
+    bench.decode(PROMPT, "serial", max_new_tokens=60)
+    real = [(step.num_window, step.num_accepted) for step in bench.last_request.steps]
+    scenario = Scenario(pace=PACE, speculation=SpeculationConfig(**settings), method="serial")
+    (request,) = replay(reading, scenario)
+    assert [(step.num_window, step.num_accepted) for step in request.steps] == real
+    without = simulate(replace(reading, feature_layer=0), scenario)
+    assert mean_of(simulate(reading, scenario), "mean_accepted") > 1.5 * mean_of(without, "mean_accepted")
+
+
+def test_roots_with_hidden_states_are_simulated_without_an_exit(reading: Recording) -> None:
+    settings = {"gamma": 6, "window": "full", "roots": 12}
+    found = {
+        source: replay(reading, Scenario(pace=PACE, speculation=SpeculationConfig(root_source=source, **settings)))[0]
+        for source in ("features", "proxy")
+    }
+    names = {source: {span.name for span in request.ledger.spans} for source, request in found.items()}
+    assert "exit" in names["proxy"] - names["features"]
+    assert "early" in {step.next_source for step in found["features"].steps}
+
+
+def test_a_recording_without_hidden_states_is_refused_for_roots_with_them(make_bench: Make) -> None:
+    scenario = Scenario(pace=PACE, speculation=SpeculationConfig(root_source="features"))
+    with pytest.raises(ConfigError, match="the draft that was recorded reads no hidden states"):
+        replay(record(make_bench), scenario)
+
+
+def test_what_a_draft_says_behind_hidden_states_survives_its_file(reading: Recording, tmp_path: Path) -> None:
+    reading.write(tmp_path / "reading.npz")
+    kept, read = reading.texts[0], Recording.read(tmp_path / "reading.npz")
+    assert read.feature_layer == 1
+    for name in ("reading_windows", "reading_ids", "reading_logprobs"):
+        np.testing.assert_allclose(getattr(read.texts[0], name), getattr(kept, name), rtol=1e-3)
+
+
 @pytest.mark.parametrize("temperature", [None, 1.0])
 def test_a_replay_ranks_candidates_as_the_real_run_does(temperature: float | None) -> None:
     """Only the target's own choices are known; at a temperature the draft's compete with the noise."""
