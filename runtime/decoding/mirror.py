@@ -168,10 +168,14 @@ class Expansion:
         self._wanted: list[Branch] = []
 
     def begin(self) -> None:
-        """Start from the draft's own candidates; nothing to do where the target is to speak first."""
-        if self._planner.starts_early and not self._table.is_closed:
+        """Start from the draft's own candidates; where they wait for hidden states, only find them."""
+        if self._table.is_closed:
+            return
+        if self._planner.starts_early:
             self._replan()
             self._work()
+        elif self._planner.is_early:
+            self._drafter.read_on(min(self._drafter.chain.num_known, self._drafter.session.capacity))
 
     def hear(self, guesses: ExitGuesses) -> None:
         """Take in what an exit says, or the hidden states there, and go on where it points."""

@@ -167,6 +167,18 @@ class Drafter:
             self.clock.observe(num_rows, self.now() - started)
         return placed
 
+    def read_on(self, stop: int) -> None:
+        """Feed the chain up to position `stop` in one round, and note what may come after each of its tokens."""
+        chain = self.chain
+        stop = min(stop, chain.num_fed + self._max_rows)
+        if stop <= chain.num_fed:
+            return
+        num_rows, started = stop - chain.num_fed, self.now()
+        with self._ledger.time("draft", "expand"):
+            self._note_lead(chain.run([chain.block(stop)], range(num_rows)), num_rows)
+            chain.keep(stop)
+        self.clock.observe(num_rows, self.now() - started)
+
     def _note_lead(self, tips: TipGuesses, num_noted: int) -> TipGuesses:
         """Take what came after the chain's tokens as its candidates; what is left is the branches'."""
         tips = TipGuesses(tips.ids.copy(), tips.logprobs.copy())

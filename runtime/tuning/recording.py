@@ -39,8 +39,8 @@ class RecordedText:
         draft_logprobs: the same shape.
         exit_ids: `[E, P, D + 1, K]` what every exit says at the same rows.
         exit_logprobs: the same shape.
-        reading_windows: as `windows`, the head's row having the target's hidden state of the token before it; None where
-            the draft reads none. No pass is before the first head: there it is as without.
+        reading_windows: as `windows`, the head's row having the target's hidden state of the token before it; None
+            where the draft reads none. No pass is before the first head: there it is as without.
         reading_ids: as `draft_ids`, along those windows.
         reading_logprobs: the same shape.
         head_ids: `[P, K, m]` by kind, what a head guesses behind each head token; -1 where there was no row to read.
@@ -175,9 +175,7 @@ def _packed(values: NDArray[Any]) -> NDArray[Any]:
     return values.astype(np.float16 if values.dtype.kind == "f" else np.int32)
 
 
-def _text(
-    arrays: Any, number: int, of_text: Sequence[int], kept: tuple[Sequence[str], Sequence[str]]
-) -> RecordedText:
+def _text(arrays: Any, number: int, of_text: Sequence[int], kept: tuple[Sequence[str], Sequence[str]]) -> RecordedText:
     """A text by its number; `of_text` has the tokens of its prompt, its seed, and whether it ends by itself.
 
     `kept` are the names of its arrays and the kinds of its heads.

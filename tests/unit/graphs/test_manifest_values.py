@@ -148,6 +148,7 @@ def test_any_field_with_any_hostile_value_is_read_as_it_is_or_refused(whole_bund
         (("draft", "capacities"), [], r"draft.capacities is \[\]; allowed: one or more"),
         (("draft", "capacities"), [64, 64], r"draft.capacities is \[64, 64\]; allowed: .*rising"),
         (("draft", "shape", "vocab_size"), 33, "draft.shape.vocab_size is 33; allowed: 1 to 32"),
+        (("draft", "shape", "feature_layer"), 1, "draft.shape.num_features is 0; allowed: "),
         (("tokens", "eos_ids"), [32], r"tokens.eos_ids\[0\] is 32; allowed: 0 to 31"),
         (("verify", 0, "top1_agreement"), 1.5, r"verify\[0\].top1_agreement is 1.5; allowed: 0 to 1"),
         (("verify", 0, "max_abs_error"), float("nan"), r"verify\[0\].max_abs_error is nan; allowed: finite"),

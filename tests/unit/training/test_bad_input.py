@@ -1,13 +1,16 @@
 """What is refused before anything is lost: bad corpora, folders in use, damaged checkpoints, too little memory."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from mirrorsd.cli.commands.train.draft import DraftPlan
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.names import CHANNEL_FILE
 from mirrorsd.training.models.model_folder import finished_folder
 from mirrorsd.training.run.checkpoints import load_checkpoint, save_checkpoint
 from mirrorsd.training.run.memory_need import check_memory, training_bytes
@@ -107,6 +110,35 @@ def test_a_model_folder_appears_whole(tmp_path: Path) -> None:
     (tmp_path / "photos" / "cat.png").touch()
     with pytest.raises(ConfigError, match="not a model's folder"), finished_folder(tmp_path / "photos"):
         pass
+
+
+@dataclass(frozen=True)
+class SixLayers:
+    """As much of a checkpoint as a plan looks at."""
+
+    config: dict[str, int] = field(default_factory=lambda: {"num_hidden_layers": 6})
+
+
+@pytest.mark.parametrize(
+    ("changed", "has_baseline", "message"),
+    [
+        ({"feature_layer": 6}, False, r"--features is 6; this target allows 1\.\.5"),
+        ({"feature_layer": 0}, False, "it wants --from-model and --features"),
+        ({"source": None}, False, "it wants --from-model and --features"),
+        ({}, True, "neither --baseline"),
+        ({"feature_layer": 2}, False, "reads hidden states after layer 3: give --features 3"),
+    ],
+)
+def test_a_channel_alone_wants_one_that_can_be_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict, has_baseline: bool, message: str
+) -> None:
+    monkeypatch.setattr("mirrorsd.export.checkpoints.checkpoint.open_checkpoint", lambda *_: SixLayers())
+    weights = {"down.weight": torch.zeros(8, 24), "up.weight": torch.zeros(32, 8)}
+    save_file(weights, tmp_path / CHANNEL_FILE, metadata={"format": "mirrorsd-channel-1", "layer": "3"})
+    sizes = {"hidden": 64, "layers": 2, "stream_layers": 2, "stream_rank": 8, "link_rank": 8, "streams_only": False}
+    given = {"source": tmp_path, "feature_layer": 3, "features_only": True} | changed
+    with pytest.raises(ConfigError, match=message):
+        DraftPlan(**(sizes | given)).check(Path("target"), 3, has_baseline)
 
 
 @pytest.mark.parametrize(

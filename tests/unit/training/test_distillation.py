@@ -1,6 +1,7 @@
 """Forty steps of training bring a tiny draft and tiny adapters nearer to a tiny target."""
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,14 +10,18 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from mirrorsd.families.feature_channel import normalised
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.runtime.draft.tree import normalised as normalised_at_run_time
 from mirrorsd.training.distill_draft import (
     DistillConfig,
     MarkedText,
     distill_draft,
     distill_losses,
+    draw_feature_rows,
     draw_tip_rows,
     embed_like_target,
+    features_at,
 )
 from mirrorsd.training.exit_adapter import exit_losses, make_adapters, train_adapters
 from mirrorsd.training.models.streaming_draft import StreamingDraft
@@ -90,6 +95,43 @@ def test_streams_alone_learn_and_the_main_rows_stay(
     assert (after.streams < before.streams).all()
     assert draft.link is not None and draft.link.up.weight.any()
     assert all(torch.equal(weight, base[name]) for name, weight in draft.base.state_dict().items())
+
+
+def test_a_channel_alone_learns_and_rows_without_hidden_states_stay(
+    target: LlamaForCausalLM, text: TokenStream, tmp_path: Path
+) -> None:
+    draft = StreamingDraft(tiny_model(2, 16, seed=2), num_streams=2, num_stream_layers=1, stream_rank=4)
+    draft.add_channel(2, 32)
+    config = replace(CONFIG, streams_from=0.0, features_only=True)
+    taken, tips, rows = MarkedText.of(text.take_marked(4, 24)), torch.tensor([3, 9]), draw_feature_rows(CONFIG, 5)
+    bare = distill_losses(target, draft, taken, tips, config)
+    untrained = distill_losses(target, draft, taken, tips, config, rows).total
+    assert untrained.item() == pytest.approx(bare.total.item())
+    distill_draft(target, draft, (text, text), short_run(tmp_path), config)
+    assert torch.equal(distill_losses(target, draft, taken, tips, config).total, bare.total)
+    given = distill_losses(target, draft, taken, tips, config, rows)
+    assert given.main < bare.main
+    assert draft.adapters[0].up.weight.abs().sum() == 0
+
+
+def test_a_row_reads_the_hidden_state_of_the_row_before(target: LlamaForCausalLM, text: TokenStream) -> None:
+    ids = text.take(1, 12)[:, :-1]
+    between = target(ids, output_hidden_states=True).hidden_states[2]
+    features = features_at(between, torch.tensor([1, 7]))
+    assert features.any(-1)[0].nonzero().flatten().tolist() == [1, 7]
+    torch.testing.assert_close(features[0, 7], normalised(between[0, 6]))
+    at_run_time = normalised_at_run_time(between[0, 6].detach().numpy())
+    torch.testing.assert_close(features[0, 7].detach(), torch.from_numpy(at_run_time))
+
+
+@pytest.mark.parametrize("features_only", [True, False])
+def test_held_back_text_shows_what_hidden_states_are_worth(
+    target: LlamaForCausalLM, text: TokenStream, tmp_path: Path, capsys: pytest.CaptureFixture[str], features_only: bool
+) -> None:
+    draft = StreamingDraft(tiny_model(2, 16, seed=2), num_streams=0, num_stream_layers=0)
+    draft.add_channel(2, 32)
+    distill_draft(target, draft, (text, text), short_run(tmp_path), replace(CONFIG, features_only=features_only))
+    assert re.search(r"held back: .*without_features 0\.\d+ with_features 0\.\d+", capsys.readouterr().err)
 
 
 def test_a_linked_stream_is_told_the_true_tokens_before_its_own(target: LlamaForCausalLM, text: TokenStream) -> None:

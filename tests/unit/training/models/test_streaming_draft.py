@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from mirrorsd.families.stream_link import SHORTLIST, log_mass
 from mirrorsd.graphs.errors import ConfigError, ExportError
-from mirrorsd.graphs.names import STREAMS_FILE
+from mirrorsd.graphs.names import CHANNEL_FILE, STREAMS_FILE
 from mirrorsd.training.draft_shape import check_same_streams, draft_from_model
 from mirrorsd.training.models.streaming_draft import StreamingDraft, StreamShape, read_stream_shape
 
@@ -129,6 +129,41 @@ def test_without_a_streams_file_it_is_an_ordinary_draft(tmp_path: Path) -> None:
     plain = StreamingDraft.load(tmp_path)
     assert plain.num_streams == 0
     assert plain(torch.tensor([[1, 2, 3]]), torch.tensor([1])).streams.shape == (1, 1, 0, 32)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("is_streaming", [True, False])
+def test_a_channel_comes_back_and_reads_what_it_is_given(tmp_path: Path, is_streaming: bool) -> None:
+    draft = tiny_draft()
+    draft.add_channel(2, 24)
+    ids, tips, features = torch.randint(0, 50, (1, ROWS)), torch.tensor([4]), torch.zeros(1, ROWS, 24)
+    features[0, 3] = torch.randn(24)
+    before = draft(ids, tips)
+    torch.testing.assert_close(draft(ids, tips, features).main, before.main)  # untrained it changes nothing
+    assert draft.channel is not None
+    draft.channel.up.weight.normal_()
+    draft.save(tmp_path, dtype=torch.float32)
+    if not is_streaming:
+        (tmp_path / STREAMS_FILE).unlink()
+    again = StreamingDraft.load(tmp_path)
+    assert again.channel is not None and again.channel.layer == 2
+    torch.testing.assert_close(again(ids, tips).main, before.main)
+    read, known = again(ids, tips, features), draft(ids, tips, features)
+    torch.testing.assert_close(read.main, known.main)
+    is_changed = (read.main != before.main).any(-1)[0]
+    assert is_changed.tolist() == [row >= 3 for row in range(ROWS)]
+    assert not is_streaming or (read.streams != before.streams).any()
+
+
+def test_a_channel_of_another_format_or_size_is_refused(tmp_path: Path) -> None:
+    tiny_draft().save(tmp_path)
+    weights = {"down.weight": torch.zeros(8, 24), "up.weight": torch.zeros(32, 8)}
+    save_file(weights, tmp_path / CHANNEL_FILE, metadata={"format": "else", "layer": "2"})
+    with pytest.raises(ExportError, match="'else'; expected 'mirrorsd-channel-1'"):
+        StreamingDraft.load(tmp_path)
+    save_file(weights, tmp_path / CHANNEL_FILE, metadata={"format": "mirrorsd-channel-1", "layer": "2"})
+    with pytest.raises(ExportError, match="does not fit the draft beside it; train the draft again"):
+        StreamingDraft.load(tmp_path)
 
 
 def test_streams_of_another_format_are_refused(tmp_path: Path) -> None:
