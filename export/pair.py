@@ -244,8 +244,7 @@ def _formats(target: Checkpoint, options: ExportOptions) -> WeightFormats:
 
 
 def _channel(target: Checkpoint, draft: Checkpoint, options: ExportOptions) -> Channel | None:
-    sizes = {"width": int(target.config["hidden_size"]), "num_layers": int(target.config["num_hidden_layers"])}
-    channel = load_channel(draft.folder, int(draft.config["hidden_size"]), **sizes)
+    channel = load_channel(draft.folder, int(draft.config["hidden_size"]), target.config)
     if channel is not None and options.computes_in == "bf16":
         raise ConfigError(
             f"the draft in {draft.folder} reads the target's hidden states, which the host cannot read in bf16: choose "
@@ -338,7 +337,7 @@ def _build_draft(job: _Job, bundle: Path, journal: Journal, report: ExportProgre
         streams=streams,
         context=job.context,
         num_input_ids=num_input_ids,
-        channel=job.channel and job.channel.weights,
+        channel=None if job.channel is None else job.channel.weights,
     )
     file, written = (
         (_UNCOMPRESSED, "fp32") if options.draft_compression else (names.DRAFT_FILE, options.draft_precision)

@@ -4,6 +4,7 @@ Owns: reading those small files into PyTorch. Does not own: the model and its we
 folders (`checkpoint.py`).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,14 +162,10 @@ def load_streams(folder: Path, hidden_size: int, num_layers: int, head_width: in
     return Streams(embeddings=embeddings, num_stream_layers=num_stream_layers, adapters=adapters, link=link)
 
 
-def load_channel(folder: Path, hidden_size: int, *, width: int, num_layers: int) -> Channel | None:
+def load_channel(folder: Path, hidden_size: int, of_target: Mapping[str, Any]) -> Channel | None:
     """Read `feature_channel.safetensors` beside a draft's weights; None where the draft has none.
 
-    Args:
-        folder: The draft's.
-        hidden_size: The draft's.
-        width: The target's hidden size.
-        num_layers: The target's.
+    `hidden_size` is the draft's, `of_target` the target's config.
 
     Raises:
         ExportError: unreadable, of another format, or not made for this draft or this target.
@@ -176,6 +173,7 @@ def load_channel(folder: Path, hidden_size: int, *, width: int, num_layers: int)
     path = folder / names.CHANNEL_FILE
     if not path.is_file():
         return None
+    width, num_layers = int(of_target["hidden_size"]), int(of_target["num_hidden_layers"])
     metadata, tensors = _read_tensors(path, names.CHANNEL_FORMAT)
     down, up = (tensors.get(name, torch.empty(0)) for name in names.CHANNEL_WEIGHTS)
     layer = int(metadata.get("layer", 0))

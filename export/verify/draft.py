@@ -253,7 +253,8 @@ class DraftParts(NamedTuple):
 
     def rounded(self, dtype: torch.dtype) -> "DraftParts":
         """These parts in the numbers of a draft that is stored in `dtype`."""
-        return DraftParts(*(part and part.rounded(dtype) for part in self))
+        streams, channel = self
+        return DraftParts(streams and streams.rounded(dtype), channel and channel.rounded(dtype))
 
 
 def compare_draft(run: DraftRun, model: WeightlessModel, own: DraftParts, ids: list[int], text: str) -> VerifyResult:

@@ -13,8 +13,14 @@ from numpy.typing import NDArray
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import Head
-from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, RowBlock, TargetOutput, TipGuesses
-from mirrorsd.runtime.draft.tree import normalised
+from mirrorsd.runtime.backends.protocol import (
+    ExitGuesses,
+    HeadGuesses,
+    RowBlock,
+    TargetOutput,
+    TipGuesses,
+    normalised,
+)
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 from mirrorsd.runtime.sampling.shortlist import ShortlistFilter

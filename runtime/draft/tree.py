@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock, TipGuesses
+from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock, TipGuesses, normalised
 from mirrorsd.runtime.policy.roots import Root
 from mirrorsd.runtime.policy.windows import Share
 
 NO_TOKENS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
-_EPSILON = 1e-5
 _SLACK = 64  # a window may be known past the last slot that could ever be fed
 
 
@@ -156,16 +155,6 @@ class BranchWindow(NamedTuple):
     source: str
     shares: list[Share]
     num_main: int
-
-
-def normalised(hidden: NDArray[np.floating]) -> NDArray[np.float32]:
-    """Scale a hidden state `[F]` to a mean square of one, as the draft was trained to read it.
-
-    >>> normalised(np.array([3.0, -3.0], dtype=np.float16)).round(3).tolist()
-    [1.0, -1.0]
-    """
-    wide = hidden.astype(np.float32)
-    return wide / np.sqrt(np.mean(wide * wide) + np.float32(_EPSILON))
 
 
 class Branch:

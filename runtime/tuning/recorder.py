@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import ContextLengthError
-from mirrorsd.runtime.backends.protocol import DraftSession, ExitGuesses, RowBlock, TargetSession
+from mirrorsd.runtime.backends.protocol import DraftSession, ExitGuesses, RowBlock, TargetSession, normalised
 from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.decoding.head import noise_behind
-from mirrorsd.runtime.draft.tree import normalised
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.chooser import TokenChooser
@@ -117,7 +116,7 @@ def record_text(
     asked = {kind: AskedHead(target, kind, tokens, first, chooser) for kind in heads}
     ask = partial(ask_target, target, tokens, first, windows, tuple(asked.values()))
     heard = engine.target_worker.run(ask)
-    reading: dict[str, NDArray[Any]] = {}
+    reading: dict[str, Any] = {}
     if heard.hidden is not None:
         ask_reading = partial(ask_draft, draft, tokens, first, room, chooser, heard.hidden)
         found = engine.draft_worker.run(ask_reading)

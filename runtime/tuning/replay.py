@@ -261,6 +261,7 @@ class ReplayTarget:
         features = np.ones((len(places), 1), dtype=np.float32) if self._feature_layer else None
         reports = []
         for guesses in self._guesses(request, heads, depths) if on_exit is not None else ():
+            assert on_exit is not None
             guesses.features = features if guesses.layer == self._feature_layer else None
             reports.append(Report(guesses.layer, guesses.is_silent, partial(on_exit, guesses)))
         self._spend(len(places), reports)

@@ -140,18 +140,15 @@ def draft(
     as_json: options.AsJson = False,
 ) -> None:
     """Train a streaming draft: the target writes text, the draft learns its distributions, the result is measured."""
-    from mirrorsd.training.distill_draft import DistillConfig
-
     check_output(output)
     weights: Any = {"stream_weight": stream_weight, "argmax_weight": argmax_weight, "prompt_weight": prompt_weight}
     rows: dict[str, Any] = {"streams_from": streams_from, "tip_share": tip_share, "sequences": batch, "length": length}
-    rows |= {"is_compiled": compile_loss, "trains_embedding": train_embedding, "loss": distance}
-    loss = DistillConfig(**weights, **rows, rate=rate, streams_only=streams_only, features_only=features_only)
+    rows |= {"is_compiled": compile_loss, "trains_embedding": train_embedding, "loss": distance, "rate": rate}
     config = run_config(work, (seconds, deadline, baseline), (save_every, report_every, count_cpu))
     sizes: Any = {"hidden": hidden, "layers": layers, "stream_layers": stream_layers, "stream_rank": stream_rank}
-    sizes |= {"link_rank": link_rank, "source": from_model, "from_layers": read_layers(from_layers)}
-    only = {"streams_only": streams_only, "features_only": features_only}
-    plan = DraftPlan(**sizes, head_rank=head_rank, feature_layer=features, **only)
+    sizes |= {"link_rank": link_rank, "head_rank": head_rank, "feature_layer": features, "source": from_model}
+    only: Any = {"streams_only": streams_only, "features_only": features_only}
+    loss, plan = _loss(**weights, **rows, **only), DraftPlan(**sizes, from_layers=read_layers(from_layers), **only)
     size = plan.check(target, streams, baseline)
     checkpoint = shared.open_target(target, trained=size, tokens=batch * length, threads=threads, device=device)
     runs = [("draft", streams, output), ("baseline", 0, output.with_name(f"{output.name}-s0"))][: 1 + baseline]
@@ -159,6 +156,12 @@ def draft(
     source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts)
     model = _train_all(checkpoint, plan, runs, ([work, *(more_text or ())], source, document_share), (config, loss))
     (print_json if as_json else print_report)(measure_drafts(model, output, runs[1][2] if baseline else None, work))
+
+
+def _loss(**fields: Any) -> Any:
+    from mirrorsd.training.distill_draft import DistillConfig
+
+    return DistillConfig(**fields)
 
 
 def check_output(folder: Path) -> None:

@@ -186,7 +186,9 @@ class DraftRequest:
                 kind = cache.kind if name.startswith(_NEW) else ov.Type(array.dtype)
                 self._request.set_tensor(name, tensor_on(array, kind))
         self.bind(cache)
-        self.inputs = DraftInputs(*(arrays[name] for name in _HOST_INPUTS), arrays.get(names.DRAFT_FEATURES))
+        features = arrays.get(names.DRAFT_FEATURES)
+        ids, positions, mask, tip_rows = (arrays[name] for name in _HOST_INPUTS)
+        self.inputs = DraftInputs(ids, positions, mask, tip_rows, features)
         self._noise: DraftNoise | None = None
         self._noise_rows: NDArray[np.int64] = arrays.get(names.DRAFT_NOISE_ROWS, np.zeros(0, dtype=np.int64))
         self.tip_ids: NDArray[np.int64] = arrays[names.DRAFT_TIP_IDS]

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from mirrorsd.families.feature_channel import normalised
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.runtime.draft.tree import normalised as normalised_at_run_time
+from mirrorsd.runtime.backends.protocol import normalised as normalised_at_run_time
 from mirrorsd.training.distill_draft import (
     DistillConfig,
     MarkedText,
