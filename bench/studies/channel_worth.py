@@ -8,6 +8,7 @@ A draft that reads the target's hidden states at a branch's root has to wait for
 what a recorded draft says wrong along a text, behind every root, a `share` becomes right. The real scheduler then runs
 on devices of a card's pace. Without hidden states (`early`) and with them, once they are there (`features`), or in
 serial decoding, where nobody waits for them. The draft that was recorded stays what it is wherever a row has none.
+A draft that does read hidden states was recorded with them: what it says is measured, too, as it is (`share` None).
 """
 
 import argparse
@@ -75,14 +76,17 @@ def accepted(texts: Sequence[RecordedText], windows: Sequence[NDArray[np.int64]]
 def measure(recording: Recording, layer: int, shares: Sequence[float], cards: Sequence[str]) -> list[dict[str, Any]]:
     """Speeds by share, card and way."""
     rows = []
-    for share in shares:
+    for share in [*([None] if recording.feature_layer else []), *shares]:
         random = np.random.default_rng(0)
-        texts = tuple(put_right(text, share, random) for text in recording.texts)
+        texts = recording.texts
+        if share is not None:
+            texts = tuple(put_right(text, share, random) for text in texts)
         windows = [text.reading_windows for text in texts if text.reading_windows is not None]
         gain = accepted(texts, windows) / accepted(texts, [text.windows for text in texts])
         reading = replace(recording, texts=texts, feature_layer=layer)
         for card in cards:
-            speeds = {"temperature": recording.temperature, "device_map": card, "branches": round(gain, 3)}
+            speeds: dict[str, Any] = {"temperature": recording.temperature, "device_map": card, "share": share}
+            speeds["branches"] = round(gain, 3)
             for method, source in WAYS:
                 speeds |= {method if method == "serial" else source: of_way(reading, card, layer, (method, source))}
             rows.append(speeds)
@@ -108,7 +112,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recordings", nargs="+", type=Path, metavar="RECORDING")
     parser.add_argument("--layer", type=int, required=True, help="the exit's layer, where the hidden states are")
-    parser.add_argument("--shares", type=float, nargs="+", default=[0.0, 0.1, 0.25])
+    parser.add_argument("--shares", type=float, nargs="*", default=[0.0, 0.1, 0.25])
     parser.add_argument("--cards", nargs="+", default=CARDS)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
