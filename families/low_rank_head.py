@@ -1,9 +1,10 @@
-"""A head of low rank over the whole vocabulary, for drafts: final norm, then `H -> rank -> V` (SlimSpec, 2605.10453).
+"""Smaller heads for drafts, whose head over 50,000 tokens costs more than their layers.
 
-A small draft's head over 50,000 tokens costs more than its layers. One of low rank keeps every token, needs no map, and
-takes `rank / H` of the weights. What is behind the norm, and what a link looks up, is `rank` wide then.
+One of low rank keeps every token: final norm, then `H -> rank -> V` (SlimSpec, 2605.10453). It takes `rank / H` of the
+weights; what is behind the norm, and what a link looks up, is `rank` wide then. A head of fewer tokens names the first
+ids alone. It needs no map: byte pair encoding numbers tokens as it merges them, the most frequent ones first.
 
-Owns: the module, and fitting it to a model whose config says `head_rank`. Does not own: training, files.
+Owns: what a config says of its head, and fitting a model to it. Does not own: training, files.
 """
 
 from typing import Any
@@ -12,11 +13,13 @@ from torch import Tensor, nn
 
 HEAD_RANK = "head_rank"
 """Entry of config.json: the width behind the final norm; a model without it has its family's own head."""
+HEAD_TOKENS = "head_tokens"
+"""Entry of config.json: the head names the ids below this one; a model without it names them all."""
 SHARES_EMBEDDING = "shares_embedding"
 """Entry of config.json: the token embedding is the target's and lies beside the target's weights alone."""
 
-EMBEDDING = "model.embed_tokens.weight"
-"""Its name in a model laid out like Llama."""
+EMBEDDING, LM_HEAD = "model.embed_tokens.weight", "lm_head.weight"
+"""Their names in a model laid out like Llama."""
 
 
 class ReducedNorm(nn.Module):
@@ -40,6 +43,11 @@ def fit_head(network: Any) -> Any:
         network.model.norm = ReducedNorm(network.model.norm, network.config.hidden_size, rank)
         network.lm_head = nn.Linear(rank, network.config.vocab_size, bias=False)
     return network
+
+
+def head_tokens(config: Any) -> int:
+    """How many ids the head names: the first ones."""
+    return min(int(config.vocab_size), int(getattr(config, HEAD_TOKENS, None) or config.vocab_size))
 
 
 def head_width(config: Any) -> int:

@@ -22,7 +22,7 @@ from mirrorsd.runtime.decoding.step import Decoder
 from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.draft.drafter import Drafter
-from mirrorsd.runtime.policy.knowledge import Knowledge
+from mirrorsd.runtime.policy.account import Knowledge
 
 _LATER_S = 1.0
 

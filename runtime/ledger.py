@@ -1,4 +1,4 @@
-"""Timings of one request: who worked on what, from when to when. The loop writes, `generation_stats` reads.
+"""Timings of one request: who worked on what, from when to when. The loop writes, `reporting/stats` reads.
 
 The ledger is also the clock of whoever writes to it, so that the same scheduler runs in real and in simulated time.
 """

@@ -18,7 +18,8 @@ from mirrorsd.runtime.devices.huge_pages import Region, new_regions, regions_now
 from mirrorsd.runtime.devices.inventory import check_computes, choose_device_map
 from mirrorsd.runtime.devices.layouts import Layout, choose_layout, target_thread_cores
 from mirrorsd.runtime.engine import Engine, check_exits, resolve_speculation
-from mirrorsd.runtime.policy.knowledge import Knowledge, RootScores
+from mirrorsd.runtime.policy.account import Knowledge
+from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.text.tokenizer import BundleTokenizer
 from mirrorsd.runtime.tuned import Tuned
 
@@ -113,7 +114,7 @@ def _start_engine(
     on_progress: Progress | None = None,
 ) -> Engine:
     """Load both models on their workers, run each once, and set the pace if the card has one."""
-    from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
+    from mirrorsd.runtime.backends.openvino.draft_compiler import OpenVinoDraftModel
     from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
 
     card = layout.device_map

@@ -27,6 +27,7 @@ from mirrorsd.families import parts_of
 from mirrorsd.families.feature_channel import normalised
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.divergence import LOSSES, HeadRows, LossMix, distance
+from mirrorsd.training.heads.features import teaching
 from mirrorsd.training.models.streaming_draft import StreamingDraft
 from mirrorsd.training.run.device import autocast
 from mirrorsd.training.run.optimizers import descend, make_optimizers, set_rate
@@ -234,7 +235,8 @@ def distill_draft(
         descend(losses.total, draft.parameters(), optimizers.values())
         return taken.ids.numel(), describe(losses)
 
-    timed.run(step, _make_check(target, draft, held_back, config, losses_of))
+    with teaching(target):
+        timed.run(step, _make_check(target, draft, held_back, config, losses_of))
     return timed
 
 

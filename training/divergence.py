@@ -182,8 +182,10 @@ def distance(target: HeadRows, student: HeadRows, weights: Tensor, mix: LossMix)
     """
     size = min(len(target.head), len(student.head))
     rows, by_target = (given.rows.reshape(-1, given.rows.shape[-1]) for given in (student, target))
-    constant = HeadRows(by_target.detach(), target.head[:size].detach(), target.scale)
-    with torch.autocast(rows.device.type, enabled=False):
+    kind = rows.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
+    constant = HeadRows(by_target.detach().to(dtype), target.head[:size].detach().to(dtype), target.scale)
+    with torch.autocast(kind, enabled=False):
         work = partial(_in_chunks, constant, weights.reshape(-1), mix, student.scale)
         total, soft, is_best = with_its_gradients(rows, student.head[:size], work)
     return Distance(total, soft.reshape(weights.shape), is_best.reshape(weights.shape))
@@ -192,9 +194,9 @@ def distance(target: HeadRows, student: HeadRows, weights: Tensor, mix: LossMix)
 def _in_chunks(
     target: HeadRows, weights: Tensor, mix: LossMix, scale: LogitScale, rows: Tensor, head: Tensor, wants_head: bool
 ) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
-    """See `Work`; the products that give the gradients are made once for all rows: to add them up costs more."""
-    dtypes = rows.dtype, head.dtype
-    (rows, head), (by_target, its_head) = _narrow(rows, head), _narrow(target.rows, target.head)
+    """See `Work`. Products are in the target's type; those that give gradients are made once: to add up costs more."""
+    dtypes, (by_target, its_head) = (rows.dtype, head.dtype), target[:2]
+    rows, head = rows.to(by_target.dtype), head.to(by_target.dtype)
     slopes = rows.new_empty(len(rows), len(head))
     found = []
     for first in range(0, len(rows), step := max(1, _CHUNK_NUMBERS // len(head))):
@@ -206,9 +208,3 @@ def _in_chunks(
     soft, hard, is_best = (torch.cat(values) for values in zip(*found, strict=True))
     sums = ((soft + hard) * weights).sum(), soft / max(mix.kl + mix.tv + mix.lk, 1e-9), is_best
     return sums, (slopes @ head).to(dtypes[0]), ((slopes.T @ rows).to(dtypes[1]) if wants_head else None)
-
-
-def _narrow(rows: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in the narrower of their types: that is what autocast multiplies in."""
-    dtype = torch.bfloat16 if torch.bfloat16 in (rows.dtype, head.dtype) else rows.dtype
-    return rows.to(dtype), head.to(dtype)

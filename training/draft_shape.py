@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from mirrorsd.families.low_rank_head import HEAD_RANK, SHARES_EMBEDDING, fit_head
+from mirrorsd.families.low_rank_head import HEAD_RANK, HEAD_TOKENS, LM_HEAD, SHARES_EMBEDDING, fit_head
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.distill_draft import embed_like_target
 from mirrorsd.training.models.streaming_draft import StreamingDraft, StreamShape, read_stream_shape
 from mirrorsd.training.models.whole_model import load_whole
 
 __all__ = [
+    "DraftHead",
     "check_draft_sizes",
     "check_layers",
     "check_same_streams",
@@ -32,6 +33,13 @@ __all__ = [
 _HEAD_DIM = 64
 _SEED = 21
 _LIKE_LLAMA = ("llama", "qwen2", "qwen3", "mistral", "smollm3", "olmo2")
+
+
+class DraftHead(NamedTuple):
+    """Of which rank the head is (0: the target's own), and how many ids it names, the first ones (0: all)."""
+
+    rank: int = 0
+    num_tokens: int = 0
 
 
 def check_draft_sizes(hidden: int, layers: int) -> None:
@@ -98,29 +106,31 @@ def check_same_streams(folder: Path, asked: StreamShape) -> None:
 
 
 def draft_from_layers(
-    target: PreTrainedModel, streams: StreamShape, layers: tuple[int, ...], head_rank: int
+    target: PreTrainedModel, streams: StreamShape, layers: tuple[int, ...], head: DraftHead
 ) -> StreamingDraft:
     """Return a draft that is made of some of the target's layers and shares its token embedding.
 
-    Its head is as near to the target's as one of `head_rank` can be (0: the target's own, trained with the rest).
+    A head of low rank starts as near to the target's as it can be. A whole one is the target's own: where that is its
+    token embedding, it is shared and not trained, else it is copied and trained with the rest.
     """
     torch.manual_seed(_SEED)
     config = copy.deepcopy(target.config)
-    config.num_hidden_layers, config.tie_word_embeddings = len(layers), False
+    config.num_hidden_layers = len(layers)
+    config.tie_word_embeddings = config.tie_word_embeddings and not head.rank
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[number] for number in layers]
     setattr(config, SHARES_EMBEDDING, True)
-    setattr(config, HEAD_RANK, head_rank or None)
+    setattr(config, HEAD_RANK, head.rank or None)
+    setattr(config, HEAD_TOKENS, head.num_tokens or None)
     base: Any = fit_head(type(target)(config))
     whole = target.state_dict()
     taken = {name: whole[name] for name in base.state_dict() if name in whole and not name.startswith("model.layers.")}
     for place, number in enumerate(layers):
         old, new = f"model.layers.{number}.", f"model.layers.{place}."
         taken |= {new + name[len(old) :]: weight for name, weight in whole.items() if name.startswith(old)}
-    head = whole["lm_head.weight"].float()
-    if head_rank:
-        halves = low_rank_head(head, head_rank)
-        taken |= {"lm_head.weight": halves.up, "model.norm.down.weight": halves.down}
+    if head.rank:
+        halves = low_rank_head(whole[LM_HEAD].float(), head.rank)
+        taken |= {LM_HEAD: halves.up, "model.norm.down.weight": halves.down}
         taken["model.norm.norm.weight"] = whole["model.norm.weight"]
     base.load_state_dict(taken)
     return StreamingDraft(base, **streams._asdict())

@@ -51,7 +51,7 @@ def main() -> None:
                 text = pipe.stream(messages=prompt, config=config, method=method)
                 rows.append({"text": kind, "method": method, **count(passed.by_step(text))})
                 runs.print_rows(rows[-1:], ("text", "method", "median", "most", "outer"))
-        report = {"speculation": pipe.placement[-1], "rows": rows}
+        report = {"placement": pipe.placement, "rows": rows}
     sys.setprofile(None)
     runs.finish(report, options.output)
 

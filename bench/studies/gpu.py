@@ -31,8 +31,8 @@ from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime import device_inventory, missing_devices
+from mirrorsd.runtime.backends.onnxruntime.device import place_of
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
-from mirrorsd.runtime.backends.onnxruntime.tensors import place_of
 from mirrorsd.runtime.config import Method
 from mirrorsd.runtime.devices.inventory import check_computes
 from mirrorsd.runtime.doctor.hardware import hardware_details

@@ -64,7 +64,8 @@ def measure(pipe: "MirrorPipeline", bundle: Path, plan: Plan, out: Path, show: R
 def start(stack: ExitStack, option: PeerOption, pipe: "MirrorPipeline", plan: Plan) -> Peer:
     """Start another runtime, to be ended with the stack."""
     ends = () if plan.ignore_eos else pipe.manifest.tokens.eos_ids
-    peer = Peer(option, pipe.tokenizer.decode, ends=ends, threads=plan.threads, drafted=plan.drafted)
+    room = pipe.manifest.target.context
+    peer = Peer(option, pipe.tokenizer.decode, ends=ends, context=room, threads=plan.threads, drafted=plan.drafted)
     stack.callback(peer.close)
     return peer
 

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
@@ -19,11 +20,15 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Decoded(NamedTuple):
-    """New tokens, the target's passes they took and seconds to the first (None where the runtime does not say)."""
+    """New tokens, the target's passes they took and seconds to the first (None where the runtime does not say).
+
+    `seconds` are those of the whole text, where not all of the call was for it.
+    """
 
     ids: list[int]
     passes: int | None
     first_s: float | None = None
+    seconds: float | None = None
 
 
 class Asked(NamedTuple):
@@ -47,6 +52,9 @@ class Runtime(Protocol):
 
     def decode(self, asked: Asked) -> Decoded:
         """Decode greedily after the prompt, up to `most` tokens or to one that ends the text."""
+
+    def versions(self) -> dict[str, str]:
+        """What it decodes with."""
 
 
 class OpenVinoGenAi:
@@ -78,6 +86,10 @@ class OpenVinoGenAi:
         first_s = result.perf_metrics.get_ttft().mean / 1e3
         return Decoded([int(token) for token in result.tokens[0]], None, first_s)
 
+    def versions(self) -> dict[str, str]:
+        """See `Runtime.versions`."""
+        return installed_versions("openvino-genai", "openvino")
+
 
 class OnnxRuntimeGenAi:
     """onnxruntime-genai's generator loop; `model` already names the draft, if there is one (see `prepare.py`)."""
@@ -107,6 +119,10 @@ class OnnxRuntimeGenAi:
         tokens = [int(token) for token in generator.get_sequence(0)][len(asked.ids) :]
         passes = generator.get_speculative_stats()["target_forward_passes"] if num_drafted else None
         return Decoded(tokens, passes, first_s)
+
+    def versions(self) -> dict[str, str]:
+        """See `Runtime.versions`."""
+        return installed_versions("onnxruntime-genai", "onnxruntime")
 
     def _model(self, ends: list[int]) -> Any:
         """The model, loaded once per way to end: that is a part of its configuration."""
@@ -140,27 +156,20 @@ def never_said(settings: dict[str, Any]) -> int:
 
 
 class LlamaCpp:
-    """llama-cpp-python on a GGUF file; it has no draft model."""
+    """llama.cpp's own server, a process of this one (see `llama_server`). This process is of our environment."""
 
     def __init__(self, model: Path, draft: Path | None, threads: int, options: dict[str, Any]) -> None:
-        import llama_cpp
+        from mirrorsd.cli.bench.llama_server import LlamaServer
 
-        if draft is not None:
-            raise SystemExit("llama-cpp-python takes no draft model: name the model alone")
-        given = {"n_threads": threads, "n_threads_batch": threads, "n_ctx": 0, "verbose": False, **options}
-        self._model = llama_cpp.Llama(model_path=str(model), **given)
+        self._server = LlamaServer(model, draft, threads, options)
 
     def decode(self, asked: Asked) -> Decoded:
-        """See `Runtime.decode`. It is made to forget: it would find prompts that it has read before."""
-        self._model.reset()
-        started, first_s = perf_counter(), None
-        tokens: list[int] = []
-        for token in self._model.generate(asked.ids, top_k=1, temp=0.0, repeat_penalty=1.0):
-            first_s = first_s or perf_counter() - started
-            tokens.append(int(token))
-            if len(tokens) == asked.most or token in asked.ends:
-                break
-        return Decoded(tokens, len(tokens), first_s)
+        """See `Runtime.decode`. It leaves the token that ends the text out."""
+        return Decoded(*self._server.decode(asked))
+
+    def versions(self) -> dict[str, str]:
+        """See `Runtime.versions`."""
+        return self._server.versions()
 
 
 class Mirrorsd:
@@ -168,7 +177,9 @@ class Mirrorsd:
 
     def __init__(self, model: Path, draft: Path | None, threads: int, options: dict[str, Any]) -> None:
         from mirrorsd import MirrorPipeline
+        from mirrorsd.cli.bench.entrants import forget
 
+        self._forget = forget
         settings = options.get("speculation")
         self._pipe = MirrorPipeline.load(
             model, device_map=options["device_map"], speculation=settings, use_tuned=settings is None
@@ -176,10 +187,12 @@ class Mirrorsd:
         self._sessions: dict[str, Any] = {}
 
     def decode(self, asked: Asked) -> Decoded:
-        """See `Runtime.decode`. A session per method: none finds a prompt that another one has read."""
+        """See `Runtime.decode`. A session per method, which forgets: none finds a prompt that was read before."""
         method = asked.settings["method"]
         if method not in self._sessions:
             self._sessions[method] = self._pipe.session()
+        self._forget(self._sessions[method])
+        started = perf_counter()
         result = self._sessions[method].generate(
             token_ids=asked.ids,
             max_new_tokens=asked.most,
@@ -188,7 +201,12 @@ class Mirrorsd:
             stop_token_ids=asked.ends,
             method=method,
         )
-        return Decoded(list(result.token_ids), result.stats.steps, result.stats.time_to_first_token_ms / 1e3)
+        seconds, first_s = perf_counter() - started, result.stats.time_to_first_token_ms / 1e3
+        return Decoded(list(result.token_ids), result.stats.steps, first_s, seconds)
+
+    def versions(self) -> dict[str, str]:
+        """See `Runtime.versions`."""
+        return installed_versions("openvino", "onnxruntime")
 
 
 def count_tokens(ids: list[int], asked: Asked) -> tuple[list[int], int]:
@@ -207,20 +225,17 @@ def count_tokens(ids: list[int], asked: Asked) -> tuple[list[int], int]:
 RUNTIMES: dict[str, Callable[[Path, Path | None, int, dict[str, Any]], Runtime]] = {
     "openvino-genai": OpenVinoGenAi,
     "onnxruntime-genai": OnnxRuntimeGenAi,
-    "llama-cpp-python": LlamaCpp,
+    "llama.cpp": LlamaCpp,
     "mirrorsd": Mirrorsd,
 }
-PACKAGES = ("openvino-genai", "openvino", "onnxruntime-genai", "onnxruntime", "llama-cpp-python")
 
 
-def installed_versions() -> dict[str, str]:
-    """Versions of what this environment decodes with."""
+def installed_versions(*packages: str) -> dict[str, str]:
+    """Versions of those packages that this environment has."""
     found = {}
-    for package in PACKAGES:
-        try:
+    for package in packages:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return found
 
 
@@ -243,12 +258,12 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     runtime = RUNTIMES[options.runtime](options.model, options.draft, options.threads, json.loads(options.options))
-    print(json.dumps({"ready": True, "versions": installed_versions()}), file=answers, flush=True)
+    print(json.dumps({"ready": True, "versions": runtime.versions()}), file=answers, flush=True)
     for line in sys.stdin:
         request = Asked(**json.loads(line))
         started = perf_counter()
         decoded = runtime.decode(request)
-        seconds = perf_counter() - started
+        seconds = decoded.seconds or perf_counter() - started
         ids, num_tokens = count_tokens(decoded.ids, request)
         if not request.ends and len(ids) != request.most:
             raise SystemExit(f"{options.runtime} made {len(ids)} tokens, {request.most} were asked for")

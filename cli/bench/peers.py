@@ -6,7 +6,9 @@ Owns: reading `--peer`, starting and ending those processes, deadlines. Does not
 
 import json
 import os
+import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -16,13 +18,18 @@ from queue import Empty, Queue
 from typing import Any
 
 from mirrorsd.cli.bench.answers import Answer
+from mirrorsd.cli.bench.llama_server import PROGRAM, find_server
 from mirrorsd.cli.bench.peer_worker import RUNTIMES
 from mirrorsd.graphs.errors import ConfigError, GenerationError
 
 DecodeText = Callable[[Sequence[int]], str]
 WORKER = Path(__file__).with_name("peer_worker.py")
 PEERS = tuple(name for name in RUNTIMES if name != "mirrorsd")
-_FORM = f"RUNTIME=PYTHON{os.pathsep}MODEL, or RUNTIME=PYTHON{os.pathsep}MODEL{os.pathsep}DRAFT"
+LLAMA_CPP = "llama.cpp"
+_FORM = (
+    f"RUNTIME=PROGRAM{os.pathsep}MODEL, or RUNTIME=PROGRAM{os.pathsep}MODEL{os.pathsep}DRAFT, where PROGRAM is the "
+    f"Python of the runtime's environment, or {LLAMA_CPP}'s {PROGRAM}"
+)
 _DEADLINE_S = 900.0
 """How long loading, or one answer, may take."""
 _END_S = 10.0
@@ -30,10 +37,10 @@ _END_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerOption:
-    """One `--peer`: a runtime, the Python of its environment, its model and perhaps its draft."""
+    """One `--peer`: a runtime, the Python of its environment (llama.cpp: its server), its model, perhaps its draft."""
 
     runtime: str
-    python: Path
+    program: Path
     model: Path
     draft: Path | None = None
 
@@ -50,21 +57,30 @@ def read_peer(text: str) -> PeerOption:
         ConfigError: another form, an unknown runtime, or a path where nothing is.
     """
     runtime, equals, places = text.partition("=")
-    paths = [Path(part) for part in places.split(os.pathsep) if part]
-    if not equals or len(paths) not in (2, 3):
+    parts = [part for part in places.split(os.pathsep) if part]
+    if not equals or len(parts) not in (2, 3):
         raise ConfigError(f"--peer is {text!r}; expected {_FORM}.")
     if runtime not in PEERS:
         raise ConfigError(f"--peer names the runtime {runtime!r}; there are {', '.join(PEERS)}.")
-    for path in paths:
+    program = find_server(parts[0]) if runtime == LLAMA_CPP else Path(parts[0])
+    model, *draft = (Path(part) for part in parts[1:])
+    for path in (program, model, *draft):
         if not path.exists():
             raise ConfigError(f"--peer {runtime}: there is no {path}; expected {_FORM}.")
-    return PeerOption(runtime=runtime, python=paths[0], model=paths[1], draft=paths[2] if len(paths) == 3 else None)
+    return PeerOption(runtime=runtime, program=program, model=model, draft=draft[0] if draft else None)
 
 
 class Worker:
     """One process of `peer_worker`: a runtime with a model."""
 
     def __init__(self, name: str, python: Path, arguments: Sequence[str]) -> None:
+        """Start it.
+
+        Args:
+            name: of the runtime, in errors.
+            python: of the environment that it decodes in.
+            arguments: `peer_worker`'s.
+        """
         self.name = name
         words = [str(python), str(WORKER), *arguments]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -110,10 +126,17 @@ class Worker:
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._kill()
             self._process.wait()
         self._listener.join(_END_S)
         self._process.stdout.close()
+
+    def _kill(self) -> None:
+        """Kill it, and where the system has groups of processes, what it started."""
+        if sys.platform == "win32":
+            self._process.kill()
+        else:
+            os.killpg(self.pid, signal.SIGKILL)
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
@@ -125,7 +148,7 @@ class Worker:
         try:
             line = self._answers.get(timeout=_DEADLINE_S)
         except Empty as error:
-            self._process.kill()
+            self._kill()
             raise GenerationError(f"{self.name} did not answer within {_DEADLINE_S:g} seconds.") from error
         if not line:
             raise self._ended()
@@ -143,7 +166,14 @@ class Peer:
     is_own = False
 
     def __init__(
-        self, option: PeerOption, decode_text: DecodeText, *, ends: Sequence[int], threads: int, drafted: int
+        self,
+        option: PeerOption,
+        decode_text: DecodeText,
+        *,
+        ends: Sequence[int],
+        context: int,
+        threads: int,
+        drafted: int,
     ) -> None:
         """Start it; `wait_until_ready` says when it is loaded.
 
@@ -151,6 +181,7 @@ class Peer:
             option: which one.
             decode_text: the text of ids, by the bundle's tokenizer.
             ends: tokens that end a text; none where the end of text is ignored.
+            context: tokens of room, for prompt and text.
             threads: of the processor.
             drafted: tokens that it drafts at a time, if it has a draft.
         """
@@ -159,7 +190,11 @@ class Peer:
         self._settings = {} if self._is_plain else {"num_drafted": drafted}
         draft = [] if option.draft is None else ["--draft", str(option.draft)]
         arguments = [option.runtime, str(option.model), "--threads", str(threads), *draft]
-        self._worker = Worker(option.name, option.python, arguments)
+        python = option.program
+        if option.runtime == LLAMA_CPP:
+            of_server = {"server": str(option.program), "context": context, **self._settings}
+            python, arguments = Path(sys.executable), [*arguments, "--options", json.dumps(of_server)]
+        self._worker = Worker(option.name, python, arguments)
 
     def wait_until_ready(self) -> dict[str, Any]:
         """Block until it is loaded; returns its versions."""

@@ -41,7 +41,7 @@ Seed = Annotated[
 ]
 MaxTokens = Annotated[int, typer.Option(help="Most tokens of a turn.", min=1, rich_help_panel=options.TEXT)]
 Peers = Annotated[
-    list[str] | None, typer.Option(help="Another runtime: RUNTIME=PYTHON:MODEL[:DRAFT]; may be repeated.")
+    list[str] | None, typer.Option(help="Another runtime: RUNTIME=PROGRAM:MODEL[:DRAFT]; may be repeated.")
 ]
 
 

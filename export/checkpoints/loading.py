@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mirrorsd.export.weights.block_formats import COMPUTE_BY_PRECISION
 from mirrorsd.families.feature_channel import ChannelWeights
+from mirrorsd.families.low_rank_head import head_tokens
 from mirrorsd.families.stream_link import LinkWeights
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import DraftShape, TargetShape
@@ -99,13 +100,13 @@ def draft_shape(
     num_candidates: int,
     has_noise: bool | None = None,
 ) -> DraftShape:
-    """Sizes of the draft for its contract; ids beyond the target's vocabulary are cut off.
+    """Sizes of the draft for its contract; ids that its head does not name, or the target lacks, are cut off.
 
     Noise in the graph (`has_noise`) costs a row of the vocabulary per tip and stream: None takes it up to
     `_MOST_NOISE_IDS` ids.
     """
     config = model.config
-    vocab_size = min(config.vocab_size, target_vocab_size)
+    vocab_size = min(head_tokens(config), target_vocab_size)
     if has_noise is None:
         has_noise = vocab_size <= _MOST_NOISE_IDS
     return DraftShape(

@@ -23,7 +23,7 @@ from mirrorsd.runtime.backends.protocol import (
 )
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.chooser import NoiseSource
-from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
+from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 
 Session = TypeVar("Session")
 TargetHandler = Callable[[list[int]], NDArray[np.floating]]

@@ -13,8 +13,8 @@ from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.manifest import Head
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.chooser import NoiseSource
+from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 from mirrorsd.runtime.sampling.short_rows import ShortRow
-from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
 
 Progress = Callable[[str, float], None]
 """Takes what is being done, and what share of it is done, 0..1."""

@@ -11,7 +11,7 @@ from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.step import SerialSource, StepDecoder
 from mirrorsd.runtime.decoding.target_link import TargetLine
 from mirrorsd.runtime.draft.tree import BranchTable
-from mirrorsd.runtime.policy.knowledge import Knowledge
+from mirrorsd.runtime.policy.account import Knowledge
 from mirrorsd.runtime.policy.roots import RootPlanner
 
 

@@ -18,7 +18,7 @@ from mirrorsd.runtime.decoding.target_link import TargetLine
 from mirrorsd.runtime.draft.drafter import Offer, cut_window
 from mirrorsd.runtime.draft.tree import Branch, BranchTable, BranchWindow
 from mirrorsd.runtime.policy.roots import Root, RootPlanner
-from mirrorsd.runtime.policy.times import PassClock, worth_by_rows
+from mirrorsd.runtime.policy.windows import Estimate, worth_by_rows
 
 _FIRST_ROUND_GRACE = 0.5
 """Share of a round by which it may end late while too little is prepared: waiting still beats drafting anew."""
@@ -26,6 +26,29 @@ _ROOT_WORTH = 2.0
 """How much more than one more token of a branch its root is worth."""
 _ENOUGH = 0.5
 """What the prepared branches' chances must be of all wanted ones'."""
+
+
+class PassClock:
+    """How long the target takes to some point of a pass, by number of rows."""
+
+    def __init__(self) -> None:
+        self._estimates: dict[int, Estimate] = {}
+
+    def observe(self, num_rows: int, seconds: float) -> None:
+        """Learn that it took `seconds` with `num_rows` rows."""
+        self._estimates.setdefault(num_rows, Estimate()).observe(seconds)
+
+    def seconds(self, num_rows: int) -> float:
+        """What it takes, by the nearest number of rows that was measured; infinite before the first.
+
+        >>> clock = PassClock(); clock.observe(2, 0.5); clock.observe(8, 0.7)
+        >>> clock.seconds(3), clock.seconds(6), PassClock().seconds(1)
+        (0.5, 0.7, inf)
+        """
+        if not self._estimates:
+            return float("inf")
+        nearest = min(self._estimates, key=lambda rows: abs(rows - num_rows))
+        return self._estimates[nearest].seconds or float("inf")
 
 
 class Occasion(NamedTuple):

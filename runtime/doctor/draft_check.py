@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
-from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
+from mirrorsd.runtime.backends.openvino.draft_compiler import OpenVinoDraftModel
 from mirrorsd.runtime.backends.openvino.npu_conformance import Conformance, check_conformance
 from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock
 

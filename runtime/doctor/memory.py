@@ -1,7 +1,7 @@
 """How much memory a bundle will take on each device of a card, before it is loaded, and how much is free there.
 
 An estimate from the manifest alone: weights, caches, workspace, and what the runtimes themselves take. The constants
-were measured on Linux (ONNX Runtime 1.31, OpenVINO 2026.4) as resident memory; see `bench/studies/memory_estimate.py`.
+were measured on Linux (ONNX Runtime 1.31, OpenVINO 2026.4) as resident memory; `test_memory_estimate` compares.
 """
 
 import subprocess

@@ -13,8 +13,7 @@ from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock, TipGuesse
 from mirrorsd.runtime.draft.tree import NO_TOKENS, Branch, BranchWindow, DraftChain
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.roots import Root
-from mirrorsd.runtime.policy.times import Confirmations, RoundClock, share_out
-from mirrorsd.runtime.policy.windows import Share, WindowLength, WindowOrder
+from mirrorsd.runtime.policy.windows import Confirmations, RoundClock, Share, WindowLength, WindowOrder, share_out
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 
 _LEAST_SHARE = -20.0

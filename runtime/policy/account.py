@@ -7,12 +7,18 @@ decoding, so plain decoding needs no judgement of its own.
 Expectations may be wrong, so every text also has a credit, in tokens. What it really gains or loses against plain
 decoding goes in or out, and a small share of every token that was decoded plainly goes in. Where the credit does not
 cover the next step, decoding goes on plainly. So the loss on any text is bounded by what it begins with and that share.
+
+What is known about a pair of models on their devices is here too: by measurements, and by what texts have taught.
 """
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
 
 from mirrorsd.device_maps.pace import Curve, interpolate
-from mirrorsd.runtime.policy.times import PlainPace
+from mirrorsd.runtime.config import SpeculationConfig
+from mirrorsd.runtime.policy.roots import RootScores
+from mirrorsd.runtime.policy.windows import LearnedLengths, WindowLength
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,49 @@ _KNOWN_STEPS = 2
 """Plain steps after which plain decoding counts as measured."""
 _FAST, _SLOW = 0.8, 0.95
 """Memories per step: of times, and of what free rows bring."""
+_PACE_MEMORY = 0.8
+"""Of the passes' slowdown, from step to step."""
+_STEPS_BEFORE, _STEPS_AFTER = 16, 4
+"""Plain steps that are compared with the first pass of speculation after them, and with its last ones before them."""
+_LEAST_SHARE = 0.125
+"""What a comparison changes at least; the first replaces what `tune` measured, the second half of that, and so on."""
+
+
+class PlainPace:
+    """Seconds per step of plain decoding, by the slowdown of other passes of the target.
+
+    Attributes:
+        reference: seconds per step where the target is as fast as `tune` measured it; 0: nothing was measured.
+    """
+
+    def __init__(self, reference: float = 0.0) -> None:
+        self.reference = reference
+        self._num_compared = 0
+        self._slowdown = 0.0
+        self._steps: deque[float] = deque(maxlen=_STEPS_BEFORE)
+
+    def observe_plain(self, seconds: float) -> None:
+        """Learn from a step of plain decoding beside which nothing ran."""
+        self._steps.append(seconds)
+        if self._slowdown and len(self._steps) == _STEPS_AFTER:
+            self._compare(self._slowdown)
+            self._slowdown = 0.0
+
+    def observe_pass(self, slowdown: float) -> float:
+        """Learn that a pass took `slowdown` times what `tune` measured; return what a plain step would have taken."""
+        if self._steps:
+            self._compare(slowdown)
+            self._steps.clear()
+            self._slowdown = 0.0
+        self._slowdown = _PACE_MEMORY * (self._slowdown or slowdown) + (1 - _PACE_MEMORY) * slowdown
+        return slowdown * self.reference
+
+    def _compare(self, slowdown: float) -> None:
+        if not self.reference:
+            return
+        self._num_compared += 1
+        share = max(1 / self._num_compared, _LEAST_SHARE)
+        self.reference += share * (median(self._steps) / slowdown - self.reference)
 
 
 class PairKnowledge:
@@ -131,6 +180,42 @@ class PairKnowledge:
     def _follow(self, seconds: float) -> None:
         known = self.plain_seconds or seconds
         self.plain_seconds = _FAST * known + (1 - _FAST) * min(seconds, 2 * known)
+
+
+@dataclass(slots=True, kw_only=True)
+class Knowledge:
+    """What is known about a pair of models on their devices, and what texts have taught about it.
+
+    Attributes:
+        root_scores: how likely roots are, for this pair.
+        target_ms: what the target's pass takes, by rows; empty while nobody knows.
+        lengths: what texts have taught about windows, by whether they are sampled.
+        lengths_of_heads: the same of windows that a head guesses, by its kind too.
+        pairs: what texts have taught about drafting at all, by whether they are sampled.
+    """
+
+    root_scores: RootScores = field(default_factory=RootScores)
+    target_ms: Curve = ()
+    lengths: dict[bool, LearnedLengths] = field(
+        default_factory=lambda: {False: LearnedLengths(), True: LearnedLengths()}
+    )
+    lengths_of_heads: dict[tuple[str, bool], LearnedLengths] = field(default_factory=dict)
+    pairs: dict[bool, PairKnowledge] = field(default_factory=lambda: {False: PairKnowledge(), True: PairKnowledge()})
+
+    def windows(self, speculation: SpeculationConfig, *, is_sampling: bool, head: str = "") -> WindowLength | None:
+        """What cuts the windows of a request, if it wants that and the target's times are known.
+
+        They are the draft's windows, or those of a `head` of that kind.
+        """
+        if not self.target_ms or speculation.window == "full":
+            return None
+        padded = speculation.pad_rows_to
+        target_ms = ((1.0, interpolate(self.target_ms, padded)),) if padded else self.target_ms
+        weights = self.root_scores.weights("draft", 0, is_sampling=is_sampling)
+        learned = self.lengths[is_sampling]
+        if head:
+            learned = self.lengths_of_heads.setdefault((head, is_sampling), LearnedLengths())
+        return WindowLength(target_ms, weights.accept, learned)
 
 
 class Account:

@@ -8,24 +8,107 @@ How likely a root is, two small logistic models per pair say, over what the draf
 which row the window fails, one which token comes there. Fitting them is `score_fitting`.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache, partial
 from math import log
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.backends.protocol import ExitGuesses
 from mirrorsd.runtime.config import SpeculationConfig
-from mirrorsd.runtime.policy.knowledge import NUM_ROW_FEATURES, NUM_TOKEN_FEATURES, RootScores, RootWeights
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 
 Array = NDArray[np.float64]
 _MISSING = 1.0
 """A candidate that one side does not name counts one (in logs) below the last that it does name."""
-FIRST_RATE, RATE_MEMORY = 0.6, 0.95
+_KNOWN = ("draft", "exit", "both")
+FIRST_RATE, RATE_MEMORY, LEAST_RATE = 0.6, 0.95, 0.02
+"""Of the running acceptance rate, the share of tried window tokens that were accepted: where it begins, what it keeps
+per token, and what is taken for nothing. Speeds as in `windows`: beginning at 0.3, 0.98 to 1.02, at 0.9, 0.95 to 1.02;
+keeping 0.8, 0.96 to 1.03; 0.002 for nothing, 1.00."""
 DraftCandidates = tuple[NDArray[np.int64], NDArray[np.floating]]
 """Ids and log-probabilities `[g+1, m]` after the head token and after every window token."""
+
+
+class RowWeights(NamedTuple):
+    """Weights of what the rows before a window token say about it (see `row_features`)."""
+
+    constant: float
+    by_draft: float
+    by_exit: float
+    other_by_draft: float
+    other_by_exit: float
+    row: float
+    rate: float
+
+
+NUM_ROW_FEATURES, NUM_TOKEN_FEATURES = len(RowWeights._fields), 4
+
+
+class RootWeights(NamedTuple):
+    """Weights of one state of knowledge.
+
+    `accept` weighs the row features, `correction` and `bonus` the token features (see `Candidates`): a correction is
+    the token after a failed row, the bonus the one after a window that was right.
+    """
+
+    accept: RowWeights
+    correction: tuple[float, ...]
+    bonus: tuple[float, ...]
+
+
+# Between plain probabilities (all 1) and what was fitted to the sample pair, where greedy choices proved surer than the
+# shares say: another pair starts here until `mirrorsd tune` has seen it.
+_BY_DRAFT = RootWeights(RowWeights(0.5, 2.0, 0.0, -0.8, 0.0, -0.5, 0.9), (2.0, 0.0, 0.0, 0.0), (2.0, 0.0, 0.0, 0.0))
+_BY_EXIT = RootWeights(RowWeights(0.2, 0.0, 1.5, 0.0, -1.2, -0.5, 0.9), (0.0, 2.2, 0.0, 0.0), (0.0, 2.5, 0.0, 0.0))
+_BY_BOTH = RootWeights(RowWeights(0.2, 1.5, 0.8, -0.3, -1.2, -0.5, 0.9), (0.8, 1.6, 0.0, 0.0), (0.9, 1.8, 0.0, 0.0))
+DEFAULTS = {"draft": _BY_DRAFT, "exit": _BY_EXIT, "both": _BY_BOTH}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootScores:
+    """The weights of a pair, by what is known: `draft`, `exit` or `both` (see `weights_name`).
+
+    Attributes:
+        fitted: weights that were fitted, such as `{"draft": ..., "both:3:sampled": ...}`; the defaults serve the rest.
+    """
+
+    fitted: Mapping[str, RootWeights] = field(default_factory=dict)
+
+    def weights(self, known: str, layer: int, *, is_sampling: bool) -> RootWeights:
+        """The weights for one state of knowledge."""
+        return self.fitted.get(weights_name(known, layer, is_sampling=is_sampling)) or DEFAULTS[known]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists, for JSON."""
+        return {name: [[round(value, 4) for value in part] for part in parts] for name, parts in self.fitted.items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` gave.
+
+        Raises:
+            ValueError: other names, or other numbers of weights.
+        """
+        sizes = [NUM_ROW_FEATURES, NUM_TOKEN_FEATURES, NUM_TOKEN_FEATURES]
+        for name, parts in values.items():
+            if name.split(":")[0] not in _KNOWN or [len(part) for part in parts] != sizes:
+                raise ValueError(f"root scores {name!r} have other weights than {sizes}")
+        floats = {name: [tuple(map(float, part)) for part in parts] for name, parts in values.items()}
+        return cls(fitted={name: RootWeights(RowWeights(*parts[0]), *parts[1:]) for name, parts in floats.items()})
+
+
+def weights_name(known: str, layer: int, *, is_sampling: bool) -> str:
+    """The name of one state of knowledge; the draft alone has no depth.
+
+    >>> weights_name("draft", 0, is_sampling=False), weights_name("both", 3, is_sampling=True)
+    ('draft', 'both:3:sampled')
+    """
+    parts = [known] if known == "draft" else [known, str(layer)]
+    return ":".join([*parts, "sampled"] if is_sampling else parts)
 
 
 class Root(NamedTuple):
@@ -206,7 +289,7 @@ def row_features(window: NDArray[np.int64], candidates: Candidates, acceptance_r
     others = np.where((real & ~is_own)[:, :, None], shares, -np.inf).max(axis=1)
     features[:, 3:5] = np.where(np.isfinite(others), others, 0.0)
     features[:, 5] = rows / 10
-    rate = min(max(acceptance_rate, 0.02), 0.98)
+    rate = min(max(acceptance_rate, LEAST_RATE), 1 - LEAST_RATE)
     features[:, 6] = log(rate / (1 - rate))
     return features
 
@@ -231,7 +314,6 @@ def root_chances(
 
     One window token 5, all but certain by the draft, then 9 by the draft: the bonus (1, 9) is the likeliest root.
 
-    >>> from mirrorsd.runtime.policy.knowledge import DEFAULTS
     >>> draft = ScoredCandidates(np.array([[5, 6], [9, 3]]), np.log(np.array([[0.999, 0.001], [0.99, 0.01]])))
     >>> found = root_chances(np.array([5]), join(draft, None), DEFAULTS["draft"], 0.8)
     >>> [int(x) for x in np.unravel_index(found.chances.argmax(), (2, 2))], float(found.chances[0, 0])

@@ -1,9 +1,10 @@
-"""How long a window is: as many tokens as are likely enough to be right for what their rows cost the target.
+"""What a window is worth: how many tokens of it to verify, and which rounds of the draft to make for it.
 
 A row more costs little where the target's time is flat in rows and much where it is not, and a token is worth what the
 text's speed makes of it: both are measured, so the same rule gives long windows on a GPU, short ones on int8 weights on
 a processor, and none on a text that the draft does not know. The same account says whether another pass of the draft
-pays. Does not own how roots are chosen (`planner`) nor which method runs (`cost_book`). Changes no token.
+pays, and which rows a round has: every guess that is fed costs one, and is kept only if the row before it confirms it.
+Does not own how roots are chosen (`roots`) nor whether to draft at all (`account`). Changes no token.
 """
 
 from collections.abc import Sequence
@@ -11,22 +12,50 @@ from itertools import accumulate, pairwise
 from math import exp, inf, log
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mirrorsd.device_maps.pace import Curve, interpolate
-from mirrorsd.runtime.policy.repeats import RepeatChances
-from mirrorsd.runtime.policy.times import Ratio
+from mirrorsd.runtime.policy.roots import FIRST_RATE, LEAST_RATE, RATE_MEMORY, RowWeights
 
 Share = Sequence[float]
 """Two logs: of a token's share among the candidates of its row, and of the best other one's."""
 _MOST_ROWS = 33
-_FIRST_RATE, _RATE_MEMORY, _LEAST_RATE = 0.6, 0.95, 0.02
+# Behind a number: what others do to the speed, over that with it. 20 recorded texts of the sample pair in simulated
+# time, by serial, mirror and `auto`, greedy and at T=1, at the times of `paced-laptop` and of int8 weights on a
+# processor: lowest and highest of the twelve.
 _SPEED_MEMORY = 0.95
+"""Of the text's speed, per step. 0.8: 0.98 to 1.05. 0.99: 1.00 to 1.04."""
 _LEAST_REPEAT = 1.0
+"""Tokens that a repeat must be worth. 0: 0.99 to 1.01. 2: 1.00 to 1.01."""
 _FIRST_GAIN = 0.8
+"""Tokens that one more pass brings, before any was seen. 0.4: 1.00 to 1.04. 1.6: 0.99 to 1.02."""
 _SUREST = 0.995
-_TRIAL_SHARE, _MOST_ASIDE = 0.01, 2.0
-"""Of every token, what is put aside for passes that seem not to pay, and the most that is kept: in tokens' time."""
+"""No token is likelier right. 0.97: 0.99 to 1.01. 1: 0.99 to 1.00."""
+_TRIAL_SHARE = 0.01
+"""Of every token, what is put aside for passes that seem not to pay. 0: 1.00 to 1.04. 0.04: 0.99 to 1.01."""
+_MOST_ASIDE = 2.0
+"""The most of it that is kept, in tokens' time. 0.5 and 8: 1.00."""
 _LEAST_CONFIRMED = 0.5
-"""Chance that what was confirmed is right, below which a pass teaches too little to be tried."""
+"""Chance that what was confirmed is right, below which a pass teaches too little to be tried. 0: 0.98 to 1.02. 0.9:
+1.00 to 1.03."""
+_RATIO_MEMORY = 0.98
+"""Of what happened over what was expected, per case. 0.9: 0.99 to 1.02. 0.995: 0.99 to 1.01."""
+_PRIOR = 5.0
+"""Cases that the first expectation counts for. 1: 0.98 to 1.05. 20: 0.99 to 1.03."""
+_TIME_MEMORY = 0.8
+"""Of seconds, per measurement. 0.5: 0.99 to 1.03. 0.95: 0.99 to 1.01."""
+_FIRST_CHANCE = 0.5
+"""That the draft confirms a guess, before any was seen. 0.2: 0.99 to 1.03. 0.8: 0.98 to 1.01."""
+_CHANCE_MEMORY = 0.97
+"""Of such chances, per guess. 0.9: 0.98 to 1.02. 0.99: 1.00 to 1.01."""
+_LENGTHS = (1, 2, 3, 4, 6, 9, 14)
+"""Longest agreement of each class of repeats but the last."""
+_FIRST_OF_REPEATS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95)
+_SUREST_REPEAT = 0.99
+"""No token of a repeat is likelier right. 0.9 and 1: 1.00."""
+MOST_COMPARED = _LENGTHS[-1] + 1
+"""Tokens before two places that are compared: more agreement says nothing more."""
 
 
 class WindowOrder(NamedTuple):
@@ -35,6 +64,45 @@ class WindowOrder(NamedTuple):
     limit: int
     passes: int
     length: "WindowLength | None" = None
+
+
+class Ratio:
+    """How much of something came true, over how much was expected."""
+
+    def __init__(self, first: float = 1.0) -> None:
+        self._happened, self._expected = first * _PRIOR, _PRIOR
+
+    def observe(self, happened: float, expected: float) -> None:
+        """Learn from one case."""
+        self._happened = _RATIO_MEMORY * self._happened + happened
+        self._expected = _RATIO_MEMORY * self._expected + expected
+
+    @property
+    def value(self) -> float:
+        """1 where expectations are right."""
+        return self._happened / self._expected
+
+
+class RepeatChances:
+    """How often the next token is the one that followed before, by how many tokens before it agree."""
+
+    def __init__(self) -> None:
+        self._shares = [Ratio(first) for first in _FIRST_OF_REPEATS]
+
+    def observe(self, length: int, *, is_right: bool) -> None:
+        """Learn from one token."""
+        self._share(length).observe(float(is_right), 1.0)
+
+    def reach(self, length: int, count: int) -> list[float]:
+        """Chance of each of the next `count` tokens to be right, and all before it."""
+        found, so_far = [], 1.0
+        for more in range(count):
+            so_far *= min(self._share(length + more).value, _SUREST_REPEAT)
+            found.append(so_far)
+        return found
+
+    def _share(self, length: int) -> Ratio:
+        return self._shares[next((i for i, longest in enumerate(_LENGTHS) if length <= longest), len(_LENGTHS))]
 
 
 class LearnedLengths:
@@ -75,7 +143,7 @@ class WindowLength:
         worth: of the window that was cut last, in tokens.
     """
 
-    def __init__(self, target_ms: Curve, weights: tuple[float, ...], learned: LearnedLengths) -> None:
+    def __init__(self, target_ms: Curve, weights: RowWeights, learned: LearnedLengths) -> None:
         """Use a target whose pass takes `target_ms` (`[rows, ms]` points), and a draft judged by `weights`.
 
         `weights` are those of `RootWeights.accept` where only the draft is known.
@@ -83,7 +151,7 @@ class WindowLength:
         self._pass_seconds = [interpolate(target_ms, rows) / 1e3 for rows in range(1, _MOST_ROWS + 1)]
         self._row_seconds = [after - before for before, after in pairwise(self._pass_seconds)]
         self._weights, self._learned = weights, learned
-        self._acceptance_rate = _FIRST_RATE
+        self._acceptance_rate = FIRST_RATE
         self._expected: list[tuple[float, bool]] = []
         self._awaited: tuple[int, float, float] | None = None
         self.slowdown, self.budget = 1.0, inf
@@ -164,7 +232,7 @@ class WindowLength:
                 (learned.main if is_main else learned.stream).observe(row < num_accepted, chance)
         for row in range(num_tried):
             rate = self._acceptance_rate
-            self._acceptance_rate = _RATE_MEMORY * rate + (1 - _RATE_MEMORY) * (row < num_accepted)
+            self._acceptance_rate = RATE_MEMORY * rate + (1 - RATE_MEMORY) * (row < num_accepted)
         self._expected = []
         learned.aside = min(learned.aside + _TRIAL_SHARE * (1 + num_accepted), _MOST_ASIDE)
         speed = (1 + num_accepted) / max(seconds, 1e-9)
@@ -177,9 +245,9 @@ class WindowLength:
         return max(self._learned.tokens_per_second, 1.0 / max(self.slowdown * self._pass_seconds[0], 1e-9))
 
     def _reach(self, shares: Sequence[Share], num_main: int) -> Reach:
-        constant, of_own, _, of_other, _, of_row, of_rate = self._weights
-        rate = min(max(self._acceptance_rate, _LEAST_RATE), 1 - _LEAST_RATE)
-        constant += of_rate * log(rate / (1 - rate))
+        weights, rate = self._weights, min(max(self._acceptance_rate, LEAST_RATE), 1 - LEAST_RATE)
+        constant = weights.constant + weights.rate * log(rate / (1 - rate))
+        of_own, of_other, of_row = weights.by_draft, weights.other_by_draft, weights.row
         main, stream = self._learned.main.value, self._learned.stream.value
         found, so_far = Reach([], []), 1.0
         for row, (own, other) in enumerate(shares):
@@ -194,3 +262,121 @@ class WindowLength:
         speed = self.speed * self.slowdown
         gains = (right - speed * seconds for right, seconds in zip(reach, self._row_seconds, strict=False))
         return [0.0, *accumulate(gains)]
+
+
+class Estimate:
+    """A running mean of seconds that follows the machine; None until something was measured.
+
+    A measurement counts at most double: a machine that slept in between must not stop the draft for good.
+
+    >>> estimate = Estimate(); estimate.observe(1.0); estimate.observe(60.0)
+    >>> estimate.seconds
+    1.2
+    """
+
+    __slots__ = ("seconds",)
+
+    def __init__(self) -> None:
+        self.seconds: float | None = None
+
+    def observe(self, seconds: float) -> None:
+        """Learn from one measurement."""
+        if self.seconds is None:
+            self.seconds = seconds
+        else:
+            self.seconds = _TIME_MEMORY * self.seconds + (1 - _TIME_MEMORY) * min(seconds, 2 * self.seconds)
+
+
+class RoundClock:
+    """Round times by size. A round costs what the smallest compiled size that holds its rows costs."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._estimates = {size: Estimate() for size in sorted(sizes)}
+
+    def observe(self, num_rows: int, seconds: float) -> None:
+        """Learn that a round of `num_rows` rows took `seconds`."""
+        for size, estimate in self._estimates.items():
+            if size >= num_rows:
+                estimate.observe(seconds)
+                return
+
+    @property
+    def shortest_seconds(self) -> float:
+        """What the smallest round takes; 0 until it was measured."""
+        return next(iter(self._estimates.values())).seconds or 0.0
+
+    def best_rows(self, worth_by_rows: NDArray[np.float64], seconds: float) -> int:
+        """Rows of the round that is worth most for its time, of those that should be over within `seconds`; 0 if none.
+
+        A size that was never measured is taken where there is one: that is how it gets measured.
+
+        Args:
+            worth_by_rows: `[rows + 1]` what rounds of `0 ..` rows are worth; rounds of more are worth the last.
+            seconds: what is left.
+
+        With rounds of 4 rows in 1 ms and of 8 in 1.5 ms, 8 rows are taken if the second four are worth more than half
+        of the first four:
+
+        >>> clock = RoundClock([4, 8, 16])
+        >>> clock.observe(4, 0.001); clock.observe(8, 0.0015); clock.observe(16, 10.0)
+        >>> clock.best_rows(np.array([0, 1, 2, 3, 4, 4.5, 5, 5.5, 6.5]), 1.0)
+        8
+        >>> clock.best_rows(np.array([0, 1, 2, 3, 4, 4.5]), 1.0), clock.best_rows(np.array([0, 1]), 0.0)
+        (4, 0)
+        """
+        best, best_rate = 0, 0.0
+        for size, estimate in self._estimates.items():
+            worth = float(worth_by_rows[min(size, len(worth_by_rows) - 1)])
+            if estimate.seconds is None:
+                best, best_rate = (size, float("inf")) if worth else (best, best_rate)
+            elif estimate.seconds <= seconds and (rate := worth / max(estimate.seconds, 1e-9)) > best_rate:
+                best, best_rate = size, rate
+        return best
+
+
+class Confirmations:
+    """How often the draft confirms its own guesses: by place in the pass, given that all before were confirmed."""
+
+    def __init__(self, num_streams: int) -> None:
+        self._chances = np.full(num_streams, _FIRST_CHANCE)
+
+    def observe(self, num_fed: int, num_kept: int) -> None:
+        """Learn from a branch of which `num_fed` guesses were fed and `num_kept` kept (the first always is).
+
+        >>> seen = Confirmations(3); seen.observe(4, 2)
+        >>> seen.chances(4).round(4).tolist()
+        [1.0, 0.515, 0.2498, 0.1249]
+        """
+        tried = min(num_kept, num_fed - 1, len(self._chances))
+        self._chances[:tried] *= _CHANCE_MEMORY
+        self._chances[: min(num_kept - 1, tried)] += 1 - _CHANCE_MEMORY
+
+    def chances(self, num_guesses: int) -> NDArray[np.float64]:
+        """Chance of each of a branch's guesses to be kept, `[num_guesses]`; the first one's is 1."""
+        places = np.minimum(np.arange(num_guesses - 1), len(self._chances) - 1)
+        return np.concatenate([[1.0], np.cumprod(self._chances[places])])
+
+
+def share_out(worths: Sequence[Sequence[float]], num_rows: int) -> list[int]:
+    """How many of its rows each branch gets: the `num_rows` worthiest of all, those of a branch in their order.
+
+    `worths[b]` are the worths of branch `b`'s rows; none is worthier than the row before it.
+
+    >>> share_out([[8.0, 4.0, 2.0], [3.0, 1.0]], 3)
+    [2, 1]
+    """
+    offers = sorted((-worth, branch) for branch, rows in enumerate(worths) for worth in rows)
+    shares = [0] * len(worths)
+    for _, branch in offers[:num_rows]:
+        shares[branch] += 1
+    return shares
+
+
+def worth_by_rows(worths: Sequence[Sequence[float]], num_lead: int) -> NDArray[np.float64]:
+    """What rounds of `0 ..` rows are worth, of which the first `num_lead` feed the chain and are worth nothing.
+
+    >>> worth_by_rows([[8.0, 4.0], [3.0]], 1).tolist()
+    [0.0, 0.0, 8.0, 12.0, 15.0]
+    """
+    offers = np.sort([worth for rows in worths for worth in rows])[::-1]
+    return np.concatenate([np.zeros(num_lead + 1), np.cumsum(offers)])

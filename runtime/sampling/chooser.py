@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from mirrorsd.graphs.errors import ConfigError, DeviceError
 from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.sampling.likely_tokens import LikelyTokens, likely_tokens, new_scratch
+from mirrorsd.runtime.sampling.logit_processors import Penalties, ShortlistFilter
 from mirrorsd.runtime.sampling.logprobs import TokenLogprob, token_logprob
 from mirrorsd.runtime.sampling.noise import gumbel, gumbel_row, loud_tokens
-from mirrorsd.runtime.sampling.penalty import Penalties
 from mirrorsd.runtime.sampling.short_rows import ShortRow
-from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
 
 _DROPPED_BEHIND = 8.0
 """In logs: how far candidates that the target will probably drop stand behind where they would."""

@@ -5,6 +5,7 @@ which less than `top_p` of their mass stands. Min-p keeps those with at least `m
 
 A sampled text needs one token, not the set: a few thousand *candidates* that hold all kept tokens are cheap to find,
 and whether one of them is kept is one sum over those before it. So the best by noisy score are asked, one by one.
+Masses are sums of float32 exponentials, a quarter of what a choice costs; `flat_rows` counts instead where it can.
 """
 
 import math
@@ -13,18 +14,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.sampling.borders import (
-    FEW,
-    Border,
-    CountedBorder,
-    HeadBorder,
-    Levels,
-    WeighedBorder,
-    in_parts,
-    total,
-)
-from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
+from mirrorsd.runtime.sampling.flat_rows import ROUGH, CountedBorder, HeadBorder, IsBehind, Levels, head_ids
+from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 
+FEW = 16_384
+"""Tokens of which a sum costs next to nothing."""
+_COLUMNS, _PARTS = 128, 4
 _GROUPS = (128, 16)
 _HEADS = (1e-3, 1e-5)
 """Shares of the best token's probability above which the head of a distribution is looked for."""
@@ -32,11 +27,7 @@ _LOG_OF_HEAD = math.log(_HEADS[0])
 _EACH = 512
 """Every so many tokens say whether a row is flat."""
 _HEAD_OF = 0.5
-"""Of a flat row a head is looked for that holds what a top-p below this keeps,"""
-_SPARE = 0.08
-"""and this share of the mass more;"""
-_THIN = 4
-"""one in so many tokens are cheaper to pick out than to leave among the others."""
+"""Of a flat row a head is looked for where top-p is below this."""
 _ASKED = 16
 _MARGIN = 2.5
 """Of `m` times the best token's probability the winner scores `log(m)` and more, rarely so much less."""
@@ -64,6 +55,60 @@ class RowNoise(Protocol):
         ...
 
 
+class WeighedBorder(NamedTuple):
+    """Of candidates `[n]` whose weights are known.
+
+    Attributes:
+        logits: before the temperature.
+        weights: float32, probabilities relative to the best.
+        parts: places, and the sum of their weights.
+        kept_mass: kept is before what less than this of the weights stands.
+        scratch: float32, at least as long as a part.
+    """
+
+    logits: NDArray[np.floating]
+    weights: NDArray[np.float32]
+    parts: list[tuple[slice, float]]
+    kept_mass: float
+    scratch: NDArray[np.float32]
+
+    def is_behind(self, place: int) -> bool:
+        """Sum what stands before the candidate.
+
+        After some parts of the row, at least what stands before in them does so, and at most that and all of the rest.
+        Of a flat row one part mostly says which it is, beyond any rounding.
+        """
+        before, rest = self._mass_of_equals_before(place), self.mass
+        near = ROUGH * rest
+        for part, mass in self.parts:
+            before += self._mass_above(place, part)
+            rest -= mass
+            if before > self.kept_mass + near:
+                return False
+            if before + rest < self.kept_mass - near:
+                return True
+        return before < self.kept_mass
+
+    @property
+    def mass(self) -> float:
+        """Of all candidates."""
+        return sum(mass for _, mass in self.parts)
+
+    def mass_before(self, place: int) -> float:
+        """What stands before the candidate."""
+        return self._mass_of_equals_before(place) + sum(self._mass_above(place, part) for part, _ in self.parts)
+
+    def _mass_of_equals_before(self, place: int) -> float:
+        return float(self.weights[place]) * int(np.count_nonzero(self.logits[:place] == self.logits[place]))
+
+    def _mass_above(self, place: int, part: slice) -> float:
+        is_above = self.logits[part] > self.logits[place]
+        above = self.scratch[: len(is_above)]
+        above[:] = is_above
+        above *= self.weights[part]
+        return total(above)
+
+
 class LikelyTokens(NamedTuple):
     """Candidates `[n]` that hold all kept tokens.
 
@@ -80,14 +125,14 @@ class LikelyTokens(NamedTuple):
     ids: NDArray[np.int64] | None
     logits: NDArray[np.floating]
     best: float
-    border: Border | None
+    border: IsBehind | None
     kept_mass: float
     floor: float
     scratch: NDArray[np.float32]
 
     def keeps(self, place: int) -> bool:
         """Whether the candidate at this place is kept."""
-        return bool(self.logits[place] >= self.floor) and (self.border is None or self.border.is_behind(place))
+        return bool(self.logits[place] >= self.floor) and (self.border is None or self.border(place))
 
     def best_kept(self, noise: RowNoise, temperature: float) -> list[tuple[int, float]]:
         """Place and noisy score of the two kept candidates (of the only one) that score best, best first.
@@ -200,7 +245,7 @@ def weigh(
     if filters.top_p >= 1:
         return LikelyTokens(ids, found, best, None, least_mass, floor, scratch)
     border = _weighed(found, best, filters, scratch)
-    everything = LikelyTokens(ids, found, best, border, border.kept_mass, floor, scratch)
+    everything = LikelyTokens(ids, found, best, border.is_behind, border.kept_mass, floor, scratch)
     return _head(everything, border) if ids is None else everything
 
 
@@ -211,18 +256,6 @@ def _weighed(
     np.exp(weights, out=weights)
     parts = in_parts(weights)
     return WeighedBorder(found, weights, parts, filters.top_p * sum(mass for _, mass in parts), scratch[2])
-
-
-def _ids_of_head(
-    logits: NDArray[np.floating], best: float, filters: ShortlistFilter, scratch: NDArray[np.float32]
-) -> NDArray[np.int64] | None:
-    """Who probably holds what top-p keeps of a flat row, and little more; None where they are many."""
-    some = np.sort(_behind(logits[:: _EACH // 4], best, filters.temperature, scratch[2]))[::-1]
-    masses = np.cumsum(np.exp(some))
-    least = some[np.searchsorted(masses, (filters.top_p + _SPARE) * masses[-1])]
-    if np.count_nonzero(some >= least) * _THIN > len(some):
-        return None
-    return np.flatnonzero(logits >= best + filters.temperature * float(least))
 
 
 def _flat(
@@ -238,19 +271,23 @@ def _flat(
     weighs the whole row, unless a candidate stands near the border.
     """
     kept_mass, floor = filters.top_p * about_mass, least_kept(best, filters, logits.dtype)
-    ids = _ids_of_head(logits, best, filters, scratch) if filters.top_p < _HEAD_OF else None
+    ids = None
+    if filters.top_p < _HEAD_OF:
+        some = _behind(logits[:: _EACH // 4], best, filters.temperature, scratch[2])
+        ids = head_ids(logits, some, best, filters.temperature, filters.top_p)
     if ids is not None:
         head = _weighed(logits[ids], best, filters, scratch)
         levels = Levels(logits, best, filters.temperature, float(head.logits.min()), len(ids))
         # The head's weights lie in the first row of the scratch: those of all go to the last one.
         border = HeadBorder(
-            head, levels, filters.top_p, lambda: _weighed(logits, best, filters, scratch[::-1]).kept_mass
+            *(head.mass, head.mass_before, levels, filters.top_p),
+            kept_mass=lambda: _weighed(logits, best, filters, scratch[::-1]).kept_mass,
         )
         if not border.has_room(head.mass):
-            return LikelyTokens(ids, head.logits, best, border, kept_mass, floor, scratch)
+            return LikelyTokens(ids, head.logits, best, border.is_behind, kept_mass, floor, scratch)
     levels = Levels(logits, best, filters.temperature, float(np.nextafter(logits.dtype.type(best), np.inf)), 0)
-    counted = CountedBorder(levels, filters.top_p, lambda: _weighed(logits, best, filters, scratch))
-    return LikelyTokens(None, logits, best, counted, kept_mass, floor, scratch)
+    counted = CountedBorder(levels, filters.top_p, lambda: _weighed(logits, best, filters, scratch).is_behind)
+    return LikelyTokens(None, logits, best, counted.is_behind, kept_mass, floor, scratch)
 
 
 def _behind(
@@ -309,7 +346,7 @@ def _head(everything: LikelyTokens, border: WeighedBorder) -> LikelyTokens:
         if total(weights) >= border.kept_mass:
             found = everything.logits[ids]
             head = border._replace(logits=found, weights=weights, parts=in_parts(weights))
-            return everything._replace(ids=ids, logits=found, border=head)
+            return everything._replace(ids=ids, logits=found, border=head.is_behind)
     return everything
 
 
@@ -318,3 +355,18 @@ def _best_places(rough: NDArray[np.float32], count: int) -> NDArray[np.int64]:
     border = _low_border(rough, count) - np.float32(_ROUGH)
     places = np.flatnonzero(rough >= border)
     return places[rough[places] > -np.inf] if border == -np.inf else places
+
+
+def in_parts(weights: NDArray[np.float32]) -> list[tuple[slice, float]]:
+    """Parts of a row, and their sums; a single one where it is short."""
+    size = len(weights) if len(weights) <= 4 * FEW else -(-len(weights) // (_PARTS * _COLUMNS)) * _COLUMNS
+    parts = [slice(first, first + size) for first in range(0, len(weights), size)]
+    return [(part, total(weights[part])) for part in parts]
+
+
+def total(weights: NDArray[np.float32]) -> float:
+    """Their sum: column by column first, which is twice as fast as numpy's own order."""
+    width = len(weights) // _COLUMNS
+    columns, others = weights[: width * _COLUMNS].reshape(_COLUMNS, width), weights[width * _COLUMNS :]
+    mass = np.add.reduce(np.add.reduce(columns, axis=0))
+    return float(mass + np.add.reduce(others) if len(others) else mass)

@@ -15,7 +15,7 @@ import numpy as np
 from mirrorsd.device_maps import Pace
 from mirrorsd.device_maps.card import WINDOWS
 from mirrorsd.runtime.config import SpeculationConfig
-from mirrorsd.runtime.policy.knowledge import RootScores
+from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.reporting.results import GenerationResult
 from mirrorsd.runtime.tuning.recording import Recording
 from mirrorsd.runtime.tuning.simulation import Scenario, simulate, tokens_per_second

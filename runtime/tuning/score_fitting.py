@@ -7,18 +7,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.config import GenerationConfig
-from mirrorsd.runtime.policy.knowledge import DEFAULTS, RootScores, RootWeights, key
 from mirrorsd.runtime.policy.roots import (
+    DEFAULTS,
     FIRST_RATE,
     RATE_MEMORY,
     Array,
     Candidates,
+    RootScores,
+    RootWeights,
+    RowWeights,
     compete,
     global_roots,
     join,
     root_chances,
     row_features,
     token_chances,
+    weights_name,
 )
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.runtime.tuning.recording import RecordedText, Recording
@@ -80,11 +84,13 @@ def fit_scores(recordings: Sequence[Recording], gamma: int) -> RootScores:
     fitted = {}
     for recording in recordings:
         is_sampling = recording.temperature > 0
-        fitted[key("draft", 0, is_sampling=is_sampling)] = _fit(list(lessons(recording, "draft", 0, gamma)), "draft")
+        fitted[weights_name("draft", 0, is_sampling=is_sampling)] = _fit(
+            list(lessons(recording, "draft", 0, gamma)), "draft"
+        )
         for index, layer in enumerate(recording.layers):
             for known in ("exit", "both"):
                 met = list(lessons(recording, known, index, gamma))
-                fitted[key(known, layer, is_sampling=is_sampling)] = _fit(met, known)
+                fitted[weights_name(known, layer, is_sampling=is_sampling)] = _fit(met, known)
     return RootScores(fitted=fitted)
 
 
@@ -119,7 +125,7 @@ def _fit(met: Sequence[Lesson], known: str) -> RootWeights:
             corrections += _question(candidates, num_accepted, next_token, banned=int(window[num_accepted]))
     prior = DEFAULTS[known]
     return RootWeights(
-        _fit_logistic(np.concatenate(rows), np.concatenate(outcomes), prior.accept),
+        RowWeights(*_fit_logistic(np.concatenate(rows), np.concatenate(outcomes), prior.accept)),
         _fit_choice(corrections, prior.correction),
         _fit_choice(bonuses, prior.bonus),
     )

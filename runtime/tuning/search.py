@@ -17,7 +17,7 @@ from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.devices.inventory import choose_device_map
 from mirrorsd.runtime.doctor.memory import SYSTEM, free_memory, memory_needs
 from mirrorsd.runtime.pipeline import MirrorPipeline
-from mirrorsd.runtime.policy.knowledge import RootScores
+from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.tuned import Tuned, fingerprint
 from mirrorsd.runtime.tuning.contest import (
     Contest,

@@ -24,7 +24,8 @@ from mirrorsd.runtime.decoding.step import Decoder
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.draft.tree import Branch, BranchTable
 from mirrorsd.runtime.ledger import Ledger, Span
-from mirrorsd.runtime.policy.knowledge import Knowledge, RootScores
+from mirrorsd.runtime.policy.account import Knowledge
+from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.reporting.stats import GenerationStats, summarise
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.runtime.tuning.recording import RecordedText, Recording

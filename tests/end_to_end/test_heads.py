@@ -15,8 +15,8 @@ from mirrorsd.cli.application import run
 from mirrorsd.device_maps import Pace, TargetPlacement
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.runtime.backends.onnxruntime import device
+from mirrorsd.runtime.backends.onnxruntime.bound_pass import Place, Tensor
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
-from mirrorsd.runtime.backends.onnxruntime.tensors import Place, Tensor
 from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
 from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.engine import check_head

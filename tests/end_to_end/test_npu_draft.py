@@ -16,7 +16,8 @@ from mirrorsd.device_maps import DraftPlacement, ExitPlacement
 from mirrorsd.export.compression_plan import DraftCompression
 from mirrorsd.export.recompress import recompress_bundle
 from mirrorsd.graphs.bundle_files import read_bundle
-from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraft, OpenVinoDraftModel
+from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraft
+from mirrorsd.runtime.backends.openvino.draft_compiler import OpenVinoDraftModel
 from mirrorsd.runtime.backends.openvino.draft_shapes import static_shapes
 from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
 from mirrorsd.runtime.backends.openvino.npu.ahead import device_graph

@@ -18,7 +18,7 @@ from mirrorsd.families.stream_link import Guesses, follow_links
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import draft_contract
 from mirrorsd.runtime.backends.openvino import draft_compiler
-from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
+from mirrorsd.runtime.backends.openvino.draft_compiler import OpenVinoDraftModel
 from mirrorsd.runtime.backends.openvino.draft_shapes import with_cache_of
 from mirrorsd.runtime.backends.protocol import RowBlock
 from mirrorsd.training.models.streaming_draft import StreamingDraft

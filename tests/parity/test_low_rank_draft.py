@@ -1,4 +1,4 @@
-"""A draft cut from a GGUF target, with a head of low rank and the target's embedding: exported, and decoded with."""
+"""Drafts cut from a GGUF target, with a smaller head and the target's embedding: exported, and decoded with."""
 
 import itertools
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from mirrorsd.export import ExportOptions, export_pair
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.verify.draft import DraftRun, Tree
 from mirrorsd.graphs.errors import ExportError
-from mirrorsd.training.draft_shape import draft_from_layers
+from mirrorsd.training.draft_shape import DraftHead, draft_from_layers
 from mirrorsd.training.models.model_folder import copy_tokenizer
 from mirrorsd.training.models.streaming_draft import StreamingDraft, StreamShape
 from mirrorsd.training.models.whole_model import load_whole
@@ -22,11 +22,11 @@ WriteGguf = Callable[..., Path]
 OPTIONS = ExportOptions(precision="file", context=384, buckets=((8, 8), (16, 16), (64, 1)), capacities=(384,))
 
 
-@pytest.fixture
-def pair(write_gguf: WriteGguf, tmp_path: Path) -> tuple[Path, StreamingDraft, Path]:
+@pytest.fixture(params=[DraftHead(16), DraftHead(num_tokens=200)], ids=["low rank", "first ids"])
+def pair(request: pytest.FixtureRequest, write_gguf: WriteGguf, tmp_path: Path) -> tuple[Path, StreamingDraft, Path]:
     """The target's file, the draft, and its folder; what starts without effect is trained by a throw of dice."""
     file = write_gguf("Q4_0")
-    draft = draft_from_layers(load_whole(file), StreamShape(2, 1, 4, 8), (0, 1), 16).eval()
+    draft = draft_from_layers(load_whole(file), StreamShape(2, 1, 4, 8), (0, 1), request.param).eval()
     torch.manual_seed(9)
     with torch.no_grad():
         for name, weight in draft.named_parameters():

@@ -101,7 +101,15 @@ class CachedRows:
 
     def keep(self, texts: Tensor) -> None:
         """Forget all texts but these."""
-        self._caches = {layer: (keys[texts], values[texts]) for layer, (keys, values) in self._caches.items()}
+        self._caches = {
+            layer: (self._of(keys, texts), self._of(values, texts)) for layer, (keys, values) in self._caches.items()
+        }
+
+    def _of(self, rows: Tensor, texts: Tensor) -> Tensor:
+        """The part of a cache that these texts have written; the rest stays unwritten."""
+        kept = rows.new_empty((len(texts), *rows.shape[1:]))
+        kept[:, :, : self.position] = rows[texts, :, : self.position]
+        return kept
 
 
 class StreamRows:

@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 
 from mirrorsd.families import DecoderParts, parts_of
 from mirrorsd.families.feature_channel import ChannelWeights
-from mirrorsd.families.low_rank_head import EMBEDDING, SHARES_EMBEDDING
+from mirrorsd.families.low_rank_head import EMBEDDING, LM_HEAD, SHARES_EMBEDDING, head_tokens
 from mirrorsd.families.stream_adapter import adapt_streams
 from mirrorsd.families.stream_link import Guesses, LinkWeights, follow_links
 from mirrorsd.graphs import names
@@ -257,12 +257,17 @@ class StreamingDraft(nn.Module):
         return torch.cat((hidden[:, :num_rows], self.adapters[place](hidden[:, num_rows:])), dim=1)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Apply the shared LM head to hidden states `[..., H]`."""
-        return self._parts.logit_scale(self._parts.lm_head(hidden))
+        """Apply the LM head to hidden states `[..., H]`, for the tokens that it names."""
+        return self._parts.logit_scale(self._raw_logits(hidden))
+
+    def _raw_logits(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self._parts.lm_head(hidden)
+        return logits[..., : head_tokens(self.base.config)]
 
     def head_rows(self, hidden: Tensor) -> HeadRows:
         """Hidden states `[..., H]` with the head that reads them, for comparing them with the target's."""
-        return HeadRows(hidden, self._parts.lm_head.weight, self._parts.logit_scale)
+        head = self._parts.lm_head.weight[: head_tokens(self.base.config)]
+        return HeadRows(hidden, head, self._parts.logit_scale)
 
     @property
     def shares_embedding(self) -> bool:
@@ -318,7 +323,7 @@ class StreamingDraft(nn.Module):
         rows = torch.cat((main[None], streams))
         if self.link is None:
             return [int(token) for token in self.logits(rows).argmax(-1)]
-        guesses = Guesses(self._parts.lm_head(rows)[None], None, self._parts.logit_scale)
+        guesses = Guesses(self._raw_logits(rows)[None], None, self._parts.logit_scale)
         head = self._parts.lm_head.weight
         ranked = follow_links(self.link.weights(), streams[None], guesses, head, torch.tensor([own]))
         best = ranked.ids.gather(2, ranked.scores.argmax(-1, keepdim=True))
@@ -331,6 +336,8 @@ class StreamingDraft(nn.Module):
         kept = base.state_dict()
         if self.shares_embedding:
             del kept[EMBEDDING]
+            if base.config.tie_word_embeddings:
+                del kept[LM_HEAD]
         base.save_pretrained(folder, state_dict=kept)
         if self.channel is not None:
             self.channel.save(folder, dtype)

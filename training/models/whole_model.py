@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from mirrorsd.families.low_rank_head import EMBEDDING, HEAD_RANK, SHARES_EMBEDDING, fit_head
+from mirrorsd.families.low_rank_head import EMBEDDING, HEAD_RANK, LM_HEAD, SHARES_EMBEDDING, fit_head
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ExportError
 
@@ -68,6 +68,8 @@ def _load_low_rank(folder: Path, embedding: Tensor | None) -> PreTrainedModel:
         tensors = {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
         if getattr(network.config, SHARES_EMBEDDING, False) and embedding is not None:
             tensors[EMBEDDING] = embedding.detach().float().cpu()
+            if network.config.tie_word_embeddings:
+                tensors[LM_HEAD] = tensors[EMBEDDING]
         network.load_state_dict(tensors)
     except (SafetensorError, RuntimeError, ValueError, OSError) as error:
         raise ExportError(

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 from mirrorsd.graphs.errors import ConfigError
 
-__all__ = ["DEVICES", "autocast", "to_device", "use_device"]
+__all__ = ["DEVICES", "autocast", "narrowed", "to_device", "use_device"]
 
 DEVICES = ("auto", "cuda", "cpu")
 
@@ -60,6 +63,20 @@ def _keep_freed_memory() -> None:
 def to_device(model: Any) -> Any:
     """Move a model to where the training computes."""
     return model.to(torch.get_default_device())
+
+
+@contextmanager
+def narrowed(model: nn.Module) -> Iterator[None]:
+    """Have a model's weights in the type that `autocast` multiplies in, and give the old ones back at the end."""
+    dtype = torch.get_autocast_dtype(autocast().device)
+    whole = [(weight, weight.data) for weight in model.parameters()]
+    for weight, data in whole:
+        weight.data = data.to(dtype)
+    try:
+        yield
+    finally:
+        for weight, data in whole:
+            weight.data = data
 
 
 def autocast() -> torch.autocast:

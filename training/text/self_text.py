@@ -26,6 +26,9 @@ __all__ = [
     "generate_batch",
 ]
 
+_FORGOTTEN_SHARE = 1 / 8
+"""Texts that have ended are carried on until they are this share of a batch: to forget some copies the cache."""
+
 
 @dataclass(frozen=True, slots=True)
 class SelfText:
@@ -114,6 +117,7 @@ def _generate(
         texts[row, : len(prompt)] = torch.tensor(prompt)
     ends = torch.clamp(lengths + config.max_new_tokens, max=capacity)
     active = torch.arange(len(prompts))
+    is_done = torch.zeros(len(prompts), dtype=torch.bool)
     decoder = BatchedDecoder(target, capacity)
     generator = torch.Generator(texts.device).manual_seed(config.seed)
     fed = texts[:, : int(lengths.min())]
@@ -126,11 +130,12 @@ def _generate(
         is_prompt = place < lengths[active]
         chosen = torch.where(is_prompt, texts[active, place], chosen)
         texts[active, place] = chosen
-        is_finished = ~is_prompt & ((chosen == config.end) | (place + 1 >= ends[active]))
-        ends[active[is_finished]] = place + 1
-        if is_finished.any():
-            rows = (~is_finished).nonzero().flatten()
-            active, chosen = active[rows], chosen[rows]
+        is_end = ~is_done & ~is_prompt & ((chosen == config.end) | (place + 1 >= ends[active]))
+        ends[active[is_end]] = place + 1
+        is_done |= is_end
+        if is_done.sum() >= _FORGOTTEN_SHARE * len(active):
+            rows = (~is_done).nonzero().flatten()
+            active, chosen, is_done = active[rows], chosen[rows], is_done[rows]
             decoder.keep(rows)
         fed = chosen[:, None]
     return [text[:end].tolist() for text, end in zip(texts, ends.tolist(), strict=True)]
@@ -138,10 +143,13 @@ def _generate(
 
 def _choose(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
     """Return argmax where the temperature is 0, a sample elsewhere (Gumbel noise scaled by the temperature)."""
-    if not temperatures.any():
-        return logits.argmax(-1)
-    noise = -torch.empty_like(logits).exponential_(generator=generator).log()
-    return (logits + temperatures[:, None] * noise).argmax(-1)
+    chosen = logits.argmax(-1)
+    sampled = temperatures.nonzero().flatten()
+    if len(sampled):
+        among = logits[sampled]
+        noise = -torch.empty_like(among).exponential_(generator=generator).log()
+        chosen[sampled] = (among + temperatures[sampled, None] * noise).argmax(-1)
+    return chosen
 
 
 def cut_before_loop(text: SelfText, *, length: int = 6, keep: int = 0) -> SelfText:

@@ -1,8 +1,9 @@
-"""Our runtime against openvino-genai and onnxruntime-genai: the same weights, prompts, ends and cores, in one run.
+"""Our runtime against openvino-genai, onnxruntime-genai and llama.cpp: the same weights, prompts, ends, cores, one run.
 
     python bench/claims/peers/compare.py CACHE BUNDLE --target scaled --precision int8 --prompts FILE.jsonl
 
-`prepare.py` has made the peers' exports in CACHE; they are known by the checkpoints' names. Contestants take turns
+`prepare.py` has made the peers' exports in CACHE; they are known by the checkpoints' names. llama.cpp takes part where
+`--llama-cpp` names its programs. Contestants take turns
 prompt by prompt, in a process per runtime and model (`mirrorsd.cli.bench.peer_worker`) that waits while another one
 works. The peers draft several numbers of tokens at a time (`--drafted`), and the best of each counts. All end a text
 at the same tokens, unless `--ignore-eos`. A task's speed is the tokens of its texts over their time (the median over
@@ -23,7 +24,9 @@ from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
 from mirrorsd.bench.claims.peers import table
-from mirrorsd.cli.bench.peers import Worker
+from mirrorsd.cli.bench.llama_server import find_server
+from mirrorsd.cli.bench.peers import LLAMA_CPP, Worker
+from mirrorsd.cli.bench.questions import task_of
 from mirrorsd.cli.input.prompt_file import Question, read_questions, spread
 from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.graphs.bundle_files import read_bundle
@@ -33,7 +36,7 @@ HERE = Path(__file__).resolve().parent
 PEERS = ("openvino-genai", "onnxruntime-genai")
 MOST_ATTEMPTS = 4
 LONGEST_NGRAM = 3
-"""Of openvino-genai's prompt lookup: its own choice."""
+"""Of looking up: openvino-genai's own choice, and llama.cpp's here, whose own is 12."""
 QUIET_SHARE = 0.15
 """Of a core: an answer is measured again where other processes used more."""
 
@@ -71,29 +74,50 @@ class Contestant:
 def main() -> None:
     """Measure, print the table, write the report."""
     options = parse_arguments()
-    tokenizer = BundleTokenizer(options.bundle)
-    questions = choose(read_questions(options.prompts), options.per_category)
-    prompts = {str(q.question_id): tokenizer.encode_chat(first_turn(q)) for q in questions}
+    asked = read_prompts(options)
     ends = () if options.ignore_eos else read_bundle(options.bundle).tokens.eos_ids
-    contestants, workers = open_contestants(options)
-    shares = measure(contestants, prompts, Limits(options.tokens, tuple(ends)), options.repeats)
+    contestants, workers, versions = open_contestants(options)
+    shares = measure(contestants, asked.ids, Limits(options.tokens, tuple(ends)), options.repeats)
     for worker in workers:
         worker.close()
-    report = {"precision": options.precision, "prompts": list(prompts), "tokens": options.tokens}
+    report = {"precision": options.precision, "prompts": list(asked.ids), "tokens": options.tokens}
+    report |= {"too_long": asked.num_too_long, "bundle": options.bundle.name}
     report |= {"ends": "honoured" if ends else "ignored", "drafted": options.drafted}
     report |= {"threads": options.threads, "disturbed": [[sum(share >= QUIET_SHARE for share in shares), len(shares)]]}
-    report |= {"machine": describe_machine(), "versions": installed_versions() | peer_versions(options.cache)}
+    report |= {
+        "machine": describe_machine(),
+        "versions": installed_versions() | peer_versions(options.cache) | versions,
+    }
     earlier: dict[str, Any] = {}
     if options.add_to:
         found = read_earlier(options.add_to, report["ends"])
         report["disturbed"] = found["disturbed"] + report["disturbed"]
         earlier = {row["name"]: row["seconds"] for row in found["rows"]}
-    tasks = {str(question.question_id): question.category for question in questions}
-    report["rows"] = [table.row(each, contestants[0], tasks, earlier.get(each.name, {})) for each in contestants]
+    report["rows"] = [table.row(each, contestants[0], asked.tasks, earlier.get(each.name, {})) for each in contestants]
     report["best"] = table.best_of_each(report["rows"])
     table.print_table(report)
     if options.output:
         options.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+class Prompts(NamedTuple):
+    """What is asked: ids and task by question, and how many questions are too long for the bundle."""
+
+    ids: dict[str, list[int]]
+    tasks: dict[str, str]
+    num_too_long: int
+
+
+def read_prompts(options: argparse.Namespace) -> Prompts:
+    """The chosen questions' first turns, in the target's chat form. What does not fit is left out for all alike."""
+    tokenizer = BundleTokenizer(options.bundle)
+    room = read_bundle(options.bundle).target.context - options.tokens
+    questions = {str(question.question_id): question for question in read_questions(options.prompts)}
+    ids = {name: tokenizer.encode_chat(first_turn(question)) for name, question in questions.items()}
+    fitting = [question for name, question in questions.items() if len(ids[name]) <= room]
+    chosen = {str(question.question_id): question for question in choose(fitting, options.per_task)}
+    tasks = {name: task_of(question.question_id, question.category) for name, question in chosen.items()}
+    return Prompts({name: ids[name] for name in chosen}, tasks, len(questions) - len(fitting))
 
 
 def first_turn(question: Question) -> list[dict[str, str]]:
@@ -115,8 +139,8 @@ def read_earlier(path: Path, ends: str) -> dict[str, Any]:
     return found
 
 
-def open_contestants(options: argparse.Namespace) -> tuple[list[Contestant], list[Worker]]:
-    """All who take part, and their processes: one per runtime, model and options of loading."""
+def open_contestants(options: argparse.Namespace) -> tuple[list[Contestant], list[Worker], dict[str, str]]:
+    """All who take part, their processes (one per runtime, model and options of loading), llama.cpp's version."""
     workers: dict[str, Worker] = {}
     contestants = []
     for one in entries(options):
@@ -124,9 +148,11 @@ def open_contestants(options: argparse.Namespace) -> tuple[list[Contestant], lis
         if key not in workers:
             workers[key] = start_worker(options.cache.resolve(), one, options.threads)
         contestants.append(Contestant(one, workers[key]))
+    versions: dict[str, str] = {}
     for worker in workers.values():
-        worker.wait_until_ready()
-    return contestants, list(workers.values())
+        found = worker.wait_until_ready()
+        versions |= {f"peers: {name}": found[name] for name in found if name == LLAMA_CPP}
+    return contestants, list(workers.values()), versions
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -140,10 +166,13 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--precision", required=True)
     parser.add_argument("--draft-precisions", help="of openvino-genai's draft: int8,fp32 tries both")
-    parser.add_argument("--drafted", default="2,4,8,12", help="tokens that the peers draft or look up at a time")
+    parser.add_argument("--llama-cpp", help="the folder of llama.cpp's programs; without it, llama.cpp takes no part")
+    parser.add_argument(
+        "--drafted", default="2,4,8,12", help="tokens that the peers draft or look up at a time; '' for none"
+    )
     parser.add_argument("--device-map", default=str(HERE / "both-cores.toml"))
     parser.add_argument("--prompts", type=Path, required=True)
-    parser.add_argument("--per-category", type=int, default=3, help="prompts of each category, spread over the file")
+    parser.add_argument("--per-task", type=int, default=3, help="prompts of each task that fit, spread over the file")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--ignore-eos", action="store_true", help="go on past the end of text; the report says so")
@@ -164,7 +193,7 @@ def entries(options: argparse.Namespace) -> list[dict[str, Any]]:
     found = [entry("mirrorsd", name, options.bundle, ours, {"method": name}) for name in methods]
     found += [entry(peer, "plain", exports[peer] / whole, own[peer], {}) for peer in PEERS]
     kinds = (options.draft_precisions or options.precision).split(",")
-    for count in options.drafted.split(",") if options.draft else ():
+    for count in options.drafted.split(",") if options.draft and options.drafted else ():
         drafted = {"num_drafted": int(count)}
         looked_up = drafted | {"longest_ngram": LONGEST_NGRAM}
         target = exports["openvino-genai"] / whole
@@ -177,6 +206,20 @@ def entries(options: argparse.Namespace) -> list[dict[str, Any]]:
             found.append(entry("openvino-genai", name, target, hint, drafted, small))
         composite = exports["onnxruntime-genai"] / f"{whole}+{options.draft}"
         found.append(entry("onnxruntime-genai", f"draft {count}", composite, {}, drafted))
+    return found + (entries_of_llama_cpp(options) if options.llama_cpp else [])
+
+
+def entries_of_llama_cpp(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Its ways to decode: what it drafts with is settled as its server starts, so each has a process of its own."""
+    folder = options.cache.resolve() / LLAMA_CPP
+    whole, small = (folder / f"{name}-{options.precision}.gguf" for name in (options.target, options.draft))
+    server = {"server": str(find_server(options.llama_cpp)), "context": read_bundle(options.bundle).target.context}
+    found = [entry(LLAMA_CPP, "plain", whole, server, {})]
+    for count in options.drafted.split(",") if options.draft and options.drafted else ():
+        drafted = server | {"num_drafted": int(count)}
+        looked_up = drafted | {"longest_ngram": min(LONGEST_NGRAM, int(count))}  # it drafts no fewer than it looks up
+        found.append(entry(LLAMA_CPP, f"lookup {count}", whole, looked_up, {}))
+        found.append(entry(LLAMA_CPP, f"draft {count}", whole, drafted, {}, small))
     return found
 
 
@@ -189,10 +232,12 @@ def entry(
     return found | ({"draft": str(draft)} if draft else {})
 
 
-def choose(questions: Sequence[Question], per_category: int) -> list[Question]:
-    """Some of every category, spread over its own."""
-    categories = dict.fromkeys(question.category for question in questions)
-    return [q for name in categories for q in spread([q for q in questions if q.category == name], per_category)]
+def choose(questions: Sequence[Question], per_task: int) -> list[Question]:
+    """Some of every task, spread over its own."""
+    by_task: dict[str, list[Question]] = {}
+    for question in questions:
+        by_task.setdefault(task_of(question.question_id, question.category), []).append(question)
+    return [question for of_task in by_task.values() for question in spread(of_task, per_task)]
 
 
 def measure(
@@ -238,17 +283,18 @@ def busy_seconds() -> float:
 
 
 def cpu_of_children(contestants: Sequence[Contestant]) -> float:
-    """Processor seconds of the contestants' processes so far (Linux; 0 elsewhere)."""
-    return sum(cpu_seconds(pid) for pid in {contestant.worker.pid for contestant in contestants})
+    """Processor seconds of the contestants' processes so far, and of what they started (Linux; 0 elsewhere)."""
+    sessions = {contestant.worker.pid for contestant in contestants}
+    return sum(cpu_seconds(stat, sessions) for stat in Path("/proc").glob("[0-9]*/stat"))
 
 
-def cpu_seconds(pid: int) -> float:
-    """Processor seconds of a process."""
-    stat = Path(f"/proc/{pid}/stat")
-    if not stat.is_file():
+def cpu_seconds(stat: Path, sessions: set[int]) -> float:
+    """Processor seconds of a process, if it is of one of those sessions; each worker leads one."""
+    try:
+        words = stat.read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):  # it has ended in the meantime
         return 0.0
-    words = stat.read_text(encoding="ascii").rsplit(")", 1)[1].split()
-    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK") if int(words[3]) in sessions else 0.0
 
 
 def peer_versions(cache: Path) -> dict[str, str]:

@@ -2,6 +2,9 @@
 
     python bench/claims/peers/prepare.py CACHE --target scaled --draft plain-draft --precisions fp32,int8,int4
 
+llama.cpp's files are made where `--llama-cpp` names the folder of its programs. A draft with streams, with a head of
+low rank or with its target's embedding is written out as an ordinary model first (`ordinary_draft.py`).
+
 Owns: the environment, the exporters' command lines and the composite folder that onnxruntime-genai wants for a draft.
 Does not own: decoding (`cli/bench/peer_worker.py`), comparing (`compare.py`). Needs only the standard library.
 """
@@ -19,6 +22,8 @@ HERE = Path(__file__).resolve().parent
 PRECISIONS = ("fp32", "int8", "int4")
 INT4_GROUP = 128
 """optimum-intel's own choice."""
+LLAMA_CPP_KINDS = {"int8": "Q8_0", "int4": "Q4_0"}
+"""Its names of the precisions; each has blocks of 32."""
 
 
 def main() -> None:
@@ -26,17 +31,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cache", type=Path)
     parser.add_argument("--target", type=Path, required=True, help="the target's checkpoint")
-    parser.add_argument("--draft", type=Path, help="an ordinary draft's checkpoint")
+    parser.add_argument("--draft", type=Path, help="the draft's checkpoint; the peers' has its main rows alone")
+    parser.add_argument("--llama-cpp", type=Path, help="the folder of llama.cpp's programs; without it, no GGUF files")
     parser.add_argument("--precisions", default=",".join(PRECISIONS))
     options = parser.parse_args()
     python = make_environment(options.cache.resolve() / "env")
+    draft = options.draft and ordinary(python, options.cache, options.target, options.draft)
     for precision in options.precisions.split(","):
-        checkpoints = [options.target] + ([options.draft] if options.draft else [])
-        for checkpoint in checkpoints:
+        for checkpoint in [options.target] + ([draft] if draft else []):
             for peer, export in (("openvino", export_openvino), ("onnxruntime", export_onnxruntime)):
                 export(python, checkpoint, place(options.cache, peer, checkpoint, precision), precision)
-        if options.draft:
-            compose_onnxruntime(options.cache, options.target, options.draft, precision)
+            if options.llama_cpp:
+                output = place(options.cache, "llama.cpp", checkpoint, precision)
+                export_llama_cpp(python, checkpoint, output.with_name(f"{output.name}.gguf"), options.llama_cpp)
+        if draft:
+            compose_onnxruntime(options.cache, options.target, draft, precision)
 
 
 def place(cache: Path, peer: str, checkpoint: Path, precision: str) -> Path:
@@ -90,6 +99,37 @@ def export_onnxruntime(python: Path, checkpoint: Path, output: Path, precision: 
     builder = ("-m", "onnxruntime_genai.models.builder", "-i", checkpoint.resolve(), "-o", scratch)
     run(python, *builder, "-p", precision, "-e", "cpu", "-c", output.parent / "cache")
     scratch.rename(output)
+
+
+def export_llama_cpp(python: Path, checkpoint: Path, output: Path, programs: Path) -> None:
+    """Convert with llama.cpp's own script, and quantise with its own program and choices; fp32 stays as it is."""
+    if output.is_file():
+        return
+    whole = output.with_name(f"{checkpoint.name}-fp32.gguf")
+    if not whole.is_file():
+        output.parent.mkdir(parents=True, exist_ok=True)
+        scratch = whole.with_name(f".{whole.name}.partial")
+        words = ("--outtype", "f32", "--outfile", scratch, checkpoint.resolve())
+        run(python, "-m", "convert_hf_to_gguf", *words)
+        scratch.rename(whole)
+    precision = output.stem.rsplit("-", 1)[1]
+    if precision in LLAMA_CPP_KINDS:
+        scratch = output.with_name(f".{output.name}.partial")
+        run(programs / "llama-quantize", whole, scratch, LLAMA_CPP_KINDS[precision])
+        scratch.rename(output)
+
+
+def ordinary(python: Path, cache: Path, target: Path, draft: Path) -> Path:
+    """The draft as an ordinary model: itself, or, where it is none, one of the same name with its main rows."""
+    config = json.loads((draft / "config.json").read_text(encoding="utf-8"))
+    if not (config.get("shares_embedding") or config.get("head_rank") or (draft / "streams.safetensors").is_file()):
+        return draft
+    output = cache.resolve() / "ordinary" / draft.name
+    if not output.is_dir():
+        scratch = fresh(output)
+        run(python, HERE / "ordinary_draft.py", target.resolve(), draft.resolve(), scratch)
+        scratch.rename(output)
+    return output
 
 
 def compose_onnxruntime(cache: Path, target: Path, draft: Path, precision: str) -> None:

@@ -76,7 +76,7 @@ def print_table(report: dict[str, Any]) -> None:
     num_prompts = len(report["prompts"])
     print(
         f"{report['precision']}: {num_prompts} prompts, up to {report['tokens']} tokens, {report['threads']} threads, "
-        f"end of text {report['ends']}"
+        f"end of text {report['ends']}, {report['too_long']} questions too long for the bundle"
     )
     print(f"{'':36s}{'tokens/s':>10s}{'per pass':>10s}  texts equal to the first one's")
     for found in report["rows"]:

@@ -41,6 +41,14 @@ HeadRank = Annotated[
         rich_help_panel=SHAPE,
     ),
 ]
+HeadTokens = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="With --from-layers: ids that the head names, the first ones; 0: all.",
+        rich_help_panel=SHAPE,
+    ),
+]
 TrainEmbedding = Annotated[
     bool,
     typer.Option(
@@ -107,6 +115,7 @@ def draft(
     from_model: FromModel = None,
     from_layers: FromLayers = None,
     head_rank: HeadRank = 128,
+    head_tokens: HeadTokens = 0,
     train_embedding: TrainEmbedding = False,
     distance: Distance = "kl",
     streams: Annotated[int, typer.Option(help="Streams; 0 makes an ordinary draft.", rich_help_panel=SHAPE)] = 3,
@@ -140,13 +149,15 @@ def draft(
     as_json: options.AsJson = False,
 ) -> None:
     """Train a streaming draft: the target writes text, the draft learns its distributions, the result is measured."""
+    from mirrorsd.training.draft_shape import DraftHead
+
     check_output(output)
     weights: Any = {"stream_weight": stream_weight, "argmax_weight": argmax_weight, "prompt_weight": prompt_weight}
     rows: dict[str, Any] = {"streams_from": streams_from, "tip_share": tip_share, "sequences": batch, "length": length}
     rows |= {"is_compiled": compile_loss, "trains_embedding": train_embedding, "loss": distance, "rate": rate}
     config = run_config(work, (seconds, deadline, baseline), (save_every, report_every, count_cpu))
     sizes: Any = {"hidden": hidden, "layers": layers, "stream_layers": stream_layers, "stream_rank": stream_rank}
-    sizes |= {"link_rank": link_rank, "head_rank": head_rank, "feature_layer": features, "source": from_model}
+    sizes |= {"link_rank": link_rank, "head": DraftHead(head_rank, head_tokens), "feature_layer": features, "source": from_model}
     only: Any = {"streams_only": streams_only, "features_only": features_only}
     loss, plan = _loss(**weights, **rows, **only), DraftPlan(**sizes, from_layers=read_layers(from_layers), **only)
     size = plan.check(target, streams, baseline)
@@ -201,8 +212,8 @@ def open_target_and_text(checkpoint: Any, source: shared.TextSource, work: Path,
 class DraftPlan:
     """How large a draft is, and what it starts from.
 
-    That is nothing but sizes, a small model (or a draft) in `source`, or some of the target's layers with a head of
-    `head_rank`. With `streams_only` or `features_only` a source's own weights stay as they are. It reads the target's
+    That is nothing but sizes, a small model (or a draft) in `source`, or some of the target's layers with a `head`
+    (`DraftHead`). With `streams_only` or `features_only` a source's own weights stay as they are. It reads the target's
     hidden states after `feature_layer` layers, if that is not 0.
     """
 
@@ -214,7 +225,7 @@ class DraftPlan:
     source: Path | None
     streams_only: bool
     from_layers: tuple[int, ...] = ()
-    head_rank: int = 0
+    head: tuple[int, int] = (0, 0)
     feature_layer: int = 0
     features_only: bool = False
 
@@ -246,7 +257,7 @@ class DraftPlan:
             check_layers(self.from_layers, int(config["num_hidden_layers"]), str(config["model_type"]))
             check_stream_layers(num_streams, self.stream_layers, len(self.from_layers))
             share = len(self.from_layers) / int(config["num_hidden_layers"])
-            return round(of_target.source.num_parameters * share) + self.head_rank * int(config["vocab_size"])
+            return round(of_target.source.num_parameters * share) + self.head[0] * int(config["vocab_size"])
         if self.source is not None:
             small = open_checkpoint(self.source, "draft")
             check_compatible(of_target, small)
@@ -282,10 +293,10 @@ class DraftPlan:
         return draft.to(target.device)
 
     def _make(self, target: Any, streams: Any) -> Any:
-        from mirrorsd.training.draft_shape import draft_from_layers, draft_from_model, draft_from_scratch
+        from mirrorsd.training.draft_shape import DraftHead, draft_from_layers, draft_from_model, draft_from_scratch
 
         if self.from_layers:
-            return draft_from_layers(target, streams, self.from_layers, self.head_rank)
+            return draft_from_layers(target, streams, self.from_layers, DraftHead(*self.head))
         if self.source is not None:
             return draft_from_model(self.source, streams, target.get_input_embeddings().weight)
         return draft_from_scratch(target, streams, hidden=self.hidden, layers=self.layers)

@@ -15,8 +15,8 @@ from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.runtime.backends.onnxruntime.errors import ONNX_ERRORS
 from mirrorsd.runtime.backends.onnxruntime.providers import provider_options, session_options
 from mirrorsd.runtime.backends.onnxruntime.small_graphs import ONNX_TYPES, model, node
+from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 from mirrorsd.runtime.sampling.short_rows import ShortRow
-from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
 
 NUM_BEST = 128
 """Twice as many as the widest top-k of the models' own settings (64); 8 rows of them are 12 KB."""

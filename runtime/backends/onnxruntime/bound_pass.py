@@ -1,13 +1,16 @@
-"""One pass of the target: its stages, bound for one number of rows to inputs, outputs and caches on the device.
+"""One pass of the target: its stages, bound for one number of rows to tensors at fixed addresses.
 
-Owns: running, the bindings, what they write to, and their order. Does not own: opening stages (`device`), which passes
-a session keeps (`target`).
+A tensor lives in memory that the host sees, or on a device, and never moves: what was bound or captured once stays
+true. Owns: making tensors, writing small inputs in place, reading results; running, the bindings and their order. Does
+not own: opening stages and where their tensors live (`device`), which passes a session keeps (`target`).
 """
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime as ort
@@ -16,28 +19,157 @@ from numpy.typing import NDArray
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Exit, Segment
+from mirrorsd.runtime.backends.onnxruntime.device_memory import DeviceMemory
 from mirrorsd.runtime.backends.onnxruntime.errors import ONNX_ERRORS, why_failed
-from mirrorsd.runtime.backends.onnxruntime.tensors import Place, Tensor, host_scalar
+from mirrorsd.runtime.backends.onnxruntime.small_graphs import ONNX_TYPES
 from mirrorsd.runtime.backends.protocol import TargetOutput
-from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
+from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 
 if TYPE_CHECKING:
-    from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
+    from mirrorsd.runtime.backends.onnxruntime.device import OnnxDevice
+    from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel, RowBuffers
 
-_LEAST_ROWS = 32
-"""Rows that a buffer has at least: memory of the host that no pass has touched takes no room."""
+_GRAPH_KEY, _NO_GRAPH = "gpu_graph_id", "-1"
+_DTYPES = {number: name for name, number in ONNX_TYPES.items()}
+_NO_ROOM: tuple[type[Exception], ...] = (*ONNX_ERRORS, ValueError)
+"""`ValueError` is numpy's word for more bytes than there are addresses."""
+_BYTES = {"float32": 4, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A kind of memory, as ONNX Runtime names it; `is_device` where the host does not see it.
+
+    Attributes:
+        graphs: what reserves and reads memory that ONNX Runtime's own calls cannot; None where they can.
+    """
+
+    kind: str = "cpu"
+    device_id: int = 0
+    is_device: bool = False
+    graphs: DeviceMemory | None = None
+
+    @property
+    def copies_when_bound(self) -> bool:
+        """Whether messages stay on the host, so that binding one as an input is what copies it to the device."""
+        return self.graphs is not None
+
+    def message(self, shape: tuple[int, ...], dtype: str) -> "Tensor":
+        """A small tensor of zeros that the host writes before a pass, or reads after it."""
+        return Place().tensor(shape, dtype) if self.copies_when_bound else self.tensor(shape, dtype)
+
+    def tensor(self, shape: tuple[int, ...], dtype: str) -> "Tensor":
+        """A tensor of zeros; `dtype` is numpy's name, or `bfloat16`.
+
+        Raises:
+            DeviceError: there is no room for it.
+        """
+        try:
+            return self._new(shape, dtype)
+        except _NO_ROOM as error:
+            if dtype == "float16" and "requires f16" in str(error):
+                raise DeviceError(
+                    "This GPU, or its driver, has no 16-bit arithmetic. Export with --precision fp32, int8 or int4, or "
+                    "choose another device map (`mirrorsd devices`)."
+                ) from error
+            raise DeviceError(
+                f"No room for a tensor {list(shape)} of {dtype} ({prod(shape) * _BYTES[dtype] / 1e6:.0f} MB) in "
+                f"{self.kind} memory: {str(error).strip()}. Close other sessions and programs, or export with a "
+                "smaller --context."
+            ) from error
+
+    def first_rows(self, whole: "Tensor", num_rows: int, session: ort.InferenceSession, output: str) -> "Tensor":
+        """The first rows `[1, num_rows, ...]` of a tensor `[1, R, ...]`, on the same memory.
+
+        On a device, only a binding can make one: of an output of `session` that has this shape and type. Where graphs
+        reserve memory it is another tensor.
+        """
+        if whole.host is not None:
+            host = whole.host[:, :num_rows]
+            return Tensor(ort.OrtValue.ortvalue_from_numpy(host), host)
+        if self.graphs is not None:  # its operators refuse memory that they did not reserve themselves
+            shape, dtype = whole.value.shape(), _DTYPES[whole.value.element_type()]
+            return self.tensor((1, num_rows, *shape[2:]), dtype)
+        binding, value = session.io_binding(), whole.value
+        shape = [1, num_rows, *value.shape()[2:]]
+        binding.bind_output(output, self.kind, self.device_id, value.element_type(), shape, value.data_ptr())
+        return Tensor(binding.get_outputs()[0], memory=whole, graphs=self.graphs)
+
+    def _new(self, shape: tuple[int, ...], dtype: str) -> "Tensor":
+        if not self.is_device:
+            host = np.zeros(shape, dtype=dtype)
+            return Tensor(ort.OrtValue.ortvalue_from_numpy(host), host)
+        if self.graphs is not None:
+            return Tensor(self.graphs.zeros(shape, dtype), graphs=self.graphs)
+        kind = ONNX_TYPES[dtype]
+        tensor = Tensor(ort.OrtValue.ortvalue_from_shape_and_type(list(shape), kind, self.kind, self.device_id))
+        # A device's memory holds what was there before, in half precision easily NaN: kernels that multiply it with a
+        # mask's zero would spread it.
+        tensor.value.update_inplace(_zeros(shape, dtype))
+        return tensor
+
+
+class Tensor:
+    """A tensor at a fixed address. On the host it is an array; on a device the host copies to and from it.
+
+    Attributes:
+        value: the tensor as ONNX Runtime takes it.
+        host: the same memory as an array; None on a device.
+    """
+
+    def __init__(
+        self,
+        value: ort.OrtValue,
+        host: NDArray[Any] | None = None,
+        *,
+        memory: "Tensor | None" = None,
+        graphs: DeviceMemory | None = None,
+    ) -> None:
+        """Take a value; `memory` is whose memory it is on, if not its own, `graphs` what reads it (see `Place`)."""
+        self.value, self.host = value, host
+        self._memory, self._graphs = memory, graphs
+
+    def write(self, array: NDArray[Any]) -> None:
+        """Replace the contents; same shape and dtype."""
+        if self.host is not None:
+            self.host[...] = array
+        else:
+            with raised_as(DeviceError, "ONNX Runtime failed while copying to the device", ONNX_ERRORS):
+                self.value.update_inplace(array)
+
+    def read(self) -> NDArray[Any]:
+        """The contents on the host: a view there, a copy from a device."""
+        if self.host is not None:
+            return self.host
+        with raised_as(DeviceError, "ONNX Runtime failed while copying from the device", ONNX_ERRORS):
+            copied: NDArray[Any] = self._graphs.read(self.value) if self._graphs else self.value.numpy()
+            return copied
+
+
+def _zeros(shape: tuple[int, ...], dtype: str) -> NDArray[Any] | ort.OrtValue:
+    if dtype == "bfloat16":  # a type that numpy does not have
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(np.zeros(shape, np.uint16), ONNX_TYPES[dtype])
+    return np.zeros(shape, dtype=dtype)
+
+
+def host_scalar() -> tuple[NDArray[np.int32], ort.OrtValue]:
+    """One number that providers read on the host even where everything else is on a device."""
+    array = np.zeros((), dtype=np.int32)
+    return array, ort.OrtValue.ortvalue_from_numpy(array)
 
 
 class OnnxStage:
-    """An opened stage, and which operators run where.
+    """An opened stage.
 
     Attributes:
+        nodes: how many of which operator the device runs: `(provider, operator) -> count`.
         is_queued: whether `run` leaves the work in the device's queue, and `wait` is when it is done.
     """
 
-    def __init__(self, session: ort.InferenceSession, path: Path, *, is_queued: bool = False) -> None:
-        self.session, self.path, self.name, self.is_queued = session, path, path.stem, is_queued
-        self.nodes = assigned_nodes(session)
+    def __init__(
+        self, session: ort.InferenceSession, path: Path, nodes: Counter[tuple[str, str]], *, is_queued: bool = False
+    ) -> None:
+        self.session, self.path, self.name, self.nodes, self.is_queued = session, path, path.stem, nodes, is_queued
 
     def run(self, binding: ort.IOBinding, options: ort.RunOptions | None = None) -> None:
         """Run what is bound.
@@ -69,36 +201,14 @@ class OnnxStage:
                 self.session.release_captured_graph(graph)
 
 
-def assigned_nodes(session: ort.InferenceSession) -> Counter[tuple[str, str]]:
-    """How many nodes of which operator ONNX Runtime gave to which provider: `(provider, operator) -> count`."""
-    return Counter(
-        (subgraph.ep_name, node.op_type)
-        for subgraph in session.get_provider_graph_assignment_info()
-        for node in subgraph.get_nodes()
-    )
-
-
-class RowBuffers:
-    """What a session's passes write to, by stage and output: few rows are the first of many.
-
-    So nothing of a pass may be read after the next one has begun.
-    """
-
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._whole: dict[tuple[str, str], Tensor] = {}
-
-    def rows(self, stage: OnnxStage, output: str, shape: tuple[int, int, int], dtype: str) -> Tensor:
-        """Memory for an output `[1, rows, width]`."""
-        key, (_, num_rows, width) = (stage.name, output), shape
-        if key not in self._whole or self._whole[key].value.shape()[1] < num_rows:
-            size = max(_LEAST_ROWS, 1 << (num_rows - 1).bit_length())
-            self._whole[key] = self._place.tensor((1, size, width), dtype)
-        return self._place.first_rows(self._whole[key], num_rows, stage.session, output)
-
-    def clear(self) -> None:
-        """Let go of them."""
-        self._whole.clear()
+def run_options(device: "OnnxDevice", graph: int | None) -> ort.RunOptions:
+    """Options of a pass: which captured graph it is where graphs are captured, and the flag that ends it early."""
+    options = ort.RunOptions()
+    if device.stream is not None:
+        options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+    if device.captures:
+        options.add_run_config_entry(_GRAPH_KEY, _NO_GRAPH if graph is None else str(graph))
+    return options
 
 
 class BoundPass:
@@ -108,7 +218,7 @@ class BoundPass:
         self,
         model: "OnnxTargetModel",
         cache: dict[str, ort.OrtValue],
-        buffers: RowBuffers,
+        buffers: "RowBuffers",
         num_rows: int,
         *,
         logit_rows: int,
@@ -144,10 +254,10 @@ class BoundPass:
         self._bind(model, values, buffers, num_rows)
 
     def _bind(
-        self, model: "OnnxTargetModel", values: dict[str, ort.OrtValue], buffers: RowBuffers, num_rows: int
+        self, model: "OnnxTargetModel", values: dict[str, ort.OrtValue], buffers: "RowBuffers", num_rows: int
     ) -> None:
         shape, place = model.entry.shape, model.device.place
-        self.options = options = model.device.run_options(self._graph)
+        self.options = options = run_options(model.device, self._graph)
         self.segments: list[BoundSegment] = []
         self.exits: dict[int, _BoundExit] = {}
         self.taps: dict[int, Tensor] = {}

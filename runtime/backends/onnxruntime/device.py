@@ -1,6 +1,7 @@
 """The device that the target's stages run on: each is opened on the provider that was asked for, and nowhere else.
 
-Owns: opening with proof of placement and of the ports, the stream that all stages share, numbers of captured graphs.
+Owns: opening with proof of placement and of the ports, which memory tensors live in, the stream that all stages share,
+numbers of captured graphs.
 Does not own: running (`bound_pass`), what a provider is told (`providers`).
 """
 
@@ -17,10 +18,10 @@ from mirrorsd.device_maps.card import GRAPH_PROVIDERS
 from mirrorsd.graphs.contract import Dim, StageContract
 from mirrorsd.graphs.errors import BundleError, DeviceError, MirrorError, raised_as
 from mirrorsd.runtime.backends.onnxruntime.best_logits import BestLogits
-from mirrorsd.runtime.backends.onnxruntime.bound_pass import OnnxStage
+from mirrorsd.runtime.backends.onnxruntime.bound_pass import OnnxStage, Place
+from mirrorsd.runtime.backends.onnxruntime.device_memory import DeviceMemory
 from mirrorsd.runtime.backends.onnxruntime.errors import FILE_ERRORS, ONNX_ERRORS
 from mirrorsd.runtime.backends.onnxruntime.providers import provider_options, session_options
-from mirrorsd.runtime.backends.onnxruntime.tensors import Place, place_of
 
 _TYPE_NAMES = {
     "float32": "tensor(float)",
@@ -29,8 +30,7 @@ _TYPE_NAMES = {
     "int32": "tensor(int32)",
     "int64": "tensor(int64)",
 }
-_GRAPH_KEY = "gpu_graph_id"
-_NO_GRAPH = "-1"
+_ON_CUDA = ("CUDAExecutionProvider", "NvTensorRTRTXExecutionProvider")
 
 
 class OnnxDevice:
@@ -77,7 +77,7 @@ class OnnxDevice:
                 providers=[(self.placement.provider, options)],
                 enable_fallback=0,
             )
-            stage = OnnxStage(session, path, is_queued=stream is not None)
+            stage = OnnxStage(session, path, assigned_nodes(session), is_queued=stream is not None)
         except ONNX_ERRORS as error:
             raise _load_error(path, self.placement.provider, error) from error
         check_assignment(path.name, self.placement.provider, session.get_providers()[0], stage.nodes)
@@ -87,14 +87,17 @@ class OnnxDevice:
         """A number for a graph to be captured: none twice, since several sessions share a stage."""
         return next(self._numbers)
 
-    def run_options(self, graph: int | None) -> ort.RunOptions:
-        """Options of a pass: which captured graph it is where graphs are captured, and the flag that ends it early."""
-        options = ort.RunOptions()
-        if self.stream is not None:
-            options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-        if self.captures:
-            options.add_run_config_entry(_GRAPH_KEY, _NO_GRAPH if graph is None else str(graph))
-        return options
+
+def place_of(placement: TargetPlacement) -> Place:
+    """Where hidden states, caches and logits of a placement live."""
+    if placement.provider in _ON_CUDA:
+        return Place(kind="cuda", device_id=placement.device_id, is_device=True)
+    if placement.provider == "DmlExecutionProvider":
+        return Place(kind="dml", device_id=placement.device_id, is_device=True)
+    if placement.provider == "WebGpuExecutionProvider":
+        # WebGPU knows one device: the one that the system prefers.
+        return Place(kind="webgpu", is_device=True, graphs=DeviceMemory(placement, "webgpu"))
+    return Place()
 
 
 def check_ports(stage: OnnxStage, contract: StageContract) -> None:
@@ -125,6 +128,15 @@ def _fits(found: Sequence[int | str | None], expected: Sequence[Dim]) -> bool:
     """
     return len(found) == len(expected) and all(
         left == right for left, right in zip(found, expected, strict=True) if isinstance(left, int)
+    )
+
+
+def assigned_nodes(session: ort.InferenceSession) -> Counter[tuple[str, str]]:
+    """How many nodes of which operator ONNX Runtime gave to which provider: `(provider, operator) -> count`."""
+    return Counter(
+        (subgraph.ep_name, node.op_type)
+        for subgraph in session.get_provider_graph_assignment_info()
+        for node in subgraph.get_nodes()
     )
 
 

@@ -1,22 +1,28 @@
-"""The draft's static shapes, and the properties it is compiled with on each device."""
+"""The draft's static shapes, what they are on the host, and the properties it is compiled with on each device."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino as ov
+from numpy.typing import NDArray
 from openvino.preprocess import PrePostProcessor
 
 from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.graphs import names
+from mirrorsd.graphs.contract import StageContract
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
+from mirrorsd.runtime.backends.openvino.slot_cache import numpy_type
 
+_NEW = "new_"
 _PRECISIONS = ("f32", "bf16", "f16")
 MOST_STATIC_BYTES = 384 << 20
 """Weights times shapes above which a processor runs one model for all shapes."""
 _SMALL_BYTES = 4096
 """What is smaller than any weight worth sharing: indices, scales of norms, numbers of a shape."""
 _IN_THE_FILE = "WeightlessCacheAttribute"
+Shape = tuple[int, int, int]
+"""Rows, tips, capacity."""
 
 
 def static_shapes(entry: DraftEntry, rows: int, tips: int, capacity: int) -> dict[str, list[int]]:
@@ -36,6 +42,30 @@ def static_shapes(entry: DraftEntry, rows: int, tips: int, capacity: int) -> dic
         for name in (names.past_key(layer), names.past_value(layer)):
             shapes[name] = [1, entry.shape.num_kv_heads, capacity, entry.shape.head_dim]
     return shapes
+
+
+def host_ports(contract: StageContract) -> list[str]:
+    """All ports but the caches."""
+    return [spec.name for spec in (*contract.inputs, *contract.outputs) if not spec.name.startswith("past_")]
+
+
+def is_cached(name: str) -> bool:
+    """Whether a port brings new keys or values, which the cache takes over."""
+    return name.startswith(_NEW)
+
+
+def host_arrays(contract: StageContract, shape: Shape, kind: ov.Type) -> dict[str, NDArray[Any]]:
+    """Host memory for every port but the caches; new keys and values are of `kind`."""
+    rows, tips, capacity = shape
+    sizes = {"N": rows, "R": tips, "C": capacity, "C+N": capacity + rows}
+    specs = {spec.name: spec for spec in (*contract.inputs, *contract.outputs)}
+    return {
+        name: np.zeros(
+            [sizes[dim] if isinstance(dim, str) else dim for dim in specs[name].shape],
+            dtype=numpy_type(kind) if is_cached(name) else specs[name].dtype,
+        )
+        for name in host_ports(contract)
+    }
 
 
 def cache_type(core: ov.Core, entry: DraftEntry, placement: DraftPlacement) -> ov.Type:

@@ -4,11 +4,19 @@ import argparse
 import doctest
 import importlib
 import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from time import monotonic, sleep
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from mirrorsd.bench.claims.peers import table
 from mirrorsd.cli.input.prompt_file import Question
@@ -76,16 +84,16 @@ def test_the_best_of_each_runtime_counts(capsys: pytest.CaptureFixture[str]) -> 
     ]
     best = table.best_of_each(rows)
     assert best["peer"] == {"name": "peer draft 8", "tokens_per_second": 6.0, "auto_to_it": 1.5}
-    report = {"precision": "fp32", "prompts": ["p"], "tokens": 9, "threads": 2, "ends": "honoured"}
+    report = {"precision": "fp32", "prompts": ["p"], "tokens": 9, "threads": 2, "ends": "honoured", "too_long": 3}
     table.print_table(report | {"rows": rows, "best": best, "disturbed": []})
     printed = capsys.readouterr().out
-    assert "end of text honoured" in printed
+    assert "end of text honoured, 3 questions too long" in printed
     assert "best of peer: draft 8, 6.0 tokens/s" in printed
 
 
 def test_peers_draft_several_numbers_of_tokens_in_one_process_per_model(compare: ModuleType) -> None:
     words = {"target": "big", "draft": "small", "precision": "int8", "draft_precisions": None, "drafted": "2,12"}
-    options = argparse.Namespace(**words, cache=Path("c"), bundle=Path("b"), device_map="cpu")
+    options = argparse.Namespace(**words, cache=Path("c"), bundle=Path("b"), device_map="cpu", llama_cpp=None)
     found = compare.entries(options)
     drafting = {entry["name"]: entry["settings"] for entry in found if "num_drafted" in entry["settings"]}
     assert {settings["num_drafted"] for settings in drafting.values()} == {2, 12}
@@ -97,6 +105,104 @@ def test_peers_draft_several_numbers_of_tokens_in_one_process_per_model(compare:
     assert len({json.dumps([e["runtime"], e["model"], e.get("draft"), e["options"]]) for e in found}) == 6
 
 
+def test_llama_cpp_takes_part_with_a_server_per_way_to_draft(
+    compare: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bundle = SimpleNamespace(target=SimpleNamespace(context=256))
+    monkeypatch.setattr(compare, "read_bundle", lambda folder: bundle)
+    (tmp_path / "llama-server").touch()
+    words = {"target": "big", "draft": "small", "precision": "int4", "drafted": "2,8", "llama_cpp": str(tmp_path)}
+    found = compare.entries_of_llama_cpp(argparse.Namespace(**words, cache=tmp_path, bundle=Path("b")))
+    server = {"server": str(tmp_path / "llama-server"), "context": 256}
+    assert {each["name"]: each["options"] for each in found} == {
+        "llama.cpp plain": server,
+        "llama.cpp lookup 2": server | {"num_drafted": 2, "longest_ngram": 2},
+        "llama.cpp draft 2": server | {"num_drafted": 2},
+        "llama.cpp lookup 8": server | {"num_drafted": 8, "longest_ngram": 3},
+        "llama.cpp draft 8": server | {"num_drafted": 8},
+    }
+    assert {each["model"] for each in found} == {str(tmp_path / "llama.cpp" / "big-int4.gguf")}
+    drafts = {each.get("draft") for each in found if "draft" in each["name"]}
+    assert drafts == {str(tmp_path / "llama.cpp" / "small-int4.gguf")}
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="only Linux tells what a process has used")
+def test_what_a_worker_starts_counts_as_its_own_use_of_the_processor(compare: ModuleType) -> None:
+    child = "while True: pass"
+    code = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    contestant = SimpleNamespace(worker=SimpleNamespace(pid=process.pid))
+    used, deadline = 0.0, monotonic() + 30
+    while used < 0.5 and monotonic() < deadline:
+        used = compare.cpu_of_children([contestant])
+        sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert used >= 0.5
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+def test_a_draft_is_written_out_with_its_target_s_embedding_and_a_whole_head(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rank: int | None
+) -> None:
+    target, draft, output = tmp_path / "target", tmp_path / "draft", tmp_path / "ordinary"
+    rng = np.random.default_rng(3)
+    drawn = {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in SHAPES[rank].items()}
+    embedding = rng.standard_normal((5, 4), dtype=np.float32)
+    for folder, weights in ((target, {"model.embed_tokens.weight": embedding}), (draft, drawn)):
+        folder.mkdir()
+        save_file(weights, folder / "model.safetensors")
+    save_file({"link": embedding}, draft / "streams.safetensors")
+    config = {"hidden_size": 4, "head_rank": rank, "shares_embedding": True}
+    (draft / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["ordinary_draft.py", str(target), str(draft), str(output)])
+    runpy.run_path(str(FOLDER / "ordinary_draft.py"), run_name="__main__")
+    assert {path.name for path in output.iterdir()} == {"config.json", "model.safetensors"}
+    assert json.loads((output / "config.json").read_text(encoding="utf-8")) == {"hidden_size": 4}
+    found = load_file(output / "model.safetensors")
+    np.testing.assert_array_equal(found["model.embed_tokens.weight"], embedding)
+    head = drawn["lm_head.weight"] @ drawn["model.norm.down.weight"] if rank else drawn["lm_head.weight"]
+    np.testing.assert_allclose(found["lm_head.weight"], head, rtol=1e-6)
+    assert set(found) == {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
+
+
+SHAPES: dict[int | None, dict[str, tuple[int, ...]]] = {
+    None: {"model.norm.weight": (4,), "lm_head.weight": (5, 4)},
+    2: {"model.norm.norm.weight": (4,), "model.norm.down.weight": (2, 4), "lm_head.weight": (5, 2)},
+}
+"""Of a draft without layers, with a head of its own and with one of rank 2."""
+
+
+def test_a_draft_that_is_ordinary_already_is_left_alone(prepare: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    assert prepare.ordinary(Path("python"), tmp_path, tmp_path, tmp_path) == tmp_path
+    (tmp_path / "streams.safetensors").touch()
+    (tmp_path / "ordinary" / tmp_path.name).mkdir(parents=True)
+    assert prepare.ordinary(Path("python"), tmp_path, tmp_path, tmp_path) == tmp_path / "ordinary" / tmp_path.name
+
+
+def test_a_gguf_file_is_converted_once_and_quantised_by_llama_cpp_s_own_programs(
+    prepare: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ran = []
+
+    def run(program: Path, *arguments: object) -> None:
+        words = [str(program), *map(str, arguments)]
+        ran.append(words)
+        Path(words[words.index("--outfile") + 1] if "--outfile" in words else words[-2]).touch()
+
+    monkeypatch.setattr(prepare, "run", run)
+    for precision in ("fp32", "int8", "int4", "int4"):
+        output = tmp_path / "llama.cpp" / f"big-{precision}.gguf"
+        prepare.export_llama_cpp(Path("python"), tmp_path / "big", output, tmp_path / "bin")
+        assert output.is_file()
+    assert [words[0] for words in ran] == ["python", *[str(tmp_path / "bin" / "llama-quantize")] * 2]
+    assert [words[-1] for words in ran] == [str(tmp_path / "big"), "Q8_0", "Q4_0"]
+    assert sorted(path.name for path in (tmp_path / "llama.cpp").iterdir()) == [
+        f"big-{precision}.gguf" for precision in ("fp32", "int4", "int8")
+    ]
+
+
 def test_a_request_names_the_ends_and_its_own_settings(compare: ModuleType) -> None:
     worker = FakeWorker([4, 5], [1.0])
     entry = {"name": "peer draft 3", "runtime": "peer", "settings": {"num_drafted": 3}}
@@ -105,9 +211,34 @@ def test_a_request_names_the_ends_and_its_own_settings(compare: ModuleType) -> N
     assert worker.requests == [{"ids": [7], "most": 9, "ends": [2], "settings": {"num_drafted": 3}}]
 
 
-def test_prompts_are_spread_over_every_category(compare: ModuleType) -> None:
-    questions = [Question(question_id=str(i), category="ab"[i % 2], turns=("x",)) for i in range(12)]
-    assert [question.question_id for question in compare.choose(questions, 2)] == ["0", "6", "1", "7"]
+class FakeSession:
+    """A session that takes its time to read another text."""
+
+    def __init__(self) -> None:
+        self.read: list[list[int]] = []
+
+    def generate(self, *, token_ids: list[int], max_new_tokens: int, **settings: Any) -> Any:
+        self.read.append(token_ids)
+        sleep(0.2 if max_new_tokens == 2 else 0.0)
+        return SimpleNamespace(token_ids=(4,), stats=SimpleNamespace(steps=1, time_to_first_token_ms=1.0))
+
+
+def test_ours_forgets_a_prompt_before_it_reads_it_again_and_off_the_clock(
+    worker: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = FakeSession()
+    pipe = SimpleNamespace(session=lambda: session)
+    monkeypatch.setattr("mirrorsd.MirrorPipeline", SimpleNamespace(load=lambda *words, **settings: pipe))
+    runtime = worker.Mirrorsd(Path("b"), None, 2, {"device_map": "cpu"})
+    asked = worker.Asked(ids=[5, 6], most=4, ends=[], settings={"method": "auto"})
+    found = [runtime.decode(asked), runtime.decode(asked)]
+    assert [ids == [5, 6] for ids in session.read] == [False, True, False, True]
+    assert all(each.seconds < 0.2 for each in found)
+
+
+def test_prompts_are_spread_over_every_task(compare: ModuleType) -> None:
+    questions = [Question(question_id=i, category=("rag", "math", "stem")[i % 3], turns=("x",)) for i in range(12)]
+    assert [question.question_id for question in compare.choose(questions, 2)] == [0, 6, 1, 7]
 
 
 def test_a_report_with_other_ends_is_not_continued(compare: ModuleType, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ ALLOWED = {
         *("mirrorsd", "mirrorsd.graphs", "mirrorsd.device_maps", "mirrorsd.export"),
         *("mirrorsd.runtime", "mirrorsd.server", "mirrorsd.training", "typer", "rich", "matplotlib", "optimum"),
         *("prompt_toolkit", "numpy"),
-        *("openvino", "openvino_genai", "onnxruntime_genai", "llama_cpp"),  # in the environments of other runtimes
+        *("openvino", "openvino_genai", "onnxruntime_genai"),  # in the environments of other runtimes
     },
 }
 """What each folder may import besides the standard library and itself."""

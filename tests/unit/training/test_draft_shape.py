@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from mirrorsd.families.low_rank_head import ReducedNorm
 from mirrorsd.graphs.errors import ConfigError, ExportError
-from mirrorsd.training.draft_shape import check_layers, draft_from_layers, draft_from_model
+from mirrorsd.training.draft_shape import DraftHead, check_layers, draft_from_layers, draft_from_model
 from mirrorsd.training.models.streaming_draft import StreamingDraft, StreamShape
 
 HIDDEN = 32
@@ -31,7 +31,7 @@ def tiny_target() -> Any:
 @pytest.mark.parametrize("head_rank", [0, HIDDEN])
 def test_all_layers_and_a_full_rank_are_the_target(head_rank: int) -> None:
     target = tiny_target()
-    draft = draft_from_layers(target, STREAMS, (0, 1, 2, 3), head_rank)
+    draft = draft_from_layers(target, STREAMS, (0, 1, 2, 3), DraftHead(head_rank))
     said = draft.logits(draft(IDS, torch.tensor([2])).main)
     torch.testing.assert_close(said, target(IDS).logits, atol=1e-4, rtol=1e-4)
 
@@ -40,7 +40,7 @@ def test_all_layers_and_a_full_rank_are_the_target(head_rank: int) -> None:
 def test_a_lower_rank_keeps_the_main_directions_of_the_head() -> None:
     """No other head of that rank is nearer: the error is that of the singular values left out."""
     target = tiny_target()
-    draft = draft_from_layers(target, STREAMS, (0, 3), 12)
+    draft = draft_from_layers(target, STREAMS, (0, 3), DraftHead(12))
     norm = draft.base.model.norm
     assert isinstance(norm, ReducedNorm)
     error = target.lm_head.weight - draft.base.lm_head.weight @ norm.down.weight
@@ -50,15 +50,26 @@ def test_a_lower_rank_keeps_the_main_directions_of_the_head() -> None:
 
 
 @torch.no_grad()
-def test_the_shared_embedding_is_in_no_file_of_the_draft(tmp_path: Path) -> None:
+def test_a_head_of_fewer_tokens_says_the_same_of_the_first() -> None:
     target = tiny_target()
-    draft = draft_from_layers(target, STREAMS, (0, 2), 12).eval()
+    draft = draft_from_layers(target, STREAMS, (0, 1, 2, 3), DraftHead(num_tokens=30))
+    rows = draft(IDS, torch.tensor([2])).main
+    torch.testing.assert_close(draft.logits(rows), target(IDS).logits[..., :30], atol=1e-4, rtol=1e-4)
+    assert draft.head_rows(rows).head.shape == (30, HIDDEN)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("head", [DraftHead(12), DraftHead(), DraftHead(num_tokens=30)])
+def test_the_shared_embedding_is_in_no_file_of_the_draft(head: DraftHead, tmp_path: Path) -> None:
+    target = tiny_target()
+    draft = draft_from_layers(target, STREAMS, (0, 2), head).eval()
     for weight in draft.parameters():
         weight.add_(0.01 * torch.randn_like(weight))
     draft.base.get_input_embeddings().weight.copy_(target.get_input_embeddings().weight)
     draft.save(tmp_path, dtype=torch.float32)
     with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
         assert "model.embed_tokens.weight" not in set(file.keys())
+        assert ("lm_head.weight" in set(file.keys())) == (head.rank > 0)
     embedding = target.get_input_embeddings().weight
     for again in (StreamingDraft.load(tmp_path, embedding), draft_from_model(tmp_path, STREAMS, embedding)):
         found, wanted = again(IDS, torch.tensor([3])), draft(IDS, torch.tensor([3]))
@@ -71,7 +82,7 @@ def test_the_shared_embedding_is_in_no_file_of_the_draft(tmp_path: Path) -> None
 
 
 def test_an_embedding_that_is_trained_is_the_drafts_own(tmp_path: Path) -> None:
-    draft = draft_from_layers(tiny_target(), STREAMS, (0, 2), 12)
+    draft = draft_from_layers(tiny_target(), STREAMS, (0, 2), DraftHead(12))
     draft.settle_embedding(is_trained=False)
     assert not draft.base.get_input_embeddings().weight.requires_grad
     draft.settle_embedding(is_trained=True)

@@ -1,12 +1,13 @@
 """Other runtimes as entrants: the option, the process and its deadlines, what becomes of its answers."""
 
+import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
+import psutil
 import pytest
 
 from mirrorsd.cli.bench import peer_worker, peers
@@ -47,14 +48,14 @@ def plain(tmp_path: Path) -> Iterator[Peer]:
 
 
 def start(model: Path, draft: Path | None) -> Peer:
-    option = PeerOption(runtime="openvino-genai", python=Path(sys.executable), model=model, draft=draft)
-    return Peer(option, lambda ids: " ".join(map(str, ids)), ends=[9, 8], threads=1, drafted=5)
+    option = PeerOption(runtime="openvino-genai", program=Path(sys.executable), model=model, draft=draft)
+    return Peer(option, lambda ids: " ".join(map(str, ids)), ends=[9, 8], context=64, threads=1, drafted=5)
 
 
 def test_an_option_names_runtime_python_model_and_draft(tmp_path: Path) -> None:
     places = os.pathsep.join([sys.executable, str(tmp_path), str(tmp_path)])
     found = read_peer(f"openvino-genai={places}")
-    assert (found.runtime, found.python, found.model) == ("openvino-genai", Path(sys.executable), tmp_path)
+    assert (found.runtime, found.program, found.model) == ("openvino-genai", Path(sys.executable), tmp_path)
     assert (found.draft, found.name) == (tmp_path, "openvino-genai+draft")
     assert read_peer(f"onnxruntime-genai={sys.executable}{os.pathsep}{tmp_path}").name == "onnxruntime-genai"
 
@@ -62,10 +63,14 @@ def test_an_option_names_runtime_python_model_and_draft(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("openvino-genai", "expected RUNTIME=PYTHON"),
-        (f"openvino-genai={sys.executable}", "expected RUNTIME=PYTHON"),
-        (f"mirrorsd={sys.executable}{os.pathsep}.", "there are openvino-genai, onnxruntime-genai, llama-cpp-python"),
+        ("openvino-genai", "expected RUNTIME=PROGRAM"),
+        (f"openvino-genai={sys.executable}", "expected RUNTIME=PROGRAM"),
+        (f"mirrorsd={sys.executable}{os.pathsep}.", "there are openvino-genai, onnxruntime-genai, llama.cpp"),
         (f"openvino-genai={sys.executable}{os.pathsep}nowhere", "there is no nowhere"),
+        (
+            f"llama.cpp=nowhere{os.pathsep}m.gguf",
+            r"searched as the file nowhere, as nowhere.llama-server and as 'nowhere'",
+        ),
     ],
 )
 def test_an_option_of_another_form_is_refused(text: str, message: str) -> None:
@@ -109,32 +114,49 @@ def test_a_peer_that_ends_or_hangs_is_an_error(plain: Peer, monkeypatch: pytest.
     hanging.close()
 
 
-class FakeLlama:
-    """llama-cpp-python's model: counts up from its prompt's last token, and remembers until it is reset."""
-
-    def __init__(self, **given: Any) -> None:
-        self.given, self.num_known = given, 0
-
-    def reset(self) -> None:
-        self.num_known = 0
-
-    def generate(self, ids: list[int], *, temp: float, **sampling: Any) -> Iterator[int]:
-        assert temp == 0.0
-        assert self.num_known == 0, "it found a prompt that it has read before"
-        self.num_known = len(ids)
-        yield from range(ids[-1] + 1, 10_000)
+PARENT = """
+import json, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], stdout=subprocess.DEVNULL)
+print(json.dumps({"versions": {"child": child.pid}}), flush=True)
+time.sleep(60)
+"""
 
 
-def test_llama_cpp_forgets_ends_texts_and_takes_no_draft(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(Llama=FakeLlama))
-    runtime = peer_worker.LlamaCpp(tmp_path / "m.gguf", None, 3, {})
-    asked = peer_worker.Asked(ids=[5], most=4, ends=[7], settings={})
-    assert runtime.decode(asked).ids == [6, 7]
-    assert runtime.decode(asked._replace(ends=[])).ids == [6, 7, 8, 9]
-    assert runtime.decode(asked).passes == 2
-    assert runtime._model.given["n_threads"] == 3
-    with pytest.raises(SystemExit, match="takes no draft model"):
-        peer_worker.LlamaCpp(tmp_path / "m.gguf", tmp_path, 3, {})
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no groups of processes")
+def test_what_a_hanging_peer_started_is_killed_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "parent.py"
+    path.write_text(PARENT, encoding="utf-8")
+    monkeypatch.setattr(peers, "WORKER", path)
+    hanging = start(tmp_path, draft=None)
+    child = hanging.wait_until_ready()["child"]
+    monkeypatch.setattr(peers, "_END_S", 0.2)
+    hanging.close()
+    assert is_soon_gone(child)
+
+
+def is_soon_gone(pid: int) -> bool:
+    """Whether a process ends within seconds; what nobody waits for counts as ended."""
+    for _ in range(100):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_llama_cpp_s_server_is_asked_from_our_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "said.py"
+    said = "import json, sys; print(json.dumps({'versions': {'python': sys.executable, 'words': sys.argv[1:]}}))"
+    path.write_text(said, encoding="utf-8")
+    monkeypatch.setattr(peers, "WORKER", path)
+    server, model = tmp_path / "llama-server", tmp_path / "m.gguf"
+    option = PeerOption(runtime="llama.cpp", program=server, model=model, draft=model)
+    peer = Peer(option, str, ends=[2], context=64, threads=3, drafted=5)
+    versions = peer.wait_until_ready()
+    peer.close()
+    words = versions["words"]
+    assert versions["python"] == sys.executable
+    assert words[:6] == ["llama.cpp", str(model), "--threads", "3", "--draft", str(model)]
+    assert json.loads(words[7]) == {"server": str(server), "context": 64, "num_drafted": 5}
 
 
 def test_a_worker_s_own_folder_hides_no_package(monkeypatch: pytest.MonkeyPatch) -> None:

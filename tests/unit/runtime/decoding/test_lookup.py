@@ -1,15 +1,18 @@
-"""Rows that a pass computes anyway: what stands in them, and what comes of it."""
+"""Texts that repeat themselves: what follows, how likely, and what windows without a draft bring."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.policy.repeats import TextLookup
+from mirrorsd.runtime.decoding.lookup import RepeatedText, TextLookup
+from mirrorsd.runtime.policy.windows import RepeatChances
 
 Make = Callable[..., Any]
 PROMPT = [3, 1, 4, 1, 5]
+LOOP = [5, 6, 7, 8, 9]
 
 
 def test_a_text_read_piece_by_piece_gives_the_same_guesses() -> None:
@@ -98,3 +101,63 @@ def test_lookup_verifies_less_where_rows_are_known_to_cost_much(make_bench: Make
     expected = bench.decode(PROMPT, "plain", max_new_tokens=100)
     assert bench.decode(PROMPT, "lookup", max_new_tokens=100) == expected
     assert np.mean([step.num_window for step in bench.last_request.steps]) < 0.5
+
+
+def cycle(text: list[int]) -> np.ndarray:
+    """A model that says `LOOP` over and over."""
+    logits = np.zeros(16)
+    logits[LOOP[(LOOP.index(text[-1]) + 1) % len(LOOP)] if text[-1] in LOOP else LOOP[0]] = 9.0
+    return logits
+
+
+def followed(text: list[int], chances: RepeatChances | None = None, num_prompt: int = 1) -> RepeatedText:
+    found = RepeatedText(chances or RepeatChances(), num_prompt)
+    found.follow(np.array(text))
+    return found
+
+
+def test_a_loop_goes_on_beyond_the_end_of_the_text() -> None:
+    text = np.array([1, *LOOP, *LOOP, 5])
+    assert followed(text.tolist()).window(text, 12).tolist() == [6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6, 7]
+
+
+def test_a_quotation_of_the_prompt_is_found() -> None:
+    text = [11, 12, 13, 14, 15, 2, 3, 11, 12]
+    assert followed(text, num_prompt=7).window(np.array(text), 3).tolist() == [13, 14, 15]
+
+
+def test_a_new_text_repeats_nothing() -> None:
+    assert followed([1, 2, 3, 4]).reach(5) == []
+
+
+def test_longer_agreement_is_likelier_to_go_on() -> None:
+    short, long = followed([*LOOP, 1, 5], num_prompt=7), followed([*LOOP, 1, *LOOP[:4]], num_prompt=10)
+    assert short.reach(3)[0] < long.reach(3)[0]
+    assert list(long.reach(9)) == sorted(long.reach(9), reverse=True)
+
+
+def test_the_prompt_itself_teaches_nothing() -> None:
+    chances = RepeatChances()
+    followed(LOOP * 9, chances, num_prompt=45)
+    assert chances.reach(30, 1) == RepeatChances().reach(30, 1)
+
+
+@pytest.mark.parametrize("method", ["serial", "mirror"])
+@pytest.mark.parametrize("temperature", [None, 0.7])
+def test_auto_takes_windows_from_a_text_that_repeats_itself(
+    make_bench: Make, method: str, temperature: float | None
+) -> None:
+    """The same text as plain decoding's in far fewer steps; the methods by themselves take all from the draft."""
+    settings = {"max_new_tokens": 240, "temperature": temperature, "seed": 3 if temperature else None}
+    expected = make_bench(target_handler=cycle).decode([1, 2, 3, 4, *LOOP], "plain", **settings)
+    sources = []
+    for name in (method, "auto"):
+        bench = make_bench(target_handler=cycle, hit_rate=0.5, gamma=8, is_steady=True)
+        bench.engine.known.target_ms = ((1.0, 1000.0), (33.0, 1001.0))
+        bench.engine.known.pairs[temperature is not None].method = method
+        assert bench.decode([1, 2, 3, 4, *LOOP], name, **settings) == expected
+        sources.append(Counter(step.next_source for step in bench.last_request.steps))
+    by_itself, in_auto = sources
+    assert by_itself["text"] == 0
+    assert in_auto["text"] > 3
+    assert in_auto.total() < by_itself.total() / 2

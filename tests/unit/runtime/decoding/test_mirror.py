@@ -22,8 +22,7 @@ from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.draft.tree import BranchTable
 from mirrorsd.runtime.ledger import Ledger
-from mirrorsd.runtime.policy.knowledge import RootScores
-from mirrorsd.runtime.policy.roots import RootPlanner
+from mirrorsd.runtime.policy.roots import RootPlanner, RootScores
 from mirrorsd.runtime.policy.windows import WindowOrder
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.policy.knowledge import DEFAULTS
 from mirrorsd.runtime.policy.roots import (
+    DEFAULTS,
     Candidates,
+    RootScores,
     ScoredCandidates,
     global_roots,
     join,
@@ -13,6 +14,7 @@ from mirrorsd.runtime.policy.roots import (
     per_row_roots,
     root_chances,
     token_chances,
+    weights_name,
 )
 
 WINDOW = np.array([5, 7])
@@ -148,3 +150,26 @@ def test_shares_of_a_row_sum_to_one_whatever_was_added_to_all() -> None:
 def test_a_row_without_an_allowed_token_has_no_chance_and_no_warning() -> None:
     chances = token_chances(np.ones((2, 3, 4)), np.array([[True, True, False], [False] * 3]), (1.0, 0.0, 0.0, 0.0))
     assert chances.tolist() == [[0.5, 0.5, 0.0], [0.0, 0.0, 0.0]]
+
+
+def test_scores_survive_their_file() -> None:
+    scores = RootScores(fitted={"both:3:sampled": DEFAULTS["both"]})
+    again = RootScores.from_dict(scores.to_dict())
+    assert again.weights("both", 3, is_sampling=True) == DEFAULTS["both"]
+    assert again.weights("both", 4, is_sampling=True) == DEFAULTS["both"], "another depth has the defaults"
+    with pytest.raises(ValueError, match="both:3"):
+        RootScores.from_dict({"both:3": [[1.0], [1.0], [1.0]]})
+
+
+def test_fitted_weights_serve_their_own_kind_of_text_and_depth_only() -> None:
+    fitted = DEFAULTS["both"]._replace(bonus=(1.0, 2.0, 3.0, 4.0))
+    scores = RootScores(fitted={weights_name("both", 3, is_sampling=True): fitted})
+    assert scores.weights("both", 3, is_sampling=True) == fitted
+    for known, layer, is_sampling in (("both", 3, False), ("both", 4, True), ("exit", 3, True), ("draft", 0, True)):
+        assert scores.weights(known, layer, is_sampling=is_sampling) == DEFAULTS[known]
+
+
+@pytest.mark.parametrize("name", ["window", "drafts:3"])
+def test_a_file_that_names_something_else_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        RootScores.from_dict({name: [list(part) for part in DEFAULTS["draft"]]})

@@ -1,4 +1,7 @@
-"""Windows are as long as their rows are worth: flat targets get long ones, dear rows and unsure tokens short ones."""
+"""Windows are as long as their rows are worth, and rounds of the draft go to the worthiest rows.
+
+Flat targets get long windows, dear rows and unsure tokens short ones.
+"""
 
 from collections.abc import Callable
 from math import log
@@ -7,8 +10,16 @@ from typing import Any
 import pytest
 
 from mirrorsd.runtime.config import SpeculationConfig
-from mirrorsd.runtime.policy.knowledge import DEFAULTS
-from mirrorsd.runtime.policy.windows import LearnedLengths, WindowLength
+from mirrorsd.runtime.policy.roots import DEFAULTS
+from mirrorsd.runtime.policy.windows import (
+    Confirmations,
+    LearnedLengths,
+    Ratio,
+    RepeatChances,
+    WindowLength,
+    share_out,
+    worth_by_rows,
+)
 
 Make = Callable[..., Any]
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -167,3 +178,73 @@ def test_padded_passes_cost_the_same_whatever_the_window(make_bench: Make) -> No
     bench.engine.known.target_ms = ((1.0, 20.0), (8.0, 720.0))
     bench.decode(PROMPT, "serial", max_new_tokens=40)
     assert bench.last_request.windows.pass_seconds(1) == bench.last_request.windows.pass_seconds(8)
+
+
+def test_chances_follow_the_text() -> None:
+    chances = RepeatChances()
+    before = chances.reach(20, 1)[0]
+    for _ in range(40):
+        chances.observe(20, is_right=False)
+    assert chances.reach(20, 1)[0] < 0.5 < before
+    assert chances.reach(2, 1) == RepeatChances().reach(2, 1)
+
+
+def test_a_repeat_has_to_be_worth_more_than_what_else_could_be_done() -> None:
+    one = length(((1.0, 20.0), (16.0, 21.0)))
+    assert one.cut_repeat([0.9, 0.8, 0.7], 3.0) == 0
+    assert one.cut_repeat([0.9, 0.8, 0.7], 1.0) == 3
+
+
+def test_a_repeat_that_is_hardly_worth_anything_is_left_alone() -> None:
+    """However little else there is."""
+    one = length(((1.0, 20.0), (16.0, 21.0)))
+    assert one.cut_repeat([0.5, 0.2, 0.1], 0.0) == 0
+    assert one.cut_repeat([0.9, 0.8, 0.7], 0.0) == 3
+
+
+def test_a_round_goes_to_the_worthiest_rows_of_all_branches() -> None:
+    assert share_out([[8.0, 4.0, 2.0], [3.0, 1.0], [2.5]], 4) == [2, 1, 1]
+
+
+def test_rows_that_are_left_over_are_not_invented() -> None:
+    assert share_out([[8.0], [3.0, 1.0]], 9) == [1, 2]
+    assert share_out([], 9) == []
+
+
+def test_rows_that_feed_the_chain_are_worth_nothing() -> None:
+    assert worth_by_rows([], 2).tolist() == [0.0, 0.0, 0.0]
+    assert worth_by_rows([[1.0]], 2).tolist() == [0.0, 0.0, 0.0, 1.0]
+
+
+def test_guesses_that_are_seldom_confirmed_lose_their_rows() -> None:
+    seen = Confirmations(3)
+    for _ in range(60):
+        seen.observe(4, 2)
+    first, second, third, _ = seen.chances(4).tolist()
+    assert (first, second > 0.9, third < 0.1) == (1.0, True, True)
+
+
+def test_only_guesses_that_were_tried_teach() -> None:
+    seen = Confirmations(3)
+    before = seen.chances(4).tolist()
+    seen.observe(1, 1)
+    assert seen.chances(4).tolist() == before
+
+
+def test_a_window_and_its_roots_are_fed_in_one_round(make_bench: Make, confident_exit: Make) -> None:
+    """Nothing is fed alone while roots could be fed with it: the first round beside a pass prepares branches."""
+    bench = make_bench(hit_rate=0.7, gamma=4, roots=8, is_steady=True, exit_handler=confident_exit)
+    plain = make_bench(hit_rate=0.7).decode(PROMPT, "plain", max_new_tokens=60)
+    assert bench.decode(PROMPT, "mirror", max_new_tokens=60) == plain
+    reused = [step.next_source for step in bench.last_request.steps]
+    assert reused.count("early") + reused.count("exit") > 0.8 * len(reused)
+
+
+def test_a_ratio_outlives_a_dozen_cases_of_bad_luck() -> None:
+    """Of 200 cases that came true, twelve that did not leave more than two thirds: each weighs a fiftieth."""
+    ratio = Ratio()
+    for _ in range(200):
+        ratio.observe(1.0, 1.0)
+    for _ in range(12):
+        ratio.observe(0.0, 1.0)
+    assert ratio.value == pytest.approx(0.98**12, abs=0.01)

@@ -7,8 +7,8 @@ from mirrorsd.graphs.errors import ConfigError, DeviceError
 from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.sampling.chooser import Choice, TokenChooser, graph_choice
 from mirrorsd.runtime.sampling.likely_tokens import FAR, likely_tokens, new_scratch
+from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 from mirrorsd.runtime.sampling.noise import _variates, gumbel, gumbel_row, loud_tokens
-from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
 
 RNG = np.random.default_rng(11)
 FIRST_NOISE = [

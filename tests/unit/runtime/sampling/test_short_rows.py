@@ -6,8 +6,8 @@ import pytest
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.sampling.chooser import TokenChooser
+from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 from mirrorsd.runtime.sampling.short_rows import ShortRow
-from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
 
 NUM_BEST = 64
 FILTERS = [

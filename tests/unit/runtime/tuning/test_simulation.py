@@ -15,7 +15,7 @@ from mirrorsd.graphs.errors import ConfigError, ContextLengthError
 from mirrorsd.graphs.manifest import Head, SourceModel
 from mirrorsd.runtime.backends.fake import FakeDraft
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
-from mirrorsd.runtime.policy.knowledge import RootScores
+from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.runtime.sampling.noise import NOISE
 from mirrorsd.runtime.tuning.recorder import record_text

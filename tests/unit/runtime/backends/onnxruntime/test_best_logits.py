@@ -6,8 +6,8 @@ import pytest
 
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.runtime.backends.onnxruntime.best_logits import NUM_BEST, BestLogits
+from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 from mirrorsd.runtime.sampling.short_rows import ShortRow
-from mirrorsd.runtime.sampling.shortlist import ShortlistFilter
 
 BY_RANK = ShortlistFilter(0.7, top_k=20, top_p=1.0, min_p=0.0)
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.sampling.borders import CountedBorder, HeadBorder, Levels, WeighedBorder, in_parts
+from mirrorsd.runtime.sampling.flat_rows import CountedBorder, HeadBorder, Levels
+from mirrorsd.runtime.sampling.likely_tokens import WeighedBorder, in_parts
 
 VOCAB, TEMPERATURE = 40_000, 0.8
 
@@ -52,7 +53,7 @@ def test_counting_says_what_weighing_says(kind: str, top_p: float) -> None:
     logits = rows(kind)
     exact = weighed(logits, top_p)
     for place in asked(logits, top_p)[0]:
-        border = counted(logits, top_p, lambda: exact)
+        border = counted(logits, top_p, lambda: exact.is_behind)
         assert border.is_behind(place) == exact.is_behind(place)
 
 
@@ -64,7 +65,9 @@ def test_a_weighed_head_and_counted_others_say_what_weighing_all_says(kind: str,
     exact, lowest = weighed(logits, top_p), np.sort(logits)[-num_kept - 500]
     ids = np.flatnonzero(logits >= lowest)
     head = weighed(logits, top_p, ids)
-    border = HeadBorder(head, levels_of(logits, float(lowest), len(ids)), top_p, lambda: exact.kept_mass)
+    border = HeadBorder(
+        head.mass, head.mass_before, levels_of(logits, float(lowest), len(ids)), top_p, lambda: exact.kept_mass
+    )
     for place in set(places) & set(ids.tolist()):
         assert border.is_behind(int(np.searchsorted(ids, place))) == exact.is_behind(place)
     assert border.has_room(0.0)

@@ -1,112 +1,75 @@
-"""Whether top-p keeps a candidate: whether less than `top_p` of a row's mass stands before it.
+"""Flat rows, of which many tokens are about as likely as the best: what top-p keeps of them, mostly without weighing.
 
-Masses are sums of float32 exponentials, a quarter of what a choice costs. Of a flat row the answer is mostly far from
-close: how many tokens reach a few levels of logits bounds the masses, and that decides beyond any rounding. Where it
-does not, the row is weighed after all, so that every method keeps the same tokens.
+How many tokens reach a few levels of logits bounds the masses, and far from the border that decides beyond any
+rounding. Where it does not, the row is weighed after all, so that every method keeps the same tokens. Does not own the
+weighing (`likely_tokens`).
 """
 
 import math
 from bisect import bisect_left
 from collections.abc import Callable
 from operator import neg, sub
-from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-FEW = 16_384
-"""Tokens of which a sum costs next to nothing."""
-_COLUMNS, _PARTS = 128, 4
-_ROUGH = 1e-3
+IsBehind = Callable[[int], bool]
+"""Whether the candidate at a place is kept: the border of what top-p keeps is behind it."""
+ROUGH = 1e-3
 """Of a mass: far more than single precision loses in a sum."""
+_SPARE = 0.08
+"""Of the mass, what a head that is looked for holds beside what top-p keeps;"""
+_THIN = 4
+"""one in so many tokens are cheaper to pick out than to leave among the others."""
 _NARROW = 0.5
 """In logs: half a level more says little."""
 _MOST_LEVELS = 20
 """So many counts cost what the exponentials do."""
 
 
-class Border(Protocol):
-    """What top-p keeps of candidates."""
+def head_ids(
+    logits: NDArray[np.floating], some: NDArray[np.floating], best: float, temperature: float, top_p: float
+) -> NDArray[np.int64] | None:
+    """Who probably holds what top-p keeps of a flat row, and little more; None where they are many.
 
-    def is_behind(self, place: int) -> bool:
-        """Whether the candidate at this place is kept: the border is behind it."""
-        ...
-
-
-class WeighedBorder(NamedTuple):
-    """Of candidates `[n]` whose weights are known.
-
-    Attributes:
-        logits: before the temperature.
-        weights: float32, probabilities relative to the best.
-        parts: places, and the sum of their weights.
-        kept_mass: kept is before what less than this of the weights stands.
-        scratch: float32, at least as long as a part.
+    `some` says of tokens from all over the row how far they are behind the best, over the temperature.
     """
-
-    logits: NDArray[np.floating]
-    weights: NDArray[np.float32]
-    parts: list[tuple[slice, float]]
-    kept_mass: float
-    scratch: NDArray[np.float32]
-
-    def is_behind(self, place: int) -> bool:
-        """Sum what stands before the candidate.
-
-        After some parts of the row, at least what stands before in them does so, and at most that and all of the rest.
-        Of a flat row one part mostly says which it is, beyond any rounding.
-        """
-        before, rest = self._mass_of_equals_before(place), self.mass
-        near = _ROUGH * rest
-        for part, mass in self.parts:
-            before += self._mass_above(place, part)
-            rest -= mass
-            if before > self.kept_mass + near:
-                return False
-            if before + rest < self.kept_mass - near:
-                return True
-        return before < self.kept_mass
-
-    @property
-    def mass(self) -> float:
-        """Of all candidates."""
-        return sum(mass for _, mass in self.parts)
-
-    def mass_before(self, place: int) -> float:
-        """What stands before the candidate."""
-        return self._mass_of_equals_before(place) + sum(self._mass_above(place, part) for part, _ in self.parts)
-
-    def _mass_of_equals_before(self, place: int) -> float:
-        return float(self.weights[place]) * int(np.count_nonzero(self.logits[:place] == self.logits[place]))
-
-    def _mass_above(self, place: int, part: slice) -> float:
-        is_above = self.logits[part] > self.logits[place]
-        above = self.scratch[: len(is_above)]
-        above[:] = is_above
-        above *= self.weights[part]
-        return total(above)
+    some = np.sort(some)[::-1]
+    masses = np.cumsum(np.exp(some))
+    least = some[np.searchsorted(masses, (top_p + _SPARE) * masses[-1])]
+    if np.count_nonzero(some >= least) * _THIN > len(some):
+        return None
+    return np.flatnonzero(logits >= best + temperature * float(least))
 
 
 class HeadBorder:
     """Of the best candidates of a flat row, which are weighed; of the others it counts how many reach a few levels."""
 
-    def __init__(self, head: WeighedBorder, others: "Levels", top_p: float, kept_mass: Callable[[], float]) -> None:
-        """Take the candidates, the tokens that are none, and what weighs all for the mass that is kept."""
-        self._head, self._others, self._top_p, self._kept_mass = head, others, top_p, kept_mass
+    def __init__(
+        self,
+        mass: float,
+        mass_before: Callable[[int], float],
+        others: "Levels",
+        top_p: float,
+        kept_mass: Callable[[], float],
+    ) -> None:
+        """Take the candidates' mass and what stands before one, the tokens that are none, and what weighs all."""
+        self._mass, self._mass_before = mass, mass_before
+        self._others, self._top_p, self._kept_mass = others, top_p, kept_mass
         self._weighed: float | None = None
 
     def is_behind(self, place: int) -> bool:
         """Sum what stands before the candidate."""
-        return self.has_room(self._head.mass_before(place))
+        return self.has_room(self._mass_before(place))
 
     def has_room(self, before: float) -> bool:
         """Whether what stands behind this much is kept: count until that is clear, or weigh all."""
-        mass = self._head.mass
+        mass = self._mass
         while self._weighed is None:
             least, most = mass + sum(self._others.least), mass + sum(self._others.most)
-            if before + _ROUGH * most < self._top_p * least:
+            if before + ROUGH * most < self._top_p * least:
                 return True
-            if before - _ROUGH * most > self._top_p * most:
+            if before - ROUGH * most > self._top_p * most:
                 return False
             if self._others.is_full:
                 self._weighed = self._kept_mass()
@@ -122,10 +85,10 @@ class CountedBorder:
     The level that is missing most is added until that decides. Where it does not, the row is weighed.
     """
 
-    def __init__(self, levels: "Levels", top_p: float, weigh: Callable[[], Border]) -> None:
+    def __init__(self, levels: "Levels", top_p: float, weigh: Callable[[], IsBehind]) -> None:
         """Take the levels, and what weighs the row."""
         self._levels, self._top_p, self._weigh = levels, top_p, weigh
-        self._weighed: Border | None = None
+        self._weighed: IsBehind | None = None
 
     def is_behind(self, place: int) -> bool:
         """Count until it is clear, or weigh."""
@@ -134,7 +97,7 @@ class CountedBorder:
             if verdict is not None:
                 return verdict
             self._weighed = self._weigh()
-        return self._weighed.is_behind(place)
+        return self._weighed(place)
 
     def _by_counts(self, place: int) -> bool | None:
         levels, kept, equals = self._levels, self._top_p, None
@@ -153,7 +116,7 @@ class CountedBorder:
                 before, rest = (0.0, most[here] - weight), (weight, most[here])
             before = before[0] + sum(least[:here]), before[1] + sum(most[:here])
             rest = rest[0] + sum(least[here + 1 :]), rest[1] + sum(most[here + 1 :])
-            near = _ROUGH * (before[1] + rest[1])
+            near = ROUGH * (before[1] + rest[1])
             if before[1] + near < kept * (before[1] + rest[0]):
                 return True
             if before[0] - near > kept * (before[0] + rest[1]):
@@ -231,18 +194,3 @@ class Levels:
 
     def _weight(self, level: float) -> float:
         return math.exp(min(level - self._best, 0.0) / self._temperature)
-
-
-def in_parts(weights: NDArray[np.float32]) -> list[tuple[slice, float]]:
-    """Parts of a row, and their sums; a single one where it is short."""
-    size = len(weights) if len(weights) <= 4 * FEW else -(-len(weights) // (_PARTS * _COLUMNS)) * _COLUMNS
-    parts = [slice(first, first + size) for first in range(0, len(weights), size)]
-    return [(part, total(weights[part])) for part in parts]
-
-
-def total(weights: NDArray[np.float32]) -> float:
-    """Their sum: column by column first, which is twice as fast as numpy's own order."""
-    width = len(weights) // _COLUMNS
-    columns, others = weights[: width * _COLUMNS].reshape(_COLUMNS, width), weights[width * _COLUMNS :]
-    mass = np.add.reduce(np.add.reduce(columns, axis=0))
-    return float(mass + np.add.reduce(others) if len(others) else mass)

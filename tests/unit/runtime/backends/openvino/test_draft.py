@@ -3,7 +3,7 @@
 import numpy as np
 
 from mirrorsd.graphs.contract import DraftShape
-from mirrorsd.runtime.backends.openvino.draft_request import DraftNoise
+from mirrorsd.runtime.backends.openvino.draft import DraftNoise
 from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.runtime.sampling.noise import gumbel

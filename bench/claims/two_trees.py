@@ -1,0 +1,170 @@
+"""Is one state of this repository as fast as another? Both decode the same texts by turns, in processes of their own.
+
+    git worktree add ../before 1a2b3c4
+    python bench/claims/two_trees.py ../before . pair.mirror --methods serial,mirror --repeats 5 --output two_trees.json
+
+A tree is any checkout: a link in a folder of its own makes it the package `mirrorsd`. In each turn both trees load the
+bundle and decode all texts, one after the other; which comes first changes. The turn before those is not counted: in
+it drafts are compiled. A pair is the same text in the same turn by both; `ratio` is the median over pairs of the new
+tree's tokens per second over the old one's, and `interval` holds it in 95 of 100 cases (pairs drawn again). `same`
+counts the pairs whose texts are.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mirrorsd.bench import runs
+
+ONE_TURN = """
+import json, sys
+from pathlib import Path
+import mirrorsd
+
+wanted = json.load(sys.stdin)
+found = []
+with mirrorsd.MirrorPipeline.load(Path(wanted["bundle"]), **wanted["load"]) as pipe:
+    for text in wanted["texts"]:
+        result = pipe.generate(**text)
+        found.append({"tokens_per_second": result.stats.tokens_per_second, "token_ids": list(result.token_ids)})
+print(json.dumps({"package": mirrorsd.__file__, "texts": found}))
+"""
+"""What a process of either tree runs: nothing but what every state of the package has."""
+DRAWN = 2000
+
+
+class Case(NamedTuple):
+    """What a row of the report is about."""
+
+    method: str
+    temperature: float
+
+
+def main() -> None:
+    """Measure, print and write the report."""
+    parser = runs.parser(__doc__, count=4, tokens=128, measures_steps=True)
+    parser.add_argument("old", type=checkout, help="a checkout")
+    parser.add_argument("new", type=checkout, help="another")
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--methods", default="serial,mirror", help="separated by commas")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--repeats", type=int, default=5, help="turns")
+    parser.add_argument("--device-map", default="cpu")
+    parser.add_argument("--layout", help="of the processor's cores; otherwise the card's first, or the tuned one")
+    parser.add_argument("--tuned", action="store_true", help="start from what `mirrorsd tune` found")
+    parser.add_argument("--deadline-s", type=float, default=900.0, help="for a turn of one tree")
+    options = parser.parse_args()
+    cases = [Case(method, heat) for method in options.methods.split(",") for heat in options.temperatures]
+    wanted = wanted_of(options, cases)
+    trees = (options.old, options.new)
+    turns: list[list[list[dict[str, Any]]]] = []
+    for number in range(options.repeats + 1):
+        order = (0, 1) if number % 2 else (1, 0)
+        by_tree = {side: one_turn(trees[side], wanted, options.deadline_s) for side in order}
+        turns.append([by_tree[0], by_tree[1]])
+    rows = rows_of(cases, options.count, turns[1:])
+    runs.print_rows(rows, tuple(rows[0])[:-1])
+    report = runs.header(options.bundle, device_map=options.device_map, is_tuned=options.tuned, tokens=options.tokens)
+    runs.finish(report | {"repeats": options.repeats, "ends": runs.ends(options), "rows": rows}, options.output)
+
+
+def checkout(name: str) -> Path:
+    """The folder of a state of this repository.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    tree = Path(name).resolve()
+    if not (tree / "__init__.py").is_file():
+        raise argparse.ArgumentTypeError(f"{tree} is no checkout of this repository: it has no __init__.py")
+    return tree
+
+
+def wanted_of(options: argparse.Namespace, cases: Sequence[Case]) -> dict[str, Any]:
+    """What a turn decodes, as JSON: for each case an untimed text, then all of them."""
+    prompts = runs.spread_prompts(options.prompts, options.count)
+    texts = [
+        {"messages": messages, "method": case.method, "max_new_tokens": options.tokens, "ignore_eos": True}
+        | {"temperature": case.temperature}
+        | ({"seed": number} if case.temperature > 0 else {})
+        for case in cases
+        for number, messages in enumerate([prompts[-1], *prompts])
+    ]
+    load = {"device_map": options.device_map, "use_tuned": options.tuned}
+    load |= {"layout": options.layout} if options.layout else {}
+    return {"bundle": str(options.bundle.resolve()), "load": load, "texts": texts}
+
+
+def one_turn(tree: Path, wanted: dict[str, Any], deadline_s: float) -> list[dict[str, Any]]:
+    """Speed and ids of every text by one tree (absolute), in a process of its own.
+
+    Raises:
+        SystemExit: its process failed, or another package was imported.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "mirrorsd").symlink_to(tree, target_is_directory=True)
+        command = [sys.executable, "-P", "-c", ONE_TURN]
+        done = subprocess.run(
+            command,
+            env=os.environ | {"PYTHONPATH": folder},
+            input=json.dumps(wanted),
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=deadline_s,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise SystemExit(f"{tree} did not decode the texts: what it says is above")
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        if Path(found["package"]).resolve().parent != tree:
+            raise SystemExit(f"{found['package']} was imported instead of {tree}")
+    texts: list[dict[str, Any]] = found["texts"]
+    return texts
+
+
+def rows_of(
+    cases: Sequence[Case], count: int, turns: Sequence[Sequence[Sequence[dict[str, Any]]]]
+) -> list[dict[str, Any]]:
+    """A row per case, from what both trees have found in every turn: an untimed text and `count` others by case."""
+    rows = []
+    for place, case in enumerate(cases):
+        first = place * (count + 1) + 1
+        mine = slice(first, first + count)
+        pairs = [pair for old, new in turns for pair in zip(old[mine], new[mine], strict=True)]
+        old_speeds, new_speeds = ([pair[side]["tokens_per_second"] for pair in pairs] for side in (0, 1))
+        ratios = [new / old for old, new in zip(old_speeds, new_speeds, strict=True)]
+        rows.append(
+            {
+                "case": f"{case.method}, T={case.temperature:g}",
+                "old": round(median(old_speeds), 2),
+                "new": round(median(new_speeds), 2),
+                "ratio": round(median(ratios), 4),
+                "interval": interval_of_median(ratios),
+                "same": f"{sum(old['token_ids'] == new['token_ids'] for old, new in pairs)} of {len(pairs)}",
+                "ratios": [round(ratio, 4) for ratio in ratios],
+            }
+        )
+    return rows
+
+
+def interval_of_median(values: Sequence[float]) -> list[float]:
+    """What holds the median in 95 of 100 cases: the values are drawn again.
+
+    >>> interval_of_median([1.0, 1.0, 1.0])
+    [1.0, 1.0]
+    """
+    drawn = np.random.default_rng(0).choice(np.asarray(values), (DRAWN, len(values)))
+    return [round(float(end), 4) for end in np.quantile(np.median(drawn, axis=1), (0.025, 0.975))]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Two states of the package are compared by turns: each in a process of its own, pair by pair."""
+
+import argparse
+import doctest
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mirrorsd.bench.claims import two_trees
+from mirrorsd.bench.claims.two_trees import Case, one_turn, rows_of
+
+PACKAGE = """
+from types import SimpleNamespace
+
+class MirrorPipeline:
+    @classmethod
+    def load(cls, bundle, **settings):
+        print("loading", bundle, settings)
+        return cls()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def generate(self, **text):
+        stats = SimpleNamespace(tokens_per_second=SPEED * (1 + text["seed"]))
+        return SimpleNamespace(stats=stats, token_ids=[text["seed"], TOKEN])
+"""
+WANTED = {"bundle": "x.mirror", "load": {"device_map": "cpu"}, "texts": [{"seed": 3}, {"seed": 0}]}
+
+
+def tree(folder: Path, speed: float, token: int = 7) -> Path:
+    """A checkout that decodes so fast, and says so."""
+    folder.mkdir()
+    (folder / "__init__.py").write_text(f"SPEED, TOKEN = {speed}, {token}\n{PACKAGE}", encoding="utf-8")
+    return folder
+
+
+def text(speed: float, token: int = 7) -> dict[str, Any]:
+    return {"tokens_per_second": speed, "token_ids": [token]}
+
+
+def test_each_tree_is_imported_as_the_package(tmp_path: Path) -> None:
+    """Wherever its folder is and whatever its name."""
+    for name, speed in (("before", 100.0), ("a tree", 50.0)):
+        found = one_turn(tree(tmp_path / name, speed), WANTED, 60.0)
+        assert [one["tokens_per_second"] for one in found] == [4 * speed, speed]
+        assert [one["token_ids"] for one in found] == [[3, 7], [0, 7]]
+
+
+def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
+    assert two_trees.checkout(str(tree(tmp_path / "before", 1.0))) == tmp_path / "before"
+    with pytest.raises(argparse.ArgumentTypeError, match="no checkout"):
+        two_trees.checkout(str(tmp_path))
+
+
+def test_a_tree_that_fails_ends_the_comparison(tmp_path: Path) -> None:
+    (tree(tmp_path / "broken", 1.0) / "__init__.py").write_text("raise ValueError", encoding="utf-8")
+    with pytest.raises(SystemExit, match="broken did not decode"):
+        one_turn(tmp_path / "broken", WANTED, 60.0)
+
+
+def test_a_ratio_is_over_pairs_and_leaves_the_untimed_text_out() -> None:
+    """Two turns of two texts; the machine is half as fast in the second, which no ratio sees."""
+    turns = [
+        [[text(1.0), text(100.0), text(200.0)], [text(900.0), text(110.0), text(220.0)]],
+        [[text(1.0), text(50.0), text(100.0)], [text(900.0), text(55.0), text(110.0, token=8)]],
+    ]
+    (row,) = rows_of([Case("serial", 0.0)], 2, turns)
+    assert row["case"] == "serial, T=0"
+    assert (row["old"], row["new"]) == (100.0, 110.0)
+    assert (row["ratio"], row["interval"], row["ratios"]) == (1.1, [1.1, 1.1], [1.1] * 4)
+    assert row["same"] == "3 of 4"
+
+
+def test_an_interval_holds_the_median_and_not_all_values() -> None:
+    low, high = two_trees.interval_of_median([0.5, *[1.0 + i / 100 for i in range(20)], 2.0])
+    assert 1.0 <= low < 1.095 < high <= 1.2
+
+
+def test_worked_examples() -> None:
+    assert doctest.testmod(two_trees).failed == 0
