@@ -60,7 +60,7 @@ from mirrorsd.export.verify.text import parity_ids
 from mirrorsd.export.verify.tolerances import check_parity, tolerance_of
 from mirrorsd.export.weights.block_formats import FILE, FLOAT_WEIGHTS, WeightFormats, precision_name
 from mirrorsd.export.weights.gguf_tensors import FileBlocks, carried_tensors, kinds_of
-from mirrorsd.families.low_rank_head import head_width
+from mirrorsd.families.low_rank_head import HEAD_TOKENS, head_width
 from mirrorsd.families.registry import most_positions, parts_of, smallest_window
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import describe_file
@@ -205,7 +205,8 @@ def _plan_job(target: Checkpoint, draft: Checkpoint, options: ExportOptions) -> 
     if options.rounding == "gptq":
         check_available()
     draft = with_shared_embedding(draft, target)
-    vocab_size = min(int(checkpoint.config["vocab_size"]) for checkpoint in (target, draft))
+    named = int(draft.config.get(HEAD_TOKENS) or draft.config["vocab_size"])
+    vocab_size = min(int(target.config["vocab_size"]), int(draft.config["vocab_size"]), named)
     most_candidates = max(options.num_exit_candidates, options.num_draft_candidates)
     if most_candidates > vocab_size:
         raise ConfigError(f"{most_candidates} candidates were asked for; this vocabulary has {vocab_size} tokens")

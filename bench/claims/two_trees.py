@@ -5,9 +5,9 @@
 
 A tree is any checkout: a link in a folder of its own makes it the package `mirrorsd`. In each turn both trees load the
 bundle and decode all texts, one after the other; which comes first changes. The turn before those is not counted: in
-it drafts are compiled. A pair is the same text in the same turn by both; `ratio` is the median over pairs of the new
-tree's tokens per second over the old one's, and `interval` holds it in 95 of 100 cases (pairs drawn again). `same`
-counts the pairs whose texts are.
+it drafts are compiled. `old` and `new` are all tokens over all their time. A pair is the same text in the same turn by
+both; `ratio` is the median over pairs of the new tree's tokens per second over the old one's, and `interval` holds it
+in 95 of 100 cases (pairs drawn again). `same` counts the pairs whose texts are.
 """
 
 import argparse
@@ -51,7 +51,7 @@ class Case(NamedTuple):
 
 def main() -> None:
     """Measure, print and write the report."""
-    parser = runs.parser(__doc__, count=4, tokens=128, measures_steps=True)
+    parser = runs.parser(__doc__, count=4, tokens=128)
     parser.add_argument("old", type=checkout, help="a checkout")
     parser.add_argument("new", type=checkout, help="another")
     parser.add_argument("bundle", type=Path)
@@ -93,8 +93,8 @@ def wanted_of(options: argparse.Namespace, cases: Sequence[Case]) -> dict[str, A
     """What a turn decodes, as JSON: for each case an untimed text, then all of them."""
     prompts = runs.spread_prompts(options.prompts, options.count)
     texts = [
-        {"messages": messages, "method": case.method, "max_new_tokens": options.tokens, "ignore_eos": True}
-        | {"temperature": case.temperature}
+        {"messages": messages, "method": case.method, "max_new_tokens": options.tokens}
+        | {"temperature": case.temperature, "ignore_eos": options.ignore_eos}
         | ({"seed": number} if case.temperature > 0 else {})
         for case in cases
         for number, messages in enumerate([prompts[-1], *prompts])
@@ -140,13 +140,12 @@ def rows_of(
         first = place * (count + 1) + 1
         mine = slice(first, first + count)
         pairs = [pair for old, new in turns for pair in zip(old[mine], new[mine], strict=True)]
-        old_speeds, new_speeds = ([pair[side]["tokens_per_second"] for pair in pairs] for side in (0, 1))
-        ratios = [new / old for old, new in zip(old_speeds, new_speeds, strict=True)]
+        ratios = [new["tokens_per_second"] / old["tokens_per_second"] for old, new in pairs]
         rows.append(
             {
                 "case": f"{case.method}, T={case.temperature:g}",
-                "old": round(median(old_speeds), 2),
-                "new": round(median(new_speeds), 2),
+                "old": round(speed_of([old for old, _ in pairs]), 2),
+                "new": round(speed_of([new for _, new in pairs]), 2),
                 "ratio": round(median(ratios), 4),
                 "interval": interval_of_median(ratios),
                 "same": f"{sum(old['token_ids'] == new['token_ids'] for old, new in pairs)} of {len(pairs)}",
@@ -154,6 +153,17 @@ def rows_of(
             }
         )
     return rows
+
+
+def speed_of(texts: Sequence[dict[str, Any]]) -> float:
+    """All their tokens over all their time.
+
+    >>> texts = [{"token_ids": [1] * 10, "tokens_per_second": 10.0}, {"token_ids": [1] * 20, "tokens_per_second": 5.0}]
+    >>> speed_of(texts)
+    6.0
+    """
+    seconds = sum(len(text["token_ids"]) / text["tokens_per_second"] for text in texts)
+    return float(sum(len(text["token_ids"]) for text in texts) / seconds)
 
 
 def interval_of_median(values: Sequence[float]) -> list[float]:

@@ -12,7 +12,7 @@ from mirrorsd import GenerationConfig, MirrorPipeline
 from mirrorsd.export import ExportOptions, export_pair
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.verify.draft import DraftRun, Tree
-from mirrorsd.graphs.errors import ExportError
+from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.training.draft_shape import DraftHead, draft_from_layers
 from mirrorsd.training.models.model_folder import copy_tokenizer
 from mirrorsd.training.models.streaming_draft import StreamingDraft, StreamShape
@@ -56,6 +56,16 @@ def test_it_decodes_what_the_target_says(pair: tuple[Path, StreamingDraft, Path]
                 for method in ("plain", "serial", "mirror", "auto")
             ]
             assert all(one.token_ids == other.token_ids for one, other in itertools.pairwise(texts))
+
+
+def test_a_head_of_too_few_tokens_for_the_candidates_is_refused(write_gguf: WriteGguf, tmp_path: Path) -> None:
+    file = write_gguf("Q4_0")
+    draft_from_layers(load_whole(file), StreamShape(2, 1, 4, 8), (0, 1), DraftHead(num_tokens=3)).save(
+        tmp_path / "draft"
+    )
+    copy_tokenizer(open_checkpoint(file, "target").folder, tmp_path / "draft")
+    with pytest.raises(ConfigError, match="this vocabulary has 3 tokens"):
+        export_pair(file, tmp_path / "draft", tmp_path / "pair.mirror", OPTIONS)
 
 
 def test_another_targets_draft_is_refused(

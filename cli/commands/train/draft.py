@@ -227,6 +227,7 @@ class DraftPlan:
         if self.streams_only and not self.stream_rank + self.link_rank:
             raise ConfigError("--streams-only trains adapters and link; give --stream-rank or --link-rank above 0")
         of_target = open_checkpoint(target, "target")
+        _check_head_tokens(self.head[1], self.from_layers, int(of_target.config["vocab_size"]))
         if self.source is not None and self.from_layers:
             raise ConfigError("--from-model and --from-layers both say what to start from; give one of them")
         if self.from_layers:
@@ -262,6 +263,13 @@ class DraftPlan:
         from mirrorsd.training.models.streaming_draft import StreamShape
 
         return StreamShape(num_streams, self.stream_layers, self.stream_rank, self.link_rank)
+
+
+def _check_head_tokens(count: int, layers: tuple[int, ...], vocab_size: int) -> None:
+    if count and not layers:
+        raise ConfigError("--head-tokens is for a draft that --from-layers cuts out of the target; give that, too")
+    if count > vocab_size:
+        raise ConfigError(f"--head-tokens is {count}; this target has {vocab_size} tokens: give fewer, or 0 for all")
 
 
 def read_layers(text: str | None) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mirrorsd.cli.commands.train.draft import DraftPlan
+from mirrorsd.cli.commands.train.draft import DraftPlan, _check_head_tokens
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.models.model_folder import finished_folder
 from mirrorsd.training.run.checkpoints import load_checkpoint, save_checkpoint
@@ -43,6 +43,15 @@ def test_both_forms_are_read(tmp_path: Path) -> None:
     assert read_documents(tmp_path / "a.jsonl")[1].messages == ({"role": "user", "content": "Hi"},)
     with pytest.raises(ConfigError, match="does not exist"):
         read_documents(tmp_path / "b.txt")
+
+
+@pytest.mark.parametrize(
+    ("count", "layers", "message"), [(9, (), "give that, too"), (51, (0, 1), "this target has 50 tokens")]
+)
+def test_tokens_that_no_head_can_name_are_refused(count: int, layers: tuple[int, ...], message: str) -> None:
+    _check_head_tokens(50, (0, 1), 50)
+    with pytest.raises(ConfigError, match=message):
+        _check_head_tokens(count, layers, 50)
 
 
 def run_in(folder: Path, width: int = 3) -> TimedRun:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import gguf_writer
 import psutil
 import pytest
 
@@ -15,7 +16,6 @@ from mirrorsd.cli.bench.llama_server import LlamaServer, find_server, speculatio
 from mirrorsd.cli.bench.peer_worker import Asked
 from mirrorsd.cli.bench.peers import Peer, PeerOption
 from mirrorsd.graphs.errors import ConfigError, GenerationError
-from mirrorsd.tests.support import gguf_writer
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the stand-in is a script with a first line")
 
