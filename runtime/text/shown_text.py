@@ -39,6 +39,7 @@ class IncrementalDecoder:
         added = tokenizer.get_added_tokens_decoder() if skip_special_tokens else {}
         self._special = {token for token, content in added.items() if content.special}
         self._anchor: list[int] = []
+        self._anchor_text = ""
         self._held: list[int] = []
         self._shown = ""  # of what anchor and held tokens say
         self._start_after(prompt)
@@ -77,6 +78,7 @@ class IncrementalDecoder:
         unfinished = [token for token in ids[tail:] if self._written(token)]
         if self._decode([*self._anchor, *unfinished]).endswith(_REPLACEMENT):
             self._held = unfinished
+        self._anchor_text = self._decode(self._anchor)
         self._shown = self._decode([*self._anchor, *self._held])
 
     def _stands_alone(self, token: int) -> bool:
@@ -103,10 +105,11 @@ class IncrementalDecoder:
 
     def _restart(self, settled: list[int], held: list[int]) -> None:
         """Go on behind the last settled token that has a text of its own; behind any, as long as none had."""
-        if settled and (not self._decode(self._anchor) or self._decode(settled[-1:])):
-            self._anchor = settled[-1:]
+        text = self._decode(settled[-1:]) if settled else ""
+        if settled and (text or not self._anchor_text):
+            self._anchor, self._anchor_text = settled[-1:], text
         self._held = held
-        self._shown = self._decode(self._anchor)
+        self._shown = self._anchor_text
 
     def _unseen(self, text: str) -> str:
         """What `text` has behind that which it shares with what is shown: the rest of it, as a rule."""

@@ -11,6 +11,7 @@ from mirrorsd.bench.claims import two_trees
 from mirrorsd.bench.claims.two_trees import Case, one_turn, rows_of
 
 PACKAGE = """
+import time
 from types import SimpleNamespace
 
 class MirrorPipeline:
@@ -26,28 +27,29 @@ class MirrorPipeline:
         pass
 
     def generate(self, **text):
-        stats = SimpleNamespace(tokens_per_second=SPEED * (1 + text["seed"]))
-        return SimpleNamespace(stats=stats, token_ids=[text["seed"], TOKEN])
+        time.sleep(SECONDS * text["seed"])
+        return SimpleNamespace(token_ids=[text["seed"], TOKEN])
 """
-WANTED = {"bundle": "x.mirror", "load": {"device_map": "cpu"}, "texts": [{"seed": 3}, {"seed": 0}]}
+WANTED = {"load": {"device_map": "cpu"}, "texts": [{"seed": 3}, {"seed": 0}]}
 
 
-def tree(folder: Path, speed: float, token: int = 7) -> Path:
-    """A checkout that decodes so fast, and says so."""
+def tree(folder: Path, seconds: float, token: int = 7) -> Path:
+    """A checkout whose texts take so long, times their seed."""
     folder.mkdir()
-    (folder / "__init__.py").write_text(f"SPEED, TOKEN = {speed}, {token}\n{PACKAGE}", encoding="utf-8")
+    (folder / "__init__.py").write_text(f"SECONDS, TOKEN = {seconds}, {token}\n{PACKAGE}", encoding="utf-8")
     return folder
 
 
 def text(speed: float, token: int = 7) -> dict[str, Any]:
-    return {"tokens_per_second": speed, "token_ids": [token]}
+    return {"seconds": 1 / speed, "token_ids": [token]}
 
 
 def test_each_tree_is_imported_as_the_package(tmp_path: Path) -> None:
     """Wherever its folder is and whatever its name."""
-    for name, speed in (("before", 100.0), ("a tree", 50.0)):
-        found = one_turn(tree(tmp_path / name, speed), WANTED, 60.0)
-        assert [one["tokens_per_second"] for one in found] == [4 * speed, speed]
+    for name, seconds in (("before", 0.01), ("a tree", 0.05)):
+        found = one_turn(tree(tmp_path / name, seconds), tmp_path / "x.mirror", WANTED, 60.0)
+        assert found[0]["seconds"] >= 3 * seconds
+        assert found[1]["seconds"] < found[0]["seconds"]
         assert [one["token_ids"] for one in found] == [[3, 7], [0, 7]]
 
 
@@ -60,16 +62,17 @@ def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
 def test_a_tree_that_fails_ends_the_comparison(tmp_path: Path) -> None:
     (tree(tmp_path / "broken", 1.0) / "__init__.py").write_text("raise ValueError", encoding="utf-8")
     with pytest.raises(SystemExit, match="broken did not decode"):
-        one_turn(tmp_path / "broken", WANTED, 60.0)
+        one_turn(tmp_path / "broken", tmp_path / "x.mirror", WANTED, 60.0)
 
 
-def test_a_ratio_is_over_pairs_and_leaves_the_untimed_text_out() -> None:
+def test_a_ratio_is_over_pairs_and_leaves_the_untimed_texts_out() -> None:
     """Two turns of two texts; the machine is half as fast in the second, which no ratio sees."""
+    untimed = [text(1.0), text(1.0)]
     turns = [
-        [[text(1.0), text(100.0), text(200.0)], [text(900.0), text(110.0), text(220.0)]],
-        [[text(1.0), text(50.0), text(100.0)], [text(900.0), text(55.0), text(110.0, token=8)]],
+        [[*untimed, text(100.0), text(200.0)], [text(900.0), text(900.0), text(110.0), text(220.0)]],
+        [[*untimed, text(50.0), text(100.0)], [text(900.0), text(900.0), text(55.0), text(110.0, token=8)]],
     ]
-    (row,) = rows_of([Case("serial", 0.0)], 2, turns)
+    (row,) = rows_of([Case("serial", 0.0)], 2, 1, turns)
     assert row["case"] == "serial, T=0"
     assert (row["old"], row["new"]) == (88.89, 97.78)  # four tokens in 45 ms
     assert (row["ratio"], row["interval"], row["ratios"]) == (1.1, [1.1, 1.1], [1.1] * 4)
