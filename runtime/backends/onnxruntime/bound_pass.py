@@ -177,7 +177,7 @@ class OnnxStage:
         Raises:
             DeviceError: the device failed.
         """
-        self._do(lambda: self.session.run_with_iobinding(binding, options))
+        self._do(self.session.run_with_iobinding, binding, options)
 
     def wait(self, binding: ort.IOBinding) -> None:
         """Wait until what was run last is done.
@@ -187,9 +187,9 @@ class OnnxStage:
         """
         self._do(binding.synchronize_outputs)
 
-    def _do(self, work: Callable[[], None]) -> None:
+    def _do(self, work: Callable[..., None], *arguments: Any) -> None:
         try:
-            work()
+            work(*arguments)
         except ONNX_ERRORS as error:
             words = f"ONNX Runtime failed while running the target's {self.name}: {why_failed(error)}"
             raise DeviceError(words) from error
@@ -349,9 +349,10 @@ class BoundSegment:
             if is_needed:
                 self.stage.wait(self._binding)
             return
-        with raised_as(DeviceError, f"ONNX Runtime could not copy the inputs of {self.name}", ONNX_ERRORS):
-            for name, value in self._messages.items():
-                self._binding.bind_ortvalue_input(name, value)
+        if self._messages:
+            with raised_as(DeviceError, f"ONNX Runtime could not copy the inputs of {self.name}", ONNX_ERRORS):
+                for name, value in self._messages.items():
+                    self._binding.bind_ortvalue_input(name, value)
         self.stage.run(self._binding, self._options)
 
 
