@@ -9,8 +9,8 @@ and not in the first turn: before, drafts are compiled and their shapes loaded, 
 as each tree has it. `old` and `new` are all tokens over all their time, from the call to the last token: what counts
 as reading the prompt is not the same in every state. A pair is the same text in the same turn by both; `ratio` is the
 median over pairs of the new tree's tokens per second over the old one's, and `interval` holds it in 95 of 100 cases
-(pairs drawn again). `same` counts the pairs whose texts are. A tree that cannot read the bundle decodes its own export of the same
-checkpoints (`--old-bundle`).
+(pairs drawn again). `same` counts the pairs whose texts are. A tree that cannot read the bundle decodes its own export
+of the same checkpoints (`--old-bundle`).
 """
 
 import argparse

@@ -214,6 +214,23 @@ def test_a_long_text_of_rubbish_streams_in_linear_time_and_is_not_all_held_back(
     assert len(whole) - len(shown) < 16
 
 
+def test_a_token_with_a_text_of_its_own_takes_two_decodings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One behind its anchor, and one by itself as the next anchor."""
+    made = byte_level()
+    ids = [made.token_to_id(text) for text in ("hello", "Ġworld", "END")] * 4
+    decoder = IncrementalDecoder(made, ids[:1])
+    asked: list[list[int]] = []
+    decode = IncrementalDecoder._decode
+
+    def counted(self: IncrementalDecoder, tokens: list[int]) -> str:
+        asked.append(tokens)
+        return decode(self, tokens)
+
+    monkeypatch.setattr(IncrementalDecoder, "_decode", counted)
+    assert "".join(map(decoder.push, ids)) == "hello worldEND" * 4
+    assert len(asked) == 2 * len(ids)
+
+
 def test_a_long_run_of_bytes_streams_in_linear_time() -> None:
     tokenizer = byte_fallback()
     ids = ids_of(tokenizer, "<0xE4>", "<0xBD>", "<0xA0>") * 15_000 + ids_of(tokenizer, "a")
