@@ -1,7 +1,6 @@
 """From the parts of a request to its decoder: one assembly for real devices, for simulated ones and for tests."""
 
 from collections.abc import Callable
-from functools import partial
 
 from mirrorsd.runtime.decoding.auto import AutoSource
 from mirrorsd.runtime.decoding.draft_link import DraftLine
@@ -45,8 +44,7 @@ def decoder_with(
     """Decodes with a draft by `serial`, `mirror` or `auto`; branches of mirror decoding go into `new_table()`."""
     if method == "plain":
         return plain_decoder(request, target)
-    windows_now = partial(known.windows, request.speculation, is_sampling=request.chooser.is_sampling)
-    request.windows = windows_now()
+    request.windows = known.windows(request.speculation, is_sampling=request.chooser.is_sampling)
     passes = request.speculation.passes if draft.drafter.session.shape.num_streams else request.gamma
     serial = SerialSource(request, draft, passes)
     planner = RootPlanner(request.speculation, request.chooser, known.root_scores)
@@ -57,6 +55,7 @@ def decoder_with(
         return StepDecoder(request, target, mirror, method)
     pair = known.pairs[request.chooser.is_sampling]
     is_overlapping = pair.method == "mirror" or (not pair.method and not draft.takes_turns)
-    drafting, free_rows = mirror if is_overlapping else serial, FreeRows(request, target.row_group)
-    source = AutoSource(serial, drafting, Repeats(request), free_rows, pair, windows_now)
+    source = AutoSource(
+        serial, mirror if is_overlapping else serial, Repeats(request), FreeRows(request, target.row_group), pair
+    )
     return StepDecoder(request, target, source, method)

@@ -1,6 +1,5 @@
 """`auto`: takes every window from where it is worth most, be it the draft, the text itself or nowhere."""
 
-from collections.abc import Callable
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -13,7 +12,6 @@ from mirrorsd.runtime.decoding.request import StepRecord
 from mirrorsd.runtime.decoding.step import Acceptance, Beside, Found, InFlight, ReadPrompt, SerialSource
 from mirrorsd.runtime.draft.tree import NO_TOKENS
 from mirrorsd.runtime.policy.account import Account, PairKnowledge
-from mirrorsd.runtime.policy.windows import WindowLength
 
 
 class Verified(NamedTuple):
@@ -37,16 +35,12 @@ class AutoSource:
         repeats: Repeats,
         free_rows: FreeRows,
         known: PairKnowledge,
-        windows_now: Callable[[], WindowLength | None],
     ) -> None:
-        """Draft with `drafting`, which is `serial` or falls back to it.
-
-        `windows_now` gives what cuts windows, as soon as the target's times are known.
-        """
+        """Draft with `drafting`, which is `serial` or falls back to it."""
         self.name = "plain"
         self._request, self._draft = serial.request, serial.draft
         self._serial, self._drafting, self._repeats, self._free_rows = serial, drafting, repeats, free_rows
-        self._known, self._account, self._windows_now = known, Account(known), windows_now
+        self._known, self._account = known, Account(known)
         self._is_in_step = self._is_plain = self._is_trial = self._is_unjudged = False
         self._drafted_s = 0.0
         self._free_guess: NDArray[np.int64] = NO_TOKENS
@@ -164,9 +158,6 @@ class AutoSource:
             seconds, self._drafted_s, 1 + step.num_accepted, is_plain=is_plain, plain_seconds=now
         )
         self._serial.observe(step)
-        if self._request.windows is None:
-            self._known.observe_reading(self._request.longest_read)
-            self._request.windows = self._windows_now()
         windows = self._request.windows
         if windows is not None and self._known.is_plain_known:
             windows.slowdown = self._known.plain_seconds / windows.pass_seconds(1)

@@ -150,15 +150,14 @@ class Repeats:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._text: RepeatedText | None = None
+        windows = request.windows
+        self._text = RepeatedText(windows.repeat_chances, request.num_known) if windows is not None else None
 
     def offer(self, least: float) -> NDArray[np.int64] | None:
         """What followed the last time, if that is worth more than `least` tokens."""
         request, windows = self._request, self._request.windows
-        if windows is None:
+        if self._text is None or windows is None:
             return None
-        if self._text is None:
-            self._text = RepeatedText(windows.repeat_chances, request.num_known)
         self._text.follow(request.known_text)
         limit = request.window_limit(None if request.speculation.pad_rows_to else _LONGEST)
         count = windows.cut_repeat(self._text.reach(limit), least)

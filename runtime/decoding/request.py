@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from mirrorsd.graphs.errors import Cancelled, ContextLengthError, GenerationError
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.ledger import Ledger
-from mirrorsd.runtime.policy.account import Reading
 from mirrorsd.runtime.policy.windows import WindowLength
 from mirrorsd.runtime.sampling.chooser import Mask, TokenChooser
 
@@ -42,7 +41,6 @@ class Request:
         gamma: most window tokens.
         num_reused: prompt tokens that were cached from an earlier request.
         windows: what cuts them; None leaves them as long as they come.
-        longest_read: the pass over the prompt with most rows.
         prefilled: when the target had read the prompt, in seconds of the ledger's clock: where the speed's starts.
         constraint: what its text may say; None where it may say anything.
         near_ties: absolute positions of committed tokens whose runner-up was closer than the near-tie gap.
@@ -65,7 +63,6 @@ class Request:
         self.gamma = speculation.gamma
         self.num_prompt = self.num_tokens = len(prompt)
         self.num_reused = 0
-        self.longest_read = Reading(0, 0.0)
         self.prefilled = 0.0
         self.windows: WindowLength | None = None
         self.max_tokens = min(context, len(prompt) + config.max_new_tokens)

@@ -12,7 +12,6 @@ from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, TargetO
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.devices.workers import DeviceWorker, Overdue, Ticket
 from mirrorsd.runtime.draft.tree import longest_common_prefix
-from mirrorsd.runtime.policy.account import Reading
 
 Result = TypeVar("Result")
 _TERMINATE_S = 2.0
@@ -96,10 +95,7 @@ class TargetLink:
             stop = min(start + request.speculation.prefill_rows, len(tokens))
             chunk = tokens[start:stop]
             job = partial(self._session.prefill, chunk, start, ledger=request.ledger)
-            began, queued = request.ledger.now(), request.ledger.queued_s
             self.result(request, self._worker.submit(job, request.ledger))
-            waited = request.ledger.queued_s - queued
-            request.longest_read = max(request.longest_read, Reading(len(chunk), request.ledger.now() - began - waited))
             self._remember(start, chunk)
             if reader is not None:
                 reader.read(start, stop)

@@ -14,12 +14,11 @@ What is known about a pair of models on their devices is here too: by measuremen
 from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
-from typing import NamedTuple
 
 from mirrorsd.device_maps.pace import Curve, interpolate
 from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.policy.roots import RootScores
-from mirrorsd.runtime.policy.windows import MOST_ROWS, LearnedLengths, WindowLength
+from mirrorsd.runtime.policy.windows import LearnedLengths, WindowLength
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +50,6 @@ class Constants:
 
 
 _BY = Constants()
-_LEAST_READ = 16
-"""Rows of a pass over a prompt that says what a row takes."""
 _KNOWN_STEPS = 2
 """Plain steps after which plain decoding counts as measured."""
 _FAST, _SLOW = 0.8, 0.95
@@ -63,13 +60,6 @@ _STEPS_BEFORE, _STEPS_AFTER = 16, 4
 """Plain steps that are compared with the first pass of speculation after them, and with its last ones before them."""
 _LEAST_SHARE = 0.125
 """What a comparison changes at least; the first replaces what `tune` measured, the second half of that, and so on."""
-
-
-class Reading(NamedTuple):
-    """A pass of the target over part of a prompt."""
-
-    rows: int
-    seconds: float
 
 
 class PlainPace:
@@ -120,7 +110,6 @@ class PairKnowledge:
         joining_tokens: by how many tokens it had to.
         plain_seconds: what a step of plain decoding takes now; 0 until measured.
         plain_tokens: what it brings, free rows included.
-        read: the pass over a prompt with the fewest seconds a row; no rows before the first.
     """
 
     def __init__(self) -> None:
@@ -129,7 +118,6 @@ class PairKnowledge:
         self.draft_seconds = self.joining_seconds = self.plain_seconds = 0.0
         self.joining_tokens = 1
         self.plain_tokens = 1.0
-        self.read = Reading(0, 0.0)
         self._num_plain = 0
         self._pace = PlainPace()
 
@@ -160,24 +148,6 @@ class PairKnowledge:
     def plain_speed(self) -> float:
         """Tokens per second of plain decoding now; 0 until measured."""
         return self.plain_tokens / self.plain_seconds if self.plain_seconds else 0.0
-
-    @property
-    def target_ms(self) -> Curve:
-        """What the target's pass takes, by rows, from plain steps and a pass over a prompt; empty until both were seen.
-
-        Where `tune` has measured the passes between, they are the better ones.
-        """
-        rows, seconds = self.read
-        if not self.is_plain_known or rows < _LEAST_READ:
-            return ()
-        row_seconds = max(seconds - self.plain_seconds, 0.0) / (rows - 1)
-        longest = self.plain_seconds + row_seconds * (MOST_ROWS - 1)
-        return ((1.0, 1e3 * self.plain_seconds), (float(MOST_ROWS), 1e3 * longest))
-
-    def observe_reading(self, read: Reading) -> None:
-        """Learn from a pass over a prompt."""
-        if read.rows and (not self.read.rows or read.seconds / read.rows < self.read.seconds / self.read.rows):
-            self.read = read
 
     def observe_plain(self, seconds: float, num_tokens: int) -> None:
         """Learn from a step of plain decoding beside which nothing ran."""
@@ -237,11 +207,10 @@ class Knowledge:
 
         They are the draft's windows, or those of a `head` of that kind.
         """
-        target_ms = self.target_ms or self.pairs[is_sampling].target_ms
-        if not target_ms or speculation.window == "full":
+        if not self.target_ms or speculation.window == "full":
             return None
-        if padded := speculation.pad_rows_to:
-            target_ms = ((1.0, interpolate(target_ms, padded)),)
+        padded = speculation.pad_rows_to
+        target_ms = ((1.0, interpolate(self.target_ms, padded)),) if padded else self.target_ms
         weights = self.root_scores.weights("draft", 0, is_sampling=is_sampling)
         learned = self.lengths[is_sampling]
         if head:

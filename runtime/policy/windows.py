@@ -20,7 +20,7 @@ from mirrorsd.runtime.policy.roots import FIRST_RATE, LEAST_RATE, RATE_MEMORY, R
 
 Share = Sequence[float]
 """Two logs: of a token's share among the candidates of its row, and of the best other one's."""
-MOST_ROWS = 33
+_MOST_ROWS = 33
 # Behind a number: what others do to the speed, over that with it. 20 recorded texts of the sample pair in simulated
 # time, by serial, mirror and `auto`, greedy and at T=1, at the times of `paced-laptop` and of int8 weights on a
 # processor: lowest and highest of the twelve.
@@ -122,7 +122,7 @@ class LearnedLengths:
     def __init__(self, tokens_per_second: float = 0.0) -> None:
         self.tokens_per_second = tokens_per_second
         self.main, self.stream = Ratio(), Ratio()
-        self.gains = [Ratio(_FIRST_GAIN) for _ in range(MOST_ROWS)]
+        self.gains = [Ratio(_FIRST_GAIN) for _ in range(_MOST_ROWS)]
         self.aside = 0.0
         self.repeats = RepeatChances()
 
@@ -148,7 +148,7 @@ class WindowLength:
 
         `weights` are those of `RootWeights.accept` where only the draft is known.
         """
-        self._pass_seconds = [interpolate(target_ms, rows) / 1e3 for rows in range(1, MOST_ROWS + 1)]
+        self._pass_seconds = [interpolate(target_ms, rows) / 1e3 for rows in range(1, _MOST_ROWS + 1)]
         self._row_seconds = [after - before for before, after in pairwise(self._pass_seconds)]
         self._weights, self._learned = weights, learned
         self._acceptance_rate = FIRST_RATE
@@ -159,7 +159,7 @@ class WindowLength:
 
     def pass_seconds(self, num_rows: int) -> float:
         """What a pass of the target takes, by the times that were measured."""
-        return self._pass_seconds[min(num_rows, MOST_ROWS) - 1]
+        return self._pass_seconds[min(num_rows, _MOST_ROWS) - 1]
 
     def cut(self, shares: Sequence[Share], num_main: int, limit: int) -> int:
         """How many of a window's tokens to verify, at most `limit`.

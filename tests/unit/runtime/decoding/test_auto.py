@@ -166,21 +166,6 @@ def test_a_draft_that_is_never_right_costs_its_trials_alone(make_bench: Make) ->
     assert bench.target.seconds <= 1.04 * 120
 
 
-def test_a_text_that_says_things_twice_is_looked_up_in_though_nobody_has_tuned(make_bench: Make) -> None:
-    """What rows cost is learned from the pass over the prompt and the first plain steps."""
-
-    def round_and_round(text: list[int]) -> np.ndarray:
-        return np.eye(16)[text[-7]] * 9.0
-
-    bench = make_bench(target_handler=round_and_round, draft=SlowLiar(), is_steady=True, takes_turns=True)
-    bench.draft.target = bench.target
-    prompt = [3, 1, 4, 1, 5, 9, 2] * 4
-    expected = make_bench(target_handler=round_and_round).decode(prompt, "plain", max_new_tokens=120)
-    assert bench.decode(prompt, "auto", max_new_tokens=120) == expected
-    assert "text" in {step.next_source for step in bench.last_request.steps}
-    assert len(bench.last_request.steps) < 60
-
-
 def test_the_window_before_the_first_step_is_paid_for_too(make_bench: Make) -> None:
     """Two passes' time for a window: with the first step, that is all that the text may lose."""
     bench = make_bench(draft=SlowLiar(2.0), is_steady=True, takes_turns=True)

@@ -1,11 +1,8 @@
 """What drafting is worth, and what a text may lose on it: each text for itself."""
 
-from typing import Any
-
 import pytest
 
-from mirrorsd.runtime.config import SpeculationConfig
-from mirrorsd.runtime.policy.account import Account, Knowledge, PairKnowledge, PlainPace, Reading
+from mirrorsd.runtime.policy.account import Account, PairKnowledge, PlainPace
 
 TARGET_MS = ((1.0, 10.0), (8.0, 12.0))
 SPEEDS, TOKENS = {"mirror": 150.0, "serial": 180.0, "plain": 100.0}, {"mirror": 3.0, "serial": 3.6, "plain": 1.0}
@@ -190,38 +187,3 @@ def test_nothing_is_made_up_where_nothing_was_measured() -> None:
     pace = PlainPace()
     pace.observe_plain(0.010)
     assert pace.observe_pass(1.0) == 0.0
-
-
-def test_what_rows_cost_is_learned_from_plain_steps_and_a_pass_over_a_prompt() -> None:
-    pair = PairKnowledge()
-    pair.observe_reading(Reading(64, 0.073))
-    pair.observe_plain(0.010, 1)
-    assert pair.target_ms == (), "one plain step says little"
-    pair.observe_plain(0.010, 1)
-    assert [ms for _, ms in pair.target_ms] == pytest.approx([10.0, 42.0]), "a row takes 1 ms, of 33"
-    pair.observe_reading(Reading(64, 0.136))
-    pair.observe_reading(Reading(0, 0.0))
-    assert pair.read == Reading(64, 0.073), "the one beside which least ran"
-    pair.observe_reading(Reading(101, 0.010))
-    assert [ms for _, ms in pair.target_ms] == pytest.approx([10.0, 10.0])
-
-
-def test_a_short_pass_over_a_prompt_says_nothing_about_rows() -> None:
-    pair = PairKnowledge()
-    pair.observe_reading(Reading(3, 0.020))
-    for _ in range(4):
-        pair.observe_plain(0.010, 1)
-    assert pair.target_ms == ()
-
-
-@pytest.mark.parametrize(("tuned", "expected"), [(((1.0, 5.0), (8.0, 6.0)), 5.0), ((), 10.0)])
-def test_times_that_were_measured_count_more_than_learned_ones(tuned: Any, expected: float) -> None:
-    known = Knowledge(target_ms=tuned)
-    pair = known.pairs[False]
-    pair.observe_reading(Reading(64, 0.073))
-    for _ in range(2):
-        pair.observe_plain(0.010, 1)
-    windows = known.windows(SpeculationConfig(), is_sampling=False)
-    assert windows is not None
-    assert windows.pass_seconds(1) == pytest.approx(expected / 1e3)
-    assert (known.windows(SpeculationConfig(), is_sampling=True) is None) == (not tuned)
