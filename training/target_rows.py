@@ -46,7 +46,9 @@ class TargetRows:
         names = [row.tobytes() for row in ids.cpu().numpy()]
         missing = [place for place, name in enumerate(names) if name not in self._known]
         fresh = dict(zip(missing, self._compute(ids[missing]), strict=True)) if missing else {}
-        rows = [fresh[place] if place in fresh else self._known[name].to(ids.device) for place, name in enumerate(names)]
+        rows = [
+            fresh[place] if place in fresh else self._known[name].to(ids.device) for place, name in enumerate(names)
+        ]
         for place, row in fresh.items():
             self._keep(names[place], row)
         return torch.stack(rows)

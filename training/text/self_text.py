@@ -142,7 +142,7 @@ def _generate(
 
 
 def _choose(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
-    """Return argmax where the temperature is 0, a sample elsewhere: one draw a text, not one a token of the vocabulary."""
+    """Return argmax where the temperature is 0, a sample elsewhere: one draw a text, not one a word."""
     chosen = logits.argmax(-1)
     sampled = temperatures.nonzero().flatten()
     if len(sampled):

@@ -202,7 +202,9 @@ def test_proxy_roots_need_an_exit() -> None:
 
 
 def test_exits_that_nobody_asks_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r'exits is \(12,\); allowed: left out, "all" or none, as root_source "early"'):
+    with pytest.raises(
+        ConfigError, match=r'exits is \(12,\); allowed: left out, "all" or none, as root_source "early"'
+    ):
         SpeculationConfig(exits=12)  # type: ignore[arg-type]
     assert SpeculationConfig(root_source="early", exits=()).exits == ()
 

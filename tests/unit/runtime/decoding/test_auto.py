@@ -106,9 +106,7 @@ def test_what_auto_promises(
         ("plain",) if kept_of == OF_PLAIN else ("plain", "serial") if takes_turns else ("plain", "serial", "mirror")
     )
     speeds = {
-        method: tokens_per_second(
-            simulate(recording, Scenario(pace=PACES[pace], speculation=LISTENING, method=method))
-        )
+        method: tokens_per_second(simulate(recording, Scenario(pace=PACES[pace], speculation=LISTENING, method=method)))
         for method in (*rivals, "auto")
     }
     assert speeds["auto"] >= least * max(speeds[method] for method in rivals)
