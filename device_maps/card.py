@@ -155,7 +155,7 @@ class SpeculationDefaults:
 
     gamma: int = 6
     roots: int = 8
-    root_source: str = "progressive"
+    root_source: str = "early"
     allocation: str = "global"
     kappa: int = 8
     passes: int = 2

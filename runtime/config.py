@@ -270,8 +270,8 @@ class SpeculationConfig:
         gamma: most draft tokens in a window.
         roots: branches to prepare while the target works (`global` allocation).
         kappa: branches per row (`per_row` allocation; the paper uses 8).
-        root_source: `proxy` waits for the exit's guesses (the paper), `early` starts from the draft's own runners-up,
-            `progressive` starts early and is corrected by the exit.
+        root_source: `early` starts from the draft's own runners-up and asks no exit, `proxy` waits for the exit's
+            guesses (the paper), `progressive` starts early and is corrected by the exit.
         allocation: `global` spends `roots` where they are likeliest, `per_row` spends `kappa` at every row.
         passes: most draft passes for a fresh window (`J`); a draft without streams always takes up to `gamma`.
         window: `full` verifies all that the draft has prepared; `worthwhile` only what is likely enough for its rows'
@@ -287,7 +287,7 @@ class SpeculationConfig:
     gamma: int = 6
     roots: int = 8
     kappa: int = 8
-    root_source: str = "progressive"
+    root_source: str = "early"
     allocation: str = "global"
     passes: int = 2
     window: str = "worthwhile"
@@ -304,6 +304,9 @@ class SpeculationConfig:
         require(is_padding, owner, "pad_rows_to", self.pad_rows_to, _SPECULATION_RULES["pad_rows_to"].allowed)
         needs_exit = self.root_source == "proxy" and not self.exits
         require(not needs_exit, owner, "exits", self.exits, 'at least one layer, as root_source is "proxy"')
+        is_unheard = self.root_source == "early" and self.exits not in ("all", ())
+        allowed = 'left out, "all" or none, as root_source "early" asks no exit ("progressive" and "proxy" do)'
+        require(not is_unheard, owner, "exits", self.exits, allowed)
 
 
 class Speculations(NamedTuple):

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from mirrorsd.training.models.streaming_draft import StreamingDraft
 from mirrorsd.training.run.device import autocast, matrices, narrowed
 from mirrorsd.training.run.optimizers import descend, make_optimizers, set_rate
 from mirrorsd.training.run.timed_run import RunConfig, RunProgress, TimedRun, print_progress
+from mirrorsd.training.target_rows import TargetRows, target_rows
 from mirrorsd.training.text.held_back import print_held_back
 from mirrorsd.training.text.token_stream import MixedStream, TokenStream
 
@@ -56,6 +57,7 @@ class DistillConfig:
         rate: Peak learning rates as a share of the usual ones; less for a draft that is already good.
         streams_only: Train what only the streams have; the main rows stay as they are, bit for bit.
         trains_embedding: Train a token embedding that the draft shares with its target, too; then it has its own.
+        remembered_bytes: Memory for what the target has said of text that is read again.
     """
 
     stream_weight: float = 0.05
@@ -70,6 +72,7 @@ class DistillConfig:
     streams_only: bool = False
     loss: str = "kl"
     trains_embedding: bool = False
+    remembered_bytes: int = 0
 
     def __post_init__(self) -> None:
         for name in ("stream_weight", "streams_from", "argmax_weight", "prompt_weight", "tip_share"):
@@ -108,16 +111,23 @@ class MarkedText(NamedTuple):
 
 
 def distill_losses(
-    target: PreTrainedModel, draft: StreamingDraft, text: MarkedText, tip_rows: Tensor, config: DistillConfig
+    target: PreTrainedModel,
+    draft: StreamingDraft,
+    text: MarkedText,
+    tip_rows: Tensor,
+    config: DistillConfig,
+    known: Tensor | None = None,
 ) -> DistillLosses:
     """Compare draft and target on a text with streams at `tip_rows [T]` (all below `S - s`; none: main rows only).
 
-    Ids that only one of them has (padding at the end of a vocabulary) are left out.
+    Ids that only one of them has (padding at the end of a vocabulary) are left out. `known` is what the target's head
+    reads along this text, where that was computed before.
     """
     ids, weights = text.ids, text.weights(config.prompt_weight)
     soft = {config.loss: 1 - config.argmax_weight}
     mix = LossMix(**soft, hard=config.argmax_weight)
-    by_target = target_rows(target, ids)
+    parts = parts_of(target)
+    by_target = HeadRows(target_rows(target, ids) if known is None else known, parts.lm_head.weight, parts.logit_scale)
     hidden = draft(ids, tip_rows)
     main = distance(by_target, draft.head_rows(hidden.main), _shares(weights), mix)
     total, stream_means = main.total, torch.full((draft.num_streams,), torch.nan, device=ids.device)
@@ -137,15 +147,6 @@ def distill_losses(
 def _shares(weights: Tensor) -> Tensor:
     """What rows of these weights count in a mean."""
     return weights / weights.sum().clamp(min=1)
-
-
-@torch.no_grad()
-def target_rows(target: PreTrainedModel, ids: Tensor) -> HeadRows:
-    """What the target's head reads for a text `[B,S]`."""
-    parts = parts_of(target)
-    decoder: Any = cast(Any, target).get_decoder()
-    hidden = decoder(ids, use_cache=False).last_hidden_state
-    return HeadRows(hidden, parts.lm_head.weight, parts.logit_scale)
 
 
 @torch.no_grad()
@@ -188,6 +189,7 @@ def distill_draft(
     optimizers = make_optimizers(draft)
     timed = TimedRun(run, {"draft": draft, "text": text, **optimizers}, show)
     losses_of = torch.compile(distill_losses, dynamic=False) if config.is_compiled else distill_losses
+    rows_of = TargetRows(target, config.remembered_bytes, is_compiled=config.is_compiled)
 
     def tips() -> Tensor:
         if timed.done_share() < config.streams_from:
@@ -198,7 +200,8 @@ def distill_draft(
         set_rate(optimizers.values(), config.rate * share)
         taken = MarkedText.of(text.take_marked(config.sequences, config.length))
         with autocast():
-            losses = losses_of(target, draft, taken, tips(), config)
+            known = rows_of(taken.ids) if config.remembered_bytes else None
+            losses = losses_of(target, draft, taken, tips(), config, known)
         descend(losses.total, draft.parameters(), optimizers.values())
         return taken.ids.numel(), describe(losses)
 

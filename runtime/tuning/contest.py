@@ -63,7 +63,11 @@ def candidate_settings(
     sources = (("proxy", 4), ("early", 8), ("early", 24), ("progressive", 8), ("progressive", 16), ("progressive", 24))
     most = windows[-1][1]
     by_window = [replace(base, gamma=g, passes=j, window=w) for (g, j), w in product(windows, WINDOWS)]
-    by_roots = [replace(base, gamma=12, passes=most, root_source=source, roots=roots) for source, roots in sources]
+    heard = {source: "all" if source == "early" else base.exits for source, _ in sources}
+    by_roots = [
+        replace(base, gamma=12, passes=most, root_source=source, roots=roots, exits=heard[source])
+        for source, roots in sources
+    ]
     choices = [(), *((layer,) for layer in exit_layers)] if len(exit_layers) > 1 else []
     by_exits = [replace(base, gamma=12, root_source="progressive", exits=layers) for layers in choices]
     return list(dict.fromkeys([base, *by_window, *by_roots, *by_exits]))

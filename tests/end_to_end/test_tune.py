@@ -186,7 +186,7 @@ def test_a_damaged_file_stops_no_text_and_leaves_no_thread(
 
 def test_any_field_with_any_hostile_value_is_usable_or_left_out(own_bundle: Path) -> None:
     scores = {"draft": [[0.1] * 7, [0.1] * 4, [0.1] * 4]}
-    sampled = {"sampled_speculation": {"exits": [2]}, "sampled_tokens_per_step": {"plain": 1.0}}
+    sampled = {"sampled_speculation": {"root_source": "proxy", "exits": [2]}, "sampled_tokens_per_step": {"plain": 1.0}}
     whole = tuned_for(own_bundle, root_scores=scores, target_ms=((1.0, 2.0), (8.0, 3.0)), **sampled)
     path = whole.write(own_bundle)
     text = path.read_text(encoding="utf-8")

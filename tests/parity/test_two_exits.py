@@ -16,7 +16,7 @@ def test_two_exits_give_the_same_text(qwen3_pair: Any) -> None:
             assert mirror.token_ids == plain.token_ids
             assert {"prefix", "middle", "suffix"} <= {span.name for span in mirror.spans}
         for exits in ((), (1,), (2,)):
-            session = pipe.session(replace(pipe.speculation, exits=exits))
+            session = pipe.session(replace(pipe.speculation, root_source="progressive", exits=exits))
             mirror = session.generate("Once upon a time", **settings, method="mirror")
             assert mirror.token_ids == plain.token_ids
             assert ("exit" in {span.name for span in mirror.spans}) == bool(exits)

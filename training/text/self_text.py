@@ -142,13 +142,13 @@ def _generate(
 
 
 def _choose(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
-    """Return argmax where the temperature is 0, a sample elsewhere (Gumbel noise scaled by the temperature)."""
+    """Return argmax where the temperature is 0, a sample elsewhere: one draw a text, not one a word."""
     chosen = logits.argmax(-1)
     sampled = temperatures.nonzero().flatten()
     if len(sampled):
-        among = logits[sampled]
-        noise = -torch.empty_like(among).exponential_(generator=generator).log()
-        chosen[sampled] = (among + temperatures[sampled, None] * noise).argmax(-1)
+        reach = (logits[sampled] / temperatures[sampled, None]).softmax(-1).cumsum(-1)
+        draws = torch.rand(len(sampled), 1, generator=generator, device=generator.device) * reach[:, -1:]
+        chosen[sampled] = torch.searchsorted(reach, draws, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
     return chosen
 
 

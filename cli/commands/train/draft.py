@@ -136,6 +136,7 @@ def draft(
     weights: Any = {"stream_weight": stream_weight, "argmax_weight": argmax_weight, "prompt_weight": prompt_weight}
     rows: dict[str, Any] = {"streams_from": streams_from, "tip_share": tip_share, "sequences": batch, "length": length}
     rows |= {"is_compiled": compile_loss, "trains_embedding": train_embedding, "loss": distance}
+    rows |= {"remembered_bytes": _spare_memory()}
     loss = _loss(**weights, **rows, rate=rate, streams_only=streams_only)
     config = run_config(work, (seconds, deadline, baseline), (save_every, report_every, count_cpu))
     sizes: Any = {"hidden": hidden, "layers": layers, "stream_layers": stream_layers, "stream_rank": stream_rank}
@@ -154,6 +155,12 @@ def _loss(**given: Any) -> "DistillConfig":
     from mirrorsd.training.distill_draft import DistillConfig
 
     return DistillConfig(**given)
+
+
+def _spare_memory() -> int:
+    from mirrorsd.runtime.doctor.memory import SYSTEM, free_memory
+
+    return (free_memory(SYSTEM) or 0) // 4
 
 
 def check_output(folder: Path) -> None:

@@ -18,6 +18,8 @@ from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.sampling.chooser import Mask
 
 VOCAB = 16
+LISTENING = {"root_source": "progressive"}
+"""Roots from the exits, too: the fake draft has no runners-up."""
 
 
 def scripted_logits(text: list[int]) -> np.ndarray:
@@ -139,7 +141,7 @@ def make_bench() -> Iterator[Callable[..., Bench]]:
         draft = draft or FakeDraft(
             make_draft_handler(hit_rate, streams), vocab_size=vocab, num_streams=streams, capacity=context
         )
-        bench = Bench(target, draft, SpeculationConfig(**speculation), takes_turns=takes_turns)
+        bench = Bench(target, draft, SpeculationConfig(**LISTENING | speculation), takes_turns=takes_turns)
         benches.append(bench)
         return bench
 

@@ -172,7 +172,8 @@ def test_a_default_of_the_checkpoint_that_is_not_allowed_is_named() -> None:
 def test_speculation_refuses(settings: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SpeculationConfig(**settings)
-    assert SpeculationConfig(gamma=np.int32(4), exits=3).exits == (3,)  # type: ignore[arg-type]
+    found = SpeculationConfig(gamma=np.int32(4), root_source="proxy", exits=3)  # type: ignore[arg-type]
+    assert found.exits == (3,)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,8 @@ def test_sampling_is_on_when_asked_for(settings: dict, expected: bool) -> None:
 
 def test_speculation_overrides() -> None:
     assert resolve_speculation(SpeculationConfig(), {"gamma": 3}).gamma == 3
-    assert resolve_speculation(SpeculationConfig(), {"exits": [2, 4]}).exits == (2, 4), "as a tuned file has it"
+    tuned = {"root_source": "progressive", "exits": [2, 4]}
+    assert resolve_speculation(SpeculationConfig(), tuned).exits == (2, 4), "as a tuned file has it"
     with pytest.raises(ConfigError, match="no speculation setting 'gama'"):
         resolve_speculation(SpeculationConfig(), {"gama": 3})
     with pytest.raises(ConfigError, match="gamma is 99; allowed: 1 to 31"):
@@ -197,6 +199,14 @@ def test_speculation_overrides() -> None:
 def test_proxy_roots_need_an_exit() -> None:
     with pytest.raises(ConfigError, match=r"exits is \(\); allowed: at least one layer"):
         SpeculationConfig(root_source="proxy", exits=())
+
+
+def test_exits_that_nobody_asks_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r'exits is \(12,\); allowed: left out, "all" or none, as root_source "early"'
+    ):
+        SpeculationConfig(exits=12)  # type: ignore[arg-type]
+    assert SpeculationConfig(root_source="early", exits=()).exits == ()
 
 
 def test_the_tuner_tries_no_second_pass_for_windows_that_one_pass_fills() -> None:

@@ -23,6 +23,7 @@ from mirrorsd.training.models.streaming_draft import StreamingDraft
 from mirrorsd.training.run.loss_curve import plot_losses
 from mirrorsd.training.run.schedule import TrainingClock, WarmStableDecay
 from mirrorsd.training.run.timed_run import LOSSES_FILE, RunConfig, RunProgress
+from mirrorsd.training.target_rows import TargetRows
 from mirrorsd.training.text.token_stream import TokenStream
 
 
@@ -131,6 +132,33 @@ def test_streams_join_late_and_learn_from_then_on(target: LlamaForCausalLM, text
     half = len(seen) // 2
     assert seen[:half] == [(True, False)] * half
     assert seen[half:] == [(False, True)] * (len(seen) - half)
+
+
+def test_what_the_target_says_of_a_text_is_computed_once_and_teaches_the_same(
+    target: LlamaForCausalLM, text: TokenStream, tmp_path: Path
+) -> None:
+    short, drafts, read = TokenStream(text.tokens[:200]), [], []
+    target.model.register_forward_hook(lambda _module, given, _output: read.append(len(given[0])))
+    for name, remembered in (("never", 0), ("always", 1 << 20)):
+        draft = StreamingDraft(tiny_model(2, 16, seed=2), num_streams=2, num_stream_layers=1)
+        config = replace(CONFIG, remembered_bytes=remembered)
+        distill_draft(target, draft, (short, text), short_run(tmp_path / name), config)
+        drafts.append(draft)
+        assert (sum(read) > 4 * len(short) / 24) == (not remembered), "two rectangles, and the held-back text's four"
+        read.clear()
+    never, always = (draft.state_dict() for draft in drafts)
+    assert all(torch.equal(weight, always[name]) for name, weight in never.items())
+
+
+def test_no_more_is_remembered_than_there_is_memory_for(target: LlamaForCausalLM, text: TokenStream) -> None:
+    first, second = text.take(2, 24)[:, :-1], text.take(2, 24)[:, :-1]
+    rows_of = TargetRows(target, most_bytes=2 * 24 * (32 * 2 + 8))
+    with torch.no_grad():
+        expected = target.model(torch.cat((first, second))).last_hidden_state
+    for _ in range(2):
+        found = torch.cat((rows_of(first), rows_of(second)))
+        torch.testing.assert_close(found.float(), expected, atol=0.05, rtol=0.05)
+    assert rows_of.num_computed == 6, "the second two are read again each time"
 
 
 def test_padding_of_a_vocabulary_is_left_out(target: LlamaForCausalLM, text: TokenStream) -> None:

@@ -1,6 +1,7 @@
 """Layouts of the processor's cores: which is in force, what it makes of a card, which one `tune` takes."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +121,9 @@ def test_every_method_gets_to_the_finals() -> None:
 
 
 def test_mirror_decoding_gets_to_the_finals_with_exits_and_without() -> None:
-    early, alone = SpeculationConfig(root_source="early"), SpeculationConfig(exits=())
-    listening = [SpeculationConfig(gamma=gamma) for gamma in (2, 3, 4)]
+    early, hearing = SpeculationConfig(), SpeculationConfig(root_source="progressive")
+    alone = replace(hearing, exits=())
+    listening = [replace(hearing, gamma=gamma) for gamma in (2, 3, 4)]
     ranked = [("mirror", setting) for setting in (*listening, early, alone)]
     assert finalists(ranked, 2) == [*ranked[:2], ranked[3]]
     assert finalists([("serial", early), *reversed(ranked)], 1) == [("serial", early), ranked[4], ranked[2]]

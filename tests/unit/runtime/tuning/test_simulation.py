@@ -209,7 +209,7 @@ def test_simulated_time_is_the_pace(make_bench: Make) -> None:
 
 def test_mirror_hides_the_draft_and_serial_does_not(make_bench: Make, confident_exit: Make) -> None:
     recording = record(make_bench, exit_handler=confident_exit)
-    speculation = SpeculationConfig(gamma=4, roots=16)
+    speculation = SpeculationConfig(gamma=4, roots=16, root_source="progressive")
     found = {
         m: simulate(recording, Scenario(pace=PACE, speculation=speculation, method=m)) for m in ("serial", "mirror")
     }

@@ -1,0 +1,145 @@
+"""Requests as people make them, for the target to answer: what a chat model's draft has to learn most.
+
+    python samples/smollm2/recipe/build_prompts.py CORPUS MODEL.gguf requests.jsonl
+
+Two kinds. Tasks are made of the sets of CORPUS (see the README beside this file): passages to sum up or to ask about,
+headings to write about, instructions, sums. Questions are the model's own: it is given the beginning of a conversation
+and says what a user would say there, as Magpie does (arXiv 2406.08464). Neither needs an answer: `mirrorsd train text`
+lets the target write that.
+"""
+
+import argparse
+import json
+import lzma
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
+from mirrorsd.training.models.whole_model import load_whole
+from mirrorsd.training.run.device import narrowed, to_device, use_device
+from mirrorsd.training.text.self_prompts import load_tokenizer
+from mirrorsd.training.text.self_text import SelfTextConfig, generate_batch
+
+SEED = 11
+MARK = "@@"
+"""Where a user's words begin in the chat template."""
+BATCH = 128
+LONGEST_QUESTION = 96
+"""Tokens."""
+PASSAGE = (300, 900)
+"""Characters of a passage that a task is about."""
+SUM_UP = (
+    "Summarize the following passage.\n\n{}",
+    "Summarize: {}",
+    "{}\n\nWhat is the main idea of this text?",
+    "Give me the key points of this text:\n\n{}",
+    "Rewrite this text in simple words:\n\n{}",
+)
+ASK_ABOUT = (
+    "Answer the question with the help of the text.\n\nText: {}\n\nQuestion: {}",
+    "{}\n\nUsing the passage above: {}",
+    "Context:\n{}\n\nQuestion: {}\nAnswer:",
+)
+WRITE_ABOUT = (
+    "Explain {} to a beginner.",
+    "Write a short essay about {}.",
+    "What should I know about {}?",
+    "Write a blog post about {}.",
+    "Give me three facts about {}.",
+    "Imagine you are a teacher. How would you introduce {} to your class?",
+    "Write an email to a colleague about {}.",
+    "What are the advantages and disadvantages of {}?",
+    "Write a short story in which {} matters.",
+    "Compare {} and {}.",
+)
+CODE = (
+    "Write a Python function for {}.",
+    "How does {} work? Show it in Python.",
+    "Implement {} in Python and explain each step.",
+)
+COUNTS = {"instructions": 1100, "math": 500, "summaries": 500, "passages": 500, "headings": 900, "code": 150}
+
+
+def read(corpus: Path, name: str) -> list[dict[str, Any]]:
+    """The records of a set."""
+    path = corpus / f"{name}.jsonl.xz"
+    whole = lzma.decompress(path.read_bytes()) if path.is_file() else (corpus / f"{name}.jsonl").read_bytes()
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def passages(text: str) -> Iterator[str]:
+    """Paragraphs of a fitting length."""
+    for paragraph in text.split("\n\n"):
+        if PASSAGE[0] <= len(paragraph) <= PASSAGE[1]:
+            yield paragraph.strip()
+
+
+def headings(text: str) -> Iterator[str]:
+    """What a textbook's parts are about."""
+    for found in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        if 2 <= len(found.split()) <= 6 and not re.search(r"\d|Objectives|Summary|Review|Key |Chapter|Exercise", found):
+            yield found.strip()
+
+
+def tasks(corpus: Path, rng: random.Random) -> Iterator[str]:
+    """Requests about what the sets hold, `COUNTS` of each kind."""
+    books = read(corpus, "textbooks")
+    found = sorted({paragraph for book in books for paragraph in passages(book["text"])})
+    topics = sorted({topic for book in books for topic in headings(book["text"])})
+    tales = [record for record in read(corpus, "fairy_tale_qa") if len(record["context"]) <= PASSAGE[1]]
+    programs = sorted({Path(record["path"]).stem.replace("_", " ") for record in read(corpus, "python_code")})
+    makers = {
+        "instructions": [
+            "\n\n".join(part for part in (record["instruction"], record["input"]) if part)
+            for record in read(corpus, "instructions")
+        ],
+        "math": [record["question"] for record in read(corpus, "math")],
+        "summaries": [rng.choice(SUM_UP).format(paragraph) for paragraph in found],
+        "passages": [rng.choice(ASK_ABOUT).format(record["context"], record["question"]) for record in tales],
+        "headings": [rng.choice(WRITE_ABOUT).format(topic, rng.choice(topics)) for topic in topics],
+        "code": [rng.choice(CODE).format(program) for program in programs],
+    }
+    for name, made in makers.items():
+        yield from rng.sample(made, min(COUNTS[name], len(made)))
+
+
+def own_questions(model: Path, count: int) -> Iterator[str]:
+    """What the model would be asked, by itself: drawn at temperature 1, those that come to an end."""
+    use_device("auto")
+    checkpoint = open_checkpoint(model, "target")
+    tokenizer, end = load_tokenizer(checkpoint.folder), checkpoint.eos_ids[0]
+    marked = tokenizer.apply_chat_template([{"role": "user", "content": MARK}], tokenize=False)
+    opening = list(tokenizer(marked[: marked.index(MARK)])["input_ids"])
+    target = to_device(load_whole(checkpoint.path))
+    with narrowed(target.parameters()):
+        for start in range(0, count, BATCH):
+            config = SelfTextConfig(end=end, max_new_tokens=LONGEST_QUESTION, temperatures=(1.0,), seed=SEED + start)
+            for text in generate_batch(target, [opening] * BATCH, torch.ones(BATCH), config):
+                if text[-1] == end:
+                    yield tokenizer.decode(text[len(opening) : -1]).strip()
+
+
+def main() -> None:
+    """Write tasks and own questions in random order, each once."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("corpus", type=Path, help="the folder of sets")
+    parser.add_argument("model", type=Path, help="the target: a .gguf file or a folder of transformers")
+    parser.add_argument("out", type=Path, help="the .jsonl file to write")
+    parser.add_argument("--questions", type=int, default=4000, help="how many questions the model thinks of")
+    given = parser.parse_args()
+    rng = random.Random(SEED)
+    requests = sorted({*tasks(given.corpus, rng), *own_questions(given.model, given.questions)} - {""})
+    rng.shuffle(requests)
+    with given.out.open("w", encoding="utf-8") as stream:
+        for request in requests:
+            stream.write(json.dumps({"messages": [{"role": "user", "content": request}]}, ensure_ascii=False) + "\n")
+    print(f"{len(requests)} requests in {given.out}")
+
+
+if __name__ == "__main__":
+    main()
