@@ -66,9 +66,11 @@ COUNTS = {"instructions": 1100, "math": 500, "summaries": 500, "passages": 500, 
 
 
 def read(corpus: Path, name: str) -> list[dict[str, Any]]:
-    """The records of a set."""
-    path = corpus / f"{name}.jsonl.xz"
-    whole = lzma.decompress(path.read_bytes()) if path.is_file() else (corpus / f"{name}.jsonl").read_bytes()
+    """The records of a set; none of one that is missing."""
+    packed, plain = corpus / f"{name}.jsonl.xz", corpus / f"{name}.jsonl"
+    if not packed.is_file() and not plain.is_file():
+        return []
+    whole = lzma.decompress(packed.read_bytes()) if packed.is_file() else plain.read_bytes()
     return [json.loads(line) for line in whole.splitlines()]
 
 

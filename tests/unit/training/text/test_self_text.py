@@ -40,6 +40,17 @@ def test_greedy_text_is_that_of_transformers(target: LlamaForCausalLM) -> None:
         assert text == alone[0].tolist()
 
 
+def test_sampled_tokens_are_as_frequent_as_they_are_likely_at_each_text_s_temperature(target: LlamaForCausalLM) -> None:
+    prompt, draws = [1, 5, 9], 4000
+    with torch.no_grad():
+        logits = target(torch.tensor([prompt])).logits[0, -1].float()
+    config = SelfTextConfig(end=0, max_new_tokens=1)
+    for temperature in (1.0, 0.5):
+        texts = generate_batch(target, [prompt] * draws, torch.full((draws,), temperature), config)
+        found = torch.bincount(torch.tensor([text[-1] for text in texts]), minlength=len(logits)) / draws
+        assert (found - (logits / temperature).softmax(-1)).abs().max() < 0.03
+
+
 def test_a_text_ends_at_its_end_token_or_its_limit(target: LlamaForCausalLM) -> None:
     config = SelfTextConfig(end=END, max_new_tokens=9)
     texts = generate_batch(target, PROMPTS * 8, torch.full((32,), 3.0), config)
