@@ -25,7 +25,7 @@ def test_a_deadline_ends_the_text_where_it_is(pipe: MirrorPipeline) -> None:
         result = pipe.generate(PROMPT, max_new_tokens=450, ignore_eos=True, method=method, deadline_s=0.01)
         assert result.stop_reason == "deadline"
         assert result.token_ids == whole.token_ids[: result.num_tokens]
-        assert whole.text.startswith(result.text)
+        assert whole.text.startswith(result.text.rstrip("\ufffd")), "it may end within a character"
     assert pipe.generate(PROMPT, max_new_tokens=20, ignore_eos=True).token_ids == whole.token_ids[:20]
 
 
