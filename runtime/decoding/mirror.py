@@ -21,11 +21,12 @@ from mirrorsd.runtime.policy.roots import Root, RootPlanner
 from mirrorsd.runtime.policy.windows import Estimate, worth_by_rows
 
 _FIRST_ROUND_GRACE = 0.5
-"""Share of a round by which it may end late while too little is prepared: waiting still beats drafting anew."""
+"""Share of a round by which it may end late while too little is prepared: waiting still beats drafting anew. Speeds
+as in `windows`: 0, 0.98 to 1.09; 1, 0.97 to 1.00."""
 _ROOT_WORTH = 2.0
-"""How much more than one more token of a branch its root is worth."""
+"""How much more than one more token of a branch its root is worth. 1: 0.99 to 1.01. 4: 1.00 to 1.02."""
 _ENOUGH = 0.5
-"""What the prepared branches' chances must be of all wanted ones'."""
+"""What the prepared branches' chances must be of all wanted ones'. 0.25: 0.98 to 1.11. 0.9: 1.00 to 1.11."""
 
 
 class PassClock:

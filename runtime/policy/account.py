@@ -25,41 +25,46 @@ from mirrorsd.runtime.policy.windows import LearnedLengths, WindowLength
 class Constants:
     """What decides. Measured on recorded texts of an 82 M model in simulated time, over the speed of the best method.
 
-    A draft that is never right costs 2.2 to 2.8 % of 128 sampled tokens with these.
+    A draft that is never right costs 2.2 to 2.8 % of 128 sampled tokens with these. Two figures behind a number: what
+    that does to the simulated speed of the sample pair's texts, as in `windows`.
     """
 
     first_credit: float = 2.25
     """Tokens that a text may lose before anything was gained. 3: 0.5 % more lost where nothing is right. 2: greedy
     int4 texts 2 to 5 % slower."""
     resumes: float = 0.75
-    """What a text begins with where drafting is not expected to pay, and what a trial that has paid gives back."""
+    """What a text begins with where drafting is not expected to pay, and what a trial that has paid gives back.
+    0.25: 1.00. 1.5: 1.00 to 1.09."""
     trial_share: float = 0.01
-    """Of every plain token, what goes into the credit: what trials may cost for ever."""
+    """Of every plain token, what goes into the credit: what trials may cost for ever. 0 and 0.04: 1.00."""
     kept_share: float = 0.5
-    """Of what a text has gained, what may be lost again, so that bad luck does not end what pays on the whole."""
+    """Of what a text has gained, what may be lost again, so that bad luck does not end what pays on the whole.
+    0 and 1: 1.00."""
     most_gained: float = 16.0
-    """Tokens of gain that count for that."""
+    """Tokens of gain that count for that. 4 and 64: 1.00."""
     covered_share: float = 0.5
     """Of a window's drafting, what the credit must hold. 1: sampled int8 texts 10 % slower, hopeless ones the same."""
     memory: float = 0.985
     """Per token, of what windows are worth. 0.95: a hard passage ends drafting, sampled int8 texts 5 to 14 % slower."""
     first_pause: int = 4
-    """Tokens between two trials; triples with each that has not paid."""
+    """Tokens between two trials; triples with each that has not paid. 1: 0.99 to 1.01. 16: 0.47 to 0.94."""
     longest_pause: int = 256
     """16 makes no difference: then the credit decides."""
 
 
 _BY = Constants()
 _KNOWN_STEPS = 2
-"""Plain steps after which plain decoding counts as measured."""
+"""Plain steps after which plain decoding counts as measured. 1: 1.00. 8: 0.70 to 0.98."""
 _FAST, _SLOW = 0.8, 0.95
-"""Memories per step: of times, and of what free rows bring."""
+"""Memories per step: of times, and of what free rows bring. 0.5: 0.96 to 0.99, 0.95: 0.72 to 1.00; 0.8, 0.99: 1.00."""
 _PACE_MEMORY = 0.8
-"""Of the passes' slowdown, from step to step."""
+"""Of the passes' slowdown, from step to step. 0.5 and 0.95: 1.00 on a machine whose speed does not change."""
 _STEPS_BEFORE, _STEPS_AFTER = 16, 4
-"""Plain steps that are compared with the first pass of speculation after them, and with its last ones before them."""
+"""Plain steps that are compared with the first pass of speculation after them, and with its last ones before them. 2
+and 8 after: 1.00 on such a machine."""
 _LEAST_SHARE = 0.125
-"""What a comparison changes at least; the first replaces what `tune` measured, the second half of that, and so on."""
+"""What a comparison changes at least; the first replaces what `tune` measured, the second half of that, and so on.
+0.03 and 0.5: 1.00 on such a machine."""
 
 
 class PlainPace:

@@ -22,7 +22,8 @@ from mirrorsd.runtime.sampling.chooser import TokenChooser
 
 Array = NDArray[np.float64]
 _MISSING = 1.0
-"""A candidate that one side does not name counts one (in logs) below the last that it does name."""
+"""A candidate that one side does not name counts one (in logs) below the last that it does name. 0.3 and 3: 1.00 with
+the weights of an untuned pair."""
 _KNOWN = ("draft", "exit", "both")
 FIRST_RATE, RATE_MEMORY, LEAST_RATE = 0.6, 0.95, 0.02
 """Of the running acceptance rate, the share of tried window tokens that were accepted: where it begins, what it keeps
