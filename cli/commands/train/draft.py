@@ -136,7 +136,6 @@ def draft(
     weights: Any = {"stream_weight": stream_weight, "argmax_weight": argmax_weight, "prompt_weight": prompt_weight}
     rows: dict[str, Any] = {"streams_from": streams_from, "tip_share": tip_share, "sequences": batch, "length": length}
     rows |= {"is_compiled": compile_loss, "trains_embedding": train_embedding, "loss": distance}
-    rows |= {"remembered_bytes": _spare_memory()}
     loss = _loss(**weights, **rows, rate=rate, streams_only=streams_only)
     config = run_config(work, (seconds, deadline, baseline), (save_every, report_every, count_cpu))
     sizes: Any = {"hidden": hidden, "layers": layers, "stream_layers": stream_layers, "stream_rank": stream_rank}
@@ -146,6 +145,7 @@ def draft(
     checkpoint = shared.open_target(target, trained=size, tokens=batch * length, threads=threads, device=device)
     runs = [("draft", streams, output), ("baseline", 0, output.with_name(f"{output.name}-s0"))][: 1 + baseline]
     shared.check_fresh(*(work / name for name, *_ in runs), resume=resume)
+    loss = replace(loss, remembered_bytes=shared.spare_memory(checkpoint, trained=size, tokens=batch * length))
     source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts)
     model = _train_all(checkpoint, plan, runs, ([work, *(more_text or ())], source, document_share), (config, loss))
     (print_json if as_json else print_report)(measure_drafts(model, output, runs[1][2] if baseline else None, work))
@@ -155,12 +155,6 @@ def _loss(**given: Any) -> "DistillConfig":
     from mirrorsd.training.distill_draft import DistillConfig
 
     return DistillConfig(**given)
-
-
-def _spare_memory() -> int:
-    from mirrorsd.runtime.doctor.memory import SYSTEM, free_memory
-
-    return (free_memory(SYSTEM) or 0) // 4
 
 
 def check_output(folder: Path) -> None:

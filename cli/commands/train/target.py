@@ -73,20 +73,33 @@ def open_target(path: Path, *, trained: int, tokens: int, threads: int = 0, devi
     from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
     from mirrorsd.runtime.doctor.memory import SYSTEM, free_memory
     from mirrorsd.training.run.device import use_device
-    from mirrorsd.training.run.memory_need import check_memory, training_bytes
+    from mirrorsd.training.run.memory_need import check_memory
     from mirrorsd.training.run.timed_run import use_threads
 
     checkpoint = open_checkpoint(path, "target")
-    needed = training_bytes(
+    needed = _needed_memory(checkpoint, trained, tokens)
+    check_memory(f"training for the target {path}", needed, free_memory(SYSTEM))
+    use_threads(threads)
+    use_device(device)
+    return checkpoint
+
+
+def _needed_memory(checkpoint: "Checkpoint", trained: int, tokens: int) -> int:
+    from mirrorsd.training.run.memory_need import training_bytes
+
+    return training_bytes(
         fixed=checkpoint.source.num_parameters,
         trained=trained,
         tokens=tokens,
         vocab_size=int(checkpoint.config["vocab_size"]),
     )
-    check_memory(f"training for the target {path}", needed, free_memory(SYSTEM))
-    use_threads(threads)
-    use_device(device)
-    return checkpoint
+
+
+def spare_memory(checkpoint: "Checkpoint", *, trained: int, tokens: int) -> int:
+    """Half of the bytes that a training leaves free, before the target is loaded; 0 where nobody knows."""
+    from mirrorsd.runtime.doctor.memory import SYSTEM, free_memory
+
+    return max((free_memory(SYSTEM) or 0) - _needed_memory(checkpoint, trained, tokens), 0) // 2
 
 
 def load_target(checkpoint: "Checkpoint") -> Any:
