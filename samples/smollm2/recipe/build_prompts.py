@@ -33,6 +33,8 @@ LONGEST_QUESTION = 96
 """Tokens."""
 PASSAGE = (300, 900)
 """Characters of a passage that a task is about."""
+STORY = (1200, 2400)
+"""Characters of several passages, one behind the other, that a task is about."""
 SUM_UP = (
     "Summarize the following passage.\n\n{}",
     "Summarize: {}",
@@ -62,7 +64,16 @@ CODE = (
     "How does {} work? Show it in Python.",
     "Implement {} in Python and explain each step.",
 )
-COUNTS = {"instructions": 1100, "math": 500, "summaries": 500, "passages": 500, "headings": 900, "code": 150}
+COUNTS = {
+    "instructions": 1100,
+    "math": 1500,
+    "summaries": 800,
+    "stories": 800,
+    "passages": 1000,
+    "headings": 1500,
+    "code": 300,
+    "short questions": 2500,
+}
 
 
 def read(corpus: Path, name: str) -> list[dict[str, Any]]:
@@ -81,6 +92,19 @@ def passages(text: str) -> Iterator[str]:
             yield paragraph.strip()
 
 
+def stories(text: str) -> Iterator[str]:
+    """Neighbouring paragraphs, as many as fit."""
+    whole = ""
+    for paragraph in text.split("\n\n"):
+        longer = f"{whole}\n\n{paragraph.strip()}".strip()
+        if len(longer) <= STORY[1]:
+            whole = longer
+            continue
+        if len(whole) >= STORY[0]:
+            yield whole
+        whole = ""
+
+
 def headings(text: str) -> Iterator[str]:
     """What a textbook's parts are about."""
     for found in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
@@ -93,7 +117,8 @@ def tasks(corpus: Path, rng: random.Random) -> Iterator[str]:
     books = read(corpus, "textbooks")
     found = sorted({paragraph for book in books for paragraph in passages(book["text"])})
     topics = sorted({topic for book in books for topic in headings(book["text"])})
-    tales = [record for record in read(corpus, "fairy_tale_qa") if len(record["context"]) <= PASSAGE[1]]
+    long = sorted({story for book in books for story in stories(book["text"])})
+    tales = [record for record in read(corpus, "fairy_tale_qa") if len(record["context"]) <= STORY[1]]
     programs = sorted({Path(record["path"]).stem.replace("_", " ") for record in read(corpus, "python_code")})
     makers = {
         "instructions": [
@@ -102,9 +127,11 @@ def tasks(corpus: Path, rng: random.Random) -> Iterator[str]:
         ],
         "math": [record["question"] for record in read(corpus, "math")],
         "summaries": [rng.choice(SUM_UP).format(paragraph) for paragraph in found],
+        "stories": [rng.choice(SUM_UP).format(story) for story in long],
         "passages": [rng.choice(ASK_ABOUT).format(record["context"], record["question"]) for record in tales],
         "headings": [rng.choice(WRITE_ABOUT).format(topic, rng.choice(topics)) for topic in topics],
         "code": [rng.choice(CODE).format(program) for program in programs],
+        "short questions": [record["question"].strip().capitalize() for record in read(corpus, "short_qa")],
     }
     for name, made in makers.items():
         yield from rng.sample(made, min(COUNTS[name], len(made)))
