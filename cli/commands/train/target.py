@@ -61,6 +61,7 @@ class TextSource:
     held_back: Path | None
     count: int
     part: tuple[int, int] = (0, 1)
+    longest_prompt: int | None = None
 
 
 def open_target(path: Path, *, trained: int, tokens: int, threads: int = 0, device: str = "cpu") -> "Checkpoint":
@@ -138,11 +139,10 @@ def prepare_texts(
     end = checkpoint.eos_ids[0]
     written = SelfTextConfig(end=end, batch=128)
     held = SelfTextConfig(end=end, max_new_tokens=_HELD_BACK_TOKENS, temperatures=(0.0,))
+    how = (source.part, source.longest_prompt)
     if not only_held_back:
-        _write(target, checkpoint, (documents, work / TEXT_FOLDER, source.count, written), source.part)
-    _write(
-        target, checkpoint, (held_back, work / HELD_BACK_FOLDER, min(_HELD_BACK_TEXTS, source.count), held), source.part
-    )
+        _write(target, checkpoint, (documents, work / TEXT_FOLDER, source.count, written), how)
+    _write(target, checkpoint, (held_back, work / HELD_BACK_FOLDER, min(_HELD_BACK_TEXTS, source.count), held), how)
 
 
 def open_documents(checkpoint: "Checkpoint", source: TextSource) -> "TokenStream":
@@ -170,13 +170,16 @@ def _read_corpus(corpus: Path, held_back: Path | None) -> "tuple[list[Document],
     return split_held_back(documents) if held_back is None else (documents, read_documents(held_back))
 
 
-def _write(target: Any, checkpoint: "Checkpoint", job: tuple[Any, Path, int, Any], part: tuple[int, int]) -> None:
+def _write(
+    target: Any, checkpoint: "Checkpoint", job: tuple[Any, Path, int, Any], how: tuple[tuple[int, int], int | None]
+) -> None:
     from mirrorsd.cli.output.console import show_share
-    from mirrorsd.training.text.self_prompts import cut_prompts, load_tokenizer
+    from mirrorsd.training.text.self_prompts import PromptRules, cut_prompts, load_tokenizer
     from mirrorsd.training.text.text_folder import write_self_text
 
-    documents, folder, count, config = job
-    prompts = cut_prompts(documents, load_tokenizer(checkpoint.folder), count, seed=20)
+    (documents, folder, count, config), (part, longest) = job, how
+    rules = PromptRules() if longest is None else PromptRules(longest=longest)
+    prompts = cut_prompts(documents, load_tokenizer(checkpoint.folder), count, seed=20, rules=rules)
     with show_share(f"writing {folder.name}") as show:
         write_self_text(target, prompts, folder, config, part, show)
 

@@ -10,6 +10,11 @@ from mirrorsd.graphs.errors import ConfigError
 
 _BATCH_TOKENS = 128
 
+LongestPrompt = Annotated[
+    int | None,
+    typer.Option(min=8, help="Most tokens of a prompt; longer ones are left out. Without it: 300.", show_default=False),
+]
+
 
 def text(
     target: shared.Target,
@@ -17,6 +22,9 @@ def text(
     work: shared.Work,
     held_back: shared.HeldBack = None,
     texts: shared.Texts = 9000,
+    longest_prompt: Annotated[
+        int | None, typer.Option(min=8, help="Most tokens of a prompt; 300 if not given.")
+    ] = None,
     part: Annotated[str, typer.Option(help="K/N: this process writes the K-th (from 0) of N parts.")] = "0/1",
     threads: shared.Threads = 1,
     device: shared.Device = "auto",
@@ -28,7 +36,9 @@ def text(
     place = read_part(part)
     checkpoint = shared.open_target(target, trained=0, tokens=_BATCH_TOKENS, threads=threads, device=device)
     model = shared.load_target(checkpoint)
-    source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts, part=place)
+    source = shared.TextSource(
+        corpus=corpus, held_back=held_back, count=texts, part=place, longest_prompt=longest_prompt
+    )
     shared.prepare_texts(model, checkpoint, work, source)
     shared.note_text(work)
 

@@ -2,10 +2,11 @@
 
     python samples/smollm2/recipe/build_prompts.py CORPUS MODEL.gguf requests.jsonl
 
-Two kinds. Tasks are made of the sets of CORPUS (see the README beside this file): passages to sum up or to ask about,
-headings to write about, instructions, sums. Questions are the model's own: it is given the beginning of a conversation
-and says what a user would say there, as Magpie does (arXiv 2406.08464). Neither needs an answer: `mirrorsd train text`
-lets the target write that.
+Three kinds. Tasks are made of the sets of CORPUS (see the README beside this file): passages to sum up, to correct or
+to ask about, headings to write about, instructions, sums. Questions are the model's own: it is given the beginning of a
+conversation and says what a user would say there, as Magpie does (arXiv 2406.08464). Translations go back and forth:
+what the model makes of an English sentence is what it shall put into English. None needs an answer: `mirrorsd train
+text` lets the target write that.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import torch
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.training.models.whole_model import load_whole
 from mirrorsd.training.run.device import narrowed, to_device, use_device
-from mirrorsd.training.text.self_prompts import load_tokenizer
+from mirrorsd.training.text.self_prompts import chat_prompt, load_tokenizer
 from mirrorsd.training.text.self_text import SelfTextConfig, generate_batch
 
 SEED = 11
@@ -33,7 +34,7 @@ LONGEST_QUESTION = 96
 """Tokens."""
 PASSAGE = (300, 900)
 """Characters of a passage that a task is about."""
-STORY = (1200, 2400)
+STORY = (1200, 4800)
 """Characters of several passages, one behind the other, that a task is about."""
 SUM_UP = (
     "Summarize the following passage.\n\n{}",
@@ -47,6 +48,12 @@ ASK_ABOUT = (
     "{}\n\nUsing the passage above: {}",
     "Context:\n{}\n\nQuestion: {}\nAnswer:",
 )
+CORRECT = (
+    "Correct the grammar and spelling of this text:\n\n{}",
+    "Proofread: {}",
+    "Rewrite this text in a formal style.\n\n{}",
+)
+LANGUAGES = ("German", "French", "Spanish", "Italian")
 WRITE_ABOUT = (
     "Explain {} to a beginner.",
     "Write a short essay about {}.",
@@ -72,6 +79,7 @@ COUNTS = {
     "passages": 1000,
     "headings": 1500,
     "code": 300,
+    "corrections": 400,
     "short questions": 2500,
 }
 
@@ -131,38 +139,69 @@ def tasks(corpus: Path, rng: random.Random) -> Iterator[str]:
         "passages": [rng.choice(ASK_ABOUT).format(record["context"], record["question"]) for record in tales],
         "headings": [rng.choice(WRITE_ABOUT).format(topic, rng.choice(topics)) for topic in topics],
         "code": [rng.choice(CODE).format(program) for program in programs],
+        "corrections": [rng.choice(CORRECT).format(paragraph) for paragraph in found],
         "short questions": [record["question"].strip().capitalize() for record in read(corpus, "short_qa")],
     }
     for name, made in makers.items():
         yield from rng.sample(made, min(COUNTS[name], len(made)))
 
 
-def own_questions(model: Path, count: int) -> Iterator[str]:
-    """What the model would be asked, by itself: drawn at temperature 1, those that come to an end."""
-    use_device("auto")
-    checkpoint = open_checkpoint(model, "target")
-    tokenizer, end = load_tokenizer(checkpoint.folder), checkpoint.eos_ids[0]
-    marked = tokenizer.apply_chat_template([{"role": "user", "content": MARK}], tokenize=False)
-    opening = list(tokenizer(marked[: marked.index(MARK)])["input_ids"])
-    target = to_device(load_whole(checkpoint.path))
-    with narrowed(target.parameters()):
-        for start in range(0, count, BATCH):
-            config = SelfTextConfig(end=end, max_new_tokens=LONGEST_QUESTION, temperatures=(1.0,), seed=SEED + start)
-            for text in generate_batch(target, [opening] * BATCH, torch.ones(BATCH), config):
-                if text[-1] == end:
-                    yield tokenizer.decode(text[len(opening) : -1]).strip()
+class Asked:
+    """The model, asked many things at once."""
+
+    def __init__(self, model: Path) -> None:
+        use_device("auto")
+        checkpoint = open_checkpoint(model, "target")
+        self._tokenizer, self._end = load_tokenizer(checkpoint.folder), checkpoint.eos_ids[0]
+        self._target = to_device(load_whole(checkpoint.path))
+
+    def questions(self, count: int) -> Iterator[str]:
+        """What the model would be asked, by itself."""
+        marked = self._tokenizer.apply_chat_template([{"role": "user", "content": MARK}], tokenize=False)
+        opening = list(self._tokenizer(marked[: marked.index(MARK)])["input_ids"])
+        yield from (text for text in self._said([opening] * count, 1.0) if text)
+
+    def translations(self, sentences: list[str], rng: random.Random) -> Iterator[str]:
+        """English sentences to translate, and what became of them, to translate back."""
+        languages = [rng.choice(LANGUAGES) for _ in sentences]
+        there = [f"Translate English to {name}: {text}" for name, text in zip(languages, sentences, strict=True)]
+        prompts = [chat_prompt(self._tokenizer, [{"role": "user", "content": request}]) for request in there]
+        for request, name, said in zip(there, languages, self._said(prompts, 0.8), strict=True):
+            yield request
+            if said:
+                yield f"Translate {name} to English: {said}"
+
+    def _said(self, prompts: list[list[int]], temperature: float) -> Iterator[str]:
+        """What the model says after each; nothing where it comes to no end."""
+        with narrowed(self._target.parameters()):
+            for start in range(0, len(prompts), BATCH):
+                some = prompts[start : start + BATCH]
+                config = SelfTextConfig(end=self._end, max_new_tokens=LONGEST_QUESTION, seed=SEED + start)
+                texts = generate_batch(self._target, some, torch.full((len(some),), temperature), config)
+                for prompt, text in zip(some, texts, strict=True):
+                    is_whole = text[-1] == self._end
+                    yield self._tokenizer.decode(text[len(prompt) : -1]).strip() if is_whole else ""
+
+
+def sentences(corpus: Path, count: int, rng: random.Random) -> list[str]:
+    """Sentences of the textbooks."""
+    texts = (record["text"] for record in read(corpus, "textbooks"))
+    found = sorted({part.strip() for text in texts for part in re.findall(r"[A-Z][^.!?\n#|*]{30,160}[.!?]", text)})
+    return rng.sample(found, min(count, len(found)))
 
 
 def main() -> None:
-    """Write tasks and own questions in random order, each once."""
+    """Write tasks, own questions and translations in random order, each once."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("corpus", type=Path, help="the folder of sets")
     parser.add_argument("model", type=Path, help="the target: a .gguf file or a folder of transformers")
     parser.add_argument("out", type=Path, help="the .jsonl file to write")
     parser.add_argument("--questions", type=int, default=4000, help="how many questions the model thinks of")
+    parser.add_argument("--translations", type=int, default=600, help="how many sentences go back and forth")
     given = parser.parse_args()
-    rng = random.Random(SEED)
-    requests = sorted({*tasks(given.corpus, rng), *own_questions(given.model, given.questions)} - {""})
+    rng, model = random.Random(SEED), Asked(given.model)
+    translated = model.translations(sentences(given.corpus, given.translations, rng), rng)
+    requests = sorted({*tasks(given.corpus, rng), *model.questions(given.questions), *translated} - {""})
     rng.shuffle(requests)
     with given.out.open("w", encoding="utf-8") as stream:
         for request in requests:
