@@ -175,6 +175,17 @@ def test_a_bad_line_stops_before_anything_is_written(
     assert not (tmp_path / "work").exists()
 
 
+def test_conversations_longer_than_asked_are_left_out(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chats = [{"messages": [{"role": "user", "content": "Tell me of the heron. " * n}]} for n in (3, 4)]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats), encoding="utf-8")
+    command = ["train", "text", str(trained / "target"), "--corpus", str(tmp_path / "corpus.jsonl"), "--texts", "1"]
+    assert run([*command, "--work", str(tmp_path / "work"), "--longest-prompt", "16"]) == 2
+    assert "a user's turn within the first 16" in capsys.readouterr().err
+    assert run([*command, "--work", str(tmp_path / "work"), "--longest-prompt", "120"]) == 0
+
+
 def test_a_target_that_does_not_fit_is_refused_before_it_is_loaded(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
