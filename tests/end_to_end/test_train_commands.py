@@ -175,6 +175,19 @@ def test_a_bad_line_stops_before_anything_is_written(
     assert not (tmp_path / "work").exists()
 
 
+def test_documents_stand_beside_text_that_began_with_others(trained: Path, tmp_path: Path) -> None:
+    """`--corpus` is read as it is; what the target wrote comes from a folder that began with another corpus."""
+    lines = [json.dumps({"text": f"abba ab baba {n} " * 20}) for n in range(20)]
+    (tmp_path / "documents.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    work, output = tmp_path / "work", tmp_path / "draft"
+    command = ["train", "draft", str(trained / "target"), "-o", str(output), "--work", str(work), *DRAFT, *QUICK]
+    command += ["--corpus", str(tmp_path / "documents.jsonl"), "--document-share", "0.5"]
+    assert run([*command, "--texts", "0", "--more-text", str(trained / "work")]) == 0
+    assert not (work / "text").exists(), "only held-back text is written here"
+    assert (output / "config.json").is_file()
+    assert run([*command, "--texts", "0", "--resume"]) == 2, "nothing of the target's own is left to learn from"
+
+
 def test_conversations_longer_than_asked_are_left_out(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -314,7 +314,8 @@ def training_text(works: list[Path], documents: Any, share: float) -> Any:
 
     if share == 1:
         return documents
-    text = open_text(*(work / shared.TEXT_FOLDER for work in works))
+    folders = [work / shared.TEXT_FOLDER for work in works]
+    text = open_text(*(folders if folders[0].is_dir() else folders[1:] or folders))
     return text if documents is None else MixedStream(text, documents, share)
 
 

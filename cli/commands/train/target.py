@@ -23,7 +23,7 @@ Corpus = Annotated[
 HeldBack = Annotated[
     Path | None, typer.Option(help="Documents never trained on; without it, one in fifty of --corpus.")
 ]
-Texts = Annotated[int, typer.Option(help="Texts that the target writes.")]
+Texts = Annotated[int, typer.Option(min=0, help="Texts that the target writes; 0: none but the held-back ones.")]
 Work = Annotated[Path, typer.Option(help="Folder for text, checkpoints and curves.", show_default=False)]
 ArgmaxWeight = Annotated[
     float,
@@ -126,7 +126,7 @@ def prepare_texts(
         ConfigError: no corpus and no text, a corpus with bad lines, or text in the folder that was made otherwise.
     """
     if source.corpus is None:
-        needed = (HELD_BACK_FOLDER,) if only_held_back else (TEXT_FOLDER, HELD_BACK_FOLDER)
+        needed = (HELD_BACK_FOLDER,) if only_held_back or not source.count else (TEXT_FOLDER, HELD_BACK_FOLDER)
         missing = [name for name in needed if not list((work / name).glob("batch_*.npz"))]
         if missing:
             raise ConfigError(
@@ -140,9 +140,10 @@ def prepare_texts(
     written = SelfTextConfig(end=end, batch=128)
     held = SelfTextConfig(end=end, max_new_tokens=_HELD_BACK_TOKENS, temperatures=(0.0,))
     how = (source.part, source.longest_prompt)
-    if not only_held_back:
+    num_held_back = min(_HELD_BACK_TEXTS, source.count or _HELD_BACK_TEXTS)
+    if source.count and not only_held_back:
         _write(target, checkpoint, (documents, work / TEXT_FOLDER, source.count, written), how)
-    _write(target, checkpoint, (held_back, work / HELD_BACK_FOLDER, min(_HELD_BACK_TEXTS, source.count), held), how)
+    _write(target, checkpoint, (held_back, work / HELD_BACK_FOLDER, num_held_back, held), how)
 
 
 def open_documents(checkpoint: "Checkpoint", source: TextSource) -> "TokenStream":
