@@ -69,7 +69,7 @@ def main() -> int:
     options = parse_arguments(sys.argv[1:])
     started = time.perf_counter()
     try:
-        ensure_environment({"cpu", "cli", "export"})
+        ensure_environment({"cpu", "cli", "export", "compress"})
     except SetupError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
