@@ -120,13 +120,14 @@ def prepare_texts(
 ) -> None:
     """Let the target write what is missing of its training and held-back text.
 
-    `only_held_back` is for a training on documents alone.
+    `only_held_back` is for a training on documents alone; a count of 0 says the same.
 
     Raises:
         ConfigError: no corpus and no text, a corpus with bad lines, or text in the folder that was made otherwise.
     """
+    only_held_back = only_held_back or not source.count
     if source.corpus is None:
-        needed = (HELD_BACK_FOLDER,) if only_held_back or not source.count else (TEXT_FOLDER, HELD_BACK_FOLDER)
+        needed = (HELD_BACK_FOLDER,) if only_held_back else (TEXT_FOLDER, HELD_BACK_FOLDER)
         missing = [name for name in needed if not list((work / name).glob("batch_*.npz"))]
         if missing:
             raise ConfigError(
@@ -141,7 +142,7 @@ def prepare_texts(
     held = SelfTextConfig(end=end, max_new_tokens=_HELD_BACK_TOKENS, temperatures=(0.0,))
     how = (source.part, source.longest_prompt)
     num_held_back = min(_HELD_BACK_TEXTS, source.count or _HELD_BACK_TEXTS)
-    if source.count and not only_held_back:
+    if not only_held_back:
         _write(target, checkpoint, (documents, work / TEXT_FOLDER, source.count, written), how)
     _write(target, checkpoint, (held_back, work / HELD_BACK_FOLDER, num_held_back, held), how)
 

@@ -22,9 +22,7 @@ def text(
     work: shared.Work,
     held_back: shared.HeldBack = None,
     texts: shared.Texts = 9000,
-    longest_prompt: Annotated[
-        int | None, typer.Option(min=8, help="Most tokens of a prompt; 300 if not given.")
-    ] = None,
+    longest_prompt: LongestPrompt = None,
     part: Annotated[str, typer.Option(help="K/N: this process writes the K-th (from 0) of N parts.")] = "0/1",
     threads: shared.Threads = 1,
     device: shared.Device = "auto",

