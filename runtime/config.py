@@ -257,6 +257,7 @@ _SPECULATION_RULES = {
     "pad_rows_to": whole(0, words="0, or more than gamma"),
     "prefill_rows": whole(1, 4096),
     "exits": Rule('"all", a layer, or several; () for none', _read_exits),
+    "repeats": yes_or_no(),
     "draft_deadline_s": number(lambda seconds: 0 < seconds <= 3600, "above 0, up to 3600 seconds"),
     "target_deadline_s": number(lambda seconds: 0 < seconds <= 3600, "above 0, up to 3600 seconds"),
 }
@@ -280,6 +281,7 @@ class SpeculationConfig:
             the arithmetic of all methods is the same to the last bit (ALGORITHM.md, "Exactness", 3).
         exits: which of a bundle's exits are run, by layer, where it has several; the others cost nothing.
         prefill_rows: rows per prefill chunk.
+        repeats: whether guesses lean on what the text has said before, the draft's as well; `lookup` is nothing else.
         draft_deadline_s: a draft of which one job takes longer than this is given up.
         target_deadline_s: a pass of the target that takes longer than this is ended with a `DeviceError`.
     """
@@ -294,6 +296,7 @@ class SpeculationConfig:
     pad_rows_to: int = 0
     exits: Literal["all"] | tuple[int, ...] = "all"
     prefill_rows: int = 128
+    repeats: bool = True
     draft_deadline_s: float = 10.0
     target_deadline_s: float = 120.0
 

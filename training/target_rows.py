@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mirrorsd.training.run.device import autocast
+from mirrorsd.training.run.device import product_dtype
 
 __all__ = ["TargetRows", "target_rows"]
 
@@ -42,7 +42,7 @@ class TargetRows:
         self.num_computed = 0
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """The rows of `ids [B,S]`: `[B,S,H]` in the type that `autocast` multiplies in."""
+        """The rows of `ids [B,S]`: `[B,S,H]` in the type that products are made in."""
         names = [row.tobytes() for row in ids.cpu().numpy()]
         missing = [place for place, name in enumerate(names) if name not in self._known]
         fresh = dict(zip(missing, self._compute(ids[missing]), strict=True)) if missing else {}
@@ -55,7 +55,7 @@ class TargetRows:
 
     def _compute(self, ids: Tensor) -> Tensor:
         self.num_computed += len(ids)
-        return self._rows_of(self._target, ids).to(torch.get_autocast_dtype(autocast().device))
+        return self._rows_of(self._target, ids).to(product_dtype())
 
     def _keep(self, name: bytes, row: Tensor) -> None:
         size = row.nbytes + len(name)

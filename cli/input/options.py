@@ -130,6 +130,7 @@ _SPEED_SETTINGS: dict[str, Callable[[str], object]] = {
     **dict.fromkeys(("gamma", "passes", "roots", "kappa", "pad_rows_to", "prefill_rows"), int),
     **dict.fromkeys(("window", "root_source", "allocation"), str),
     "exits": lambda text: read_exits(text),
+    "repeats": lambda text: read_yes_or_no(text),
 }
 """What `-S` sets, and how its value is read; what is allowed is for `SpeculationConfig` to say."""
 Settings = Annotated[
@@ -197,6 +198,17 @@ def text_config(asked: Mapping[str, Any], **limits: Any) -> "GenerationConfig":
     fields = {name: value for name, value in asked.items() if name not in ("temperature", "greedy", "stop")}
     fields |= decoding(asked["temperature"], greedy=asked["greedy"])
     return GenerationConfig(stop_strings=tuple(asked["stop"] or ()), **fields, **limits)
+
+
+def read_yes_or_no(text: str) -> bool:
+    """Read `yes` or `no`.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    if text not in ("yes", "no"):
+        raise ConfigError(f"-S repeats is {text!r}; allowed: yes, no.")
+    return text == "yes"
 
 
 def read_exits(text: str) -> Literal["all"] | tuple[int, ...]:

@@ -172,6 +172,7 @@ class FakeDraft:
         *,
         vocab_size: int,
         num_streams: int = 0,
+        num_candidates: int = 1,
         capacity: int = 256,
         num_ready: int | None = None,
     ) -> None:
@@ -182,7 +183,7 @@ class FakeDraft:
             num_kv_heads=1,
             head_dim=8,
             num_streams=num_streams,
-            num_candidates=1,
+            num_candidates=num_candidates,
         )
         self._handler = handler
         self._slots: dict[int, tuple[int, int]] = {}

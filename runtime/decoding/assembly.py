@@ -22,7 +22,9 @@ def plain_decoder(request: Request, target: TargetLine) -> StepDecoder:
 
 def lookup_decoder(request: Request, target: TargetLine, known: Knowledge) -> StepDecoder:
     """Decodes with windows from the text itself."""
-    request.windows = known.windows(request.speculation, is_sampling=request.chooser.is_sampling)
+    is_sampling = request.chooser.is_sampling
+    request.windows = known.windows(request.speculation, is_sampling=is_sampling)
+    request.look_up(known.lengths[is_sampling].repeats)
     return StepDecoder(request, target, LookupSource(request, target.row_group), "lookup")
 
 
@@ -44,7 +46,10 @@ def decoder_with(
     """Decodes with a draft by `serial`, `mirror` or `auto`; branches of mirror decoding go into `new_table()`."""
     if method == "plain":
         return plain_decoder(request, target)
-    request.windows = known.windows(request.speculation, is_sampling=request.chooser.is_sampling)
+    is_sampling = request.chooser.is_sampling
+    request.windows = known.windows(request.speculation, is_sampling=is_sampling)
+    if request.speculation.repeats:
+        request.look_up(known.lengths[is_sampling].repeats)
     passes = request.speculation.passes if draft.drafter.session.shape.num_streams else request.gamma
     serial = SerialSource(request, draft, passes)
     planner = RootPlanner(request.speculation, request.chooser, known.root_scores)
@@ -53,7 +58,7 @@ def decoder_with(
         return StepDecoder(request, target, serial, method)
     if method == "mirror":
         return StepDecoder(request, target, mirror, method)
-    pair = known.pairs[request.chooser.is_sampling]
+    pair = known.pairs[is_sampling]
     is_overlapping = pair.method == "mirror" or (not pair.method and not draft.takes_turns)
     source = AutoSource(
         serial, mirror if is_overlapping else serial, Repeats(request), FreeRows(request, target.row_group), pair

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import Cancelled, ContextLengthError, GenerationError
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
+from mirrorsd.runtime.draft.tree import RepeatedText
 from mirrorsd.runtime.ledger import Ledger
-from mirrorsd.runtime.policy.windows import WindowLength
+from mirrorsd.runtime.policy.windows import RepeatChances, WindowLength
 from mirrorsd.runtime.sampling.chooser import Mask, TokenChooser
 
 
@@ -41,6 +42,7 @@ class Request:
         gamma: most window tokens.
         num_reused: prompt tokens that were cached from an earlier request.
         windows: what cuts them; None leaves them as long as they come.
+        repeats: what the text, and its prediction if there is one, has said before; None where nobody asks.
         prefilled: when the target had read the prompt, in seconds of the ledger's clock: where the speed's starts.
         constraint: what its text may say; None where it may say anything.
         near_ties: absolute positions of committed tokens whose runner-up was closer than the near-tie gap.
@@ -65,6 +67,7 @@ class Request:
         self.num_reused = 0
         self.prefilled = 0.0
         self.windows: WindowLength | None = None
+        self.repeats: RepeatedText | None = None
         self.max_tokens = min(context, len(prompt) + config.max_new_tokens)
         self.steps: list[StepRecord] = []
         self.near_ties: list[int] = []
@@ -72,22 +75,15 @@ class Request:
         self._until = inf if config.deadline_s is None else perf_counter() + config.deadline_s
         self._text = np.zeros(context + speculation.gamma + 1, dtype=np.int64)
         self._text[: len(prompt)] = prompt
-        self._prediction = np.array(config.prediction, dtype=np.int64)
 
     @property
     def tokens(self) -> NDArray[np.int64]:
         """Prompt and committed tokens."""
         return self._text[: self.num_tokens]
 
-    @property
-    def known_text(self) -> NDArray[np.int64]:
-        """What windows may be looked up in: the prediction, if there is one, then prompt and committed tokens."""
-        return np.concatenate((self._prediction, self.tokens)) if len(self._prediction) else self.tokens
-
-    @property
-    def num_known(self) -> int:
-        """Tokens of `known_text` before the first new one."""
-        return len(self._prediction) + self.num_prompt
+    def look_up(self, chances: RepeatChances) -> None:
+        """Look up from now on what the text has said before; the prediction of it stands before the prompt."""
+        self.repeats = RepeatedText(chances, [*self.config.prediction, *self.tokens.tolist()])
 
     @property
     def num_new(self) -> int:
@@ -105,6 +101,8 @@ class Request:
         start = self.num_tokens
         self._text[start : start + len(tokens)] = tokens
         self.num_tokens = start + len(tokens)
+        if self.repeats is not None:
+            self.repeats.follow(tokens)
         self.near_ties += [start + i for i, gap in enumerate(gaps) if gap < near_tie_gap]
 
     def end_after(self, num_new: int) -> None:

@@ -293,7 +293,8 @@ class SerialSource:
     def post_prefill(self) -> None:
         """Let the draft read the text now, beside the target; where they take turns, before its next window."""
         request = self.request
-        job = partial(self.draft.drafter.prefill, request.tokens.copy(), request.chooser, request.ledger)
+        of_request = (request.chooser, request.ledger, request.repeats)
+        job = partial(self.draft.drafter.prefill, request.tokens.copy(), *of_request)
         (self.draft.hold if self.draft.takes_turns else self.draft.release)(job)
         self.draft.has_text = True
 

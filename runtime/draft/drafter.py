@@ -4,20 +4,27 @@ Owned by the draft worker: no method may be called from two threads.
 """
 
 from collections.abc import Sequence
+from math import log
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock, TipGuesses
-from mirrorsd.runtime.draft.tree import NO_TOKENS, Branch, BranchWindow, DraftChain
+from mirrorsd.runtime.draft.tree import NO_TOKENS, Branch, BranchWindow, DraftChain, RepeatedText
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.roots import Root
-from mirrorsd.runtime.policy.windows import Confirmations, RoundClock, Share, WindowLength, WindowOrder, share_out
+from mirrorsd.runtime.policy.windows import Confirmations, RoundClock, WindowLength, WindowOrder, share_out
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 
 _LEAST_SHARE = -20.0
 """In logs, behind the best: what a row's only candidate leaves to others."""
+_LEAST_OF_TAIL = 0.5
+"""Chance of a token that only the text's own repetition guesses, for it to stand behind what the draft has guessed."""
+
+_SAID_SHARE = 0.5
+"""What the text has said counts beside what the draft thinks: of the chance that it is right, and the draft has read
+the text, too. SmolLM2, 60 questions, greedy, windows of six: 2.73 tokens a step; 0.7: 2.75. 1: 2.70. 0: 1.68."""
 
 
 class Offer(NamedTuple):
@@ -38,14 +45,17 @@ class Drafter:
         self.branches: dict[tuple[int, int], Branch] = {}
         self._max_rows = max(session.round_sizes)
         self._chooser: TokenChooser | None = None
+        self._repeats: RepeatedText | None = None
         self._ledger = Ledger()
 
-    def prefill(self, tokens: NDArray[np.int64], chooser: TokenChooser, ledger: Ledger) -> None:
+    def prefill(
+        self, tokens: NDArray[np.int64], chooser: TokenChooser, ledger: Ledger, repeats: RepeatedText | None = None
+    ) -> None:
         """Start a request: keep the longest common prefix of the cache, feed the rest but the head token.
 
-        What is few enough to go with the first round is left to it.
+        What is few enough to go with the first round is left to it. Guesses lean on `repeats`, if there are any.
         """
-        self._chooser, self._ledger = chooser, ledger
+        self._chooser, self._ledger, self._repeats = chooser, ledger, repeats
         chooser.is_heard_by_draft = self.session.shape.num_noise_rows > 0
         self.session.use_noise(chooser.noise_source())
         self.branches = {}
@@ -82,7 +92,7 @@ class Drafter:
 
     def _is_worthwhile(self, branch: Branch, passes: int, length: WindowLength | None) -> bool:
         seconds = self.clock.shortest_seconds
-        return length is None or length.is_pass_worthwhile(branch.shares, len(branch.fed), passes, seconds)
+        return length is None or length.is_pass_worthwhile(branch.all_shares, len(branch.fed), passes, seconds)
 
     def adopt(self, head: int, num_accepted: int, token: int, window: NDArray[np.int64]) -> None:
         """Make the verified text and the next window the chain; move the branch's cache rows to their positions.
@@ -153,15 +163,38 @@ class Drafter:
             started = self.now()
             with self._ledger.time("draft", label):
                 tips = self.chain.run(blocks, range(first_tip, num_rows))
-                self._absorb(placed, self._note_lead(tips, num_lead - first_tip), num_lead, scratch)
+                tips = self._with_repeats(
+                    tips, range(self.chain.num_fed + first_tip, self.chain.num_fed + num_lead), placed
+                )
+                self._absorb(placed, self._note_lead(tips, num_lead - first_tip), num_lead, scratch, gamma)
             self.clock.observe(num_rows, self.now() - started)
         return placed
 
     def _note_lead(self, tips: TipGuesses, num_noted: int) -> TipGuesses:
         """Take what came after the chain's tokens as its candidates; what is left is the branches'."""
-        tips = TipGuesses(tips.ids.copy(), tips.logprobs.copy())
         self.chain.note_candidates(self.chain.num_fed, tips.ids[:num_noted, 0], tips.logprobs[:num_noted, 0])
         return TipGuesses(tips.ids[num_noted:], tips.logprobs[num_noted:])
+
+    def _with_repeats(self, tips: TipGuesses, lead: range, placed: Sequence[Branch]) -> TipGuesses:
+        """A copy in which the tips' next tokens know what the text has said before.
+
+        The tips are the chain's tokens at the positions `lead`, then the branches' guesses.
+        """
+        tips = TipGuesses(tips.ids.copy(), tips.logprobs.copy())
+        if self._repeats is not None:
+            ends = [self.chain.end(position + 1) for position in lead]
+            for branch in placed:
+                text = self._text_of(branch)
+                ends += [[*text, *branch.guesses[: fed + 1]] for fed in range(len(branch.guesses))]
+            for place, end in enumerate(ends):
+                repeated = self._repeats.after(end)
+                if repeated is not None:
+                    mix(tips.ids[place, 0], tips.logprobs[place, 0], repeated[0], _SAID_SHARE * repeated[1])
+        return tips
+
+    def _text_of(self, branch: Branch) -> list[int]:
+        """The text's end before a branch's guesses."""
+        return [*self.chain.end(branch.start), *branch.fed]
 
     def _block(self, branch: Branch, num_lead: int) -> RowBlock:
         """Rows for the branch's guesses: they see the chain before its start, and the branch's own cache slots."""
@@ -174,51 +207,71 @@ class Drafter:
             lead_rows=min(max(0, branch.start - num_fed), num_lead),
         )
 
-    def _absorb(self, placed: Sequence[Branch], tips: TipGuesses, num_lead: int, scratch: int) -> None:
+    def _absorb(self, placed: Sequence[Branch], tips: TipGuesses, num_lead: int, scratch: int, gamma: int) -> None:
         """Take in what a round predicted; cache the rows of the chain tokens it led with, and of confirmed guesses."""
         chain = self.chain
         rows, slots = [*range(num_lead)], [*range(chain.num_fed, chain.num_fed + num_lead)]
-        predicted, shares = self._predict(tips, placed)
+        starts = [branch.start + len(branch.fed) for branch in placed]
+        firsts = [np.arange(start, start + len(branch.guesses)) for start, branch in zip(starts, placed, strict=True)]
+        positions = np.concatenate(firsts)[:, None] + 1 + np.arange(tips.ids.shape[1])
+        predicted, shares = self._choose(tips.ids, tips.logprobs, positions)
         first_tip = 0
         for branch in placed:
-            last_tip = first_tip + len(branch.guesses)
-            own = TipGuesses(tips.ids[first_tip:last_tip], tips.logprobs[first_tip:last_tip])
-            kept = branch.absorb(predicted[first_tip:last_tip], shares[first_tip:last_tip], own)
-            self.confirmations.observe(len(own.ids), kept)
+            own = slice(first_tip, first_tip + len(branch.guesses))
+            of_branch = TipGuesses(tips.ids[own], tips.logprobs[own])
+            if self._repeats is not None:
+                self._go_on(self._repeats, branch, of_branch, (predicted[own], shares[own]), gamma)
+            kept = branch.absorb(predicted[own].tolist(), shares[own].tolist(), of_branch)
+            self.confirmations.observe(len(of_branch.ids), kept)
             new_slots = range(scratch, scratch + kept)
             rows += range(num_lead + first_tip, num_lead + first_tip + kept)
             slots += new_slots
             branch.slots += new_slots
-            first_tip = last_tip
+            first_tip = own.stop
             scratch += kept
         self.session.keep_rows(rows, slots)
         chain.num_fed += num_lead
 
-    def _predict(self, tips: TipGuesses, placed: Sequence[Branch]) -> tuple[list[list[int]], list[list[Share]]]:
-        """Predicted tokens `[R, 1 + s]` of all tips, those of the branches' guesses one after another, and shares."""
+    def _choose(
+        self, ids: NDArray[np.int64], logprobs: NDArray[np.float32], positions: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The best of candidates `[..., m]` for each of `positions [...]`, and how sure it is, `[..., 2]`."""
         assert self._chooser is not None
-        num_tips, num_ahead, num_candidates = tips.ids.shape
-        if not self._chooser.keeps_order:
-            starts = [(branch.start + len(branch.fed), len(branch.guesses)) for branch in placed]
-            tip_positions = np.concatenate([np.arange(start, start + size) for start, size in starts])
-            positions = tip_positions[:, None] + 1 + np.arange(num_ahead)[None, :]
-            scores = self._chooser.rank(tips.ids, tips.logprobs, positions).reshape(-1, num_candidates)
-            every, best = np.arange(len(scores)), scores.argmax(axis=1)
-            predicted = tips.ids.reshape(-1, num_candidates)[every, best].reshape(num_tips, num_ahead)
-            behind = np.subtract(scores, scores[every, best][:, None], dtype=np.float64)
-            total = np.log(np.exp(behind).sum(axis=1))
-            behind[every, best] = _LEAST_SHARE
-            others = behind
-        else:  # candidates come best first, and nothing changes their order
-            predicted = tips.ids[..., 0]
-            behind = np.subtract(tips.logprobs, tips.logprobs[..., :1], dtype=np.float64)
-            total = np.log(np.exp(behind).sum(axis=2))
-            others = behind[..., 1:]
-        shares: NDArray[np.float64] = np.empty((num_tips, num_ahead, 2))
-        shares[..., 0] = -total.reshape(num_tips, num_ahead)
-        other = others.max(axis=-1, initial=_LEAST_SHARE).reshape(num_tips, num_ahead)
-        np.add(other, shares[..., 0], out=shares[..., 1])
-        return predicted.tolist(), shares.tolist()
+        scores = self._chooser.rank(ids, logprobs, positions).reshape(-1, ids.shape[-1])
+        every, best = np.arange(len(scores)), scores.argmax(axis=1)
+        behind = np.subtract(scores, scores[every, best][:, None], dtype=np.float64)
+        total = np.log(np.exp(behind).sum(axis=1))
+        behind[every, best] = _LEAST_SHARE
+        shares: NDArray[np.float64] = np.stack((-total, behind.max(axis=1) - total), axis=1)
+        return ids.reshape(-1, ids.shape[-1])[every, best].reshape(positions.shape), shares.reshape(*positions.shape, 2)
+
+    def _go_on(
+        self,
+        repeats: RepeatedText,
+        branch: Branch,
+        tips: TipGuesses,
+        chosen: tuple[NDArray[np.int64], NDArray[np.float64]],
+        gamma: int,
+    ) -> None:
+        """Let streams after the last confirmed guess, and a tail, follow what the text has said; in place."""
+        (predicted, shares), last = chosen, branch.num_confirmed(chosen[0].tolist()) - 1
+        text = [*self._text_of(branch), *branch.guesses[: last + 1], int(predicted[last, 0])]
+        position = branch.start + len(branch.fed) + last + 1
+        for ahead in range(1, tips.ids.shape[1]):
+            repeated = repeats.after(text)
+            if repeated is not None:
+                ids, logprobs = tips.ids[last, ahead], tips.logprobs[last, ahead]
+                mix(ids, logprobs, repeated[0], _SAID_SHARE * repeated[1])
+                predicted[last, ahead], shares[last, ahead] = self._choose(ids, logprobs, np.array(position + ahead))
+            text.append(int(predicted[last, ahead]))
+        branch.tail = []
+        for _ in range(gamma - (position - branch.start) - tips.ids.shape[1] + 1):
+            repeated = repeats.after(text)
+            if repeated is None or repeated[1] < _LEAST_OF_TAIL:
+                break
+            token, chance = repeated
+            branch.tail.append((token, (log(chance), log(1 - chance))))
+            text.append(token)
 
     def _extend_chain(self, branch: Branch, window: NDArray[np.int64]) -> None:
         """Append `window` after the head; the branch's fed rows that agree with it become cached chain rows."""
@@ -242,3 +295,21 @@ def cut_window(found: BranchWindow, order: WindowOrder) -> NDArray[np.int64]:
     if order.length is None:
         return found.tokens[: order.limit]
     return found.tokens[: order.length.cut(found.shares, found.num_main, order.limit)]
+
+
+def mix(ids: NDArray[np.int64], logprobs: NDArray[np.float32], token: int, chance: float) -> None:
+    """Give `token` a `chance` besides what the draft thinks of it, in place; candidates `[m]` stay in order.
+
+    >>> ids, logprobs = np.array([4, 9]), np.log(np.array([0.6, 0.4], dtype=np.float32))
+    >>> mix(ids, logprobs, 7, 0.5); ids.tolist(), [round(float(share), 2) for share in np.exp(logprobs)]
+    ([7, 4], [0.5, 0.3])
+    """
+    logprobs += log(1 - chance)
+    found = np.flatnonzero(ids == token)
+    place, known = (int(found[0]), logprobs[found[0]]) if len(found) else (len(ids) - 1, -np.inf)
+    said = np.logaddexp(known, log(chance))
+    if said <= logprobs[place]:  # all candidates are likelier
+        return
+    ids[place], logprobs[place] = token, said
+    order = np.argsort(-logprobs, kind="stable")
+    ids[:], logprobs[:] = ids[order], logprobs[order]

@@ -1,5 +1,7 @@
-"""What the draft knows and guesses: the chain of known tokens, and the branches that grow from roots on it.
+"""What is known and guessed: what the text has said before, the chain of known tokens, and branches from roots on it.
 
+Loops, names, quotations of the prompt: where a text ends as an earlier part of it did, that part's continuation is a
+guess that costs no drafting (prompt lookup decoding, A. Saxena, 2023).
 The chain is committed text, head token and window. Cache slot `p` holds the token at position `p` for every fed chain
 token; slots after the chain are scratch. The scheduler reads the branches through a table.
 """
@@ -16,10 +18,96 @@ from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock, TipGuesses
 from mirrorsd.runtime.policy.roots import Root
-from mirrorsd.runtime.policy.windows import Share
+from mirrorsd.runtime.policy.windows import MOST_COMPARED, RepeatChances, Share
 
 NO_TOKENS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 _SLACK = 64  # a window may be known past the last slot that could ever be fed
+_LONGEST_END = 4
+"""Tokens of context that are looked for first; then fewer, down to one."""
+_LEAST_CHANCE = 0.01
+"""That a text goes on as it did, below which it might as well not have."""
+
+
+class Repeat(NamedTuple):
+    """The text's end agrees with an earlier part of it."""
+
+    place: int
+    """Where the token stands that followed there."""
+    length: int
+    """How many tokens agree."""
+
+
+class RepeatedText:
+    """Follows one text that only grows: how it has gone on where it stood as it does now, and how often it does again.
+
+    The scheduler's thread lets it follow; `after` may be asked from any thread.
+    """
+
+    def __init__(self, chances: RepeatChances, prompt: Sequence[int]) -> None:
+        """Begin with a prompt; teach `chances` what comes after it."""
+        self._chances = chances
+        self._tokens: list[int] = []
+        self._places: dict[tuple[int, ...], int] = {}
+        for token in prompt:
+            self._append(token)
+        self._repeat = self.find(self._tokens)
+
+    def follow(self, new: Iterable[int]) -> None:
+        """The text goes on with these tokens."""
+        for token in new:
+            repeat = self._repeat
+            is_right = repeat is not None and self._tokens[repeat.place] == token
+            if repeat is not None:
+                self._chances.observe(repeat.length, is_right=is_right)
+            self._append(token)
+            if repeat is not None and is_right:
+                self._repeat = Repeat(repeat.place + 1, repeat.length + 1)
+            else:
+                self._repeat = self.find(self._tokens)
+
+    def _append(self, token: int) -> None:
+        """Note the token as what came after the last ones, one to four of them."""
+        place, end = len(self._tokens), self._tokens[-_LONGEST_END:]
+        self._tokens.append(token)
+        for start in range(len(end)):
+            self._places[tuple(end[start:])] = place
+
+    def find(self, text: Sequence[int]) -> Repeat | None:
+        """Where the longest end of `text` stood last that was followed by something; None where it never did.
+
+        >>> RepeatedText(RepeatChances(), [5, 1, 2, 8, 6]).find([1, 2])
+        Repeat(place=3, length=2)
+        """
+        end = tuple(text[-_LONGEST_END:])
+        place = next((place for first in range(len(end)) if (place := self._places.get(end[first:])) is not None), None)
+        if place is None:
+            return None
+        length, most = 0, min(place, len(text), MOST_COMPARED)
+        while length < most and self._tokens[place - 1 - length] == text[-1 - length]:
+            length += 1
+        return Repeat(place, length)
+
+    def after(self, text: Sequence[int]) -> tuple[int, float] | None:
+        """What came after the longest end of `text`, and the chance that it does again; None where it never stood."""
+        repeat = self.find(text)
+        chance = self._chances.reach(repeat.length, 1)[0] if repeat is not None else 0.0
+        return (self._tokens[repeat.place], chance) if repeat is not None and chance > _LEAST_CHANCE else None
+
+    def reach(self, count: int) -> Sequence[float]:
+        """Chance of each of the next `count` tokens, and all before it, to be as they were; empty without a repeat."""
+        return self._chances.reach(self._repeat.length, count) if self._repeat is not None else []
+
+    def window(self, count: int) -> NDArray[np.int64]:
+        """The next `count` tokens, as they were: a text that repeats its last three goes round and round.
+
+        None where it repeats nothing.
+
+        >>> RepeatedText(RepeatChances(), [5, 1, 2, 8, 6, 1, 2]).window(2).tolist()
+        [8, 6]
+        """
+        if self._repeat is None:
+            return NO_TOKENS
+        return np.resize(np.array(self._tokens[self._repeat.place :], dtype=np.int64), count)
 
 
 class DraftChain:
@@ -109,6 +197,10 @@ class DraftChain:
             self._next_logprobs[place] = of_logprobs
             self._num_noted = max(self._num_noted, place + 1)
 
+    def end(self, stop: int) -> list[int]:
+        """The last tokens before position `stop`, as many as ends are compared by."""
+        return self._tokens[max(stop - MOST_COMPARED, 0) : stop].tolist()
+
     def candidates(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """What the draft thinks comes after positions `start .. stop - 1`: ids and log-probabilities `[n, m]`.
 
@@ -163,10 +255,11 @@ class Branch:
     `start` is the root token's absolute position: the branch sees every chain token before it. `fed` are the tokens
     (root first) whose keys and values are in `slots`; `guesses` are the tokens predicted after them. Entry `t` of
     `candidate_ids` and `candidate_logprobs` (`[m]` each) is what the draft thinks comes after token `t` of the branch;
-    entry `t` of `shares` is how sure it is of the one it chose there (see `WindowLength.cut`).
+    entry `t` of `shares` is how sure it is of the one it chose there (see `WindowLength.cut`). `tail` is how the text
+    has gone on before after all these, with shares of its own: it is never fed.
     """
 
-    __slots__ = ("candidate_ids", "candidate_logprobs", "fed", "guesses", "root", "shares", "slots", "start")
+    __slots__ = ("candidate_ids", "candidate_logprobs", "fed", "guesses", "root", "shares", "slots", "start", "tail")
 
     def __init__(self, root: Root, start: int) -> None:
         self.root = root
@@ -177,6 +270,7 @@ class Branch:
         self.candidate_ids: list[NDArray[np.int64]] = []
         self.candidate_logprobs: list[NDArray[np.float32]] = []
         self.shares: list[Share] = []
+        self.tail: list[tuple[int, Share]] = []
 
     @property
     def window(self) -> list[int]:
@@ -185,13 +279,25 @@ class Branch:
 
     @property
     def num_window(self) -> int:
-        """How many tokens there are after the root."""
+        """How many tokens there are after the root, the tail's left out."""
         return len(self.fed) + len(self.guesses) - 1
+
+    @property
+    def all_shares(self) -> list[Share]:
+        """How sure each token after the root is, the tail's included."""
+        return self.shares + [share for _, share in self.tail]
 
     def published(self, gamma: int) -> BranchWindow:
         """The branch as the scheduler sees it, `gamma` tokens at most."""
-        tokens = np.asarray(self.window[:gamma], dtype=np.int64)
-        return BranchWindow(tokens, self.root.source, self.shares[:gamma], len(self.fed))
+        tokens = np.asarray([*self.window, *(token for token, _ in self.tail)][:gamma], dtype=np.int64)
+        return BranchWindow(tokens, self.root.source, self.all_shares[:gamma], len(self.fed))
+
+    def num_confirmed(self, predicted: Sequence[Sequence[int]]) -> int:
+        """How many of the fed guesses stay, by what was predicted after each: those up to the first wrong one."""
+        kept = 1
+        while kept < len(self.guesses) and predicted[kept - 1][0] == self.guesses[kept]:
+            kept += 1
+        return kept
 
     def absorb(self, predicted: Sequence[Sequence[int]], shares: Sequence[Sequence[Share]], tips: TipGuesses) -> int:
         """Take in a pass that was fed all current guesses; return how many of its rows to keep.
@@ -209,9 +315,7 @@ class Branch:
         >>> branch.absorb(predicted, np.zeros((3, 3, 2)).tolist(), tips), branch.fed, branch.guesses
         (2, [5, 6], [9, 8, 4])
         """
-        kept = 1
-        while kept < len(self.guesses) and predicted[kept - 1][0] == self.guesses[kept]:
-            kept += 1
+        kept = self.num_confirmed(predicted)
         first, last = len(self.fed), kept - 1
         self.fed += self.guesses[:kept]
         self.guesses = [*predicted[last]]

@@ -178,11 +178,6 @@ class WindowLength:
         self._expected = [(chance, row < num_main) for row, chance in enumerate(found.chances[:length])]
         return length
 
-    @property
-    def repeat_chances(self) -> RepeatChances:
-        """How often texts go on as they did."""
-        return self._learned.repeats
-
     def cut_repeat(self, reach: Sequence[float], least: float) -> int:
         """How many tokens of a repeat to verify; 0 if that is not worth more than `least` tokens.
 

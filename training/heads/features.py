@@ -19,7 +19,7 @@ from mirrorsd.families.decoder_parts import LogitScale
 from mirrorsd.families.heads.config import FINAL
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.models.attention import training_attention_in
-from mirrorsd.training.run.device import autocast, matrices, narrowed
+from mirrorsd.training.run.device import matrices, narrowed, product_dtype
 
 __all__ = ["Features", "Teacher", "check_taps", "teaching"]
 
@@ -83,8 +83,8 @@ class Teacher:
 
 @contextmanager
 def teaching(target: PreTrainedModel) -> Iterator[Teacher]:
-    """Give a teacher whose layers' matrices are in autocast's type; undone at the end."""
+    """Give a teacher whose layers' matrices are in the type of products; undone at the end."""
     parts: Any = parts_of(target)
     head = parts.lm_head.weight.detach()
     with narrowed(matrices(parts.layers)):
-        yield Teacher(target, head.to(torch.get_autocast_dtype(autocast().device)))
+        yield Teacher(target, head.to(product_dtype()))

@@ -40,7 +40,7 @@ def write_self_text(
     """Write one file per batch into `folder`; batches that are there already are skipped.
 
     Args:
-        target: The model; it writes in the type of `autocast`, four times as fast as in single precision.
+        target: The model; it writes in the type that products are made in.
         prompts: All prompts (the same list in every part).
         folder: Where the batches go.
         config: Limits, temperatures, seed.

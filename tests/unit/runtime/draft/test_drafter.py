@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from mirrorsd.runtime.backends.fake import FakeDraft
+from mirrorsd.runtime.backends.protocol import TipGuesses
 from mirrorsd.runtime.config import GenerationConfig
-from mirrorsd.runtime.draft.drafter import Drafter, Offer, cut_window
-from mirrorsd.runtime.draft.tree import NO_TOKENS, Branch, BranchWindow
+from mirrorsd.runtime.draft.drafter import Drafter, Offer, cut_window, mix
+from mirrorsd.runtime.draft.tree import NO_TOKENS, Branch, BranchWindow, RepeatedText
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.roots import Root
-from mirrorsd.runtime.policy.windows import WindowOrder
+from mirrorsd.runtime.policy.windows import RepeatChances, WindowOrder
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 
 ORDER = WindowOrder(limit=4, passes=4)
@@ -143,3 +144,77 @@ def test_a_long_prompt_is_read_before_the_first_round_and_a_short_one_with_it() 
 def test_no_more_of_a_window_is_taken_than_was_ordered() -> None:
     found = BranchWindow(np.array([6, 7, 8]), "exit", [(0.0, -1.0)] * 3, 1)
     assert cut_window(found, WindowOrder(limit=2, passes=1)).tolist() == [6, 7]
+
+
+class UnsureDraft(FakeDraft):
+    """Gives every guess this probability, and the rest to token 63."""
+
+    certainty = 0.6
+
+    def run(self, blocks: Any, tip_rows: Any) -> TipGuesses:
+        ids = super().run(blocks, tip_rows).ids
+        logprobs = np.broadcast_to(np.log([self.certainty, 1 - self.certainty]), (*ids.shape[:2], 2))
+        return TipGuesses(np.concatenate((ids, np.full_like(ids, 63)), axis=2), logprobs.astype(np.float32))
+
+
+LINE = [20, 21, 22, 23, 24, 25, 26, 40, 41, 42, 43, 50]
+
+
+def repeating(text: list[int], certainty: float, *, with_repeats: bool = True, seed: int | None = None) -> Drafter:
+    """A draft that counts up with this certainty, and has read a text that may repeat itself."""
+    draft = UnsureDraft(
+        lambda seen: [(seen[-1] + 1 + i) % 64 for i in range(4)], vocab_size=64, num_streams=3, num_candidates=2
+    )
+    draft.certainty = certainty
+    drafter, sampling = Drafter(draft), {} if seed is None else {"temperature": 1.0, "seed": seed}
+    repeats = RepeatedText(RepeatChances(), text) if with_repeats else None
+    drafter.prefill(np.array(text), TokenChooser(GenerationConfig(**sampling)), Ledger(), repeats)
+    return drafter
+
+
+def test_an_unsure_draft_says_what_the_text_has_said() -> None:
+    """The text stands as it did before its 40; the draft would say 27."""
+    text, order = [*LINE, *LINE[:7]], WindowOrder(limit=4, passes=2)
+    assert repeating(text, 0.6).fresh(order).tolist() == [40, 41, 42, 43]
+    assert repeating(text, 0.999).fresh(order).tolist() == [27, 28, 29, 30]
+    assert repeating(text, 0.6, with_repeats=False).fresh(order).tolist() == [27, 28, 29, 30]
+
+
+def test_streams_follow_what_the_text_has_said() -> None:
+    """One pass: its row says 26, what comes after that was never counted up."""
+    assert repeating([*LINE, *LINE[:6]], 0.6).fresh(WindowOrder(limit=4, passes=1)).tolist() == [26, 40, 41, 42]
+
+
+def test_behind_the_drafts_guesses_the_text_goes_on_as_it_did() -> None:
+    text = [*LINE, *LINE[:3]]
+    sure = repeating(text, 0.999)
+    assert sure.fresh(WindowOrder(limit=9, passes=1)).tolist() == [23, 24, 25, 26, 40, 41, 42, 43, 50]
+    assert sure.chain.num_known == len(text) + 9
+    alone = repeating(text, 0.999, with_repeats=False)
+    assert alone.fresh(WindowOrder(limit=9, passes=1)).tolist() == [23, 24, 25, 26]
+
+
+def test_a_branch_goes_on_as_the_text_did() -> None:
+    """Text and root stand as they did before 26: the row behind the root, its streams and a tail know the rest."""
+    drafter = repeating([*LINE, *LINE[:5]], 0.6)
+    drafter.fresh(WindowOrder(limit=3, passes=1))
+    branch = drafter.branches[0, 25] = Branch(Root(0, 25, 1.0, "early"), 17)
+    drafter.grow([Offer(branch, [1.0])], drafter.chain.num_known, 6, 32, 17)
+    assert branch.window == [26, 40, 41, 42]
+    assert branch.published(6).tokens.tolist() == [26, 40, 41, 42, 43, 50]
+
+
+def test_sampled_guesses_compete_with_their_noise_beside_what_the_text_has_said() -> None:
+    """Over many seeds the repeated token is guessed about as often as the mixture says: 0.4 and its share of 63."""
+    text = [*LINE, *LINE[:7]]
+    guesses = [repeating(text, 0.6, seed=seed).fresh(WindowOrder(limit=1, passes=1))[0] for seed in range(300)]
+    assert 0.3 < np.mean(np.array(guesses) == 40) < 0.6
+
+
+def test_a_candidate_gains_what_the_text_says_and_an_unlikelier_one_is_not_taken_in() -> None:
+    ids, logprobs = np.array([4, 9]), np.log(np.array([0.6, 0.4], dtype=np.float32))
+    mix(ids, logprobs, 9, 0.5)
+    assert ids.tolist() == [9, 4]
+    np.testing.assert_allclose(np.exp(logprobs), [0.7, 0.3], atol=1e-6)
+    mix(ids, logprobs, 8, 0.1)
+    assert ids.tolist() == [9, 4], "0.27 of the last is more than 0.1"

@@ -1,15 +1,36 @@
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.training.run.device import autocast, use_device
+from mirrorsd.training.run import device
+from mirrorsd.training.run.device import autocast, narrowed, use_device
 
 
-def test_auto_takes_the_processor_where_there_is_no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def _forget_the_processor() -> Iterator[None]:
+    device._multiplies_bfloat16.cache_clear()
+    yield
+    device._multiplies_bfloat16.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "dtype"),
+    [({"amx_bf16": True}, torch.bfloat16), ({"avx512_bf16": False, "avx2": True}, torch.float32)],
+)
+def test_a_processor_multiplies_in_bfloat16_where_it_can(
+    monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], dtype: torch.dtype
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     assert use_device("auto").type == "cpu"
+    weight = torch.nn.Parameter(torch.ones(2, 2))
     with autocast():
-        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
+    with narrowed([weight]):
+        assert weight.dtype == dtype
+    assert weight.dtype == torch.float32
 
 
 def test_cuda_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

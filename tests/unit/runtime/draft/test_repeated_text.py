@@ -1,0 +1,73 @@
+"""Texts that repeat themselves: what follows, and how likely."""
+
+import numpy as np
+
+from mirrorsd.runtime.draft.tree import RepeatedText
+from mirrorsd.runtime.policy.windows import RepeatChances
+
+LOOP = [5, 6, 7, 8, 9]
+
+
+def followed(text: list[int], chances: RepeatChances | None = None, num_prompt: int = 1) -> RepeatedText:
+    found = RepeatedText(chances or RepeatChances(), text[:num_prompt])
+    found.follow(text[num_prompt:])
+    return found
+
+
+def test_a_text_read_piece_by_piece_gives_the_same_guesses() -> None:
+    text = np.random.default_rng(0).integers(0, 6, 200).tolist()
+    growing, found = RepeatedText(RepeatChances(), text[:1]), 0
+    for stop in range(1, len(text)):
+        whole = RepeatedText(RepeatChances(), text[:stop])
+        assert growing.find(text[:stop]) == whole.find(text[:stop])
+        found += whole.find(text[:stop]) is not None
+        growing.follow(text[stop : stop + 1])
+    assert found > 50
+
+
+def test_the_longest_end_that_stood_before_wins() -> None:
+    text = [1, 2, 3, 7, 9, 3, 8, 1, 2, 3]
+    assert followed(text).window(1).tolist() == [7]
+    assert followed(text[-1:]).window(1).tolist() == []
+
+
+def test_a_loop_goes_on_beyond_the_end_of_the_text() -> None:
+    assert followed([1, *LOOP, *LOOP, 5]).window(12).tolist() == [6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6, 7]
+
+
+def test_a_quotation_of_the_prompt_is_found() -> None:
+    assert followed([11, 12, 13, 14, 15, 2, 3, 11, 12], num_prompt=7).window(3).tolist() == [13, 14, 15]
+
+
+def test_a_new_text_repeats_nothing() -> None:
+    assert followed([1, 2, 3, 4]).reach(5) == []
+    assert followed([1, 2, 3, 4]).after([1, 9]) is None
+
+
+def test_what_came_after_a_text_that_is_only_guessed_is_known_too() -> None:
+    """The text stands after 3; a draft guesses that 4 and 5 come next."""
+    text = followed([4, 5, 6, 1, 2, 3])
+    found = text.after([1, 2, 3, 4, 5])
+    assert found is not None
+    assert found[0] == 6
+    assert text.after([5]) is not None
+    assert text.after([5])[1] < found[1], "two tokens that agree say more than one"
+
+
+def test_what_never_comes_true_is_not_worth_saying() -> None:
+    chances = RepeatChances()
+    for _ in range(3000):
+        chances.observe(1, is_right=False)
+    assert followed([1, 2, 3], chances).after([2]) is None
+
+
+def test_longer_agreement_is_likelier_to_go_on() -> None:
+    short, long = followed([*LOOP, 1, 5], num_prompt=7), followed([*LOOP, 1, *LOOP[:4]], num_prompt=10)
+    assert short.reach(3)[0] < long.reach(3)[0]
+    assert list(long.reach(9)) == sorted(long.reach(9), reverse=True)
+
+
+def test_the_prompt_itself_teaches_nothing() -> None:
+    chances = RepeatChances()
+    followed(LOOP * 9, chances, num_prompt=45)
+    assert chances.reach(30, 1) == RepeatChances().reach(30, 1)
