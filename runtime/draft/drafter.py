@@ -4,7 +4,7 @@ Owned by the draft worker: no method may be called from two threads.
 """
 
 from collections.abc import Sequence
-from math import log
+from math import exp, log
 from typing import NamedTuple
 
 import numpy as np
@@ -182,15 +182,24 @@ class Drafter:
         """
         tips = TipGuesses(tips.ids.copy(), tips.logprobs.copy())
         if self._repeats is not None:
-            ends = [self.chain.end(position + 1) for position in lead]
+            self._lean(
+                self._repeats, self.chain.end(lead.start), [self.chain.token(position) for position in lead], tips
+            )
+            first = len(lead)
             for branch in placed:
-                text = self._text_of(branch)
-                ends += [[*text, *branch.guesses[: fed + 1]] for fed in range(len(branch.guesses))]
-            for place, end in enumerate(ends):
-                repeated = self._repeats.after(end)
-                if repeated is not None:
-                    mix(tips.ids[place, 0], tips.logprobs[place, 0], repeated[0], _SAID_SHARE * repeated[1])
+                own = TipGuesses(tips.ids[first:], tips.logprobs[first:])
+                self._lean(self._repeats, self._text_of(branch), branch.guesses, own)
+                first += len(branch.guesses)
         return tips
+
+    @staticmethod
+    def _lean(repeats: RepeatedText, text: list[int], tokens: Sequence[int], tips: TipGuesses) -> None:
+        """Let what comes after each of `tokens`, which follow `text`, lean on what was said before; in place."""
+        repeat = repeats.find(text)
+        for place, token in enumerate(tokens):
+            text.append(token)
+            repeat = repeats.go_on(repeat, text)
+            mix(tips.ids[place, 0], tips.logprobs[place, 0], repeats.said(repeat))
 
     def _text_of(self, branch: Branch) -> list[int]:
         """The text's end before a branch's guesses."""
@@ -256,22 +265,22 @@ class Drafter:
         """Let streams after the last confirmed guess, and a tail, follow what the text has said; in place."""
         (predicted, shares), last = chosen, branch.num_confirmed(chosen[0].tolist()) - 1
         text = [*self._text_of(branch), *branch.guesses[: last + 1], int(predicted[last, 0])]
-        position = branch.start + len(branch.fed) + last + 1
+        repeat, position = repeats.find(text), branch.start + len(branch.fed) + last + 1
         for ahead in range(1, tips.ids.shape[1]):
-            repeated = repeats.after(text)
-            if repeated is not None:
-                ids, logprobs = tips.ids[last, ahead], tips.logprobs[last, ahead]
-                mix(ids, logprobs, repeated[0], _SAID_SHARE * repeated[1])
+            ids, logprobs = tips.ids[last, ahead], tips.logprobs[last, ahead]
+            if mix(ids, logprobs, repeats.said(repeat)):
                 predicted[last, ahead], shares[last, ahead] = self._choose(ids, logprobs, np.array(position + ahead))
             text.append(int(predicted[last, ahead]))
+            repeat = repeats.go_on(repeat, text)
         branch.tail = []
         for _ in range(gamma - (position - branch.start) - tips.ids.shape[1] + 1):
-            repeated = repeats.after(text)
-            if repeated is None or repeated[1] < _LEAST_OF_TAIL:
+            said = repeats.said(repeat)
+            if said is None or said[1] < _LEAST_OF_TAIL:
                 break
-            token, chance = repeated
+            token, chance = said
             branch.tail.append((token, (log(chance), log(1 - chance))))
             text.append(token)
+            repeat = repeats.go_on(repeat, text)
 
     def _extend_chain(self, branch: Branch, window: NDArray[np.int64]) -> None:
         """Append `window` after the head; the branch's fed rows that agree with it become cached chain rows."""
@@ -297,19 +306,26 @@ def cut_window(found: BranchWindow, order: WindowOrder) -> NDArray[np.int64]:
     return found.tokens[: order.length.cut(found.shares, found.num_main, order.limit)]
 
 
-def mix(ids: NDArray[np.int64], logprobs: NDArray[np.float32], token: int, chance: float) -> None:
-    """Give `token` a `chance` besides what the draft thinks of it, in place; candidates `[m]` stay in order.
+def mix(ids: NDArray[np.int64], logprobs: NDArray[np.float32], said: tuple[int, float] | None) -> bool:
+    """Give a token that the text has `said` its share besides what the draft thinks of it, in place; whether that was.
+
+    Candidates `[m]` stay in order.
 
     >>> ids, logprobs = np.array([4, 9]), np.log(np.array([0.6, 0.4], dtype=np.float32))
-    >>> mix(ids, logprobs, 7, 0.5); ids.tolist(), [round(float(share), 2) for share in np.exp(logprobs)]
-    ([7, 4], [0.5, 0.3])
+    >>> mix(ids, logprobs, (7, 0.8)), ids.tolist(), [round(float(share), 2) for share in np.exp(logprobs)]
+    (True, [7, 4], [0.4, 0.36])
     """
-    logprobs += log(1 - chance)
-    found = np.flatnonzero(ids == token)
-    place, known = (int(found[0]), logprobs[found[0]]) if len(found) else (len(ids) - 1, -np.inf)
-    said = np.logaddexp(known, log(chance))
-    if said <= logprobs[place]:  # all candidates are likelier
-        return
-    ids[place], logprobs[place] = token, said
-    order = np.argsort(-logprobs, kind="stable")
-    ids[:], logprobs[:] = ids[order], logprobs[order]
+    if said is None:
+        return False
+    token, share = said[0], _SAID_SHARE * said[1]
+    place = 0 if ids[0] == token else int((ids == token).argmax())
+    is_known, last = ids[place] == token, len(ids) - 1
+    logprobs += log(1 - share)
+    if not is_known and log(share) <= logprobs[last]:  # all candidates are likelier
+        return True
+    place = place if is_known else last
+    ids[place], logprobs[place] = token, log(share + (exp(logprobs[place]) if is_known else 0.0))
+    if place:
+        order = np.argsort(-logprobs, kind="stable")
+        ids[:], logprobs[:] = ids[order], logprobs[order]
+    return True

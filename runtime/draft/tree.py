@@ -56,14 +56,10 @@ class RepeatedText:
         """The text goes on with these tokens."""
         for token in new:
             repeat = self._repeat
-            is_right = repeat is not None and self._tokens[repeat.place] == token
             if repeat is not None:
-                self._chances.observe(repeat.length, is_right=is_right)
+                self._chances.observe(repeat.length, is_right=self._tokens[repeat.place] == token)
             self._append(token)
-            if repeat is not None and is_right:
-                self._repeat = Repeat(repeat.place + 1, repeat.length + 1)
-            else:
-                self._repeat = self.find(self._tokens)
+            self._repeat = self.go_on(repeat, self._tokens)
 
     def _append(self, token: int) -> None:
         """Note the token as what came after the last ones, one to four of them."""
@@ -87,11 +83,23 @@ class RepeatedText:
             length += 1
         return Repeat(place, length)
 
-    def after(self, text: Sequence[int]) -> tuple[int, float] | None:
-        """What came after the longest end of `text`, and the chance that it does again; None where it never stood."""
-        repeat = self.find(text)
-        chance = self._chances.reach(repeat.length, 1)[0] if repeat is not None else 0.0
-        return (self._tokens[repeat.place], chance) if repeat is not None and chance > _LEAST_CHANCE else None
+    def go_on(self, repeat: Repeat | None, text: Sequence[int]) -> Repeat | None:
+        """What `text` repeats after its last token, `repeat` being what it did before: the same place while that lasts.
+
+        >>> text = RepeatedText(RepeatChances(), [5, 1, 2, 8, 6])
+        >>> text.go_on(Repeat(place=3, length=2), [1, 2, 8])
+        Repeat(place=4, length=3)
+        """
+        if repeat is not None and repeat.place + 1 < len(self._tokens) and self._tokens[repeat.place] == text[-1]:
+            return Repeat(repeat.place + 1, repeat.length + 1)
+        return self.find(text)
+
+    def said(self, repeat: Repeat | None) -> tuple[int, float] | None:
+        """What came there, and the chance that it does again; None where it hardly will."""
+        if repeat is None:
+            return None
+        chance = self._chances.chance(repeat.length)
+        return (self._tokens[repeat.place], chance) if chance > _LEAST_CHANCE else None
 
     def reach(self, count: int) -> Sequence[float]:
         """Chance of each of the next `count` tokens, and all before it, to be as they were; empty without a repeat."""
@@ -199,7 +207,8 @@ class DraftChain:
 
     def end(self, stop: int) -> list[int]:
         """The last tokens before position `stop`, as many as ends are compared by."""
-        return self._tokens[max(stop - MOST_COMPARED, 0) : stop].tolist()
+        tokens: list[int] = self._tokens[max(stop - MOST_COMPARED, 0) : stop].tolist()
+        return tokens
 
     def candidates(self, start: int, stop: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """What the draft thinks comes after positions `start .. stop - 1`: ids and log-probabilities `[n, m]`.

@@ -7,9 +7,11 @@ pays, and which rows a round has: every guess that is fed costs one, and is kept
 Does not own how roots are chosen (`roots`) nor whether to draft at all (`account`). Changes no token.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from math import exp, inf, log
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -93,16 +95,16 @@ class RepeatChances:
         """Learn from one token."""
         self._share(length).observe(float(is_right), 1.0)
 
+    def chance(self, length: int) -> float:
+        """That the next token is right."""
+        return min(self._share(length).value, _SUREST_REPEAT)
+
     def reach(self, length: int, count: int) -> list[float]:
         """Chance of each of the next `count` tokens to be right, and all before it."""
-        found, so_far = [], 1.0
-        for more in range(count):
-            so_far *= min(self._share(length + more).value, _SUREST_REPEAT)
-            found.append(so_far)
-        return found
+        return [*accumulate((self.chance(length + more) for more in range(count)), mul)]
 
     def _share(self, length: int) -> Ratio:
-        return self._shares[next((i for i, longest in enumerate(_LENGTHS) if length <= longest), len(_LENGTHS))]
+        return self._shares[bisect_left(_LENGTHS, length)]
 
 
 class LearnedLengths:

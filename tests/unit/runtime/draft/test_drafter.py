@@ -213,8 +213,10 @@ def test_sampled_guesses_compete_with_their_noise_beside_what_the_text_has_said(
 
 def test_a_candidate_gains_what_the_text_says_and_an_unlikelier_one_is_not_taken_in() -> None:
     ids, logprobs = np.array([4, 9]), np.log(np.array([0.6, 0.4], dtype=np.float32))
-    mix(ids, logprobs, 9, 0.5)
+    assert mix(ids, logprobs, (9, 1.0))
     assert ids.tolist() == [9, 4]
     np.testing.assert_allclose(np.exp(logprobs), [0.7, 0.3], atol=1e-6)
-    mix(ids, logprobs, 8, 0.1)
+    assert mix(ids, logprobs, (8, 0.2))
     assert ids.tolist() == [9, 4], "0.27 of the last is more than 0.1"
+    np.testing.assert_allclose(np.exp(logprobs), [0.63, 0.27], atol=1e-6)
+    assert not mix(ids, logprobs, None)

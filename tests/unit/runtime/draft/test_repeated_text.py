@@ -41,24 +41,38 @@ def test_a_quotation_of_the_prompt_is_found() -> None:
 
 def test_a_new_text_repeats_nothing() -> None:
     assert followed([1, 2, 3, 4]).reach(5) == []
-    assert followed([1, 2, 3, 4]).after([1, 9]) is None
+    assert followed([1, 2, 3, 4]).find([1, 9]) is None
 
 
 def test_what_came_after_a_text_that_is_only_guessed_is_known_too() -> None:
     """The text stands after 3; a draft guesses that 4 and 5 come next."""
     text = followed([4, 5, 6, 1, 2, 3])
-    found = text.after([1, 2, 3, 4, 5])
-    assert found is not None
-    assert found[0] == 6
-    assert text.after([5]) is not None
-    assert text.after([5])[1] < found[1], "two tokens that agree say more than one"
+    guessed, alone = text.said(text.find([1, 2, 3, 4, 5])), text.said(text.find([5]))
+    assert guessed is not None
+    assert alone is not None
+    assert guessed[0] == alone[0] == 6
+    assert guessed[1] > alone[1], "two tokens that agree say more than one"
+
+
+def test_a_guessed_text_keeps_its_place_while_it_repeats_and_ends_with_the_text() -> None:
+    """Of two places the later one is found; from the earlier one on, it is the earlier one that goes on."""
+    text = followed([1, 2, 3, 4, 9, 2, 3, 5], num_prompt=8)
+    later = text.find([2, 3])
+    assert later is not None
+    assert text.said(later) == (5, 0.2)
+    earlier = text.go_on(text.find([1, 2]), [1, 2, 3])
+    assert text.said(earlier) == (4, 0.35)
+    assert text.go_on(later, [2, 3, 5]) is None, "nothing came after it"
+    assert text.go_on(later, [2, 3, 4]) == text.find([2, 3, 4])
 
 
 def test_what_never_comes_true_is_not_worth_saying() -> None:
     chances = RepeatChances()
     for _ in range(3000):
         chances.observe(1, is_right=False)
-    assert followed([1, 2, 3], chances).after([2]) is None
+    text = followed([1, 2, 3], chances)
+    assert text.find([2]) is not None
+    assert text.said(text.find([2])) is None
 
 
 def test_longer_agreement_is_likelier_to_go_on() -> None:
