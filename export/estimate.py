@@ -12,6 +12,7 @@ from pathlib import Path
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.hub import readable_bytes
 from mirrorsd.export.options import ExportOptions
+from mirrorsd.export.weights.block_formats import FILE
 
 _BITS = {"fp32": 32.0, "fp16": 16.0, "bf16": 16.0, "int8": 8.5, "int4": 4.8}
 """Per parameter, scales and tables included."""
@@ -43,13 +44,16 @@ def estimate_export(target: Path, draft: Path, options: ExportOptions) -> Export
     Raises:
         ExportError: a checkpoint is missing, damaged or not supported.
     """
-    of_target, of_draft = open_checkpoint(target, "target").source, open_checkpoint(draft, "draft").source
-    return estimate_sizes(of_target.num_parameters, of_draft.num_parameters, options)
+    of_target, of_draft = open_checkpoint(target, "target"), open_checkpoint(draft, "draft")
+    file_bytes = of_target.path.stat().st_size if options.precision == FILE else None
+    return estimate_sizes(of_target.source.num_parameters, of_draft.source.num_parameters, options, file_bytes)
 
 
-def estimate_sizes(target_parameters: int, draft_parameters: int, options: ExportOptions) -> ExportEstimate:
-    """The same from numbers of parameters."""
-    target_bytes = target_parameters * _BITS[options.precision] / 8
+def estimate_sizes(
+    target_parameters: int, draft_parameters: int, options: ExportOptions, file_bytes: int | None = None
+) -> ExportEstimate:
+    """The same from numbers of parameters, and the size of a file whose own blocks are kept."""
+    target_bytes = target_parameters * _BITS[options.precision] / 8 if file_bytes is None else file_bytes
     draft_bytes = draft_parameters * _BITS[options.draft_precision] / 8
     billions = (target_parameters + draft_parameters) / 1e9
     memory = _LEAST_MEMORY + _MEMORY_PER_BYTE * max(target_bytes, 4.0 * draft_parameters)

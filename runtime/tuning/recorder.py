@@ -81,6 +81,8 @@ def recording_of(pipe: "MirrorPipeline", texts: Sequence[RecordedText], temperat
 
 
 Guesses = tuple[NDArray[np.int64], NDArray[np.float32]]
+_PASS_S = 10.0
+"""Longest time of a pass: all those of a text are one job for a device."""
 
 
 def record_text(
@@ -110,12 +112,13 @@ def record_text(
             f"A text of {len(tokens)} tokens fills the context, which leaves no room for windows to record. Ask for "
             "fewer new tokens, or export the bundle with more --context."
         )
-    ids, logprobs = engine.draft_worker.run(partial(ask_draft, draft, tokens, first, room, chooser))
+    longest = _PASS_S * len(tokens)
+    ids, logprobs = engine.draft_worker.run(partial(ask_draft, draft, tokens, first, room, chooser), deadline_s=longest)
     positions = 1 + first + np.arange(len(ids))[:, None] + np.arange(room)[None, :]
     windows = chooser.guess(ids[:, :room, 0], logprobs[:, :room, 0], positions)
     asked = {kind: AskedHead(target, kind, tokens, first, chooser) for kind in heads}
     ask = partial(ask_target, target, tokens, first, windows, tuple(asked.values()))
-    exit_ids, exit_logprobs = engine.target_worker.run(ask)
+    exit_ids, exit_logprobs = engine.target_worker.run(ask, deadline_s=longest)
     engine.draft_worker.run(draft.close)
     engine.target_worker.run(target.close)
     return RecordedText(

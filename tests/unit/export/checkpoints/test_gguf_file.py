@@ -9,6 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
+from mirrorsd.export.estimate import estimate_export
+from mirrorsd.export.options import ExportOptions
 from mirrorsd.export.weights.block_quantisation import pack_levels, restore_rows
 from mirrorsd.export.weights.gguf_tensors import FileBlocks, GgufTensor, carried_tensors, kinds_of
 from mirrorsd.graphs.errors import ExportError
@@ -28,6 +30,13 @@ def test_a_file_is_read_as_transformers_reads_it(write_gguf: WriteGguf) -> None:
         assert torch.equal(tensor.read(torch.float32), wanted[name]), name
     assert found.source.name == "tiny" and found.source.licence == "apache-2.0"
     assert found.config["num_hidden_layers"] == 2 and found.eos_ids == (2,)
+
+
+def test_an_export_of_the_files_own_blocks_is_estimated_by_the_file(write_gguf: WriteGguf) -> None:
+    file = write_gguf("Q4_1")
+    estimate = estimate_export(file, file, ExportOptions(precision="file", draft_precision="int8"))
+    of_draft = open_checkpoint(file, "draft").source.num_parameters * 8.5 / 8
+    assert estimate.bundle_bytes == file.stat().st_size + round(of_draft)
 
 
 def test_tokenizer_and_chat_template_come_from_the_file(write_gguf: WriteGguf) -> None:
