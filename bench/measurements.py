@@ -42,7 +42,8 @@ PACED = """Six tasks. An ordinary draft guesses a token per pass.
 Command: `python bench/claims/tasks.py storyteller.mirror --ordinary plain.mirror --device-map CARD`."""
 METHODS = """The same questions by every method that a bundle has the parts for. *Trained* are seconds of a core or a
 clock. *Real* is two cores of this machine; *paced* and *simulated* are devices that are not there. In brackets:
-times plain. Texts of all methods and places are the same.
+times plain. Texts of all methods and places are the same. Drafts guess by themselves here (`-S repeats=no`): now their
+guesses lean on the text, too. SmolLM2's rows had an earlier draft.
 Command: `python bench/claims/methods.py B --work FOLDER`."""
 METHODS_BY_TASK = """The same reports by task: tokens per step (real / paced), and behind the colon times plain of the
 real, the paced and the simulated run."""
