@@ -29,6 +29,7 @@ from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 
 _NEAR_TIE_GAPS = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 4e-1}
+_FLOATS = {"fp32", "fp16", "bf16"}
 _MOST_PASSES, _MOST_PREFILLS = 64, 8
 """Bindings that a session keeps; those used last. Prompts end with any number of rows: they have places of their own.
 """
@@ -62,13 +63,34 @@ class OnnxTargetModel:
             check_ports(stage, segment_contract(entry.shape, s.name, taps=s.taps, **span))
         for e, stage in self.exits.values():
             check_ports(stage, exit_contract(entry.shape, e.name, num_candidates=e.num_candidates))
+        self._row_group: int | None = None
 
     def new_session(self) -> "OnnxTarget":
         """A session with a cache of its own on the shared graphs; where the device captures passes, they are."""
-        session = OnnxTarget(self)
+        if self._row_group is None:
+            self._row_group = self._find_row_group()
+        session = OnnxTarget(self, self._row_group)
         if self.device.captures:
             session.capture()
         return session
+
+    def _find_row_group(self) -> int:
+        """Rows that are computed together: what the bundle says, or pairs where this processor wants them.
+
+        Kernels for integer weights differ between processors, so they are asked: where a row alone gets other bits than
+        in a pass of two, single rows would part the texts of plain and speculative decoding.
+        """
+        entry = self.entry
+        if self.placement.provider != "CPUExecutionProvider":
+            return 1
+        parts = {entry.precision, entry.storage.head if entry.storage is not None else entry.precision}
+        if entry.row_group > 1 or not entry.spare_rows or parts <= _FLOATS:
+            return entry.row_group
+        session, tokens = OnnxTarget(self, 1), np.arange(2)
+        together = session.logits(tokens, 0)
+        alone = np.concatenate([session.logits(tokens[row : row + 1], row) for row in range(len(tokens))])
+        session.close()
+        return 1 if np.array_equal(together, alone) else 2
 
     def describe(self) -> str:
         """One line for `pipe.placement`, with the providers that the graphs really use."""
@@ -103,13 +125,13 @@ class RowBuffers:
 class OnnxTarget:
     """A `TargetSession` on an ONNX Runtime provider: one cache, and the bindings to it."""
 
-    def __init__(self, model: OnnxTargetModel) -> None:
+    def __init__(self, model: OnnxTargetModel, row_group: int) -> None:
         entry = model.entry
-        self.context = entry.context
+        self.row_group = row_group
+        self.context = entry.context - max(row_group - entry.row_group, 0)  # a group that ends there needs its room
         self.vocab_size = entry.shape.vocab_size
         self.near_tie_gap = _NEAR_TIE_GAPS.get(entry.shape.dtype, 5e-2)
         self._model = model
-        self.row_group = entry.row_group if model.placement.provider == "CPUExecutionProvider" else 1
         self._cache = make_cache(entry, model.device.place)
         self.heads = model.heads.entries
         self._running: ort.RunOptions | None = None
@@ -145,6 +167,12 @@ class OnnxTarget:
                 segment.finish(is_needed=is_heard or segment is bound.segments[-1])
         with ledger.time("target", "read"):
             return bound.read(num_rows, with_logits=with_logits)
+
+    def logits(self, tokens: NDArray[np.int64], start: int) -> NDArray[np.floating]:
+        """A copy of what a pass says at its rows, `[S, V]`."""
+        found = self.run(tokens, start, with_logits=True, ledger=Ledger(), exits=()).logits
+        assert found is not None  # they were asked for
+        return found.copy()
 
     def _filled_up(self, tokens: NDArray[np.int64], size: int) -> NDArray[np.int64]:
         """`size` rows: what comes behind the pass's own ones is overwritten by the next pass."""
