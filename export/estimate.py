@@ -12,7 +12,6 @@ from pathlib import Path
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.hub import readable_bytes
 from mirrorsd.export.options import ExportOptions
-from mirrorsd.export.weights.block_formats import FILE
 
 _BITS = {"fp32": 32.0, "fp16": 16.0, "bf16": 16.0, "int8": 8.5, "int4": 4.8}
 """Per parameter, scales and tables included."""
@@ -45,7 +44,7 @@ def estimate_export(target: Path, draft: Path, options: ExportOptions) -> Export
         ExportError: a checkpoint is missing, damaged or not supported.
     """
     of_target, of_draft = open_checkpoint(target, "target"), open_checkpoint(draft, "draft")
-    file_bytes = of_target.path.stat().st_size if options.precision == FILE else None
+    file_bytes = of_target.path.stat().st_size if options.precision not in _BITS else None
     return estimate_sizes(of_target.source.num_parameters, of_draft.source.num_parameters, options, file_bytes)
 
 

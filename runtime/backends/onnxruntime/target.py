@@ -29,6 +29,8 @@ from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 
 _NEAR_TIE_GAPS = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 4e-1}
+_ROWS_ASKED = 8
+"""That are computed alone and together, to see whether that is the same: with fewer it might be by chance."""
 _FLOATS = {"fp32", "fp16", "bf16"}
 _MOST_PASSES, _MOST_PREFILLS = 64, 8
 """Bindings that a session keeps; those used last. Prompts end with any number of rows: they have places of their own.
@@ -78,15 +80,16 @@ class OnnxTargetModel:
         """Rows that are computed together: what the bundle says, or pairs where this processor wants them.
 
         Kernels for integer weights differ between processors, so they are asked: where a row alone gets other bits than
-        in a pass of two, single rows would part the texts of plain and speculative decoding.
+        in a longer pass, single rows would part the texts of plain and speculative decoding.
         """
         entry = self.entry
         if self.placement.provider != "CPUExecutionProvider":
             return 1
         parts = {entry.precision, entry.storage.head if entry.storage is not None else entry.precision}
-        if entry.row_group > 1 or not entry.spare_rows or parts <= _FLOATS:
+        is_promised = entry.spare_rows > 0 or entry.shape.dtype != "float32"
+        if entry.row_group > 1 or not is_promised or parts <= _FLOATS:
             return entry.row_group
-        session, tokens = OnnxTarget(self, 1), np.arange(2)
+        session, tokens = OnnxTarget(self, 1), np.arange(min(_ROWS_ASKED, entry.context)) % entry.shape.vocab_size
         together = session.logits(tokens, 0)
         alone = np.concatenate([session.logits(tokens[row : row + 1], row) for row in range(len(tokens))])
         session.close()

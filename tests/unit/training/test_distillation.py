@@ -20,6 +20,7 @@ from mirrorsd.training.distill_draft import (
 )
 from mirrorsd.training.exit_adapter import exit_losses, make_adapters, train_adapters
 from mirrorsd.training.models.streaming_draft import StreamingDraft
+from mirrorsd.training.run.device import product_dtype
 from mirrorsd.training.run.loss_curve import plot_losses
 from mirrorsd.training.run.schedule import TrainingClock, WarmStableDecay
 from mirrorsd.training.run.timed_run import LOSSES_FILE, RunConfig, RunProgress
@@ -152,7 +153,7 @@ def test_what_the_target_says_of_a_text_is_computed_once_and_teaches_the_same(
 
 def test_no_more_is_remembered_than_there_is_memory_for(target: LlamaForCausalLM, text: TokenStream) -> None:
     first, second = text.take(2, 24)[:, :-1], text.take(2, 24)[:, :-1]
-    rows_of = TargetRows(target, most_bytes=2 * 24 * (32 * 2 + 8))
+    rows_of = TargetRows(target, most_bytes=2 * 24 * (32 * product_dtype().itemsize + 8))
     with torch.no_grad():
         expected = target.model(torch.cat((first, second))).last_hidden_state
     for _ in range(2):

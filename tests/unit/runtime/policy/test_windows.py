@@ -198,7 +198,7 @@ def test_a_repeat_has_to_be_worth_more_than_what_else_could_be_done() -> None:
 def test_a_repeat_that_is_hardly_worth_anything_is_left_alone() -> None:
     """However little else there is."""
     one = length(((1.0, 20.0), (16.0, 21.0)))
-    assert one.cut_repeat([0.08, 0.02, 0.01], 0.0) == 0
+    assert one.cut_repeat([0.05, 0.02, 0.01], 0.0) == 0
     assert one.cut_repeat([0.9, 0.8, 0.7], 0.0) == 3
 
 

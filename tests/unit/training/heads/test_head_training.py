@@ -23,6 +23,7 @@ from mirrorsd.training.heads.head_report import posterior_noise, report_head
 from mirrorsd.training.heads.head_shape import HeadPlan, make_head
 from mirrorsd.training.heads.head_training import LOSS_MIXES, HeadTrainingConfig, draw_spans, head_losses, train_head
 from mirrorsd.training.heads.vocabulary_loss import SpanTeacher, vocabulary_loss
+from mirrorsd.training.run.device import product_dtype
 from mirrorsd.training.run.schedule import TrainingClock, WarmStableDecay
 from mirrorsd.training.run.timed_run import LOSSES_FILE, RunConfig
 from mirrorsd.training.text.answers import continue_sampled
@@ -122,7 +123,7 @@ def test_the_targets_weights_are_as_they_were_after_a_training(
     train_head(target, network, (text, text), a_run(tmp_path, 12), a_training("eagle3"))
     assert all(torch.equal(weight, before[name]) for name, weight in target.state_dict().items())
     with teaching(target):
-        assert parts_of(target).layers[0].mlp.up_proj.weight.dtype == torch.bfloat16
+        assert parts_of(target).layers[0].mlp.up_proj.weight.dtype == product_dtype()
 
 
 def test_a_stopped_training_goes_on_as_if_it_had_not_been(
