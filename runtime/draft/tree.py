@@ -108,7 +108,7 @@ class RepeatedText:
     def window(self, count: int) -> NDArray[np.int64]:
         """The next `count` tokens, as they were: a text that repeats its last three goes round and round.
 
-        None where it repeats nothing.
+        Empty where it repeats nothing.
 
         >>> RepeatedText(RepeatChances(), [5, 1, 2, 8, 6, 1, 2]).window(2).tolist()
         [8, 6]

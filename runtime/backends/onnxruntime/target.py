@@ -86,8 +86,7 @@ class OnnxTargetModel:
         if self.placement.provider != "CPUExecutionProvider":
             return 1
         parts = {entry.precision, entry.storage.head if entry.storage is not None else entry.precision}
-        is_promised = entry.spare_rows > 0 or entry.shape.dtype != "float32"
-        if entry.row_group > 1 or not is_promised or parts <= _FLOATS:
+        if entry.row_group > 1 or not entry.spare_rows or parts <= _FLOATS:
             return entry.row_group
         session, tokens = OnnxTarget(self, 1), np.arange(min(_ROWS_ASKED, entry.context)) % entry.shape.vocab_size
         together = session.logits(tokens, 0)
