@@ -30,7 +30,7 @@ _SPEED_MEMORY = 0.95
 """Of the text's speed, per step. 0.8: 0.98 to 1.05. 0.99: 1.00 to 1.04."""
 _LEAST_REPEAT = 0.1
 """Tokens that a repeat must be worth. On the sample pair 0, 1 and 2 differ by 1 % at most. SmolLM2's chats, whose
-second row costs next to nothing, are 9 % slower with 1 by calculation, the same with 0: many repeats are worth little each."""
+second row costs next to nothing, are 9 % slower with 1 by calculation, the same with 0."""
 _FIRST_GAIN = 0.8
 """Tokens that one more pass brings, before any was seen. 0.4: 1.00 to 1.04. 1.6: 0.99 to 1.02."""
 _SUREST = 0.995
