@@ -4,6 +4,7 @@ Owned by the draft worker: no method may be called from two threads.
 """
 
 from collections.abc import Sequence
+from itertools import count
 from math import exp, log
 from typing import NamedTuple
 
@@ -19,12 +20,6 @@ from mirrorsd.runtime.sampling.chooser import TokenChooser
 
 _LEAST_SHARE = -20.0
 """In logs, behind the best: what a row's only candidate leaves to others."""
-_LEAST_OF_TAIL = 0.5
-"""Chance of a token that only the text's own repetition guesses, for it to stand behind what the draft has guessed."""
-
-_SAID_SHARE = 0.5
-"""What the text has said counts beside what the draft thinks: of the chance that it is right, and the draft has read
-the text, too. SmolLM2, 60 questions, greedy, windows of six: 2.73 tokens a step; 0.7: 2.75. 1: 2.70. 0: 1.68."""
 
 
 class Offer(NamedTuple):
@@ -46,6 +41,7 @@ class Drafter:
         self._max_rows = max(session.round_sizes)
         self._chooser: TokenChooser | None = None
         self._repeats: RepeatedText | None = None
+        self._disputes: dict[int, tuple[int, float]] = {}
         self._ledger = Ledger()
 
     def prefill(
@@ -55,7 +51,7 @@ class Drafter:
 
         What is few enough to go with the first round is left to it. Guesses lean on `repeats`, if there are any.
         """
-        self._chooser, self._ledger, self._repeats = chooser, ledger, repeats
+        self._chooser, self._ledger, self._repeats, self._disputes = chooser, ledger, repeats, {}
         chooser.is_heard_by_draft = self.session.shape.num_noise_rows > 0
         self.session.use_noise(chooser.noise_source())
         self.branches = {}
@@ -92,7 +88,7 @@ class Drafter:
 
     def _is_worthwhile(self, branch: Branch, passes: int, length: WindowLength | None) -> bool:
         seconds = self.clock.shortest_seconds
-        return length is None or length.is_pass_worthwhile(branch.all_shares, len(branch.fed), passes, seconds)
+        return length is None or length.is_pass_worthwhile(branch.shares, len(branch.fed), passes, seconds)
 
     def adopt(self, head: int, num_accepted: int, token: int, window: NDArray[np.int64]) -> None:
         """Make the verified text and the next window the chain; move the branch's cache rows to their positions.
@@ -107,10 +103,19 @@ class Drafter:
         self.branches = {}
         self.chain.cut(head + num_accepted + 1)
         self.chain.append([token])
+        self._settle()
         if branch is not None and branch.fed:
             self._extend_chain(branch, window)
         else:
             self.chain.append(window)
+
+    def _settle(self) -> None:
+        """Where the draft and the text's repeats disagreed about a token that is known by now: who was right."""
+        for position, (token, chance) in self._disputes.items():
+            if position < self.chain.num_known:
+                assert self._repeats is not None  # nobody else disputes
+                self._repeats.settle(chance, is_right=self.chain.token(position) == token)
+        self._disputes = {}
 
     def resolve(self, head: int, num_accepted: int, token: int, order: WindowOrder) -> tuple[NDArray[np.int64], str]:
         """The next window when the scheduler found none: a branch that finished late, or a fresh one.
@@ -166,7 +171,7 @@ class Drafter:
                 tips = self._with_repeats(
                     tips, range(self.chain.num_fed + first_tip, self.chain.num_fed + num_lead), placed
                 )
-                self._absorb(placed, self._note_lead(tips, num_lead - first_tip), num_lead, scratch, gamma)
+                self._absorb(placed, self._note_lead(tips, num_lead - first_tip), num_lead, scratch)
             self.clock.observe(num_rows, self.now() - started)
         return placed
 
@@ -182,24 +187,38 @@ class Drafter:
         """
         tips = TipGuesses(tips.ids.copy(), tips.logprobs.copy())
         if self._repeats is not None:
-            self._lean(
-                self._repeats, self.chain.end(lead.start), [self.chain.token(position) for position in lead], tips
+            self._disputes |= self._lean(
+                self._repeats, self.chain.end(lead.start), [self.chain.token(position) for position in lead], tips, lead
             )
             first = len(lead)
             for branch in placed:
                 own = TipGuesses(tips.ids[first:], tips.logprobs[first:])
-                self._lean(self._repeats, self._text_of(branch), branch.guesses, own)
+                start = branch.start + len(branch.fed)
+                positions = range(start, start + len(branch.guesses))
+                disputes = self._lean(self._repeats, self._text_of(branch), branch.guesses, own, positions)
+                if branch.root.source == "fresh":
+                    self._disputes |= disputes
                 first += len(branch.guesses)
         return tips
 
     @staticmethod
-    def _lean(repeats: RepeatedText, text: list[int], tokens: Sequence[int], tips: TipGuesses) -> None:
-        """Let what comes after each of `tokens`, which follow `text`, lean on what was said before; in place."""
-        repeat = repeats.find(text)
-        for place, token in enumerate(tokens):
+    def _lean(
+        repeats: RepeatedText, text: list[int], tokens: Sequence[int], tips: TipGuesses, positions: range
+    ) -> dict[int, tuple[int, float]]:
+        """Let what comes after each of `tokens`, which follow `text`, lean on what was said before; in place.
+
+        Returns:
+            By position: what was said where the draft thinks otherwise, and the chance of that.
+        """
+        repeat, disputes = repeats.find(text), {}
+        for place, token, position in zip(count(), tokens, positions, strict=False):
             text.append(token)
             repeat = repeats.go_on(repeat, text)
-            mix(tips.ids[place, 0], tips.logprobs[place, 0], repeats.said(repeat))
+            said = repeats.said(repeat)
+            if said is not None and tips.ids[place, 0, 0] != said[0]:
+                disputes[position + 1] = said
+                mix(tips.ids[place, 0], tips.logprobs[place, 0], said[0], repeats.share(said[1]))
+        return disputes
 
     def _text_of(self, branch: Branch) -> list[int]:
         """The text's end before a branch's guesses."""
@@ -216,7 +235,7 @@ class Drafter:
             lead_rows=min(max(0, branch.start - num_fed), num_lead),
         )
 
-    def _absorb(self, placed: Sequence[Branch], tips: TipGuesses, num_lead: int, scratch: int, gamma: int) -> None:
+    def _absorb(self, placed: Sequence[Branch], tips: TipGuesses, num_lead: int, scratch: int) -> None:
         """Take in what a round predicted; cache the rows of the chain tokens it led with, and of confirmed guesses."""
         chain = self.chain
         rows, slots = [*range(num_lead)], [*range(chain.num_fed, chain.num_fed + num_lead)]
@@ -229,7 +248,7 @@ class Drafter:
             own = slice(first_tip, first_tip + len(branch.guesses))
             of_branch = TipGuesses(tips.ids[own], tips.logprobs[own])
             if self._repeats is not None:
-                self._go_on(self._repeats, branch, of_branch, (predicted[own], shares[own]), gamma)
+                self._go_on(self._repeats, branch, of_branch, (predicted[own], shares[own]))
             kept = branch.absorb(predicted[own].tolist(), shares[own].tolist(), of_branch)
             self.confirmations.observe(len(of_branch.ids), kept)
             new_slots = range(scratch, scratch + kept)
@@ -260,26 +279,18 @@ class Drafter:
         branch: Branch,
         tips: TipGuesses,
         chosen: tuple[NDArray[np.int64], NDArray[np.float64]],
-        gamma: int,
     ) -> None:
-        """Let streams after the last confirmed guess, and a tail, follow what the text has said; in place."""
+        """Let streams after the last confirmed guess follow what the text has said; in place."""
         (predicted, shares), last = chosen, branch.num_confirmed(chosen[0].tolist()) - 1
         text = [*self._text_of(branch), *branch.guesses[: last + 1], int(predicted[last, 0])]
         repeat, position = repeats.find(text), branch.start + len(branch.fed) + last + 1
         for ahead in range(1, tips.ids.shape[1]):
             ids, logprobs = tips.ids[last, ahead], tips.logprobs[last, ahead]
-            if mix(ids, logprobs, repeats.said(repeat)):
+            said = repeats.said(repeat)
+            if said is not None and ids[0] != said[0]:
+                mix(ids, logprobs, said[0], repeats.share(said[1]))
                 predicted[last, ahead], shares[last, ahead] = self._choose(ids, logprobs, np.array(position + ahead))
             text.append(int(predicted[last, ahead]))
-            repeat = repeats.go_on(repeat, text)
-        branch.tail = []
-        for _ in range(gamma - (position - branch.start) - tips.ids.shape[1] + 1):
-            said = repeats.said(repeat)
-            if said is None or said[1] < _LEAST_OF_TAIL:
-                break
-            token, chance = said
-            branch.tail.append((token, (log(chance), log(1 - chance))))
-            text.append(token)
             repeat = repeats.go_on(repeat, text)
 
     def _extend_chain(self, branch: Branch, window: NDArray[np.int64]) -> None:
@@ -306,26 +317,22 @@ def cut_window(found: BranchWindow, order: WindowOrder) -> NDArray[np.int64]:
     return found.tokens[: order.length.cut(found.shares, found.num_main, order.limit)]
 
 
-def mix(ids: NDArray[np.int64], logprobs: NDArray[np.float32], said: tuple[int, float] | None) -> bool:
-    """Give a token that the text has `said` its share besides what the draft thinks of it, in place; whether that was.
+def mix(ids: NDArray[np.int64], logprobs: NDArray[np.float32], token: int, share: float) -> None:
+    """Give a token that the text has said its share besides what the draft thinks of it, in place.
 
     Candidates `[m]` stay in order.
 
     >>> ids, logprobs = np.array([4, 9]), np.log(np.array([0.6, 0.4], dtype=np.float32))
-    >>> mix(ids, logprobs, (7, 0.8)), ids.tolist(), [round(float(share), 2) for share in np.exp(logprobs)]
-    (True, [7, 4], [0.4, 0.36])
+    >>> mix(ids, logprobs, 7, 0.4); ids.tolist(), [round(float(share), 2) for share in np.exp(logprobs)]
+    ([7, 4], [0.4, 0.36])
     """
-    if said is None:
-        return False
-    token, share = said[0], _SAID_SHARE * said[1]
     place = 0 if ids[0] == token else int((ids == token).argmax())
     is_known, last = ids[place] == token, len(ids) - 1
     logprobs += log(1 - share)
     if not is_known and log(share) <= logprobs[last]:  # all candidates are likelier
-        return True
+        return
     place = place if is_known else last
     ids[place], logprobs[place] = token, log(share + (exp(logprobs[place]) if is_known else 0.0))
     if place:
         order = np.argsort(-logprobs, kind="stable")
         ids[:], logprobs[:] = ids[order], logprobs[order]
-    return True

@@ -24,8 +24,8 @@ NO_TOKENS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 _SLACK = 64  # a window may be known past the last slot that could ever be fed
 _LONGEST_END = 4
 """Tokens of context that are looked for first; then fewer, down to one."""
-_LEAST_CHANCE = 0.01
-"""That a text goes on as it did, below which it might as well not have."""
+_LEAST_CHANCE = 0.25
+"""That a text goes on as it did, below which it might as well not have. 0.01: as many tokens a step, and slower."""
 
 
 class Repeat(NamedTuple):
@@ -100,6 +100,14 @@ class RepeatedText:
             return None
         chance = self._chances.chance(repeat.length)
         return (self._tokens[repeat.place], chance) if chance > _LEAST_CHANCE else None
+
+    def share(self, chance: float) -> float:
+        """What a token of this chance counts beside what the draft thinks."""
+        return self._chances.share(chance)
+
+    def settle(self, chance: float, *, is_right: bool) -> None:
+        """The draft thought otherwise than the text had `said` with this chance. Only its own thread may say so."""
+        self._chances.settle(chance, is_right=is_right)
 
     def reach(self, count: int) -> Sequence[float]:
         """Chance of each of the next `count` tokens, and all before it, to be as they were; empty without a repeat."""
@@ -264,11 +272,10 @@ class Branch:
     `start` is the root token's absolute position: the branch sees every chain token before it. `fed` are the tokens
     (root first) whose keys and values are in `slots`; `guesses` are the tokens predicted after them. Entry `t` of
     `candidate_ids` and `candidate_logprobs` (`[m]` each) is what the draft thinks comes after token `t` of the branch;
-    entry `t` of `shares` is how sure it is of the one it chose there (see `WindowLength.cut`). `tail` is how the text
-    has gone on before after all these, with shares of its own: it is never fed.
+    entry `t` of `shares` is how sure it is of the one it chose there (see `WindowLength.cut`).
     """
 
-    __slots__ = ("candidate_ids", "candidate_logprobs", "fed", "guesses", "root", "shares", "slots", "start", "tail")
+    __slots__ = ("candidate_ids", "candidate_logprobs", "fed", "guesses", "root", "shares", "slots", "start")
 
     def __init__(self, root: Root, start: int) -> None:
         self.root = root
@@ -279,7 +286,6 @@ class Branch:
         self.candidate_ids: list[NDArray[np.int64]] = []
         self.candidate_logprobs: list[NDArray[np.float32]] = []
         self.shares: list[Share] = []
-        self.tail: list[tuple[int, Share]] = []
 
     @property
     def window(self) -> list[int]:
@@ -288,18 +294,13 @@ class Branch:
 
     @property
     def num_window(self) -> int:
-        """How many tokens there are after the root, the tail's left out."""
+        """How many tokens there are after the root."""
         return len(self.fed) + len(self.guesses) - 1
-
-    @property
-    def all_shares(self) -> list[Share]:
-        """How sure each token after the root is, the tail's included."""
-        return self.shares + [share for _, share in self.tail]
 
     def published(self, gamma: int) -> BranchWindow:
         """The branch as the scheduler sees it, `gamma` tokens at most."""
-        tokens = np.asarray([*self.window, *(token for token, _ in self.tail)][:gamma], dtype=np.int64)
-        return BranchWindow(tokens, self.root.source, self.all_shares[:gamma], len(self.fed))
+        tokens = np.asarray(self.window[:gamma], dtype=np.int64)
+        return BranchWindow(tokens, self.root.source, self.shares[:gamma], len(self.fed))
 
     def num_confirmed(self, predicted: Sequence[Sequence[int]]) -> int:
         """How many of the fed guesses stay, by what was predicted after each: those up to the first wrong one."""

@@ -55,6 +55,8 @@ _CHANCE_MEMORY = 0.97
 _LENGTHS = (1, 2, 3, 4, 6, 9, 14)
 """Longest agreement of each class of repeats but the last."""
 _FIRST_OF_REPEATS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95)
+_FIRST_AGAINST_DRAFT = 0.5
+"""Of the chance of a repeat, where the draft thinks otherwise, before any such case was seen."""
 _SUREST_REPEAT = 0.99
 """No token of a repeat is likelier right. 0.9 and 1: 1.00."""
 MOST_COMPARED = _LENGTHS[-1] + 1
@@ -91,6 +93,7 @@ class RepeatChances:
 
     def __init__(self) -> None:
         self._shares = [Ratio(first) for first in _FIRST_OF_REPEATS]
+        self._against_draft = Ratio(_FIRST_AGAINST_DRAFT)
 
     def observe(self, length: int, *, is_right: bool) -> None:
         """Learn from one token."""
@@ -99,6 +102,14 @@ class RepeatChances:
     def chance(self, length: int) -> float:
         """That the next token is right."""
         return min(self._share(length).value, _SUREST_REPEAT)
+
+    def settle(self, chance: float, *, is_right: bool) -> None:
+        """Learn from a token of this chance that a draft, which has read the text too, did not think likeliest."""
+        self._against_draft.observe(float(is_right), chance)
+
+    def share(self, chance: float) -> float:
+        """What it counts beside a draft: as much of its chance as came true where they disagreed."""
+        return min(self._against_draft.value, 1.0) * chance
 
     def reach(self, length: int, count: int) -> list[float]:
         """Chance of each of the next `count` tokens to be right, and all before it."""

@@ -118,18 +118,18 @@ def test_auto_takes_windows_from_a_text_that_repeats_itself(
 def test_a_drafts_guesses_lean_on_the_text_unless_told_not_to(
     make_bench: Make, method: str, temperature: float | None
 ) -> None:
-    """A sure draft of streams that fill half of a window: what stands behind them is the text's own."""
+    """A draft that is always wrong after one token of a loop: what came there before is guessed instead."""
     settings = {"max_new_tokens": 120, "temperature": temperature, "seed": 3 if temperature else None}
     expected = make_bench(target_handler=cycle).decode([1, 2, 3, 4, *LOOP], "plain", **settings)
     num_steps = {}
 
     def ahead(seen: list[int]) -> list[int]:
         first = LOOP.index(seen[-1]) if seen[-1] in LOOP else -1
-        return [LOOP[(first + 1 + i) % len(LOOP)] for i in range(4)]
+        return [15 if (first + i) % len(LOOP) == 1 else LOOP[(first + 1 + i) % len(LOOP)] for i in range(4)]
 
     for repeats in (True, False):
         draft = FakeDraft(ahead, vocab_size=16, num_streams=3)
-        bench = make_bench(target_handler=cycle, draft=draft, gamma=12, passes=1, repeats=repeats)
+        bench = make_bench(target_handler=cycle, draft=draft, gamma=6, passes=2, repeats=repeats)
         assert bench.decode([1, 2, 3, 4, *LOOP], method, **settings) == expected
         num_steps[repeats] = len(bench.last_request.steps)
     assert num_steps[True] < 0.8 * num_steps[False]

@@ -45,25 +45,25 @@ def test_a_new_text_repeats_nothing() -> None:
 
 
 def test_what_came_after_a_text_that_is_only_guessed_is_known_too() -> None:
-    """The text stands after 3; a draft guesses that 4 and 5 come next."""
-    text = followed([4, 5, 6, 1, 2, 3])
-    guessed, alone = text.said(text.find([1, 2, 3, 4, 5])), text.said(text.find([5]))
+    """The text stands after 3; a draft guesses that 7, 8, 4 and 5 come next."""
+    text = followed([7, 8, 4, 5, 6, 1, 2, 3])
+    guessed, alone = text.said(text.find([1, 2, 3, 7, 8, 4, 5])), text.said(text.find([8, 4, 5]))
     assert guessed is not None
     assert alone is not None
     assert guessed[0] == alone[0] == 6
-    assert guessed[1] > alone[1], "two tokens that agree say more than one"
+    assert guessed[1] > alone[1], "four tokens that agree say more than three"
 
 
 def test_a_guessed_text_keeps_its_place_while_it_repeats_and_ends_with_the_text() -> None:
     """Of two places the later one is found; from the earlier one on, it is the earlier one that goes on."""
-    text = followed([1, 2, 3, 4, 9, 2, 3, 5], num_prompt=8)
-    later = text.find([2, 3])
+    text = followed([7, 8, 1, 2, 3, 4, 9, 1, 2, 3, 5], num_prompt=11)
+    later = text.find([1, 2, 3])
     assert later is not None
-    assert text.said(later) == (5, 0.2)
-    earlier = text.go_on(text.find([1, 2]), [1, 2, 3])
-    assert text.said(earlier) == (4, 0.35)
-    assert text.go_on(later, [2, 3, 5]) is None, "nothing came after it"
-    assert text.go_on(later, [2, 3, 4]) == text.find([2, 3, 4])
+    assert text.said(later) == (5, 0.35)
+    earlier = text.go_on(text.find([8, 1, 2]), [8, 1, 2, 3])
+    assert text.said(earlier) == (4, 0.5)
+    assert text.go_on(later, [1, 2, 3, 5]) is None, "nothing came after it"
+    assert text.go_on(later, [1, 2, 3, 4]) == text.find([1, 2, 3, 4])
 
 
 def test_what_never_comes_true_is_not_worth_saying() -> None:
@@ -73,6 +73,21 @@ def test_what_never_comes_true_is_not_worth_saying() -> None:
     text = followed([1, 2, 3], chances)
     assert text.find([2]) is not None
     assert text.said(text.find([2])) is None
+
+
+def test_what_hardly_comes_true_is_not_said() -> None:
+    text = followed([1, 2, 3, 4, 5, 1, 2, 3], num_prompt=8)
+    assert text.said(text.find([2])) is None, "one token in ten"
+    assert text.said(text.find([1, 2, 3])) == (4, 0.35)
+
+
+def test_a_repeat_counts_beside_a_draft_as_much_as_came_true_against_it() -> None:
+    trusted, doubted = RepeatChances(), RepeatChances()
+    for _ in range(400):
+        trusted.settle(0.5, is_right=True)
+        doubted.settle(0.5, is_right=False)
+    assert trusted.share(0.5) == 0.5, "never more than its chance"
+    assert doubted.share(0.5) < 0.01
 
 
 def test_longer_agreement_is_likelier_to_go_on() -> None:
