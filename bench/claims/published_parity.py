@@ -5,7 +5,7 @@
 TARGET is the folder or the GGUF file that the bundle was exported from. An fp32 bundle differs where two
 tokens are nearly tied, if at all: the report gives the place of the first difference and Hugging Face's gap there
 between its token and ours. Without --target the methods are compared with plain decoding alone, which must hold at
-every precision.
+every precision and at every one of the `--temperatures`.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from mirrorsd import GenerationConfig, MirrorPipeline
+from mirrorsd import GenerationConfig, GenerationResult, MirrorPipeline
 from mirrorsd.bench import runs
 from mirrorsd.graphs.errors import ContextLengthError
 
@@ -61,17 +61,26 @@ def first_difference(ours: list[int], theirs: list[int]) -> int | None:
     return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(ours), len(theirs)))
 
 
-def compare(pipe: MirrorPipeline, whole: HuggingFace | None, messages: runs.Messages, asked: Any) -> dict[str, Any]:
-    """One prompt: our plain text against Hugging Face's, the other methods against plain."""
+def by_methods(
+    pipe: MirrorPipeline, messages: runs.Messages, asked: argparse.Namespace, heat: float
+) -> tuple[GenerationResult, dict[str, Any]]:
+    """One prompt at one temperature: the plain text, and whether the other methods' texts are the same."""
+    config = GenerationConfig(max_new_tokens=asked.tokens, temperature=heat, seed=1 if heat else None)
     results = {
-        method: pipe.generate(
-            messages=messages, config=GenerationConfig(max_new_tokens=asked.tokens), method=method, temperature=0.0
-        )
+        method: pipe.generate(messages=messages, config=config, method=method)
         for method in dict.fromkeys(("plain", *asked.methods))
     }
-    plain = results["plain"]
+    plain = results.pop("plain")
     found: dict[str, Any] = {"tokens": len(plain.token_ids), "ended_by": plain.stop_reason}
-    found |= {method: result.token_ids == plain.token_ids for method, result in results.items() if method != "plain"}
+    return plain, found | {method: result.token_ids == plain.token_ids for method, result in results.items()}
+
+
+def compare(pipe: MirrorPipeline, whole: HuggingFace | None, messages: runs.Messages, asked: Any) -> dict[str, Any]:
+    """One prompt: our plain text against Hugging Face's, the other methods against plain."""
+    plain, found = by_methods(pipe, messages, asked, 0.0)
+    for heat in asked.temperatures:
+        sampled = by_methods(pipe, messages, asked, heat)[1] if heat else {}
+        found |= {f"{name}, T={heat:g}": value for name, value in sampled.items()}
     if whole is not None:
         prompt, theirs = whole.greedy(messages, asked.tokens)
         place = first_difference(plain.token_ids, theirs)
@@ -89,6 +98,7 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--target", type=Path, help="the Hugging Face folder that the bundle was exported from")
     parser.add_argument("--methods", nargs="+", default=["plain"], choices=["plain", "serial", "mirror", "auto"])
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0], help="of the methods' texts")
     parser.add_argument("--device-map", default="cpu")
     options: argparse.Namespace = parser.parse_args()
     whole = None if options.target is None else HuggingFace(options.target)
