@@ -29,8 +29,8 @@ def run(folder: str) -> str:
 @pytest.mark.parametrize("kind", ["wheel", "editable"])
 def test_a_consumer_s_strict_mypy_sees_the_types(kind: str, tmp_path: Path) -> None:
     clone = tmp_path / "a clone"  # of any name, which is not that of the package
-    ignore = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "tests", "samples", "bench")
-    shutil.copytree(ROOT, clone, ignore=ignore)
+    left_out = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "tests", "samples")
+    shutil.copytree(ROOT, clone, ignore=left_out)
     environment = tmp_path / "environment"
     run_quietly([sys.executable, "-m", "venv", str(environment)])
     python = str(environment / ("Scripts/python.exe" if os.name == "nt" else "bin/python"))
