@@ -4,7 +4,6 @@ Owned by the draft worker: no method may be called from two threads.
 """
 
 from collections.abc import Sequence
-from itertools import count
 from math import exp, log
 from typing import NamedTuple
 
@@ -188,35 +187,36 @@ class Drafter:
         tips = TipGuesses(tips.ids.copy(), tips.logprobs.copy())
         if self._repeats is not None:
             self._disputes |= self._lean(
-                self._repeats, self.chain.end(lead.start), [self.chain.token(position) for position in lead], tips, lead
+                self._repeats,
+                self.chain.end(lead.start),
+                [self.chain.token(position) for position in lead],
+                tips,
+                lead.start,
             )
             first = len(lead)
             for branch in placed:
                 own = TipGuesses(tips.ids[first:], tips.logprobs[first:])
                 start = branch.start + len(branch.fed)
-                positions = range(start, start + len(branch.guesses))
-                disputes = self._lean(self._repeats, self._text_of(branch), branch.guesses, own, positions)
-                if branch.root.source == "fresh":
-                    self._disputes |= disputes
+                branch.disputes |= self._lean(self._repeats, self._text_of(branch), branch.guesses, own, start)
                 first += len(branch.guesses)
         return tips
 
     @staticmethod
     def _lean(
-        repeats: RepeatedText, text: list[int], tokens: Sequence[int], tips: TipGuesses, positions: range
+        repeats: RepeatedText, text: list[int], tokens: Sequence[int], tips: TipGuesses, first: int
     ) -> dict[int, tuple[int, float]]:
-        """Let what comes after each of `tokens`, which follow `text`, lean on what was said before; in place.
+        """Let what comes after each of `tokens`, which follow `text` from position `first` on, lean on it; in place.
 
         Returns:
             By position: what was said where the draft thinks otherwise, and the chance of that.
         """
         repeat, disputes = repeats.find(text), {}
-        for place, token, position in zip(count(), tokens, positions, strict=False):
+        for place, token in enumerate(tokens):
             text.append(token)
             repeat = repeats.go_on(repeat, text)
             said = repeats.said(repeat)
             if said is not None and tips.ids[place, 0, 0] != said[0]:
-                disputes[position + 1] = said
+                disputes[first + place + 1] = said
                 mix(tips.ids[place, 0], tips.logprobs[place, 0], said[0], repeats.share(said[1]))
         return disputes
 
@@ -303,6 +303,7 @@ class Drafter:
         if branch.slots[:num_kept] != list(destinations):
             self.session.move_slots(branch.slots[:num_kept], destinations)
         self.chain.num_fed = branch.start + num_kept
+        self._disputes |= branch.disputes_after(num_kept)
         self.chain.append(window)
         num_noted = min(len(branch.candidate_ids), len(window) + 1)
         if num_noted:
@@ -326,7 +327,7 @@ def mix(ids: NDArray[np.int64], logprobs: NDArray[np.float32], token: int, share
     >>> mix(ids, logprobs, 7, 0.4); ids.tolist(), [round(float(share), 2) for share in np.exp(logprobs)]
     ([7, 4], [0.4, 0.36])
     """
-    place = 0 if ids[0] == token else int((ids == token).argmax())
+    place = int((ids == token).argmax())
     is_known, last = ids[place] == token, len(ids) - 1
     logprobs += log(1 - share)
     if not is_known and log(share) <= logprobs[last]:  # all candidates are likelier

@@ -272,10 +272,21 @@ class Branch:
     `start` is the root token's absolute position: the branch sees every chain token before it. `fed` are the tokens
     (root first) whose keys and values are in `slots`; `guesses` are the tokens predicted after them. Entry `t` of
     `candidate_ids` and `candidate_logprobs` (`[m]` each) is what the draft thinks comes after token `t` of the branch;
-    entry `t` of `shares` is how sure it is of the one it chose there (see `WindowLength.cut`).
+    entry `t` of `shares` is how sure it is of the one it chose there (see `WindowLength.cut`). `disputes`
+    are, by position, tokens that the text has said where the draft thinks otherwise, and the chances of those.
     """
 
-    __slots__ = ("candidate_ids", "candidate_logprobs", "fed", "guesses", "root", "shares", "slots", "start")
+    __slots__ = (
+        "candidate_ids",
+        "candidate_logprobs",
+        "disputes",
+        "fed",
+        "guesses",
+        "root",
+        "shares",
+        "slots",
+        "start",
+    )
 
     def __init__(self, root: Root, start: int) -> None:
         self.root = root
@@ -286,6 +297,7 @@ class Branch:
         self.candidate_ids: list[NDArray[np.int64]] = []
         self.candidate_logprobs: list[NDArray[np.float32]] = []
         self.shares: list[Share] = []
+        self.disputes: dict[int, tuple[int, float]] = {}
 
     @property
     def window(self) -> list[int]:
@@ -309,6 +321,10 @@ class Branch:
             kept += 1
         return kept
 
+    def disputes_after(self, num_fed: int) -> dict[int, tuple[int, float]]:
+        """Those about tokens after the first `num_fed` fed ones: behind a wrong guess nothing can be settled."""
+        return {place: said for place, said in self.disputes.items() if place <= self.start + num_fed}
+
     def absorb(self, predicted: Sequence[Sequence[int]], shares: Sequence[Sequence[Share]], tips: TipGuesses) -> int:
         """Take in a pass that was fed all current guesses; return how many of its rows to keep.
 
@@ -328,6 +344,7 @@ class Branch:
         kept = self.num_confirmed(predicted)
         first, last = len(self.fed), kept - 1
         self.fed += self.guesses[:kept]
+        self.disputes = self.disputes_after(len(self.fed))
         self.guesses = [*predicted[last]]
         self.candidate_ids[first:] = [*tips.ids[:kept, 0], *tips.ids[last, 1:]]
         self.candidate_logprobs[first:] = [*tips.logprobs[:kept, 0], *tips.logprobs[last, 1:]]

@@ -129,7 +129,7 @@ def test_a_drafts_guesses_lean_on_the_text_unless_told_not_to(
 
     for repeats in (True, False):
         draft = FakeDraft(ahead, vocab_size=16, num_streams=3)
-        bench = make_bench(target_handler=cycle, draft=draft, gamma=6, passes=2, repeats=repeats)
+        bench = make_bench(target_handler=cycle, draft=draft, gamma=6, passes=2, repeats=repeats, is_steady=True)
         assert bench.decode([1, 2, 3, 4, *LOOP], method, **settings) == expected
         num_steps[repeats] = len(bench.last_request.steps)
     assert num_steps[True] < 0.8 * num_steps[False]

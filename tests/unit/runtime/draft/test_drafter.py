@@ -230,3 +230,20 @@ def test_who_was_right_decides_what_the_text_counts_beside_this_draft() -> None:
         drafter.adopt(len(text), 0, 41, NO_TOKENS)
         assert chances.share(1.0) == weights[verified], "nothing was guessed since"
     assert weights[27] < RepeatChances().share(1.0) < weights[40]
+
+
+def test_what_stood_behind_a_wrong_guess_settles_nothing() -> None:
+    """A stream says 40 after 11. The text knows a 7 behind that, but the draft's own row says 12 instead of 40."""
+    ahead = {10: [11, 40, 41, 42], 11: [12, 13, 14, 15]}
+    draft = UnsureDraft(
+        lambda seen: ahead.get(seen[-1], [(seen[-1] + 1 + i) % 64 for i in range(4)]),
+        vocab_size=64,
+        num_streams=3,
+        num_candidates=2,
+    )
+    drafter, chances, text = Drafter(draft), RepeatChances(), [11, 40, 41, 7, 30, 10]
+    drafter.prefill(np.array(text), TokenChooser(GenerationConfig()), Ledger(), RepeatedText(chances, text))
+    window = drafter.fresh(WindowOrder(limit=6, passes=2))
+    assert window.tolist() == [11, 12, 13, 14, 15]
+    drafter.adopt(len(text) - 1, len(window), 16, NO_TOKENS)
+    assert chances.share(1.0) == RepeatChances().share(1.0)
