@@ -16,14 +16,27 @@ from typing import Any
 import openvino as ov
 
 from mirrorsd.export.compression_plan import DraftCompression
-from mirrorsd.export.verify.draft_accuracy import DraftTexts, compare_drafts, draft_inputs
+from mirrorsd.export.verify.draft import DraftRun
+from mirrorsd.export.verify.draft_accuracy import (
+    NO_LOOK_UPS,
+    TEXT_IDS,
+    DraftTexts,
+    LookUps,
+    compare_drafts,
+    draft_inputs,
+)
 from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.graphs.manifest import DraftAccuracy, DraftEntry
 from mirrorsd.graphs.quality_bounds import SMALLEST_ACCEPTED_SHARE, is_surely_lossy, loss_line
 
 
 def compress_draft(
-    source: Path, path: Path, draft: DraftEntry, asked: DraftCompression, texts: DraftTexts
+    source: Path,
+    path: Path,
+    draft: DraftEntry,
+    asked: DraftCompression,
+    texts: DraftTexts,
+    look_ups: LookUps = NO_LOOK_UPS,
 ) -> DraftAccuracy:
     """Compress the fp32 draft `source`, and measure what that costs.
 
@@ -33,6 +46,7 @@ def compress_draft(
         draft: The draft; its weights are fp32.
         asked: How to compress.
         texts: One half is for calibration, the other is held back and measured on.
+        look_ups: Of the tokens' rows, where the draft has none of its own.
 
     Returns:
         What compression costs. `path` now holds the compressed weights.
@@ -48,13 +62,14 @@ def compress_draft(
         )
     core = ov.Core()
     model = core.read_model(source)
-    samples = list(draft_inputs(model, draft, texts.for_calibration)) if asked.is_data_aware else None
+    run = DraftRun(model, draft.shape, TEXT_IDS, look_ups.stored)
+    samples = list(draft_inputs(run, texts.for_calibration)) if asked.is_data_aware else None
     halved, partial = (path.with_name(f"{path.stem}-{word}.xml") for word in ("halved", "compressed"))
     try:
         # What is left in floating point needs no more than 16 bits beside these.
         ov.save_model(model, halved, compress_to_fp16=True)
         ov.save_model(compress_weights(core.read_model(halved), asked, samples), partial, compress_to_fp16=False)
-        accuracy = compare_drafts(model, core.read_model(partial), draft, texts, asked.scheme)
+        accuracy = compare_drafts(model, core.read_model(partial), draft, texts, asked.scheme, look_ups)
         _check_loss(accuracy, asked)
         for suffix in (".bin", ".xml"):
             partial.with_suffix(suffix).replace(path.with_suffix(suffix))
@@ -80,9 +95,8 @@ def compress_weights(
 ) -> ov.Model:
     """Compress the weights of `model` (which is used up); tables that are no weights stay as they are.
 
-    Embedding and head are rounded more finely than the layers, as near ties between tokens are decided there: int8
-    leaves them as they are (on the sample: best token as in fp32 at 99.5 % of places instead of 98.9 %), int4
-    in int8.
+    Embedding and head are rounded more finely than layers of four bits, as near ties between tokens are decided there:
+    they have eight.
 
     Raises:
         ConfigError: nncf is not installed.
@@ -90,8 +104,7 @@ def compress_weights(
     if importlib.util.find_spec("nncf") is None:
         raise ConfigError(f"an {asked.weights} draft needs nncf: pip install 'mirrorsd[compress]', or choose fp16")
     nncf = importlib.import_module("nncf")
-    left_alone = _position_tables(model) + (_vocabulary_layers(model) if asked.weights == "int8" else [])
-    tables = nncf.IgnoredScope(names=left_alone, validate=False)
+    tables = nncf.IgnoredScope(names=_position_tables(model), validate=False)
     with _quiet(nncf):
         if asked.weights == "int8":
             return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM, ignored_scope=tables)
@@ -117,38 +130,14 @@ def _position_tables(model: ov.Model) -> list[str]:
     return [
         operation.get_friendly_name()
         for operation in model.get_ops()
-        if operation.get_type_name() == "Gather"
-        and _constant_behind(operation.input_value(0)).get_friendly_name().startswith("rotary.")
+        if operation.get_type_name() == "Gather" and _table_of(operation).get_friendly_name().startswith("rotary.")
     ]
 
 
-def _vocabulary_layers(model: ov.Model) -> list[str]:
-    """Embedding and head: look-ups by token, and the products whose weights have as many rows as their tables."""
-    names, num_rows = [], set()
-    for operation in model.get_ops():
-        table = _constant_behind(operation.input_value(0)) if operation.get_type_name() == "Gather" else None
-        if table is None or table.get_type_name() != "Constant" or len(table.get_output_shape(0)) != 2:
-            continue
-        if not table.get_friendly_name().startswith("rotary."):
-            names.append(operation.get_friendly_name())
-            num_rows.add(table.get_output_shape(0)[0])
-    return names + [
-        operation.get_friendly_name()
-        for operation in model.get_ops()
-        if operation.get_type_name() == "MatMul" and _rows_of_weight(operation) in num_rows
-    ]
-
-
-def _rows_of_weight(product: ov.Node) -> int:
-    """Rows of the constant behind a product's second operand; 0 where there is none."""
-    node = _constant_behind(product.input_value(1))
-    return int(node.get_output_shape(0)[0]) if node.get_type_name() == "Constant" else 0
-
-
-def _constant_behind(value: ov.Output) -> ov.Node:
-    """What a value is made of by nothing but widening and cutting."""
-    node = value.get_node()
-    while node.get_type_name() in ("Convert", "Slice", "StridedSlice"):
+def _table_of(look_up: ov.Node) -> ov.Node:
+    """What is looked up in: a constant, widened or not, or something that is computed."""
+    node = look_up.input_value(0).get_node()
+    while node.get_type_name() == "Convert":
         node = node.input_value(0).get_node()
     return node
 

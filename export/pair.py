@@ -17,6 +17,7 @@ from mirrorsd.export.bundle.draft_ir import write_draft
 from mirrorsd.export.bundle.journal import JOURNAL_FILE, Journal, digest_of, is_of
 from mirrorsd.export.bundle.read_bytes import with_costs
 from mirrorsd.export.bundle.target_graphs import WEIGHTS, TargetPlan, write_target
+from mirrorsd.export.bundle.token_table import find_table
 from mirrorsd.export.checkpoints.carried_files import (
     copy_licences,
     copy_tokenizer,
@@ -50,8 +51,8 @@ from mirrorsd.export.passes.graph_passes import optimise_draft
 from mirrorsd.export.passes.torch_to_onnx import export_stage
 from mirrorsd.export.stages.attention import TREE_ATTENTION
 from mirrorsd.export.stages.draft import DraftStage
-from mirrorsd.export.verify.draft import VERIFY_TREE_PARENTS, DraftRun, compare_draft
-from mirrorsd.export.verify.draft_accuracy import cut_texts
+from mirrorsd.export.verify.draft import VERIFY_TREE_PARENTS, DraftRun, compare_draft, look_up_in
+from mirrorsd.export.verify.draft_accuracy import cut_texts, look_ups_of
 from mirrorsd.export.verify.head import compare_heads
 from mirrorsd.export.verify.quality import calibration_text, measure_quality, reference_choices
 from mirrorsd.export.verify.rounded_weights import as_stored
@@ -355,7 +356,8 @@ def _build_draft(job: _Job, bundle: Path, journal: Journal, report: ExportProgre
     report("verify draft", 0.12)
     ids, text = _parity_ids(job)
     dtype = DTYPE_BY_PRECISION[written]
-    run = DraftRun(bundle / file, shape, job.context)
+    look_up = look_up_in(model, ids) if shape.row_width else None
+    run = DraftRun(bundle / file, shape, job.context, look_up)
     with journal.forgetting("draft"):
         stored = as_stored(model, FLOAT_WEIGHTS, dtype)
         results = (compare_draft(run, stored, None if streams is None else streams.rounded(dtype), ids, text),)
@@ -365,7 +367,8 @@ def _build_draft(job: _Job, bundle: Path, journal: Journal, report: ExportProgre
     report("compress draft", 0.15)
     calibration = calibration_text(job.target, options.calibration_text, job.context)
     texts = cut_texts(calibration.fitted, calibration.measured, job.context)
-    accuracy = compress_draft(bundle / file, bundle / names.DRAFT_FILE, entry, asked, texts)
+    look_ups = look_ups_of(job.draft, job.formats, DTYPE_BY_PRECISION[options.computes_in], texts)
+    accuracy = compress_draft(bundle / file, bundle / names.DRAFT_FILE, entry, asked, texts, look_ups)
     return _BuiltDraft(replace(entry, precision=asked.weights), results, accuracy)
 
 
@@ -375,11 +378,12 @@ def _finish(job: _Job, bundle: Path, target: _BuiltTarget, draft: _BuiltDraft) -
     for checkpoint in (job.target, job.draft):
         copy_licences(checkpoint, bundle)
     entry, heads = with_costs(target.entry, tuple(head.entry for head in job.heads), bundle)
+    table = find_table(bundle, entry) if draft.entry.shape.row_width else None
     paths = sorted(path for path in bundle.rglob("*") if path.is_file() and _path_in(bundle, path) not in _WORK_FILES)
     return Manifest(
         schema=SCHEMA_VERSION,
         target=entry,
-        draft=draft.entry,
+        draft=replace(draft.entry, embedding=table),
         tokens=token_entry(job.target),
         verify=(*target.results, *draft.results),
         versions=_versions(),

@@ -11,11 +11,12 @@ from pathlib import Path
 from mirrorsd.export.bundle.atomic_folder import atomic_folder
 from mirrorsd.export.compression_plan import DraftCompression
 from mirrorsd.export.draft_compression import compress_draft
-from mirrorsd.export.verify.draft_accuracy import write_texts
+from mirrorsd.export.verify.draft_accuracy import LookUps, write_texts
 from mirrorsd.export.verify.text import text_ids
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import describe_file, read_bundle
 from mirrorsd.graphs.manifest import Manifest
+from mirrorsd.graphs.token_rows import TokenRows
 
 
 def recompress_bundle(bundle: Path, asked: DraftCompression, text: str | None = None) -> Manifest:
@@ -41,7 +42,9 @@ def recompress_bundle(bundle: Path, asked: DraftCompression, text: str | None = 
         ids, _ = text_ids(folder / names.TOKENIZER_FOLDER / "tokenizer.json", text)
         texts = write_texts(copy, manifest.target, ids, with_calibration=asked.is_data_aware)
         draft = copy / manifest.draft.file
-        accuracy = compress_draft(draft, draft, manifest.draft, asked, texts)
+        table = manifest.draft.embedding
+        look_up = None if table is None else TokenRows(copy, table)
+        accuracy = compress_draft(draft, draft, manifest.draft, asked, texts, LookUps(look_up, look_up))
         weights = Path(manifest.draft.file).with_suffix(".bin").as_posix()
         changed = {path: describe_file(copy / path) for path in (manifest.draft.file, weights)}
         written = replace(

@@ -32,9 +32,27 @@ class RowEmbedding(nn.Module):
         self.positions = positions
         self.position_offset = position_offset
 
+    @property
+    def table(self) -> nn.Embedding:
+        """The tokens' own embedding."""
+        found = self.tokens[0] if isinstance(self.tokens, nn.Sequential) else self.tokens
+        assert isinstance(found, nn.Embedding)
+        return found
+
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Return `[1, rows, H]` for int64 `ids` and `positions` `[1, rows]`."""
-        hidden: Tensor = self.tokens(ids)
+        return self._placed(self.tokens(ids), positions)
+
+    def of_rows(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """The same from the tokens' rows of `table` `[1, rows, width]`."""
+        scale = getattr(self.table, "embed_scale", None)  # Gemma's, whose embedding scales by itself
+        hidden = rows if scale is None else rows * scale.to(rows.dtype)
+        behind = list(self.tokens)[1:] if isinstance(self.tokens, nn.Sequential) else []
+        for module in behind:
+            hidden = module(hidden)
+        return self._placed(hidden, positions)
+
+    def _placed(self, hidden: Tensor, positions: Tensor) -> Tensor:
         if self.factor != 1.0:
             hidden = hidden * self.factor
         if self.positions is not None:

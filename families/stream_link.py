@@ -72,7 +72,7 @@ def follow_links(
         streams: `[R, s, H]` behind the final norm.
         guesses: What rows and streams say by themselves.
         head: `[V', H]`, a row per token; `V' >= V`.
-        own: `[R]`, the tips' tokens.
+        own: `[R, H]`, such rows of the tips' tokens.
         count: Length of the shortlists, `K`; all of a small vocabulary.
         shortlist: Gives the best `K` values and their ids of rows `[n, V]`.
     """
@@ -85,7 +85,7 @@ def follow_links(
     noise = None if guesses.noise is None else guesses.noise.gather(2, ids)
     of_ids = head.index_select(0, ids[:, 1:].flatten()).reshape(num_tips, num_rows - 1, count, head.shape[1])
     inner = linear(streams, weights.down)
-    linked, earlier = [guesses.scale(kept[:, 0])], head.index_select(0, own)
+    linked, earlier = [guesses.scale(kept[:, 0])], own
     for stream in range(num_rows - 1):
         scores = linked[-1] if noise is None else linked[-1] + noise[:, stream]
         last = head.index_select(0, ids[:, stream].gather(1, scores.argmax(-1, keepdim=True))[:, 0])

@@ -18,6 +18,7 @@ from mirrorsd.graphs.manifest_values import check_numbers, check_values
 
 SCHEMA_VERSION = 2
 _CHECKSUM = "checksum"
+_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +144,45 @@ class DraftBucket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenTable:
+    """Where a token embedding `[num_rows, width]` lies in a file of the bundle, and in which numbers.
+
+    Attributes:
+        dtype: of the numbers, or of the scales where they are blocks of integers.
+        bits: of an integer; 0 for a table of `dtype`. The middle level stands for zero.
+        block_size: integers of a row that share a scale.
+        scales_offset: where the scales begin, of each row's blocks.
+    """
+
+    file: str
+    num_rows: int
+    width: int
+    dtype: str
+    offset: int
+    bits: int = 0
+    block_size: int = 0
+    scales_offset: int = 0
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of a row of integers; the last one may be longer than the row."""
+        return -(-self.width // self.block_size)
+
+    def ends(self) -> dict[str, int]:
+        """Bytes from the file's start to the end of each part, by its name."""
+        item = _ITEM_BYTES.get(self.dtype, 1)
+        if not self.bits:
+            return {"rows": self.offset + self.num_rows * self.width * item}
+        levels = self.num_rows * self.num_blocks * self.block_size * self.bits // 8
+        return {"rows": self.offset + levels, "scales": self.scales_offset + self.num_rows * self.num_blocks * item}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DraftEntry:
-    """The draft: one OpenVINO IR with symbolic `N`, `R`, `C`, made static per bucket and capacity at load."""
+    """The draft: one OpenVINO IR with symbolic `N`, `R`, `C`, made static per bucket and capacity at load.
+
+    `embedding` is the target's, where the draft has none of its own.
+    """
 
     source: SourceModel
     shape: DraftShape
@@ -153,6 +191,7 @@ class DraftEntry:
     file: str
     buckets: tuple[DraftBucket, ...]
     capacities: tuple[int, ...]
+    embedding: TokenTable | None = None
 
     @property
     def weights_file(self) -> str:

@@ -138,6 +138,26 @@ def _file_rules(manifest: "Manifest") -> Iterator[Rule]:
         yield Rule(file not in files[:index], "file", file, "a file of its own for every stage")
 
 
+def _table_rules(manifest: "Manifest") -> Iterator[Rule]:
+    """The rows that the host looks up for the draft, if it does, lie within a file of the target's."""
+    table, width = manifest.draft.embedding, manifest.draft.shape.row_width
+    yield _within("draft.shape.row_width", width, 0)
+    if table is None:
+        yield Rule(not width, "draft.embedding", None, "a table of tokens' rows, or draft.shape.row_width = 0")
+        return
+    yield _one_of("draft.embedding.file", table.file, (manifest.target.weights_file,))
+    yield _within("draft.embedding.num_rows", table.num_rows, manifest.target.shape.vocab_size)
+    yield _within("draft.embedding.width", table.width, max(width, 1), width)
+    yield _one_of("draft.embedding.dtype", table.dtype, TARGET_DTYPES)
+    yield Rule(table.bits in (0, 4, 8), "draft.embedding.bits", table.bits, "0, 4, 8")
+    yield _within("draft.embedding.block_size", table.block_size, 8 if table.bits else 0)
+    for name in ("offset", "scales_offset"):
+        yield _within(f"draft.embedding.{name}", getattr(table, name), 0, _LARGEST_INT)
+    size = manifest.files[table.file].bytes
+    for name, end in table.ends().items():
+        yield _within(f"draft.embedding: the end of its {name}", end, 1, size)
+
+
 def _draft_rules(manifest: "Manifest") -> Iterator[Rule]:
     draft, shape = manifest.draft, manifest.draft.shape
     yield _within("draft.source.num_parameters", draft.source.num_parameters, 1, _LARGEST_INT)
@@ -148,6 +168,7 @@ def _draft_rules(manifest: "Manifest") -> Iterator[Rule]:
     yield _one_of("draft.shape.dtype", shape.dtype, DRAFT_DTYPES)
     yield _one_of("draft.precision", draft.precision, PRECISIONS)
     yield _within("draft.num_stream_layers", draft.num_stream_layers, 0, shape.num_layers)
+    yield from _table_rules(manifest)
     yield Rule(bool(draft.buckets), "draft.buckets", [], "one bucket or more")
     for index, bucket in enumerate(draft.buckets):
         yield _within(f"draft.buckets[{index}].rows", bucket.rows, 1)

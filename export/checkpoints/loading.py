@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mirrorsd.export.weights.block_formats import COMPUTE_BY_PRECISION
-from mirrorsd.families.low_rank_head import head_tokens
+from mirrorsd.families.low_rank_head import SHARES_EMBEDDING, head_tokens
 from mirrorsd.families.stream_link import LinkWeights
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import DraftShape, TargetShape
@@ -81,6 +81,7 @@ def draft_shape(
     """
     config = model.config
     vocab_size = min(head_tokens(config), target_vocab_size)
+    is_shared = bool(getattr(config, SHARES_EMBEDDING, False))
     if has_noise is None:
         has_noise = vocab_size <= _MOST_NOISE_IDS
     return DraftShape(
@@ -91,6 +92,7 @@ def draft_shape(
         num_streams=0 if streams is None else streams.embeddings.shape[0],
         num_candidates=num_candidates,
         num_noise_rows=_NOISE_ROWS if has_noise else 0,
+        row_width=config.hidden_size if is_shared else 0,
     )
 
 

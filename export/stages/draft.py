@@ -48,6 +48,7 @@ class DraftStage(nn.Module):
         self.num_input_ids = num_input_ids
         self.first_stream_layer = shape.num_layers
         self.embed = parts.embed
+        self.is_tied = parts.embed.table.weight is parts.lm_head.weight
         self.layers = parts.layers
         self.norm = parts.norm
         self.lm_head = parts.lm_head
@@ -68,13 +69,14 @@ class DraftStage(nn.Module):
         by_name = dict(zip(self.input_names, inputs, strict=True))
         positions, tip_rows = by_name[names.DRAFT_POSITIONS], by_name[names.DRAFT_TIP_ROWS]
         mask = by_name[names.DRAFT_MASK]
-        ids = by_name[names.DRAFT_IDS]
+        ids, rows = by_name[names.DRAFT_IDS], by_name.get(names.DRAFT_ROWS)
         if self.lm_head.out_features < self.num_input_ids:
             ids = ids.clamp(max=self.lm_head.out_features - 1)
         numbers = range(self.shape.num_layers)
         past = {i: (by_name[names.past_key(i)], by_name[names.past_value(i)]) for i in numbers}
         caches = TreeCaches(past, ids.shape[1], self._for_groups(mask))
-        hidden, angles = self.embed(ids, positions), self.rotary(positions)
+        hidden = self.embed(ids, positions) if rows is None else self.embed.of_rows(rows, positions)
+        angles = self.rotary(positions)
         for number, layer in enumerate(self.layers):
             if number == self.first_stream_layer:
                 hidden, positions = self.add_streams(hidden, positions, tip_rows)
@@ -86,7 +88,10 @@ class DraftStage(nn.Module):
         noise = None
         if self.shape.num_noise_rows:
             noise = by_name[names.DRAFT_NOISE].index_select(0, by_name[names.DRAFT_NOISE_ROWS].flatten())
-        own = ids[0].index_select(0, tip_rows)
+        if rows is not None and self.is_tied:
+            own = rows[0].index_select(0, tip_rows)
+        else:
+            own = self.lm_head.weight.index_select(0, ids[0].index_select(0, tip_rows))
         return (*self.predict(hidden, tip_rows, own, noise), *flatten(caches.new, numbers))
 
     def _for_groups(self, bias: Tensor) -> Tensor:
@@ -115,7 +120,8 @@ class DraftStage(nn.Module):
     def predict(self, hidden: Tensor, tip_rows: Tensor, own: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the best `m` ids and log-probabilities `[R, 1+s, m]` of main and streams at every tip.
 
-        Best are those of log-probability plus `noise [R * (1+s), V]`, where given; `own [R]` are the tips' tokens.
+        Best are those of log-probability plus `noise [R * (1+s), V]`, where given; `own [R, H]` are the head's rows of
+        the tips' tokens.
         """
         shape, num_tips = self.shape, tip_rows.shape[0]
         tips = hidden.index_select(1, tip_rows).squeeze(0).unsqueeze(1)
@@ -130,8 +136,8 @@ class DraftStage(nn.Module):
         noise = None if noise is None else noise.reshape(num_tips, 1 + shape.num_streams, shape.vocab_size)
         if shape.num_streams and len(self.link):
             guesses, link = Guesses(logits, noise, self.logit_scale), LinkWeights(*self.link)
-            count, head = max(SHORTLIST, shape.num_candidates), self.lm_head.weight
-            ranked = follow_links(link, tips[:, 1:], guesses, head, own, count=count, shortlist=top_candidates)
+            count = max(SHORTLIST, shape.num_candidates)
+            ranked = follow_links(link, tips[:, 1:], guesses, weight, own, count=count, shortlist=top_candidates)
             _, places = torch.topk(ranked.scores, shape.num_candidates)
             return ranked.ids.gather(2, places), ranked.logprobs.gather(2, places)
         logits = self.logit_scale(logits).flatten(0, 1)

@@ -4,7 +4,7 @@ Owns: the dense reference with streams, the passes (chunks, then a tree), the co
 Does not own: tolerances (`tolerances.py`), the exported pass (`draft_stage.py`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,8 +31,18 @@ from mirrorsd.graphs.manifest import VerifyResult
 Array = npt.NDArray[Any]
 
 OPENVINO_ERRORS = errors_of(openvino_state)
+LookUp = Callable[[Sequence[int]], Array]
+"""Rows `[N, H]` of a token embedding, by ids `[N]`."""
 CHUNK = 32
 CHAIN = -1
+
+
+def look_up_in(model: WeightlessModel, ids: Iterable[int]) -> LookUp:
+    """Read the rows of `ids` out of the model's embedding, for looking them up without it."""
+    table, known = parts_of(model.network).embed.table, np.unique(np.fromiter(ids, np.int64))
+    with model.loaded(table):
+        rows: Array = table.weight[torch.from_numpy(known)].float().numpy()
+    return lambda asked: rows[np.searchsorted(known, np.asarray(asked, np.int64))]
 
 
 class Tree(NamedTuple):
@@ -182,11 +192,15 @@ def _additive(sees: Array) -> Tensor:
 
 @dataclass(slots=True)
 class DraftRun:
-    """The exported draft in OpenVINO on the CPU in float32, its caches on the host."""
+    """The exported draft in OpenVINO on the CPU in float32, its caches on the host.
+
+    `look_up` gives the rows of its target's embedding, where it has none of its own.
+    """
 
     source: Path | ov.Model
     shape: DraftShape
     capacity: int
+    look_up: LookUp | None = None
     request: ov.InferRequest = field(init=False)
     caches: dict[str, Array] = field(init=False)
 
@@ -219,6 +233,8 @@ class DraftRun:
             names.DRAFT_MASK: mask,
             names.DRAFT_TIP_ROWS: tips.astype(np.int64),
         }
+        if self.look_up is not None:
+            feeds[names.DRAFT_ROWS] = self.look_up(tree.ids)[None]
         if self.shape.num_noise_rows:
             feeds[names.DRAFT_NOISE] = np.zeros((self.shape.num_noise_rows, self.shape.vocab_size), np.float32)
             feeds[names.DRAFT_NOISE_ROWS] = np.zeros((len(tips), 1 + self.shape.num_streams), np.int64)

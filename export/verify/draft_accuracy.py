@@ -6,18 +6,23 @@ drafted after every token of them, and the comparison. Does not own: compressing
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import openvino as ov
+import torch
 
 from mirrorsd.export.bundle.target_graphs import TargetPlan
-from mirrorsd.export.verify.draft import CHAIN, DraftRun, Tree
+from mirrorsd.export.checkpoints.checkpoint import Checkpoint
+from mirrorsd.export.checkpoints.weightless import open_model
+from mirrorsd.export.verify.draft import CHAIN, DraftRun, LookUp, Tree, look_up_in
+from mirrorsd.export.verify.rounded_weights import as_stored
 from mirrorsd.export.verify.target import Pass, TargetRun
-from mirrorsd.graphs.contract import DraftShape
+from mirrorsd.export.weights.block_formats import FLOAT_WEIGHTS, WeightFormats
+from mirrorsd.families.low_rank_head import SHARES_EMBEDDING
 from mirrorsd.graphs.manifest import DraftAccuracy, DraftEntry, TargetEntry
 
 Array = npt.NDArray[Any]
@@ -96,11 +101,41 @@ class _Found:
         return np.array([sum(windows) for windows in self.accepted])
 
 
+class LookUps(NamedTuple):
+    """The rows of the target's embedding as the checkpoint has them, and as the bundle stores them."""
+
+    exact: LookUp | None = None
+    stored: LookUp | None = None
+
+
+NO_LOOK_UPS = LookUps()
+"""Of a draft with an embedding of its own."""
+
+
+def look_ups_of(draft: Checkpoint, formats: WeightFormats, dtype: torch.dtype, texts: DraftTexts) -> LookUps:
+    """The rows of all tokens of `texts` in the embedding that `draft` may share with a target of `formats`."""
+    if not draft.config.get(SHARES_EMBEDDING):
+        return NO_LOOK_UPS
+    ids = {token for text in (*texts.for_calibration, *texts.held_back) for token in text}
+    of_table = replace(FLOAT_WEIGHTS, embedding=formats.embedding, carried=formats.carried)
+    stored = as_stored(open_model(draft), of_table, dtype)
+    return LookUps(look_up_in(open_model(draft), ids), look_up_in(stored, ids))
+
+
 def compare_drafts(
-    before: ov.Model, after: ov.Model, draft: DraftEntry, texts: DraftTexts, scheme: str
+    before: ov.Model,
+    after: ov.Model,
+    draft: DraftEntry,
+    texts: DraftTexts,
+    scheme: str,
+    look_ups: LookUps = NO_LOOK_UPS,
 ) -> DraftAccuracy:
     """Measure both drafts on the held-back texts: a window is drafted after every token."""
-    one, other = (_walk(model, draft.shape, texts.held_back) for model in (before, after))
+    runs = (
+        DraftRun(model, draft.shape, TEXT_IDS, look_up)
+        for model, look_up in zip((before, after), look_ups, strict=True)
+    )
+    one, other = (_walk(run, texts.held_back) for run in runs)
     agreement = (one.best == other.best).mean(axis=0)
     num_windows = sum(map(len, one.accepted))
     return DraftAccuracy(
@@ -130,9 +165,8 @@ def share_interval(before: Array, after: Array) -> tuple[float, float]:
     return round(float(low), 4), round(float(high), 4)
 
 
-def draft_inputs(model: ov.Model, draft: DraftEntry, texts: Sequence[Sequence[int]]) -> Iterator[dict[str, Array]]:
+def draft_inputs(run: DraftRun, texts: Sequence[Sequence[int]]) -> Iterator[dict[str, Array]]:
     """What the draft is fed along `texts`: chains of rows over a filled cache, every row a tip."""
-    run = DraftRun(model, draft.shape, TEXT_IDS)
     for text in texts:
         num_cached = 0
         for size in (PROMPT_IDS, *(16 for _ in range(PROMPT_IDS, TEXT_IDS, 16))):
@@ -146,8 +180,7 @@ def draft_inputs(model: ov.Model, draft: DraftEntry, texts: Sequence[Sequence[in
             num_cached += len(rows)
 
 
-def _walk(model: ov.Model, shape: DraftShape, texts: Sequence[Sequence[int]]) -> _Found:
-    run = DraftRun(model, shape, TEXT_IDS)
+def _walk(run: DraftRun, texts: Sequence[Sequence[int]]) -> _Found:
     best: list[Array] = []
     accepted: list[list[int]] = []
     for text in texts:

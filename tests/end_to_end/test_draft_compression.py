@@ -15,7 +15,7 @@ from mirrorsd.export import draft_compression, recompress
 from mirrorsd.export.compression_plan import DraftCompression
 from mirrorsd.export.draft_compression import compress_weights
 from mirrorsd.export.verify.draft import DraftRun, Tree
-from mirrorsd.export.verify.draft_accuracy import DraftTexts, compare_drafts, draft_inputs, share_interval
+from mirrorsd.export.verify.draft_accuracy import TEXT_IDS, DraftTexts, compare_drafts, draft_inputs, share_interval
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.graphs.manifest import DraftAccuracy, Manifest
@@ -66,9 +66,9 @@ def test_compile_compresses_once_and_says_what_it_costs(
     assert after.files["draft/draft.bin"].bytes < 0.6 * before.files["draft/draft.bin"].bytes
     assert after.files["target/weights.bin"] == before.files["target/weights.bin"]
     types = element_types(ov.Core().read_model(copy / after.draft.file))
-    # Four products a layer (of joined projections); not the tied embedding and the tables of cosines and sines.
-    assert types["i8"] == 2 * 4
-    assert types["f16"] == 3
+    # Four products a layer (of joined projections) and the tied embedding; not the tables of cosines and sines.
+    assert types["i8"] == 2 * 4 + 1
+    assert types["f16"] == 2
     assert "f32" not in types
     assert run(command) == 2
     assert "the draft's weights are int8 already" in capsys.readouterr().err
@@ -148,7 +148,8 @@ def test_int4_by_group_by_row_and_with_data(tiny_bundle: Path, group_size: int, 
     core = ov.Core()
     model = core.read_model(tiny_bundle / draft.file)
     asked = DraftCompression(weights="int4", group_size=group_size, is_data_aware=is_data_aware)
-    samples = list(draft_inputs(model, draft, TEXTS.for_calibration)) if is_data_aware else None
+    run = DraftRun(model, draft.shape, TEXT_IDS)
+    samples = list(draft_inputs(run, TEXTS.for_calibration)) if is_data_aware else None
     compressed = compress_weights(core.read_model(tiny_bundle / draft.file), asked, samples)
     shapes = {
         tuple(node.get_output_shape(0))[2:]
@@ -165,7 +166,7 @@ def test_int4_by_group_by_row_and_with_data(tiny_bundle: Path, group_size: int, 
 
 def test_calibration_feeds_what_the_draft_is_fed(tiny_bundle: Path) -> None:
     draft = read_bundle(tiny_bundle).draft
-    first, second, *_ = draft_inputs(ov.Core().read_model(tiny_bundle / draft.file), draft, TEXTS.for_calibration)
+    first, second, *_ = draft_inputs(DraftRun(tiny_bundle / draft.file, draft.shape, TEXT_IDS), TEXTS.for_calibration)
     assert first["ids"][0].tolist() == list(range(3, 27))
     assert second["ids"][0, 0] == 27
     assert (first["mask"][0, 0, 0, :72] < -1).all()

@@ -51,7 +51,7 @@ def _by_training_code(draft: StreamingDraft, ids: list[int], tip: int, noise: to
         logits = draft.logits(torch.cat((hidden.main[0, tip][None], hidden.streams[0, 0])))
         guesses = Guesses(logits[None], None if noise is None else noise[None], lambda scores: scores)
         head, own = draft.base.get_output_embeddings().weight, torch.tensor([ids[tip]])
-        ranked = follow_links(draft.link.weights(), hidden.streams[0], guesses, head, own)
+        ranked = follow_links(draft.link.weights(), hidden.streams[0], guesses, head, head[own])
     return Linked(*(part[0].numpy() for part in ranked))
 
 

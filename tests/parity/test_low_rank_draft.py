@@ -2,9 +2,12 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import openvino as ov
 import pytest
 import torch
 
@@ -12,7 +15,13 @@ from mirrorsd import GenerationConfig, MirrorPipeline
 from mirrorsd.export import ExportOptions, export_pair
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.verify.draft import DraftRun, Tree
+from mirrorsd.graphs.contract import draft_contract
 from mirrorsd.graphs.errors import ConfigError, ExportError
+from mirrorsd.graphs.token_rows import TokenRows
+from mirrorsd.runtime.backends.openvino.draft_shapes import static_shapes
+from mirrorsd.runtime.backends.openvino.npu.graph import cut_for_npu
+from mirrorsd.runtime.backends.openvino.npu.request import CutRequest, HostParts
+from mirrorsd.runtime.backends.openvino.npu_conformance import check_conformance
 from mirrorsd.training.draft_shape import DraftHead, draft_from_layers
 from mirrorsd.training.models.model_folder import copy_tokenizer
 from mirrorsd.training.models.streaming_draft import StreamingDraft, StreamShape
@@ -41,7 +50,9 @@ def test_it_decodes_what_the_target_says(pair: tuple[Path, StreamingDraft, Path]
     file, draft, folder = pair
     manifest = export_pair(file, folder, tmp_path / "pair.mirror", OPTIONS)
     assert manifest.draft.source.num_parameters < sum(weight.numel() for weight in draft.base.parameters())
-    run = DraftRun(tmp_path / "pair.mirror" / manifest.draft.file, manifest.draft.shape, 384)
+    assert manifest.draft.embedding is not None
+    look_up = TokenRows(tmp_path / "pair.mirror", manifest.draft.embedding)
+    run = DraftRun(tmp_path / "pair.mirror" / manifest.draft.file, manifest.draft.shape, 384, look_up)
     ids = np.random.default_rng(3).integers(0, 250, 20).tolist()
     found, _ = run.forward(Tree(tuple(ids), tuple(range(-1, len(ids) - 1))), 0, np.array([19]))
     with torch.no_grad():
@@ -56,6 +67,56 @@ def test_it_decodes_what_the_target_says(pair: tuple[Path, StreamingDraft, Path]
                 for method in ("plain", "serial", "mirror", "auto")
             ]
             assert all(one.token_ids == other.token_ids for one, other in itertools.pairwise(texts))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "int8", "int4", "file"])
+def test_the_embedding_is_stored_once(pair: tuple[Path, StreamingDraft, Path], tmp_path: Path, precision: Any) -> None:
+    """The host looks tokens up where the target does; the draft's own file has no table of all tokens."""
+    file, draft, folder = pair
+    bundle = tmp_path / "pair.mirror"
+    manifest = export_pair(file, folder, bundle, replace(OPTIONS, precision=precision, accept_error=1.0))
+    table = draft.base.get_input_embeddings().weight.detach().numpy()
+    model = ov.Core().read_model(bundle / manifest.draft.file)
+    constants = [node for node in model.get_ops() if node.get_type_name() == "Constant"]
+    assert not any(list(node.get_output_shape(0)) == list(table.shape) for node in constants)
+    assert manifest.draft.embedding is not None
+    found = TokenRows(bundle, manifest.draft.embedding)(np.arange(len(table)))
+    step = {"int8": 1 / 127, "int4": 1 / 7, "bf16": 1 / 128, "fp16": 1 / 1024}.get(precision, 1e-6)
+    np.testing.assert_allclose(found, table, atol=0.6 * step * np.abs(table).max())
+
+
+def test_an_npu_gets_the_rows_that_the_host_has_looked_up(
+    pair: tuple[Path, StreamingDraft, Path], tmp_path: Path
+) -> None:
+    file, _, folder = pair
+    manifest = export_pair(file, folder, tmp_path / "pair.mirror", OPTIONS)
+    core, shape = ov.Core(), manifest.draft.shape
+    core.set_property("CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    assert manifest.draft.embedding is not None
+    look_up = TokenRows(tmp_path / "pair.mirror", manifest.draft.embedding)
+
+    def static() -> ov.Model:
+        found = core.read_model(tmp_path / "pair.mirror" / manifest.draft.file)
+        found.reshape(static_shapes(manifest.draft, 8, 2, 32))
+        return found
+
+    parts = cut_for_npu(static(), shape, ov.Type.f32)
+    assert check_conformance(parts.core).problems == ()
+    tree = Tree(tuple(range(40, 48)), tuple(range(-1, 7)))
+    feeds = DraftRun(static(), shape, 32, look_up).feeds(tree, 0, np.array([7, 2]))
+    requests = (
+        core.compile_model(static(), "CPU").create_infer_request(),
+        CutRequest(core.compile_model(parts.core, "CPU"), HostParts(core, parts, 1)),
+    )
+    for request in requests:
+        for name, values in feeds.items():
+            request.get_tensor(name).data[:] = values
+        request.start_async()
+        assert request.wait_for(30_000)
+    whole, cut = requests
+    for spec in draft_contract(shape).outputs:
+        expected, found = (request.get_tensor(spec.name).data for request in (whole, cut))
+        np.testing.assert_allclose(found, expected, atol=1e-4, err_msg=spec.name)
 
 
 def test_a_head_of_too_few_tokens_for_the_candidates_is_refused(write_gguf: WriteGguf, tmp_path: Path) -> None:

@@ -250,7 +250,7 @@ class StreamingDraft(nn.Module):
             return [int(token) for token in self.logits(rows).argmax(-1)]
         guesses = Guesses(self._raw_logits(rows)[None], None, self._parts.logit_scale)
         head = self._parts.lm_head.weight
-        ranked = follow_links(self.link.weights(), streams[None], guesses, head, torch.tensor([own]))
+        ranked = follow_links(self.link.weights(), streams[None], guesses, head, head[None, own])
         best = ranked.ids.gather(2, ranked.scores.argmax(-1, keepdim=True))
         return [int(token) for token in best.flatten()]
 

@@ -20,6 +20,7 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import MASKED, DraftShape, draft_contract
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
+from mirrorsd.graphs.token_rows import TokenRows
 from mirrorsd.runtime.backends.openvino.draft_shapes import Shape, host_arrays, host_ports, is_cached
 from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
 from mirrorsd.runtime.backends.openvino.npu.request import CutRequest
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 PASS_LIMIT_S = 30.0
 """Far above any pass: what takes longer hangs. Waiting for a late draft is the scheduler's business, not this."""
-_HOST_INPUTS = (names.DRAFT_IDS, names.DRAFT_POSITIONS, names.DRAFT_MASK, names.DRAFT_TIP_ROWS)
 
 
 class OpenVinoDraft:
@@ -220,7 +220,7 @@ class DraftNoise:
 
 
 class DraftInputs:
-    """Host views of one bucket's inputs: `ids[1,N] positions[1,N] mask[1,1,N,C+N] tip_rows[R]`."""
+    """Host views of one bucket's inputs: `ids[1,N] positions[1,N] mask[1,1,N,C+N] tip_rows[R] rows[1,N,H]`."""
 
     def __init__(
         self,
@@ -228,7 +228,11 @@ class DraftInputs:
         positions: NDArray[np.int64],
         mask: NDArray[np.float32],
         tip_rows: NDArray[np.int64],
+        rows: NDArray[np.float32] | None = None,
+        look_up: TokenRows | None = None,
     ) -> None:
+        """`look_up` fills `rows` in."""
+        self._rows, self._look_up = rows, look_up
         self._ids, self._positions, self._mask, self._tip_rows = ids[0], positions[0], mask[0, 0], tip_rows
         self.num_rows = ids.shape[1]
         self.num_tips = tip_rows.shape[0]
@@ -275,13 +279,22 @@ class DraftInputs:
             mask[self._counting[row:], self._own_columns[row:]] = 0.0
         self._tip_rows[: len(tip_rows)] = tip_rows
         self._tip_rows[len(tip_rows) :] = 0
+        if self._rows is not None and self._look_up is not None:
+            self._rows[0, :row] = self._look_up(self._ids[:row])
 
 
 class DraftRequest:
     """A request for passes of one shape, with inputs, outputs and cache bound once."""
 
     def __init__(
-        self, runnable: "Runnable", entry: DraftEntry, shape: Shape, cache: SlotCache, *, has_tensors: bool
+        self,
+        runnable: "Runnable",
+        entry: DraftEntry,
+        shape: Shape,
+        cache: SlotCache,
+        *,
+        has_tensors: bool,
+        look_up: TokenRows | None = None,
     ) -> None:
         """Bind a request of `runnable`.
 
@@ -292,6 +305,7 @@ class DraftRequest:
             cache: A cache of that capacity.
             has_tensors: Whether the request has tensors of its own, as one of fixed shapes has; otherwise they are
                 made here.
+            look_up: Gives the tokens' rows, where the draft has none of its own.
         """
         self._runnable = runnable
         self._request = runnable.new_request()
@@ -307,7 +321,14 @@ class DraftRequest:
                 kind = cache.kind if is_cached(name) else ov.Type(array.dtype)
                 self._request.set_tensor(name, tensor_on(array, kind))
         self.bind(cache)
-        self.inputs = DraftInputs(*(arrays[name] for name in _HOST_INPUTS))
+        self.inputs = DraftInputs(
+            ids=arrays[names.DRAFT_IDS],
+            positions=arrays[names.DRAFT_POSITIONS],
+            mask=arrays[names.DRAFT_MASK],
+            tip_rows=arrays[names.DRAFT_TIP_ROWS],
+            rows=arrays.get(names.DRAFT_ROWS),
+            look_up=look_up,
+        )
         self._noise: DraftNoise | None = None
         self._noise_rows: NDArray[np.int64] = arrays.get(names.DRAFT_NOISE_ROWS, np.zeros(0, dtype=np.int64))
         self.tip_ids: NDArray[np.int64] = arrays[names.DRAFT_TIP_IDS]

@@ -16,6 +16,7 @@ import openvino as ov
 from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import DraftEntry
+from mirrorsd.graphs.token_rows import TokenRows
 from mirrorsd.runtime.backends.openvino.compiled_cache import open_draft_cache
 from mirrorsd.runtime.backends.openvino.draft import DraftNoise, DraftRequest, OpenVinoDraft
 from mirrorsd.runtime.backends.openvino.draft_shapes import (
@@ -108,6 +109,7 @@ class DraftCompiler:
         self._cache_type = cache_type(self.core, entry, placement)
         self.is_shared = is_shared(entry, placement, self._path.with_suffix(".bin").stat().st_size)
         self.buckets = pass_buckets(entry, placement, is_shared=self.is_shared)
+        self._look_up = None if entry.embedding is None else TokenRows(bundle, entry.embedding)
         self._compiled: dict[str, Runnable] = {}
         self._compiling = threading.Lock()
         self._warm: set[Shape] = set()
@@ -156,7 +158,11 @@ class DraftCompiler:
         """A request for passes of one shape, bound to a cache of that capacity."""
         runnable = self._runnable(shape)
         with raised_as(DeviceError, f"OpenVINO has no room for a draft's pass of {shape[0]} rows", OPENVINO_ERRORS):
-            return DraftRequest(runnable, self._entry, shape, cache, has_tensors=not self.is_shared)
+            return self._request(runnable, shape, cache)
+
+    def _request(self, runnable: Runnable, shape: Shape, cache: SlotCache) -> DraftRequest:
+        has_tensors = not self.is_shared
+        return DraftRequest(runnable, self._entry, shape, cache, has_tensors=has_tensors, look_up=self._look_up)
 
     def fill_cache(self) -> None:
         """Compile whatever the cache lacks, so that no later request compiles; large drafts as they are needed."""
@@ -303,7 +309,7 @@ class DraftCompiler:
         """What a model makes of some tokens after an empty cache."""
         rows, tips, capacity = shape
         cache = SlotCache(self._entry, capacity, self._cache_type)
-        request = DraftRequest(Runnable(model), self._entry, shape, cache, has_tensors=not self.is_shared)
+        request = self._request(Runnable(model), shape, cache)
         tokens = [1 + number % (self._entry.shape.vocab_size - 1) for number in range(rows)]
         request.inputs.fill([RowBlock(tokens, 0, 0)], range(rows - tips, rows))
         if self._entry.shape.num_noise_rows:

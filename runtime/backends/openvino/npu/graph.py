@@ -125,8 +125,10 @@ def _made_by_host(operations: list[Node]) -> dict[str, str]:
         if node.get_type_name() == "Constant":
             found[name] = "constant"
         elif node.get_type_name() == "Parameter":
-            if name in _HOST_INPUTS:
+            if name in _HOST_INPUTS or _is_token_rows(node):
                 found[name] = "host"
+            if _is_token_rows(node):
+                rows.add(name)
         elif node.get_type_name() != "Result" and all(s in found and s not in rows for s in sources):
             is_constant = all(found[source] == "constant" for source in sources)
             found[name] = "constant" if is_constant else "host"
@@ -161,6 +163,10 @@ def _part(model: ov.Model, wanted: str, places: _Places) -> ov.Model:
     handed = [_result_of(nodes[name], name) for name in outputs]
     parameters = [_parameter_for(nodes[name], name) for name in inputs]
     needed = _before_all([*handed, *kept])
+    if wanted == "before":  # and the ids, which no part needs where the host has looked them up
+        needed |= {
+            node.get_friendly_name() for node in model.get_parameters() if not node.output(0).get_target_inputs()
+        }
     own = [node for node in model.get_parameters() if node.get_friendly_name() in needed]
     return ov.Model([*handed, *kept], [*parameters, *own], wanted)
 
@@ -348,7 +354,9 @@ def _all_before(node: Node) -> list[Node]:
 
 
 def _is_token_rows(node: Node) -> bool:
-    """Whether this is the look-up of token rows: a table of constants, by ids."""
+    """Whether this is the look-up of token rows, a table of constants by ids; or what the host has looked up."""
+    if _is_parameter(node):
+        return str(node.get_friendly_name()) == names.DRAFT_ROWS
     if node.get_type_name() != "Gather":
         return False
     index = node.input_value(1).get_node()
