@@ -1,6 +1,8 @@
 """The draft's IR against the training code (chains) and a dense forward (trees), and its static shapes."""
 
+import gc
 import itertools
+import weakref
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,9 +19,10 @@ from mirrorsd.export.verify.draft import DraftRun, Tree, dense_draft
 from mirrorsd.families.stream_link import Guesses, follow_links
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import draft_contract
+from mirrorsd.runtime.backends.openvino import draft as draft_session
 from mirrorsd.runtime.backends.openvino import draft_compiler
 from mirrorsd.runtime.backends.openvino.draft_compiler import OpenVinoDraftModel
-from mirrorsd.runtime.backends.openvino.draft_shapes import with_cache_of
+from mirrorsd.runtime.backends.openvino.draft_shapes import host_arrays, with_cache_of
 from mirrorsd.runtime.backends.protocol import RowBlock
 from mirrorsd.training.models.streaming_draft import StreamingDraft
 
@@ -240,6 +243,26 @@ def test_a_cache_in_bf16_changes_no_guess(llama_pair: Any, monkeypatch: pytest.M
     monkeypatch.setattr(draft_compiler, "cache_type", lambda core, entry, placement: ov.Type.f32)
     for found, wanted in zip(_guesses_behind_a_cache(llama_pair, is_shared), expected, strict=True):
         np.testing.assert_array_equal(found, wanted)
+
+
+def test_what_a_request_computes_on_lives_as_long_as_it(llama_pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenVINO reads the host's memory and does not keep it: of noise that nobody fed, too, as in a warm-up."""
+    made: dict[str, weakref.ref[np.ndarray]] = {}
+
+    def watched(*given: Any) -> dict[str, np.ndarray]:
+        arrays = host_arrays(*given)
+        made.update({name: weakref.ref(array) for name, array in arrays.items()})
+        return arrays
+
+    monkeypatch.setattr(draft_session, "host_arrays", watched)
+    model = OpenVinoDraftModel(llama_pair.bundle, llama_pair.manifest.draft, DraftPlacement(device="CPU"))
+    model.shapes.cache, model.shapes.is_shared = None, True
+    capacity = llama_pair.manifest.draft.capacities[0]
+    request = model.shapes.new_request((8, 8, capacity), model.shapes.new_cache(capacity))
+    gc.collect()
+    assert names.DRAFT_NOISE in made
+    assert [name for name, array in made.items() if array() is None] == []
+    request.infer()
 
 
 def _guesses_behind_a_cache(pair: Any, is_shared: bool, precision: str = "auto") -> list[np.ndarray]:

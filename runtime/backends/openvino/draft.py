@@ -320,6 +320,7 @@ class DraftRequest:
             for name, array in arrays.items():
                 kind = cache.kind if is_cached(name) else ov.Type(array.dtype)
                 self._request.set_tensor(name, tensor_on(array, kind))
+        self._arrays = arrays  # OpenVINO does not keep alive what a tensor of the host's memory lies in
         self.bind(cache)
         self.inputs = DraftInputs(
             ids=arrays[names.DRAFT_IDS],
