@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
+from mmap import mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
 
 _GRAPH_KEY, _NO_GRAPH = "gpu_graph_id", "-1"
 _DTYPES = {number: name for name, number in ONNX_TYPES.items()}
-_NO_ROOM: tuple[type[Exception], ...] = (*ONNX_ERRORS, ValueError)
-"""`ValueError` is numpy's word for more bytes than there are addresses."""
+_LEAST_MAPPED_BYTES = 1 << 20
+"""Memory of the host is asked from the system itself from so many bytes on: caches, which most texts do not fill."""
+_NO_ROOM: tuple[type[Exception], ...] = (*ONNX_ERRORS, ValueError, OSError, OverflowError)
+"""The last three are numpy's and the system's words for more bytes than there are."""
 _BYTES = {"float32": 4, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2}
 
 
@@ -97,7 +100,7 @@ class Place:
 
     def _new(self, shape: tuple[int, ...], dtype: str) -> "Tensor":
         if not self.is_device:
-            host = np.zeros(shape, dtype=dtype)
+            host = _host_zeros(shape, dtype)
             return Tensor(ort.OrtValue.ortvalue_from_numpy(host), host)
         if self.graphs is not None:
             return Tensor(self.graphs.zeros(shape, dtype), graphs=self.graphs)
@@ -144,6 +147,14 @@ class Tensor:
         with raised_as(DeviceError, "ONNX Runtime failed while copying from the device", ONNX_ERRORS):
             copied: NDArray[Any] = self._graphs.read(self.value) if self._graphs else self.value.numpy()
             return copied
+
+
+def _host_zeros(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
+    """Zeros that take no memory until they are written; memory that was used before would be cleared, and so taken."""
+    num_bytes = prod(shape) * np.dtype(dtype).itemsize
+    if num_bytes < _LEAST_MAPPED_BYTES:
+        return np.zeros(shape, dtype=dtype)
+    return np.frombuffer(mmap(-1, num_bytes), dtype).reshape(shape)
 
 
 def _zeros(shape: tuple[int, ...], dtype: str) -> NDArray[Any] | ort.OrtValue:
