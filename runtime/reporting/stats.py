@@ -1,6 +1,6 @@
 """What a finished request reports: computed once, from the ledger and the step records."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,6 +20,8 @@ _ENDS = {
     "context": "cut off, the context is full",
 }
 """Why a text ended, in words."""
+_LEAST_PLAIN_STEPS = 8
+"""With fewer, a text says too little of how fast plain decoding is: a single step may take twice as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +53,8 @@ class GenerationStats:
         num_prompt_tokens: tokens of the prompt.
         num_reused_tokens: prompt tokens found in the cache of the request before.
         stop_reason: why the text ended; see `GenerationResult`. Empty where nobody asked.
-        plain_tokens_per_second: how fast plain decoding is on this pipeline, where `auto` or `tune` has measured it;
-            else None.
+        plain_tokens_per_second: how fast plain decoding is on this pipeline: by the text's own plain steps, if it has
+            several, else by what `auto` or `tune` has measured, else None.
         warnings: what went wrong without changing the text.
     """
 
@@ -147,9 +149,23 @@ def summarise(
         num_prompt_tokens=request.num_prompt,
         num_reused_tokens=request.num_reused,
         stop_reason=stop_reason,
-        plain_tokens_per_second=plain_tokens_per_second,
+        plain_tokens_per_second=_speed_of_plain_steps(request) or plain_tokens_per_second,
         warnings=list(warnings),
     )
+
+
+def _speed_of_plain_steps(request: Request) -> float:
+    """Tokens per second of the text's plain steps, what the target waited for drafts not counted; 0 of few steps."""
+    steps = [step for step in request.steps if step.method == "plain"]
+    if len(steps) < _LEAST_PLAIN_STEPS:
+        return 0.0
+    starts = [step.started for step in steps]
+    seconds = sum(step.own_seconds for step in steps)
+    for span in request.ledger.spans:
+        index = bisect_right(starts, span.start) - 1
+        if span.name == "exposed" and index >= 0 and span.start < steps[index].ended:
+            seconds -= span.seconds
+    return sum(1 + step.num_accepted for step in steps) / max(seconds, 1e-9)
 
 
 def measure_overlap(spans: Sequence[Span]) -> float:

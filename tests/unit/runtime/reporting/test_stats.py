@@ -1,16 +1,18 @@
 """What statistics count: the tokens that were returned, from the end of the target's prefill on."""
 
 import doctest
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from mirrorsd.runtime.backends.fake import FakeDraft, FakeTarget
-from mirrorsd.runtime.config import GenerationConfig
+from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.decoding import request
-from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.decoding.request import Request, StepRecord
 from mirrorsd.runtime.generation import Stop, run_steps
+from mirrorsd.runtime.ledger import Span
 from mirrorsd.runtime.reporting.stats import GenerationStats, summarise
 from mirrorsd.runtime.text.shown_text import StopWatch
 
@@ -169,6 +171,24 @@ def test_what_nobody_measured_is_left_out_of_the_line(make_bench: Callable[..., 
     assert stats.draft_right is None
     assert "plain" not in str(stats)
     assert "ended" not in str(stats)
+
+
+def test_a_text_with_plain_steps_is_held_against_them_and_not_against_another_moment() -> None:
+    """Nine plain steps of 10 ms, one beside which the target waited 40 ms for a draft, a window of 3 in 20 ms."""
+    made = Request(PROMPT, GenerationConfig(max_new_tokens=64), SpeculationConfig(), 64, threading.Event())
+    made.prefilled, now = 1.0, 1.0
+    for number in range(10):
+        seconds = 0.05 if number == 4 else 0.01
+        made.steps.append(StepRecord(now, now + seconds, 0, 0, "none", "plain", seconds))
+        if number == 4:
+            made.ledger.spans.append(Span("host", "exposed", now + 0.01, now + seconds))
+        now += seconds
+    made.steps.append(StepRecord(now, now + 0.02, 3, 2, "fresh", "serial", 0.02))
+    made.ledger.spans.append(Span("host", "exposed", now, now + 0.005))
+    stats = summarise(made, 0.0, now + 0.02, plain_tokens_per_second=1.0)
+    assert stats.plain_tokens_per_second == pytest.approx(100.0)
+    del made.steps[:3]
+    assert summarise(made, 0.0, now + 0.02, plain_tokens_per_second=1.0).plain_tokens_per_second == 1.0, "too few"
 
 
 def half_as_fast(made: Request) -> float:
