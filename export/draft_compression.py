@@ -62,8 +62,9 @@ def compress_draft(
         )
     core = ov.Core()
     model = core.read_model(source)
-    run = DraftRun(model, draft.shape, TEXT_IDS, look_ups.stored)
-    samples = list(draft_inputs(run, texts.for_calibration)) if asked.is_data_aware else None
+    samples = None
+    if asked.is_data_aware:
+        samples = list(draft_inputs(DraftRun(model, draft.shape, TEXT_IDS, look_ups.stored), texts.for_calibration))
     halved, partial = (path.with_name(f"{path.stem}-{word}.xml") for word in ("halved", "compressed"))
     try:
         # What is left in floating point needs no more than 16 bits beside these.

@@ -6,7 +6,7 @@ Does not own: any of those steps.
 
 import shutil
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -25,12 +25,9 @@ from mirrorsd.export.checkpoints.carried_files import (
     generation_defaults,
     token_entry,
 )
-from mirrorsd.export.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from mirrorsd.export.checkpoints.compatibility import check_compatible, with_shared_embedding
-from mirrorsd.export.checkpoints.head import HeadCheckpoint, open_heads
+from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.checkpoints.loading import (
     DTYPE_BY_PRECISION,
-    adapter_layers,
     draft_shape,
     load_adapter,
     load_streams,
@@ -38,15 +35,13 @@ from mirrorsd.export.checkpoints.loading import (
 )
 from mirrorsd.export.checkpoints.weightless import open_model
 from mirrorsd.export.draft_compression import compress_draft
-from mirrorsd.export.exit_choice import choose_exit_layer
 from mirrorsd.export.options import (
     ExportOptions,
     ExportProgress,
-    check_exit_layers,
     resolve_capacities,
-    resolve_context,
 )
-from mirrorsd.export.passes.aware_quantisation import check_available, collect_inputs
+from mirrorsd.export.pair_job import PairJob, plan_job
+from mirrorsd.export.passes.aware_quantisation import collect_inputs
 from mirrorsd.export.passes.graph_passes import optimise_draft
 from mirrorsd.export.passes.torch_to_onnx import export_stage
 from mirrorsd.export.stages.attention import TREE_ATTENTION
@@ -59,14 +54,13 @@ from mirrorsd.export.verify.rounded_weights import as_stored
 from mirrorsd.export.verify.target import TargetRun, compare_target, stored_reference
 from mirrorsd.export.verify.text import parity_ids
 from mirrorsd.export.verify.tolerances import check_parity, tolerance_of
-from mirrorsd.export.weights.block_formats import FILE, FLOAT_WEIGHTS, WeightFormats, precision_name
-from mirrorsd.export.weights.gguf_tensors import FileBlocks, carried_tensors, kinds_of
-from mirrorsd.families.low_rank_head import HEAD_TOKENS, head_width
-from mirrorsd.families.registry import most_positions, parts_of, smallest_window
+from mirrorsd.export.weights.block_formats import FILE, FLOAT_WEIGHTS, precision_name
+from mirrorsd.export.weights.gguf_tensors import kinds_of
+from mirrorsd.families.low_rank_head import head_width
+from mirrorsd.families.registry import parts_of
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import describe_file
 from mirrorsd.graphs.contract import TargetShape, draft_contract
-from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.manifest import (
     SCHEMA_VERSION,
     DraftAccuracy,
@@ -128,7 +122,7 @@ def export_pair(
     """
     report = progress or _silent
     report("check", 0.0)
-    job = _plan_job(open_checkpoint(target, "target"), open_checkpoint(draft, "draft"), options)
+    job = plan_job(open_checkpoint(target, "target"), open_checkpoint(draft, "draft"), options)
     digest = _digest(job)
     goes_on = partial(is_of, digest=digest)
     with atomic_folder(output, overwrite=options.overwrite, goes_on=goes_on, work_files=_WORK_FILES) as bundle:
@@ -144,19 +138,6 @@ def export_pair(
         (bundle / names.MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
     report("done", 1.0)
     return manifest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
-    """Two checkpoints that fit together, and what "auto" means for them."""
-
-    target: Checkpoint
-    draft: Checkpoint
-    options: ExportOptions
-    formats: WeightFormats
-    exit_layers: tuple[int, ...]
-    context: int
-    heads: tuple[HeadCheckpoint, ...]
 
 
 class _BuiltDraft(NamedTuple):
@@ -175,7 +156,7 @@ class _BuiltTarget(NamedTuple):
     quality: QualityEntry
 
 
-def _digest(job: _Job) -> str:
+def _digest(job: PairJob) -> str:
     asked = asdict(job.options) | {"exit_layers": job.exit_layers, "context": job.context}
     for name in _ASKED_LATER:
         del asked[name]
@@ -183,7 +164,7 @@ def _digest(job: _Job) -> str:
     return digest_of(folders, [asked, _versions()])
 
 
-def _least_bytes(job: _Job) -> int:
+def _least_bytes(job: PairJob) -> int:
     """Bytes that the bundle takes at the very least; the draft passes through a float32 file on its way."""
     bits = _LEAST_BITS[job.options.precision]
     return job.target.source.num_parameters * bits // 8 + job.draft.source.num_parameters * 4
@@ -201,63 +182,7 @@ def _silent(stage: str, fraction: float) -> None:
     """Draw nothing."""
 
 
-def _plan_job(target: Checkpoint, draft: Checkpoint, options: ExportOptions) -> _Job:
-    check_compatible(target, draft)
-    if options.rounding == "gptq":
-        check_available()
-    draft = with_shared_embedding(draft, target)
-    named = int(draft.config.get(HEAD_TOKENS) or draft.config["vocab_size"])
-    vocab_size = min(int(target.config["vocab_size"]), int(draft.config["vocab_size"]), named)
-    most_candidates = max(options.num_exit_candidates, options.num_draft_candidates)
-    if most_candidates > vocab_size:
-        raise ConfigError(f"{most_candidates} candidates were asked for; this vocabulary has {vocab_size} tokens")
-    context = resolve_context(
-        options.context, by_target=most_positions(target.config), by_draft=most_positions(draft.config)
-    )
-    window = smallest_window(draft.config)
-    if window is not None and window < context:
-        raise ConfigError(
-            f"the draft has layers that see {window} tokens, the context is {context}: sliding windows that end within "
-            f"the context are supported in targets only. Ask for a context of {window}, or take another draft"
-        )
-    return _Job(
-        target=target,
-        draft=draft,
-        options=options,
-        formats=_formats(target, options),
-        exit_layers=_exit_layers(target, options),
-        context=context,
-        heads=open_heads(options.heads, target),
-    )
-
-
-def _formats(target: Checkpoint, options: ExportOptions) -> WeightFormats:
-    formats = options.formats(int(target.config.get("word_embed_proj_dim") or target.config["hidden_size"]))
-    if options.precision != FILE:
-        return formats
-    if target.gguf is None:
-        raise ConfigError(
-            f"precision is 'file', for the blocks of a GGUF file; {target.folder} is a folder: choose int8"
-        )
-    return replace(formats, carried=FileBlocks(carried_tensors(target.tensors)))
-
-
-def _exit_layers(target: Checkpoint, options: ExportOptions) -> tuple[int, ...]:
-    num_layers = int(target.config["num_hidden_layers"])
-    check_exit_layers(options.exit_layers, num_layers)
-    if options.exit_layers != "auto":
-        return options.exit_layers
-    return (
-        choose_exit_layer(
-            exit_coverage(target),
-            num_layers,
-            with_adapter=adapter_layers(target.folder, num_layers),
-            num_candidates=options.num_exit_candidates,
-        ),
-    )
-
-
-def _build_target(job: _Job, bundle: Path, journal: Journal, report: ExportProgress) -> _BuiltTarget:
+def _build_target(job: PairJob, bundle: Path, journal: Journal, report: ExportProgress) -> _BuiltTarget:
     report("load target", 0.2)
     model = open_model(job.target)
     plan = _target_plan(job, target_shape(model.network, job.options.computes_in))
@@ -285,7 +210,7 @@ def _build_target(job: _Job, bundle: Path, journal: Journal, report: ExportProgr
     return _BuiltTarget(_target_entry(job, plan), results, quality)
 
 
-def _target_plan(job: _Job, shape: TargetShape) -> TargetPlan:
+def _target_plan(job: PairJob, shape: TargetShape) -> TargetPlan:
     return TargetPlan(
         shape=shape,
         formats=job.formats,
@@ -297,7 +222,7 @@ def _target_plan(job: _Job, shape: TargetShape) -> TargetPlan:
     )
 
 
-def _target_entry(job: _Job, plan: TargetPlan) -> TargetEntry:
+def _target_entry(job: PairJob, plan: TargetPlan) -> TargetEntry:
     options, formats = job.options, plan.formats
     storage = WeightStorage(
         layers=options.precision,
@@ -312,12 +237,12 @@ def _target_entry(job: _Job, plan: TargetPlan) -> TargetEntry:
     return plan.entry(job.target.source, options.precision, storage)
 
 
-def _parity_ids(job: _Job) -> tuple[list[int], str]:
+def _parity_ids(job: PairJob) -> tuple[list[int], str]:
     num_ids = min(PARITY_POSITIONS, job.context - len(VERIFY_TREE_PARENTS))
     return parity_ids(job.target.folder / "tokenizer.json", job.options.verify_text, num_ids)
 
 
-def _build_draft(job: _Job, bundle: Path, journal: Journal, report: ExportProgress) -> _BuiltDraft:
+def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportProgress) -> _BuiltDraft:
     report("load draft", 0.02)
     model = open_model(job.draft)
     options, config = job.options, model.network.config
@@ -372,7 +297,7 @@ def _build_draft(job: _Job, bundle: Path, journal: Journal, report: ExportProgre
     return _BuiltDraft(replace(entry, precision=asked.weights), results, accuracy)
 
 
-def _finish(job: _Job, bundle: Path, target: _BuiltTarget, draft: _BuiltDraft) -> Manifest:
+def _finish(job: PairJob, bundle: Path, target: _BuiltTarget, draft: _BuiltDraft) -> Manifest:
     """Carry over the small files, hash everything, and describe it all."""
     copy_tokenizer(job.target, bundle)
     for checkpoint in (job.target, job.draft):

@@ -162,10 +162,10 @@ def exit_contract(shape: TargetShape, name: str, *, num_candidates: int) -> Stag
     )
 
 
-def _row_input(shape: DraftShape) -> tuple[TensorSpec, ...]:
+def _token_row_input(shape: DraftShape) -> tuple[TensorSpec, ...]:
     if not shape.row_width:
         return ()
-    return (TensorSpec(name=names.DRAFT_ROWS, dtype="float32", shape=(1, "N", shape.row_width)),)
+    return (TensorSpec(name=names.DRAFT_TOKEN_ROWS, dtype="float32", shape=(1, "N", shape.row_width)),)
 
 
 def _noise_inputs(shape: DraftShape) -> tuple[TensorSpec, ...]:
@@ -185,8 +185,8 @@ def draft_contract(shape: DraftShape) -> StageContract:
     main prediction of tip `r` (the next token), `[r, j]` that of stream `j` (the token `j` further on), each the
     best `m` ids with their log-probabilities, best first. With `noise`, a row per position, the best are those of
     log-probability plus row `noise_rows[r, j]`: what wins a Gumbel-argmax may be any token. `new_*` are the rows' own
-    keys and values: the host writes those it wants to keep into the cache. Streams leave nothing behind. `rows`, of a
-    draft that shares its target's embedding, are what the host has looked up for `ids` there.
+    keys and values: the host writes those it wants to keep into the cache. Streams leave nothing behind. `token_rows`,
+    of a draft that shares its target's embedding, are what the host has looked up for `ids` there.
     """
     layers = range(shape.num_layers)
     cache = (1, shape.num_kv_heads, "C", shape.head_dim)
@@ -194,7 +194,7 @@ def draft_contract(shape: DraftShape) -> StageContract:
     tips = ("R", 1 + shape.num_streams, shape.num_candidates)
     inputs = (
         TensorSpec(name=names.DRAFT_IDS, dtype="int64", shape=(1, "N")),
-        *_row_input(shape),
+        *_token_row_input(shape),
         TensorSpec(name=names.DRAFT_POSITIONS, dtype="int64", shape=(1, "N")),
         TensorSpec(name=names.DRAFT_MASK, dtype="float32", shape=(1, 1, "N", "C+N")),
         TensorSpec(name=names.DRAFT_TIP_ROWS, dtype="int64", shape=("R",)),

@@ -22,7 +22,7 @@ HEAD_IDS = "ids"
 HEAD_LOGPROBS = "logprobs"
 
 DRAFT_IDS = "ids"
-DRAFT_ROWS = "rows"
+DRAFT_TOKEN_ROWS = "token_rows"
 DRAFT_POSITIONS = "positions"
 DRAFT_MASK = "mask"
 DRAFT_TIP_ROWS = "tip_rows"

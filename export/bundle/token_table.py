@@ -1,4 +1,7 @@
-"""Where a written target keeps its token embedding: for the host, which looks tokens up for a draft that shares it."""
+"""Where a written target keeps its token embedding: for the host, which looks tokens up for a draft that shares it.
+
+Owns: finding the table in the first stage's graph. Does not own: its rows (`graphs/token_rows.py`).
+"""
 
 from pathlib import Path
 from typing import Any

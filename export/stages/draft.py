@@ -69,7 +69,7 @@ class DraftStage(nn.Module):
         by_name = dict(zip(self.input_names, inputs, strict=True))
         positions, tip_rows = by_name[names.DRAFT_POSITIONS], by_name[names.DRAFT_TIP_ROWS]
         mask = by_name[names.DRAFT_MASK]
-        ids, rows = by_name[names.DRAFT_IDS], by_name.get(names.DRAFT_ROWS)
+        ids, rows = by_name[names.DRAFT_IDS], by_name.get(names.DRAFT_TOKEN_ROWS)
         if self.lm_head.out_features < self.num_input_ids:
             ids = ids.clamp(max=self.lm_head.out_features - 1)
         numbers = range(self.shape.num_layers)

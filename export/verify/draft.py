@@ -234,7 +234,7 @@ class DraftRun:
             names.DRAFT_TIP_ROWS: tips.astype(np.int64),
         }
         if self.look_up is not None:
-            feeds[names.DRAFT_ROWS] = self.look_up(tree.ids)[None]
+            feeds[names.DRAFT_TOKEN_ROWS] = self.look_up(tree.ids)[None]
         if self.shape.num_noise_rows:
             feeds[names.DRAFT_NOISE] = np.zeros((self.shape.num_noise_rows, self.shape.vocab_size), np.float32)
             feeds[names.DRAFT_NOISE_ROWS] = np.zeros((len(tips), 1 + self.shape.num_streams), np.int64)

@@ -5,11 +5,12 @@ true. Owns: making tensors, writing small inputs in place, reading results; runn
 not own: opening stages and where their tensors live (`device`), which passes a session keeps (`target`).
 """
 
+import mmap
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from mmap import mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,8 @@ _GRAPH_KEY, _NO_GRAPH = "gpu_graph_id", "-1"
 _DTYPES = {number: name for name, number in ONNX_TYPES.items()}
 _LEAST_MAPPED_BYTES = 1 << 20
 """Memory of the host is asked from the system itself from so many bytes on: caches, which most texts do not fill."""
+_PRIVATE = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+"""Of this process alone: the system's own choice would be shared with processes that it starts."""
 _NO_ROOM: tuple[type[Exception], ...] = (*ONNX_ERRORS, ValueError, OSError, OverflowError)
 """The last three are numpy's and the system's words for more bytes than there are."""
 _BYTES = {"float32": 4, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2}
@@ -154,7 +157,7 @@ def _host_zeros(shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
     num_bytes = prod(shape) * np.dtype(dtype).itemsize
     if num_bytes < _LEAST_MAPPED_BYTES:
         return np.zeros(shape, dtype=dtype)
-    return np.frombuffer(mmap(-1, num_bytes), dtype).reshape(shape)
+    return np.frombuffer(mmap.mmap(-1, num_bytes, **_PRIVATE), dtype).reshape(shape)
 
 
 def _zeros(shape: tuple[int, ...], dtype: str) -> NDArray[Any] | ort.OrtValue:

@@ -220,7 +220,7 @@ class DraftNoise:
 
 
 class DraftInputs:
-    """Host views of one bucket's inputs: `ids[1,N] positions[1,N] mask[1,1,N,C+N] tip_rows[R] rows[1,N,H]`."""
+    """Host views of one bucket's inputs: `ids[1,N] positions[1,N] mask[1,1,N,C+N] tip_rows[R] token_rows[1,N,H]`."""
 
     def __init__(
         self,
@@ -327,7 +327,7 @@ class DraftRequest:
             positions=arrays[names.DRAFT_POSITIONS],
             mask=arrays[names.DRAFT_MASK],
             tip_rows=arrays[names.DRAFT_TIP_ROWS],
-            rows=arrays.get(names.DRAFT_ROWS),
+            rows=arrays.get(names.DRAFT_TOKEN_ROWS),
             look_up=look_up,
         )
         self._noise: DraftNoise | None = None

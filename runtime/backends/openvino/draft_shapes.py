@@ -34,7 +34,7 @@ def static_shapes(entry: DraftEntry, rows: int, tips: int, capacity: int) -> dic
         names.DRAFT_TIP_ROWS: [tips],
     }
     if entry.shape.row_width:
-        shapes[names.DRAFT_ROWS] = [1, rows, entry.shape.row_width]
+        shapes[names.DRAFT_TOKEN_ROWS] = [1, rows, entry.shape.row_width]
     if entry.shape.num_noise_rows:
         shapes[names.DRAFT_NOISE] = [entry.shape.num_noise_rows, entry.shape.vocab_size]
         shapes[names.DRAFT_NOISE_ROWS] = [tips, 1 + entry.shape.num_streams]

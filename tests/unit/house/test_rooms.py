@@ -69,8 +69,9 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "verify": {"bundle", "checkpoints", "passes", "stages", "weights"},
         "draft_compression": {"compression_plan", "verify"},
         "recompress": {"bundle", "compression_plan", "draft_compression", "verify"},
+        "pair_job": {"checkpoints", "exit_choice", "options", "passes", "weights"},
         "pair": {
-            *("bundle", "checkpoints", "compression_plan", "draft_compression", "exit_choice", "options", "passes"),
+            *("bundle", "checkpoints", "compression_plan", "draft_compression", "options", "pair_job", "passes"),
             *("stages", "verify", "weights"),
         },
     },

@@ -356,7 +356,7 @@ def _all_before(node: Node) -> list[Node]:
 def _is_token_rows(node: Node) -> bool:
     """Whether this is the look-up of token rows, a table of constants by ids; or what the host has looked up."""
     if _is_parameter(node):
-        return str(node.get_friendly_name()) == names.DRAFT_ROWS
+        return str(node.get_friendly_name()) == names.DRAFT_TOKEN_ROWS
     if node.get_type_name() != "Gather":
         return False
     index = node.input_value(1).get_node()

@@ -1,0 +1,95 @@
+"""What the export of a pair has to do: two checkpoints that fit together, and what "auto" means for them.
+
+Owns: the checks that need only the small files of checkpoints, and the choices. Does not own: the work (`pair.py`).
+"""
+
+from dataclasses import dataclass, replace
+
+from mirrorsd.export.checkpoints.carried_files import exit_coverage
+from mirrorsd.export.checkpoints.checkpoint import Checkpoint
+from mirrorsd.export.checkpoints.compatibility import check_compatible, with_shared_embedding
+from mirrorsd.export.checkpoints.head import HeadCheckpoint, open_heads
+from mirrorsd.export.checkpoints.loading import adapter_layers
+from mirrorsd.export.exit_choice import choose_exit_layer
+from mirrorsd.export.options import ExportOptions, check_exit_layers, resolve_context
+from mirrorsd.export.passes.aware_quantisation import check_available
+from mirrorsd.export.weights.block_formats import FILE, WeightFormats
+from mirrorsd.export.weights.gguf_tensors import FileBlocks, carried_tensors
+from mirrorsd.families.low_rank_head import HEAD_TOKENS
+from mirrorsd.families.registry import most_positions, smallest_window
+from mirrorsd.graphs.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairJob:
+    """Two checkpoints that fit together, and what "auto" means for them."""
+
+    target: Checkpoint
+    draft: Checkpoint
+    options: ExportOptions
+    formats: WeightFormats
+    exit_layers: tuple[int, ...]
+    context: int
+    heads: tuple[HeadCheckpoint, ...]
+
+
+def plan_job(target: Checkpoint, draft: Checkpoint, options: ExportOptions) -> PairJob:
+    """Check that the checkpoints fit together and that the options fit them.
+
+    Raises:
+        ExportError: they do not fit together.
+        ConfigError: the options do not fit this pair.
+    """
+    check_compatible(target, draft)
+    if options.rounding == "gptq":
+        check_available()
+    draft = with_shared_embedding(draft, target)
+    named = int(draft.config.get(HEAD_TOKENS) or draft.config["vocab_size"])
+    vocab_size = min(int(target.config["vocab_size"]), int(draft.config["vocab_size"]), named)
+    most_candidates = max(options.num_exit_candidates, options.num_draft_candidates)
+    if most_candidates > vocab_size:
+        raise ConfigError(f"{most_candidates} candidates were asked for; this vocabulary has {vocab_size} tokens")
+    context = resolve_context(
+        options.context, by_target=most_positions(target.config), by_draft=most_positions(draft.config)
+    )
+    window = smallest_window(draft.config)
+    if window is not None and window < context:
+        raise ConfigError(
+            f"the draft has layers that see {window} tokens, the context is {context}: sliding windows that end within "
+            f"the context are supported in targets only. Ask for a context of {window}, or take another draft"
+        )
+    return PairJob(
+        target=target,
+        draft=draft,
+        options=options,
+        formats=_formats(target, options),
+        exit_layers=_exit_layers(target, options),
+        context=context,
+        heads=open_heads(options.heads, target),
+    )
+
+
+def _formats(target: Checkpoint, options: ExportOptions) -> WeightFormats:
+    formats = options.formats(int(target.config.get("word_embed_proj_dim") or target.config["hidden_size"]))
+    if options.precision != FILE:
+        return formats
+    if target.gguf is None:
+        raise ConfigError(
+            f"precision is 'file', for the blocks of a GGUF file; {target.folder} is a folder: choose int8"
+        )
+    return replace(formats, carried=FileBlocks(carried_tensors(target.tensors)))
+
+
+def _exit_layers(target: Checkpoint, options: ExportOptions) -> tuple[int, ...]:
+    num_layers = int(target.config["num_hidden_layers"])
+    check_exit_layers(options.exit_layers, num_layers)
+    if options.exit_layers != "auto":
+        return options.exit_layers
+    return (
+        choose_exit_layer(
+            exit_coverage(target),
+            num_layers,
+            with_adapter=adapter_layers(target.folder, num_layers),
+            num_candidates=options.num_exit_candidates,
+        ),
+    )
