@@ -281,6 +281,7 @@ class DraftInputs:
         self._tip_rows[len(tip_rows) :] = 0
         if self._rows is not None and self._look_up is not None:
             self._rows[0, :row] = self._look_up(self._ids[:row])
+            self._rows[0, row:] = 0.0  # a mask adds to scores: what is no number shows through it
 
 
 class DraftRequest:

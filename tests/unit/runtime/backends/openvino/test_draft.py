@@ -1,9 +1,14 @@
 """The noise that the draft's graph adds: rows by position, and the same noise as the target's choice."""
 
+from pathlib import Path
+
 import numpy as np
 
 from mirrorsd.graphs.contract import DraftShape
-from mirrorsd.runtime.backends.openvino.draft import DraftNoise
+from mirrorsd.graphs.manifest import TokenTable
+from mirrorsd.graphs.token_rows import TokenRows
+from mirrorsd.runtime.backends.openvino.draft import DraftInputs, DraftNoise
+from mirrorsd.runtime.backends.protocol import RowBlock
 from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.runtime.sampling.noise import gumbel
@@ -30,6 +35,20 @@ def test_positions_take_the_rows_in_turn_and_are_written_once() -> None:
     assert noise.rows_at(np.array([[7, 9]])).tolist() == [[3, 1]]
     assert asked == [5, 6, 7, 9]
     assert noise.tensor.data[:, 0].tolist() == [0, 9, 6, 7]
+
+
+def test_rows_that_pad_a_pass_hold_numbers_whatever_was_in_the_device_s_memory(tmp_path: Path) -> None:
+    """A request's own tensors are not cleared; a score that is no number would pass any mask."""
+    table = np.arange(20, dtype=np.float32).reshape(5, 4)
+    (tmp_path / "weights.bin").write_bytes(table.tobytes())
+    entry = TokenTable(file="weights.bin", num_rows=5, width=4, dtype="float32", offset=0)
+    ids, rows = np.zeros((1, 3), np.int64), np.full((1, 3, 4), np.nan, np.float32)
+    mask, tips = np.zeros((1, 1, 3, 9), np.float32), np.zeros(1, np.int64)
+    inputs = DraftInputs(ids, ids.copy(), mask, tips, rows, TokenRows(tmp_path, entry))
+    inputs.fill([], [])
+    assert not rows.any()
+    inputs.fill([RowBlock([4, 2], 0, 0)], [1])
+    np.testing.assert_array_equal(rows[0], [*table[[4, 2]], np.zeros(4)])
 
 
 def test_a_request_without_noise_sees_none_of_the_last_one_s() -> None:
