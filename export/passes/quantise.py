@@ -96,14 +96,16 @@ class QuantiseWeights(ir.passes.InPlacePass):
     def _product_format(self, node: ir.Node) -> BlockChoice | None:
         weight = node.inputs[1]
         assert weight is not None and weight.const_value is not None  # `_weight_of` has looked
-        if isinstance(weight.const_value, LazyWeight):
-            key = weight.const_value.key
-            if key.endswith(_OFFSETS):
-                return None
-            if first_name(key) in self._lent:
-                return self._lent[first_name(key)]
         is_head = _is_by_output(node) and weight.const_value.shape[0] == self._head_width
-        return self._formats.head if is_head else self._formats.layers
+        if not isinstance(weight.const_value, LazyWeight):
+            return self._formats.head if is_head else self._formats.layers
+        key = weight.const_value.key
+        if key.endswith(_OFFSETS):
+            return None
+        name = first_name(key)
+        if name in self._lent:
+            return self._lent[name]
+        return self._formats.head if is_head else self._formats.of_layer(name)
 
     def _replace_product(self, graph: ir.Graph, node: ir.Node, weight: ir.Value, asked: BlockChoice) -> None:
         assert weight.const_value is not None  # `_weight_of` has looked

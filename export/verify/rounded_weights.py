@@ -63,15 +63,14 @@ class _Reading:
 
     def __call__(self, module: nn.Module, stored: StoredTensor, dtype: torch.dtype) -> Tensor:
         """Read `stored`, a parameter of `module`, as `dtype`."""
-        chosen = self._choice(module) if len(stored.shape) == 2 else None
+        chosen = self._choice(module, stored.name) if len(stored.shape) == 2 else None
         if chosen is None or self._is_carried(module, stored):
             return stored.read(self.dtype).to(dtype)
         source = stored_weight(stored, self.dtype)
         by_output = source.transposed() if isinstance(module, Conv1D) else source
         width = int(by_output.shape.numpy()[1])
         form = chosen.for_width(width)
-        is_of_layer = chosen is self.formats.layers
-        _, pack = (self.choose_pack if is_of_layer else round_to_nearest)(stored.name, form)
+        _, pack = self.choose_pack(stored.name, form)
         rows = torch.from_numpy(_restored(by_output.chunks(), width, form, pack, self.dtype))
         return (rows if by_output is source else rows.T.contiguous()).to(dtype)
 
@@ -80,12 +79,12 @@ class _Reading:
         is_table = module is self.network.get_input_embeddings()
         return carried is not None and not (is_table and carried.has_offsets)
 
-    def _choice(self, module: nn.Module) -> BlockChoice | None:
+    def _choice(self, module: nn.Module, name: str) -> BlockChoice | None:
         if module is self.network.get_input_embeddings():
             return self.formats.embedding
         if module is self.network.get_output_embeddings():
             return self.formats.head
-        return self.formats.layers if isinstance(module, nn.Linear | Conv1D) else None
+        return self.formats.of_layer(name) if isinstance(module, nn.Linear | Conv1D) else None
 
 
 def _restored(chunks: Iterable[Array], width: int, form: BlockFormat, pack: Pack, dtype: torch.dtype) -> Array:

@@ -4,7 +4,8 @@ Owns: the formats and the names that a user gives them. Does not own: packing nu
 putting the result into graphs (`quantise_pass.py`).
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from mirrorsd.graphs.errors import ConfigError
@@ -87,13 +88,34 @@ class BlockChoice:
 class WeightFormats:
     """The formats of a target's weights; None stands for floats of the kind that the stages compute in.
 
-    What `carried` holds keeps the blocks of its file instead.
+    What `carried` holds keeps the blocks of its file instead. `finer` has the layers' weights that are stored in more
+    bits than `layers` says, by name.
     """
 
     layers: BlockChoice | None = None
     head: BlockChoice | None = None
     embedding: BlockChoice | None = None
     carried: "FileBlocks | None" = None
+    finer: Mapping[str, BlockChoice] = field(default_factory=dict)
+
+    def of_layer(self, name: str) -> BlockChoice | None:
+        """The format of a layer's weight."""
+        return self.finer.get(name, self.layers)
+
+    def with_finer(self, weights: Iterable[str]) -> "WeightFormats":
+        """The same with `weights` of the layers in 8 bits, in the head's blocks where that has 8 bits too."""
+        if self.layers is None:
+            return self
+        is_like_head = self.head is not None and self.head.bits == 8
+        chosen = self.head if is_like_head else replace(self.layers, bits=8, is_symmetric=True)
+        assert chosen is not None  # `is_like_head` says so
+        return replace(self, finer=dict.fromkeys(weights, chosen))
+
+    @property
+    def row_group(self) -> int:
+        """Rows with multiples of which every product gives a row the same bits."""
+        chosen = (self.layers, self.head, *self.finer.values())
+        return max((part.row_group for part in chosen if part is not None), default=1)
 
 
 FLOAT_WEIGHTS = WeightFormats()

@@ -34,6 +34,8 @@ LONGEST_QUESTION = 96
 """Tokens."""
 PASSAGE = (300, 900)
 """Characters of a passage that a task is about."""
+ANSWERED = 0.5
+"""The temperature of answers to the model's own questions."""
 STORY = (1200, 4800)
 """Characters of several passages, one behind the other, that a task is about."""
 SUM_UP = (
@@ -155,11 +157,17 @@ class Asked:
         self._tokenizer, self._end = load_tokenizer(checkpoint.folder), checkpoint.eos_ids[0]
         self._target = to_device(load_whole(checkpoint.path))
 
-    def questions(self, count: int) -> Iterator[str]:
+    def questions(self, count: int, temperature: float = 1.0) -> Iterator[str]:
         """What the model would be asked, by itself."""
         marked = self._tokenizer.apply_chat_template([{"role": "user", "content": MARK}], tokenize=False)
         opening = list(self._tokenizer(marked[: marked.index(MARK)])["input_ids"])
-        yield from (text for text in self._said([opening] * count, 1.0) if text)
+        yield from (text for text in self._said([opening] * count, temperature) if text)
+
+    def answers(self, questions: list[str], longest: int) -> Iterator[str]:
+        """Each question with what the model answers, up to `longest` tokens, in its chat template."""
+        prompts = [chat_prompt(self._tokenizer, [{"role": "user", "content": question}]) for question in questions]
+        for text in self._texts(prompts, ANSWERED, longest):
+            yield self._tokenizer.decode(text)
 
     def translations(self, sentences: list[str], rng: random.Random) -> Iterator[str]:
         """English sentences to translate, and what became of them, to translate back."""
@@ -173,14 +181,17 @@ class Asked:
 
     def _said(self, prompts: list[list[int]], temperature: float) -> Iterator[str]:
         """What the model says after each; nothing where it comes to no end."""
+        for prompt, text in zip(prompts, self._texts(prompts, temperature, LONGEST_QUESTION), strict=True):
+            is_whole = text[-1] == self._end
+            yield self._tokenizer.decode(text[len(prompt) : -1]).strip() if is_whole else ""
+
+    def _texts(self, prompts: list[list[int]], temperature: float, longest: int) -> Iterator[list[int]]:
+        """Prompts with up to `longest` tokens behind each."""
         with narrowed(self._target.parameters()):
             for start in range(0, len(prompts), BATCH):
                 some = prompts[start : start + BATCH]
-                config = SelfTextConfig(end=self._end, max_new_tokens=LONGEST_QUESTION, seed=SEED + start)
-                texts = generate_batch(self._target, some, torch.full((len(some),), temperature), config)
-                for prompt, text in zip(some, texts, strict=True):
-                    is_whole = text[-1] == self._end
-                    yield self._tokenizer.decode(text[len(prompt) : -1]).strip() if is_whole else ""
+                config = SelfTextConfig(end=self._end, max_new_tokens=longest, seed=SEED + start)
+                yield from generate_batch(self._target, some, torch.full((len(some),), temperature), config)
 
 
 def sentences(corpus: Path, count: int, rng: random.Random) -> list[str]:
