@@ -224,13 +224,10 @@ def _fitted(
     report("collect inputs of products", 0.22)
     folder.mkdir(exist_ok=True)
     inputs = collect_inputs(model, windows, folder)
-    plan = replace(plan, choose_pack=inputs.choose_pack)
-    if plan.formats.layers is None or plan.formats.layers.bits != 4:
-        return plan
     report("find layers that need eight bits", 0.23)
     dtype = DTYPE_BY_PRECISION[job.options.computes_in]
     finer = finer_weights(job.target, plan.formats, dtype, inputs.groups, windows[:NUM_WINDOWS])
-    return replace(plan, formats=plan.formats.with_finer(finer))
+    return replace(plan, formats=plan.formats.with_finer(finer), choose_pack=inputs.choose_pack)
 
 
 def _target_plan(job: PairJob, shape: TargetShape) -> TargetPlan:
