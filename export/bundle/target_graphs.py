@@ -35,6 +35,7 @@ Adapter = tuple[Tensor, Tensor]
 
 WEIGHTS = "weights"
 _RECORD_EVERY = 1 << 30
+_PAIR = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +66,13 @@ class TargetPlan:
 
     @property
     def row_group(self) -> int:
-        """Rows that are computed together: see `TargetEntry.row_group`."""
-        return self.formats.row_group if self.is_batch_invariant else 1
+        """Rows that are computed together: see `TargetEntry.row_group`.
+
+        In float16 a row alone differs from one of several, in attention and in products.
+        """
+        if not self.is_batch_invariant:
+            return 1
+        return max(self.formats.row_group, _PAIR if self.shape.dtype == "float16" else 1)
 
     @property
     def capacity(self) -> int:

@@ -10,7 +10,7 @@ from mirrorsd.export import ExportOptions
 from mirrorsd.export.bundle.journal import Journal
 from mirrorsd.export.bundle.target_graphs import TargetPlan, write_target
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from mirrorsd.export.checkpoints.loading import target_shape
+from mirrorsd.export.checkpoints.loading import DTYPE_BY_PRECISION, target_shape
 from mirrorsd.export.checkpoints.weightless import open_model
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
 from mirrorsd.runtime.doctor.row_invariance import largest_row_difference
@@ -23,6 +23,8 @@ FORMATS = {
     "int8-blocks-of-128": {"precision": "int8", "block_size": 128},
     "int4": {"precision": "int4"},
     "int4-blocks-of-32": {"precision": "int4", "block_size": 32},
+    "fp16": pytest.param({"precision": "fp16"}, marks=pytest.mark.slow),
+    "int4-in-fp16": pytest.param({"precision": "int4", "compute": "fp16"}, marks=pytest.mark.slow),
 }
 
 
@@ -35,8 +37,8 @@ def checkpoint(make_checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -
 def open_session(checkpoint: Checkpoint, bundle: Path, **settings: Any) -> OnnxTarget:
     options = ExportOptions(**settings)
     bundle.mkdir(exist_ok=True)
-    model = open_model(checkpoint)
-    shape = target_shape(model.network, options.precision)
+    model = open_model(checkpoint, DTYPE_BY_PRECISION[options.computes_in])
+    shape = target_shape(model.network, options.computes_in)
     how = {"formats": options.formats(shape.hidden_size), "is_batch_invariant": options.is_batch_invariant}
     plan = TargetPlan(shape=shape, context=CONTEXT, num_candidates=8, adapters={2: None}, **how)
     write_target(model, plan, bundle, lambda stage, share: None, Journal(bundle, ""))
