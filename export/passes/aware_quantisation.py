@@ -28,6 +28,7 @@ from mirrorsd.export.weights.lazy_weight import Pack, first_name
 
 Array = npt.NDArray[Any]
 
+_LARGEST = float(np.finfo(np.float16).max)
 _DAMPING = 0.01
 """Of the mean square of the inputs, what is added to each: the paper's."""
 _TOP_LEVEL, _MIDDLE_LEVEL = 15, 8
@@ -77,7 +78,7 @@ def collect_inputs(model: WeightlessModel, windows: Array, folder: Path) -> Prod
         source = given[0]
         if not latest or latest[0][0] is not source:
             path = folder / f"{len(inputs.files)}.npy"
-            np.save(path, source.flatten(0, -2).numpy().astype(np.float16))
+            np.save(path, source.flatten(0, -2).clamp(-_LARGEST, _LARGEST).numpy().astype(np.float16))
             latest[:] = [(source, path)]
         inputs.files[name] = latest[0][1]
 
