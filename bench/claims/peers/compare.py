@@ -255,6 +255,7 @@ def measure(
                 answer, share = undisturbed(contestants, contestant, ids, limits)
                 contestant.answers.setdefault(name, []).append(answer)
                 shares.append(share)
+            print(f"repeat {repeat + 1} of {num_repeats}, prompt {number + 1} of {len(prompts)}", file=sys.stderr)
     return shares
 
 
