@@ -61,10 +61,11 @@ def test_a_pipeline_with_its_exit_on_an_npu(tiny_bundle: Path, card: Path, monke
             raise DeviceError("the NPU is gone")
 
         monkeypatch.setattr(OpenVinoExits, "_run", die)
+        # So small a target is often done before its exit is looked at; in one of many texts it is.
         with pytest.warns(RuntimeWarning, match="the NPU is gone"):
-            result = pipe.generate("Once upon a time", method="mirror", **settings)
-        assert result.token_ids == plain.token_ids
-        assert "the NPU is gone" in result.stats.warnings[0]
+            results = [pipe.generate("Once upon a time", method="mirror", **settings) for _ in range(24)]
+        assert all(result.token_ids == plain.token_ids for result in results)
+        assert any("the NPU is gone" in warning for result in results for warning in result.stats.warnings)
 
 
 def test_compile_checks_the_exit_too(
