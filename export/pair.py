@@ -312,7 +312,7 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
         return _BuiltDraft(entry, results, None)
     report("compress draft", 0.15)
     calibration = calibration_text(job.target, options.calibration_text, job.context)
-    texts = cut_texts(calibration.fitted, calibration.measured, job.context)
+    texts = cut_texts(calibration.fitted[:NUM_WINDOWS], calibration.measured, job.context)
     look_ups = look_ups_of(job.draft, job.formats, DTYPE_BY_PRECISION[options.computes_in], texts)
     accuracy = compress_draft(bundle / file, bundle / names.DRAFT_FILE, entry, asked, texts, look_ups)
     return _BuiltDraft(replace(entry, precision=asked.weights), results, accuracy)

@@ -1,7 +1,7 @@
 """One matrix product for projections of the same rows: query, key and value; gate and up.
 
 Owns: joining the weights, and handing the joined result to attention or to a `Split`. Does not own: which precision
-the weights have (`quantise_pass.py`).
+the weights have (`quantise.py`).
 """
 
 from dataclasses import dataclass

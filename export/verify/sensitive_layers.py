@@ -6,7 +6,6 @@ have the same input (`aware_quantisation.py`).
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +17,6 @@ from mirrorsd.export.verify.quality import mean_divergence, reference_choices
 from mirrorsd.export.verify.rounded_weights import as_stored
 from mirrorsd.export.weights.block_formats import WeightFormats
 
-Array = npt.NDArray[Any]
 Loss = Callable[[Collection[str]], float]
 
 FINER_SHARE = 0.2

@@ -1,7 +1,7 @@
 """How the target's weights are stored: one format each for the layers, the LM head and the embedding.
 
 Owns: the formats and the names that a user gives them. Does not own: packing numbers (`block_quantisation.py`),
-putting the result into graphs (`quantise_pass.py`).
+putting the result into graphs (`quantise.py`).
 """
 
 from collections.abc import Iterable, Mapping

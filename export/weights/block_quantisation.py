@@ -1,7 +1,7 @@
 """Rows of weights in blocks of integers, as `MatMulNBits` and `GatherBlockQuantized` read them: pure functions.
 
 Owns: rounding to nearest (ONNX Runtime's own quantiser) and what the packed tensors look like. Does not own: which
-weights are packed (`quantise_pass.py`), rounding that looks at activations (`aware_quantisation.py`).
+weights are packed (`quantise.py`), rounding that looks at activations (`aware_quantisation.py`).
 """
 
 import logging

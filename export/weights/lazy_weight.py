@@ -1,7 +1,7 @@
 """Weights of graphs that are computed only while they are written, a few rows at a time.
 
 Owns: lazy tensors for `onnx_ir`, transposing, joining and packing (quantising) them without holding them.
-Does not own: where a checkpoint's numbers lie (`stored_tensors.py`), how numbers are packed (`quantise_pass.py`),
+Does not own: where a checkpoint's numbers lie (`stored_tensors.py`), how numbers are packed (`quantise.py`),
 the file they are written to (`weights_file.py`).
 """
 

@@ -100,3 +100,16 @@ def test_sentences_are_translated_there_and_what_came_to_an_end_back(recipe: Any
     assert there.endswith(found[0])
     assert back.endswith(" to English: Why so?")
     assert not_back.endswith(found[1])
+
+
+def test_conversations_to_round_by_are_questions_in_the_template_with_their_answers(
+    asked: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import build_calibration
+
+    monkeypatch.setattr(build_calibration, "Asked", lambda model: asked)
+    monkeypatch.setattr(sys, "argv", ["build_calibration.py", "model.gguf", str(tmp_path / "calibration.txt")])
+    build_calibration.main()
+    sys.modules.pop("build_calibration")
+    written = (tmp_path / "calibration.txt").read_text(encoding="utf-8")
+    assert written == "<user>Why so?<end><model> Why so? \x02\n"
