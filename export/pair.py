@@ -223,11 +223,23 @@ def _fitted(
     """Round by what a text gives the products; what four bits hurt most gets eight."""
     report("collect inputs of products", 0.22)
     folder.mkdir(exist_ok=True)
-    inputs = collect_inputs(model, windows, folder)
+    is_scanned = job.options.head_precision == "auto" and _can_be_scanned(model, plan)
+    inputs = collect_inputs(model, windows, folder, with_head=is_scanned)
     report("find layers that need eight bits", 0.23)
     dtype = DTYPE_BY_PRECISION[job.options.computes_in]
     finer = finer_weights(job.target, plan.formats, dtype, inputs.groups, windows[:NUM_WINDOWS])
-    return replace(plan, formats=plan.formats.with_finer(finer), choose_pack=inputs.choose_pack)
+    formats = plan.formats.with_finer(finer)
+    if is_scanned:
+        formats = replace(formats, scan=formats.layers)
+    return replace(plan, formats=formats, choose_pack=inputs.choose_pack)
+
+
+def _can_be_scanned(model: WeightlessModel, plan: TargetPlan) -> bool:
+    """Whether four bits are enough to find a row's best tokens: the embedding must hold the same weights in eight."""
+    head, embedding = model.network.get_output_embeddings(), model.network.get_input_embeddings()
+    is_tied = head.weight is embedding.weight and getattr(head, "bias", None) is None
+    formats = plan.formats
+    return is_tied and formats.embedding is not None and formats.embedding.bits == 8 == getattr(formats.head, "bits", 0)
 
 
 def _target_plan(job: PairJob, shape: TargetShape) -> TargetPlan:
@@ -246,13 +258,14 @@ def _target_entry(job: PairJob, plan: TargetPlan) -> TargetEntry:
     options, formats = job.options, plan.formats
     storage = WeightStorage(
         layers=options.precision,
-        head=precision_name(formats.head, options.precision, options.computes_in),
+        head=precision_name(formats.of_head, options.precision, options.computes_in),
         embedding=precision_name(formats.embedding, options.precision, options.computes_in),
         block_size=None if formats.layers is None else formats.layers.block_size or formats.layers.largest,
         is_symmetric=formats.layers is None or formats.layers.is_symmetric,
         rounding=options.rounding,
         carried=kinds_of(job.target.tensors, (True,)) if options.precision == FILE else (),
         finer=tuple(by_kind((name,) for name in formats.finer)),
+        num_rescored=formats.num_rescored,
         dequantised=kinds_of(job.target.tensors, (False,) if options.precision == FILE else (False, True)),
     )
     return plan.entry(job.target.source, options.precision, storage)

@@ -70,6 +70,7 @@ class WeightStorage:
         block_size: Most weights that share a scale; None where the layers are floats.
         carried: Of a GGUF file, the kinds of blocks that are in the bundle as they are in the file ("Q4_0").
         finer: The layers' weights that have 8 bits where `layers` says fewer, "*" for the numbers in their names.
+        num_rescored: Of each row, the best tokens whose logits are computed again with the embedding's weights.
         dequantised: The kinds that were turned into floats, and rounded again where the part's precision asks for it.
     """
 
@@ -81,6 +82,7 @@ class WeightStorage:
     rounding: str
     carried: tuple[str, ...] = ()
     finer: tuple[str, ...] = ()
+    num_rescored: int = 0
     dequantised: tuple[str, ...] = ()
 
 

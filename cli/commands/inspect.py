@@ -73,8 +73,9 @@ def precision_line(target: TargetEntry) -> str:
     computes = "" if target.shape.dtype == "float32" else f"; computes in {target.shape.dtype}"
     blocks = f"blocks of {storage.block_size or 'up to 128'}"
     finer = "".join(f"{name.split('*.')[-1].removesuffix('.weight')} int8, " for name in storage.finer)
+    again = f" with the best {storage.num_rescored} again in {storage.embedding}" if storage.num_rescored else ""
     return (
-        f"{storage.layers} ({finer}head {storage.head}, embedding {storage.embedding}; {blocks}, {zero_points}, "
+        f"{storage.layers} ({finer}head {storage.head}{again}, embedding {storage.embedding}; {blocks}, {zero_points}, "
         f"rounded by {storage.rounding}{computes})"
     )
 

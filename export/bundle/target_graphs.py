@@ -202,6 +202,7 @@ def segment_graph(model: WeightlessModel, plan: TargetPlan, segment: Segment) ->
         context=plan.context,
         capacity=plan.capacity,
         spare_rows=plan.spare_rows,
+        num_rescored=plan.formats.num_rescored,
         **span,
     )
     graph = export_stage(stage, contract, model.lazy_weights(stage))
@@ -210,11 +211,12 @@ def segment_graph(model: WeightlessModel, plan: TargetPlan, segment: Segment) ->
 
 
 def exit_graph(model: WeightlessModel, plan: TargetPlan, point: Exit) -> ir.Model:
-    """Export one exit; its adapter is stored like the head."""
+    """Export one exit; its adapter is stored like the head. Its own logits are those of the scan, if there is one."""
     contract = exit_contract(plan.shape, point.name, num_candidates=plan.num_candidates)
     stage = ExitStage(parts_of(model.network), plan.num_candidates, plan.adapters[point.layer])
     graph = export_stage(stage, contract, model.lazy_weights(stage))
-    return optimise_stage(graph, replace(plan.formats, layers=plan.formats.head), plan.shape.vocab_size)
+    formats = replace(plan.formats, layers=plan.formats.head)
+    return optimise_stage(graph, formats, plan.shape.vocab_size, plan.choose_pack)
 
 
 def head_graph(model: WeightlessModel, plan: TargetPlan, head: HeadCheckpoint) -> ir.Model:
@@ -226,4 +228,4 @@ def head_graph(model: WeightlessModel, plan: TargetPlan, head: HeadCheckpoint) -
     borrowed = lent_by(model.network, network).items()
     layers = [parameter for name, parameter in borrowed if name.startswith("layers.")]
     lent = {name: plan.formats.of_layer(name) for name in (model.stored[id(parameter)].name for parameter in layers)}
-    return optimise_head(graph, plan.formats, plan.shape.vocab_size, plan.choose_pack, lent)
+    return optimise_head(graph, replace(plan.formats, scan=None), plan.shape.vocab_size, plan.choose_pack, lent)

@@ -43,16 +43,21 @@ _REFITTED_NUMBERS = 1 << 25
 
 @dataclass(frozen=True, slots=True)
 class ProductInputs:
-    """Files of float16 rows `[n, K]` by the name of the weight that they were multiplied with."""
+    """Files of float16 rows `[n, K]` by the name of the weight that they were multiplied with.
+
+    `head` is the LM head's name where it is among them.
+    """
 
     files: dict[str, Path]
+    head: str | None = None
 
     @property
     def groups(self) -> list[tuple[str, ...]]:
-        """Names of the weights that have one input, in the order of the layers."""
+        """Names of the layers' weights that have one input, in the order of the layers."""
         names_by_file: dict[Path, list[str]] = {}
         for name, path in self.files.items():
-            names_by_file.setdefault(path, []).append(name)
+            if name != self.head:
+                names_by_file.setdefault(path, []).append(name)
         return [tuple(names) for names in names_by_file.values()]
 
     def choose_pack(self, key: str, chosen: BlockFormat) -> tuple[str, Pack]:
@@ -66,13 +71,19 @@ class ProductInputs:
         return f"gptq {chosen.recipe}", partial(_pack_from_file, path=self.files[name], chosen=chosen)
 
 
-def collect_inputs(model: WeightlessModel, windows: Array, folder: Path) -> ProductInputs:
+def collect_inputs(model: WeightlessModel, windows: Array, folder: Path, *, with_head: bool = False) -> ProductInputs:
     """Run the float32 `model` over `windows` `[W, L]` and write what each of its layers' products is given.
 
-    Several products of one input (queries, keys, values) share one file under `folder`.
+    Several products of one input (queries, keys, values) share one file under `folder`. `with_head` adds the LM head.
     """
-    inputs = ProductInputs({})
+    network = model.network
+    head = network.get_output_embeddings()
+    inputs = ProductInputs({}, model.stored[id(head.weight)].name if with_head else None)
     latest: list[tuple[Tensor, Path]] = []
+
+    def note_last(module: nn.Module, given: Any, found: Any) -> None:
+        if inputs.head is not None:
+            note(module, (found[0],), inputs.head)
 
     def note(module: nn.Module, given: tuple[Tensor, ...], name: str) -> None:
         source = given[0]
@@ -82,12 +93,12 @@ def collect_inputs(model: WeightlessModel, windows: Array, folder: Path) -> Prod
             latest[:] = [(source, path)]
         inputs.files[name] = latest[0][1]
 
-    network = model.network
     network.set_attn_implementation("eager")
     products = [module for module in network.modules() if isinstance(module, nn.Linear | Conv1D)]
-    products.remove(network.get_output_embeddings())
+    products.remove(head)
     names_by_module = {module: model.stored[id(module.weight)].name for module in products}
     hooks = [module.register_forward_pre_hook(partial(note, name=name)) for module, name in names_by_module.items()]
+    hooks.append(network.base_model.register_forward_hook(note_last))
     try:
         with torch.no_grad(), model.on_demand():
             network(torch.from_numpy(windows), use_cache=False, logits_to_keep=1)

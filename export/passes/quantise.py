@@ -39,9 +39,9 @@ class QuantiseWeights(ir.passes.InPlacePass):
 
     The embedding's format is symmetric.
 
-    The head is the `Gemm` with transB that is `head_width` wide; the embedding is what `input_ids` gathers from. In the
-    stage of a drafting head, which looks up what it has chosen, every table of `head_width` rows is one. Equal weights
-    in equal formats give equal tensors, so a tied embedding and head stay one.
+    The head is the `Gemm` with transB that is `head_width` wide; the embedding is what `input_ids` gathers from. Where
+    a stage looks up what it has chosen itself, every table of `head_width` rows is one: in a drafting head, and for the
+    best tokens of a scan. Equal weights in equal formats give equal tensors, so a tied embedding and head stay one.
     Weights that the formats carry from a file keep its blocks. Products with `lent` weights, by name, have the format
     given there: a drafting head's layers that are its target's own are packed as the target's, and so stay one.
     Ensures: no float matrix product with constant weights is left, but for a head without a format and for what a
@@ -85,9 +85,13 @@ class QuantiseWeights(ir.passes.InPlacePass):
         return True
 
     def _table_of(self, graph: ir.Graph, node: ir.Node) -> ir.Value | None:
-        """The constant table that a drafting head looks tokens up in."""
+        """The constant table in which a drafting head looks tokens up, or a scan its best ones."""
+        if node.op_type != "Gather":
+            return None
+        ids = node.inputs[1]
+        is_of_scan = ids is not None and (made_by := ids.producer()) is not None and made_by.op_type == "TopK"
         is_of_head = any(value.name == names.HEAD_TOKENS for value in graph.inputs)
-        table = node.inputs[0] if is_of_head and node.op_type == "Gather" else None
+        table = node.inputs[0] if is_of_head or is_of_scan else None
         if table is None or table.const_value is None or len(table.const_value.shape) != 2:
             return None
         is_by_row = node.attributes.get_int("axis", 0) == 0
@@ -98,14 +102,14 @@ class QuantiseWeights(ir.passes.InPlacePass):
         assert weight is not None and weight.const_value is not None  # `_weight_of` has looked
         is_head = _is_by_output(node) and weight.const_value.shape[0] == self._head_width
         if not isinstance(weight.const_value, LazyWeight):
-            return self._formats.head if is_head else self._formats.layers
+            return self._formats.of_head if is_head else self._formats.layers
         key = weight.const_value.key
         if key.endswith(_OFFSETS):
             return None
         name = first_name(key)
         if name in self._lent:
             return self._lent[name]
-        return self._formats.head if is_head else self._formats.of_layer(name)
+        return self._formats.of_head if is_head else self._formats.of_layer(name)
 
     def _replace_product(self, graph: ir.Graph, node: ir.Node, weight: ir.Value, asked: BlockChoice) -> None:
         assert weight.const_value is not None  # `_weight_of` has looked

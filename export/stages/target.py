@@ -15,10 +15,14 @@ from mirrorsd.graphs.contract import StageContract
 
 
 class LogitHead(nn.Module):
-    """Final norm and LM head, written as one `Gemm(transB=1)` so that a tied embedding `[V, H]` is read in place."""
+    """Final norm and LM head, written as one `Gemm(transB=1)` so that a tied embedding `[V, H]` is read in place.
 
-    def __init__(self, parts: DecoderParts) -> None:
+    With `num_rescored` the logits of so many best tokens of a row are computed again: `rescored`.
+    """
+
+    def __init__(self, parts: DecoderParts, num_rescored: int = 0) -> None:
         super().__init__()
+        self.num_rescored = num_rescored
         self.norm = parts.norm
         self.linear = parts.lm_head
         self.scale = parts.logit_scale
@@ -29,7 +33,21 @@ class LogitHead(nn.Module):
 
     def product(self, hidden: Tensor) -> Tensor:
         """Multiply with the head's weight."""
-        return product_in_place(hidden.squeeze(0), self.linear.weight, self.linear.bias).unsqueeze(0)
+        rows = hidden.squeeze(0)
+        logits = product_in_place(rows, self.linear.weight, self.linear.bias)
+        if self.num_rescored:
+            logits = rescored(logits, rows, self.linear.weight, self.num_rescored)
+        return logits.unsqueeze(0)
+
+
+def rescored(logits: Tensor, hidden: Tensor, table: Tensor, num_best: int) -> Tensor:
+    """Compute the logits of each row's best tokens again, as products of `hidden` `[..., H]` with rows of `table`.
+
+    The table `[V, H]` is held in more bits than the weights that all `logits` `[..., V]` are from; few rows are read.
+    """
+    ids = torch.topk(logits, min(num_best, logits.shape[-1]), sorted=False).indices
+    rows = torch.nn.functional.embedding(ids, table)
+    return logits.scatter(-1, ids, (rows @ hidden[..., None]).squeeze(-1))
 
 
 def product_in_place(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -55,6 +73,7 @@ class SegmentStage(nn.Module):
         context: int,
         capacity: int,
         spare_rows: int,
+        num_rescored: int = 0,
     ) -> None:
         super().__init__()
         self.input_names = [spec.name for spec in contract.inputs]
@@ -68,7 +87,7 @@ class SegmentStage(nn.Module):
         if first_layer == 0:
             self.embed = parts.embed
         if end_layer == len(parts.layers):
-            self.head = LogitHead(parts)
+            self.head = LogitHead(parts, num_rescored)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Run the segment; inputs and outputs are those of `segment_contract`, in its order."""

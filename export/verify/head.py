@@ -5,7 +5,7 @@ tolerances (`tolerances.py`), the hidden states of the target (`target.py`).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ def compare_heads(
     if not plan.heads:
         return ()
     dtype: torch.dtype = getattr(torch, plan.shape.dtype)
-    model = as_stored(open_model(target), plan.formats, dtype, plan.choose_pack)
+    model = as_stored(open_model(target), replace(plan.formats, scan=None), dtype, plan.choose_pack)
     results = []
     for head in plan.heads:
         with model.loaded(lenders(model.network, head.config)):

@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from mirrorsd.export.checkpoints.weightless import WeightlessModel
 from mirrorsd.export.passes.quantise import ChoosePack, pack_as, round_to_nearest
+from mirrorsd.export.stages.target import rescored
 from mirrorsd.export.weights.block_formats import BlockChoice, BlockFormat, WeightFormats
 from mirrorsd.export.weights.block_quantisation import restore_rows
 from mirrorsd.export.weights.lazy_weight import Pack, stored_weight
@@ -32,14 +33,24 @@ def as_stored(
 
     Args:
         model: Used up: its rotary positions are rounded from now on.
-        formats: Of the layers' products, the head and the embedding.
+        formats: Of the layers' products, the head and the embedding. Where they have a scan, the head rescores.
         dtype: Of everything else.
         choose_pack: Rounds the layers' weights, as it did for the stages.
     """
     rotary = parts_of(model.network).rotary
     if rotary is not None and dtype != torch.float32:
         rotary.register_forward_hook(lambda module, given, angles: tuple(_rounded(table, dtype) for table in angles))
-    return replace(model, read=_Reading(network=model.network, formats=formats, dtype=dtype, choose_pack=choose_pack))
+    network = model.network
+    reading = _Reading(network=network, formats=formats, dtype=dtype, choose_pack=choose_pack)
+    if formats.scan is not None:
+        embedding, head = network.get_input_embeddings(), network.get_output_embeddings()
+        stored = model.stored[id(head.weight)]
+
+        def rescore(module: nn.Module, given: tuple[Tensor, ...], logits: Tensor) -> Tensor:
+            return rescored(logits, given[0], reading(embedding, stored, logits.dtype), formats.num_rescored)
+
+        head.register_forward_hook(rescore)
+    return replace(model, read=reading)
 
 
 def stored_matrix(matrix: Tensor, chosen: BlockChoice | None, dtype: torch.dtype) -> Tensor:
@@ -83,7 +94,7 @@ class _Reading:
         if module is self.network.get_input_embeddings():
             return self.formats.embedding
         if module is self.network.get_output_embeddings():
-            return self.formats.head
+            return self.formats.of_head
         return self.formats.of_layer(name) if isinstance(module, nn.Linear | Conv1D) else None
 
 

@@ -25,6 +25,9 @@ pass has; with larger ones rows are computed in pairs (docs/exactness.md)."""
 _INT4_BLOCK = 32
 """Four bits have too few levels for more weights: of SmolLM2-135M's best tokens 64 % are the same in the largest blocks
 that fit, without zero points (docs/export.md). Such a row needs no pair either."""
+NUM_RESCORED = 32
+"""Of a head that is scanned. SmolLM2-135M's best tokens are the float head's at 98.7 % with 16 as with 64, at 91.1 %
+without; perplexity rises by 0.6 % with 16, 0.5 % with 32, 0.3 % with 64, where looking them up takes twice as long."""
 COMPUTE_BY_PRECISION = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "int8": "fp32", "int4": "fp32", FILE: "fp32"}
 """What the stages compute in unless asked otherwise, and so what their hidden states, caches and float weights are."""
 COMPUTES = ("fp32", "fp16", "bf16")
@@ -89,7 +92,8 @@ class WeightFormats:
     """The formats of a target's weights; None stands for floats of the kind that the stages compute in.
 
     What `carried` holds keeps the blocks of its file instead. `finer` has the layers' weights that are stored in more
-    bits than `layers` says, by name.
+    bits than `layers` says, by name. Where there is a `scan`, the LM head's product is with weights in that format, and
+    the logits of a row's best `NUM_RESCORED` tokens are then computed again with the embedding's.
     """
 
     layers: BlockChoice | None = None
@@ -97,6 +101,17 @@ class WeightFormats:
     embedding: BlockChoice | None = None
     carried: "FileBlocks | None" = None
     finer: Mapping[str, BlockChoice] = field(default_factory=dict)
+    scan: BlockChoice | None = None
+
+    @property
+    def of_head(self) -> BlockChoice | None:
+        """The format of the weights that every row is multiplied with in the LM head."""
+        return self.scan or self.head
+
+    @property
+    def num_rescored(self) -> int:
+        """The best tokens of a row whose logits are computed again."""
+        return 0 if self.scan is None else NUM_RESCORED
 
     def of_layer(self, name: str) -> BlockChoice | None:
         """The format of a layer's weight."""
@@ -114,7 +129,7 @@ class WeightFormats:
     @property
     def row_group(self) -> int:
         """Rows with multiples of which every product gives a row the same bits."""
-        chosen = (self.layers, self.head, *self.finer.values())
+        chosen = (self.layers, self.head, self.scan, *self.finer.values())
         return max((part.row_group for part in chosen if part is not None), default=1)
 
 

@@ -1,5 +1,6 @@
 """A row of the target has the same bits in passes of any number of rows, so no method can part by rounding."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ FORMATS = {
     "int8-blocks-of-128": {"precision": "int8", "block_size": 128},
     "int4": {"precision": "int4"},
     "int4-blocks-of-32": {"precision": "int4", "block_size": 32},
+    "int4-scanned-head": {"precision": "int4", "is_scanned": True},
     "fp16": pytest.param({"precision": "fp16"}, marks=pytest.mark.slow),
     "int4-in-fp16": pytest.param({"precision": "int4", "compute": "fp16"}, marks=pytest.mark.slow),
 }
@@ -34,12 +36,14 @@ def checkpoint(make_checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -
     return open_checkpoint(make_checkpoint(folder, "qwen3", seed=5, head_dim=64, **WIDE), "target")
 
 
-def open_session(checkpoint: Checkpoint, bundle: Path, **settings: Any) -> OnnxTarget:
+def open_session(checkpoint: Checkpoint, bundle: Path, *, is_scanned: bool = False, **settings: Any) -> OnnxTarget:
     options = ExportOptions(**settings)
     bundle.mkdir(exist_ok=True)
     model = open_model(checkpoint, DTYPE_BY_PRECISION[options.computes_in])
     shape = target_shape(model.network, options.computes_in)
-    how = {"formats": options.formats(shape.hidden_size), "is_batch_invariant": options.is_batch_invariant}
+    formats = options.formats(shape.hidden_size)
+    formats = replace(formats, scan=formats.layers) if is_scanned else formats
+    how = {"formats": formats, "is_batch_invariant": options.is_batch_invariant}
     plan = TargetPlan(shape=shape, context=CONTEXT, num_candidates=8, adapters={2: None}, **how)
     write_target(model, plan, bundle, lambda stage, share: None, Journal(bundle, ""))
     entry = plan.entry(checkpoint.source, options.precision)

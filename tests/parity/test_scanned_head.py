@@ -1,0 +1,103 @@
+"""An LM head that finds a row's best tokens in four bits and computes their logits again in eight."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+
+from mirrorsd import MirrorPipeline
+from mirrorsd.cli.commands.inspect import precision_line
+from mirrorsd.export import ExportOptions, export_pair
+from mirrorsd.export.stages import target as stages
+from mirrorsd.graphs import names
+from mirrorsd.graphs.errors import ParityError
+from mirrorsd.graphs.manifest import Manifest
+
+OPTIONS = ExportOptions(
+    precision="int4",
+    rounding="gptq",
+    context=384,
+    num_exit_candidates=4,
+    num_draft_candidates=4,
+    buckets=((8, 8),),
+    capacities=(384,),
+)
+Exported = tuple[Path, Manifest]
+
+
+@pytest.fixture(scope="module")
+def tied(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tied")
+    return make_checkpoint(folder / "target", "llama", seed=8, num_hidden_layers=2, tie_word_embeddings=True)
+
+
+@pytest.fixture(scope="module")
+def exported(tied: Path) -> Exported:
+    return tied.parent / "bundle", export_pair(tied, tied, tied.parent / "bundle", OPTIONS)
+
+
+def test_a_tied_head_is_scanned_in_four_bits_and_looks_its_best_up_in_the_embedding(exported: Exported) -> None:
+    bundle, manifest = exported
+    storage = manifest.target.storage
+    assert storage is not None
+    assert (storage.head, storage.embedding, storage.num_rescored) == ("int4", "int8", 32)
+    assert "head int4 with the best 32 again in int8" in precision_line(manifest.target)
+
+    prefix, suffix, point = (ir.load(bundle / names.stage_file(name)).graph for name in ("prefix", "suffix", "exit1"))
+    width = manifest.target.shape.vocab_size
+    for graph in (suffix, point):
+        assert [node.attributes["bits"].as_int() for node in products(graph, width)] == [4]
+    (looked_up,) = (node for node in suffix if node.op_type == "GatherBlockQuantized")
+    (embedding,) = (node for node in prefix if node.op_type == "GatherBlockQuantized")
+    assert place(looked_up) == place(embedding)
+    assert not [node for node in point if node.op_type == "GatherBlockQuantized"]
+
+
+def products(graph: ir.Graph, width: int) -> list[ir.Node]:
+    return [node for node in graph if node.op_type == "MatMulNBits" and node.attributes["N"].as_int() == width]
+
+
+def place(node: ir.Node) -> tuple[int | None, int | None]:
+    table = node.inputs[0]
+    assert table is not None
+    assert isinstance(table.const_value, ir.ExternalTensor)
+    return table.const_value.offset, table.const_value.length
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_its_texts_are_the_same_with_every_method(exported: Exported, temperature: float) -> None:
+    with MirrorPipeline.load(exported[0]) as pipeline:
+        asked = {"max_new_tokens": 48, "temperature": temperature, "seed": 3}
+        texts = {
+            method: pipeline.generate("Once upon", method=method, **asked) for method in ("plain", "serial", "mirror")
+        }
+    assert len({tuple(text.token_ids) for text in texts.values()}) == 1
+
+
+def test_a_graph_that_does_not_compute_them_again_is_refused(
+    tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference does, so that the tokens in question differ by what four bits lose."""
+    monkeypatch.setattr(stages, "rescored", lambda logits, *others: logits)
+    with pytest.raises(ParityError, match="suffix"):
+        export_pair(tied, tied, tmp_path / "bundle", OPTIONS)
+
+
+def test_other_heads_stay_in_eight_bits(tied: Path, make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    """One with weights of its own, which would have to be stored twice, and one that was asked for in int8."""
+    untied = make_checkpoint(tmp_path / "untied", "llama", seed=8, num_hidden_layers=2, tie_word_embeddings=False)
+    asked = replace(OPTIONS, head_precision="int8")
+    for target, options in ((untied, OPTIONS), (tied, asked)):
+        manifest = export_pair(target, target, tmp_path / f"{target.name}.mirror", options)
+        assert manifest.target.storage is not None
+        assert (manifest.target.storage.head, manifest.target.storage.num_rescored) == ("int8", 0)
+
+
+def test_only_the_best_logits_of_each_row_are_computed_again() -> None:
+    hidden, table = torch.tensor([[1.0, 2.0], [2.0, -1.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    found = stages.rescored(torch.tensor([[0.9, 1.8, 3.3], [1.9, -1.2, 1.1]]), hidden, table, num_best=2)
+    np.testing.assert_allclose(found.numpy(), [[0.9, 2.0, 3.0], [2.0, -1.2, 1.0]])
