@@ -14,7 +14,7 @@ from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock, TipGuesse
 from mirrorsd.runtime.draft.tree import NO_TOKENS, Branch, BranchWindow, DraftChain, RepeatedText
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.roots import Root
-from mirrorsd.runtime.policy.windows import Confirmations, RoundClock, WindowLength, WindowOrder, share_out
+from mirrorsd.runtime.policy.windows import Confirmations, RoundClock, Share, WindowLength, WindowOrder, share_out
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 
 _LEAST_SHARE = -20.0
@@ -270,8 +270,19 @@ class Drafter:
         behind = np.subtract(scores, scores[every, best][:, None], dtype=np.float64)
         total = np.log(np.exp(behind).sum(axis=1))
         behind[every, best] = _LEAST_SHARE
-        shares: NDArray[np.float64] = np.stack((-total, behind.max(axis=1) - total), axis=1)
+        shares = np.empty((len(scores), 2))
+        shares[:, 0], shares[:, 1] = -total, behind.max(axis=1) - total
         return ids.reshape(-1, ids.shape[-1])[every, best].reshape(positions.shape), shares.reshape(*positions.shape, 2)
+
+    def _choose_one(self, ids: NDArray[np.int64], logprobs: NDArray[np.float32], position: int) -> tuple[int, Share]:
+        """As `_choose` for one list of candidates `[m]`. Plain floats: a dozen are too few for arrays to be fast."""
+        assert self._chooser is not None
+        scores = self._chooser.rank(ids, logprobs, np.array(position)).tolist()
+        highest = max(scores)
+        best = scores.index(highest)
+        total = log(sum([exp(score - highest) for score in scores]))
+        scores[best] = _LEAST_SHARE + highest
+        return int(ids[best]), (-total, max(scores) - highest - total)
 
     def _go_on(
         self,
@@ -289,7 +300,7 @@ class Drafter:
             said = repeats.said(repeat)
             if said is not None and ids[0] != said[0]:
                 mix(ids, logprobs, said[0], repeats.share(said[1]))
-                predicted[last, ahead], shares[last, ahead] = self._choose(ids, logprobs, np.array(position + ahead))
+                predicted[last, ahead], shares[last, ahead] = self._choose_one(ids, logprobs, position + ahead)
             text.append(int(predicted[last, ahead]))
             repeat = repeats.go_on(repeat, text)
 
@@ -327,13 +338,19 @@ def mix(ids: NDArray[np.int64], logprobs: NDArray[np.float32], token: int, share
     >>> mix(ids, logprobs, 7, 0.4); ids.tolist(), [round(float(share), 2) for share in np.exp(logprobs)]
     ([7, 4], [0.4, 0.36])
     """
-    place = int((ids == token).argmax())
-    is_known, last = ids[place] == token, len(ids) - 1
-    logprobs += log(1 - share)
-    if not is_known and log(share) <= logprobs[last]:  # all candidates are likelier
+    known, others = ids.tolist(), (logprobs + log(1 - share)).tolist()
+    logprob = log(share)
+    if token in known:
+        place = known.index(token)
+        logprob = log(share + exp(others[place]))
+    elif logprob <= others[-1]:  # all candidates are likelier
+        logprobs[:] = others
         return
-    place = place if is_known else last
-    ids[place], logprobs[place] = token, log(share + (exp(logprobs[place]) if is_known else 0.0))
-    if place:
-        order = np.argsort(-logprobs, kind="stable")
-        ids[:], logprobs[:] = ids[order], logprobs[order]
+    else:
+        place = len(known) - 1
+    del known[place], others[place]
+    while place and others[place - 1] < logprob:
+        place -= 1
+    known.insert(place, token)
+    others.insert(place, logprob)
+    ids[:], logprobs[:] = known, others

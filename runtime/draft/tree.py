@@ -75,13 +75,18 @@ class RepeatedText:
         Repeat(place=3, length=2)
         """
         end = tuple(text[-_LONGEST_END:])
-        place = next((place for first in range(len(end)) if (place := self._places.get(end[first:])) is not None), None)
-        if place is None:
-            return None
-        length, most = 0, min(place, len(text), MOST_COMPARED)
-        while length < most and self._tokens[place - 1 - length] == text[-1 - length]:
+        for first in range(len(end)):  # a loop and no generator: a round asks for a dozen ends
+            place = self._places.get(end[first:])
+            if place is not None:
+                return Repeat(place, self._agreeing(place, text))
+        return None
+
+    def _agreeing(self, place: int, text: Sequence[int]) -> int:
+        """How many tokens before `place` are those at the end of `text`."""
+        tokens, length, most = self._tokens, 0, min(place, len(text), MOST_COMPARED)
+        while length < most and tokens[place - 1 - length] == text[-1 - length]:
             length += 1
-        return Repeat(place, length)
+        return length
 
     def go_on(self, repeat: Repeat | None, text: Sequence[int]) -> Repeat | None:
         """What `text` repeats after its last token, `repeat` being what it did before: the same place while that lasts.
