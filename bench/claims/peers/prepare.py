@@ -2,8 +2,9 @@
 
     python bench/claims/peers/prepare.py CACHE --target scaled --draft plain-draft --precisions fp32,int8,int4
 
-llama.cpp's files are made where `--llama-cpp` names the folder of its programs. A draft with streams, with a head of
-low rank or with its target's embedding is written out as an ordinary model first (`ordinary_draft.py`).
+With `--calibration`, openvino-genai's int4 model of the target is fitted to that text (`fitted_int4.py`). llama.cpp's
+files are made where `--llama-cpp` names the folder of its programs. A draft with streams, with a head of low rank or
+with its target's embedding is written out as an ordinary model first (`ordinary_draft.py`).
 
 Owns: the environment, the exporters' command lines and the composite folder that onnxruntime-genai wants for a draft.
 Does not own: decoding (`cli/bench/peer_worker.py`), comparing (`compare.py`). Needs only the standard library.
@@ -33,10 +34,15 @@ def main() -> None:
     parser.add_argument("--target", type=Path, required=True, help="the target's checkpoint")
     parser.add_argument("--draft", type=Path, help="the draft's checkpoint; the peers' has its main rows alone")
     parser.add_argument("--llama-cpp", type=Path, help="the folder of llama.cpp's programs; without it, no GGUF files")
+    parser.add_argument("--calibration", type=Path, help="a text that openvino-genai's int4 target is fitted to")
     parser.add_argument("--precisions", default=",".join(PRECISIONS))
     options = parser.parse_args()
     python = make_environment(options.cache.resolve() / "env")
     draft = options.draft and ordinary(python, options.cache, options.target, options.draft)
+    if options.calibration:
+        fit_openvino(
+            python, options.target, options.calibration, place(options.cache, "openvino", options.target, "int4")
+        )
     for precision in options.precisions.split(","):
         for checkpoint in [options.target] + ([draft] if draft else []):
             for peer, export in (("openvino", export_openvino), ("onnxruntime", export_onnxruntime)):
@@ -75,6 +81,15 @@ def export_openvino(python: Path, checkpoint: Path, output: Path, precision: str
     command = python.parent / "optimum-cli"
     task = ("--task", "text-generation-with-past", "--weight-format", precision)
     run(command, "export", "openvino", "-m", checkpoint.resolve(), *task, *fallback(checkpoint, precision), scratch)
+    scratch.rename(output)
+
+
+def fit_openvino(python: Path, checkpoint: Path, text: Path, output: Path) -> None:
+    """Export the target in int4 with nncf's AWQ and scale estimation on `text`; `export_openvino` leaves it alone."""
+    if output.is_dir():
+        return
+    scratch = fresh(output)
+    run(python, HERE / "fitted_int4.py", checkpoint.resolve(), text.resolve(), scratch)
     scratch.rename(output)
 
 

@@ -181,6 +181,27 @@ def test_a_draft_that_is_ordinary_already_is_left_alone(prepare: ModuleType, tmp
     assert prepare.ordinary(Path("python"), tmp_path, tmp_path, tmp_path) == tmp_path / "ordinary" / tmp_path.name
 
 
+def test_an_int4_model_is_fitted_to_a_text_once(
+    prepare: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And the export of int4 with default settings, which comes next, leaves it alone."""
+    ran: list[list[str]] = []
+
+    def run(program: Path, *arguments: object) -> None:
+        ran.append([str(argument) for argument in arguments])
+        Path(ran[-1][-1]).mkdir(parents=True)
+
+    monkeypatch.setattr(prepare, "run", run)
+    output = prepare.place(tmp_path, "openvino", tmp_path / "big", "int4")
+    for _ in range(2):
+        prepare.fit_openvino(Path("python"), tmp_path / "big", tmp_path / "text.txt", output)
+    prepare.export_openvino(Path("python"), tmp_path / "big", output, "int4")
+    assert output.is_dir()
+    assert [words[:3] for words in ran] == [
+        [str(FOLDER / "fitted_int4.py"), str(tmp_path / "big"), str(tmp_path / "text.txt")]
+    ]
+
+
 def test_a_gguf_file_is_converted_once_and_quantised_by_llama_cpp_s_own_programs(
     prepare: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -18,4 +18,4 @@ def test_the_fastest_is_told_with_its_settings_and_its_gain() -> None:
 
 
 def test_where_nothing_pays_it_says_so() -> None:
-    assert "speculation does not pay" in verdict("greedy", [contest("plain", 40.0), contest("serial", 30.0)])
+    assert "drafting every window does not pay" in verdict("greedy", [contest("plain", 40.0), contest("serial", 30.0)])
