@@ -52,7 +52,14 @@ from mirrorsd.export.stages.draft import DraftStage
 from mirrorsd.export.verify.draft import VERIFY_TREE_PARENTS, DraftRun, compare_draft, look_up_in
 from mirrorsd.export.verify.draft_accuracy import cut_texts, look_ups_of
 from mirrorsd.export.verify.head import compare_heads
-from mirrorsd.export.verify.quality import NUM_WINDOWS, calibration_text, measure_quality, reference_choices
+from mirrorsd.export.verify.quality import (
+    FITTED_WINDOWS,
+    NUM_WINDOWS,
+    WINDOW_ROWS,
+    calibration_text,
+    measure_quality,
+    reference_choices,
+)
 from mirrorsd.export.verify.rounded_weights import as_stored
 from mirrorsd.export.verify.sensitive_layers import by_kind, finer_weights
 from mirrorsd.export.verify.target import TargetRun, compare_target, stored_reference
@@ -221,7 +228,13 @@ def _fitted(
     report: ExportProgress,
 ) -> TargetPlan:
     """Round by what a text gives the products; what four bits hurt most gets eight."""
-    report("collect inputs of products", 0.22)
+    is_short = windows.size < FITTED_WINDOWS * WINDOW_ROWS // 2
+    few = (
+        f" on only {windows.size} tokens: a longer --calibration text, of 9,000 or more, rounds better"
+        if is_short
+        else ""
+    )
+    report(f"collect inputs of products{few}", 0.22)
     folder.mkdir(exist_ok=True)
     is_scanned = job.options.head_precision == "auto" and _can_be_scanned(model, plan)
     inputs = collect_inputs(model, windows, folder, with_head=is_scanned)

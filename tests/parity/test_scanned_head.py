@@ -87,6 +87,7 @@ def test_a_graph_that_does_not_compute_them_again_is_refused(
         export_pair(tied, tied, tmp_path / "bundle", OPTIONS)
 
 
+@pytest.mark.slow
 def test_other_heads_stay_in_eight_bits(tied: Path, make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     """One with weights of its own, which would have to be stored twice, and one that was asked for in int8."""
     untied = make_checkpoint(tmp_path / "untied", "llama", seed=8, num_hidden_layers=2, tie_word_embeddings=False)
@@ -95,6 +96,24 @@ def test_other_heads_stay_in_eight_bits(tied: Path, make_checkpoint: Callable[..
         manifest = export_pair(target, target, tmp_path / f"{target.name}.mirror", options)
         assert manifest.target.storage is not None
         assert (manifest.target.storage.head, manifest.target.storage.num_rescored) == ("int8", 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [("granite", {"logits_scaling": 2.0}), ("opt", {"num_key_value_heads": 4, "word_embed_proj_dim": 32})],
+    ids=["logits-scaled-afterwards", "projected-beforehand"],
+)
+def test_what_a_family_does_around_its_head_is_kept(
+    tied: Path, make_checkpoint: Callable[..., Path], tmp_path: Path, family: str, sizes: dict[str, float]
+) -> None:
+    """The export compares every stage with PyTorch, and would be refused. It says that the built-in text is short."""
+    told: list[str] = []
+    target = make_checkpoint(tmp_path / family, family, seed=4, num_hidden_layers=2, tie_word_embeddings=True, **sizes)
+    manifest = export_pair(target, tied, tmp_path / "bundle", OPTIONS, lambda stage, share: told.append(stage))
+    assert manifest.target.storage is not None
+    assert manifest.target.storage.num_rescored == 32
+    assert any("a longer --calibration text" in stage for stage in told)
 
 
 def test_only_the_best_logits_of_each_row_are_computed_again() -> None:
