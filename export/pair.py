@@ -228,13 +228,9 @@ def _fitted(
     report: ExportProgress,
 ) -> TargetPlan:
     """Round by what a text gives the products; what four bits hurt most gets eight."""
+    few = f" on {windows.size} tokens only: a longer --calibration text, of 9,000 or more, rounds better"
     is_short = windows.size < FITTED_WINDOWS * WINDOW_ROWS // 2
-    few = (
-        f" on only {windows.size} tokens: a longer --calibration text, of 9,000 or more, rounds better"
-        if is_short
-        else ""
-    )
-    report(f"collect inputs of products{few}", 0.22)
+    report(f"collect inputs of products{few if is_short else ''}", 0.22)
     folder.mkdir(exist_ok=True)
     is_scanned = job.options.head_precision == "auto" and _can_be_scanned(model, plan)
     inputs = collect_inputs(model, windows, folder, with_head=is_scanned)
@@ -250,9 +246,8 @@ def _fitted(
 def _can_be_scanned(model: WeightlessModel, plan: TargetPlan) -> bool:
     """Whether four bits are enough to find a row's best tokens: the embedding must hold the same weights in eight."""
     head, embedding = model.network.get_output_embeddings(), model.network.get_input_embeddings()
-    is_tied = head.weight is embedding.weight and getattr(head, "bias", None) is None
-    formats = plan.formats
-    return is_tied and formats.embedding is not None and formats.embedding.bits == 8 == getattr(formats.head, "bits", 0)
+    is_tied = head.weight is embedding.weight and head.bias is None
+    return is_tied and plan.formats.embedding is not None and plan.formats.embedding.bits == 8
 
 
 def _target_plan(job: PairJob, shape: TargetShape) -> TargetPlan:
