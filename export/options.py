@@ -47,7 +47,8 @@ class ExportOptions:
             blocks (Q4_0, Q4_1, Q8_0) as they are, everything else in 8 bits.
         compute: What the stages compute in, one of `COMPUTES`, where their weights are integers: "auto" is fp32. CUDA
             has its attention in 16 bits alone.
-        head_precision: Weights of the LM head and of the exits; "auto" is int8 where the layers are integers.
+        head_precision: Weights of the LM head and of the exits; "auto" is int8 where the layers are integers, and
+            by GPTQ a scan in int4 whose best tokens are computed again in int8, where it is tied to the embedding.
         embedding_precision: The token embedding; "auto" as for the head, so that a tied matrix is stored once.
         block_size: Weights of a row that share a scale, where they are integers; None for 32 in int4, and in int8 for
             the largest that fit the embedding's width.

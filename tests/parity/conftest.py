@@ -116,6 +116,20 @@ def make_checkpoint(tokenizer_json: str) -> MakeCheckpoint:
     return make
 
 
+@pytest.fixture(scope="session")
+def gptq_options() -> ExportOptions:
+    """Int4 by GPTQ, with a draft of one shape."""
+    return ExportOptions(
+        precision="int4",
+        rounding="gptq",
+        context=CONTEXT,
+        num_exit_candidates=4,
+        num_draft_candidates=4,
+        buckets=((8, 8),),
+        capacities=(CONTEXT,),
+    )
+
+
 class ExportedPair:
     """Two checkpoint folders, their bundle, its manifest, and the progress that the export reported.
 

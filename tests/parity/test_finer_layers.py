@@ -11,20 +11,11 @@ from mirrorsd.cli.commands.inspect import precision_line
 from mirrorsd.export import ExportOptions, export_pair
 
 NAMES = tuple(f"self_attn.{name}_proj" for name in "qkv")
-OPTIONS = ExportOptions(
-    precision="int4",
-    rounding="gptq",
-    context=384,
-    num_exit_candidates=4,
-    num_draft_candidates=4,
-    buckets=((8, 8),),
-    capacities=(384,),
-)
 
 
 @pytest.mark.slow
 def test_the_kind_that_rounding_hurts_most_gets_eight_bits(
-    make_checkpoint: Callable[..., Path], tmp_path: Path
+    make_checkpoint: Callable[..., Path], gptq_options: ExportOptions, tmp_path: Path
 ) -> None:
     """A few of the values' weights are 30 times as large as the others in their blocks: 4 bits leave these nothing."""
     target = make_checkpoint(tmp_path / "target", "llama", seed=3, num_hidden_layers=2, intermediate_size=320)
@@ -35,7 +26,7 @@ def test_the_kind_that_rounding_hurts_most_gets_eight_bits(
         values[:, ::8] *= 30
     save_file(weights, target / "model.safetensors", {"format": "pt"})
 
-    manifest = export_pair(target, target, tmp_path / "bundle", OPTIONS)
+    manifest = export_pair(target, target, tmp_path / "bundle", gptq_options)
 
     storage = manifest.target.storage
     assert storage is not None

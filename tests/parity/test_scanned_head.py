@@ -13,19 +13,11 @@ from mirrorsd import MirrorPipeline
 from mirrorsd.cli.commands.inspect import precision_line
 from mirrorsd.export import ExportOptions, export_pair
 from mirrorsd.export.stages import target as stages
+from mirrorsd.export.verify.target import _undecided
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ParityError
 from mirrorsd.graphs.manifest import Manifest
 
-OPTIONS = ExportOptions(
-    precision="int4",
-    rounding="gptq",
-    context=384,
-    num_exit_candidates=4,
-    num_draft_candidates=4,
-    buckets=((8, 8),),
-    capacities=(384,),
-)
 Exported = tuple[Path, Manifest]
 
 
@@ -36,8 +28,8 @@ def tied(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture(scope="module")
-def exported(tied: Path) -> Exported:
-    return tied.parent / "bundle", export_pair(tied, tied, tied.parent / "bundle", OPTIONS)
+def exported(tied: Path, gptq_options: ExportOptions) -> Exported:
+    return tied.parent / "bundle", export_pair(tied, tied, tied.parent / "bundle", gptq_options)
 
 
 def test_a_tied_head_is_scanned_in_four_bits_and_looks_its_best_up_in_the_embedding(exported: Exported) -> None:
@@ -73,26 +65,29 @@ def test_its_texts_are_the_same_with_every_method(exported: Exported, temperatur
     with MirrorPipeline.load(exported[0]) as pipeline:
         asked = {"max_new_tokens": 48, "temperature": temperature, "seed": 3}
         texts = {
-            method: pipeline.generate("Once upon", method=method, **asked) for method in ("plain", "serial", "mirror")
+            method: pipeline.generate("Once upon", method=method, **asked)
+            for method in ("plain", "serial", "mirror", "auto")
         }
     assert len({tuple(text.token_ids) for text in texts.values()}) == 1
 
 
 def test_a_graph_that_does_not_compute_them_again_is_refused(
-    tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tied: Path, gptq_options: ExportOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reference does, so that the tokens in question differ by what four bits lose."""
     monkeypatch.setattr(stages, "rescored", lambda logits, *others: logits)
     with pytest.raises(ParityError, match="suffix"):
-        export_pair(tied, tied, tmp_path / "bundle", OPTIONS)
+        export_pair(tied, tied, tmp_path / "bundle", gptq_options)
 
 
 @pytest.mark.slow
-def test_other_heads_stay_in_eight_bits(tied: Path, make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+def test_other_heads_stay_in_eight_bits(
+    tied: Path, make_checkpoint: Callable[..., Path], gptq_options: ExportOptions, tmp_path: Path
+) -> None:
     """One with weights of its own, which would have to be stored twice, and one that was asked for in int8."""
     untied = make_checkpoint(tmp_path / "untied", "llama", seed=8, num_hidden_layers=2, tie_word_embeddings=False)
-    asked = replace(OPTIONS, head_precision="int8")
-    for target, options in ((untied, OPTIONS), (tied, asked)):
+    asked = replace(gptq_options, head_precision="int8")
+    for target, options in ((untied, gptq_options), (tied, asked)):
         manifest = export_pair(target, target, tmp_path / f"{target.name}.mirror", options)
         assert manifest.target.storage is not None
         assert (manifest.target.storage.head, manifest.target.storage.num_rescored) == ("int8", 0)
@@ -105,15 +100,27 @@ def test_other_heads_stay_in_eight_bits(tied: Path, make_checkpoint: Callable[..
     ids=["logits-scaled-afterwards", "projected-beforehand"],
 )
 def test_what_a_family_does_around_its_head_is_kept(
-    tied: Path, make_checkpoint: Callable[..., Path], tmp_path: Path, family: str, sizes: dict[str, float]
+    tied: Path,
+    make_checkpoint: Callable[..., Path],
+    gptq_options: ExportOptions,
+    tmp_path: Path,
+    family: str,
+    sizes: dict[str, float],
 ) -> None:
     """The export compares every stage with PyTorch, and would be refused. It says that the built-in text is short."""
     told: list[str] = []
     target = make_checkpoint(tmp_path / family, family, seed=4, num_hidden_layers=2, tie_word_embeddings=True, **sizes)
-    manifest = export_pair(target, tied, tmp_path / "bundle", OPTIONS, lambda stage, share: told.append(stage))
+    manifest = export_pair(target, tied, tmp_path / "bundle", gptq_options, lambda stage, share: told.append(stage))
     assert manifest.target.storage is not None
     assert manifest.target.storage.num_rescored == 32
     assert any("a longer --calibration text" in stage for stage in told)
+
+
+def test_tokens_at_the_edge_of_the_best_are_not_compared() -> None:
+    """Arithmetic decides which of them is among the best; every other token is surely in or out."""
+    scanned = torch.tensor([[9.0, 5.0, 5.001, -3.0], [9.0, 5.0, 4.0, -3.0]])
+    assert _undecided(scanned, 2).tolist() == [[False, True, True, False], [False, True, False, False]]
+    assert not _undecided(scanned, 0).any()
 
 
 def test_only_the_best_logits_of_each_row_are_computed_again() -> None:

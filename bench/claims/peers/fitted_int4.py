@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 WINDOW, NUM_WINDOWS, NUM_MEASURED = 256, 32, 4
 """Those that `mirrorsd export` fits its own int4 to; the last ones of the text are left for measuring."""
 SHARE_OF_FOUR = 0.84
+"""Of the layers' weights: that of SmolLM2, whose queries, keys and values have eight bits in our bundle."""
 
 
 def main() -> None:
@@ -25,6 +26,8 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     ids = tokenizer(text.read_text(encoding="utf-8"))["input_ids"]
     windows = [ids[start : start + WINDOW] for start in range(0, len(ids) - WINDOW + 1, WINDOW)]
+    if len(windows) <= NUM_MEASURED:
+        raise SystemExit(f"{text} has {len(ids)} tokens; more than {NUM_MEASURED * WINDOW + WINDOW} are needed")
     fitted = [tokenizer.decode(window) for window in windows[-NUM_WINDOWS - NUM_MEASURED : -NUM_MEASURED]]
     config = OVWeightQuantizationConfig(
         bits=4,

@@ -23,6 +23,8 @@ HERE = Path(__file__).resolve().parent
 PRECISIONS = ("fp32", "int8", "int4")
 INT4_GROUP = 128
 """optimum-intel's own choice."""
+FITTED_TO = "calibration.txt"
+"""In a fitted model's folder: the text."""
 LLAMA_CPP_KINDS = {"int8": "Q8_0", "int4": "Q4_0"}
 """Its names of the precisions; each has blocks of 32."""
 
@@ -39,10 +41,10 @@ def main() -> None:
     options = parser.parse_args()
     python = make_environment(options.cache.resolve() / "env")
     draft = options.draft and ordinary(python, options.cache, options.target, options.draft)
+    whole = place(options.cache, "openvino", options.target, "int4")
+    check_fitted(whole, options.calibration)
     if options.calibration:
-        fit_openvino(
-            python, options.target, options.calibration, place(options.cache, "openvino", options.target, "int4")
-        )
+        fit_openvino(python, options.target, options.calibration, whole)
     for precision in options.precisions.split(","):
         for checkpoint in [options.target] + ([draft] if draft else []):
             for peer, export in (("openvino", export_openvino), ("onnxruntime", export_onnxruntime)):
@@ -90,7 +92,23 @@ def fit_openvino(python: Path, checkpoint: Path, text: Path, output: Path) -> No
         return
     scratch = fresh(output)
     run(python, HERE / "fitted_int4.py", checkpoint.resolve(), text.resolve(), scratch)
+    shutil.copy(text, scratch / FITTED_TO)
     scratch.rename(output)
+
+
+def check_fitted(output: Path, text: Path | None) -> None:
+    """Refuse a model that is there already and was made in the other way, or by another text.
+
+    Raises:
+        SystemExit: it was.
+    """
+    if not output.is_dir():
+        return
+    stamp = output / FITTED_TO
+    found = stamp.read_bytes() if stamp.is_file() else None
+    if found != (text.read_bytes() if text else None):
+        how = "fitted to another text or to none" if text else "fitted to a text; give it with --calibration"
+        raise SystemExit(f"{output} is there already, {how}. Give another cache folder, or delete it")
 
 
 def fallback(checkpoint: Path, precision: str) -> tuple[str, ...]:

@@ -192,9 +192,16 @@ def test_an_int4_model_is_fitted_to_a_text_once(
         Path(ran[-1][-1]).mkdir(parents=True)
 
     monkeypatch.setattr(prepare, "run", run)
+    text, other = tmp_path / "text.txt", tmp_path / "other.txt"
+    text.write_text("one")
+    other.write_text("two")
     output = prepare.place(tmp_path, "openvino", tmp_path / "big", "int4")
     for _ in range(2):
-        prepare.fit_openvino(Path("python"), tmp_path / "big", tmp_path / "text.txt", output)
+        prepare.check_fitted(output, text)
+        prepare.fit_openvino(Path("python"), tmp_path / "big", text, output)
+    for given in (other, None):
+        with pytest.raises(SystemExit, match="is there already, fitted to"):
+            prepare.check_fitted(output, given)
     prepare.export_openvino(Path("python"), tmp_path / "big", output, "int4")
     assert output.is_dir()
     assert [words[:3] for words in ran] == [

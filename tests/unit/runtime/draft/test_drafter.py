@@ -208,6 +208,20 @@ def test_sampled_guesses_compete_with_their_noise_beside_what_the_text_has_said(
     assert 0.3 < np.mean(np.array(guesses) == 40) < 0.6
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_one_list_of_candidates_is_judged_as_it_is_among_many(temperature: float) -> None:
+    drafter, _ = make_drafter([1, 2])
+    drafter.prefill(np.array([1, 2]), TokenChooser(GenerationConfig(temperature=temperature, seed=4)), Ledger())
+    rng = np.random.default_rng(2)
+    ids = np.stack([rng.choice(64, 8, replace=False) for _ in range(20)])
+    logprobs = -np.sort(rng.exponential(3.0, (20, 8)).astype(np.float32))
+    tokens, shares = drafter._choose(ids, logprobs, np.arange(20))
+    for row in range(20):
+        token, of_token = drafter._choose_one(ids[row], logprobs[row], row)
+        assert token == tokens[row]
+        np.testing.assert_allclose(of_token, shares[row], rtol=1e-6)
+
+
 def test_a_candidate_gains_what_the_text_says_and_an_unlikelier_one_is_not_taken_in() -> None:
     ids, logprobs = np.array([4, 9]), np.log(np.array([0.6, 0.4], dtype=np.float32))
     mix(ids, logprobs, 9, 0.5)
