@@ -15,7 +15,7 @@ from mirrorsd.runtime.config import HEAD_METHODS, METHODS, Method, SpeculationCo
 from mirrorsd.runtime.devices.layouts import Layout
 from mirrorsd.runtime.engine import Engine, check_exits
 from mirrorsd.runtime.loading import load_parts
-from mirrorsd.runtime.seats import Seats
+from mirrorsd.runtime.seats import Seats, cache_bytes
 from mirrorsd.runtime.session import MirrorSession
 from mirrorsd.runtime.setting_rules import require
 from mirrorsd.runtime.text.request_reader import RequestReader
@@ -160,8 +160,6 @@ class MirrorPipeline:
         """
         is_fine = isinstance(count, int) and not isinstance(count, bool) and count >= 1
         require(is_fine, "seats", "count", count, "1 or more (a whole number)")
-        from mirrorsd.runtime.doctor.memory import cache_bytes  # brings OpenVINO, which loads beside the target
-
         return Seats(self.session, count, cache_bytes(self.manifest))
 
     generate = _on_own_session(MirrorSession.generate)

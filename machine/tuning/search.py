@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from mirrorsd.device_maps import DeviceMap
 from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.machine.doctor.memory import SYSTEM, free_memory, memory_needs
 from mirrorsd.machine.tuning.contest import (
     Contest,
     Entrant,
@@ -29,7 +30,6 @@ from mirrorsd.machine.tuning.recording import Recording
 from mirrorsd.machine.tuning.score_fitting import coverage, fit_scores
 from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.devices.inventory import choose_device_map
-from mirrorsd.runtime.doctor.memory import SYSTEM, free_memory, memory_needs
 from mirrorsd.runtime.pipeline import MirrorPipeline
 from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.tuned import Tuned, fingerprint
