@@ -165,7 +165,8 @@ def of_transformers(text: str) -> dict[str, str | None]:
     from transformers import PreTrainedTokenizerFast
     from transformers.utils import chat_template_utils
 
-    made: Any = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=text, **SPECIAL)
+    kind: Any = PreTrainedTokenizerFast
+    made = kind(tokenizer_object=Tokenizer(models.BPE()), chat_template=text, **SPECIAL)
 
     def render(messages: Any, tools: Any = None, variables: Any = None, **settings: Any) -> str:
         asked = {"add_generation_prompt": not settings.get("continue_final_message"), **settings}

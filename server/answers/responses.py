@@ -50,8 +50,9 @@ def _messages(body: ResponseRequest) -> list[dict[str, Any]]:
 
 def _content(turn: InputMessage) -> Any:
     """As chat templates know it."""
-    is_text = isinstance(turn.content, str)
-    return turn.content if is_text else [{"type": "text", "text": part.text} for part in turn.content]
+    if isinstance(turn.content, str):
+        return turn.content
+    return [{"type": "text", "text": part.text} for part in turn.content]
 
 
 def _head(body: ResponseRequest, job: Job) -> dict[str, Any]:
