@@ -66,7 +66,7 @@ def _check_tokenizers(target: Checkpoint, draft: Checkpoint) -> None:
     if kinds[0] != kinds[1]:
         raise _refusal(f"the target's tokenizer is of type {kinds[0]}, the draft's of type {kinds[1]}")
     _check_entries("vocabulary", _vocabulary(of_target), _vocabulary(of_draft))
-    _check_entries("added tokens", _added(of_target), _added(of_draft))
+    _check_entries("added tokens", _added(of_target, target), _added(of_draft, draft))
     if _merges(of_target) != _merges(of_draft):
         raise _refusal("their tokenizers have the same vocabulary but different merges")
     for part in ("normalizer", "pre_tokenizer"):
@@ -92,8 +92,10 @@ def _vocabulary(document: dict[str, Any]) -> dict[str, Any]:
     return dict(vocabulary)
 
 
-def _added(document: dict[str, Any]) -> dict[str, Any]:
-    return {token["content"]: token["id"] for token in document.get("added_tokens") or []}
+def _added(document: dict[str, Any], checkpoint: Checkpoint) -> dict[str, Any]:
+    """Text -> id of those that the model has; one without a row is refused in every prompt."""
+    size = int(checkpoint.config["vocab_size"])
+    return {token["content"]: token["id"] for token in document.get("added_tokens") or [] if token["id"] < size}
 
 
 def _merges(document: dict[str, Any]) -> list[tuple[str, ...]]:
