@@ -21,13 +21,18 @@ def write_file(
     context: int = 512,
     mixed: str | None = None,
     stray: gguf.GGMLQuantizationType | None = None,
+    head: bool = False,
 ) -> Path:
-    """Write the model with matrices as `kind` ("Q4_0"), values' ones as `mixed`; `stray` adds a tensor of that kind."""
+    """Write the model with matrices as `kind` ("Q4_0"), values' ones as `mixed`.
+
+    `stray` adds a tensor of that kind, `head` an output that is not the embedding.
+    """
     writer = gguf.GGUFWriter(path, architecture)
     _write_sizes(writer, architecture, context)
     _write_tokenizer(writer)
     rng = np.random.default_rng(3)
-    for name, shape in _shapes().items():
+    heads = {"output.weight": (len(VOCABULARY), HIDDEN)} if head else {}
+    for name, shape in (_shapes() | heads).items():
         numbers = rng.standard_normal(shape, dtype=np.float32) * 0.15
         if len(shape) == 1:
             writer.add_tensor(name, 1 + numbers)
