@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
+from mirrorsd.export.checkpoints.gguf_file import parts_of
 from mirrorsd.export.hub import readable_bytes
 from mirrorsd.export.options import ExportOptions
 
@@ -44,7 +45,8 @@ def estimate_export(target: Path, draft: Path, options: ExportOptions) -> Export
         ExportError: a checkpoint is missing, damaged or not supported.
     """
     of_target, of_draft = open_checkpoint(target, "target"), open_checkpoint(draft, "draft")
-    file_bytes = of_target.path.stat().st_size if options.precision not in _BITS else None
+    is_file = options.precision not in _BITS
+    file_bytes = sum(part.stat().st_size for part in parts_of(of_target.path)) if is_file else None
     return estimate_sizes(of_target.source.num_parameters, of_draft.source.num_parameters, options, file_bytes)
 
 

@@ -141,7 +141,8 @@ def export_pair(
         if journal.finished:
             report(f"going on from an earlier export, which had finished: {', '.join(journal.finished)}", 0.0)
         check_space(bundle, _least_bytes(job) - sum(path.stat().st_size for path in bundle.rglob("*")))
-        # The draft first: it is small, and one that is refused must not cost a large target's export.
+        # The small first: a tokenizer or draft that is refused must not cost a large target's export.
+        copy_tokenizer(job.target, bundle)
         built_draft = _build_draft(job, bundle, journal, report)
         built = _build_target(job, bundle, journal, report)
         report("carry over", 0.95)
@@ -341,7 +342,6 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
 
 def _finish(job: PairJob, bundle: Path, target: _BuiltTarget, draft: _BuiltDraft) -> Manifest:
     """Carry over the small files, hash everything, and describe it all."""
-    copy_tokenizer(job.target, bundle)
     for checkpoint in (job.target, job.draft):
         copy_licences(checkpoint, bundle)
     entry, heads = with_costs(target.entry, tuple(head.entry for head in job.heads), bundle)

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mirrorsd.graphs import names as bundle_names
 from mirrorsd.graphs.errors import ConfigError, ExportError
 
 if TYPE_CHECKING:
@@ -29,21 +28,12 @@ Array = npt.NDArray[Any]
 _MADE_FROM = "made_from.json"
 _MADE_BY = 2
 """Counts the ways to make the small files: those of another one are made again."""
-_MAGIC = b"GGUF"
 _PART = re.compile(r"(?P<name>.+)-\d{5}-of-(?P<count>\d{5})(?P<end>(\.\w+)?)")
 _TOKENS = "tokenizer.ggml.tokens"
 _SPECIAL_ID = re.compile(r"tokenizer\.ggml\.\w+_token_id")
 _ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 """The tokens that end a text: of the whole text, of a turn, and of a message that calls a tool."""
 _READ_ERRORS = (ValueError, KeyError, IndexError, OSError, NotImplementedError, UnicodeDecodeError)
-
-
-def is_gguf(path: Path) -> bool:
-    """Whether `path` is a GGUF file by its first bytes; a file of that name that is none is one that is damaged."""
-    if not path.is_file():
-        return path.suffix == bundle_names.GGUF_SUFFIX and not path.is_dir()
-    with path.open("rb") as stream:
-        return stream.read(len(_MAGIC)) == _MAGIC or path.suffix == bundle_names.GGUF_SUFFIX
 
 
 def parts_of(file: Path) -> list[Path]:

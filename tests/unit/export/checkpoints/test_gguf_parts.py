@@ -11,8 +11,10 @@ import torch
 
 from mirrorsd.export.checkpoints.carried_files import token_entry
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
-from mirrorsd.export.checkpoints.gguf_file import is_gguf, parts_of
+from mirrorsd.export.checkpoints.gguf_file import parts_of
+from mirrorsd.export.hub import HubName
 from mirrorsd.graphs.errors import ExportError
+from mirrorsd.graphs.whole_file import is_gguf
 
 WriteGguf = Callable[..., Path]
 NONE = 4294967295
@@ -113,3 +115,8 @@ def test_a_file_is_known_by_its_first_bytes(write_gguf: WriteGguf, tmp_path: Pat
     file.write_bytes(b"PK" + file.read_bytes()[2:])
     with pytest.raises(ExportError, match=r"is not a folder; give a local folder .* or a GGUF file"):
         open_checkpoint(file, "target")
+
+
+def test_all_parts_are_fetched() -> None:
+    assert HubName("o/n", "q/big-00002-of-00003.gguf", None).wanted == ["q/big-?????-of-00003.gguf"]
+    assert HubName("o/n", "whole.gguf", None).wanted == ["whole.gguf"]
