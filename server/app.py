@@ -55,7 +55,6 @@ ENDPOINTS = (
     Endpoint("/v1/models", "GET", inspection.models, None, "The models that can be asked for."),
     Endpoint("/v1/models/{model}", "GET", inspection.model, None, "One of them."),
     Endpoint("/health", "GET", inspection.health, None, "Whether requests are taken."),
-    Endpoint("/v1/health", "GET", inspection.health, None, "The same."),
     Endpoint("/metrics", "GET", inspection.metrics, None, "Prometheus metrics."),
     Endpoint("/props", "GET", inspection.props, None, "Properties of a model.", needs_model=True),
     Endpoint("/slots", "GET", inspection.slots, None, "How busy the seats are."),
@@ -88,7 +87,9 @@ def build_app(bundles: Mapping[str, Path], settings: ServerSettings | None = Non
         yield
         await service.close()
 
-    routes: list[BaseRoute] = [Route(e.path, _Answered(service, e), methods=[e.method]) for e in ENDPOINTS]
+    routes: list[BaseRoute] = [
+        Route(path, _Answered(service, e), methods=[e.method]) for e in ENDPOINTS for path in _both_ways(e.path)
+    ]
     pages = [_page(path, files) for path in ("/", "/page/{name:path}")]
     routes += [Route(page.path, _Answered(service, page), methods=["GET"]) for page in pages]
     document = openapi_document(ENDPOINTS)
@@ -140,6 +141,16 @@ class _Answered:
         if endpoint.needs_model and (service.is_closing or service.failure is not None):
             raise ApiError(503, f"The server is {service.status}.", code=service.status, headers={"Retry-After": "5"})
         return await while_connected(exchange, lambda: endpoint.handler(*arguments))
+
+
+def _both_ways(path: str) -> tuple[str, str]:
+    """A path with and without `/v1`: clients differ in what they take for the server's address.
+
+    >>> _both_ways("/v1/models"), _both_ways("/tokenize")
+    (('/models', '/v1/models'), ('/tokenize', '/v1/tokenize'))
+    """
+    bare = path.removeprefix("/v1")
+    return bare, f"/v1{bare}"
 
 
 def _page(path: str, files: PageFiles) -> Endpoint:

@@ -26,6 +26,8 @@ class TokenizeRequest(Wire):
 
     content: str
     model: str | None = None
+    add_special: bool = False
+    parse_special: bool = True
     with_pieces: bool = False
 
 
