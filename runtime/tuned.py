@@ -122,7 +122,7 @@ def fingerprint(bundle: Path, card: DeviceMap) -> str:
     """Hash of the processor, its cores, the card's other devices, the runtimes' versions and the bundle's manifest."""
     parts = [platform.machine(), processor_name(), str(os.cpu_count())]
     if not (card.target.is_on_cpu and card.draft.is_on_cpu and card.exit.device == "target"):
-        from mirrorsd.runtime.doctor.hardware import device_names
+        from mirrorsd.runtime.devices.hardware import device_names
 
         parts += device_names(card)
     for package in ("mirrorsd", *ONNX_PACKAGES, "openvino"):

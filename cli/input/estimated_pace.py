@@ -10,7 +10,7 @@ from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:
     from mirrorsd.device_maps import DeviceMap, Pace
-    from mirrorsd.runtime.tuning.recording import Recording
+    from mirrorsd.machine.tuning.recording import Recording
 
 
 def estimated_pace(

@@ -16,6 +16,7 @@ from mirrorsd.device_maps import DraftPlacement, ExitPlacement
 from mirrorsd.export.compression_plan import DraftCompression
 from mirrorsd.export.recompress import recompress_bundle
 from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.machine.doctor.draft_check import best_tokens
 from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraft
 from mirrorsd.runtime.backends.openvino.draft_compiler import OpenVinoDraftModel
 from mirrorsd.runtime.backends.openvino.draft_shapes import static_shapes
@@ -25,7 +26,6 @@ from mirrorsd.runtime.backends.openvino.npu.blobs import BundleBlobs, read_repor
 from mirrorsd.runtime.backends.openvino.npu.graph import cut_for_npu
 from mirrorsd.runtime.backends.openvino.npu_conformance import check_conformance
 from mirrorsd.runtime.backends.protocol import RowBlock, TipGuesses
-from mirrorsd.runtime.doctor.draft_check import best_tokens
 from mirrorsd.runtime.sampling.noise import gumbel_row
 
 ON_CPU = DraftPlacement(device="CPU", precision="f32")

@@ -19,14 +19,27 @@ ALLOWED = {
         *("mirrorsd.graphs", "mirrorsd.device_maps", "numpy", "onnxruntime", "openvino", "tokenizers", "jinja2"),
         *("llguidance", "packaging", "psutil"),
     },
+    "machine": {
+        *("mirrorsd.graphs", "mirrorsd.device_maps", "mirrorsd.runtime", "numpy", "onnxruntime", "openvino"),
+        *("packaging", "psutil"),
+    },
     "training": {"mirrorsd.graphs", "mirrorsd.families", "matplotlib", *TRAINERS},
     "server": {
-        *("mirrorsd", "mirrorsd.graphs", "mirrorsd.runtime"),
+        *("mirrorsd", "mirrorsd.graphs", "mirrorsd.machine", "mirrorsd.runtime"),
         *("starlette", "uvicorn", "pydantic", "prometheus_client", "h11"),
     },
     "cli": {
         *("mirrorsd", "mirrorsd.graphs", "mirrorsd.device_maps", "mirrorsd.export"),
-        *("mirrorsd.runtime", "mirrorsd.server", "mirrorsd.training", "typer", "rich", "matplotlib", "optimum"),
+        *(
+            "mirrorsd.machine",
+            "mirrorsd.runtime",
+            "mirrorsd.server",
+            "mirrorsd.training",
+            "typer",
+            "rich",
+            "matplotlib",
+            "optimum",
+        ),
         *("prompt_toolkit", "numpy"),
         *("openvino", "openvino_genai", "onnxruntime_genai"),  # in the environments of other runtimes
     },

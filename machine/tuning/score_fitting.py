@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.machine.tuning.recording import RecordedText, Recording
 from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.policy.roots import (
     DEFAULTS,
@@ -25,7 +26,6 @@ from mirrorsd.runtime.policy.roots import (
     weights_name,
 )
 from mirrorsd.runtime.sampling.chooser import TokenChooser
-from mirrorsd.runtime.tuning.recording import RecordedText, Recording
 
 _RIDGE = 3.0
 _NEWTON_STEPS = 12

@@ -14,11 +14,11 @@ import numpy as np
 
 from mirrorsd.device_maps import Pace
 from mirrorsd.device_maps.card import WINDOWS
+from mirrorsd.machine.tuning.recording import Recording
+from mirrorsd.machine.tuning.simulation import Scenario, simulate, tokens_per_second
 from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.reporting.results import GenerationResult
-from mirrorsd.runtime.tuning.recording import Recording
-from mirrorsd.runtime.tuning.simulation import Scenario, simulate, tokens_per_second
 
 _SAME_SPEED = 0.97
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import ContextLengthError
+from mirrorsd.machine.tuning.recording import RecordedText, Recording
 from mirrorsd.runtime.backends.protocol import DraftSession, ExitGuesses, RowBlock, TargetSession
 from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.decoding.head import noise_behind
@@ -21,7 +22,6 @@ from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.runtime.text.tokenizer import Message
-from mirrorsd.runtime.tuning.recording import RecordedText, Recording
 
 if TYPE_CHECKING:
     from mirrorsd.runtime.pipeline import MirrorPipeline

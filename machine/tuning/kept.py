@@ -1,12 +1,12 @@
-"""`MirrorPipeline.tune`: tuning on a few texts, told as shares, kept for later loads."""
+"""`mirrorsd.tune`: tuning on a few texts, told as shares, kept for later loads."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from mirrorsd.graphs import names
+from mirrorsd.machine.tuning.search import Advance, Prompt, Silent, find_settings
 from mirrorsd.runtime.tuned import Tuned
-from mirrorsd.runtime.tuning.search import Advance, Prompt, Silent, find_settings
 
 Progress = Callable[[str, float], None]
 BUILT_IN_TEXTS = (
@@ -37,18 +37,33 @@ class AsShares(Silent):
         yield advance
 
 
-def tune_and_keep(
-    bundle: Path, device_map: str, texts: Sequence[Prompt] | None, max_new_tokens: int, on_progress: Progress | None
+def tune(
+    bundle: str | Path,
+    texts: Sequence[Prompt] | None = None,
+    *,
+    device_map: str = "auto",
+    max_new_tokens: int = 64,
+    on_progress: Progress | None = None,
 ) -> Tuned:
-    """Tune a bundle for a card, and keep what was found where `MirrorPipeline.load` looks for it.
+    """Find the fastest way to speculate on this machine and keep it for later loads; changes no token.
+
+    Takes a minute or two, and memory for the models: what else runs a bundle should be idle meanwhile.
+
+    Args:
+        bundle: the bundle's folder.
+        texts: prompts or conversations like those that will come; a few built-in ones by default.
+        device_map: name of a card, path of a card, or `auto`.
+        max_new_tokens: most tokens of a text.
+        on_progress: told what is being measured, and what share of it is done.
 
     Raises:
         BundleError, ConfigError, DeviceError: as `MirrorPipeline.load`.
     """
-    chosen = _built_in(bundle) if texts is None else texts
+    folder = Path(bundle)
+    chosen = _built_in(folder) if texts is None else texts
     listener = AsShares(on_progress) if on_progress else None
-    found = find_settings(bundle, chosen, device_map=device_map, max_new_tokens=max_new_tokens, listener=listener)
-    found.tuned.write(bundle)
+    found = find_settings(folder, chosen, device_map=device_map, max_new_tokens=max_new_tokens, listener=listener)
+    found.tuned.write(folder)
     return found.tuned
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mirrorsd.cli.commands.machine.doctor import SelfTest, check_energy, energy_cell, measured
-from mirrorsd.runtime.doctor import energy
-from mirrorsd.runtime.doctor.energy import EnergyMeter
+from mirrorsd.machine.doctor import energy
+from mirrorsd.machine.doctor.energy import EnergyMeter
 
 
 @pytest.fixture

@@ -13,13 +13,8 @@ from typing import Any, Protocol
 
 from mirrorsd.device_maps import DeviceMap
 from mirrorsd.graphs.bundle_files import read_bundle
-from mirrorsd.runtime.config import GenerationConfig
-from mirrorsd.runtime.devices.inventory import choose_device_map
-from mirrorsd.runtime.doctor.memory import SYSTEM, free_memory, memory_needs
-from mirrorsd.runtime.pipeline import MirrorPipeline
-from mirrorsd.runtime.policy.roots import RootScores
-from mirrorsd.runtime.tuned import Tuned, fingerprint
-from mirrorsd.runtime.tuning.contest import (
+from mirrorsd.machine.doctor.memory import SYSTEM, free_memory, memory_needs
+from mirrorsd.machine.tuning.contest import (
     Contest,
     Entrant,
     best_speculation,
@@ -29,10 +24,15 @@ from mirrorsd.runtime.tuning.contest import (
     finalists,
     rank_settings,
 )
-from mirrorsd.runtime.tuning.part_times import PartTimes, measure_parts, pace_of, pass_ms
-from mirrorsd.runtime.tuning.recorder import record_texts
-from mirrorsd.runtime.tuning.recording import Recording
-from mirrorsd.runtime.tuning.score_fitting import coverage, fit_scores
+from mirrorsd.machine.tuning.part_times import PartTimes, measure_parts, pace_of, pass_ms
+from mirrorsd.machine.tuning.recorder import record_texts
+from mirrorsd.machine.tuning.recording import Recording
+from mirrorsd.machine.tuning.score_fitting import coverage, fit_scores
+from mirrorsd.runtime.config import GenerationConfig
+from mirrorsd.runtime.devices.inventory import choose_device_map
+from mirrorsd.runtime.pipeline import MirrorPipeline
+from mirrorsd.runtime.policy.roots import RootScores
+from mirrorsd.runtime.tuned import Tuned, fingerprint
 
 Prompt = str | list[dict[str, str]]
 Pipes = dict[str, MirrorPipeline]

@@ -1,7 +1,7 @@
 """The devices of this machine in detail: their full names, drivers and memory, as far as anybody says.
 
-Owns: asking OpenVINO and NVIDIA's own tool. Does not own: whether a card fits (`devices`), which versions are known to
-fail (`known_versions`).
+Owns: asking OpenVINO and NVIDIA's own tool. Does not own: whether a card fits (`inventory`), which versions are known
+to fail (`known_versions`).
 """
 
 import csv

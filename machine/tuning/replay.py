@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.manifest import Head
+from mirrorsd.machine.tuning.recording import RecordedText, Recording
 from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, RowBlock, TargetOutput, TipGuesses
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.target_link import RowReader
 from mirrorsd.runtime.devices.workers import Ticket
 from mirrorsd.runtime.sampling.chooser import NoiseSource
-from mirrorsd.runtime.tuning.recording import RecordedText, Recording
 
 _ALIAS_STRIDE = 7919
 

@@ -10,8 +10,9 @@ from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.contract import HeadShape
 from mirrorsd.graphs.manifest import FileEntry, Head, Manifest
-from mirrorsd.runtime.doctor import memory
-from mirrorsd.runtime.doctor.memory import SYSTEM, cache_bytes, free_memory, memory_needs
+from mirrorsd.machine.doctor import memory
+from mirrorsd.machine.doctor.memory import SYSTEM, free_memory, memory_needs
+from mirrorsd.runtime.seats import cache_bytes
 
 
 @pytest.fixture

@@ -13,15 +13,10 @@ from mirrorsd.device_maps import Pace
 from mirrorsd.graphs.contract import HeadShape
 from mirrorsd.graphs.errors import ConfigError, ContextLengthError
 from mirrorsd.graphs.manifest import Head, SourceModel
-from mirrorsd.runtime.backends.fake import FakeDraft
-from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
-from mirrorsd.runtime.policy.roots import RootScores
-from mirrorsd.runtime.sampling.chooser import TokenChooser
-from mirrorsd.runtime.sampling.noise import NOISE
-from mirrorsd.runtime.tuning.recorder import record_text
-from mirrorsd.runtime.tuning.recording import RecordedText, Recording
-from mirrorsd.runtime.tuning.score_fitting import coverage, fit_scores
-from mirrorsd.runtime.tuning.simulation import (
+from mirrorsd.machine.tuning.recorder import record_text
+from mirrorsd.machine.tuning.recording import RecordedText, Recording
+from mirrorsd.machine.tuning.score_fitting import coverage, fit_scores
+from mirrorsd.machine.tuning.simulation import (
     HEAD_HOST_MS,
     ReplayChooser,
     Scenario,
@@ -31,6 +26,11 @@ from mirrorsd.runtime.tuning.simulation import (
     simulate,
     tokens_per_second,
 )
+from mirrorsd.runtime.backends.fake import FakeDraft
+from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
+from mirrorsd.runtime.policy.roots import RootScores
+from mirrorsd.runtime.sampling.chooser import TokenChooser
+from mirrorsd.runtime.sampling.noise import NOISE
 
 Make = Callable[..., Any]
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]

@@ -13,6 +13,7 @@ import psutil
 from mirrorsd.device_maps import DeviceMap
 from mirrorsd.graphs.manifest import DraftEntry, Manifest, TargetEntry
 from mirrorsd.runtime.backends.openvino.draft_shapes import is_shared, pass_buckets
+from mirrorsd.runtime.seats import draft_cache_bytes, head_cache_bytes, target_cache_bytes
 
 SYSTEM = "system memory"
 _MB = 1 << 20
@@ -87,7 +88,7 @@ def _target_need(manifest: Manifest, card: DeviceMap) -> MemoryNeed:
         device=device,
         weights=weights,
         copies=copies,
-        caches=_target_caches(entry) + _head_caches(manifest),
+        caches=target_cache_bytes(entry) + head_cache_bytes(manifest),
         workspace=_work(entry),
     )
 
@@ -120,7 +121,7 @@ def _draft_need(manifest: Manifest, card: DeviceMap) -> MemoryNeed:
         device=SYSTEM if card.draft.is_on_cpu else card.draft.device,
         weights=round(weights * _laid_out(entry, card)) * num_models,
         copies=weights * num_models,
-        caches=_draft_caches(entry),
+        caches=draft_cache_bytes(entry),
         workspace=kernels + tips * _logits(entry) * _LIVE_LOGITS,
     )
 
@@ -131,29 +132,6 @@ def _laid_out(entry: DraftEntry, card: DeviceMap) -> float:
     `auto` counts as 16 bits; on a processor that has none of these the estimate is too low by as much again.
     """
     return 0.5 if entry.precision == "fp32" and card.draft.precision != "f32" else 1.0
-
-
-def cache_bytes(manifest: Manifest) -> int:
-    """Most memory that one conversation's caches take, on both devices together."""
-    return _target_caches(manifest.target) + _head_caches(manifest) + _draft_caches(manifest.draft)
-
-
-def _target_caches(entry: TargetEntry) -> int:
-    shape = entry.shape
-    return 2 * shape.num_layers * shape.num_kv_heads * entry.capacity * shape.head_dim * shape.bytes_per_number
-
-
-def _head_caches(manifest: Manifest) -> int:
-    """Those of all heads, as if one conversation used every one of them."""
-    target, shapes = manifest.target, [head.shape for head in manifest.heads]
-    per_row = sum(2 * shape.num_layers * shape.num_kv_heads * shape.head_dim for shape in shapes)
-    return per_row * target.capacity * target.shape.bytes_per_number
-
-
-def _draft_caches(entry: DraftEntry) -> int:
-    shape = entry.shape
-    per_slot = 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * np.dtype(shape.dtype).itemsize
-    return per_slot * max(entry.capacities)
 
 
 def _logits(entry: DraftEntry) -> int:

@@ -16,6 +16,8 @@ import numpy as np
 from mirrorsd.device_maps import Pace, interpolate
 from mirrorsd.device_maps.pace import Curve
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.machine.tuning.recording import RecordedText, Recording
+from mirrorsd.machine.tuning.replay import ReplayDraft, ReplayTarget, replayed_context
 from mirrorsd.runtime.config import HEAD_METHODS, GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.decoding.assembly import decoder_with, head_decoder, lookup_decoder
 from mirrorsd.runtime.decoding.head import HeadLink
@@ -28,8 +30,6 @@ from mirrorsd.runtime.policy.account import Knowledge
 from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.reporting.stats import GenerationStats, summarise
 from mirrorsd.runtime.sampling.chooser import TokenChooser
-from mirrorsd.runtime.tuning.recording import RecordedText, Recording
-from mirrorsd.runtime.tuning.replay import ReplayDraft, ReplayTarget, replayed_context
 
 Result = TypeVar("Result")
 HOST_MS = 0.33

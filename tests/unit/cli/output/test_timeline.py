@@ -6,8 +6,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from mirrorsd.runtime.reporting import timeline
-from mirrorsd.runtime.reporting.timeline import Box, Timeline, draw
+from mirrorsd.cli.output import timeline
+from mirrorsd.cli.output.timeline import Box, Timeline, draw
 
 
 def step(start: float, end: float, text: str, window: int, accepted: int) -> Box:
