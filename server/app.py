@@ -25,6 +25,7 @@ from mirrorsd.server.service import Service
 from mirrorsd.server.settings import ServerSettings
 from mirrorsd.server.transport.exchange import ClientDisconnect, Exchange, while_connected
 from mirrorsd.server.transport.guard import Guard
+from mirrorsd.server.transport.memory import LONG_BODY, give_back
 from mirrorsd.server.transport.page_files import PageFiles
 from mirrorsd.server.wire.chat import ChatRequest
 from mirrorsd.server.wire.completions import CompletionRequest, DetokenizeRequest, TemplateRequest, TokenizeRequest
@@ -132,12 +133,14 @@ class _Answered:
             ms = round(1e3 * (perf_counter() - started), 1)
             facts = {"request": exchange.id, "path": endpoint.path, "status": status, "ms": ms}
             _log.info("answered", extra={"facts": facts})
+        if exchange.num_read > LONG_BODY:
+            await give_back()
 
     async def _answer(self, exchange: Exchange) -> bool:
         service, endpoint = self._service, self._endpoint
         arguments: list[Any] = [service, exchange]
         if endpoint.body is not None:
-            arguments.append(await exchange.read(endpoint.body))
+            arguments.append(await exchange.read(endpoint.body, service.shelf.longest_context))
         if endpoint.needs_model and (service.is_closing or service.failure is not None):
             raise ApiError(503, f"The server is {service.status}.", code=service.status, headers={"Retry-After": "5"})
         return await while_connected(exchange, lambda: endpoint.handler(*arguments))

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from mirrorsd.runtime.text.chat_template import ChatTemplate
 
 Message = Mapping[str, Any]
+_LONG = 1 << 14
+"""Characters that take tens of milliseconds: from here on `tokenizers` is asked in the way that frees the interpreter,
+which `encode` does not. The other way starts threads."""
 _FORM = 'expected a list like [{"role": "user", "content": "..."}]'
 
 
@@ -39,8 +42,8 @@ class BundleTokenizer:
         template = folder / "chat_template.jinja"
         self._template = _read_template(template) if template.is_file() else None
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of a plain text, with the special tokens that the tokenizer adds by itself.
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a plain text, with the special tokens that the tokenizer adds by itself, or without.
 
         Raises:
             GenerationError: no text, an empty one, or half a surrogate pair in it, which is no character.
@@ -51,7 +54,7 @@ class BundleTokenizer:
             )
         if not text:
             raise GenerationError("The prompt is empty: give at least one character of text, or a message.")
-        return self._ids(text, add_special_tokens=True)
+        return self._ids(text, add_special_tokens=add_special_tokens)
 
     def encode_chat(
         self,
@@ -93,7 +96,9 @@ class BundleTokenizer:
                 f"The text is not Unicode: half a surrogate pair at character {error.start}. Decode the bytes it came "
                 "from with errors='replace'."
             ) from error
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        if len(text) < _LONG:
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of the ids, special tokens left out or not."""
