@@ -24,7 +24,7 @@ _MAPPINGS = ("$defs", "definitions", "properties", "patternProperties", "depende
 _CONSTANTS = ("const", "enum", "default", "example", "examples")
 """Keywords under which no schema stands."""
 _LARGEST_DIVISOR = 100_000
-"""Takes llguidance 0.4 s to compile, ten times as much twenty seconds: `bench/claims/attacks.py` tries it."""
+"""Takes llguidance 0.4 s to compile, ten times as much twenty seconds: `bench/claims/serving/attacks.py` tries it."""
 
 
 def text_settings(body: TextRequest, defaults: Mapping[str, Any]) -> Settings:

@@ -1,6 +1,6 @@
 """What one client's requests can do to the others: the longest silence in their streams, and memory that stays taken.
 
-    python bench/claims/attacks.py storyteller.mirror --device-map cpu --output attacks.json
+    python bench/claims/serving/attacks.py storyteller.mirror --device-map cpu --output attacks.json
 
 A server is started, and one client reads streams without end. Meanwhile every attack is sent in turn, until so many
 were sent as `--count` says. Gaps are between two chunks as the reader sees them; those without attacks stand beside
