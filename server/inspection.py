@@ -103,7 +103,7 @@ async def tokenize(service: Service, exchange: Exchange, body: TokenizeRequest) 
 def _piece(raw: bytes) -> str | list[int]:
     """A token's text, spaces included; the bytes of one that has only a part of a character.
 
-    >>> _piece(b" fox"), _piece(b"\\xc3")
+    >>> _piece(b" fox"), _piece(bytes([195]))
     (' fox', [195])
     """
     try:

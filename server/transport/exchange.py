@@ -76,7 +76,7 @@ class Exchange:
             raise ApiError(400, f"The body is not JSON: {error}.", code="json_invalid") from None
 
     async def _read_body(self, context: int) -> bytes:
-        """What came; more than may be kept is read on and forgotten, since clients read no answer before they are done."""
+        """What came; more than may be kept is read on and forgotten, since clients read no answer before."""
         found, num_come = bytearray(), 0
         most_kept, most = self._limits.body_bytes_for(context), self._limits.body_bytes
         given = self.request.headers.get("content-length", "")

@@ -16,7 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import cycle, islice
+from itertools import cycle, islice, pairwise
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
 from typing import Any, NamedTuple
@@ -60,7 +60,7 @@ class Reader:
     def longest_gap(self, since: float) -> float:
         """Seconds between two chunks since then, the silence that goes on included."""
         times = [since, *(time for time in list(self.times) if time > since), perf_counter()]
-        return max(b - a for a, b in zip(times, times[1:], strict=False))
+        return max(b - a for a, b in pairwise(times))
 
     def __enter__(self) -> "Reader":
         self._thread.start()
@@ -73,8 +73,9 @@ class Reader:
     def _read(self) -> None:
         body = {"prompt": "Once upon a time", "max_tokens": 512, "ignore_eos": True, "stream": True, "temperature": 0}
         while not self._is_over.is_set():
-            with urllib.request.urlopen(_request(self._url + _COMPLETIONS, json.dumps(body).encode()), timeout=300) as a:
-                for line in a:
+            request = _request(self._url + _COMPLETIONS, json.dumps(body).encode())
+            with urllib.request.urlopen(request, timeout=_START_S) as answer:
+                for line in answer:
                     if line.startswith(b"data: {"):
                         self.times.append(perf_counter())
                     if self._is_over.is_set():
@@ -100,7 +101,8 @@ def main() -> None:
             sleep(1.0)
             after = process.memory_info().rss
     for attack in sorted(sent, key=lambda attack: attack.gap_s):
-        print(f"{attack.name:34} {attack.status} {attack.seconds:7.2f} s, gap {attack.gap_s:6.3f} s, {attack.answer_bytes} B")
+        took = f"{attack.seconds:7.2f} s, gap {attack.gap_s:6.3f} s"
+        print(f"{attack.name:34} {attack.status} {took}, {attack.answer_bytes} bytes")
     summary = {
         "attacks": len(sent),
         "longest_gap_s": max(attack.gap_s for attack in sent if attack.name not in _LONG_PROMPTS),
@@ -209,13 +211,19 @@ def _at_the_bound(context: int) -> Iterator[Attack]:
     most = 6 * 16 * context
     for name in ("[]", "{}", '"a"', "1", "[1]", '{"role":"user","content":"x"}'):
         yield Attack(f"a body of {name}", _COMPLETIONS, _filled(most, name))
-    yield Attack("a body of parts", _CHAT, _filled(most, '{"type":"text","text":"a b"}', "messages", '{"role":"user","content":['))
+    yield Attack(
+        "a body of parts",
+        _CHAT,
+        _filled(most, '{"type":"text","text":"a b"}', "messages", '{"role":"user","content":['),
+    )
 
 
 def _forms() -> Iterator[Attack]:
     deep = b"[" * 200_000
     yield Attack("deep nesting", _CHAT, b'{"messages": ' + deep + b"}")
-    yield Attack("definitions that are no mapping", _CHAT, _chat(tools=[_function({"$defs": [1]})], tool_choice="required"))
+    yield Attack(
+        "definitions that are no mapping", _CHAT, _chat(tools=[_function({"$defs": [1]})], tool_choice="required")
+    )
     choices = [{"type": "object", "properties": {f"a{n}": {"type": "string"}}} for n in range(900)]
     yield Attack("900 alternatives", _CHAT, _form({"anyOf": choices}))
     yield Attack("a large divisor", _CHAT, _form({"type": "integer", "multipleOf": 100_000}))

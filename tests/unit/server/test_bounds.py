@@ -13,6 +13,7 @@ from mirrorsd.server.settings import Limits
 from mirrorsd.server.wire.chat import ChatRequest
 from mirrorsd.server.wire.completions import CompletionRequest
 
+USER = {"role": "user", "content": "x"}
 MODELS = [endpoint.body for endpoint in ENDPOINTS if endpoint.body is not None]
 
 
@@ -42,8 +43,11 @@ def test_a_list_is_checked_up_to_its_first_error(model: type[BaseModel]) -> None
         (CompletionRequest, {"prompt": [[1]] * 1000}),
         (CompletionRequest, {"prompt": [1, *["a"] * 1000]}),
         (ChatRequest, {"messages": [{}] * 1000}),
-        (ChatRequest, {"messages": [{"role": "user", "content": "x"}] * 3000}),
-        (ChatRequest, {"messages": [{"role": "user", "content": "x"}], "logit_bias": {str(n): "x" for n in range(999)}}),
+        (ChatRequest, {"messages": [USER] * 3000}),
+        (
+            ChatRequest,
+            {"messages": [{"role": "user", "content": "x"}], "logit_bias": {str(n): "x" for n in range(999)}},
+        ),
     ],
 )
 def test_a_thousand_errors_are_one(model: type[BaseModel], body: dict[str, Any]) -> None:
