@@ -61,7 +61,7 @@ def load_parts(
     before = regions_now()
     known = _known(laid_out.device_map, tuned, found)
     with ThreadPoolExecutor(1, "mirrorsd-tokenizer") as beside:
-        reading = beside.submit(BundleTokenizer, folder)
+        reading = beside.submit(BundleTokenizer, folder, manifest.target.shape.vocab_size)
         engine = _start_engine(folder, manifest, laid_out, speculations.greedy, known, on_progress)
     tokenizer = _result_or_close(reading, engine)
     source = "tuned on this machine" if found else f"defaults of {choice.device_map.name}"

@@ -28,9 +28,9 @@ from mirrorsd.runtime.reporting.stats import summarise
 from mirrorsd.runtime.sampling.noise import nth_seed
 from mirrorsd.runtime.saved_cache import SavedCache, origin_of, read_cache, write_cache
 from mirrorsd.runtime.setting_rules import require
+from mirrorsd.runtime.text.messages import Message
 from mirrorsd.runtime.text.request_reader import RequestReader
 from mirrorsd.runtime.text.shown_text import StopWatch
-from mirrorsd.runtime.text.tokenizer import Message
 from mirrorsd.runtime.turns import Turns
 
 _CLOSE_S = 5.0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mirrorsd.export.compression_plan import DraftCompression
     from mirrorsd.graphs.manifest import DraftAccuracy
     from mirrorsd.machine.doctor.draft_check import ShapeCheck
-    from mirrorsd.runtime.backends.openvino.npu_conformance import Conformance
+    from mirrorsd.machine.npu.conformance import Conformance
 
 _NUM_IDS = 512
 
@@ -125,10 +125,12 @@ def check_exits(bundle: Path, card: "DeviceMap") -> "dict[str, Conformance]":
     """
     if card.exit.device == "target":
         return {}
+    from mirrorsd.machine.npu.conformance import exit_conformance
     from mirrorsd.runtime.backends.openvino.exits import ROW_BUCKETS, OpenVinoExits
 
-    exits = OpenVinoExits(bundle, read_bundle(bundle).target, card.exit)
-    found = exits.conformance()
+    entry = read_bundle(bundle).target
+    exits = OpenVinoExits(bundle, entry, card.exit)
+    found = exit_conformance(exits, entry)
     for rows in ROW_BUCKETS:
         exits.warm_up(rows)
     return found

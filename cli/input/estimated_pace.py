@@ -59,7 +59,7 @@ def rounds_in(path: Path, platform: str, num_slots: int) -> dict[int, float]:
     Raises:
         ConfigError: the report is another platform's, or all shapes were refused.
     """
-    from mirrorsd.runtime.backends.openvino.npu.blobs import reports_in
+    from mirrorsd.machine.npu.report import reports_in
 
     found: dict[int, dict[int, float]] = {}
     for report in reports_in(path):

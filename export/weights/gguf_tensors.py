@@ -43,6 +43,9 @@ class GgufTensor(StoredTensor):
     order: Array | None
     convert: Callable[[Array], Array]
 
+    def check_readable(self) -> None:
+        """Accept every kind: those that cannot be undone were refused when the file was opened."""
+
     def chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
         """Undo the blocks in order, some rows `[n, ...]` at a time, as `dtype`."""
         if self.order is None:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
+from mirrorsd.machine.npu.conformance import Conformance, check_conformance
 from mirrorsd.runtime.backends.openvino.draft_compiler import OpenVinoDraftModel
-from mirrorsd.runtime.backends.openvino.npu_conformance import Conformance, check_conformance
 from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock
 
 MIN_AGREEMENT = 0.99

@@ -23,7 +23,7 @@ from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
 from mirrorsd.graphs.token_rows import TokenRows
 from mirrorsd.runtime.backends.openvino.draft_shapes import Shape, host_arrays, host_ports, is_cached
 from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
-from mirrorsd.runtime.backends.openvino.npu.request import CutRequest
+from mirrorsd.runtime.backends.openvino.npu_request import CutRequest
 from mirrorsd.runtime.backends.openvino.slot_cache import SlotCache, tensor_on
 from mirrorsd.runtime.backends.protocol import RowBlock, TipGuesses
 from mirrorsd.runtime.sampling.chooser import NoiseSource

@@ -28,15 +28,15 @@ from mirrorsd.runtime.backends.openvino.draft_shapes import (
     keep_small_constants,
     pass_buckets,
     static_shapes,
+    tile_options,
     weightless_options,
     with_cache_of,
 )
 from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
 from mirrorsd.runtime.backends.openvino.joined_attention import join_attention, pays_to_join
-from mirrorsd.runtime.backends.openvino.npu.blobs import BundleBlobs
-from mirrorsd.runtime.backends.openvino.npu.compiler import tile_options
-from mirrorsd.runtime.backends.openvino.npu.graph import NpuParts, cut_for_npu
-from mirrorsd.runtime.backends.openvino.npu.request import CutRequest, HostParts
+from mirrorsd.runtime.backends.openvino.npu_blobs import BundleBlobs
+from mirrorsd.runtime.backends.openvino.npu_graph import NpuParts, cut_for_npu
+from mirrorsd.runtime.backends.openvino.npu_request import CutRequest, HostParts
 from mirrorsd.runtime.backends.openvino.slot_cache import SlotCache
 from mirrorsd.runtime.backends.protocol import Progress, RowBlock
 

@@ -49,7 +49,8 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         },
     },
     "machine": {
-        "doctor": set(),
+        "npu": set(),
+        "doctor": {"npu"},
         "tuning": {"doctor"},
     },
     "export": {

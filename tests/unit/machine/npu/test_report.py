@@ -6,8 +6,8 @@ import pytest
 
 from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import DraftBucket
-from mirrorsd.runtime.backends.openvino.npu.blobs import by_use, kept_within, reports_in
-from mirrorsd.runtime.backends.openvino.npu.compiler import ShapeReport
+from mirrorsd.machine.npu.compiler import ShapeReport
+from mirrorsd.machine.npu.report import by_use, kept_within, reports_in
 
 SIZES = ((4, 1), (4, 4), (8, 8), (32, 32), (128, 1))
 BUCKETS = [DraftBucket(rows=rows, tips=tips) for rows, tips in SIZES]

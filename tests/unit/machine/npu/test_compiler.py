@@ -11,8 +11,8 @@ import pytest
 from openvino import opset13 as ops
 
 from mirrorsd.graphs.errors import ConfigError, DeviceError
-from mirrorsd.runtime.backends.openvino.npu import compiler as npu_compiler
-from mirrorsd.runtime.backends.openvino.npu.compiler import NpuCompiler, platforms_of, tile_options, weight_bytes
+from mirrorsd.machine.npu import compiler as npu_compiler
+from mirrorsd.machine.npu.compiler import NpuCompiler, platforms_of, tile_options, weight_bytes
 
 _SAYS = """
 OpenVINO 2026.4.1-test

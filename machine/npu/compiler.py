@@ -22,13 +22,13 @@ from typing import Any
 import openvino as ov
 
 from mirrorsd.graphs.errors import ConfigError, DeviceError
+from mirrorsd.runtime.backends.openvino.draft_shapes import tile_options
 
 PLATFORM_BY_NAME = {"meteor-lake": "3720", "arrow-lake": "3720", "lunar-lake": "4000", "panther-lake": "5010"}
 COMPILE_LIMIT_S = 300.0
-_OWN = (sys.executable, "-m", "mirrorsd.runtime.backends.openvino.npu.own_compiler")
+_OWN = (sys.executable, "-m", "mirrorsd.machine.npu.own_compiler")
 _TRACE = "compileTimeScheduleTrace.json"
 _MOST_NODES = 8
-_MOST_ROWS_ON_TWO_TILES = 24
 _LEAST_WEIGHTS = 256
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LATENCY = re.compile(r"Estimated inference latency: ([0-9.]+) us in dpu frequency ([0-9.]+)")
@@ -159,20 +159,6 @@ def _from_here(words: list[str]) -> tuple[str, ...]:
     """
     program, *others = words
     return (str(Path(program).absolute()) if Path(program).parent != Path() else program, *others)
-
-
-def tile_options(model: ov.Model) -> dict[str, str]:
-    """How many tiles of an NPU a static graph is spread over: few rows are sooner computed than handed to all tiles.
-
-    With 8 rows the compiler's estimate for platform 4000 is 386 us on two tiles and 541 on its four, with 24 rows 600
-    and 677, with 32 rows 1278 and 1037 (the storyteller's draft).
-    """
-    num_rows = max((port.get_shape()[2] for port in model.outputs if _is_new_rows(port)), default=1)
-    return {"NPU_TILES": "2"} if num_rows <= _MOST_ROWS_ON_TWO_TILES else {}
-
-
-def _is_new_rows(port: ov.Output) -> bool:
-    return str(port.get_any_name()).startswith("new_")
 
 
 def weight_bytes(model: ov.Model) -> int:

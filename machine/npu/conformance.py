@@ -6,8 +6,12 @@ graphs for it had better not hold is listed here by operation and element type. 
 
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 import openvino as ov
+
+from mirrorsd.graphs.manifest import TargetEntry
+from mirrorsd.runtime.backends.openvino.exits import ROW_BUCKETS, OpenVinoExits
 
 _REFUSED_OPERATIONS = frozenset(
     (
@@ -93,3 +97,16 @@ def _dynamic_operations(operations: list[ov.Node]) -> list[str]:
         for operation in operations
         if any(output.get_partial_shape().is_dynamic for output in operation.outputs())
     ]
+
+
+def exit_conformance(exits: OpenVinoExits, entry: TargetEntry) -> dict[str, Conformance]:
+    """Return what an NPU would have against each exit's graph, by `file, rows`.
+
+    Raises:
+        DeviceError: OpenVINO cannot read one.
+    """
+    return {
+        f"{Path(point.file).name}, {rows} rows": check_conformance(exits.static_model(point.layer, rows))
+        for point in entry.exits
+        for rows in ROW_BUCKETS
+    }

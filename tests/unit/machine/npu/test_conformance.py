@@ -5,7 +5,7 @@ import openvino as ov
 import pytest
 from openvino import opset13 as ops
 
-from mirrorsd.runtime.backends.openvino.npu_conformance import check_conformance
+from mirrorsd.machine.npu.conformance import check_conformance
 
 
 def test_a_static_graph_is_fine_and_its_sizes_are_counted() -> None:
