@@ -177,7 +177,7 @@ def open_header(file: Path) -> Any:
             length, start = int(self._get(orig_offs + 4, np.uint64)[0]), orig_offs + 12
             if kind != GGUFValueType.STRING:
                 return 12 + length * np.dtype(self.gguf_scalar_to_np[kind]).itemsize, [], [], [raw_type, kind]
-            raw, end = memoryview(self.data), start
+            raw, end = self.data.data, start
             for _ in range(length):
                 end += 8 + int.from_bytes(raw[end : end + 8], order)
                 if end > len(raw):
