@@ -4,7 +4,7 @@ Owns: which weights of a graph are packed, and the nodes that read them. Does no
 the packing itself (`block_quantisation.py`, `aware_quantisation.py`), undoing it (`rounded_weights.py`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +16,7 @@ import onnx_ir as ir
 from mirrorsd.export.passes.block_offsets import add_to_look_up, add_to_product
 from mirrorsd.export.passes.graph_edits import add_tensor, take_over
 from mirrorsd.export.weights.block_formats import BlockChoice, BlockFormat, WeightFormats
-from mirrorsd.export.weights.block_quantisation import quantise_rows
+from mirrorsd.export.weights.block_quantisation import pack_levels, quantise_rows
 from mirrorsd.export.weights.gguf_tensors import CarriedWeight
 from mirrorsd.export.weights.lazy_weight import LazyWeight, Pack, first_name, lazy_weight, pack_rows, packed_parts
 from mirrorsd.graphs import names
@@ -123,7 +123,7 @@ class QuantiseWeights(ir.passes.InPlacePass):
         by_output = source if _is_by_output(node) else source.transposed()
         num_rows, width = (int(size) for size in by_output.shape.numpy())
         carried = self._carried(by_output)
-        chosen = asked.for_width(width) if carried is None else carried.blocks.form
+        chosen = asked.for_width(width) if carried is None else _format_of(carried)
         parts, offsets = self._pack(graph, by_output, chosen, carried, is_gather=False)
         inputs: list[ir.Value | None] = [node.inputs[0], *parts]
         if len(node.inputs) > 2:
@@ -140,7 +140,7 @@ class QuantiseWeights(ir.passes.InPlacePass):
         assert table.const_value is not None  # `_embedding_of` has looked
         source = lazy_weight(table.const_value)
         carried = self._carried(source)
-        chosen = asked.for_width(int(source.shape.numpy()[1])) if carried is None else carried.blocks.form
+        chosen = asked.for_width(int(source.shape.numpy()[1])) if carried is None else _format_of(carried)
         (data, scales, *zero_points), offsets = self._pack(graph, source, chosen, carried, is_gather=True)
         inputs = [data, node.inputs[1], scales, *(zero_points or [_middle_levels(graph, scales, chosen)])]
         if offsets is not None:
@@ -193,12 +193,22 @@ def _as_in_the_file(
     key: str, carried: CarriedWeight, shapes: tuple[tuple[int, ...], ...], by_block: tuple[int, int]
 ) -> tuple[list[LazyWeight], LazyWeight | None]:
     """Levels, scales and zero points of a carried weight in `shapes`, and its offsets `by_block`."""
+
+    def chunks() -> Iterator[tuple[Array, ...]]:
+        for levels, scales, zero_points, offsets in carried.levels():
+            packed = pack_levels(levels, scales, zero_points, carried.blocks.bits)
+            yield packed if offsets is None else (*packed, offsets)
+
     dtypes = [ir.DataType.UINT8, ir.DataType.FLOAT, ir.DataType.UINT8][: len(shapes)]
     if not carried.blocks.has_minima:
-        return packed_parts(f"{key} {_OF_FILE}", carried.packed, dtypes, shapes), None
-    dtypes, shapes = [*dtypes, ir.DataType.FLOAT], (*shapes, by_block)
-    *packed, offsets = packed_parts(f"{key} {_OF_FILE}", carried.packed, dtypes, shapes)
+        return packed_parts(f"{key} {_OF_FILE}", chunks, dtypes, shapes), None
+    *packed, offsets = packed_parts(f"{key} {_OF_FILE}", chunks, [*dtypes, ir.DataType.FLOAT], (*shapes, by_block))
     return packed, offsets
+
+
+def _format_of(carried: CarriedWeight) -> BlockFormat:
+    blocks = carried.blocks
+    return BlockFormat(bits=blocks.bits, block_size=blocks.size, is_symmetric=not blocks.has_zero_points)
 
 
 def _middle_levels(graph: ir.Graph, scales: ir.Value, chosen: BlockFormat) -> ir.Value:

@@ -11,9 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mirrorsd.export.weights.block_formats import BlockFormat
-from mirrorsd.export.weights.block_quantisation import pack_levels
-
 Array = npt.NDArray[Any]
 
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -33,12 +30,25 @@ class Blocks(NamedTuple):
     minima: Array | None = None
 
 
+class Levels(NamedTuple):
+    """What operators take: a weight is `(level - zero point) * scale + offset`, in float32.
+
+    Attributes:
+        levels: Uint8 `[n, B, size]`.
+        scales: Float32 `[n, B]`.
+        zero_points: Uint8 `[n, B]`; None for the middle level.
+        offsets: Float32 `[n, B]`, or None.
+    """
+
+    levels: Array
+    scales: Array
+    zero_points: Array | None = None
+    offsets: Array | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class BlockKind:
-    """One kind of blocks: the format that holds its numbers, and `read`, for bytes uint8 `[n, S, bytes]`.
-
-    Where it has minima and 4 bits, `form` has zero points; 8 bits have room for numbers less a zero point.
-    """
+    """One kind of blocks: what an operator needs for its numbers, and `read`, for bytes uint8 `[n, S, bytes]`."""
 
     bits: int
     size: int
@@ -46,10 +56,9 @@ class BlockKind:
     read: Callable[[Array], Blocks]
 
     @property
-    def form(self) -> BlockFormat:
-        """How an operator holds the numbers."""
-        is_symmetric = not (self.has_minima and self.bits == 4)
-        return BlockFormat(bits=self.bits, block_size=self.size, is_symmetric=is_symmetric)
+    def has_zero_points(self) -> bool:
+        """Whether the operator is told zero points: 8 bits have room for numbers less theirs instead."""
+        return self.has_minima and self.bits == 4
 
     @property
     def bits_per_weight(self) -> float:
@@ -58,11 +67,11 @@ class BlockKind:
         >>> KINDS["Q4_K"].bits_per_weight, KINDS["Q6_K"].bits_per_weight
         (6.125, 10.0)
         """
-        of_zero_point = 0 if self.form.is_symmetric else self.bits
+        of_zero_point = self.bits if self.has_zero_points else 0
         return self.bits + (32 * (1 + self.has_minima) + of_zero_point) / self.size
 
-    def pack(self, rows: Array) -> tuple[Array, ...]:
-        """Pack bytes `[n, S, bytes]` as `pack_levels` does; offsets float32 `[n, B]` come last where there are minima.
+    def levels(self, rows: Array) -> Levels:
+        """Read bytes `[n, S, bytes]` as what an operator takes.
 
         A block's zero point is its number nearest to a weight of 0, so that the offset is what is left of the minimum:
         with the scale 0.5 and the minimum -3.75 it is 8 and the offset 8 * 0.5 - 3.75 = 0.25. Two numbers that differ
@@ -72,11 +81,11 @@ class BlockKind:
         numbers, scales, minima = self.read(rows)
         middle = 1 << (self.bits - 1)
         if minima is None:
-            return pack_levels(numbers + middle, scales, None, self.bits)
+            return Levels((numbers + middle).astype(np.uint8), scales)
         zeros, offsets = _zero_points(scales, minima, most=15 if self.bits == 4 else 31)
-        if self.bits == 4:
-            return (*pack_levels(numbers, scales, zeros, self.bits), offsets)
-        return (*pack_levels(numbers + middle - zeros[..., None], scales, None, self.bits), offsets)
+        if self.has_zero_points:
+            return Levels(numbers.astype(np.uint8), scales, zeros.astype(np.uint8), offsets)
+        return Levels((numbers + middle - zeros[..., None]).astype(np.uint8), scales, None, offsets)
 
 
 def _zero_points(scales: Array, minima: Array, most: int) -> tuple[Array, Array]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mirrorsd.export.weights.gguf_blocks import FLOATS, KINDS, BlockKind
+from mirrorsd.export.weights.gguf_blocks import FLOATS, KINDS, BlockKind, Levels
 from mirrorsd.export.weights.lazy_weight import JOINED, TRANSPOSED
 from mirrorsd.export.weights.stored_tensors import CHUNK_BYTES, StoredTensor
 
@@ -77,15 +77,15 @@ class GgufTensor(StoredTensor):
         """Whether the file holds floats, not blocks."""
         return self.dtype in FLOATS
 
-    def packed(self) -> Iterator[tuple[Array, ...]]:
-        """What `BlockKind.pack` makes of the rows, some at a time."""
+    def levels(self) -> Iterator[Levels]:
+        """What `BlockKind.levels` makes of the rows, some at a time."""
         from gguf.constants import GGML_QUANT_SIZES
 
         blocks = self.blocks
         assert blocks is not None  # callers have looked
         num_blocks = self.shape[1] // GGML_QUANT_SIZES[self.kind][0]
         for rows in self._rows():
-            yield blocks.pack(rows.reshape(len(rows), num_blocks, -1))
+            yield blocks.levels(rows.reshape(len(rows), num_blocks, -1))
 
 
 def kinds_of(tensors: Mapping[str, StoredTensor], *, is_kept: bool) -> tuple[str, ...]:
@@ -129,7 +129,8 @@ class FileBlocks:
             return None
         if tensor.has_floats:
             return _FLOATS
-        return None if tensor.blocks is None else f"{tensor.blocks.form.recipe}{' offset' * tensor.blocks.has_minima}"
+        blocks = tensor.blocks
+        return None if blocks is None else f"{blocks.bits} bits by {blocks.size}{', offset' * blocks.has_minima}"
 
     def has_floats(self, key: str) -> bool:
         """Whether the weight `key` is of floats, which no rounding need touch."""
@@ -161,6 +162,6 @@ class CarriedWeight:
         """Rows of all tensors, and weights of a row."""
         return sum(tensor.shape[0] for tensor in self.tensors), self.tensors[0].shape[1]
 
-    def packed(self) -> Iterator[tuple[Array, ...]]:
-        """What `GgufTensor.packed` says of one tensor after the other."""
-        return chain.from_iterable(tensor.packed() for tensor in self.tensors)
+    def levels(self) -> Iterator[Levels]:
+        """What `GgufTensor.levels` says of one tensor after the other."""
+        return chain.from_iterable(tensor.levels() for tensor in self.tensors)

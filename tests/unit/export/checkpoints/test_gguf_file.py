@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.estimate import estimate_export
 from mirrorsd.export.options import ExportOptions
-from mirrorsd.export.weights.block_quantisation import restore_rows
+from mirrorsd.export.weights.block_quantisation import pack_levels, restore_rows
 from mirrorsd.export.weights.gguf_tensors import FileBlocks, GgufTensor, kinds_of
 from mirrorsd.graphs.errors import ExportError
 from mirrorsd.training.models.whole_model import load_whole
@@ -60,11 +60,10 @@ def test_carried_blocks_are_equal_to_the_bit(write_gguf: WriteGguf, kind: str, m
         "model.layers.0.self_attn.q_proj.weight below model.layers.0.self_attn.k_proj.weight"
     )
     assert weight is not None
-    blocks, chunks = weight.blocks, list(weight.packed())
-    parts = [np.concatenate(part) for part in zip(*chunks, strict=True)]
-    restored = restore_rows(tuple(parts[:-1] if blocks.has_minima else parts), weight.shape[1], blocks.bits)
-    if blocks.has_minima:
-        restored += np.repeat(parts[-1], blocks.size, axis=1)
+    bits, chunks = weight.blocks.bits, list(weight.levels())
+    restored = np.concatenate([restore_rows(pack_levels(*chunk[:3], bits), weight.shape[1], bits) for chunk in chunks])
+    if weight.blocks.has_minima:
+        restored += np.repeat(np.concatenate([chunk.offsets for chunk in chunks]), weight.blocks.size, axis=1)
     wanted = [tensor.read(torch.float32).numpy() for tensor in weight.tensors]
     assert len(chunks) > 2 and np.array_equal(restored, np.concatenate(wanted))
 
@@ -77,10 +76,10 @@ def test_weights_of_one_form_can_be_joined_whatever_their_kinds(write_gguf: Writ
         file = FileBlocks(open_checkpoint(write_gguf(kind, mixed=mixed), "target").tensors)
         return file.form(query), file.form(value), file.form(f"{query} below {value}")
 
-    assert forms("Q5_0", "Q8_0") == ("q8b32",) * 3
-    assert forms("Q4_K", "Q6_K") == ("q4b32a offset", "q8b16", None)
-    assert forms("Q4_0", "F16") == ("q4b32", "floats", None)
-    assert forms("Q8_0", "MXFP4") == ("q8b32", None, None)
+    assert forms("Q5_0", "Q8_0") == ("8 bits by 32",) * 3
+    assert forms("Q4_K", "Q6_K") == ("4 bits by 32, offset", "8 bits by 16", None)
+    assert forms("Q4_0", "F16") == ("4 bits by 32", "floats", None)
+    assert forms("Q8_0", "MXFP4") == ("8 bits by 32", None, None)
 
 
 def test_a_long_tensor_is_read_in_pieces(write_gguf: WriteGguf, monkeypatch: pytest.MonkeyPatch) -> None:
