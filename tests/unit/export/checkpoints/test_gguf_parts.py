@@ -40,8 +40,8 @@ def rewritten(file: Path, place: Path, *, names: Any = None, **more: Any) -> Pat
 @pytest.fixture
 def split(write_gguf: WriteGguf, tmp_path: Path) -> tuple[Path, list[Path]]:
     """A whole file with a head of its own, and the same in three parts; the head is in the last."""
-    whole = write_gguf("Q8_0", head=True)
-    names = [tensor.name for tensor in gguf.GGUFReader(whole).tensors]
+    whole = write_gguf("Q8_0", head="Q8_0")
+    names = sorted((tensor.name for tensor in gguf.GGUFReader(whole).tensors), key="output.weight".__eq__)
     assert names[-1] == "output.weight"
     shares = [names[:7], names[7:12], names[12:]]
     parts = [tmp_path / f"big-{number:05d}-of-00003.gguf" for number in (1, 2, 3)]
