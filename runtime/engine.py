@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
+from typing import Any, Protocol
 
 from mirrorsd.device_maps.pace import interpolate
 from mirrorsd.graphs.errors import ConfigError, DeviceError, GenerationError
@@ -20,11 +22,23 @@ from mirrorsd.runtime.decoding.head import HeadLink
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.step import Decoder
 from mirrorsd.runtime.decoding.target_link import TargetLink
+from mirrorsd.runtime.devices import endings
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.policy.account import Knowledge
 
 _LATER_S = 1.0
+_CLOSE_S = 5.0
+
+
+class Closable(Protocol):
+    """A session, as far as the end of its devices concerns it."""
+
+    def begin_to_close(self) -> None:
+        """Stop everything, without waiting for it."""
+
+    def finish_closing(self, timeout_s: float) -> None:
+        """Release what it has on the devices."""
 
 
 class Engine:
@@ -36,6 +50,7 @@ class Engine:
     Attributes:
         known: about the pair on these devices, shared by all sessions.
         takes_turns: whether target and draft compute on the same cores, so that one waits rather than slow the other.
+        sessions: those that use the devices, closed before them.
         is_open: whether the devices may be used.
     """
 
@@ -55,13 +70,17 @@ class Engine:
         self.preparing_worker = DeviceWorker("preparing", draft_cores)
         self.takes_turns = takes_turns
         self.known = known or Knowledge()
+        self.sessions: weakref.WeakSet[Closable] = weakref.WeakSet()
+        self._seats: weakref.WeakSet[Seat] = weakref.WeakSet()
         self.is_open = True
+        self._lock = threading.RLock()
         self._process = os.getpid()
         self._left_for_later: list[threading.Thread] = []
         self._later: threading.Thread | None = None
         # An engine that is dropped without having been closed lets its threads end.
         self._end_workers = weakref.finalize(self, _end, self.draft_worker, self.preparing_worker, self.target_worker)
         self._end_workers.atexit = False
+        endings.watch(self)
         with ExitStack() as unless_loaded:
             unless_loaded.push(self._give_up)
             target = self.target_worker.submit(load_target)
@@ -93,11 +112,14 @@ class Engine:
                 "Load the bundle in the process that uses it, or start that process with the method 'spawn'."
             )
         if not self.is_open:
+            endings.wait_for_end()
             raise GenerationError("This pipeline is closed: load the bundle again.")
 
     def open_seat(self) -> "Seat":
         """Caches of its own for one more session."""
-        return Seat(self)
+        seat = Seat(self)
+        self._seats.add(seat)
+        return seat
 
     def plain_tokens_per_second(self, config: GenerationConfig) -> float | None:
         """How fast plain decoding of such a text is, as far as anything was measured.
@@ -128,8 +150,17 @@ class Engine:
             self._later.join()
 
     def close(self) -> None:
-        """End both workers. A hung device is left behind on its daemon thread."""
-        self.is_open = False
+        """Stop all sessions, then end the workers, within seconds: a device that hangs is left behind."""
+        with self._lock:
+            if not self.is_open or self.is_forked:
+                return
+            self.is_open = False
+        sessions = list(self.sessions)
+        for session in sessions:
+            session.begin_to_close()
+        until = perf_counter() + _CLOSE_S
+        for session in sessions:
+            session.finish_closing(max(0.0, until - perf_counter()))
         self._left_for_later.clear()
         if self._later is not None:
             self._later.join(_LATER_S)
@@ -137,6 +168,10 @@ class Engine:
         self.draft_worker.close()
         self.preparing_worker.close()
         self.target_worker.close()
+
+    def inherited(self) -> list[Any]:
+        """See `endings.Watched`."""
+        return [self, *self._seats]
 
 
 class Seat:
@@ -219,18 +254,29 @@ class Seat:
         self._drafter.forget()
         return True
 
+    def check_reachable(self) -> None:
+        """Refuse a step that could not run here.
+
+        Raises:
+            GenerationError: the devices are in another process, or at work on this very thread, which is interrupted.
+        """
+        if self.is_forked:
+            self._engine.check_usable()
+        self._engine.target_worker.check_reachable()
+
+    @property
+    def is_forked(self) -> bool:
+        """See `Engine.is_forked`."""
+        return self._engine.is_forked
+
     def terminate(self) -> None:
         """Ask the target's device to end the pass that is running for this session, from any thread."""
         self._target.terminate()
 
     def close(self) -> None:
         """Release the caches, on their own workers and after what is still running there; does not wait."""
-        for worker, session in (
-            (self._engine.target_worker, self._target_session),
-            (self._engine.draft_worker, self._draft_session),
-        ):
-            with suppress(DeviceError):  # closed already, and everything that it held is gone
-                worker.submit(session.close, self)
+        self._engine.target_worker.leave(self._target_session.close, self)
+        self._engine.draft_worker.leave(self._draft_session.close, self)
 
 
 def _is_closed(engine: "weakref.ref[Engine]") -> bool:
