@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from mirrorsd.device_maps.pace import interpolate
-from mirrorsd.graphs.errors import ConfigError, DeviceError, GenerationError
+from mirrorsd.graphs.errors import ConfigError, GenerationError
 from mirrorsd.graphs.manifest import Manifest, TargetEntry
 from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
 from mirrorsd.runtime.config import HEAD_METHODS, GenerationConfig, SpeculationConfig

@@ -5,10 +5,11 @@ from functools import wraps
 from inspect import iscoroutinefunction
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
+from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, cast
 
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.config import HEAD_METHODS, METHODS, Method, SpeculationConfig, Speculations
+from mirrorsd.runtime.devices.endings import refuse_to_leave
 from mirrorsd.runtime.devices.layouts import Layout
 from mirrorsd.runtime.engine import Engine, check_exits
 from mirrorsd.runtime.loading import load_parts
@@ -173,6 +174,9 @@ class MirrorPipeline:
         Returns within seconds whatever they are at: a device that hangs is left behind.
         """
         self._engine.close()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_to_leave(self)
 
     def __enter__(self) -> Self:
         return self

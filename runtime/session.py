@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Self, Unpack
+from typing import NoReturn, Self, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -284,6 +284,9 @@ class MirrorSession:
         if not self._engine.is_forked:
             self._turns.wait_until_free(timeout_s)
             self._release()
+
+    def __reduce__(self) -> NoReturn:
+        endings.refuse_to_leave(self)
 
     def __enter__(self) -> Self:
         return self

@@ -17,7 +17,7 @@ import time
 import weakref
 from contextlib import suppress
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 DEVICE_THREADS = "mirrorsd-"
 """How the names of threads begin that call into vendors."""
@@ -45,6 +45,18 @@ _watched: "weakref.WeakSet[Watched]" = weakref.WeakSet()
 def watch(one: Watched) -> None:
     """Close it when the program ends without having done so, and leave it alone in forked children."""
     _watched.add(one)
+
+
+def refuse_to_leave(one: object) -> NoReturn:
+    """Refuse to be pickled for another process.
+
+    Raises:
+        TypeError: always.
+    """
+    raise TypeError(
+        f"A {type(one).__name__} cannot go to another process: its devices are in this one. Give that process the path "
+        "of the bundle, and load it there."
+    )
 
 
 def wait_for_end() -> None:
