@@ -14,6 +14,7 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ContextLengthError
 from mirrorsd.runtime import CancelToken, Chunk, GenerationConfig, MirrorPipeline
 from mirrorsd.runtime.sampling.noise import nth_seed
+from mirrorsd.runtime.text.messages import text_of
 from mirrorsd.server.bundles.fingerprint import fingerprint
 from mirrorsd.server.bundles.reading import BrokenOff, Reading
 from mirrorsd.server.bundles.threaded import Threaded
@@ -179,8 +180,7 @@ class LoadedBundle:
         """On a thread of its own: there are as many threads as seats, so that one is free."""
         with self._seats.take(task.token_ids, timeout_s=_TAKE_S) as session:
             if task.is_fresh:
-                other = (task.token_ids[0] + 1) % self.pipe.manifest.target.shape.vocab_size
-                session.generate(token_ids=[other], max_new_tokens=1, method="plain", temperature=0)
+                session.forget()
             for index, config in enumerate(task.configs):
                 stream = session.stream(token_ids=list(task.token_ids), config=config)
                 if index == 0:
@@ -194,7 +194,7 @@ def _texts(what: Mapping[str, Any]) -> Iterator[str]:
     if what.get("prompt") is not None:
         yield what["prompt"]
     for message in what.get("messages") or ():
-        yield message.get("content") or ""
+        yield text_of(message.get("content"))
 
 
 def seeded_configs(bundle: LoadedBundle, settings: Mapping[str, Any], count: int) -> list[GenerationConfig]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mirrorsd import MirrorPipeline
-from mirrorsd.bench.claims.exits import run, scripts
+from mirrorsd.bench.claims.process.exits import run, scripts
 
 FEW = [
     ("daemon's text", "sys.exit"),
@@ -97,7 +97,7 @@ assert process.exitcode == 0, process.exitcode
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals and forks of Unix")
 def test_scripts_without_close_end_with_their_own_status(tiny_bundle: Path) -> None:
-    """A few of the fifty; `bench/claims/exits.py` runs all."""
+    """A few of the fifty; `bench/claims/process/exits.py` runs all."""
     chosen = [script for script in scripts(tiny_bundle) if (script.state, script.ending) in FEW]
     assert len(chosen) == len(FEW)
     with ThreadPoolExecutor(2) as pool:

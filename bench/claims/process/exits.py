@@ -1,6 +1,6 @@
 """Fifty scripts that end without `close`: each with its own exit status, whatever the devices are at.
 
-    python bench/claims/exits.py storyteller.mirror --output exits.json
+    python bench/claims/process/exits.py storyteller.mirror --output exits.json
 
 Ten ways to end, each in five states of the devices. A script that hangs for a minute is ended and counts as wrong.
 """
