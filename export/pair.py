@@ -38,6 +38,7 @@ from mirrorsd.export.checkpoints.loading import (
 )
 from mirrorsd.export.checkpoints.weightless import WeightlessModel, open_model
 from mirrorsd.export.draft_compression import compress_draft
+from mirrorsd.export.integer_choice import integers_are_faster, with_integer_products
 from mirrorsd.export.options import (
     ExportOptions,
     ExportProgress,
@@ -141,6 +142,11 @@ def export_pair(
         if journal.finished:
             report(f"going on from an earlier export, which had finished: {', '.join(journal.finished)}", 0.0)
         check_space(bundle, _least_bytes(job) - sum(path.stat().st_size for path in bundle.rglob("*")))
+        if options.may_have_integer_products and (
+            options.products == "integer" or integers_are_faster(job.target.config, job.formats)
+        ):
+            report("scale the inputs of integer products", 0.01)
+            job = with_integer_products(job, bundle / _INPUTS_FOLDER)
         # The draft first: it is small, and one that is refused must not cost a large target's export.
         built_draft = _build_draft(job, bundle, journal, report)
         built = _build_target(job, bundle, journal, report)
@@ -274,6 +280,7 @@ def _target_entry(job: PairJob, plan: TargetPlan) -> TargetEntry:
         carried=kinds_of(job.target.tensors, (True,)) if options.precision == FILE else (),
         finer=tuple(by_kind((name,) for name in formats.finer)),
         num_rescored=formats.num_rescored,
+        products="integer" if formats.layers is not None and formats.layers.is_by_row else "blocks",
         dequantised=kinds_of(job.target.tensors, (False,) if options.precision == FILE else (False, True)),
     )
     return plan.entry(job.target.source, options.precision, storage)
