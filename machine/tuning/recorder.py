@@ -21,7 +21,7 @@ from mirrorsd.runtime.decoding.head import noise_behind
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.chooser import TokenChooser
-from mirrorsd.runtime.text.tokenizer import Message
+from mirrorsd.runtime.text.messages import Message
 
 if TYPE_CHECKING:
     from mirrorsd.runtime.pipeline import MirrorPipeline
