@@ -21,7 +21,7 @@ from mirrorsd.export.pair_job import PairJob
 from mirrorsd.export.passes.aware_quantisation import collect_inputs
 from mirrorsd.export.passes.input_scaling import scale_inputs
 from mirrorsd.export.passes.quantise import QuantiseWeights
-from mirrorsd.export.verify.quality import NUM_WINDOWS, calibration_text
+from mirrorsd.export.verify.quality import range_windows
 from mirrorsd.export.weights.block_formats import BlockChoice, WeightFormats
 
 _TURNS, _LAYERS = 7, 2
@@ -37,14 +37,19 @@ def with_integer_products(job: PairJob, folder: Path) -> PairJob:
         folder: Where the products' inputs are kept meanwhile.
     """
     model = open_model(job.target)
-    windows = calibration_text(job.target, job.options.calibration_text, job.context).fitted[-NUM_WINDOWS:]
+    windows = range_windows(job.target, job.options.calibration_text, job.context)
     folder.mkdir(exist_ok=True)
     try:
-        inputs = scale_inputs(model, collect_inputs(model, windows, folder, with_head=True))
+        collected = collect_inputs(model, windows, folder, with_head=True)
+        inputs = scale_inputs(model, collected)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    head, embedding = model.network.get_output_embeddings(), model.network.get_input_embeddings()
-    return replace(job, formats=by_row(job.formats, inputs, is_tied=head.weight is embedding.weight))
+    network = model.network
+    head, embedding = network.get_output_embeddings(), network.get_input_embeddings()
+    formats = by_row(job.formats, inputs, is_tied=head.weight is embedding.weight)
+    assert job.formats.layers is not None  # `may_have_integer_products`
+    left = {name: job.formats.layers for name in collected.files if name not in inputs}
+    return replace(job, formats=replace(formats, finer=left))
 
 
 def by_row(formats: WeightFormats, inputs: Mapping[str, Any], *, is_tied: bool) -> WeightFormats:

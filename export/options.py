@@ -57,9 +57,9 @@ class ExportOptions:
             embedding never have any.
         is_batch_invariant: Whether the CPU gives a row the same bits in passes of any number of rows, so that no method
             can differ from plain decoding by rounding; it costs int8 and int4 some of plain decoding's speed.
-        products: Of int8 layers: "integer" rounds what a weight is multiplied with to 8 bits too: the product is then one of
-            integers, and further rows cost little on a processor. "blocks" is the form that GPUs have, and finer. "auto"
-            is what is faster on this processor.
+        products: Of int8 layers. "integer" rounds what a weight is multiplied with to 8 bits too: the product is then
+            one of integers, and further rows cost little on a processor. "blocks" is the form that GPUs have, and it is
+            finer. "auto" is what is faster on this processor.
         rounding: "nearest", or "gptq": what minimises the layers' error on the calibration text, with 8 bits for the
             kinds of product that 4 hurt most (takes longer).
         draft_precision: Draft weights, one of `DRAFT_PRECISIONS`.

@@ -23,8 +23,11 @@ _MOST_ROWS, _MOST_OUTPUTS = 512, 1024
 """What an error is measured on: more changes no choice, and takes longer."""
 _LEAST_SPREAD = 1e-5
 """Of the largest channel, what a channel counts as at least: one that is never used must not get all levels."""
-_DEARER = 1.5
+_DEARER = 1.25
 """The error of one range for all rows over that of a range a row, up to which the two nodes that it takes are taken."""
+_MOST_ERROR = 5e-4
+"""Of a product's mean square, the error beyond which its weights keep blocks: SmolLM2-135M's best tokens are then the
+float model's at 95.9 % of chats instead of 95.2 %, nearly all that its down projections lose by row."""
 _WORTH_A_NODE = 0.8
 """The error with factors over that without, from which on a node is spent on them where no norm takes them in."""
 
@@ -32,7 +35,7 @@ _WORTH_A_NODE = 0.8
 def scale_inputs(model: WeightlessModel, inputs: ProductInputs) -> dict[str, InputScaling]:
     """Choose the scaling of every product whose inputs are known, by the name of its weight.
 
-    Weights of one input get one and the same scaling.
+    Weights of one input get one and the same scaling. Those that would lose too much by row are left out.
     """
     groups = [*inputs.groups, *([(inputs.head,)] if inputs.head is not None else [])]
     modules = _modules_by_name(model)
@@ -40,32 +43,36 @@ def scale_inputs(model: WeightlessModel, inputs: ProductInputs) -> dict[str, Inp
     for names in groups:
         rows = torch.from_numpy(np.load(inputs.files[names[0]]).astype(np.float32))
         weight = torch.cat([_by_output(model, modules[name]) for name in names])
-        chosen = scaling_of(rows, weight, is_free=inputs.normed.issuperset(names))
-        scalings |= dict.fromkeys(names, chosen)
+        chosen, error = scaling_of(rows, weight, is_normed=inputs.normed.issuperset(names))
+        if error <= _MOST_ERROR or names == (inputs.head,):
+            scalings |= dict.fromkeys(names, chosen)
     return scalings
 
 
-def scaling_of(rows: Tensor, weight: Tensor, *, is_free: bool) -> InputScaling:
-    """The scaling of inputs `rows` `[n, K]` of a `weight` `[N, K]` that leaves the least error.
+def scaling_of(rows: Tensor, weight: Tensor, *, is_normed: bool) -> tuple[InputScaling, float]:
+    """The scaling of inputs `rows` `[n, K]` of a `weight` `[N, K]` that leaves the least error, and that.
 
-    Ranges are those of every second row, the error is that of the others. `is_free` says that the factors need no node.
+    What is chosen is what the ranges of every second row do to the others. The error is that of the product's mean
+    square. Behind a norm factors need no node, and one range may stand for all rows: what a norm gives has one size.
     """
-    spread, columns = _spread(rows[::2]), _spread(weight)
+    half, spread, columns = _spread(rows[::2]), _spread(rows), _spread(weight)
     some = rows[1 :: max(2, len(rows) // _MOST_ROWS)]
     few = weight[:: max(1, len(weight) // _MOST_OUTPUTS)]
     exact = some @ few.T
+    size = float((exact**2).mean())
 
     def error(factors: Tensor, largest: float | None = None) -> float:
-        return _error(some / factors, few * factors, exact=exact, largest=largest)
+        return _error(some / factors, few * factors, exact=exact, largest=largest) / max(size, 1e-30)
 
-    found = [_factors(spread, columns, share) for share in _SHARES]
+    found = [_factors(half, columns, share) for share in _SHARES]
     errors = [error(factors) for factors in found]
     best = min(range(len(found)), key=errors.__getitem__)
-    if not is_free and errors[best] > _WORTH_A_NODE * errors[0]:
+    if not is_normed and errors[best] > _WORTH_A_NODE * errors[0]:
         best = 0
-    largest = float((spread / found[best]).max())
-    is_alike = error(found[best], largest) <= _DEARER * errors[best]
-    return InputScaling(found[best].numpy() if best else None, largest if is_alike else None)
+    is_alike = is_normed and error(found[best], float((half / found[best]).max())) <= _DEARER * errors[best]
+    factors = _factors(spread, columns, _SHARES[best])
+    largest = float((spread / factors).max()) if is_alike else None
+    return InputScaling(factors.numpy() if best else None, largest), errors[best]
 
 
 def _factors(spread: Tensor, columns: Tensor, share: float) -> Tensor:
