@@ -19,6 +19,7 @@ import onnxruntime as ort
 from mirrorsd.export.checkpoints.weightless import open_model
 from mirrorsd.export.pair_job import PairJob
 from mirrorsd.export.passes.aware_quantisation import collect_inputs
+from mirrorsd.export.passes.graph_edits import add_tensor
 from mirrorsd.export.passes.input_scaling import scale_inputs
 from mirrorsd.export.passes.quantise import QuantiseWeights
 from mirrorsd.export.verify.quality import range_windows
@@ -54,14 +55,16 @@ def with_integer_products(job: PairJob, folder: Path) -> PairJob:
 
 def by_row(formats: WeightFormats, inputs: Mapping[str, Any], *, is_tied: bool) -> WeightFormats:
     """8-bit `formats` by row; an embedding that is the head's matrix has the head's numbers."""
-    parts = {"layers": formats.layers, "head": formats.head}
-    if is_tied and formats.head is not None and formats.embedding is not None and formats.embedding.bits == 8:
-        parts["embedding"] = formats.embedding
-    chosen = {
-        name: replace(part, is_by_row=True) if part is not None and part.bits == 8 else part
-        for name, part in parts.items()
-    }
-    return replace(formats, inputs=inputs, **chosen)
+    embedding = formats.embedding
+    if is_tied and formats.head is not None and formats.head.bits == 8:
+        embedding = _by_row(embedding)
+    return replace(
+        formats, layers=_by_row(formats.layers), head=_by_row(formats.head), embedding=embedding, inputs=inputs
+    )
+
+
+def _by_row(choice: BlockChoice | None) -> BlockChoice | None:
+    return replace(choice, is_by_row=True) if choice is not None and choice.bits == 8 else choice
 
 
 def integers_are_faster(config: Mapping[str, Any], formats: WeightFormats) -> bool:
@@ -89,9 +92,7 @@ def _products(config: Mapping[str, Any], choice: BlockChoice) -> ort.InferenceSe
             name = f"{layer}.{number}"
             rows = ir.Value(name=f"rows.{name}", shape=ir.Shape((1, "S", width)), type=ir.TensorType(ir.DataType.FLOAT))
             weight = ir.tensor(rng.standard_normal((width, num_rows), np.float32), name=f"weight.{name}")
-            value = ir.Value(name=weight.name, shape=weight.shape, type=ir.TensorType(weight.dtype), const_value=weight)
-            graph.register_initializer(value)
-            product = ir.Node("", "MatMul", [rows, value], name=f"product.{name}")
+            product = ir.Node("", "MatMul", [rows, add_tensor(graph, f"weight.{name}", weight)], name=f"product.{name}")
             product.outputs[0].name, product.outputs[0].type = f"found.{name}", rows.type
             product.outputs[0].shape = ir.Shape((1, "S", num_rows))
             graph.inputs.append(rows)

@@ -74,6 +74,7 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import describe_file
 from mirrorsd.graphs.contract import TargetShape, draft_contract
 from mirrorsd.graphs.manifest import (
+    INTEGER_PRODUCTS,
     SCHEMA_VERSION,
     DraftAccuracy,
     DraftEntry,
@@ -280,7 +281,7 @@ def _target_entry(job: PairJob, plan: TargetPlan) -> TargetEntry:
         carried=kinds_of(job.target.tensors, (True,)) if options.precision == FILE else (),
         finer=tuple(by_kind((name,) for name in formats.finer)),
         num_rescored=formats.num_rescored,
-        products="integer" if formats.layers is not None and formats.layers.is_by_row else "blocks",
+        products=INTEGER_PRODUCTS if formats.layers is not None and formats.layers.is_by_row else "blocks",
         dequantised=kinds_of(job.target.tensors, (False,) if options.precision == FILE else (False, True)),
     )
     return plan.entry(job.target.source, options.precision, storage)

@@ -58,6 +58,9 @@ class Exit:
     adapter_rank: int
 
 
+INTEGER_PRODUCTS = "integer"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightStorage:
     """How the target's weights are stored: precisions of its parts, and of integers the blocks and the rounding.
@@ -110,6 +113,12 @@ class TargetEntry:
     spare_rows: int = 0
     row_group: int = 1
     read_bytes: int = 0
+
+    @property
+    def computes_in(self) -> str:
+        """What a device must have: the dtype of its stages, or "integers" where 8-bit rows are multiplied."""
+        has_integers = self.storage is not None and self.storage.products == INTEGER_PRODUCTS
+        return "integers" if has_integers else self.shape.dtype
 
     @property
     def capacity(self) -> int:

@@ -204,7 +204,7 @@ def _columns_of(operand: ir.Value) -> tuple[ir.Node, int] | None:
         widths = node.inputs[1].const_value if node.inputs[1] is not None else None
         if widths is None:
             return None
-        start = int(sum(widths.numpy()[: operand.index()]))  # type: ignore[arg-type]
+        start = int(sum(widths.numpy()[: operand.index()]))
         joined = node.inputs[0]
         node = None if joined is None or len(joined.uses()) != 1 else joined.producer()
     if node is not None and node.op_type == "Mul" and node.name and node.name.endswith("_by_row"):

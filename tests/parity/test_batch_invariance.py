@@ -13,6 +13,7 @@ from mirrorsd.export.bundle.target_graphs import TargetPlan, write_target
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mirrorsd.export.checkpoints.loading import DTYPE_BY_PRECISION, target_shape
 from mirrorsd.export.checkpoints.weightless import open_model
+from mirrorsd.export.integer_choice import by_row
 from mirrorsd.machine.doctor.row_invariance import largest_row_difference
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
 
@@ -22,6 +23,7 @@ FORMATS = {
     "fp32": {"precision": "fp32"},
     "int8": {"precision": "int8"},
     "int8-blocks-of-128": {"precision": "int8", "block_size": 128},
+    "int8-integers": {"precision": "int8", "is_integer": True},
     "int4": {"precision": "int4"},
     "int4-blocks-of-32": {"precision": "int4", "block_size": 32},
     "int4-scanned-head": {"precision": "int4", "is_scanned": True},
@@ -36,13 +38,16 @@ def checkpoint(make_checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -
     return open_checkpoint(make_checkpoint(folder, "qwen3", seed=5, head_dim=64, **WIDE), "target")
 
 
-def open_session(checkpoint: Checkpoint, bundle: Path, *, is_scanned: bool = False, **settings: Any) -> OnnxTarget:
+def open_session(
+    checkpoint: Checkpoint, bundle: Path, *, is_scanned: bool = False, is_integer: bool = False, **settings: Any
+) -> OnnxTarget:
     options = ExportOptions(**settings)
     bundle.mkdir(exist_ok=True)
     model = open_model(checkpoint, DTYPE_BY_PRECISION[options.computes_in])
     shape = target_shape(model.network, options.computes_in)
     formats = options.formats(shape.hidden_size)
     formats = replace(formats, scan=formats.layers) if is_scanned else formats
+    formats = by_row(formats, {}, is_tied=False) if is_integer else formats
     how = {"formats": formats, "is_batch_invariant": options.is_batch_invariant}
     plan = TargetPlan(shape=shape, context=CONTEXT, num_candidates=8, adapters={2: None}, **how)
     write_target(model, plan, bundle, lambda stage, share: None, Journal(bundle, ""))

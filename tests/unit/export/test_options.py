@@ -30,6 +30,9 @@ from mirrorsd.graphs.errors import ConfigError
         ({"compute": "int8"}, r"compute is 'int8'; supported are auto, fp32, fp16, bf16"),
         ({"block_size": 16}, r"block_size is 16; supported are 128, 64, 32"),
         ({"rounding": "gptq"}, r"rounding is 'gptq' with precision 'int8'; it is for int4 layers"),
+        ({"products": "integer", "precision": "int4"}, r"products is 'integer', which is for symmetric int8 layers"),
+        ({"products": "integer", "block_size": 64}, r"products is 'integer'.*block_size 64"),
+        ({"products": "rows"}, r"products is 'rows'; supported are auto, integer, blocks"),
         ({"rounding": "up"}, r"rounding is 'up'; supported are nearest, gptq"),
         ({"context": 10}, r"context is 10; at least 64"),
         (

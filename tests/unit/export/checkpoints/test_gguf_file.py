@@ -57,7 +57,7 @@ def test_carried_blocks_are_equal_to_the_bit(write_gguf: WriteGguf, kind: str) -
     )
     assert weight is not None and weight.has_offsets == (kind == "Q4_1")
     levels, scales, *offsets = weight.parts()
-    restored = restore_rows(pack_levels(levels, scales, None, weight.format.bits), weight.shape[1], weight.format.bits)
+    restored = restore_rows(pack_levels(levels, scales, None, weight.bits), weight.shape[1], weight.bits)
     if offsets:
         restored += np.repeat(offsets[0], 32, axis=1)
     wanted = [tensor.read(torch.float32).numpy() for tensor in weight.tensors]
