@@ -40,6 +40,9 @@ BlockSize = Annotated[
 Asymmetric = Annotated[
     bool | None, typer.Option("--asymmetric/--symmetric", help="Integer weights with zero points; int4 has them.")
 ]
+BatchInvariant = Annotated[
+    bool, typer.Option(help="On a CPU, the same bits for a row in passes of any number of rows.")
+]
 Heads = Annotated[
     list[str] | None,
     typer.Option(help="A head of the target: a folder or a name on the hub; may be repeated.", show_default=False),
@@ -57,9 +60,7 @@ def export(
     embedding_precision: options.EmbeddingPrecision = "auto",
     block_size: BlockSize = None,
     asymmetric: Asymmetric = None,
-    batch_invariant: Annotated[
-        bool, typer.Option(help="On a CPU, the same bits for a row in passes of any number of rows.")
-    ] = True,
+    batch_invariant: BatchInvariant = True,
     products: options.Products = "auto",
     rounding: options.Rounding = "nearest",
     calibration: Annotated[
