@@ -19,7 +19,7 @@ from mirrorsd.export.weights.block_formats import InputScaling
 from mirrorsd.export.weights.block_quantisation import TOP_LEVEL
 
 _SHARES = (0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
-_MOST_ROWS, _MOST_OUTPUTS = 512, 1024
+_MOST_ROWS, _MOST_OUTPUTS = 256, 512
 """What an error is measured on: more changes no choice, and takes longer."""
 _LEAST_SPREAD = 1e-5
 """Of the largest channel, what a channel counts as at least: one that is never used must not get all levels."""
