@@ -283,12 +283,8 @@ def _target_entry(job: PairJob, plan: TargetPlan) -> TargetEntry:
         carried=kept if options.precision == FILE else (),
         finer=tuple(by_kind((name,) for name in formats.finer)),
         num_rescored=formats.num_rescored,
-<<<<<<< HEAD
         products=INTEGER_PRODUCTS if formats.layers is not None and formats.layers.is_by_row else "blocks",
-        dequantised=kinds_of(job.target.tensors, (False,) if options.precision == FILE else (False, True)),
-=======
         dequantised=others if options.precision == FILE else tuple(sorted({*kept, *others} - {*FLOATS})),
->>>>>>> main
     )
     return plan.entry(job.target.source, options.precision, storage)
 

@@ -14,15 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-<<<<<<< HEAD
-from mirrorsd.export.passes.graph_edits import add_constant, add_tensor, take_over
-from mirrorsd.export.passes.integer_products import IntegerProducts
-from mirrorsd.export.weights.block_formats import BlockChoice, BlockFormat, InputScaling, WeightFormats
-=======
 from mirrorsd.export.passes.block_offsets import add_to_look_up, add_to_product
 from mirrorsd.export.passes.graph_edits import add_tensor, take_over
-from mirrorsd.export.weights.block_formats import BlockChoice, BlockFormat, WeightFormats
->>>>>>> main
+from mirrorsd.export.passes.integer_products import IntegerProducts
+from mirrorsd.export.weights.block_formats import BlockChoice, BlockFormat, InputScaling, WeightFormats
 from mirrorsd.export.weights.block_quantisation import pack_levels, quantise_rows
 from mirrorsd.export.weights.gguf_tensors import CarriedWeight
 from mirrorsd.export.weights.lazy_weight import LazyWeight, Pack, first_name, lazy_weight, pack_rows, packed_parts
@@ -82,17 +77,12 @@ class QuantiseWeights(ir.passes.InPlacePass):
 
     def _pack_node(self, graph: ir.Graph, node: ir.Node, integers: IntegerProducts) -> bool:
         table = _embedding_of(node) or self._table_of(graph, node)
-<<<<<<< HEAD
-        if table is not None and self._formats.embedding is not None:
+        if table is not None and self._formats.embedding is not None and not self._is_kept(table):
             if self._formats.embedding.is_by_row:
                 source = self._scaled(table)
                 integers.replace_look_up(node, self._pack_by_row(graph, source), self._scaling_of(table))
             else:
                 self._replace_gather(graph, node, table, self._formats.embedding)
-=======
-        if table is not None and self._formats.embedding is not None and not self._is_kept(table):
-            self._replace_gather(graph, node, table, self._formats.embedding)
->>>>>>> main
             return True
         weight = _weight_of(node)
         chosen = None if weight is None else self._product_format(node)
@@ -106,7 +96,6 @@ class QuantiseWeights(ir.passes.InPlacePass):
             self._replace_product(graph, node, weight, chosen)
         return True
 
-<<<<<<< HEAD
     def _scaling_of(self, weight: ir.Value) -> InputScaling | None:
         tensor = weight.const_value
         return self._formats.inputs.get(first_name(tensor.key)) if isinstance(tensor, LazyWeight) else None
@@ -128,14 +117,13 @@ class QuantiseWeights(ir.passes.InPlacePass):
         levels, scales = pack_rows(source, recipe, pack, ((num_rows, width), (num_rows,)))
         parts = (levels.transposed() if is_turned else levels, scales)
         return [add_tensor(graph, f"{source.key}.{part.key}", part) for part in parts]
-=======
+
     def _is_kept(self, weight: ir.Value) -> bool:
         """Whether a weight is of the floats of a file, which stay, or what its blocks are offset by."""
         if self._formats.carried is None or not isinstance(weight.const_value, LazyWeight):
             return False
         key = weight.const_value.key
         return _OF_FILE in key or self._formats.carried.has_floats(key)
->>>>>>> main
 
     def _table_of(self, graph: ir.Graph, node: ir.Node) -> ir.Value | None:
         """The constant table in which a drafting head looks tokens up, or a scan its best ones."""

@@ -13,11 +13,8 @@ from mirrorsd.export.bundle.target_graphs import TargetPlan, write_target
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mirrorsd.export.checkpoints.loading import DTYPE_BY_PRECISION, target_shape
 from mirrorsd.export.checkpoints.weightless import open_model
-<<<<<<< HEAD
 from mirrorsd.export.integer_choice import by_row
-=======
 from mirrorsd.export.weights.gguf_tensors import FileBlocks
->>>>>>> main
 from mirrorsd.machine.doctor.row_invariance import largest_row_difference
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
 
@@ -42,11 +39,6 @@ def checkpoint(make_checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -
     return open_checkpoint(make_checkpoint(folder, "qwen3", seed=5, head_dim=64, **WIDE), "target")
 
 
-<<<<<<< HEAD
-def open_session(
-    checkpoint: Checkpoint, bundle: Path, *, is_scanned: bool = False, is_integer: bool = False, **settings: Any
-) -> OnnxTarget:
-=======
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     """A GGUF file with every form that products of its blocks have."""
@@ -57,19 +49,17 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return open_checkpoint(write_file(path, "Q4_K", **kinds), "target")
 
 
-def open_session(checkpoint: Checkpoint, bundle: Path, *, is_scanned: bool = False, **settings: Any) -> OnnxTarget:
->>>>>>> main
+def open_session(
+    checkpoint: Checkpoint, bundle: Path, *, is_scanned: bool = False, is_integer: bool = False, **settings: Any
+) -> OnnxTarget:
     options = ExportOptions(**settings)
     bundle.mkdir(exist_ok=True)
     model = open_model(checkpoint, DTYPE_BY_PRECISION[options.computes_in])
     shape = target_shape(model.network, options.computes_in)
     formats = options.formats(shape.hidden_size)
     formats = replace(formats, scan=formats.layers) if is_scanned else formats
-<<<<<<< HEAD
     formats = by_row(formats, {}, is_tied=False) if is_integer else formats
-=======
     formats = replace(formats, carried=FileBlocks(checkpoint.tensors)) if checkpoint.gguf else formats
->>>>>>> main
     how = {"formats": formats, "is_batch_invariant": options.is_batch_invariant}
     plan = TargetPlan(shape=shape, context=CONTEXT, num_candidates=8, adapters={shape.num_layers // 2: None}, **how)
     write_target(model, plan, bundle, lambda stage, share: None, Journal(bundle, ""))
