@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from mirrorsd.graphs.manifest import Manifest
-from mirrorsd.runtime.config import HEAD_METHODS, METHODS, Method, SpeculationConfig, Speculations
+from mirrorsd.graphs.names import METHODS, Method
+from mirrorsd.runtime.config import HEAD_METHODS, SpeculationConfig, Speculations
 from mirrorsd.runtime.devices.layouts import Layout
 from mirrorsd.runtime.engine import Engine, check_exits
 from mirrorsd.runtime.loading import load_parts
