@@ -20,6 +20,7 @@ from mirrorsd.cli.output.failures import (
 )
 from mirrorsd.cli.output.help_pages import Command, Group, examples
 from mirrorsd.cli.output.leaving import give_ctrl_c_back, was_interrupted
+from mirrorsd.cli.output.streams import EXIT_PIPE, is_of_pipe
 from mirrorsd.graphs.errors import MirrorError
 
 UsageError: Any = typer.BadParameter.__base__
@@ -99,11 +100,11 @@ def run(arguments: list[str]) -> int:
         app = application(first if first in _COMMANDS or first in _GROUPS else None)
         status = app(arguments, prog_name="mirrorsd", standalone_mode=False)
     except SystemExit as finished:
-        status = finished.code
+        status = EXIT_PIPE if is_of_pipe(finished) else finished.code
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_CANCELLED
     except (MirrorError, ImportError, OSError) as error:
-        return _fail(error)
+        return EXIT_PIPE if isinstance(error, BrokenPipeError) else _fail(error)
     except UsageError as error:
         _explain(error)
         return int(error.exit_code)
