@@ -31,6 +31,7 @@ from mirrorsd.export.checkpoints.carried_files import (
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.checkpoints.loading import (
     DTYPE_BY_PRECISION,
+    Streams,
     draft_shape,
     load_adapter,
     load_streams,
@@ -306,7 +307,7 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
         parts_of(model.network), contract, shape, streams=streams, context=job.context, num_input_ids=num_input_ids
     )
     file, written = (
-        (_UNCOMPRESSED, "fp32") if options.draft_compression else (names.DRAFT_FILE, options.draft_precision)
+        (_UNCOMPRESSED, "fp16") if options.draft_compression else (names.DRAFT_FILE, options.draft_precision)
     )
     if journal.get("draft") != [file, written]:
         (bundle / file).parent.mkdir(exist_ok=True)
@@ -323,14 +324,8 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
         capacities=resolve_capacities(options.capacities, job.context),
     )
     report("verify draft", 0.12)
-    ids, text = _parity_ids(job)
-    dtype = DTYPE_BY_PRECISION[written]
-    look_up = look_up_in(model, ids) if shape.row_width else None
-    run = DraftRun(bundle / file, shape, job.context, look_up)
     with journal.forgetting("draft"):
-        stored = as_stored(model, FLOAT_WEIGHTS, dtype)
-        results = (compare_draft(run, stored, None if streams is None else streams.rounded(dtype), ids, text),)
-        check_parity(results, tolerance_of(str(dtype).removeprefix("torch."), options.accept_error))
+        results = _verified_draft(job, bundle / file, entry, model, streams)
     if (asked := options.draft_compression) is None:
         return _BuiltDraft(entry, results, None)
     report("compress draft", 0.15)
@@ -339,6 +334,20 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
     look_ups = look_ups_of(job.draft, job.formats, DTYPE_BY_PRECISION[options.computes_in], texts)
     accuracy = compress_draft(bundle / file, bundle / names.DRAFT_FILE, entry, asked, texts, look_ups)
     return _BuiltDraft(replace(entry, precision=asked.weights), results, accuracy)
+
+
+def _verified_draft(
+    job: PairJob, file: Path, entry: DraftEntry, model: WeightlessModel, streams: Streams | None
+) -> tuple[VerifyResult, ...]:
+    """Compare the draft in `file` with PyTorch; `model` is used up."""
+    ids, text = _parity_ids(job)
+    dtype = DTYPE_BY_PRECISION[entry.precision]
+    look_up = look_up_in(model, ids) if entry.shape.row_width else None
+    run = DraftRun(file, entry.shape, job.context, look_up)
+    stored = as_stored(model, FLOAT_WEIGHTS, dtype)
+    results = (compare_draft(run, stored, None if streams is None else streams.rounded(dtype), ids, text),)
+    check_parity(results, tolerance_of(str(dtype).removeprefix("torch."), job.options.accept_error))
+    return results
 
 
 def _finish(job: PairJob, bundle: Path, target: _BuiltTarget, draft: _BuiltDraft) -> Manifest:
