@@ -39,6 +39,7 @@ from mirrorsd.export.checkpoints.loading import (
 )
 from mirrorsd.export.checkpoints.weightless import WeightlessModel, open_model
 from mirrorsd.export.draft_compression import compress_draft
+from mirrorsd.export.integer_choice import integers_are_faster, with_integer_products
 from mirrorsd.export.options import (
     ExportOptions,
     ExportProgress,
@@ -75,6 +76,7 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import describe_file
 from mirrorsd.graphs.contract import TargetShape, draft_contract
 from mirrorsd.graphs.manifest import (
+    INTEGER_PRODUCTS,
     SCHEMA_VERSION,
     DraftAccuracy,
     DraftEntry,
@@ -143,7 +145,13 @@ def export_pair(
         if journal.finished:
             report(f"going on from an earlier export, which had finished: {', '.join(journal.finished)}", 0.0)
         check_space(bundle, _least_bytes(job) - sum(path.stat().st_size for path in bundle.rglob("*")))
-        # The draft first: it is small, and one that is refused must not cost a large target's export.
+        copy_tokenizer(job.target, bundle)
+        if options.may_have_integer_products and (
+            options.products == "integer" or integers_are_faster(job.target.config, job.formats)
+        ):
+            report("scale the inputs of integer products", 0.01)
+            job = with_integer_products(job, bundle / _INPUTS_FOLDER)
+        # The small first: a tokenizer or draft that is refused must not cost a large target's export.
         built_draft = _build_draft(job, bundle, journal, report)
         built = _build_target(job, bundle, journal, report)
         report("carry over", 0.95)
@@ -277,6 +285,7 @@ def _target_entry(job: PairJob, plan: TargetPlan) -> TargetEntry:
         carried=kept if options.precision == FILE else (),
         finer=tuple(by_kind((name,) for name in formats.finer)),
         num_rescored=formats.num_rescored,
+        products=INTEGER_PRODUCTS if formats.layers is not None and formats.layers.is_by_row else "blocks",
         dequantised=others if options.precision == FILE else tuple(sorted({*kept, *others} - {*FLOATS})),
     )
     return plan.entry(job.target.source, options.precision, storage)
@@ -352,7 +361,6 @@ def _verified_draft(
 
 def _finish(job: PairJob, bundle: Path, target: _BuiltTarget, draft: _BuiltDraft) -> Manifest:
     """Carry over the small files, hash everything, and describe it all."""
-    copy_tokenizer(job.target, bundle)
     for checkpoint in (job.target, job.draft):
         copy_licences(checkpoint, bundle)
     entry, heads = with_costs(target.entry, tuple(head.entry for head in job.heads), bundle)

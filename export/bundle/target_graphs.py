@@ -1,6 +1,6 @@
 """The target's graphs in a bundle: which stages there are, and writing them around one weights file.
 
-Owns: segments and exits as ONNX files. Does not own: the modules (`target_stages.py`), the passes (`graph_passes.py`).
+Owns: segments and exits as ONNX files. Does not own: the modules (`stages/target.py`), the passes (`graph_passes.py`).
 """
 
 from collections.abc import Callable
@@ -215,7 +215,7 @@ def exit_graph(model: WeightlessModel, plan: TargetPlan, point: Exit) -> ir.Mode
     contract = exit_contract(plan.shape, point.name, num_candidates=plan.num_candidates)
     stage = ExitStage(parts_of(model.network), plan.num_candidates, plan.adapters[point.layer])
     graph = export_stage(stage, contract, model.lazy_weights(stage))
-    formats = replace(plan.formats, layers=plan.formats.head)
+    formats = replace(plan.formats, layers=plan.formats.in_blocks.head)
     return optimise_stage(graph, formats, plan.shape.vocab_size, plan.choose_pack)
 
 

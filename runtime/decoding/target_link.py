@@ -174,7 +174,7 @@ class TargetLink:
                     f"The target's device has not answered for {deadline_s:g} s (target_deadline_s). Load the bundle "
                     "again; if its passes really take that long, give it more time."
                 )
-        if ticket.error is not None:
+        if isinstance(ticket.error, Exception):  # an interrupt, or an exit, is the caller's own
             request.raise_if_cancelled()  # it ended early for that reason
         return ticket.result()
 
@@ -192,6 +192,10 @@ class TargetLink:
         self._num_cached = 0
         self._worker.run(partial(self._session.write_cache, rows))
         self._remember(0, tokens)
+
+    def forget(self) -> None:
+        """Take nothing of what is cached for read any more. Between two requests' steps only."""
+        self._num_cached = 0
 
     def terminate(self) -> None:
         """Ask the device to end the pass that is running, from any thread; no pass, nothing happens."""
