@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from mirrorsd import __version__
+from mirrorsd.cli.output import commit
 from mirrorsd.cli.output.console import note, note_error
 from mirrorsd.cli.output.failures import (
     EXIT_CANCELLED,
@@ -79,7 +80,8 @@ def application(only: str | None = None) -> typer.Typer:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"mirrorsd {__version__}")
+        found = commit.source_commit()
+        typer.echo(f"mirrorsd {__version__}{f' ({found})' if found else ''}")
         raise typer.Exit
 
 
