@@ -31,6 +31,7 @@ from mirrorsd.export.checkpoints.carried_files import (
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.checkpoints.loading import (
     DTYPE_BY_PRECISION,
+    Streams,
     draft_shape,
     load_adapter,
     load_streams,
@@ -51,7 +52,7 @@ from mirrorsd.export.passes.torch_to_onnx import export_stage
 from mirrorsd.export.stages.attention import TREE_ATTENTION
 from mirrorsd.export.stages.draft import DraftStage
 from mirrorsd.export.verify.draft import VERIFY_TREE_PARENTS, DraftRun, compare_draft, look_up_in
-from mirrorsd.export.verify.draft_accuracy import cut_texts, look_ups_of
+from mirrorsd.export.verify.draft_accuracy import cut_texts, look_ups_of, measure_length
 from mirrorsd.export.verify.head import compare_heads
 from mirrorsd.export.verify.quality import (
     FITTED_WINDOWS,
@@ -315,7 +316,7 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
         parts_of(model.network), contract, shape, streams=streams, context=job.context, num_input_ids=num_input_ids
     )
     file, written = (
-        (_UNCOMPRESSED, "fp32") if options.draft_compression else (names.DRAFT_FILE, options.draft_precision)
+        (_UNCOMPRESSED, "fp16") if options.draft_compression else (names.DRAFT_FILE, options.draft_precision)
     )
     if journal.get("draft") != [file, written]:
         (bundle / file).parent.mkdir(exist_ok=True)
@@ -332,14 +333,8 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
         capacities=resolve_capacities(options.capacities, job.context),
     )
     report("verify draft", 0.12)
-    ids, text = _parity_ids(job)
-    dtype = DTYPE_BY_PRECISION[written]
-    look_up = look_up_in(model, ids) if shape.row_width else None
-    run = DraftRun(bundle / file, shape, job.context, look_up)
     with journal.forgetting("draft"):
-        stored = as_stored(model, FLOAT_WEIGHTS, dtype)
-        results = (compare_draft(run, stored, None if streams is None else streams.rounded(dtype), ids, text),)
-        check_parity(results, tolerance_of(str(dtype).removeprefix("torch."), options.accept_error))
+        results = _verified_draft(job, bundle / file, entry, model, streams)
     if (asked := options.draft_compression) is None:
         return _BuiltDraft(entry, results, None)
     report("compress draft", 0.15)
@@ -350,6 +345,20 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
     return _BuiltDraft(replace(entry, precision=asked.weights), results, accuracy)
 
 
+def _verified_draft(
+    job: PairJob, file: Path, entry: DraftEntry, model: WeightlessModel, streams: Streams | None
+) -> tuple[VerifyResult, ...]:
+    """Compare the draft in `file` with PyTorch; `model` is used up."""
+    ids, text = _parity_ids(job)
+    dtype = DTYPE_BY_PRECISION[entry.precision]
+    look_up = look_up_in(model, ids) if entry.shape.row_width else None
+    run = DraftRun(file, entry.shape, job.context, look_up)
+    stored = as_stored(model, FLOAT_WEIGHTS, dtype)
+    results = (compare_draft(run, stored, None if streams is None else streams.rounded(dtype), ids, text),)
+    check_parity(results, tolerance_of(str(dtype).removeprefix("torch."), job.options.accept_error))
+    return results
+
+
 def _finish(job: PairJob, bundle: Path, target: _BuiltTarget, draft: _BuiltDraft) -> Manifest:
     """Carry over the small files, hash everything, and describe it all."""
     for checkpoint in (job.target, job.draft):
@@ -357,15 +366,17 @@ def _finish(job: PairJob, bundle: Path, target: _BuiltTarget, draft: _BuiltDraft
     entry, heads = with_costs(target.entry, tuple(head.entry for head in job.heads), bundle)
     table = find_table(bundle, entry) if draft.entry.shape.row_width else None
     paths = sorted(path for path in bundle.rglob("*") if path.is_file() and _path_in(bundle, path) not in _WORK_FILES)
+    draft_entry = replace(draft.entry, embedding=table)
     return Manifest(
         schema=SCHEMA_VERSION,
         target=entry,
-        draft=replace(draft.entry, embedding=table),
+        draft=draft_entry,
         tokens=token_entry(job.target),
         verify=(*target.results, *draft.results),
         versions=_versions(),
         files={_path_in(bundle, path): describe_file(path) for path in paths},
         draft_accuracy=draft.accuracy,
+        accepted_length=measure_length(bundle, entry, draft_entry, _parity_ids(job)[0]),
         quality=target.quality,
         exit_coverage=exit_coverage(job.target),
         generation=generation_defaults(job.target),
