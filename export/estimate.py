@@ -9,7 +9,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
+from mirrorsd.export.checkpoints.checkpoint import open_checkpoint, whole_bytes
 from mirrorsd.export.hub import readable_bytes
 from mirrorsd.export.options import ExportOptions
 
@@ -55,7 +55,8 @@ def estimate_sizes(
     target_bytes = target_parameters * _BITS[options.precision] / 8 if file_bytes is None else file_bytes
     draft_bytes = draft_parameters * _BITS[options.draft_precision] / 8
     billions = (target_parameters + draft_parameters) / 1e9
-    memory = _LEAST_MEMORY + _MEMORY_PER_BYTE * max(target_bytes, 4.0 * draft_parameters)
+    verified = _MEMORY_PER_BYTE * max(target_bytes, 4.0 * draft_parameters)
+    memory = _LEAST_MEMORY + max(verified, whole_bytes(target_parameters), whole_bytes(draft_parameters))
     seconds = [_LEAST_SECONDS + billions * rate for rate in _SECONDS_PER_BILLION]
     return ExportEstimate(
         bundle_bytes=round(target_bytes + draft_bytes), memory_bytes=round(memory), seconds=(seconds[0], seconds[1])

@@ -28,7 +28,7 @@ from mirrorsd.export.checkpoints.carried_files import (
     generation_defaults,
     token_entry,
 )
-from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
+from mirrorsd.export.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mirrorsd.export.checkpoints.loading import (
     DTYPE_BY_PRECISION,
     draft_shape,
@@ -52,10 +52,12 @@ from mirrorsd.export.stages.draft import DraftStage
 from mirrorsd.export.verify.draft import VERIFY_TREE_PARENTS, DraftRun, compare_draft, look_up_in
 from mirrorsd.export.verify.draft_accuracy import cut_texts, look_ups_of
 from mirrorsd.export.verify.head import compare_heads
+from mirrorsd.export.verify.original import compare_original
 from mirrorsd.export.verify.quality import (
     FITTED_WINDOWS,
     NUM_WINDOWS,
     WINDOW_ROWS,
+    Choices,
     calibration_text,
     measure_quality,
     reference_choices,
@@ -74,6 +76,7 @@ from mirrorsd.graphs.bundle_files import describe_file
 from mirrorsd.graphs.contract import TargetShape, draft_contract
 from mirrorsd.graphs.manifest import (
     SCHEMA_VERSION,
+    Compared,
     DraftAccuracy,
     DraftEntry,
     Manifest,
@@ -198,7 +201,8 @@ def _build_target(job: PairJob, bundle: Path, journal: Journal, report: ExportPr
     model = open_model(job.target)
     plan = _target_plan(job, target_shape(model.network, job.options.computes_in))
     calibration = calibration_text(job.target, job.options.calibration_text, job.context)
-    choices = reference_choices(model, calibration.measured)
+    report("compare target with transformers", 0.21)
+    compared, choices = _compared(job.target, model, calibration.measured)
     inputs = bundle / _INPUTS_FOLDER
     try:
         if job.options.rounding == "gptq":
@@ -216,7 +220,14 @@ def _build_target(job: PairJob, bundle: Path, journal: Journal, report: ExportPr
         check_parity(results, tolerance_of(plan.shape.dtype, job.options.accept_error))
     report("measure quality", 0.75)
     quality = measure_quality(TargetRun(bundle, plan), choices, calibration.name)
-    return _BuiltTarget(_target_entry(job, plan), results, quality)
+    entry = _target_entry(job, plan)
+    return _BuiltTarget(replace(entry, source=replace(entry.source, compared=compared)), results, quality)
+
+
+def _compared(target: Checkpoint, model: WeightlessModel, windows: npt.NDArray[np.int64]) -> tuple[Compared, Choices]:
+    """How far the target was compared with transformers, and what it makes of the windows there, if it was run."""
+    original = compare_original(target, model, windows[0])
+    return original.compared, reference_choices(original.model or model, windows)
 
 
 def _fitted(
@@ -287,6 +298,9 @@ def _parity_ids(job: PairJob) -> tuple[list[int], str]:
 def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportProgress) -> _BuiltDraft:
     report("load draft", 0.02)
     model = open_model(job.draft)
+    ids, text = _parity_ids(job)
+    report("compare draft with transformers", 0.03)
+    compared = compare_original(job.draft, model, np.array(ids)).compared
     options, config = job.options, model.network.config
     streams = load_streams(job.draft.folder, config.hidden_size, config.num_hidden_layers, head_width(config))
     num_input_ids = int(job.target.config["vocab_size"])
@@ -312,7 +326,7 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
         write_draft(graph, contract, bundle / file, written)
         journal.record("draft", [file, written])
     entry = DraftEntry(
-        source=job.draft.source,
+        source=replace(job.draft.source, compared=compared),
         shape=shape,
         precision=written,
         num_stream_layers=0 if streams is None else streams.num_stream_layers,
@@ -321,7 +335,6 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
         capacities=resolve_capacities(options.capacities, job.context),
     )
     report("verify draft", 0.12)
-    ids, text = _parity_ids(job)
     dtype = DTYPE_BY_PRECISION[written]
     look_up = look_up_in(model, ids) if shape.row_width else None
     run = DraftRun(bundle / file, shape, job.context, look_up)
