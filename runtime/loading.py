@@ -114,7 +114,7 @@ def _start_engine(
     on_progress: Progress | None = None,
 ) -> Engine:
     """Load both models on their workers, run each once, and set the pace if the card has one."""
-    from mirrorsd.runtime.backends.openvino.draft_compiler import OpenVinoDraftModel
+    from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
     from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
 
     card = layout.device_map

@@ -17,6 +17,7 @@ from mirrorsd.graphs.errors import BundleError, Cancelled
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.config import GenerationConfig, Speculations, resolve_generation
 from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.decoding.seat import Seat
 from mirrorsd.runtime.devices.in_thread import stream_in_thread
 from mirrorsd.runtime.devices.layouts import Layout
 from mirrorsd.runtime.draft.tree import longest_common_prefix
@@ -55,7 +56,7 @@ class MirrorSession:
     ) -> None:
         self._engine, self._reader, self._manifest = engine, reader, manifest
         self._speculations, self._layout = speculations, layout
-        self._seat = engine.open_seat()
+        self._seat = Seat(engine)
         self._turns = Turns()
         self._lock = threading.Lock()
         self._requests: weakref.WeakSet[Request] = weakref.WeakSet()

@@ -25,7 +25,7 @@ from mirrorsd.graphs.user_cache import folder_of
 from mirrorsd.graphs.whole_file import write_whole
 from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.devices.inventory import ONNX_PACKAGES
-from mirrorsd.runtime.devices.processor import processor_name
+from mirrorsd.runtime.devices.layouts import processor_name
 from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.setting_rules import require
 

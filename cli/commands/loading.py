@@ -8,7 +8,7 @@ from mirrorsd.cli.input.requests import Request
 from mirrorsd.cli.output.console import note, show_loading
 from mirrorsd.device_maps import builtin_names
 from mirrorsd.graphs import names
-from mirrorsd.graphs.manifest import Manifest
+from mirrorsd.graphs.manifest_values import read_manifest
 
 if TYPE_CHECKING:
     from mirrorsd import MirrorPipeline
@@ -50,7 +50,7 @@ def check_fits(bundle: Path, request: Request) -> None:
     path = bundle / names.MANIFEST_FILE
     if not path.is_file():
         return
-    target = Manifest.from_json(path.read_text(encoding="utf-8"), origin=str(path)).target
+    target = read_manifest(path.read_text(encoding="utf-8"), origin=str(path)).target
     context = target.context
     written = [request.prompt or "", *(str(message.get("content")) for message in request.messages or ())]
     if sum(map(len, written)) <= context:

@@ -5,6 +5,7 @@ parameters and logits with ours. Does not own: which tensors we read (`checkpoin
 """
 
 import ctypes
+import logging
 import mmap
 import sys
 from collections.abc import Iterator
@@ -183,11 +184,11 @@ def _give_back(rows: Tensor) -> None:
 def _quiet() -> Iterator[None]:
     """Keep transformers' own talk and bars off the terminal."""
     level, has_bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity(transformers_logging.CRITICAL)
-    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity(logging.CRITICAL)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         transformers_logging.set_verbosity(level)
         if has_bars:
-            transformers_logging.enable_progress_bar()
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]

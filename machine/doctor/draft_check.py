@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
 from mirrorsd.machine.npu.conformance import Conformance, check_conformance
-from mirrorsd.runtime.backends.openvino.draft_compiler import OpenVinoDraftModel
+from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
 from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock
 
 MIN_AGREEMENT = 0.99

@@ -19,9 +19,9 @@ from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.machine.tuning.recording import RecordedText, Recording
 from mirrorsd.machine.tuning.replay import ReplayDraft, ReplayTarget, replayed_context
 from mirrorsd.runtime.config import HEAD_METHODS, GenerationConfig, SpeculationConfig
-from mirrorsd.runtime.decoding.assembly import decoder_with, head_decoder, lookup_decoder
 from mirrorsd.runtime.decoding.head import HeadLink
 from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.decoding.seat import decoder_with, head_decoder, lookup_decoder
 from mirrorsd.runtime.decoding.step import Decoder
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.draft.tree import Branch, BranchTable

@@ -13,7 +13,7 @@ import openvino as ov
 
 from mirrorsd.device_maps import DeviceMap
 from mirrorsd.device_maps.card import GRAPH_PROVIDERS
-from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
+from mirrorsd.runtime.backends.openvino.draft_shapes import OPENVINO_ERRORS
 
 _MB = 1 << 20
 _QUERY = ("name", "driver_version", "memory.total", "memory.free", "compute_cap")

@@ -1,23 +1,28 @@
-"""Text to tokens and back, with `tokenizers` and jinja2 only: no transformers at run time."""
+"""Text to tokens and back, with `tokenizers` and jinja2 only: no transformers at run time.
+
+Owns, besides, the bytes that single tokens add to a text (`TokenBytes`).
+"""
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from numbers import Integral
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, pre_tokenizers
 
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import BundleError, ConfigError, GenerationError
 from mirrorsd.runtime.text.messages import Message, plain_value, read_messages
-from mirrorsd.runtime.text.shown_text import IncrementalDecoder
-from mirrorsd.runtime.text.token_bytes import TokenBytes
+from mirrorsd.runtime.text.shown_text import BYTE_TOKEN, IncrementalDecoder
 
 if TYPE_CHECKING:
     from mirrorsd.runtime.text.chat_template import ChatTemplate
+
+_METASPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
 class BundleTokenizer:
@@ -236,3 +241,41 @@ def _read_settings(folder: Path) -> dict[str, Any]:
 
 def _read_object(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+
+
+class TokenBytes:
+    """Looks up what a vocabulary's entries stand for."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def of(self, token: int) -> bytes:
+        """The token's bytes; none for an id that the vocabulary does not have."""
+        written = self._tokenizer.id_to_token(token)
+        if written is None:
+            return b""
+        if token in self._added:
+            return written.encode()
+        if self._is_byte_level:
+            return bytes(self._alphabet.get(character, ord("?")) for character in written)
+        if BYTE_TOKEN.fullmatch(written):
+            return bytes([int(written[3:5], 16)])
+        return written.replace(_METASPACE, " ").encode()
+
+    @cached_property
+    def _added(self) -> frozenset[int]:
+        return frozenset(self._tokenizer.get_added_tokens_decoder())
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        decoder = self._tokenizer.decoder
+        return decoder is not None and bool(decoder.decode(["\u00c3", "\u00a9"]) == "\u00e9")
+
+    @cached_property
+    def _alphabet(self) -> dict[str, int]:
+        """Bytes by the characters that byte-level vocabularies write them as: their own where those can be seen."""
+        shown = [byte for byte in range(256) if 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174]
+        hidden = [byte for byte in range(256) if byte not in set(shown)]
+        written = [chr(byte) for byte in shown] + [chr(256 + place) for place in range(len(hidden))]
+        assert set(written) == set(pre_tokenizers.ByteLevel.alphabet())
+        return dict(zip(written, shown + hidden, strict=True))

@@ -17,7 +17,7 @@ from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.machine.tuning.recorder import record_texts
 from mirrorsd.machine.tuning.simulation import Scenario, replay
 from mirrorsd.runtime.backends.onnxruntime import device
-from mirrorsd.runtime.backends.onnxruntime.bound_pass import Place, Tensor
+from mirrorsd.runtime.backends.onnxruntime.stage import Place, Tensor
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
 from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
 from mirrorsd.runtime.config import SpeculationConfig

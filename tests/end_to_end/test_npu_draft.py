@@ -20,8 +20,7 @@ from mirrorsd.machine.doctor.draft_check import best_tokens
 from mirrorsd.machine.npu.ahead import device_graph
 from mirrorsd.machine.npu.conformance import check_conformance
 from mirrorsd.machine.npu.report import read_reports
-from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraft
-from mirrorsd.runtime.backends.openvino.draft_compiler import OpenVinoDraftModel
+from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraft, OpenVinoDraftModel
 from mirrorsd.runtime.backends.openvino.draft_shapes import static_shapes
 from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
 from mirrorsd.runtime.backends.openvino.npu_blobs import BundleBlobs

@@ -24,7 +24,7 @@ def devices(show_all: options.ShowAll = False, as_json: options.AsJson = False) 
     end_on_ctrl_c()
     from mirrorsd.runtime import device_inventory
     from mirrorsd.runtime.devices.hardware import hardware_details
-    from mirrorsd.runtime.devices.processor import usable_cores
+    from mirrorsd.runtime.devices.layouts import usable_cores
 
     details = hardware_details()
     inventory = device_inventory()

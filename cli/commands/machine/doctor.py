@@ -78,7 +78,7 @@ def doctor(
     end_on_ctrl_c()
     from mirrorsd.runtime import device_inventory
     from mirrorsd.runtime.devices.hardware import hardware_details
-    from mirrorsd.runtime.devices.processor import usable_cores
+    from mirrorsd.runtime.devices.layouts import usable_cores
 
     inventory, details = device_inventory(), hardware_details()
     fits, picked = card_fits(inventory), picked_card(inventory)

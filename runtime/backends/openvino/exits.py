@@ -16,8 +16,7 @@ from mirrorsd.device_maps import ExitPlacement
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import TargetEntry
-from mirrorsd.runtime.backends.openvino.draft_shapes import device_options, host_options
-from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
+from mirrorsd.runtime.backends.openvino.draft_shapes import OPENVINO_ERRORS, device_options, host_options
 from mirrorsd.runtime.backends.openvino.npu_blobs import BundleBlobs
 from mirrorsd.runtime.backends.protocol import ExitGuesses
 

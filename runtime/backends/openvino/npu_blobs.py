@@ -17,7 +17,7 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import Manifest
-from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
+from mirrorsd.runtime.backends.openvino.draft_shapes import OPENVINO_ERRORS
 
 REPORT_FORMAT = "mirrorsd-npu-blobs-1"
 _log = logging.getLogger("mirrorsd")

@@ -7,7 +7,7 @@ import numpy as np
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.manifest import TokenTable
 from mirrorsd.graphs.token_rows import TokenRows
-from mirrorsd.runtime.backends.openvino.draft import DraftInputs, DraftNoise
+from mirrorsd.runtime.backends.openvino.draft_pass import DraftInputs, DraftNoise
 from mirrorsd.runtime.backends.protocol import RowBlock
 from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.sampling.chooser import TokenChooser
