@@ -5,7 +5,7 @@ Owns: the checks that need only the small files of checkpoints, and the choices.
 
 from dataclasses import dataclass, replace
 
-from mirrorsd.export.checkpoints.carried_files import exit_coverage
+from mirrorsd.export.checkpoints.carried_files import exit_coverage, generation_defaults, token_entry
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint
 from mirrorsd.export.checkpoints.compatibility import check_compatible, with_shared_embedding
 from mirrorsd.export.checkpoints.head import HeadCheckpoint, open_heads
@@ -13,7 +13,7 @@ from mirrorsd.export.checkpoints.loading import adapter_layers
 from mirrorsd.export.exit_choice import choose_exit_layer
 from mirrorsd.export.options import ExportOptions, check_exit_layers, resolve_context
 from mirrorsd.export.weights.block_formats import FILE, WeightFormats
-from mirrorsd.export.weights.gguf_tensors import FileBlocks, carried_tensors
+from mirrorsd.export.weights.gguf_tensors import FileBlocks
 from mirrorsd.families.low_rank_head import HEAD_TOKENS
 from mirrorsd.families.registry import most_positions, smallest_window
 from mirrorsd.graphs.errors import ConfigError
@@ -40,6 +40,7 @@ def plan_job(target: Checkpoint, draft: Checkpoint, options: ExportOptions) -> P
         ConfigError: the options do not fit this pair.
     """
     check_compatible(target, draft)
+    token_entry(target), generation_defaults(target)  # refused here rather than behind the work
     draft = with_shared_embedding(draft, target)
     named = int(draft.config.get(HEAD_TOKENS) or draft.config["vocab_size"])
     vocab_size = min(int(target.config["vocab_size"]), int(draft.config["vocab_size"]), named)
@@ -74,7 +75,7 @@ def _formats(target: Checkpoint, options: ExportOptions) -> WeightFormats:
         raise ConfigError(
             f"precision is 'file', for the blocks of a GGUF file; {target.folder} is a folder: choose int8"
         )
-    return replace(formats, carried=FileBlocks(carried_tensors(target.tensors)))
+    return replace(formats, carried=FileBlocks(target.tensors))
 
 
 def _exit_layers(target: Checkpoint, options: ExportOptions) -> tuple[int, ...]:

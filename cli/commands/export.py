@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from mirrorsd.cli.commands.compile import accuracy_line, check_shapes, print_checks, report
-from mirrorsd.cli.commands.inspect import compared_words, quality_line
+from mirrorsd.cli.commands.inspect import compared_words, precision_line, quality_line
 from mirrorsd.cli.input import options
 from mirrorsd.cli.output.console import note, print_json, show_share
 from mirrorsd.cli.output.failures import EXIT_FAILED
@@ -237,6 +237,8 @@ def summary_lines(output: Path, manifest: "Manifest") -> list[str]:
     lines.append(f"compared with transformers: {', '.join(words)}")
     if manifest.draft_accuracy is not None:
         lines.append(accuracy_line(manifest.draft_accuracy))
+    if manifest.target.precision == "file":
+        lines.append(f"weights: {precision_line(manifest.target)}")
     if manifest.quality:
         lines.append(f"against fp32: {quality_line(manifest.quality)}")
     verdict = f": {quality_verdict(manifest.quality)}" if manifest.quality else ""
