@@ -199,7 +199,7 @@ def _read_config(folder: Path, role: Role) -> dict[str, Any]:
     obstacle = find_obstacle(written)
     if obstacle is not None:
         raise ExportError(f"the {role} {folder} {obstacle}")
-    if written.get(_OTHER_CONFIGS):
+    if _OTHER_CONFIGS in written:
         raise ExportError(
             f"the {role}'s {folder / 'config.json'} has {_OTHER_CONFIGS} {written[_OTHER_CONFIGS]!r}: transformers may "
             "read another file by its version. Keep the right one as config.json, without that entry"
