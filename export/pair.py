@@ -31,6 +31,7 @@ from mirrorsd.export.checkpoints.carried_files import (
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mirrorsd.export.checkpoints.loading import (
     DTYPE_BY_PRECISION,
+    Streams,
     draft_shape,
     load_adapter,
     load_streams,
@@ -147,12 +148,13 @@ def export_pair(
         if journal.finished:
             report(f"going on from an earlier export, which had finished: {', '.join(journal.finished)}", 0.0)
         check_space(bundle, _least_bytes(job) - sum(path.stat().st_size for path in bundle.rglob("*")))
+        copy_tokenizer(job.target, bundle)
         if options.may_have_integer_products and (
             options.products == "integer" or integers_are_faster(job.target.config, job.formats)
         ):
             report("scale the inputs of integer products", 0.01)
             job = with_integer_products(job, bundle / _INPUTS_FOLDER)
-        # The draft first: it is small, and one that is refused must not cost a large target's export.
+        # The small first: a tokenizer or draft that is refused must not cost a large target's export.
         built_draft = _build_draft(job, bundle, journal, report)
         built = _build_target(job, bundle, journal, report)
         report("carry over", 0.95)
@@ -308,9 +310,8 @@ def _parity_ids(job: PairJob) -> tuple[list[int], str]:
 def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportProgress) -> _BuiltDraft:
     report("load draft", 0.02)
     model = open_model(job.draft)
-    ids, text = _parity_ids(job)
     report("compare draft with transformers", 0.03)
-    compared = compare_original(job.draft, model, np.array(ids)).compared
+    compared = compare_original(job.draft, model, np.array(_parity_ids(job)[0])).compared
     options, config = job.options, model.network.config
     streams = load_streams(job.draft.folder, config.hidden_size, config.num_hidden_layers, head_width(config))
     num_input_ids = int(job.target.config["vocab_size"])
@@ -328,7 +329,7 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
         parts_of(model.network), contract, shape, streams=streams, context=job.context, num_input_ids=num_input_ids
     )
     file, written = (
-        (_UNCOMPRESSED, "fp32") if options.draft_compression else (names.DRAFT_FILE, options.draft_precision)
+        (_UNCOMPRESSED, "fp16") if options.draft_compression else (names.DRAFT_FILE, options.draft_precision)
     )
     if journal.get("draft") != [file, written]:
         (bundle / file).parent.mkdir(exist_ok=True)
@@ -345,13 +346,8 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
         capacities=resolve_capacities(options.capacities, job.context),
     )
     report("verify draft", 0.12)
-    dtype = DTYPE_BY_PRECISION[written]
-    look_up = look_up_in(model, ids) if shape.row_width else None
-    run = DraftRun(bundle / file, shape, job.context, look_up)
     with journal.forgetting("draft"):
-        stored = as_stored(model, FLOAT_WEIGHTS, dtype)
-        results = (compare_draft(run, stored, None if streams is None else streams.rounded(dtype), ids, text),)
-        check_parity(results, tolerance_of(str(dtype).removeprefix("torch."), options.accept_error))
+        results = _verified_draft(job, bundle / file, entry, model, streams)
     if (asked := options.draft_compression) is None:
         return _BuiltDraft(entry, results, None)
     report("compress draft", 0.15)
@@ -362,9 +358,22 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
     return _BuiltDraft(replace(entry, precision=asked.weights), results, accuracy)
 
 
+def _verified_draft(
+    job: PairJob, file: Path, entry: DraftEntry, model: WeightlessModel, streams: Streams | None
+) -> tuple[VerifyResult, ...]:
+    """Compare the draft in `file` with PyTorch; `model` is used up."""
+    ids, text = _parity_ids(job)
+    dtype = DTYPE_BY_PRECISION[entry.precision]
+    look_up = look_up_in(model, ids) if entry.shape.row_width else None
+    run = DraftRun(file, entry.shape, job.context, look_up)
+    stored = as_stored(model, FLOAT_WEIGHTS, dtype)
+    results = (compare_draft(run, stored, None if streams is None else streams.rounded(dtype), ids, text),)
+    check_parity(results, tolerance_of(str(dtype).removeprefix("torch."), job.options.accept_error))
+    return results
+
+
 def _finish(job: PairJob, bundle: Path, target: _BuiltTarget, draft: _BuiltDraft) -> Manifest:
     """Carry over the small files, hash everything, and describe it all."""
-    copy_tokenizer(job.target, bundle)
     for checkpoint in (job.target, job.draft):
         copy_licences(checkpoint, bundle)
     entry, heads = with_costs(target.entry, tuple(head.entry for head in job.heads), bundle)

@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, cast
 
 from mirrorsd.graphs.manifest import Manifest
-from mirrorsd.runtime.config import HEAD_METHODS, METHODS, Method, SpeculationConfig, Speculations
+from mirrorsd.graphs.names import METHODS, Method
+from mirrorsd.runtime.config import HEAD_METHODS, SpeculationConfig, Speculations
 from mirrorsd.runtime.devices.endings import refuse_to_leave
 from mirrorsd.runtime.devices.layouts import Layout
 from mirrorsd.runtime.engine import Engine, check_exits

@@ -245,6 +245,10 @@ class MirrorSession:
             saved = read_cache(Path(path), self._origin(), self._seat.target.read_cache(0))
             if len(saved.token_ids) > self._seat.context:
                 raise BundleError(f"{path} holds {len(saved.token_ids)} tokens; the context is {self._seat.context}.")
+            num_ids = self._manifest.target.shape.vocab_size
+            outside = [token for token in saved.token_ids if not 0 <= token < num_ids]
+            if outside:
+                raise BundleError(f"{path} holds the token id {outside[0]}; the model's ids are 0 to {num_ids - 1}.")
             self._seat.target.write_cache(np.array(saved.token_ids, dtype=np.int64), saved.rows)
         return len(saved.token_ids)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from mirrorsd import MirrorPipeline
 from mirrorsd.bench import runs
-from mirrorsd.runtime.config import Method
+from mirrorsd.graphs.names import Method
 
 RUNTIME = Path(__file__).resolve().parents[2] / "runtime"
 METHODS: tuple[Method, ...] = ("plain", "serial", "mirror", "auto")

@@ -123,19 +123,18 @@ def look_ups_of(draft: Checkpoint, formats: WeightFormats, dtype: torch.dtype, t
 
 
 def compare_drafts(
-    before: ov.Model,
-    after: ov.Model,
+    before: Path | ov.Model,
+    after: Path | ov.Model,
     draft: DraftEntry,
     texts: DraftTexts,
     scheme: str,
     look_ups: LookUps = NO_LOOK_UPS,
 ) -> DraftAccuracy:
-    """Measure both drafts on the held-back texts: a window is drafted after every token."""
-    runs = (
-        DraftRun(model, draft.shape, TEXT_IDS, look_up)
-        for model, look_up in zip((before, after), look_ups, strict=True)
+    """Measure both drafts on the held-back texts, one after the other: a window is drafted after every token."""
+    one, other = (
+        _walk(DraftRun(source, draft.shape, TEXT_IDS, look_up), texts.held_back)
+        for source, look_up in zip((before, after), look_ups, strict=True)
     )
-    one, other = (_walk(run, texts.held_back) for run in runs)
     agreement = (one.best == other.best).mean(axis=0)
     num_windows = sum(map(len, one.accepted))
     return DraftAccuracy(

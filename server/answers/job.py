@@ -51,6 +51,11 @@ class Job:
             for index in range(self.num_choices)
         ]
 
+    def begin_with(self, text: str) -> None:
+        """Show a text before what every choice says: the prompt that a completion repeats."""
+        for choice in self.choices:
+            choice.echo = text
+
     @property
     def results(self) -> list[GenerationResult]:
         """Of the choices that have ended."""
