@@ -52,7 +52,7 @@ from mirrorsd.export.passes.torch_to_onnx import export_stage
 from mirrorsd.export.stages.attention import TREE_ATTENTION
 from mirrorsd.export.stages.draft import DraftStage
 from mirrorsd.export.verify.draft import VERIFY_TREE_PARENTS, DraftRun, compare_draft, look_up_in
-from mirrorsd.export.verify.draft_accuracy import cut_texts, look_ups_of
+from mirrorsd.export.verify.draft_accuracy import cut_texts, look_ups_of, measure_length
 from mirrorsd.export.verify.head import compare_heads
 from mirrorsd.export.verify.original import compare_original
 from mirrorsd.export.verify.quality import (
@@ -379,15 +379,17 @@ def _finish(job: PairJob, bundle: Path, target: _BuiltTarget, draft: _BuiltDraft
     entry, heads = with_costs(target.entry, tuple(head.entry for head in job.heads), bundle)
     table = find_table(bundle, entry) if draft.entry.shape.row_width else None
     paths = sorted(path for path in bundle.rglob("*") if path.is_file() and _path_in(bundle, path) not in _WORK_FILES)
+    draft_entry = replace(draft.entry, embedding=table)
     return Manifest(
         schema=SCHEMA_VERSION,
         target=entry,
-        draft=replace(draft.entry, embedding=table),
+        draft=draft_entry,
         tokens=token_entry(job.target),
         verify=(*target.results, *draft.results),
         versions=_versions(),
         files={_path_in(bundle, path): describe_file(path) for path in paths},
         draft_accuracy=draft.accuracy,
+        accepted_length=measure_length(bundle, entry, draft_entry, _parity_ids(job)[0]),
         quality=target.quality,
         exit_coverage=exit_coverage(job.target),
         generation=generation_defaults(job.target),

@@ -252,6 +252,23 @@ class DraftAccuracy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptedLength:
+    """How good the draft is, as it is in the bundle, on texts that the target writes.
+
+    Attributes:
+        accepted: mean tokens of a window that the text goes on with, as `graphs.draft_windows` drafts them.
+        num_windows: one after every token of a text, behind its prompt.
+        num_prompt: tokens that begin each text.
+        texts: ids of each, its prompt included.
+    """
+
+    accepted: float
+    num_windows: int
+    num_prompt: int
+    texts: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenEntry:
     """Special tokens. `eos_ids` end a text; `bos_id` is None where the tokenizer has none."""
 
@@ -316,6 +333,7 @@ class Manifest:
     versions: dict[str, str]
     files: dict[str, FileEntry]
     draft_accuracy: DraftAccuracy | None = None
+    accepted_length: AcceptedLength | None = None
     quality: QualityEntry | None = None
     exit_coverage: dict[str, Any] = field(default_factory=dict)
     generation: dict[str, Any] = field(default_factory=dict)

@@ -71,7 +71,7 @@ class Job:
         task = Task(token_ids=self.token_ids, configs=configs, cancel=cancel, is_fresh=not self.body.cache_prompt)
         async with self.bundle.events(task) as events:
             yield self._read(events)
-        self.service.metrics.observe_results(self.bundle.name, self.results)
+        self.service.metrics.observe_results(self.bundle.name, self.results, self.bundle.pipe.manifest.accepted_length)
 
     async def _read(self, events: AsyncIterator[Started | Part | None]) -> AsyncIterator[Delta | None]:
         last = self.started
