@@ -28,7 +28,7 @@ from mirrorsd.export.checkpoints.carried_files import (
     generation_defaults,
     token_entry,
 )
-from mirrorsd.export.checkpoints.checkpoint import Checkpoint, open_checkpoint
+from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.checkpoints.loading import (
     DTYPE_BY_PRECISION,
     Streams,
@@ -59,7 +59,6 @@ from mirrorsd.export.verify.quality import (
     FITTED_WINDOWS,
     NUM_WINDOWS,
     WINDOW_ROWS,
-    Choices,
     calibration_text,
     measure_quality,
     reference_choices,
@@ -80,7 +79,6 @@ from mirrorsd.graphs.contract import TargetShape, draft_contract
 from mirrorsd.graphs.manifest import (
     INTEGER_PRODUCTS,
     SCHEMA_VERSION,
-    Compared,
     DraftAccuracy,
     DraftEntry,
     Manifest,
@@ -212,7 +210,9 @@ def _build_target(job: PairJob, bundle: Path, journal: Journal, report: ExportPr
     plan = _target_plan(job, target_shape(model.network, job.options.computes_in))
     calibration = calibration_text(job.target, job.options.calibration_text, job.context)
     report("compare target with transformers", 0.21)
-    compared, choices = _compared(job.target, model, calibration.measured)
+    original = compare_original(job.target, model, calibration.measured[0])
+    compared, choices = original.compared, reference_choices(original.model or model, calibration.measured)
+    del original
     inputs = bundle / _INPUTS_FOLDER
     try:
         if job.options.rounding == "gptq":
@@ -232,12 +232,6 @@ def _build_target(job: PairJob, bundle: Path, journal: Journal, report: ExportPr
     quality = measure_quality(TargetRun(bundle, plan), choices, calibration.name)
     entry = _target_entry(job, plan)
     return _BuiltTarget(replace(entry, source=replace(entry.source, compared=compared)), results, quality)
-
-
-def _compared(target: Checkpoint, model: WeightlessModel, windows: npt.NDArray[np.int64]) -> tuple[Compared, Choices]:
-    """How far the target was compared with transformers, and what it makes of the windows there, if it was run."""
-    original = compare_original(target, model, windows[0])
-    return original.compared, reference_choices(original.model or model, windows)
 
 
 def _fitted(
