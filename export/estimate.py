@@ -9,7 +9,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
+from mirrorsd.export.checkpoints.checkpoint import open_checkpoint, whole_bytes
 from mirrorsd.export.hub import readable_bytes
 from mirrorsd.export.options import ExportOptions
 from mirrorsd.export.weights.gguf_tensors import bundle_bytes
@@ -60,7 +60,10 @@ def estimate_sizes(
     billions = (target_parameters + draft_parameters) / 1e9
     mapped_bytes = 4 if options.draft_precision == "fp32" else 2
     memory = _LEAST_MEMORY + max(
-        _MEMORY_PER_BYTE * target_bytes, (_RUNNING_DRAFT_BYTES + mapped_bytes) * draft_parameters
+        _MEMORY_PER_BYTE * target_bytes,
+        (_RUNNING_DRAFT_BYTES + mapped_bytes) * draft_parameters,
+        whole_bytes(target_parameters),
+        whole_bytes(draft_parameters),
     )
     seconds = [_LEAST_SECONDS + billions * rate for rate in _SECONDS_PER_BILLION]
     return ExportEstimate(

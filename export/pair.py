@@ -54,6 +54,7 @@ from mirrorsd.export.stages.draft import DraftStage
 from mirrorsd.export.verify.draft import VERIFY_TREE_PARENTS, DraftRun, compare_draft, look_up_in
 from mirrorsd.export.verify.draft_accuracy import cut_texts, look_ups_of, measure_length
 from mirrorsd.export.verify.head import compare_heads
+from mirrorsd.export.verify.original import compare_original
 from mirrorsd.export.verify.quality import (
     FITTED_WINDOWS,
     NUM_WINDOWS,
@@ -208,7 +209,10 @@ def _build_target(job: PairJob, bundle: Path, journal: Journal, report: ExportPr
     model = open_model(job.target)
     plan = _target_plan(job, target_shape(model.network, job.options.computes_in))
     calibration = calibration_text(job.target, job.options.calibration_text, job.context)
-    choices = reference_choices(model, calibration.measured)
+    report("compare target with transformers", 0.21)
+    original = compare_original(job.target, model, calibration.measured[0])
+    compared, choices = original.compared, reference_choices(original.model or model, calibration.measured)
+    del original
     inputs = bundle / _INPUTS_FOLDER
     try:
         if job.options.rounding == "gptq":
@@ -226,7 +230,8 @@ def _build_target(job: PairJob, bundle: Path, journal: Journal, report: ExportPr
         check_parity(results, tolerance_of(plan.shape.dtype, job.options.accept_error))
     report("measure quality", 0.75)
     quality = measure_quality(TargetRun(bundle, plan), choices, calibration.name)
-    return _BuiltTarget(_target_entry(job, plan), results, quality)
+    entry = _target_entry(job, plan)
+    return _BuiltTarget(replace(entry, source=replace(entry.source, compared=compared)), results, quality)
 
 
 def _fitted(
@@ -299,6 +304,8 @@ def _parity_ids(job: PairJob) -> tuple[list[int], str]:
 def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportProgress) -> _BuiltDraft:
     report("load draft", 0.02)
     model = open_model(job.draft)
+    report("compare draft with transformers", 0.03)
+    compared = compare_original(job.draft, model, np.array(_parity_ids(job)[0])).compared
     options, config = job.options, model.network.config
     streams = load_streams(job.draft.folder, config.hidden_size, config.num_hidden_layers, head_width(config))
     num_input_ids = int(job.target.config["vocab_size"])
@@ -324,7 +331,7 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
         write_draft(graph, contract, bundle / file, written)
         journal.record("draft", [file, written])
     entry = DraftEntry(
-        source=job.draft.source,
+        source=replace(job.draft.source, compared=compared),
         shape=shape,
         precision=written,
         num_stream_layers=0 if streams is None else streams.num_stream_layers,

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import DraftShape, HeadShape, TargetShape
@@ -17,12 +17,16 @@ CHECKSUM = "checksum"
 _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
+Compared = Literal["", "tensors", "logits"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceModel:
     """Where a model came from: folder or hub name, Hugging Face `model_type`, licence (SPDX id or "unknown").
 
     `revision` is the commit on the hub that the files are of; empty where they came from elsewhere. `training_seconds`
-    are those of a core that a draft or a head was trained for; None where its folder does not say.
+    are those of a core that a draft or a head was trained for; None where its folder does not say. `compared` says how
+    the export made sure that it reads what transformers loads: by every tensor's bits, by these and the logits, or not.
     """
 
     name: str
@@ -31,6 +35,7 @@ class SourceModel:
     num_parameters: int
     revision: str = ""
     training_seconds: float | None = None
+    compared: Compared = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
