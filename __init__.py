@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         MirrorError,
         ParityError,
     )
+    from mirrorsd.machine.tuning.kept import tune
     from mirrorsd.runtime import CancelToken, Chunk, GenerationConfig, GenerationResult, MirrorPipeline, MirrorSession
 
 __version__ = "0.1.0"
@@ -35,6 +36,7 @@ __all__ = [
     "MirrorSession",
     "ParityError",
     "__version__",
+    "tune",
 ]
 _OF_RUNTIME = ("CancelToken", "Chunk", "GenerationConfig", "GenerationResult", "MirrorPipeline", "MirrorSession")
 
@@ -43,7 +45,8 @@ def __getattr__(name: str) -> object:
     """Load the public names on first use, so that ``import mirrorsd`` stays fast."""
     if name not in __all__:
         raise AttributeError(f"module 'mirrorsd' has no attribute {name!r}")
-    return getattr(import_module("mirrorsd.runtime" if name in _OF_RUNTIME else "mirrorsd.graphs.errors"), name)
+    home = "runtime" if name in _OF_RUNTIME else "machine.tuning.kept" if name == "tune" else "graphs.errors"
+    return getattr(import_module(f"mirrorsd.{home}"), name)
 
 
 def __dir__() -> list[str]:

@@ -7,9 +7,8 @@ Owns: the registry and the checks on config.json. Does not own: loading weights,
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
-from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING
 
 from .decoder_parts import (
@@ -22,7 +21,12 @@ from .decoder_parts import (
     opt_parts,
 )
 
+Built = TypeVar("Built")
+
+_MOST_WORDS = 400
+"""Characters of an error of HF's: those of torch hold pages of its own calls."""
 _ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+_EXAMPLE_ROPE = '{"rope_type": "linear", "factor": 2.0}'
 _STANDARD_NAMES = (
     "vocab_size",
     "hidden_size",
@@ -128,14 +132,18 @@ def find_obstacle(config: Mapping[str, Any]) -> str | None:
     if name not in FAMILIES:
         reason = f": {_KNOWN_REASONS[name]}" if name in _KNOWN_REASONS else ""
         return f"has model_type {name!r}, which is not supported{reason}; supported are {', '.join(FAMILIES)}"
-    if "quantization_config" in config:
+    if config.get("quantization_config") is not None:
         return "is already quantised; export the unquantised checkpoint instead"
     for entry, meaning in FAMILIES[name].refused.items():
         if config.get(entry):
             return f"sets {entry} in config.json: {meaning} is not supported"
-    for kind in _rope_kinds(config.get("rope_parameters") or config.get("rope_scaling") or {}):
-        if kind not in _ROPE_TYPES:
-            return f"has rope type {kind!r}; supported are {', '.join(_ROPE_TYPES)}"
+    for entry in ("rope_scaling", "rope_parameters"):
+        rope = config.get(entry) or {}
+        if not isinstance(rope, Mapping):
+            return f"has {entry} {rope!r} in config.json; expected a table such as {_EXAMPLE_ROPE}"
+        for kind in _rope_kinds(rope):
+            if kind not in _ROPE_TYPES:
+                return f"has in {entry} of config.json rope type {kind!r}; supported are {', '.join(_ROPE_TYPES)}"
     return None
 
 
@@ -153,13 +161,38 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return config.json with every size under its usual name and HF's default where the file says nothing.
 
     Raises:
-        ValueError: the entries contradict each other; the message is HF's.
+        ValueError: entries are of a wrong type or contradict each other; the message names them, in HF's words.
+    """
+    kind = CONFIG_MAPPING[config["model_type"]]
+    filled = built_from(config, kind.from_dict)
+    return {**config, **{name: getattr(filled, name, None) for name in _STANDARD_NAMES}}
+
+
+def built_from(config: Mapping[str, Any], build: Callable[[dict[str, Any]], Built]) -> Built:
+    """What HF's code builds from a config.json.
+
+    Whatever that code raises is a fault of the entries: it takes them as they come, and any of them may be wrong.
+
+    Raises:
+        ValueError: HF's own words, and the entry without which it would be built, where there is one.
     """
     try:
-        filled = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
-    except (StrictDataclassError, TypeError, KeyError) as error:
-        raise ValueError(" ".join(str(error).split())) from error
-    return {**config, **{name: getattr(filled, name, None) for name in _STANDARD_NAMES}}
+        return build(dict(config))
+    except Exception as error:
+        reason = " ".join(str(error).split())[:_MOST_WORDS]
+        blamed = [name for name in config if name not in reason and _is_built_without(name, config, build)]
+        place = f"{blamed[0]} is {config[blamed[0]]!r}: " if blamed else ""
+        raise ValueError(f"{place}{type(error).__name__}: {reason}") from error
+
+
+def _is_built_without(name: str, config: Mapping[str, Any], build: Callable[[dict[str, Any]], Built]) -> bool:
+    if name == "model_type":
+        return False
+    try:
+        build({entry: value for entry, value in config.items() if entry != name})
+    except Exception:
+        return False
+    return True
 
 
 def most_positions(config: Mapping[str, Any]) -> int:

@@ -11,6 +11,7 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.documents import DocumentError, read_text
 from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import FileEntry, Manifest
+from mirrorsd.graphs.manifest_values import read_manifest
 from mirrorsd.graphs.user_cache import passed_check, remember_check
 
 _LOADED_FOLDERS = (names.TARGET_FOLDER, names.DRAFT_FOLDER, names.TOKENIZER_FOLDER)
@@ -36,7 +37,7 @@ def read_bundle(folder: Path) -> Manifest:
         text = read_text(manifest_path)
     except DocumentError as error:
         raise BundleError(f"{manifest_path} {error}. Export the bundle again.") from error
-    manifest = Manifest.from_json(text, origin=str(manifest_path))
+    manifest = read_manifest(text, origin=str(manifest_path))
     try:
         _check_unlisted(folder, manifest)
         _check_files(folder, manifest, text)

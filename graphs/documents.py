@@ -77,16 +77,32 @@ def read_text(path: Path) -> str:
         raise DocumentError(f"cannot be read: {error.strerror}") from error
 
 
-def parse_json(text: str) -> Any:
-    """What a JSON text says.
+def parse_json(text: str, *, names_once: bool = False) -> Any:
+    """What a JSON text says; of two values of one name the last, unless `names_once` asks for a refusal.
 
     Raises:
-        DocumentError: it is none, or is nested too deeply.
+        DocumentError: it is none, is nested too deeply, or has a name twice that may stand once.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_unique if names_once else None)
+    except DocumentError:
+        raise
     except (ValueError, RecursionError) as error:
         raise DocumentError(f"is not valid JSON ({error})") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A table of `pairs`.
+
+    >>> _unique([("a", 1), ("b", 2)])
+    {'a': 1, 'b': 2}
+    """
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for number, name in enumerate(names) if name in names[:number])
+        raise DocumentError(f"has {twice!r} twice", "unknown", twice)
+    return table
 
 
 def parse_toml(text: str) -> dict[str, Any]:

@@ -7,17 +7,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import PurePosixPath
-from typing import Any, Self
+from typing import Any
 
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import DraftShape, HeadShape, TargetShape
-from mirrorsd.graphs.documents import DocumentError, build, parse_json
-from mirrorsd.graphs.errors import BundleError
-from mirrorsd.graphs.manifest_values import check_numbers, check_values
 
 SCHEMA_VERSION = 2
-_CHECKSUM = "checksum"
+CHECKSUM = "checksum"
 _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -306,33 +302,6 @@ class Manifest:
         """The document and its checksum as indented JSON with a newline at the end."""
         return json.dumps(with_checksum(asdict(self)), indent=2, sort_keys=False) + "\n"
 
-    @classmethod
-    def from_json(cls, text: str, *, origin: str) -> Self:
-        """Read the document; `origin` names the file in messages.
-
-        Raises:
-            BundleError: not JSON, another schema, changed since it was written, a missing or wrongly typed field, a
-                value that cannot be, a path that leaves the bundle.
-        """
-        try:
-            document = parse_json(text)
-        except DocumentError as error:
-            raise BundleError(f"{origin} {error}. Export the bundle again.") from error
-        _check_schema(document, origin)
-        _check_checksum(document, origin)
-        check_numbers(document, origin)
-        try:
-            manifest = build(cls, document)
-        except DocumentError as error:
-            raise BundleError(_in_words(error, origin)) from error
-        for path in manifest.files:
-            check_inside(path, origin)
-        for path in manifest.used_files():
-            if check_inside(path, origin) not in manifest.files:
-                raise BundleError(f"{origin} uses {path!r} but lists no such file. Export the bundle again.")
-        check_values(manifest, origin)
-        return manifest
-
     def used_files(self) -> tuple[str, ...]:
         """Bundle paths without which nothing can be loaded: the stages, their weights, the tokenizer."""
         target = self.target
@@ -343,56 +312,6 @@ class Manifest:
 
 def with_checksum(document: Mapping[str, Any]) -> dict[str, Any]:
     """A manifest's document with the SHA-256 of all its other fields, in their order-free compact form, in front."""
-    rest = {name: value for name, value in document.items() if name != _CHECKSUM}
+    rest = {name: value for name, value in document.items() if name != CHECKSUM}
     content = json.dumps(rest, sort_keys=True, separators=(",", ":"))
-    return {_CHECKSUM: hashlib.sha256(content.encode()).hexdigest(), **rest}
-
-
-def check_inside(path: str, origin: str) -> str:
-    """Return `path` unchanged if it is a plain relative path inside the bundle.
-
-    Raises:
-        BundleError: empty, absolute, with a drive, a backslash or what cannot be printed, or with a `..` part.
-    """
-    parts = PurePosixPath(path).parts
-    is_plain = bool(parts) and path.isprintable() and not any(mark in path for mark in "\\:")
-    if not is_plain or path.startswith("/") or ".." in parts:
-        raise BundleError(
-            f"{origin} names the path {path!r}, which leaves the bundle's folder. "
-            "Only relative paths inside the bundle are allowed: do not use this bundle."
-        )
-    return path
-
-
-def _check_schema(document: object, origin: str) -> None:
-    if not isinstance(document, dict) or not isinstance(document.get("schema"), int):
-        raise BundleError(f"{origin} has no schema number, so it is not a mirrorsd manifest.")
-    schema = document["schema"]
-    if schema > SCHEMA_VERSION:
-        raise BundleError(
-            f"{origin} has schema {schema}; this mirrorsd reads up to {SCHEMA_VERSION}. Upgrade mirrorsd."
-        )
-    if schema < SCHEMA_VERSION:
-        raise BundleError(
-            f"{origin} has schema {schema}; this mirrorsd reads {SCHEMA_VERSION}. Export the bundle again."
-        )
-
-
-def _check_checksum(document: dict[str, Any], origin: str) -> None:
-    """Take the checksum out of the document, and refuse one that does not fit the rest."""
-    expected = with_checksum(document)[_CHECKSUM]
-    found = document.pop(_CHECKSUM, None)
-    if found != expected:
-        raise BundleError(
-            f"{origin} was changed after its export: it says checksum {str(found)[:12]!r}, its content has "
-            f"{expected[:12]!r}. Copy the bundle again, or export it again."
-        )
-
-
-def _in_words(error: DocumentError, origin: str) -> str:
-    table = error.parent or "the manifest"
-    if error.flaw == "missing":
-        return f"{origin}: {table} is incomplete ({error.name!r} is missing)."
-    if error.flaw == "unknown":
-        return f"{origin}: unknown field {error.name!r} in {table}."
-    return f"{origin}: field {error.where!r} has the wrong type ({error})."
+    return {CHECKSUM: hashlib.sha256(content.encode()).hexdigest(), **rest}

@@ -1,19 +1,20 @@
 """Which values a manifest may hold: positive sizes, a chain of segments over all layers, exits at its borders, ...
 
-Owns: the rules. Does not own: the document and its types (`manifest`), the files themselves (`bundle_files`).
+Owns: reading a manifest, and the rules. Does not own: the document's types (`manifest`), the files themselves
+(`bundle_files`).
 """
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from math import isfinite
+from pathlib import PurePosixPath
 from re import fullmatch
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from mirrorsd.graphs import names
+from mirrorsd.graphs.documents import DocumentError, build, parse_json
 from mirrorsd.graphs.errors import BundleError
-
-if TYPE_CHECKING:
-    from mirrorsd.graphs.manifest import Manifest
+from mirrorsd.graphs.manifest import CHECKSUM, SCHEMA_VERSION, Manifest, with_checksum
 
 LARGEST = 2**31 - 1
 """Lengths and positions travel as int32 (`seqlens_k`)."""
@@ -36,7 +37,84 @@ class Rule(NamedTuple):
     allowed: str
 
 
-def check_values(manifest: "Manifest", origin: str) -> None:
+def read_manifest(text: str, *, origin: str) -> Manifest:
+    """Read the document; `origin` names the file in messages.
+
+    Raises:
+        BundleError: not JSON, another schema, changed since it was written, a missing or wrongly typed field, a value
+            that cannot be, a path that leaves the bundle.
+    """
+    try:
+        document = parse_json(text)
+    except DocumentError as error:
+        raise BundleError(f"{origin} {error}. Export the bundle again.") from error
+    _check_schema(document, origin)
+    _check_checksum(document, origin)
+    check_numbers(document, origin)
+    try:
+        manifest = build(Manifest, document)
+    except DocumentError as error:
+        raise BundleError(_in_words(error, origin)) from error
+    for path in manifest.files:
+        check_inside(path, origin)
+    for path in manifest.used_files():
+        if check_inside(path, origin) not in manifest.files:
+            raise BundleError(f"{origin} uses {path!r} but lists no such file. Export the bundle again.")
+    check_values(manifest, origin)
+    return manifest
+
+
+def check_inside(path: str, origin: str) -> str:
+    """Return `path` unchanged if it is a plain relative path inside the bundle.
+
+    Raises:
+        BundleError: empty, absolute, with a drive, a backslash or what cannot be printed, or with a `..` part.
+    """
+    parts = PurePosixPath(path).parts
+    is_plain = bool(parts) and path.isprintable() and not any(mark in path for mark in "\\:")
+    if not is_plain or path.startswith("/") or ".." in parts:
+        raise BundleError(
+            f"{origin} names the path {path!r}, which leaves the bundle's folder. "
+            "Only relative paths inside the bundle are allowed: do not use this bundle."
+        )
+    return path
+
+
+def _check_schema(document: object, origin: str) -> None:
+    if not isinstance(document, dict) or not isinstance(document.get("schema"), int):
+        raise BundleError(f"{origin} has no schema number, so it is not a mirrorsd manifest.")
+    schema = document["schema"]
+    if schema > SCHEMA_VERSION:
+        raise BundleError(
+            f"{origin} has schema {schema}; this mirrorsd reads up to {SCHEMA_VERSION}. Upgrade mirrorsd."
+        )
+    if schema < SCHEMA_VERSION:
+        raise BundleError(
+            f"{origin} has schema {schema}; this mirrorsd reads {SCHEMA_VERSION}. Export the bundle again."
+        )
+
+
+def _check_checksum(document: dict[str, Any], origin: str) -> None:
+    """Take the checksum out of the document, and refuse one that does not fit the rest."""
+    expected = with_checksum(document)[CHECKSUM]
+    found = document.pop(CHECKSUM, None)
+    if found != expected:
+        raise BundleError(
+            f"{origin} was changed after its export: it says checksum {str(found)[:12]!r}, its content has "
+            f"{expected[:12]!r}. Copy the bundle again, or export it again."
+        )
+
+
+def _in_words(error: DocumentError, origin: str) -> str:
+    table = error.parent or "the manifest"
+    if error.flaw == "missing":
+        return f"{origin}: {table} is incomplete ({error.name!r} is missing)."
+    if error.flaw == "unknown":
+        return f"{origin}: unknown field {error.name!r} in {table}."
+    return f"{origin}: field {error.where!r} has the wrong type ({error})."
+
+
+def check_values(manifest: Manifest, origin: str) -> None:
     """Refuse a manifest whose values are of the right types and impossible all the same.
 
     Raises:
@@ -87,7 +165,7 @@ def _share(where: str, found: float) -> Rule:
     return Rule(0.0 <= found <= 1.0, where, found, "0 to 1")
 
 
-def _target_rules(manifest: "Manifest") -> Iterator[Rule]:
+def _target_rules(manifest: Manifest) -> Iterator[Rule]:
     target = manifest.target
     yield _within("target.source.num_parameters", target.source.num_parameters, 1, _LARGEST_INT)
     yield from _sizes("target.shape", target.shape, _TARGET_SIZES)
@@ -105,7 +183,7 @@ def _target_rules(manifest: "Manifest") -> Iterator[Rule]:
             yield _within("target.storage.block_size", storage.block_size, 1)
 
 
-def _chain_rules(manifest: "Manifest") -> Iterator[Rule]:
+def _chain_rules(manifest: Manifest) -> Iterator[Rule]:
     """Segments follow each other over all layers, and there is one exit at every border."""
     target = manifest.target
     segments = target.segments
@@ -129,7 +207,7 @@ def _chain_rules(manifest: "Manifest") -> Iterator[Rule]:
     yield from _file_rules(manifest)
 
 
-def _file_rules(manifest: "Manifest") -> Iterator[Rule]:
+def _file_rules(manifest: Manifest) -> Iterator[Rule]:
     target, draft = manifest.target, manifest.draft
     files = [segment.file for segment in target.segments] + [point.file for point in target.exits]
     files += [head.file for head in manifest.heads]
@@ -138,7 +216,7 @@ def _file_rules(manifest: "Manifest") -> Iterator[Rule]:
         yield Rule(file not in files[:index], "file", file, "a file of its own for every stage")
 
 
-def _table_rules(manifest: "Manifest") -> Iterator[Rule]:
+def _table_rules(manifest: Manifest) -> Iterator[Rule]:
     """The rows that the host looks up for the draft, if it does, lie within a file of the target's."""
     table, width = manifest.draft.embedding, manifest.draft.shape.row_width
     yield _within("draft.shape.row_width", width, 0)
@@ -158,7 +236,7 @@ def _table_rules(manifest: "Manifest") -> Iterator[Rule]:
         yield _within(f"draft.embedding: the end of its {name}", end, 1, size)
 
 
-def _draft_rules(manifest: "Manifest") -> Iterator[Rule]:
+def _draft_rules(manifest: Manifest) -> Iterator[Rule]:
     draft, shape = manifest.draft, manifest.draft.shape
     yield _within("draft.source.num_parameters", draft.source.num_parameters, 1, _LARGEST_INT)
     yield from _sizes("draft.shape", shape, _DRAFT_SIZES)
@@ -179,7 +257,7 @@ def _draft_rules(manifest: "Manifest") -> Iterator[Rule]:
     yield _within("draft.capacities: the largest", capacities[-1], manifest.target.context)
 
 
-def _head_rules(manifest: "Manifest") -> Iterator[Rule]:
+def _head_rules(manifest: Manifest) -> Iterator[Rule]:
     """There is one head of a kind, and every segment gives what heads read behind its layers."""
     target, heads = manifest.target, manifest.heads
     kinds = [head.kind for head in heads]
@@ -207,7 +285,7 @@ def _head_rules(manifest: "Manifest") -> Iterator[Rule]:
         yield Rule(found == behind, f"target.segments[{index}].taps", found, f"{behind}, which the heads read")
 
 
-def _token_rules(manifest: "Manifest") -> Iterator[Rule]:
+def _token_rules(manifest: Manifest) -> Iterator[Rule]:
     largest = manifest.target.shape.vocab_size - 1
     for index, token in enumerate(manifest.tokens.eos_ids):
         yield _within(f"tokens.eos_ids[{index}]", token, 0, largest)
@@ -217,7 +295,7 @@ def _token_rules(manifest: "Manifest") -> Iterator[Rule]:
             yield _within(f"tokens.{name}", token, 0, largest)
 
 
-def _report_rules(manifest: "Manifest") -> Iterator[Rule]:
+def _report_rules(manifest: Manifest) -> Iterator[Rule]:
     """What was measured, what the checkpoint asks for, and how files are described."""
     for index, result in enumerate(manifest.verify):
         where = f"verify[{index}]"

@@ -1,7 +1,6 @@
 """Running bundles: sessions, caches, draft expansion, verification, the scheduler, sampling, the public pipeline."""
 
-from mirrorsd.runtime.cancel_token import CancelToken
-from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
+from mirrorsd.runtime.config import CancelToken, GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.devices.inventory import DeviceInventory, choose_device_map, device_inventory, missing_devices
 from mirrorsd.runtime.pipeline import MirrorPipeline
 from mirrorsd.runtime.reporting.results import Chunk, GeneratedToken, GenerationResult

@@ -1,6 +1,7 @@
-"""What a caller may ask for: `GenerationConfig` (the text) and `SpeculationConfig` (the speed)."""
+"""What a caller may ask for: `GenerationConfig` (the text), `SpeculationConfig` (the speed), `CancelToken` (an end)."""
 
 import secrets
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -9,7 +10,6 @@ from typing import Any, Literal, NamedTuple, Self, get_args
 from mirrorsd.device_maps.card import ALLOCATIONS, ROOT_SOURCES, WINDOWS
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.runtime.cancel_token import CancelToken
 from mirrorsd.runtime.setting_rules import (
     Rule,
     apply_rules,
@@ -46,6 +46,27 @@ CONSTRAINTS = ("json_schema", "regex", "grammar")
 """Fields of which one may say what form the text has."""
 _PENALTY = number(lambda penalty: -2 <= penalty <= 2, "-2 to 2")
 _STRING = "a string that is not empty"
+
+
+class CancelToken:
+    """Stops every request that was given it (`GenerationConfig.cancel`), from any thread, within one step of each."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def cancel(self) -> None:
+        """Stop them: each raises `Cancelled`, and so does one that is given this token later."""
+        self._event.set()
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether `cancel` was called."""
+        return self._event.is_set()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy of a request's settings is stopped by the same token."""
+        return self
+
 
 _GENERATION_RULES = {
     "max_new_tokens": whole(1),

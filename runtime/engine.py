@@ -2,7 +2,6 @@
 
 import os
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
@@ -10,18 +9,11 @@ from dataclasses import replace
 from functools import partial
 
 from mirrorsd.device_maps.pace import interpolate
-from mirrorsd.graphs.errors import ConfigError, DeviceError, GenerationError
+from mirrorsd.graphs.errors import ConfigError, GenerationError
 from mirrorsd.graphs.manifest import Manifest, TargetEntry
 from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
 from mirrorsd.runtime.config import HEAD_METHODS, GenerationConfig, SpeculationConfig
-from mirrorsd.runtime.decoding.assembly import decoder_with, head_decoder, lookup_decoder, plain_decoder
-from mirrorsd.runtime.decoding.draft_link import DraftLink
-from mirrorsd.runtime.decoding.head import HeadLink
-from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.decoding.step import Decoder
-from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.devices.workers import DeviceWorker
-from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.policy.account import Knowledge
 
 _LATER_S = 1.0
@@ -95,10 +87,6 @@ class Engine:
         if not self.is_open:
             raise GenerationError("This pipeline is closed: load the bundle again.")
 
-    def open_seat(self) -> "Seat":
-        """Caches of its own for one more session."""
-        return Seat(self)
-
     def plain_tokens_per_second(self, config: GenerationConfig) -> float | None:
         """How fast plain decoding of such a text is, as far as anything was measured.
 
@@ -139,100 +127,6 @@ class Engine:
         self.target_worker.close()
 
 
-class Seat:
-    """One session's caches on both devices, and the decoders that use them. One request at a time."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._target_session = engine.target_worker.run(engine.target_model.new_session)
-        self._draft_session = engine.draft_worker.run(engine.draft_model.new_session)
-        self._target = TargetLink(self._target_session, engine.target_worker)
-        self._drafter = Drafter(self._draft_session)
-        self._link: DraftLink | None = None
-        self._heads: dict[str, HeadLink] = {}
-        self._head: HeadLink | None = None
-
-    @property
-    def context(self) -> int:
-        """Most tokens of prompt and new text together."""
-        return min(self._target_session.context, self._draft_session.capacity)
-
-    @property
-    def target(self) -> TargetLink:
-        """The line to the target, for its cache."""
-        return self._target
-
-    @property
-    def draft_failure(self) -> str | None:
-        """Why the draft, or the head, was given up in the current request."""
-        link = self._head or self._link
-        return link.failure if link else None
-
-    def settle(self) -> None:
-        """See `Engine.settle`."""
-        self._engine.settle()
-
-    @property
-    def heads(self) -> Collection[str]:
-        """The kinds of heads that can run here."""
-        return self._target_session.heads
-
-    def decoder(self, request: Request, method: str) -> Decoder:
-        """The decoder for a request; plain where the draft cannot be used."""
-        self._head = None
-        if method in HEAD_METHODS:
-            return self._head_decoder(request, method)
-        if method == "lookup":
-            return lookup_decoder(request, self._target, self._engine.known)
-        if method == "plain" or not self._is_draft_ready():
-            return plain_decoder(request, self._target)
-        self._link = link = DraftLink(
-            self._drafter,
-            self._engine.draft_worker,
-            request.speculation.draft_deadline_s,
-            request.ledger,
-            takes_turns=self._engine.takes_turns,
-            is_cancelled=request.is_cancelled,
-        )
-        num_slots = min(self._draft_session.capacity, request.max_tokens + _scratch_slots(request.speculation))
-        link.prepare(num_slots, self._engine.preparing_worker)
-        return decoder_with(request, method, self._target, link, self._engine.known)
-
-    def _head_decoder(self, request: Request, kind: str) -> Decoder:
-        """One that starts over with a head that failed before."""
-        if kind not in self._heads or self._heads[kind].failure is not None:
-            self._heads[kind] = HeadLink(kind, self._target_session, self._target)
-        self._head = self._heads[kind]
-        return head_decoder(request, self._target, self._head, self._engine.known)
-
-    def _is_draft_ready(self) -> bool:
-        """Whether the draft answers; one that failed but is not hung starts over with an empty cache."""
-        if self._link is None or self._link.failure is None:
-            return True
-        if self._link.is_busy():
-            warnings.warn(
-                f"The draft is still hung ({self._link.failure}); this text is decoded plainly.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            return False
-        self._drafter.forget()
-        return True
-
-    def terminate(self) -> None:
-        """Ask the target's device to end the pass that is running for this session, from any thread."""
-        self._target.terminate()
-
-    def close(self) -> None:
-        """Release the caches, on their own workers and after what is still running there; does not wait."""
-        for worker, session in (
-            (self._engine.target_worker, self._target_session),
-            (self._engine.draft_worker, self._draft_session),
-        ):
-            with suppress(DeviceError):  # closed already, and everything that it held is gone
-                worker.submit(session.close, self)
-
-
 def _is_closed(engine: "weakref.ref[Engine]") -> bool:
     found = engine()
     return found is None or not found.is_open
@@ -241,16 +135,6 @@ def _is_closed(engine: "weakref.ref[Engine]") -> bool:
 def _end(*workers: DeviceWorker) -> None:
     for worker in workers:
         worker.end()
-
-
-def _scratch_slots(speculation: SpeculationConfig) -> int:
-    """Most cache slots past the text: the window, and a whole branch for every root.
-
-    A plan may be made twice in a step, before and after the exit has spoken: branches of the first keep their slots.
-    """
-    per_row = speculation.kappa * (1 + speculation.gamma)
-    num_roots = 2 * speculation.roots if speculation.allocation == "global" else per_row
-    return (1 + speculation.gamma) * (1 + num_roots)
 
 
 def resolve_speculation(defaults: SpeculationConfig, overrides: Mapping[str, object]) -> SpeculationConfig:

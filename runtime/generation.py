@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from mirrorsd.graphs.errors import Cancelled
 from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.decoding.seat import Seat
 from mirrorsd.runtime.decoding.step import Decoder, InFlight, Outcome
-from mirrorsd.runtime.engine import Seat
 from mirrorsd.runtime.reporting.results import Chunk, GeneratedToken
 from mirrorsd.runtime.text.shown_text import StopWatch
 from mirrorsd.runtime.turns import Turns

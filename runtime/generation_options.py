@@ -6,8 +6,7 @@ A test holds the two against each other: a field that is missing here, or has an
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from mirrorsd.runtime.cancel_token import CancelToken
-from mirrorsd.runtime.config import Method
+from mirrorsd.runtime.config import CancelToken, Method
 
 
 class GenerationOptions(TypedDict, total=False):

@@ -61,7 +61,7 @@ def load_parts(
     before = regions_now()
     known = _known(laid_out.device_map, tuned, found)
     with ThreadPoolExecutor(1, "mirrorsd-tokenizer") as beside:
-        reading = beside.submit(BundleTokenizer, folder)
+        reading = beside.submit(BundleTokenizer, folder, manifest.target.shape.vocab_size)
         engine = _start_engine(folder, manifest, laid_out, speculations.greedy, known, on_progress)
     tokenizer = _result_or_close(reading, engine)
     source = "tuned on this machine" if found else f"defaults of {choice.device_map.name}"
@@ -114,7 +114,7 @@ def _start_engine(
     on_progress: Progress | None = None,
 ) -> Engine:
     """Load both models on their workers, run each once, and set the pace if the card has one."""
-    from mirrorsd.runtime.backends.openvino.draft_compiler import OpenVinoDraftModel
+    from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
     from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
 
     card = layout.device_map

@@ -2,27 +2,24 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import wraps
-from importlib import import_module
 from inspect import iscoroutinefunction
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
-from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.config import HEAD_METHODS, METHODS, Method, SpeculationConfig, Speculations
 from mirrorsd.runtime.devices.layouts import Layout
 from mirrorsd.runtime.engine import Engine, check_exits
 from mirrorsd.runtime.loading import load_parts
-from mirrorsd.runtime.seats import Seats
+from mirrorsd.runtime.seats import Seats, cache_bytes
 from mirrorsd.runtime.session import MirrorSession
 from mirrorsd.runtime.setting_rules import require
 from mirrorsd.runtime.text.request_reader import RequestReader
 from mirrorsd.runtime.text.tokenizer import BundleTokenizer
-from mirrorsd.runtime.tuned import Tuned
 
 _CLOSE_S = 5.0
 
@@ -78,7 +75,6 @@ class MirrorPipeline:
         self._engine, self._reader = engine, RequestReader(tokenizer, manifest)
         self._sessions: weakref.WeakSet[MirrorSession] = weakref.WeakSet()
         self._lock = threading.Lock()
-        self._origin: tuple[Path, str] | None = None
         self._own = self.session()
 
     @classmethod
@@ -108,13 +104,10 @@ class MirrorPipeline:
             ConfigError: unknown device map or speculation setting, or a layout that the card does not permit.
             DeviceError: a device of the map is absent, or cannot run the bundle.
         """
-        folder = Path(bundle)
         parts = load_parts(
-            folder, device_map, speculation or {}, use_tuned=use_tuned, layout=layout, on_progress=on_progress
+            Path(bundle), device_map, speculation or {}, use_tuned=use_tuned, layout=layout, on_progress=on_progress
         )
-        pipe = cls(*parts)
-        pipe._origin = (folder, device_map)
-        return pipe
+        return cls(*parts)
 
     @property
     def layout(self) -> str:
@@ -167,8 +160,6 @@ class MirrorPipeline:
         """
         is_fine = isinstance(count, int) and not isinstance(count, bool) and count >= 1
         require(is_fine, "seats", "count", count, "1 or more (a whole number)")
-        from mirrorsd.runtime.doctor.memory import cache_bytes  # brings OpenVINO, which loads beside the target
-
         return Seats(self.session, count, cache_bytes(self.manifest))
 
     generate = _on_own_session(MirrorSession.generate)
@@ -177,35 +168,6 @@ class MirrorPipeline:
     astream = _on_own_session(MirrorSession.astream)
     agenerate = _on_own_session(MirrorSession.agenerate)
     encode = _on_own_session(MirrorSession.encode)
-
-    def tune(
-        self,
-        texts: Sequence[str | list[dict[str, str]]] | None = None,
-        *,
-        max_new_tokens: int = 64,
-        on_progress: Callable[[str, float], None] | None = None,
-    ) -> Tuned:
-        """Find the fastest way to speculate on this machine and keep it for later loads; changes no token.
-
-        Takes a minute or two, and memory for the models once more: what is measured is loaded beside this pipeline,
-        which stays as it is and should be idle meanwhile.
-
-        Args:
-            texts: prompts or conversations like those that will come; a few built-in ones by default.
-            max_new_tokens: most tokens of a text.
-            on_progress: told what is being measured, and what share of it is done.
-
-        Raises:
-            GenerationError: the pipeline is closed.
-            ConfigError: it was not loaded from a folder.
-        """
-        self._engine.check_usable()
-        if self._origin is None:
-            raise ConfigError("This pipeline was not loaded from a bundle's folder, so nothing can be kept for it.")
-        # The tuner is made of pipelines, so that this module cannot know it before it is asked for.
-        tuner = import_module("mirrorsd.runtime.tuning.kept")
-        found: Tuned = tuner.tune_and_keep(*self._origin, texts, max_new_tokens, on_progress)
-        return found
 
     def __repr__(self) -> str:
         sources = " and ".join(entry.source.name for entry in (self.manifest.target, self.manifest.draft))

@@ -17,6 +17,7 @@ from mirrorsd.graphs.errors import BundleError, Cancelled
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.config import GenerationConfig, Speculations, resolve_generation
 from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.decoding.seat import Seat
 from mirrorsd.runtime.devices.in_thread import stream_in_thread
 from mirrorsd.runtime.devices.layouts import Layout
 from mirrorsd.runtime.draft.tree import longest_common_prefix
@@ -28,9 +29,9 @@ from mirrorsd.runtime.reporting.stats import summarise
 from mirrorsd.runtime.sampling.noise import nth_seed
 from mirrorsd.runtime.saved_cache import SavedCache, origin_of, read_cache, write_cache
 from mirrorsd.runtime.setting_rules import require
+from mirrorsd.runtime.text.messages import Message
 from mirrorsd.runtime.text.request_reader import RequestReader
 from mirrorsd.runtime.text.shown_text import StopWatch
-from mirrorsd.runtime.text.tokenizer import Message
 from mirrorsd.runtime.turns import Turns
 
 _CLOSE_S = 5.0
@@ -55,7 +56,7 @@ class MirrorSession:
     ) -> None:
         self._engine, self._reader, self._manifest = engine, reader, manifest
         self._speculations, self._layout = speculations, layout
-        self._seat = engine.open_seat()
+        self._seat = Seat(engine)
         self._turns = Turns()
         self._lock = threading.Lock()
         self._requests: weakref.WeakSet[Request] = weakref.WeakSet()

@@ -25,7 +25,7 @@ from mirrorsd.graphs.user_cache import folder_of
 from mirrorsd.graphs.whole_file import write_whole
 from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.devices.inventory import ONNX_PACKAGES
-from mirrorsd.runtime.devices.processor import processor_name
+from mirrorsd.runtime.devices.layouts import processor_name
 from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.setting_rules import require
 
@@ -122,7 +122,7 @@ def fingerprint(bundle: Path, card: DeviceMap) -> str:
     """Hash of the processor, its cores, the card's other devices, the runtimes' versions and the bundle's manifest."""
     parts = [platform.machine(), processor_name(), str(os.cpu_count())]
     if not (card.target.is_on_cpu and card.draft.is_on_cpu and card.exit.device == "target"):
-        from mirrorsd.runtime.doctor.hardware import device_names
+        from mirrorsd.runtime.devices.hardware import device_names
 
         parts += device_names(card)
     for package in ("mirrorsd", *ONNX_PACKAGES, "openvino"):

@@ -18,7 +18,7 @@ from typing import Any
 
 from mirrorsd import GenerationResult, MirrorPipeline
 from mirrorsd.bench import runs
-from mirrorsd.runtime.tuning.contest import predict_step_ms
+from mirrorsd.machine.tuning.contest import predict_step_ms
 
 
 def main() -> None:

@@ -33,11 +33,11 @@ from mirrorsd.cli.input.prompt_file import Question, read_questions
 from mirrorsd.cli.input.requests import has_chat_template
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.manifest import Manifest, SourceModel
+from mirrorsd.machine.tuning.recorder import DEPTH, record_text, recording_of
+from mirrorsd.machine.tuning.recording import RecordedText, Recording
+from mirrorsd.machine.tuning.simulation import Scenario, replay
 from mirrorsd.runtime.config import HEAD_METHODS
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.tuning.recorder import DEPTH, record_text, recording_of
-from mirrorsd.runtime.tuning.recording import RecordedText, Recording
-from mirrorsd.runtime.tuning.simulation import Scenario, replay
 
 REAL, PACED, SIMULATED = "real", "paced", "simulated"
 DRAFTING = ("serial", "mirror", "auto")

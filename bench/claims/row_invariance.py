@@ -20,8 +20,8 @@ import numpy as np
 
 from mirrorsd import MirrorPipeline
 from mirrorsd.bench import runs
+from mirrorsd.machine.doctor.row_invariance import largest_row_difference
 from mirrorsd.runtime.backends.protocol import TargetSession
-from mirrorsd.runtime.doctor.row_invariance import largest_row_difference
 from mirrorsd.runtime.ledger import Ledger
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 16)

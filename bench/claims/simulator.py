@@ -11,10 +11,10 @@ from typing import Any
 
 from mirrorsd import GenerationConfig, MirrorPipeline
 from mirrorsd.bench import runs
-from mirrorsd.runtime.tuning.part_times import measure_parts, pace_of
-from mirrorsd.runtime.tuning.recorder import record_texts
-from mirrorsd.runtime.tuning.recording import Recording
-from mirrorsd.runtime.tuning.simulation import Scenario, mean_of, simulate, tokens_per_second
+from mirrorsd.machine.tuning.part_times import measure_parts, pace_of
+from mirrorsd.machine.tuning.recorder import record_texts
+from mirrorsd.machine.tuning.recording import Recording
+from mirrorsd.machine.tuning.simulation import Scenario, mean_of, simulate, tokens_per_second
 
 METHODS = ("plain", "serial", "mirror", "lookup")
 

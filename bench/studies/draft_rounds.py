@@ -22,8 +22,7 @@ from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import DraftPlacement, load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
-from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraft
-from mirrorsd.runtime.backends.openvino.draft_compiler import OpenVinoDraftModel
+from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraft, OpenVinoDraftModel
 from mirrorsd.runtime.backends.protocol import RowBlock
 from mirrorsd.runtime.devices.workers import DeviceWorker
 

@@ -34,12 +34,13 @@ from mirrorsd.families.registry import parts_of
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.contract import draft_contract
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry, SourceModel
+from mirrorsd.machine.npu.ahead import device_graph
+from mirrorsd.machine.npu.compiler import NpuCompiler
+from mirrorsd.machine.npu.report import by_use, report_document, reports_in
 from mirrorsd.runtime.backends.openvino.draft_shapes import static_shapes
-from mirrorsd.runtime.backends.openvino.npu.ahead import device_graph
-from mirrorsd.runtime.backends.openvino.npu.blobs import by_use, draft_digest, report_document, reports_in
-from mirrorsd.runtime.backends.openvino.npu.compiler import NpuCompiler
-from mirrorsd.runtime.backends.openvino.npu.graph import cut_for_npu, round_weight
-from mirrorsd.runtime.backends.openvino.npu.request import HostParts
+from mirrorsd.runtime.backends.openvino.npu_blobs import draft_digest
+from mirrorsd.runtime.backends.openvino.npu_graph import cut_for_npu, round_weight
+from mirrorsd.runtime.backends.openvino.npu_request import HostParts
 
 STAND_IN_VOCAB = 512
 BUCKETS = ((4, 4), (8, 8), (16, 16), (32, 32), (128, 1))

@@ -17,9 +17,9 @@ from typing import Any
 
 from mirrorsd import GenerationResult, MirrorPipeline
 from mirrorsd.bench import runs
+from mirrorsd.machine.tuning.part_times import measure_parts
 from mirrorsd.runtime.config import Method
 from mirrorsd.runtime.ledger import Span
-from mirrorsd.runtime.tuning.part_times import measure_parts
 
 ROUNDS = ("fresh", "expand")
 METHODS: tuple[Method, ...] = ("plain", "serial", "mirror")

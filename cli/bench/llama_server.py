@@ -15,12 +15,9 @@ from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from time import monotonic, perf_counter, sleep
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mirrorsd.graphs.errors import ConfigError, GenerationError
-
-if TYPE_CHECKING:
-    from mirrorsd.cli.bench.peer_worker import Asked
 
 PROGRAM = "llama-server"
 _HOST = "127.0.0.1"
@@ -105,7 +102,7 @@ class LlamaServer:
         """See `Runtime.versions`."""
         return {"llama.cpp": str(self._ask("GET", "/props", None).get("build_info", "unknown"))}
 
-    def decode(self, asked: "Asked") -> tuple[list[int], int, float]:
+    def decode(self, ids: list[int], most: int, ends: list[int]) -> tuple[list[int], int, float]:
         """Decode greedily; returns the new tokens, the target's passes and seconds to the first token.
 
         The file's own tokens end a text. Where no end is asked for they are forbidden: the server knows no other way.
@@ -113,13 +110,13 @@ class LlamaServer:
         Raises:
             GenerationError: it refused, ended or took too long, or went on after a token that ends the text.
         """
-        request = {"prompt": asked.ids, "n_predict": asked.most, "temperature": 0.0, "top_k": 1, "samplers": ["top_k"]}
-        request |= {"cache_prompt": False, "return_tokens": True, "ignore_eos": not asked.ends}
+        request = {"prompt": ids, "n_predict": most, "temperature": 0.0, "top_k": 1, "samplers": ["top_k"]}
+        request |= {"cache_prompt": False, "return_tokens": True, "ignore_eos": not ends}
         found = self._ask("POST", "/completion", request)
-        tokens = [int(token) for token in found["tokens"]][: asked.most]  # it completes a character that is cut off
-        if any(token in asked.ends for token in tokens[:-1]):
+        tokens = [int(token) for token in found["tokens"]][:most]  # it completes a character that is cut off
+        if any(token in ends for token in tokens[:-1]):
             raise GenerationError(
-                f"{PROGRAM} goes on after the tokens {asked.ends}, which end a text here: its file names other ends. "
+                f"{PROGRAM} goes on after the tokens {ends}, which end a text here: its file names other ends. "
                 "Convert it from the checkpoint that the bundle was made from."
             )
         timings = found["timings"]

@@ -165,7 +165,7 @@ class LlamaCpp:
 
     def decode(self, asked: Asked) -> Decoded:
         """See `Runtime.decode`. It leaves the token that ends the text out."""
-        return Decoded(*self._server.decode(asked))
+        return Decoded(*self._server.decode(asked.ids, asked.most, asked.ends))
 
     def versions(self) -> dict[str, str]:
         """See `Runtime.versions`."""

@@ -1,7 +1,7 @@
 """`report.html`: one file that needs no network, light or dark as the reader likes it.
 
 Owns: the page, its colours and words, the summary's form. Does not own: figures (`tables`), drawings (`charts`, and the
-runtime's `timeline`).
+`timeline` of the output).
 """
 
 import json
@@ -13,9 +13,9 @@ from typing import Any
 
 from mirrorsd.cli.bench import charts, tables
 from mirrorsd.cli.bench.running import REFERENCE
+from mirrorsd.cli.output.timeline import Timeline, draw
 from mirrorsd.cli.output.trace_picture import read_trace
 from mirrorsd.graphs.whole_file import write_whole
-from mirrorsd.runtime.reporting.timeline import Timeline, draw
 
 SUMMARY, REPORT = "summary.json", "report.html"
 Cells = tuple[str, ...]

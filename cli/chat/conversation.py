@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mirrorsd.cli.input.requests import Messages, read_messages
 from mirrorsd.graphs.errors import ConfigError
@@ -42,7 +43,7 @@ class Conversation:
             message = self.messages.pop()
             if message["role"] == "user":
                 self.num_dropped = min(self.num_dropped, len(self.messages))
-                return str(message["content"])
+                return _text_of(message["content"])
         return None
 
     def drop_until(self, fits: Callable[[Messages], bool]) -> int:
@@ -84,8 +85,14 @@ class Conversation:
             ConfigError: it is none.
         """
         messages = read_messages(path)
-        system = str(messages.pop(0).get("content") or "") if messages[0]["role"] == "system" else ""
+        system = _text_of(messages.pop(0)["content"]) if messages[0]["role"] == "system" else ""
         return cls(system, messages)
 
     def _system_message(self) -> Messages:
         return [{"role": "system", "content": self.system}] if self.system else []
+
+
+def _text_of(content: Any) -> str:
+    from mirrorsd.runtime.text.messages import text_of
+
+    return text_of(content)

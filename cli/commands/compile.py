@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from mirrorsd.device_maps import DeviceMap
     from mirrorsd.export.compression_plan import DraftCompression
     from mirrorsd.graphs.manifest import DraftAccuracy
-    from mirrorsd.runtime.backends.openvino.npu_conformance import Conformance
-    from mirrorsd.runtime.doctor.draft_check import ShapeCheck
+    from mirrorsd.machine.doctor.draft_check import ShapeCheck
+    from mirrorsd.machine.npu.conformance import Conformance
 
 _NUM_IDS = 512
 
@@ -103,7 +103,7 @@ def check_shapes(bundle: Path, card: "DeviceMap", text: Path | None = None) -> "
         DeviceError: the device does not take a shape.
     """
     from mirrorsd.export.verify.text import parity_ids
-    from mirrorsd.runtime.doctor.draft_check import check_shape
+    from mirrorsd.machine.doctor.draft_check import check_shape
 
     entry = read_bundle(bundle).draft
     given = text.read_text(encoding="utf-8-sig") if text else None
@@ -125,10 +125,12 @@ def check_exits(bundle: Path, card: "DeviceMap") -> "dict[str, Conformance]":
     """
     if card.exit.device == "target":
         return {}
+    from mirrorsd.machine.npu.conformance import exit_conformance
     from mirrorsd.runtime.backends.openvino.exits import ROW_BUCKETS, OpenVinoExits
 
-    exits = OpenVinoExits(bundle, read_bundle(bundle).target, card.exit)
-    found = exits.conformance()
+    entry = read_bundle(bundle).target
+    exits = OpenVinoExits(bundle, entry, card.exit)
+    found = exit_conformance(exits, entry)
     for rows in ROW_BUCKETS:
         exits.warm_up(rows)
     return found

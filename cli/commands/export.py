@@ -149,7 +149,7 @@ def locate_heads(heads: Sequence[str]) -> tuple[str, ...]:
 def note_estimate(target: Path, draft: Path, output: Path, chosen: "ExportOptions") -> None:
     """Say what the export will take, and what there is too little of."""
     from mirrorsd.export.estimate import estimate_export, shortages
-    from mirrorsd.runtime.doctor.memory import SYSTEM, free_memory
+    from mirrorsd.machine.doctor.memory import SYSTEM, free_memory
 
     estimate = estimate_export(target, draft, chosen)
     note(f"{output}: takes {estimate}")

@@ -16,7 +16,7 @@ from mirrorsd.graphs.manifest import Manifest, QualityEntry, TargetEntry
 from mirrorsd.graphs.quality_bounds import warnings_of
 
 if TYPE_CHECKING:
-    from mirrorsd.runtime.backends.openvino.npu.compiler import ShapeReport
+    from mirrorsd.machine.npu.compiler import ShapeReport
 
 
 def inspect(bundle: options.Bundle, as_json: options.AsJson = False) -> None:
@@ -93,7 +93,7 @@ def _npu_reports(bundle: Path) -> "dict[str, list[ShapeReport]]":
     """What the NPU compiler said of the draft, by platform; nothing is imported where it was never asked."""
     if not (bundle / names.NPU_FOLDER).is_dir():
         return {}
-    from mirrorsd.runtime.backends.openvino.npu.blobs import read_reports
+    from mirrorsd.machine.npu.report import read_reports
 
     return read_reports(bundle)
 

@@ -8,7 +8,7 @@ from mirrorsd.cli.input.requests import Request
 from mirrorsd.cli.output.console import note, show_loading
 from mirrorsd.device_maps import builtin_names
 from mirrorsd.graphs import names
-from mirrorsd.graphs.manifest import Manifest
+from mirrorsd.graphs.manifest_values import read_manifest
 
 if TYPE_CHECKING:
     from mirrorsd import MirrorPipeline
@@ -50,14 +50,15 @@ def check_fits(bundle: Path, request: Request) -> None:
     path = bundle / names.MANIFEST_FILE
     if not path.is_file():
         return
-    context = Manifest.from_json(path.read_text(encoding="utf-8"), origin=str(path)).target.context
+    target = read_manifest(path.read_text(encoding="utf-8"), origin=str(path)).target
+    context = target.context
     written = [request.prompt or "", *(str(message.get("content")) for message in request.messages or ())]
     if sum(map(len, written)) <= context:
         return
     from mirrorsd.runtime.decoding.request import check_prompt_fits
     from mirrorsd.runtime.text.tokenizer import BundleTokenizer
 
-    tokenizer = BundleTokenizer(bundle)
+    tokenizer = BundleTokenizer(bundle, target.shape.vocab_size)
     if request.messages is not None:
         check_prompt_fits(len(tokenizer.encode_chat(request.messages)), context)
     elif request.prompt is not None:

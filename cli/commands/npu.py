@@ -14,7 +14,7 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import read_bundle
 
 if TYPE_CHECKING:
-    from mirrorsd.runtime.backends.openvino.npu.compiler import ShapeReport
+    from mirrorsd.machine.npu.compiler import ShapeReport
 
 _MOST_NODES = 5
 
@@ -29,8 +29,8 @@ def compile_for_npus(bundle: Path, platforms_text: str, command: str | None, dev
         BundleError, DeviceError: see `compile_ahead`.
     """
     from mirrorsd.device_maps import ExitPlacement, load_device_map
-    from mirrorsd.runtime.backends.openvino.npu.ahead import compile_ahead, plan
-    from mirrorsd.runtime.backends.openvino.npu.compiler import NpuCompiler, platforms_of
+    from mirrorsd.machine.npu.ahead import compile_ahead, plan
+    from mirrorsd.machine.npu.compiler import NpuCompiler, platforms_of
 
     exits = ExitPlacement() if device_map == "auto" else load_device_map(device_map).exit
     platforms = platforms_of(platforms_text)

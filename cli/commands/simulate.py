@@ -17,8 +17,8 @@ from mirrorsd.graphs.names import ESTIMATED
 
 if TYPE_CHECKING:
     from mirrorsd.device_maps import DeviceMap, Pace
+    from mirrorsd.machine.tuning.recording import Recording
     from mirrorsd.runtime.reporting.stats import GenerationStats
-    from mirrorsd.runtime.tuning.recording import Recording
 
 _FIGURES = ("tokens_per_step", "mean_accepted", "reuse_rate", "draft_exposed_ms", "overlap")
 
@@ -51,11 +51,11 @@ def simulate(
     """Replay recorded texts on the pace of a card: what a machine of those speeds would do with this pair."""
     check_writable("--record", record)
     from mirrorsd.device_maps import load_device_map
+    from mirrorsd.machine.tuning.recording import Recording
+    from mirrorsd.machine.tuning.simulation import Scenario
+    from mirrorsd.machine.tuning.simulation import simulate as replay
     from mirrorsd.runtime.engine import resolve_speculation
     from mirrorsd.runtime.loading import speculation_of
-    from mirrorsd.runtime.tuning.recording import Recording
-    from mirrorsd.runtime.tuning.simulation import Scenario
-    from mirrorsd.runtime.tuning.simulation import simulate as replay
 
     card = load_device_map(device_map)
     names, wanted = options.read_methods(methods), options.read_settings(settings)
@@ -83,9 +83,9 @@ def _record(
 ) -> "Recording":
     """Record with whatever this machine has; the pace is applied when replaying."""
     from mirrorsd import MirrorPipeline
+    from mirrorsd.machine.tuning.recorder import record_texts
     from mirrorsd.runtime.config import HEAD_METHODS
     from mirrorsd.runtime.engine import check_head
-    from mirrorsd.runtime.tuning.recorder import record_texts
 
     questions = read_questions(prompts) if prompts else BUILT_IN_QUESTIONS
     texts = first_turns(bundle, questions)
@@ -111,7 +111,7 @@ def _layers(exits: object, recording: "Recording") -> tuple[int, ...] | None:
 
 
 def _report(card: "DeviceMap", pace: "Pace", found: dict[str, list["GenerationStats"]], *, as_json: bool) -> None:
-    from mirrorsd.runtime.tuning.simulation import mean_of, shares_of, tokens_per_second
+    from mirrorsd.machine.tuning.simulation import mean_of, shares_of, tokens_per_second
 
     rows: list[dict[str, Any]] = []
     for name, stats in found.items():

@@ -26,8 +26,8 @@ def trace(
     if picture.suffix not in (".html", ".svg"):
         raise ConfigError(f"{picture} ends in {picture.suffix or 'nothing'!r}; give a name that ends in .html or .svg.")
     check_writable("--output", picture)
+    from mirrorsd.cli.output.timeline import draw
     from mirrorsd.cli.output.trace_picture import page, read_trace
-    from mirrorsd.runtime.reporting.timeline import draw
 
     whole = read_trace(file)
     begin = max(0.0, whole.length_ms / 2) if start_ms is None else start_ms

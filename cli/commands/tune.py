@@ -45,7 +45,7 @@ def tune(
 ) -> None:
     """Find the fastest way to speculate on this machine; `generate` uses it from then on. Changes no token."""
     end_on_ctrl_c()
-    from mirrorsd.runtime.tuning.search import NUM_TEXTS, document, find_settings
+    from mirrorsd.machine.tuning.search import NUM_TEXTS, document, find_settings
 
     started = perf_counter()
     questions = read_questions(prompts) if prompts else BUILT_IN_QUESTIONS

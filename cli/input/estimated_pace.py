@@ -10,7 +10,7 @@ from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:
     from mirrorsd.device_maps import DeviceMap, Pace
-    from mirrorsd.runtime.tuning.recording import Recording
+    from mirrorsd.machine.tuning.recording import Recording
 
 
 def estimated_pace(
@@ -59,7 +59,7 @@ def rounds_in(path: Path, platform: str, num_slots: int) -> dict[int, float]:
     Raises:
         ConfigError: the report is another platform's, or all shapes were refused.
     """
-    from mirrorsd.runtime.backends.openvino.npu.blobs import reports_in
+    from mirrorsd.machine.npu.report import reports_in
 
     found: dict[int, dict[int, float]] = {}
     for report in reports_in(path):

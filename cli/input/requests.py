@@ -86,10 +86,10 @@ def read_messages(path: Path) -> Messages:
         raise ConfigError(f"{path} {error}; {_FORM}.") from error
     if not isinstance(document, list) or not document:
         raise ConfigError(f"{path} holds no messages; {_FORM}.")
-    from mirrorsd.runtime.text import tokenizer as tokenization
+    from mirrorsd.runtime.text import messages as conversations
 
     try:
-        return tokenization.read_messages(document)
+        return conversations.read_messages(document)
     except GenerationError as error:
         raise ConfigError(f"{path}: {error}") from error
 

@@ -5,8 +5,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from mirrorsd.cli.output.timeline import Box, Timeline, draw
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.runtime.reporting.timeline import Box, Timeline, draw
 
 _LANES = {"steps": "text"}
 _PAGE_STYLE = """

@@ -9,8 +9,8 @@ from mirrorsd.cli.output.console import add_row, print_table
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from mirrorsd.runtime.tuning.contest import Contest
-    from mirrorsd.runtime.tuning.part_times import PartTimes
+    from mirrorsd.machine.tuning.contest import Contest
+    from mirrorsd.machine.tuning.part_times import PartTimes
 
 _CONTEST_COLUMNS = (
     *("layout", "method", "gamma", "passes", "window", "roots", "from", "exits"),

@@ -4,10 +4,11 @@ Owns: is it complete and of a kind that can be exported, its sizes, licence, and
 Does not own: comparing two checkpoints (`compatibility.py`), the weights' bytes (`stored_tensors.py`).
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Literal
 
 from mirrorsd.export.checkpoints.gguf_file import is_gguf, licence_of, read_tensors, small_files
@@ -22,6 +23,19 @@ from mirrorsd.graphs.manifest import SourceModel
 Role = Literal["target", "draft"]
 
 _HEAD_SIZE_STEP = 16
+_WEIGHTS, _INDEX_END = "model.safetensors", ".index.json"
+_NAMED_WEIGHTS = "transformers_weights"
+_OTHER_CONFIGS = "configuration_files"
+_ADAPTER = "adapter_config.json"
+_DISTRIBUTED_SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
+_LAYERS = ("num_hidden_layers", "n_layer")
+_SIZES = (
+    _LAYERS,
+    ("hidden_size", "n_embd", "vocab_size", "intermediate_size", "n_inner", "ffn_dim", "word_embed_proj_dim"),
+    ("num_attention_heads", "n_head", "num_key_value_heads", "head_dim"),
+    ("max_position_embeddings", "n_positions"),
+)
+"""Entries of config.json that count something, by the names that families give them."""
 _LICENCE_MARKS = {"Apache License": "Apache-2.0", "MIT License": "MIT", "BSD 3-Clause": "BSD-3-Clause"}
 
 
@@ -73,9 +87,19 @@ class Checkpoint:
         return tuple(dict.fromkeys(ids))
 
     def token_id(self, name: str) -> int | None:
-        """The single id of `name` (`bos_token_id`, `pad_token_id`), None where there is none."""
+        """The single id of `name` (`bos_token_id`, `pad_token_id`), None where there is none.
+
+        Raises:
+            ExportError: something there is no token id.
+        """
+        source = "generation_config.json" if name in self.generation else "config.json"
         given = self.generation.get(name, self.config.get(name))
-        return given if isinstance(given, int) else None
+        if given is not None and type(given) is not int:
+            raise ExportError(
+                f"{self.folder / source} says {name} {given!r}; expected a token id such as 2, or null: correct it "
+                "there"
+            )
+        return given
 
 
 def open_checkpoint(path: Path, role: Role) -> Checkpoint:
@@ -92,15 +116,17 @@ def open_checkpoint(path: Path, role: Role) -> Checkpoint:
         raise ExportError(
             f"the {role} {path} is not a folder; give a local folder with config.json and *.safetensors, or a GGUF file"
         )
-    config = _read_config(path, role)
-    tensors = {name: stored for file in _weight_files(path, role) for name, stored in read_header(file).items()}
-    return _checkpoint(path, role, config, tensors)
+    written = _read_config(path, role)
+    files = _weight_files(path, role, written)
+    tensors = {name: stored for file in files for name, stored in read_header(file).items()}
+    return _checkpoint(path, role, _completed(path, role, written, len(tensors)), tensors)
 
 
 def _open_gguf(file: Path, role: Role) -> Checkpoint:
     folder = small_files(file)
-    config = _read_config(folder, role)
-    found = _checkpoint(folder, role, config, read_tensors(file, folder))
+    written = _read_config(folder, role)
+    tensors = read_tensors(file, folder)
+    found = _checkpoint(folder, role, _completed(folder, role, written, len(tensors)), tensors)
     return replace(found, gguf=file, source=replace(found.source, name=file.stem, licence=licence_of(file)))
 
 
@@ -133,7 +159,7 @@ def training_seconds(folder: Path, role: str) -> float | None:
     if not path.is_file():
         return None
     seconds = read_json(path, role).get("seconds")
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds < 0:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
         raise ExportError(f"{path} has seconds {seconds!r}; expected a number of 0 or more. Correct it, or delete it")
     return float(seconds)
 
@@ -158,15 +184,47 @@ def read_json(path: Path, role: str) -> dict[str, Any]:
 
 
 def _read_config(folder: Path, role: Role) -> dict[str, Any]:
+    """config.json as it is written, of a model that can be exported."""
     written = read_json(folder / "config.json", role)
     obstacle = find_obstacle(written)
     if obstacle is not None:
         raise ExportError(f"the {role} {folder} {obstacle}")
+    if written.get(_OTHER_CONFIGS):
+        raise ExportError(
+            f"the {role}'s {folder / 'config.json'} has {_OTHER_CONFIGS} {written[_OTHER_CONFIGS]!r}: transformers may "
+            "read another file by its version. Keep the right one as config.json, without that entry"
+        )
+    return written
+
+
+def _completed(folder: Path, role: Role, written: dict[str, Any], num_tensors: int) -> dict[str, Any]:
+    """The config with its sizes completed.
+
+    Raises:
+        ExportError: a size is none, or sizes contradict each other or the weights.
+    """
+    path = folder / "config.json"
+    for names_of_one in _SIZES:
+        for name in set(names_of_one) & written.keys():
+            value = written[name]
+            if value is not None and (type(value) is not int or value < 1):
+                raise ExportError(f"the {role}'s {path} has {name} {value!r}; expected a whole number of 1 or more")
+            if names_of_one is _LAYERS and value is not None and value > num_tensors:
+                raise ExportError(
+                    f"the {role}'s {path} has {name} {value}; {folder} holds {num_tensors} tensors, fewer than one for "
+                    "each: its config.json and its weights do not belong together"
+                )
     try:
         config = completed(written)
     except ValueError as error:
-        raise ExportError(f"the {role}'s {folder / 'config.json'} contradicts itself: {error}") from error
-    head_size = config["head_dim"] or config["hidden_size"] // config["num_attention_heads"]
+        raise ExportError(f"the {role}'s {path} contradicts itself: {error}") from error
+    num_heads, num_groups = config["num_attention_heads"], config["num_key_value_heads"]
+    if num_groups and num_heads % num_groups:
+        raise ExportError(
+            f"the {role}'s {path} has num_attention_heads {num_heads} and num_key_value_heads {num_groups}; expected a "
+            "multiple"
+        )
+    head_size = config["head_dim"] or config["hidden_size"] // num_heads
     if role == "target" and head_size % _HEAD_SIZE_STEP:
         raise ExportError(
             f"the target {folder} has head size {head_size}; GroupQueryAttention needs a multiple of {_HEAD_SIZE_STEP}"
@@ -174,21 +232,92 @@ def _read_config(folder: Path, role: Role) -> dict[str, Any]:
     return config
 
 
-def _weight_files(folder: Path, role: Role) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        files = sorted(set(read_json(index, role).get("weight_map", {}).values()))
-        missing = [name for name in files if not (folder / name).is_file()]
-        if missing:
-            raise ExportError(f"the {role} {folder} lacks {missing[0]}, which its index names; download it again")
-        return [folder / name for name in files]
-    single = folder / "model.safetensors"
-    if not single.is_file():
+def _weight_files(folder: Path, role: Role, config: Mapping[str, Any]) -> list[Path]:
+    """The files that transformers reads a folder's weights from, in its order of precedence.
+
+    That is the file that config.json names, else `model.safetensors`, else the shards of the index.
+
+    Raises:
+        ExportError: none of them is there, an index is damaged or names what is not there, or something beside them
+            would change the weights.
+    """
+    _refuse_others(folder, role)
+    named = config.get(_NAMED_WEIGHTS)
+    if named is not None and not (isinstance(named, str) and named.endswith((".safetensors", _INDEX_END))):
         raise ExportError(
-            f"the {role} {folder} has config.json but no model.safetensors; other weight formats are not read: "
-            "save the model with save_pretrained(..., safe_serialization=True)"
+            f"the {role}'s {folder / 'config.json'} has {_NAMED_WEIGHTS} {named!r}; expected a *.safetensors file"
         )
-    return [single]
+    for name in (_WEIGHTS, _WEIGHTS + _INDEX_END) if named is None else (named,):
+        path = _inside(folder, name, folder / "config.json", role)
+        if path.name.endswith(_INDEX_END) and _is_file(path):
+            return _shards(path, folder, role)
+        if _is_file(path):
+            return [path]
+    raise ExportError(
+        f"the {role} {folder} has config.json but no {named or _WEIGHTS}; other weight formats are not read: "
+        "save the model with save_pretrained(..., safe_serialization=True)"
+    )
+
+
+def _refuse_others(folder: Path, role: Role) -> None:
+    """Refuse what transformers would load instead of the weights, or add to them."""
+    for path in sorted(folder.iterdir()):
+        if _DISTRIBUTED_SHARD.fullmatch(path.name):
+            raise ExportError(
+                f"the {role} {folder} holds {path.name}, a shard of distributed training, which transformers takes "
+                "first: save the model with save_pretrained, or move the shards away"
+            )
+    if (folder / _ADAPTER).is_file():
+        raise ExportError(
+            f"the {role} {folder} holds {_ADAPTER}: transformers adds that adapter to the weights where peft is "
+            "installed. Merge it (merge_and_unload) and save the model, or move the adapter away"
+        )
+
+
+def _shards(index: Path, folder: Path, role: Role) -> list[Path]:
+    """The files that an index names."""
+    document = read_json(index, role)
+    weight_map = _table(index, document, "weight_map")
+    for tensor, file in weight_map.items():
+        if not isinstance(file, str) or not file.endswith(".safetensors"):
+            raise ExportError(
+                f"{index} has {file!r} as 'weight_map.{tensor}'; expected a *.safetensors file. Download the {role} "
+                "again"
+            )
+    if not weight_map:
+        raise ExportError(f"{index} has an empty 'weight_map'. Download the {role} again")
+    files = {file: _inside(folder, file, index, role) for file in sorted(set(weight_map.values()))}
+    missing = [file for file, path in files.items() if not _is_file(path)]
+    if missing:
+        raise ExportError(f"the {role} {folder} lacks {missing[0]}, which its index names; download it again")
+    _table(index, document, "metadata")  # transformers does not read an index without it
+    return list(files.values())
+
+
+def _table(path: Path, document: dict[str, Any], name: str) -> dict[str, Any]:
+    found = document.get(name)
+    if not isinstance(found, dict):
+        there = repr(found) if name in document else "nothing"
+        raise ExportError(f"{path} has {there} as {name!r}; expected a table. Download it again")
+    return found
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that the system does not take
+        return False
+
+
+def _inside(folder: Path, name: str, source: Path, role: Role) -> Path:
+    """The file `name` of a folder, by what `source` says.
+
+    Raises:
+        ExportError: it leaves the folder.
+    """
+    if PurePosixPath(name).is_absolute() or PureWindowsPath(name).drive or ".." in re.split(r"[/\\]", name):
+        raise ExportError(f"{source} names {name!r}, a file outside the {role}'s folder; expected one inside it")
+    return folder / name
 
 
 def _find_licence(folder: Path) -> str:

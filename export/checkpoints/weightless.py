@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from mirrorsd.export.checkpoints.checkpoint import Checkpoint
+from mirrorsd.export.checkpoints.checkpoint import Checkpoint, read_json
 from mirrorsd.export.weights.lazy_weight import LazyWeight, stored_weight
 from mirrorsd.export.weights.stored_tensors import StoredTensor
 from mirrorsd.families.low_rank_head import fit_head
+from mirrorsd.families.registry import built_from
 from mirrorsd.graphs.errors import ExportError
 
 ReadWeight = Callable[[nn.Module, StoredTensor, torch.dtype], Tensor]
@@ -99,16 +100,55 @@ def open_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> We
     """Build the checkpoint's model in `dtype`, ready for inference, without reading any weight.
 
     Raises:
-        ExportError: weights are missing or of the wrong shape.
+        ExportError: its config.json describes no network, or weights are missing, of the wrong shape or no floats.
     """
-    try:
-        config = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
-        with _parameters_on_meta():
-            network: Any = fit_head(AutoModelForCausalLM.from_config(config, dtype=dtype))  # type: ignore[no-untyped-call]
-    except (ValueError, OSError) as error:
-        raise ExportError(f"the {checkpoint.role} {checkpoint.folder} cannot be built: {error}") from error
+    config = read_json(checkpoint.folder / "config.json", checkpoint.role)
+    with torch.device("meta"):  # nothing takes memory before its sizes are known to be those of the weights
+        sketch = _built(config, checkpoint, dtype)
+    _untie(sketch, checkpoint)
+    _places(sketch, checkpoint)
+    with _parameters_on_meta():
+        network = _built(config, checkpoint, dtype)
+    _untie(network, checkpoint)
     _without_memory(network)
     return WeightlessModel(network=network.eval(), stored=_places(network, checkpoint))
+
+
+def _built(config: Mapping[str, Any], checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
+    def build(entries: dict[str, Any]) -> Any:
+        kind = CONFIG_MAPPING[entries["model_type"]]
+        return fit_head(AutoModelForCausalLM.from_config(kind.from_dict(entries), dtype=dtype))  # type: ignore[no-untyped-call]
+
+    try:
+        return built_from(config, build)
+    except ValueError as error:
+        raise ExportError(
+            f"the {checkpoint.role} {checkpoint.folder} cannot be built from its config.json: {error}"
+        ) from error
+
+
+def _untie(network: Any, checkpoint: Checkpoint) -> None:
+    """Part parameters that are one by the config, where the checkpoint holds different numbers for them.
+
+    That is what transformers does: a head beside an embedding that it is said to be tied to is the head.
+    """
+    found = _stored_by_name(network, checkpoint)
+    first: dict[int, str] = {}
+    for name, parameter in list(network.named_parameters(remove_duplicate=False)):
+        other = first.setdefault(id(parameter), name)
+        if other == name or not {name, other} <= found.keys() or _are_equal(found[name], found[other]):
+            continue
+        owner, _, attribute = name.rpartition(".")
+        part = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
+        setattr(network.get_submodule(owner), attribute, part)
+
+
+def _are_equal(one: StoredTensor, other: StoredTensor) -> bool:
+    """Whether two tensors hold the same numbers in float32, read a few rows at a time."""
+    if one.shape != other.shape:
+        return False
+    pairs = zip(one.chunks(torch.float32), other.chunks(torch.float32), strict=True)
+    return all(torch.equal(ours, theirs) for ours, theirs in pairs)
 
 
 @contextmanager
@@ -141,20 +181,36 @@ def _without_memory(network: nn.Module) -> None:
             module._parameters[name] = replaced[id(parameter)][1]
 
 
-def _places(network: Any, checkpoint: Checkpoint) -> dict[int, StoredTensor]:
+def _stored_by_name(network: Any, checkpoint: Checkpoint) -> dict[str, StoredTensor]:
     """Find every parameter's tensor by its name, with or without the prefix of HF's base model.
 
-    Raises:
-        ExportError: one is missing or has another shape.
+    Of several tensors for one parameter the first one in the order of their names counts, as in transformers.
     """
     prefix = f"{network.base_model_prefix}."
+    known = {name for name, _ in network.named_parameters(remove_duplicate=False)}
+    found: dict[str, StoredTensor] = {}
+    for stored_name in sorted(checkpoint.tensors, key=lambda name: name.split(".")):
+        bare = stored_name.removeprefix(prefix)
+        candidates = (bare if bare != stored_name else "", prefix + stored_name, stored_name)
+        name = next((candidate for candidate in candidates if candidate in known), None)
+        if name is not None:
+            found.setdefault(name, checkpoint.tensors[stored_name])
+    return found
+
+
+def _places(network: Any, checkpoint: Checkpoint) -> dict[int, StoredTensor]:
+    """Which stored tensor each parameter is, by the parameter's id.
+
+    Raises:
+        ExportError: one is missing, has another shape or holds no floats.
+    """
+    found = _stored_by_name(network, checkpoint)
     places: dict[int, StoredTensor] = {}
     shapes: dict[int, tuple[str, torch.Size]] = {}
     for name, parameter in network.named_parameters(remove_duplicate=False):
         shapes.setdefault(id(parameter), (name, parameter.shape))
-        for candidate in (name, name.removeprefix(prefix), prefix + name):
-            if candidate in checkpoint.tensors:
-                places.setdefault(id(parameter), checkpoint.tensors[candidate])
+        if name in found:
+            places.setdefault(id(parameter), found[name])
     missing = sorted(name for identity, (name, _) in shapes.items() if identity not in places)
     if missing:
         raise ExportError(
@@ -162,6 +218,7 @@ def _places(network: Any, checkpoint: Checkpoint) -> dict[int, StoredTensor]:
             "its config.json and its weights do not belong together"
         )
     for identity, (name, shape) in shapes.items():
+        places[identity].check_readable()
         if places[identity].shape != tuple(shape):
             raise ExportError(
                 f"the {checkpoint.role} {checkpoint.folder} cannot be loaded: {name!r} has shape "

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from mirrorsd.export.passes.graph_edits import add_constant, add_tensor, take_over
 from mirrorsd.export.weights.block_formats import BlockChoice, BlockFormat, WeightFormats
 from mirrorsd.export.weights.block_quantisation import pack_levels, quantise_rows
-from mirrorsd.export.weights.gguf_tensors import CarriedWeight
+from mirrorsd.export.weights.gguf_tensors import BLOCK, CarriedWeight
 from mirrorsd.export.weights.lazy_weight import LazyWeight, Pack, first_name, lazy_weight, pack_rows
 from mirrorsd.graphs import names
 
@@ -117,7 +117,7 @@ class QuantiseWeights(ir.passes.InPlacePass):
         by_output = source if _is_by_output(node) else source.transposed()
         num_rows, width = (int(size) for size in by_output.shape.numpy())
         carried = self._carried(by_output)
-        chosen = asked.for_width(width) if carried is None else carried.format
+        chosen = asked.for_width(width) if carried is None else BlockFormat(bits=carried.bits, block_size=BLOCK)
         parts = self._pack(graph, by_output, chosen, carried, is_gather=False)
         inputs: list[ir.Value | None] = [node.inputs[0], *parts]
         if len(node.inputs) > 2:
@@ -136,7 +136,11 @@ class QuantiseWeights(ir.passes.InPlacePass):
         carried = self._carried(source)
         if carried is not None and carried.has_offsets:  # looking up knows of no offsets that are floats
             carried = None
-        chosen = asked.for_width(int(source.shape.numpy()[1])) if carried is None else carried.format
+        chosen = (
+            asked.for_width(int(source.shape.numpy()[1]))
+            if carried is None
+            else BlockFormat(bits=carried.bits, block_size=BLOCK)
+        )
         data, scales = self._pack(graph, source, chosen, carried, is_gather=True)
         inputs = [data, node.inputs[1], scales, _middle_levels(graph, scales, chosen)]
         _replace(
@@ -183,7 +187,7 @@ def _carried_part(key: str, carried: CarriedWeight, number: int, shape: tuple[in
 
     def chunks() -> Iterator[Array]:
         levels, scales, *_ = carried.parts()
-        yield pack_levels(levels, scales, None, carried.format.bits)[number]
+        yield pack_levels(levels, scales, None, carried.bits)[number]
 
     dtype = ir.DataType.FLOAT if number else ir.DataType.UINT8
     return LazyWeight(f"{key} {_OF_FILE}.{number}", dtype, shape, chunks)
@@ -197,8 +201,8 @@ def _add_offsets(graph: ir.Graph, node: ir.Node, key: str, carried: CarriedWeigh
     rows, result = node.inputs[0], node.outputs[0]
     if rows is None or rows.shape is None:
         raise ir.passes.PreconditionError(f"the rank of what {node.name!r} multiplies is not known")
-    num_rows, num_blocks = carried.shape[0], carried.shape[1] // carried.format.block_size
-    by_block = np.array([0] * (len(rows.shape) - 1) + [num_blocks, carried.format.block_size], np.int64)
+    num_rows, num_blocks = carried.shape[0], carried.shape[1] // BLOCK
+    by_block = np.array([0] * (len(rows.shape) - 1) + [num_blocks, BLOCK], np.int64)
     shape = add_constant(graph, f"blocks_of_rows.{'.'.join(map(str, by_block))}", by_block)
     last = add_constant(graph, "last_axis", np.array([-1], np.int64))
 

@@ -13,7 +13,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mirrorsd.export.weights.block_formats import BlockFormat
 from mirrorsd.export.weights.lazy_weight import JOINED
 from mirrorsd.export.weights.stored_tensors import CHUNK_BYTES, StoredTensor
 
@@ -41,6 +40,9 @@ class GgufTensor(StoredTensor):
     kind: Any
     order: Array | None
     convert: Callable[[Array], Array]
+
+    def check_readable(self) -> None:
+        """Accept every kind: those that cannot be undone were refused when the file was opened."""
 
     def chunks(self, dtype: torch.dtype) -> Iterator[Tensor]:
         """Undo the blocks in order, some rows `[n, ...]` at a time, as `dtype`."""
@@ -125,9 +127,9 @@ class CarriedWeight:
     tensors: tuple[GgufTensor, ...]
 
     @property
-    def format(self) -> BlockFormat:
-        """Bits and size of the blocks."""
-        return BlockFormat(bits=_BITS[self.tensors[0].dtype], block_size=BLOCK)
+    def bits(self) -> int:
+        """Bits of an integer; a block has `BLOCK` of them."""
+        return _BITS[self.tensors[0].dtype]
 
     @property
     def has_offsets(self) -> bool:

@@ -7,12 +7,9 @@ step's details (`trace`, `mirrorsd trace`).
 from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from mirrorsd.runtime.ledger import Span
-
-if TYPE_CHECKING:
-    from mirrorsd.runtime.reporting.results import GeneratedToken, GenerationResult
 
 _WIDTH, _LANE, _LABEL = 800, 16, 60
 _LANES = (("target", "#4878a8"), ("draft", "#3f9a6b"))
@@ -26,20 +23,34 @@ _SOURCES = {
 _VERIFIED = ("window", "lookup")
 
 
-def result_page(result: "GenerationResult") -> str:
-    """The HTML of a result; its size grows with the text, not with the number of spans."""
-    num_drafted = sum(token.source in _VERIFIED for token in result.tokens)
-    head = f"{result.num_tokens} tokens by {result.method}, ended by {result.stop_reason}"
-    legend = f'<span style="{_MARK}">drafted and right</span>: {num_drafted} of {result.num_tokens} tokens'
+class Piece(NamedTuple):
+    """What text became certain with one token, and where the token came from (`GeneratedToken.source`)."""
+
+    source: str
+    text: str
+
+
+def result_page(title: str, text: str, pieces: Sequence[Piece], spans: Sequence[Span]) -> str:
+    """Return the HTML of a result; its size grows with the text, not with the number of spans.
+
+    Args:
+        title: how the text was made, and why it ended.
+        text: the whole text, for a result of which no pieces are known.
+        pieces: one per token.
+        spans: what the devices did when.
+    """
+    num_drafted = sum(piece.source in _VERIFIED for piece in pieces)
+    legend = f'<span style="{_MARK}">drafted and right</span>: {num_drafted} of {len(pieces)} tokens'
     return (
-        f'<div style="max-width:{_WIDTH + _LABEL}px"><p style="opacity:.7">{escape(head)}. {legend}</p>'
-        f'<p style="white-space:pre-wrap">{_marked(result.tokens) or escape(result.text)}</p>'
-        f"{_timeline(result.spans)}</div>"
+        f'<div style="max-width:{_WIDTH + _LABEL}px"><p style="opacity:.7">{escape(title)}. {legend}</p>'
+        f'<p style="white-space:pre-wrap">{_marked(pieces) or escape(text)}</p>'
+        f"{_timeline(spans)}</div>"
     )
 
 
-def _marked(tokens: "Sequence[GeneratedToken]") -> str:
-    return "".join(_run(source, "".join(t.text for t in run)) for source, run in groupby(tokens, lambda t: t.source))
+def _marked(pieces: Sequence[Piece]) -> str:
+    runs = groupby(pieces, lambda piece: piece.source)
+    return "".join(_run(source, "".join(piece.text for piece in run)) for source, run in runs)
 
 
 def _run(source: str, text: str) -> str:

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from mirrorsd.runtime.decoding.request import StepRecord
 from mirrorsd.runtime.ledger import Span
-from mirrorsd.runtime.reporting.result_page import result_page
+from mirrorsd.runtime.reporting.result_page import Piece, result_page
 from mirrorsd.runtime.reporting.stats import GenerationStats
 from mirrorsd.runtime.reporting.trace import write_trace
-from mirrorsd.runtime.sampling.logprobs import TokenLogprob
+from mirrorsd.runtime.sampling.logit_processors import TokenLogprob
 
 
 class GeneratedToken(NamedTuple):
@@ -72,12 +72,15 @@ class GenerationResult:
 
     def __repr__(self) -> str:
         shown = self.text if len(self.text) <= _MOST_SHOWN else f"{self.text[:_MOST_SHOWN]}..."
-        what = f"{self.num_tokens} tokens by {self.method}, ended by {self.stop_reason}"
-        return f"<{type(self).__name__}: {what}: {shown!r}>"
+        return f"<{type(self).__name__}: {self._what()}: {shown!r}>"
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the text with drafted tokens marked, and when the devices worked."""
-        return result_page(self)
+        pieces = [Piece(token.source, token.text) for token in self.tokens]
+        return result_page(self._what(), self.text, pieces, self.spans)
+
+    def _what(self) -> str:
+        return f"{self.num_tokens} tokens by {self.method}, ended by {self.stop_reason}"
 
     def write_trace(self, path: str | Path) -> None:
         """Write what each device did when as a Chrome trace (JSON)."""

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import ConfigError, DeviceError
 from mirrorsd.runtime.config import GenerationConfig
+from mirrorsd.runtime.sampling.filters import ShortlistFilter
 from mirrorsd.runtime.sampling.likely_tokens import LikelyTokens, likely_tokens, new_scratch
-from mirrorsd.runtime.sampling.logit_processors import Penalties, ShortlistFilter
-from mirrorsd.runtime.sampling.logprobs import TokenLogprob, token_logprob
+from mirrorsd.runtime.sampling.logit_processors import Penalties, TokenLogprob, token_logprob
 from mirrorsd.runtime.sampling.noise import gumbel, gumbel_row, loud_tokens
 from mirrorsd.runtime.sampling.short_rows import ShortRow
 

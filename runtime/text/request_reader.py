@@ -6,7 +6,8 @@ from mirrorsd.graphs.errors import ConfigError, GenerationError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.text.constraint import ConstraintCompiler
-from mirrorsd.runtime.text.tokenizer import BundleTokenizer, Message, read_ids
+from mirrorsd.runtime.text.messages import Message
+from mirrorsd.runtime.text.tokenizer import BundleTokenizer, read_ids
 
 
 class RequestReader:

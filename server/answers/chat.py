@@ -43,7 +43,8 @@ def template_message(message: Message) -> dict[str, Any]:
     """A message as chat templates know it."""
     found: dict[str, Any] = {"role": _ROLES.get(message.role, message.role)}
     if message.content is not None:
-        found["content"] = text_of(message.content)
+        content = message.content
+        found["content"] = content if isinstance(content, str) else [part.model_dump() for part in content]
     for name in ("name", "tool_call_id"):
         if getattr(message, name) is not None:
             found[name] = getattr(message, name)

@@ -10,7 +10,7 @@ from mirrorsd.server.answers.job import Job, ping
 from mirrorsd.server.answers.settings_of import check_schema, format_settings, refuse_fields, text_settings
 from mirrorsd.server.service import Service
 from mirrorsd.server.transport.exchange import Exchange
-from mirrorsd.server.wire.responses import ResponseRequest, SchemaTextFormat, text_of_input
+from mirrorsd.server.wire.responses import InputMessage, ResponseRequest, SchemaTextFormat
 
 _ROLES = {"developer": "system"}
 
@@ -44,8 +44,15 @@ def _messages(body: ResponseRequest) -> list[dict[str, Any]]:
     found = [{"role": "system", "content": body.instructions}] if body.instructions else []
     if isinstance(body.input, str):
         return [*found, {"role": "user", "content": body.input}]
-    turns = [{"role": _ROLES.get(turn.role, turn.role), "content": text_of_input(turn.content)} for turn in body.input]
+    turns = [{"role": _ROLES.get(turn.role, turn.role), "content": _content(turn)} for turn in body.input]
     return [*found, *turns]
+
+
+def _content(turn: InputMessage) -> Any:
+    """As chat templates know it."""
+    if isinstance(turn.content, str):
+        return turn.content
+    return [{"type": "text", "text": part.text} for part in turn.content]
 
 
 def _head(body: ResponseRequest, job: Job) -> dict[str, Any]:

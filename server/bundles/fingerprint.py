@@ -9,7 +9,7 @@ from pathlib import Path
 from mirrorsd import __version__
 from mirrorsd.graphs import names
 from mirrorsd.runtime import MirrorPipeline
-from mirrorsd.runtime.devices.processor import processor_name
+from mirrorsd.runtime.devices.layouts import processor_name
 
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "openvino")
 _TEXT_PACKAGES = ("numpy", "tokenizers", "jinja2", "llguidance")

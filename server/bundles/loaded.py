@@ -14,6 +14,7 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ContextLengthError
 from mirrorsd.runtime import CancelToken, Chunk, GenerationConfig, MirrorPipeline
 from mirrorsd.runtime.sampling.noise import nth_seed
+from mirrorsd.runtime.text.messages import text_of
 from mirrorsd.server.bundles.fingerprint import fingerprint
 from mirrorsd.server.bundles.reading import BrokenOff, Reading
 from mirrorsd.server.bundles.threaded import Threaded
@@ -194,7 +195,7 @@ def _texts(what: Mapping[str, Any]) -> Iterator[str]:
     if what.get("prompt") is not None:
         yield what["prompt"]
     for message in what.get("messages") or ():
-        yield message.get("content") or ""
+        yield text_of(message.get("content"))
 
 
 def seeded_configs(bundle: LoadedBundle, settings: Mapping[str, Any], count: int) -> list[GenerationConfig]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import BundleError, ConfigError
+from mirrorsd.machine.doctor.memory import free_memory, memory_needs
 from mirrorsd.runtime import MirrorPipeline, choose_device_map
-from mirrorsd.runtime.doctor.memory import free_memory, memory_needs
 from mirrorsd.server.bundles.loaded import LoadedBundle
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.settings import ServerSettings

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from mirrorsd.runtime.text.messages import joined_text
 from mirrorsd.server.wire.fields import JsonObject, PenalisedRequest, Wire
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -157,4 +158,4 @@ class ChatRequest(PenalisedRequest):
 
 def text_of(content: str | list[TextPart]) -> str:
     """Content in parts as one text."""
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+    return content if isinstance(content, str) else joined_text([part.model_dump() for part in content])

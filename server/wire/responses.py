@@ -67,8 +67,3 @@ class ResponseRequest(TextRequest):
     conversation: Any = None
     background: bool | None = None
     prompt: Any = None
-
-
-def text_of_input(content: str | list[InputText]) -> str:
-    """Content in parts as one text."""
-    return content if isinstance(content, str) else "".join(part.text for part in content)

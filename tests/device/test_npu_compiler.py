@@ -12,9 +12,9 @@ import openvino as ov
 import pytest
 
 from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.machine.npu.ahead import device_graph
+from mirrorsd.machine.npu.compiler import NpuCompiler, has_own_compiler
 from mirrorsd.runtime.backends.openvino.draft_shapes import static_shapes
-from mirrorsd.runtime.backends.openvino.npu.ahead import device_graph
-from mirrorsd.runtime.backends.openvino.npu.compiler import NpuCompiler, has_own_compiler
 
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "npu_compiler"
 FOLDER = Path(os.environ.get("MIRRORSD_NPU_COMPILER", Path.home() / ".cache" / "mirrorsd" / "npu-compiler"))

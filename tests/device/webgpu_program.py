@@ -25,8 +25,8 @@ from mirrorsd import MirrorPipeline
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import MirrorError
-from mirrorsd.runtime.backends.onnxruntime import best_logits
-from mirrorsd.runtime.backends.onnxruntime.best_logits import BestLogits
+from mirrorsd.runtime.backends.onnxruntime import device_memory
+from mirrorsd.runtime.backends.onnxruntime.device_memory import BestLogits
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
 from mirrorsd.runtime.ledger import Ledger
 
@@ -60,7 +60,7 @@ def texts(bundle: Path) -> dict[str, object]:
 
 def filtered(bundle: Path) -> dict[str, object]:
     """Tokens by how rows were read, and how many passes the best logits were enough for."""
-    best_logits.NUM_BEST = 24  # the tests' vocabulary is small
+    device_memory.NUM_BEST = 24  # the tests' vocabulary is small
     read, enough = BestLogits.read, Counter[bool]()
 
     def counted(best: BestLogits, *arguments: Any) -> Any:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from mirrorsd import MirrorPipeline
-from mirrorsd.runtime.backends.onnxruntime import best_logits
-from mirrorsd.runtime.backends.onnxruntime.best_logits import BestLogits
+from mirrorsd.runtime.backends.onnxruntime import device_memory
+from mirrorsd.runtime.backends.onnxruntime.device_memory import BestLogits
 
 SETTINGS: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, "temperature": 0.8, "seed": 3}
 FILTERS = ({"top_k": 8}, {"top_k": 12, "top_p": 0.9}, {"min_p": 0.1}, {"top_p": 0.6})
@@ -17,7 +17,7 @@ FILTERS = ({"top_k": 8}, {"top_k": 12, "top_p": 0.9}, {"min_p": 0.1}, {"top_p": 
 def test_a_text_is_the_same_whether_whole_rows_are_read_or_their_best(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(best_logits, "NUM_BEST", 24)
+    monkeypatch.setattr(device_memory, "NUM_BEST", 24)
     found: list[bool] = []
     read = BestLogits.read
 

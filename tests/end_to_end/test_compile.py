@@ -8,9 +8,9 @@ import pytest
 
 from mirrorsd.cli.application import run
 from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.machine.doctor import draft_check
 from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraft
 from mirrorsd.runtime.backends.protocol import TipGuesses
-from mirrorsd.runtime.doctor import draft_check
 
 
 def test_every_shape_passes_through_the_npu_wrapper(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:

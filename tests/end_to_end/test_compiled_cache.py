@@ -12,8 +12,8 @@ from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.backends.openvino import draft_compiler, draft_shapes
-from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraft, run_request
-from mirrorsd.runtime.backends.openvino.draft_compiler import OpenVinoDraftModel
+from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraft, OpenVinoDraftModel
+from mirrorsd.runtime.backends.openvino.draft_pass import run_request
 from mirrorsd.runtime.backends.protocol import RowBlock
 
 NUM_SHAPES = 6

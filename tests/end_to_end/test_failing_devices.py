@@ -10,7 +10,7 @@ import pytest
 from mirrorsd import MirrorPipeline
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.user_cache import folder_of
-from mirrorsd.runtime.backends.openvino import draft
+from mirrorsd.runtime.backends.openvino import draft_pass
 
 SETTINGS = {"max_new_tokens": 40, "ignore_eos": True}
 PROMPT = "Once upon a time"
@@ -32,14 +32,14 @@ def test_an_npu_that_dies_in_the_middle(copied: Path, monkeypatch: pytest.Monkey
     with open_pipe(copied) as pipe:
         plain = pipe.generate(PROMPT, method="plain", **SETTINGS)
         left = iter(range(6))
-        alive = draft.run_request
+        alive = draft_pass.run_request
 
         def die(request: object, limit_s: float) -> None:
             if next(left, None) is None:
                 raise DeviceError("OpenVINO failed while running the draft: device lost")
             alive(request, limit_s)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(draft, "run_request", die)
+        monkeypatch.setattr(draft_pass, "run_request", die)
         with pytest.warns(RuntimeWarning, match="device lost"):
             result = pipe.generate(PROMPT, method="mirror", **SETTINGS)
         assert result.token_ids == plain.token_ids

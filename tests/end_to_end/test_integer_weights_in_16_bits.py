@@ -12,8 +12,8 @@ from mirrorsd.cli.application import run
 from mirrorsd.export import ExportOptions, export_pair
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.quality_bounds import quality_warnings
+from mirrorsd.machine.doctor.row_invariance import largest_row_difference
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
-from mirrorsd.runtime.doctor.row_invariance import largest_row_difference
 
 SMALL: dict[str, Any] = {"context": 256, "buckets": ((8, 8), (64, 1)), "capacities": (256,)}
 ONLY_FLOAT16 = {onnx.TensorProto.FLOAT16, onnx.TensorProto.INT64, onnx.TensorProto.INT32}

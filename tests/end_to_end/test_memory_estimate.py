@@ -8,7 +8,7 @@ import pytest
 
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
-from mirrorsd.runtime.doctor.memory import SYSTEM, memory_needs
+from mirrorsd.machine.doctor.memory import SYSTEM, memory_needs
 
 USE = """
 import sys

@@ -16,16 +16,16 @@ from mirrorsd.device_maps import DraftPlacement, ExitPlacement
 from mirrorsd.export.compression_plan import DraftCompression
 from mirrorsd.export.recompress import recompress_bundle
 from mirrorsd.graphs.bundle_files import read_bundle
-from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraft
-from mirrorsd.runtime.backends.openvino.draft_compiler import OpenVinoDraftModel
+from mirrorsd.machine.doctor.draft_check import best_tokens
+from mirrorsd.machine.npu.ahead import device_graph
+from mirrorsd.machine.npu.conformance import check_conformance
+from mirrorsd.machine.npu.report import read_reports
+from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraft, OpenVinoDraftModel
 from mirrorsd.runtime.backends.openvino.draft_shapes import static_shapes
 from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
-from mirrorsd.runtime.backends.openvino.npu.ahead import device_graph
-from mirrorsd.runtime.backends.openvino.npu.blobs import BundleBlobs, read_reports
-from mirrorsd.runtime.backends.openvino.npu.graph import cut_for_npu
-from mirrorsd.runtime.backends.openvino.npu_conformance import check_conformance
+from mirrorsd.runtime.backends.openvino.npu_blobs import BundleBlobs
+from mirrorsd.runtime.backends.openvino.npu_graph import cut_for_npu
 from mirrorsd.runtime.backends.protocol import RowBlock, TipGuesses
-from mirrorsd.runtime.doctor.draft_check import best_tokens
 from mirrorsd.runtime.sampling.noise import gumbel_row
 
 ON_CPU = DraftPlacement(device="CPU", precision="f32")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import mirrorsd
 from mirrorsd import MirrorPipeline
 from mirrorsd.graphs.errors import Cancelled, ConfigError, ContextLengthError, GenerationError
 
@@ -159,10 +160,15 @@ def test_every_token_knows_its_source_and_its_part_of_the_text(tiny_bundle: Path
     assert repr(pipe).endswith(", closed>")
 
 
-def test_a_pipeline_tunes_itself_for_later_loads(tiny_bundle: Path, own_cache: Path) -> None:
+def test_a_bundle_is_tuned_for_later_loads(tiny_bundle: Path, own_cache: Path) -> None:
     shares: list[tuple[str, float]] = []
-    with MirrorPipeline.load(tiny_bundle, device_map="cpu") as pipe:
-        found = pipe.tune(["Once upon a time"], max_new_tokens=8, on_progress=lambda *told: shares.append(told))
+    found = mirrorsd.tune(
+        tiny_bundle,
+        ["Once upon a time"],
+        device_map="cpu",
+        max_new_tokens=8,
+        on_progress=lambda *told: shares.append(told),
+    )
     assert found.card == "cpu"
     assert ("recording", 0.0) in shares
     assert {share for _, share in shares} >= {0.0, 1.0}

@@ -202,7 +202,7 @@ def test_conversations_longer_than_asked_are_left_out(
 def test_a_target_that_does_not_fit_is_refused_before_it_is_loaded(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("mirrorsd.runtime.doctor.memory.free_memory", lambda device: 1 << 20)
+    monkeypatch.setattr("mirrorsd.machine.doctor.memory.free_memory", lambda device: 1 << 20)
     monkeypatch.setattr("mirrorsd.training.models.whole_model.load_whole", None)
     assert run(["train", "exit", str(trained / "target"), "--work", str(trained / "work")]) == 2
     assert "GB of memory" in capsys.readouterr().err

@@ -17,12 +17,12 @@ from mirrorsd.device_maps import TargetPlacement, load_device_map
 from mirrorsd.export.verify.target import open_stage
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import BundleError, DeviceError, ExportError, MirrorError
-from mirrorsd.runtime.backends.onnxruntime.bound_pass import Place
 from mirrorsd.runtime.backends.onnxruntime.device import OnnxDevice
-from mirrorsd.runtime.backends.onnxruntime.errors import ONNX_ERRORS
+from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS
+from mirrorsd.runtime.backends.onnxruntime.stage import Place
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
-from mirrorsd.runtime.backends.openvino.draft_compiler import OpenVinoDraftModel
-from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
+from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
+from mirrorsd.runtime.backends.openvino.draft_shapes import OPENVINO_ERRORS
 from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
 
 ON_OPENVINO = TargetPlacement(runtime="openvino", device="CPU")

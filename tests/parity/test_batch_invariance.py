@@ -13,8 +13,8 @@ from mirrorsd.export.bundle.target_graphs import TargetPlan, write_target
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mirrorsd.export.checkpoints.loading import DTYPE_BY_PRECISION, target_shape
 from mirrorsd.export.checkpoints.weightless import open_model
+from mirrorsd.machine.doctor.row_invariance import largest_row_difference
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
-from mirrorsd.runtime.doctor.row_invariance import largest_row_difference
 
 CONTEXT = 72
 WIDE = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 4}

@@ -19,9 +19,8 @@ from mirrorsd.export.verify.draft import DraftRun, Tree, dense_draft
 from mirrorsd.families.stream_link import Guesses, follow_links
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import draft_contract
-from mirrorsd.runtime.backends.openvino import draft as draft_session
-from mirrorsd.runtime.backends.openvino import draft_compiler
-from mirrorsd.runtime.backends.openvino.draft_compiler import OpenVinoDraftModel
+from mirrorsd.runtime.backends.openvino import draft_compiler, draft_pass
+from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
 from mirrorsd.runtime.backends.openvino.draft_shapes import host_arrays, with_cache_of
 from mirrorsd.runtime.backends.protocol import RowBlock
 from mirrorsd.training.models.streaming_draft import StreamingDraft
@@ -254,7 +253,7 @@ def test_what_a_request_computes_on_lives_as_long_as_it(llama_pair: Any, monkeyp
         made.update({name: weakref.ref(array) for name, array in arrays.items()})
         return arrays
 
-    monkeypatch.setattr(draft_session, "host_arrays", watched)
+    monkeypatch.setattr(draft_pass, "host_arrays", watched)
     model = OpenVinoDraftModel(llama_pair.bundle, llama_pair.manifest.draft, DraftPlacement(device="CPU"))
     model.shapes.cache, model.shapes.is_shared = None, True
     capacity = llama_pair.manifest.draft.capacities[0]

@@ -36,10 +36,10 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import describe_file
 from mirrorsd.graphs.contract import MASKED, draft_contract
 from mirrorsd.graphs.manifest import DraftBucket, VerifyResult
-from mirrorsd.runtime.backends.openvino.npu.graph import cut_for_npu
-from mirrorsd.runtime.backends.openvino.npu.request import CutRequest, HostParts
-from mirrorsd.runtime.backends.openvino.npu_conformance import check_conformance
-from mirrorsd.runtime.doctor.row_invariance import largest_row_difference
+from mirrorsd.machine.doctor.row_invariance import largest_row_difference
+from mirrorsd.machine.npu.conformance import check_conformance
+from mirrorsd.runtime.backends.openvino.npu_graph import cut_for_npu
+from mirrorsd.runtime.backends.openvino.npu_request import CutRequest, HostParts
 
 TOLERANCE = 1e-4
 CONTEXT = 256

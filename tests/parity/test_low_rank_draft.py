@@ -18,10 +18,10 @@ from mirrorsd.export.verify.draft import DraftRun, Tree
 from mirrorsd.graphs.contract import draft_contract
 from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.graphs.token_rows import TokenRows
+from mirrorsd.machine.npu.conformance import check_conformance
 from mirrorsd.runtime.backends.openvino.draft_shapes import static_shapes
-from mirrorsd.runtime.backends.openvino.npu.graph import cut_for_npu
-from mirrorsd.runtime.backends.openvino.npu.request import CutRequest, HostParts
-from mirrorsd.runtime.backends.openvino.npu_conformance import check_conformance
+from mirrorsd.runtime.backends.openvino.npu_graph import cut_for_npu
+from mirrorsd.runtime.backends.openvino.npu_request import CutRequest, HostParts
 from mirrorsd.training.draft_shape import DraftHead, draft_from_layers
 from mirrorsd.training.models.model_folder import copy_tokenizer
 from mirrorsd.training.models.streaming_draft import StreamingDraft, StreamShape

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mirrorsd.runtime import DeviceInventory
-    from mirrorsd.runtime.doctor.hardware import DeviceDetail
+    from mirrorsd.runtime.devices.hardware import DeviceDetail
 
 
 def devices(show_all: options.ShowAll = False, as_json: options.AsJson = False) -> None:
     """Show what this machine has and which device maps fit."""
     end_on_ctrl_c()
     from mirrorsd.runtime import device_inventory
-    from mirrorsd.runtime.devices.processor import usable_cores
-    from mirrorsd.runtime.doctor.hardware import hardware_details
+    from mirrorsd.runtime.devices.hardware import hardware_details
+    from mirrorsd.runtime.devices.layouts import usable_cores
 
     details = hardware_details()
     inventory = device_inventory()

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mirrorsd import GenerationResult
-    from mirrorsd.runtime.doctor.energy import EnergyMeter
-    from mirrorsd.runtime.doctor.hardware import DeviceDetail
+    from mirrorsd.machine.doctor.energy import EnergyMeter
+    from mirrorsd.runtime.devices.hardware import DeviceDetail
 
 _PROMPT, _NUM_TOKENS = "Once upon a time", 16
 
@@ -77,8 +77,8 @@ def doctor(
     """Look for what is wrong with this machine's set-up; with a bundle, try it."""
     end_on_ctrl_c()
     from mirrorsd.runtime import device_inventory
-    from mirrorsd.runtime.devices.processor import usable_cores
-    from mirrorsd.runtime.doctor.hardware import hardware_details
+    from mirrorsd.runtime.devices.hardware import hardware_details
+    from mirrorsd.runtime.devices.layouts import usable_cores
 
     inventory, details = device_inventory(), hardware_details()
     fits, picked = card_fits(inventory), picked_card(inventory)
@@ -131,7 +131,7 @@ def check_flavours(versions: dict[str, str]) -> Check:
 
 def check_versions(versions: dict[str, str], details: "Sequence[DeviceDetail]") -> list[Check]:
     """Pairs of versions that are known to fail together."""
-    from mirrorsd.runtime.doctor.known_versions import KNOWN_BAD, find_known_bad
+    from mirrorsd.machine.doctor.known_versions import KNOWN_BAD, find_known_bad
 
     found = find_known_bad(versions, details)
     if not found:
@@ -150,7 +150,7 @@ def check_cores(num_cores: int) -> Check:
 
 def check_energy() -> Check:
     """What counts joules here."""
-    from mirrorsd.runtime.doctor.energy import EnergyMeter
+    from mirrorsd.machine.doctor.energy import EnergyMeter
 
     return Check(name="energy", found=", ".join(EnergyMeter().names) or "unknown")
 
@@ -168,7 +168,7 @@ def check_fit(fit: CardFit) -> Check:
 
 def check_memory(bundle: Path, name: str) -> list[Check]:
     """What the bundle will need on each device of a card, against what is free there."""
-    from mirrorsd.runtime.doctor.memory import free_memory, memory_needs
+    from mirrorsd.machine.doctor.memory import free_memory, memory_needs
 
     needs = memory_needs(read_bundle(bundle), load_device_map(name))
     checks = []
@@ -197,8 +197,8 @@ def try_bundle(bundle: Path, names: list[str]) -> list[SelfTest]:
 def self_test(bundle: Path, name: str) -> SelfTest:
     """Load a bundle on one card and generate by plain and by mirror decoding."""
     from mirrorsd import GenerationConfig, MirrorPipeline
-    from mirrorsd.runtime.doctor.energy import EnergyMeter
-    from mirrorsd.runtime.doctor.row_invariance import largest_row_difference
+    from mirrorsd.machine.doctor.energy import EnergyMeter
+    from mirrorsd.machine.doctor.row_invariance import largest_row_difference
 
     meter = EnergyMeter()
     config = GenerationConfig(max_new_tokens=_NUM_TOKENS, temperature=0.0, ignore_eos=True)

@@ -72,7 +72,7 @@ def open_target(path: Path, *, trained: int, tokens: int, threads: int = 0, devi
         ConfigError: too little memory.
     """
     from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
-    from mirrorsd.runtime.doctor.memory import SYSTEM, free_memory
+    from mirrorsd.machine.doctor.memory import SYSTEM, free_memory
     from mirrorsd.training.run.device import use_device
     from mirrorsd.training.run.memory_need import check_memory
     from mirrorsd.training.run.timed_run import use_threads
@@ -98,7 +98,7 @@ def _needed_memory(checkpoint: "Checkpoint", trained: int, tokens: int) -> int:
 
 def spare_memory(checkpoint: "Checkpoint", *, trained: int, tokens: int) -> int:
     """Half of the bytes that a training leaves free, before the target is loaded; 0 where nobody knows."""
-    from mirrorsd.runtime.doctor.memory import SYSTEM, free_memory
+    from mirrorsd.machine.doctor.memory import SYSTEM, free_memory
 
     return max((free_memory(SYSTEM) or 0) - _needed_memory(checkpoint, trained, tokens), 0) // 2
 

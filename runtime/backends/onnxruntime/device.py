@@ -2,7 +2,7 @@
 
 Owns: opening with proof of placement and of the ports, which memory tensors live in, the stream that all stages share,
 numbers of captured graphs.
-Does not own: running (`bound_pass`), what a provider is told (`providers`).
+Does not own: running (`stage`), what a provider is told (`providers`).
 """
 
 import itertools
@@ -17,11 +17,9 @@ from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.device_maps.card import GRAPH_PROVIDERS
 from mirrorsd.graphs.contract import Dim, StageContract
 from mirrorsd.graphs.errors import BundleError, DeviceError, MirrorError, raised_as
-from mirrorsd.runtime.backends.onnxruntime.best_logits import BestLogits
-from mirrorsd.runtime.backends.onnxruntime.bound_pass import OnnxStage, Place
-from mirrorsd.runtime.backends.onnxruntime.device_memory import DeviceMemory
-from mirrorsd.runtime.backends.onnxruntime.errors import FILE_ERRORS, ONNX_ERRORS
-from mirrorsd.runtime.backends.onnxruntime.providers import provider_options, session_options
+from mirrorsd.runtime.backends.onnxruntime.device_memory import BestLogits, DeviceMemory
+from mirrorsd.runtime.backends.onnxruntime.providers import FILE_ERRORS, ONNX_ERRORS, provider_options, session_options
+from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, Place
 
 _TYPE_NAMES = {
     "float32": "tensor(float)",

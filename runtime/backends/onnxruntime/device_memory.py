@@ -1,10 +1,13 @@
-"""Memory of a device that ONNX Runtime's Python interface can neither reserve nor copy: only a graph can.
+"""Small graphs on a target's own device: they do what ONNX Runtime's Python interface cannot.
 
-Owns: two graphs of one operator each, on the provider itself. `Expand` of a zero reserves, `Identity` copies to the
-host.
+`DeviceMemory` reserves (`Expand` of a zero) and copies to the host (`Identity`) where only a graph can. `BestLogits`
+finds the best logits of every row on the device that has them, so that a few kilobytes are read instead of a
+vocabulary. The graphs are written byte by byte (protocol buffers, onnx.proto): what runs bundles has no `onnx` package.
+Does not own: whether the best logits are enough (`sampling/short_rows`).
 """
 
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +15,23 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from mirrorsd.device_maps import TargetPlacement
-from mirrorsd.runtime.backends.onnxruntime.providers import provider_options, session_options
-from mirrorsd.runtime.backends.onnxruntime.small_graphs import ONNX_TYPES, Port, model, node
+from mirrorsd.graphs.errors import DeviceError, raised_as
+from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS, provider_options, session_options
+from mirrorsd.runtime.sampling.filters import ShortlistFilter
+from mirrorsd.runtime.sampling.short_rows import ShortRow
 
+_IR_VERSION, _OPSET = 10, 18
+_INTEGER_ATTRIBUTE = 2
+ONNX_TYPES = {"float32": 1, "int32": 6, "int64": 7, "float16": 10, "bfloat16": 16}
 _INT64 = ONNX_TYPES["int64"]
 _NAMES = {number: name for name, number in ONNX_TYPES.items()}
+NUM_BEST = 128
+"""Twice as many as the widest top-k of the models' own settings (64); 8 rows of them are 12 KB."""
+_LEAST_SAVED = 8
+"""A vocabulary that is not so many times larger is read whole."""
+
+Port = tuple[str, int, int]
+"""Name, type of the elements, number of dimensions."""
 
 
 class DeviceMemory:
@@ -61,3 +76,125 @@ def _session(placement: TargetPlacement, graph: bytes) -> ort.InferenceSession:
 def _graph(operator: str, inputs: list[Port], output: Port) -> bytes:
     """A model of one operator."""
     return model([node(operator, [name for name, _, _ in inputs], [output[0]])], inputs, [output])
+
+
+def node(operator: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: int) -> bytes:
+    """One operator, with attributes that are integers."""
+    names = b"".join(_field(1, name) for name in inputs) + b"".join(_field(2, name) for name in outputs)
+    settings = b"".join(
+        _field(5, _field(1, name) + _field(3, value) + _field(20, _INTEGER_ATTRIBUTE))
+        for name, value in attributes.items()
+    )
+    return names + _field(4, operator) + settings
+
+
+def model(
+    nodes: Sequence[bytes],
+    inputs: Sequence[Port],
+    outputs: Sequence[Port],
+    constants: Mapping[str, NDArray[np.int64]] | None = None,
+) -> bytes:
+    """A model of these nodes, in order."""
+    graph = b"".join(_field(1, one) for one in nodes) + _field(2, "small")
+    graph += b"".join(_field(5, _tensor(name, values)) for name, values in (constants or {}).items())
+    graph += b"".join(_field(11, _port(*port)) for port in inputs)
+    graph += b"".join(_field(12, _port(*port)) for port in outputs)
+    return _field(1, _IR_VERSION) + _field(7, graph) + _field(8, _field(1, "") + _field(2, _OPSET))
+
+
+def _port(name: str, kind: int, rank: int) -> bytes:
+    dimensions = b"".join(_field(1, _field(2, f"{name}{number}")) for number in range(rank))
+    return _field(1, name) + _field(2, _field(1, _field(1, kind) + _field(2, dimensions)))
+
+
+def _tensor(name: str, values: NDArray[np.int64]) -> bytes:
+    sizes = b"".join(_field(1, size) for size in values.shape)
+    return sizes + _field(2, ONNX_TYPES["int64"]) + _field(8, name) + _field(9, values.astype("<i8").tobytes())
+
+
+def _field(number: int, content: int | str | bytes) -> bytes:
+    """A field of a message: a number as it is, text and messages with their length before them."""
+    if isinstance(content, int):
+        return _varint(number << 3) + _varint(content)
+    content = content.encode() if isinstance(content, str) else content
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    """Seven bits a byte, lowest first.
+
+    >>> _varint(300).hex()
+    'ac02'
+    """
+    return bytes([value & 127 | 128]) + _varint(value >> 7) if value > 127 else bytes([value])
+
+
+class BestLogits:
+    """Finds them on one provider. Opened when a filtered text first asks."""
+
+    def __init__(self, placement: TargetPlacement, stream: int | None = None) -> None:
+        self._placement, self._stream = placement, stream
+        self._sessions: dict[str, ort.InferenceSession] = {}
+
+    def read(
+        self, logits: ort.OrtValue, dtype: str, filters: ShortlistFilter, num_rows: int
+    ) -> Sequence[ShortRow] | None:
+        """The first `num_rows` rows of logits `[1, R, V]`; None where one of them does not hold all that is kept.
+
+        Raises:
+            DeviceError: the device failed.
+        """
+        vocab_size = logits.shape()[2]
+        if filters.top_k >= NUM_BEST or vocab_size < _LEAST_SAVED * NUM_BEST:
+            return None
+        with raised_as(DeviceError, "ONNX Runtime failed while finding the best logits", ONNX_ERRORS):
+            best, ids, masses = self._run(logits, dtype, 1 / filters.temperature)
+        rows = [ShortRow(ids[0, row], best[0, row], float(masses[0, row, 0])).ordered() for row in range(num_rows)]
+        return rows if all(_is_enough(row, filters) for row in rows) else None
+
+    def _run(
+        self, logits: ort.OrtValue, dtype: str, inverse_temperature: float
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]:
+        if dtype not in self._sessions:
+            options = provider_options(self._placement, dtype=dtype, stream=self._stream)
+            self._sessions[dtype] = ort.InferenceSession(
+                _best_graph(dtype),
+                session_options(self._placement),
+                providers=[(self._placement.provider, options)],
+                enable_fallback=0,
+            )
+        num_rows = logits.shape()[1]
+        best, ids = (np.empty((1, num_rows, NUM_BEST), kind) for kind in (np.float32, np.int64))
+        masses = np.empty((1, num_rows, 1), np.float32)
+        binding = self._sessions[dtype].io_binding()
+        binding.bind_ortvalue_input("logits", logits)
+        binding.bind_cpu_input("inverse_temperature", np.array([inverse_temperature], np.float32))
+        for name, array in (("best", best), ("ids", ids), ("masses", masses)):
+            binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array))
+        self._sessions[dtype].run_with_iobinding(binding)
+        return best, ids, masses
+
+
+def _is_enough(row: ShortRow, filters: ShortlistFilter) -> bool:
+    """A row that is no numbers is: the chooser says so."""
+    return not np.isfinite(row.mass) or row.num_kept(filters) is not None
+
+
+def _best_graph(dtype: str) -> bytes:
+    """Top-k, and the mass of each row: `sum(exp((logit - best) / temperature))`, in float32."""
+    floats = ONNX_TYPES["float32"]
+    nodes = [
+        node("Cast", ["logits"], ["floats"], to=floats),
+        node("TopK", ["floats", "count"], ["best", "ids"], axis=-1 & (2**64 - 1), largest=1, sorted=1),
+        node("ReduceMax", ["floats", "last_axis"], ["largest"], keepdims=1),
+        node("Sub", ["floats", "largest"], ["behind"]),
+        node("Mul", ["behind", "inverse_temperature"], ["scaled"]),
+        node("Exp", ["scaled"], ["weights"]),
+        node("ReduceSum", ["weights", "last_axis"], ["masses"], keepdims=1),
+    ]
+    return model(
+        nodes,
+        [("logits", ONNX_TYPES[dtype], 3), ("inverse_temperature", floats, 1)],
+        [("best", floats, 3), ("ids", ONNX_TYPES["int64"], 3), ("masses", floats, 3)],
+        {"count": np.array([NUM_BEST]), "last_axis": np.array([-1])},
+    )

@@ -15,9 +15,9 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import head_contract
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Head, TargetEntry
-from mirrorsd.runtime.backends.onnxruntime.bound_pass import OnnxStage, Tensor, run_options
 from mirrorsd.runtime.backends.onnxruntime.device import OnnxDevice, check_ports
-from mirrorsd.runtime.backends.onnxruntime.errors import ONNX_ERRORS
+from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS
+from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, Tensor, run_options
 from mirrorsd.runtime.backends.protocol import HeadGuesses
 
 
@@ -55,7 +55,7 @@ class OnnxHead:
 
     def __init__(self, entry: Head, stage: OnnxStage, device: OnnxDevice, target: TargetEntry) -> None:
         shape, place, dtype = entry.shape, device.place, target.shape.dtype
-        self.options = run_options(device, None)
+        self.options = run_options(None, has_queue=device.stream is not None)
         self._stage = stage
         self._silence = place.tensor((shape.length, target.shape.vocab_size), "float32")
         self._caches: dict[str, ort.OrtValue] = {}

@@ -19,14 +19,15 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import exit_contract, segment_contract
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Head, TargetEntry
-from mirrorsd.runtime.backends.onnxruntime.bound_pass import BoundPass, BoundSegment, OnnxStage, Place, Tensor
+from mirrorsd.runtime.backends.onnxruntime.bound_pass import BoundPass, BoundSegment, RowBuffers
 from mirrorsd.runtime.backends.onnxruntime.device import OnnxDevice, check_ports, describe_stages
-from mirrorsd.runtime.backends.onnxruntime.errors import ONNX_ERRORS
 from mirrorsd.runtime.backends.onnxruntime.head import OnnxHead, OnnxHeads
+from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS
+from mirrorsd.runtime.backends.onnxruntime.stage import Place
 from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
 from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, TargetOutput
 from mirrorsd.runtime.ledger import Ledger
-from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
+from mirrorsd.runtime.sampling.filters import ShortlistFilter
 
 _NEAR_TIE_GAPS = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 4e-1}
 _ROWS_ASKED = 8
@@ -35,8 +36,6 @@ _FLOATS = {"fp32", "fp16", "bf16"}
 _MOST_PASSES, _MOST_PREFILLS = 64, 8
 """Bindings that a session keeps; those used last. Prompts end with any number of rows: they have places of their own.
 """
-_LEAST_ROWS = 32
-"""Rows that a buffer has at least: memory of the host that no pass has touched takes no room."""
 _CAPTURED_ROWS = (1, 2, 4, 8, 16, 32)
 """Where passes are captured, others are filled up to one of these: a session captures six graphs, when it opens."""
 
@@ -99,29 +98,6 @@ class OnnxTargetModel:
         stages = [stage for _, stage in self.segments] + [stage for _, stage in self.exits.values()]
         elsewhere = f"; {self.exits_elsewhere.describe()}" if self.exits_elsewhere else ""
         return describe_stages(stages, self.device) + elsewhere
-
-
-class RowBuffers:
-    """What a session's passes write to, by stage and output: few rows are the first of many.
-
-    So nothing of a pass may be read after the next one has begun.
-    """
-
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._whole: dict[tuple[str, str], Tensor] = {}
-
-    def rows(self, stage: OnnxStage, output: str, shape: tuple[int, int, int], dtype: str) -> Tensor:
-        """Memory for an output `[1, rows, width]`."""
-        key, (_, num_rows, width) = (stage.name, output), shape
-        if key not in self._whole or self._whole[key].value.shape()[1] < num_rows:
-            size = max(_LEAST_ROWS, 1 << (num_rows - 1).bit_length())
-            self._whole[key] = self._place.tensor((1, size, width), dtype)
-        return self._place.first_rows(self._whole[key], num_rows, stage.session, output)
-
-    def clear(self) -> None:
-        """Let go of them."""
-        self._whole.clear()
 
 
 class OnnxTarget:

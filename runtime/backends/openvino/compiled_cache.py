@@ -22,11 +22,11 @@ from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import describe_file
 from mirrorsd.graphs.errors import BundleError
-from mirrorsd.graphs.manifest import DraftEntry, Manifest
+from mirrorsd.graphs.manifest import DraftEntry
+from mirrorsd.graphs.manifest_values import read_manifest
 from mirrorsd.graphs.user_cache import COMPILED, folder_of, make_room
 from mirrorsd.graphs.whole_file import write_whole
-from mirrorsd.runtime.backends.openvino.draft_shapes import cache_type, device_options, host_options
-from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
+from mirrorsd.runtime.backends.openvino.draft_shapes import OPENVINO_ERRORS, cache_type, device_options, host_options
 
 _FORMAT = "mirrorsd-compiled-draft-3"
 _DEVICE_PROPERTIES = ("FULL_DEVICE_NAME", "DEVICE_ARCHITECTURE", "NPU_DRIVER_VERSION", "NPU_COMPILER_VERSION")
@@ -153,7 +153,7 @@ def open_draft_cache(bundle: Path, entry: DraftEntry, placement: DraftPlacement,
     """The bundle's compiled drafts in the user's cache; None for a folder without a manifest."""
     manifest_path = bundle / names.MANIFEST_FILE
     try:
-        manifest = Manifest.from_json(manifest_path.read_text(encoding="utf-8"), origin=str(manifest_path))
+        manifest = read_manifest(manifest_path.read_text(encoding="utf-8"), origin=str(manifest_path))
     except (OSError, BundleError):
         return None
     weights = Path(entry.file).with_suffix(".bin").as_posix()

@@ -18,9 +18,11 @@ from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import DraftEntry
 from mirrorsd.graphs.token_rows import TokenRows
 from mirrorsd.runtime.backends.openvino.compiled_cache import open_draft_cache
-from mirrorsd.runtime.backends.openvino.draft import DraftNoise, DraftRequest, OpenVinoDraft
+from mirrorsd.runtime.backends.openvino.draft_pass import DraftNoise, DraftRequest, Runnable
 from mirrorsd.runtime.backends.openvino.draft_shapes import (
+    OPENVINO_ERRORS,
     Shape,
+    SlotCache,
     cache_type,
     device_options,
     host_options,
@@ -28,61 +30,17 @@ from mirrorsd.runtime.backends.openvino.draft_shapes import (
     keep_small_constants,
     pass_buckets,
     static_shapes,
+    tile_options,
     weightless_options,
     with_cache_of,
 )
-from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
 from mirrorsd.runtime.backends.openvino.joined_attention import join_attention, pays_to_join
-from mirrorsd.runtime.backends.openvino.npu.blobs import BundleBlobs
-from mirrorsd.runtime.backends.openvino.npu.compiler import tile_options
-from mirrorsd.runtime.backends.openvino.npu.graph import NpuParts, cut_for_npu
-from mirrorsd.runtime.backends.openvino.npu.request import CutRequest, HostParts
-from mirrorsd.runtime.backends.openvino.slot_cache import SlotCache
+from mirrorsd.runtime.backends.openvino.npu_blobs import BundleBlobs
+from mirrorsd.runtime.backends.openvino.npu_graph import NpuParts, cut_for_npu
+from mirrorsd.runtime.backends.openvino.npu_request import HostParts
 from mirrorsd.runtime.backends.protocol import Progress, RowBlock
 
 _MOST_AHEAD_BYTES = 1 << 30
-
-
-class OpenVinoDraftModel:
-    """The draft's compiled static shapes, shared by all sessions. Use it on the draft worker's thread."""
-
-    def __init__(
-        self, bundle: Path, entry: DraftEntry, placement: DraftPlacement, on_progress: Progress | None = None
-    ) -> None:
-        self.entry, self.placement = entry, placement
-        with raised_as(DeviceError, f"OpenVINO cannot use {placement.device} for the draft", OPENVINO_ERRORS):
-            self.shapes = DraftCompiler(bundle, entry, placement, on_progress)
-
-    def new_session(self) -> OpenVinoDraft:
-        """A session with a cache of its own on the shared compiled shapes."""
-        return OpenVinoDraft(self)
-
-    def describe(self) -> str:
-        """One line for `pipe.placement`."""
-        placement = self.placement
-        where = f"{placement.device}{' (emulated on CPU)' if placement.emulated else ''}"
-        shapes = ", one model for all shapes" if self.shapes.is_shared else ""
-        return f"draft: openvino {where}, {placement.precision}, {placement.threads} thread(s){shapes}"
-
-
-class Runnable:
-    """A compiled model, and whatever its last pass ran on, if its shapes are symbolic.
-
-    The CPU plugin keeps one graph per model for all its requests, and a graph of symbolic shapes looks at the memory of
-    the pass before while it prepares the next one: that memory must not be gone (OpenVINO 2026.4 crashes). So passes
-    of a model run one after another, whichever thread they come from.
-    """
-
-    def __init__(self, model: ov.CompiledModel, host: HostParts | None = None) -> None:
-        """Keep `model`; `host` is what the host does before and after it, where it is the device's part alone."""
-        self.model = model
-        self.running = threading.Lock()
-        self.last_run: object = None
-        self._host = host
-
-    def new_request(self) -> ov.InferRequest | CutRequest:
-        """A request for whole passes."""
-        return self.model.create_infer_request() if self._host is None else CutRequest(self.model, self._host)
 
 
 class DraftCompiler:

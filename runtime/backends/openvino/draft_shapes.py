@@ -1,18 +1,22 @@
-"""The draft's static shapes, what they are on the host, and the properties it is compiled with on each device."""
+"""The draft's static shapes, its caches, what both are on the host, and how it is compiled on each device.
+
+Owns, besides, what OpenVINO raises (`OPENVINO_ERRORS`).
+"""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino as ov
+import openvino._pyopenvino as openvino_state
 from numpy.typing import NDArray
 from openvino.preprocess import PrePostProcessor
 
 from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import StageContract
+from mirrorsd.graphs.errors import errors_of
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
-from mirrorsd.runtime.backends.openvino.slot_cache import numpy_type
 
 _NEW = "new_"
 _PRECISIONS = ("f32", "bf16", "f16")
@@ -20,9 +24,12 @@ MOST_STATIC_BYTES = 384 << 20
 """Weights times shapes above which a processor runs one model for all shapes."""
 _SMALL_BYTES = 4096
 """What is smaller than any weight worth sharing: indices, scales of norms, numbers of a shape."""
+_MOST_ROWS_ON_TWO_TILES = 24
 _IN_THE_FILE = "WeightlessCacheAttribute"
 Shape = tuple[int, int, int]
 """Rows, tips, capacity."""
+OPENVINO_ERRORS = errors_of(openvino_state)
+"""Everything that OpenVINO raises; the classes of its own derive from `Exception` alone."""
 
 
 def static_shapes(entry: DraftEntry, rows: int, tips: int, capacity: int) -> dict[str, list[int]]:
@@ -134,6 +141,16 @@ def device_options(placement: DraftPlacement) -> tuple[str, dict[str, Any]]:
     return placement.device, options
 
 
+def tile_options(model: ov.Model) -> dict[str, str]:
+    """How many tiles of an NPU a static graph is spread over: few rows are sooner computed than handed to all tiles.
+
+    With 8 rows the compiler's estimate for platform 4000 is 386 us on two tiles and 541 on its four, with 24 rows 600
+    and 677, with 32 rows 1278 and 1037 (the storyteller's draft).
+    """
+    new_rows = [port.get_shape()[2] for port in model.outputs if is_cached(str(port.get_any_name()))]
+    return {"NPU_TILES": "2"} if max(new_rows, default=1) <= _MOST_ROWS_ON_TWO_TILES else {}
+
+
 def weightless_options(placement: DraftPlacement, weights: Path) -> dict[str, Any]:
     """Properties with which a processor's blobs name the bundle's `weights` instead of repeating them.
 
@@ -164,3 +181,45 @@ def host_options(placement: DraftPlacement) -> dict[str, Any]:
     options: dict[str, Any] = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": placement.threads}
     # As on the CPU itself: activations are not rounded to eight bits under int8 weights.
     return options | {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
+
+
+class SlotCache:
+    """Key and value caches of all layers, `[1, kvh, C, hd]` each, key and value in turn.
+
+    Attributes:
+        kind: what they are kept in. numpy has no bf16: its numbers are moved about as float16, bit by bit.
+    """
+
+    def __init__(self, entry: DraftEntry, capacity: int, kind: ov.Type, owner: ov.InferRequest | None = None) -> None:
+        """Make an empty cache: in the tensors of `owner`, a request of that capacity, or in ordinary memory.
+
+        An NPU computes on its own requests' tensors; from ordinary memory it would copy the cache at every pass.
+        """
+        shape = (1, entry.shape.num_kv_heads, capacity, entry.shape.head_dim)
+        layers = range(entry.shape.num_layers)
+        self.capacity = capacity
+        self.names = [name for layer in layers for name in (names.past_key(layer), names.past_value(layer))]
+        self.kind = kind
+        self.arrays: list[NDArray[np.floating]] = [np.zeros(shape, dtype=numpy_type(kind)) for _ in self.names]
+        self.tensors = [tensor_on(array, kind) for array in self.arrays]
+        if owner is not None:
+            self.tensors = [owner.get_tensor(name) for name in self.names]
+            self.arrays = [tensor.data for tensor in self.tensors]
+            for array in self.arrays:
+                array.fill(0)
+
+    def take(self, other: "SlotCache") -> None:
+        """Copy the slots of a larger or smaller cache, as far as both have them."""
+        size = min(self.capacity, other.capacity)
+        for source, destination in zip(other.arrays, self.arrays, strict=True):
+            destination[:, :, :size] = source[:, :, :size]
+
+
+def numpy_type(kind: ov.Type) -> np.dtype[Any]:
+    """What numbers of `kind` are kept in: numpy has no bf16."""
+    return np.dtype(np.float16 if kind == ov.Type.bf16 else kind.to_dtype())
+
+
+def tensor_on(array: NDArray[Any], kind: ov.Type) -> ov.Tensor:
+    """A tensor on the array's own memory."""
+    return ov.Tensor(array, ov.Shape(array.shape), kind)

@@ -16,10 +16,8 @@ from mirrorsd.device_maps import ExitPlacement
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import TargetEntry
-from mirrorsd.runtime.backends.openvino.draft_shapes import device_options, host_options
-from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
-from mirrorsd.runtime.backends.openvino.npu.blobs import BundleBlobs
-from mirrorsd.runtime.backends.openvino.npu_conformance import Conformance, check_conformance
+from mirrorsd.runtime.backends.openvino.draft_shapes import OPENVINO_ERRORS, device_options, host_options
+from mirrorsd.runtime.backends.openvino.npu_blobs import BundleBlobs
 from mirrorsd.runtime.backends.protocol import ExitGuesses
 
 ROW_BUCKETS = (1, 8, 16, 32)
@@ -54,14 +52,6 @@ class OpenVinoExits:
         for layer in self._files:
             for rows in {1, num_rows}:
                 self._request(layer, rows).run(np.zeros((1, rows, self._width), dtype=np.float32))
-
-    def conformance(self) -> dict[str, Conformance]:
-        """What an NPU would have against each exit's graph, by `file, rows`."""
-        return {
-            f"{path.name}, {rows} rows": check_conformance(self._static_model(path, rows))
-            for path in self._files.values()
-            for rows in ROW_BUCKETS
-        }
 
     def guess(self, layer: int, hidden: NDArray[Any]) -> ExitGuesses:
         """What the exit after `layer` layers says about `hidden [1, S, H]`; worked out when it is first looked at.

@@ -18,11 +18,11 @@ from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Exit, Head, Segment, TargetEntry
-from mirrorsd.runtime.backends.openvino.errors import OPENVINO_ERRORS
+from mirrorsd.runtime.backends.openvino.draft_shapes import OPENVINO_ERRORS
 from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
 from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, TargetOutput
 from mirrorsd.runtime.ledger import Ledger
-from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
+from mirrorsd.runtime.sampling.filters import ShortlistFilter
 
 _NEAR_TIE_GAPS = {"float32": 1e-3, "float16": 5e-2}
 

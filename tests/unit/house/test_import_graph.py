@@ -19,14 +19,27 @@ ALLOWED = {
         *("mirrorsd.graphs", "mirrorsd.device_maps", "numpy", "onnxruntime", "openvino", "tokenizers", "jinja2"),
         *("llguidance", "packaging", "psutil"),
     },
+    "machine": {
+        *("mirrorsd.graphs", "mirrorsd.device_maps", "mirrorsd.runtime", "numpy", "onnxruntime", "openvino"),
+        *("packaging", "psutil"),
+    },
     "training": {"mirrorsd.graphs", "mirrorsd.families", "matplotlib", *TRAINERS},
     "server": {
-        *("mirrorsd", "mirrorsd.graphs", "mirrorsd.runtime"),
+        *("mirrorsd", "mirrorsd.graphs", "mirrorsd.machine", "mirrorsd.runtime"),
         *("starlette", "uvicorn", "pydantic", "prometheus_client", "h11"),
     },
     "cli": {
         *("mirrorsd", "mirrorsd.graphs", "mirrorsd.device_maps", "mirrorsd.export"),
-        *("mirrorsd.runtime", "mirrorsd.server", "mirrorsd.training", "typer", "rich", "matplotlib", "optimum"),
+        *(
+            "mirrorsd.machine",
+            "mirrorsd.runtime",
+            "mirrorsd.server",
+            "mirrorsd.training",
+            "typer",
+            "rich",
+            "matplotlib",
+            "optimum",
+        ),
         *("prompt_toolkit", "numpy"),
         *("openvino", "openvino_genai", "onnxruntime_genai"),  # in the environments of other runtimes
     },
@@ -94,3 +107,25 @@ def test_nothing_but_its_command_knows_the_server() -> None:
         if folder != "server" and any(owner(module) == "mirrorsd.server" for module in imported_modules(path))
     }
     assert knowing == {"cli/commands/serve.py"}
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the packaged folders by its dotted name inside the project."""
+    paths = [path for folder in (*ALLOWED, "bench") for path in (ROOT / folder).rglob("*.py")]
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+
+
+def test_no_two_files_know_each_other() -> None:
+    """Not even for types alone: what two files need of each other has a name of its own, below both."""
+    known = modules()
+    edges: dict[str, set[str]] = {name: set() for name in known}
+    for name, path in known.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mirrorsd."):
+                base = (node.module or "").removeprefix("mirrorsd.")
+                wanted = {f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base for alias in node.names}
+                edges[name] |= (wanted & known.keys()) - {name}
+    free: set[str] = set()
+    while more := {name for name in edges.keys() - free if edges[name] <= free}:
+        free |= more
+    assert not edges.keys() - free, "these files import each other, or what does"

@@ -13,22 +13,20 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "ledger": set(),
         "setting_rules": set(),
         "turns": set(),
-        "cancel_token": set(),
         "saved_cache": {"setting_rules"},
-        "config": {"cancel_token", "setting_rules"},
+        "config": {"setting_rules"},
         "sampling": {"config"},
         "text": {"config"},
         "backends": {"ledger", "sampling"},
         "policy": {"backends", "config", "sampling"},
         "devices": {"backends"},
-        "doctor": {"backends", "ledger"},
-        "tuned": {"config", "devices", "doctor", "policy", "setting_rules"},
+        "tuned": {"config", "devices", "policy", "setting_rules"},
         "draft": {"backends", "ledger", "policy", "sampling"},
-        "decoding": {"backends", "config", "devices", "draft", "ledger", "policy", "sampling"},
+        "engine": {"backends", "config", "devices", "policy"},
+        "decoding": {"backends", "config", "devices", "draft", "engine", "ledger", "policy", "sampling"},
         "reporting": {"decoding", "ledger", "sampling"},
-        "engine": {"backends", "config", "decoding", "devices", "draft", "policy"},
-        "generation": {"decoding", "engine", "reporting", "text", "turns"},
-        "generation_options": {"cancel_token", "config"},
+        "generation": {"decoding", "reporting", "text", "turns"},
+        "generation_options": {"config"},
         "session": {
             *("config", "decoding", "devices", "draft", "engine", "generation", "generation_options"),
             *("reporting", "sampling", "saved_cache", "setting_rules", "text", "turns"),
@@ -39,7 +37,6 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             *(
                 "config",
                 "devices",
-                "doctor",
                 "engine",
                 "generation_options",
                 "loading",
@@ -49,10 +46,11 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             ),
             *("setting_rules", "text", "tuned"),
         },
-        "tuning": {
-            *("backends", "config", "decoding", "devices", "doctor", "draft", "engine", "ledger", "pipeline"),
-            *("policy", "reporting", "sampling", "session", "text", "tuned"),
-        },
+    },
+    "machine": {
+        "npu": set(),
+        "doctor": {"npu"},
+        "tuning": {"doctor"},
     },
     "export": {
         "weights": set(),
@@ -115,8 +113,8 @@ ROOMS: dict[str, dict[str, set[str]]] = {
 }
 """Rooms and single files of a package, from the ground up, and what each may import of the same package."""
 VENDORS = {"onnxruntime", "openvino"}
-KNOW_VENDORS = ("runtime/backends/", "runtime/devices/inventory.py", "runtime/doctor/", "export/", "bench/")
-"""The runtime talks to a vendor in its backends, where it looks for devices, and where it examines a machine."""
+KNOW_VENDORS = ("runtime/backends/", "runtime/devices/inventory.py", "runtime/devices/hardware.py", "machine/")
+"""The runtime talks to a vendor in its backends and where it looks for devices; `machine/` examines them."""
 
 
 def modules(package: str) -> Iterator[tuple[Path, str]]:
@@ -169,10 +167,11 @@ def test_no_folder_is_too_full() -> None:
     assert {str(folder.relative_to(ROOT)): size for folder, size in folders.items() if size > MOST_MODULES} == {}
 
 
-def test_only_backends_inventory_and_doctor_know_the_vendors() -> None:
+def test_only_backends_devices_and_machine_know_the_vendors() -> None:
     wrong = [
         str(path.relative_to(ROOT))
-        for path, _ in modules("runtime")
+        for package in ("runtime", "machine")
+        for path, _ in modules(package)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Import | ast.ImportFrom)
         and {name.split(".")[0] for name in _names(node)} & VENDORS

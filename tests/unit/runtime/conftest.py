@@ -12,6 +12,7 @@ from mirrorsd.runtime.backends.fake import FakeDraft, FakeModel, FakeTarget
 from mirrorsd.runtime.backends.protocol import TargetOutput
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.decoding.seat import Seat
 from mirrorsd.runtime.decoding.step import Decoder
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.engine import Engine
@@ -79,7 +80,7 @@ class Bench:
         self.engine = Engine(*models, takes_turns=takes_turns)
         if isinstance(target, SteadyTarget):
             target.draft_worker = self.engine.draft_worker
-        self.seat = self.engine.open_seat()
+        self.seat = Seat(self.engine)
         self.cancel = threading.Event()
         self.last_request: Request | None = None
         self.last_decoder: Decoder | None = None

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.runtime.cancel_token import CancelToken
-from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig, resolve_generation
+from mirrorsd.machine.tuning.contest import candidate_settings
+from mirrorsd.runtime.config import CancelToken, GenerationConfig, SpeculationConfig, resolve_generation
 from mirrorsd.runtime.engine import resolve_speculation
-from mirrorsd.runtime.tuning.contest import candidate_settings
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ from mirrorsd.graphs.errors import Cancelled
 from mirrorsd.runtime.backends.fake import FakeDraft, FakeModel, FakeTarget
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.decoding.seat import Seat
 from mirrorsd.runtime.devices.workers import DeviceWorker
-from mirrorsd.runtime.engine import Engine, Seat
+from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.generation import SeatedDecoder
 from mirrorsd.runtime.turns import Turns
 
@@ -65,8 +66,8 @@ class CancelledWhenAsked(threading.Event):
 @pytest.mark.parametrize("method", ["mirror", "serial", "auto"])
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.9, "seed": 5}])
 def test_concurrent_sessions_get_their_own_texts(engine: Engine, method: str, settings: dict) -> None:
-    expected = [decode(engine.open_seat(), prompt, "plain", **settings) for prompt in PROMPTS]
-    seats = [engine.open_seat() for _ in PROMPTS]
+    expected = [decode(Seat(engine), prompt, "plain", **settings) for prompt in PROMPTS]
+    seats = [Seat(engine) for _ in PROMPTS]
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
         for _ in range(2):
             futures = [
@@ -77,10 +78,10 @@ def test_concurrent_sessions_get_their_own_texts(engine: Engine, method: str, se
 
 
 def test_cancelling_one_session_leaves_the_other_alone(engine: Engine) -> None:
-    expected = decode(engine.open_seat(), PROMPTS[1], "plain")
+    expected = decode(Seat(engine), PROMPTS[1], "plain")
     with ThreadPoolExecutor(2) as pool:
-        cancelled = pool.submit(decode, engine.open_seat(), PROMPTS[0], "mirror", CancelledWhenAsked())
-        other = pool.submit(decode, engine.open_seat(), PROMPTS[1], "mirror")
+        cancelled = pool.submit(decode, Seat(engine), PROMPTS[0], "mirror", CancelledWhenAsked())
+        other = pool.submit(decode, Seat(engine), PROMPTS[1], "mirror")
         with pytest.raises(Cancelled):
             cancelled.result()
         assert other.result() == expected
@@ -88,7 +89,7 @@ def test_cancelling_one_session_leaves_the_other_alone(engine: Engine) -> None:
 
 def test_two_sessions_share_the_devices_fairly(engine: Engine) -> None:
     """When the first has finished, the other has more than half of its text."""
-    seats = [engine.open_seat(), engine.open_seat()]
+    seats = [Seat(engine), Seat(engine)]
     together = threading.Barrier(2)
     requests = [
         new_request(seat, prompt, "mirror", max_new_tokens=120) for seat, prompt in zip(seats, PROMPTS[:2], strict=True)
@@ -106,15 +107,15 @@ def test_two_sessions_share_the_devices_fairly(engine: Engine) -> None:
 
 
 def test_a_new_session_starts_with_empty_caches(engine: Engine) -> None:
-    expected = decode(engine.open_seat(), PROMPTS[0], "plain")
-    seat = engine.open_seat()
+    expected = decode(Seat(engine), PROMPTS[0], "plain")
+    seat = Seat(engine)
     decode(seat, [int(token) for token in np.arange(10)], "mirror")
     assert decode(seat, PROMPTS[0], "mirror") == expected
 
 
 def test_a_seat_is_released_on_the_workers_after_what_runs_there(engine: Engine) -> None:
     """Closing while a draft round is under way must not pull its buffers away."""
-    seat, release, events = engine.open_seat(), threading.Event(), []
+    seat, release, events = Seat(engine), threading.Event(), []
     seat._draft_session.close = lambda: events.append(threading.current_thread().name)
     engine.draft_worker.submit(lambda: (release.wait(5), events.append("round")))
     seat.close()
@@ -128,9 +129,9 @@ def test_a_seat_is_released_on_the_workers_after_what_runs_there(engine: Engine)
 def test_nothing_is_prepared_while_another_conversation_fills_the_target(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, is_crowded: bool
 ) -> None:
-    expected = decode(engine.open_seat(), PROMPTS[0], "plain")
+    expected = decode(Seat(engine), PROMPTS[0], "plain")
     monkeypatch.setattr(DeviceWorker, "serves_others", lambda worker, owner: is_crowded)
-    seat = engine.open_seat()
+    seat = Seat(engine)
     request = new_request(seat, PROMPTS[0], "mirror")
     assert finish(seat, request) == expected
     sources = {step.next_source for step in request.steps}
@@ -149,7 +150,7 @@ def test_drafting_behind_anothers_pass_counts_as_queueing(scripted: Callable, dr
         lambda: FakeModel(lambda: FakeTarget(scripted, vocab_size=16, suffix_seconds=0.002)),
         lambda: FakeModel(lambda: FakeDraft(slow_draft, vocab_size=16, num_streams=3)),
     )
-    request, stop = new_request(made.open_seat(), PROMPTS[0], "serial"), threading.Event()
+    request, stop = new_request(Seat(made), PROMPTS[0], "serial"), threading.Event()
 
     def crowd() -> None:
         while not stop.is_set():
@@ -157,7 +158,7 @@ def test_drafting_behind_anothers_pass_counts_as_queueing(scripted: Callable, dr
 
     with ThreadPoolExecutor(1) as pool:
         pool.submit(crowd)
-        finish(made.open_seat(), request)
+        finish(Seat(made), request)
         stop.set()
     made.close()
     seconds = sum(step.ended - step.started for step in request.steps) - request.ledger.queued_s
@@ -169,7 +170,7 @@ def test_drafting_behind_anothers_pass_counts_as_queueing(scripted: Callable, dr
 def test_what_no_first_token_needs_is_left_until_the_second_step_and_done_once(engine: Engine) -> None:
     done: list[str] = []
     engine.leave_for_later(lambda _: done.append(threading.current_thread().name))
-    seat = engine.open_seat()
+    seat = Seat(engine)
     request = new_request(seat, PROMPTS[0], "plain")
     decoder = SeatedDecoder(request, seat, Turns())
     inflight = decoder.step(decoder.start()).inflight

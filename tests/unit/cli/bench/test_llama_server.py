@@ -13,7 +13,6 @@ import pytest
 
 from mirrorsd.cli.bench import llama_server
 from mirrorsd.cli.bench.llama_server import LlamaServer, find_server, speculation
-from mirrorsd.cli.bench.peer_worker import Asked
 from mirrorsd.cli.bench.peers import Peer, PeerOption
 from mirrorsd.graphs.errors import ConfigError, GenerationError
 
@@ -80,8 +79,8 @@ def server(program: Path) -> Iterator[LlamaServer]:
     started.close()
 
 
-def asked(*ids: int, most: int = 4, ends: tuple[int, ...] = (100,)) -> Asked:
-    return Asked(ids=list(ids), most=most, ends=list(ends), settings={})
+def asked(*ids: int, most: int = 4, ends: tuple[int, ...] = (100,)) -> dict[str, Any]:
+    return {"ids": list(ids), "most": most, "ends": list(ends)}
 
 
 def test_the_program_is_a_file_a_folder_or_a_name_on_the_path(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,24 +114,24 @@ def test_it_drafts_by_a_model_or_looks_up(draft: Path | None, options: dict[str,
 
 
 def test_a_text_ends_at_the_file_s_ends_or_after_the_most_tokens(server: LlamaServer) -> None:
-    assert server.decode(asked(5, 197)) == ([198, 199], 0, 0.25)
-    assert server.decode(asked(5, 7)) == ([8, 9, 10, 11], 2, 0.25)
-    assert server.decode(asked(50))[0] == [51, 52, 53, 54], "it made one more, to complete a character"
-    assert server.decode(asked(5, 198, ends=()))[0] == [199, 200, 201, 202]
+    assert server.decode(**asked(5, 197)) == ([198, 199], 0, 0.25)
+    assert server.decode(**asked(5, 7)) == ([8, 9, 10, 11], 2, 0.25)
+    assert server.decode(**asked(50))[0] == [51, 52, 53, 54], "it made one more, to complete a character"
+    assert server.decode(**asked(5, 198, ends=()))[0] == [199, 200, 201, 202]
 
 
 def test_other_ends_than_the_file_s_are_refused(server: LlamaServer) -> None:
     with pytest.raises(GenerationError, match=r"goes on after the tokens \[8\]"):
-        server.decode(asked(7, ends=(8,)))
+        server.decode(**asked(7, ends=(8,)))
 
 
 def test_a_refusal_an_end_and_a_deadline_are_errors(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = LlamaServer(Path("m.gguf"), None, 3, {"server": str(program), "context": 64})
     with pytest.raises(GenerationError, match=r"refused /completion with status 400: .*too long"):
-        server.decode(asked(666))
+        server.decode(**asked(666))
     monkeypatch.setattr(llama_server, "_ANSWER_S", 0.2)
     with pytest.raises(GenerationError, match=r"(?s)gave no answer after 0\.\d seconds \(timed out\).*a request came"):
-        server.decode(asked(668))
+        server.decode(**asked(668))
     server.close()
     with pytest.raises(GenerationError, match=r"ended before it was ready \(status 1\):\nno such architecture"):
         LlamaServer(Path("broken.gguf"), None, 3, {"server": str(program), "context": 64})
@@ -140,7 +139,7 @@ def test_a_refusal_an_end_and_a_deadline_are_errors(program: Path, monkeypatch: 
 
 def test_a_server_that_ends_says_so(server: LlamaServer) -> None:
     with pytest.raises(GenerationError, match="gave no answer"):
-        server.decode(asked(667))
+        server.decode(**asked(667))
 
 
 def test_one_that_never_gets_ready_is_ended(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,10 +170,10 @@ def test_the_real_server_writes_the_same_text_in_all_its_ways(monkeypatch: pytes
     texts = []
     for options in ({}, {"longest_ngram": 1, "num_drafted": 4}):
         server = LlamaServer(model, None, 1, {"server": found, "context": 256} | options)
-        texts.append(server.decode(asked(1, 93, 94, most=24, ends=())))
+        texts.append(server.decode(**asked(1, 93, 94, most=24, ends=())))
         server.close()
     drafting = LlamaServer(model, model, 1, {"server": found, "context": 256, "num_drafted": 3})
-    ids, passes, first_s = drafting.decode(asked(1, 93, 94, most=24, ends=()))
+    ids, passes, first_s = drafting.decode(**asked(1, 93, 94, most=24, ends=()))
     drafting.close()
     assert [text[0] for text in texts] == [ids, ids]
     assert (len(ids), texts[0][1]) == (24, 24)

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 from answer_lines import line
 
 from mirrorsd.cli.bench import charts, report
-from mirrorsd.runtime.reporting.timeline import Box, Timeline
+from mirrorsd.cli.output.timeline import Box, Timeline
 
 SETTINGS = {
     "bundle": "fox & <heron>.mirror",

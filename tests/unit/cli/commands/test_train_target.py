@@ -15,5 +15,5 @@ def test_half_of_what_a_training_leaves_free_may_be_used(
     checkpoint = SimpleNamespace(source=SimpleNamespace(num_parameters=1000), config={"vocab_size": 50})
     needed = training_bytes(fixed=1000, trained=10, tokens=64, vocab_size=50)
     free = None if left is None else needed + left
-    monkeypatch.setattr("mirrorsd.runtime.doctor.memory.free_memory", lambda _: free)
+    monkeypatch.setattr("mirrorsd.machine.doctor.memory.free_memory", lambda _: free)
     assert spare_memory(checkpoint, trained=10, tokens=64) == expected  # type: ignore[arg-type]

@@ -10,8 +10,8 @@ import pytest
 from mirrorsd.cli.input.estimated_pace import estimated_pace, with_host_ms
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.runtime.backends.openvino.npu.blobs import report_document
-from mirrorsd.runtime.backends.openvino.npu.compiler import ShapeReport
+from mirrorsd.machine.npu.compiler import ShapeReport
+from mirrorsd.machine.npu.report import report_document
 
 CARD = load_device_map("lunar-lake")
 

@@ -63,7 +63,7 @@ def test_a_conversation_may_hold_parts_tools_and_other_keys(tmp_path: Path) -> N
         encoding="utf-8",
     )
     assert read_messages(path) == [
-        {"role": "user", "content": "Hi"},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
         {"role": "assistant", "content": None, "tool_calls": [1]},
         {"role": "tool", "content": "7", "name": "sum"},
     ]

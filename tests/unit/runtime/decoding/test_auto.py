@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from mirrorsd.device_maps import Pace
+from mirrorsd.machine.tuning.recorder import record_text
+from mirrorsd.machine.tuning.recording import Recording
+from mirrorsd.machine.tuning.simulation import Scenario, SimulatedLink, simulate, tokens_per_second
 from mirrorsd.runtime.backends.fake import FakeDraft
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
-from mirrorsd.runtime.tuning.recorder import record_text
-from mirrorsd.runtime.tuning.recording import Recording
-from mirrorsd.runtime.tuning.simulation import Scenario, SimulatedLink, simulate, tokens_per_second
 
 Make = Callable[..., Any]
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from mirrorsd.graphs.errors import Cancelled, ContextLengthError, GenerationError
-from mirrorsd.runtime.cancel_token import CancelToken
-from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
+from mirrorsd.runtime.config import CancelToken, GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.decoding.request import Request, StepRecord
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from mirrorsd.device_maps import DeviceMap, TargetPlacement, load_device_map
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.backends.onnxruntime.bound_pass import Place
 from mirrorsd.runtime.backends.onnxruntime.providers import provider_options, session_options
+from mirrorsd.runtime.backends.onnxruntime.stage import Place
 from mirrorsd.runtime.devices import inventory as devices
 from mirrorsd.runtime.devices.inventory import (
     AUTO_ORDER,

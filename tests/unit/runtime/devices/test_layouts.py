@@ -9,12 +9,11 @@ import pytest
 
 from mirrorsd.device_maps import DeviceMap, DraftPlacement, TargetPlacement, load_device_map
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.machine.tuning.contest import Contest, best_speculation, fastest_layout, finalists
 from mirrorsd.runtime.backends.onnxruntime.providers import session_options
 from mirrorsd.runtime.config import SpeculationConfig
-from mirrorsd.runtime.devices.layouts import choose_layout, lay_out, target_thread_cores
-from mirrorsd.runtime.devices.processor import Cores, usable_cores
+from mirrorsd.runtime.devices.layouts import Cores, choose_layout, lay_out, target_thread_cores, usable_cores
 from mirrorsd.runtime.tuned import Tuned
-from mirrorsd.runtime.tuning.contest import Contest, best_speculation, fastest_layout, finalists
 
 FOUR = Cores((0, 1, 2, 3), 4)
 

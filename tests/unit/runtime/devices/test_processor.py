@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mirrorsd.cli.output.machine import describe_machine
-from mirrorsd.runtime.devices.processor import processor_name
+from mirrorsd.runtime.devices.layouts import processor_name
 
 X86 = (
     "processor\t: 0\nmodel name\t: Intel(R) Xeon(R) Processor\nflags\t\t: fpu\n\nprocessor\t: 1\nmodel name\t: other\n"

@@ -6,7 +6,6 @@ from html import unescape
 import pytest
 
 from mirrorsd.runtime.ledger import Span
-from mirrorsd.runtime.reporting.result_page import result_page
 from mirrorsd.runtime.reporting.results import GeneratedToken, GenerationResult
 
 TOKENS = (
@@ -40,7 +39,7 @@ def test_the_text_is_there_once_and_escaped() -> None:
 
 
 def test_drafted_tokens_are_marked_and_counted() -> None:
-    page = result_page(result())
+    page = result()._repr_html_()
     assert "3 of 4 tokens" in page
     assert re.findall(r'<span title="([^"]*)"( style="[^"]*")?>([^<]*)', page) == [
         ("drafted, then found right by the target", ' style="background:rgba(63,154,107,.25)"', "Once &lt;upon&gt;"),
@@ -55,7 +54,7 @@ def test_the_timeline_has_a_lane_per_device_and_a_bounded_size() -> None:
         for start in range(20_000)
         for device in ("target", "draft")
     )
-    page = result_page(result(spans=spans))
+    page = result(spans=spans)._repr_html_()
     assert ">target</text>" in page
     assert ">draft</text>" in page
     assert "20.00 s" in page
@@ -64,4 +63,4 @@ def test_the_timeline_has_a_lane_per_device_and_a_bounded_size() -> None:
 
 @pytest.mark.parametrize("spans", [(), (Span("target", "prefix", 1.0, 1.0),)])
 def test_a_text_of_no_time_is_shown_too(spans: tuple[Span, ...]) -> None:
-    assert "Once" in result_page(result(spans=spans))
+    assert "Once" in result(spans=spans)._repr_html_()

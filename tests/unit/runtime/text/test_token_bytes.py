@@ -2,7 +2,7 @@
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from mirrorsd.runtime.text.token_bytes import TokenBytes
+from mirrorsd.runtime.text.tokenizer import TokenBytes
 
 TEXT = "A caf\u00e9, \U0001f98a and \u65e5\u672c \n\t end"
 

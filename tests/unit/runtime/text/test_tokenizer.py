@@ -137,7 +137,7 @@ def test_the_template_is_told_of_tools_variables_and_calls(telling: BundleTokeni
         {"role": "tool", "content": "blue"},
     ]
     told = telling.decode(telling.encode_chat(messages, [{"name": "look"}], {"enable_thinking": False}))
-    assert told.startswith('False|[{"name": "look"}]|False|user:Hi;assistant:None[{')
+    assert told.startswith('False|[{"name": "look"}]|False|user:Hi;assistant:[{')
     assert '"arguments": {"at": "sky"}' in told
     assert told.endswith("tool:blue;")
     bare = telling.decode(telling.encode_chat(messages[:1]))

@@ -1,0 +1,179 @@
+"""A session's seat: its caches on both devices, and the decoders that use them.
+
+Owns, too, the one assembly of a request's parts to a decoder, for real devices, for simulated ones and for tests.
+"""
+
+import warnings
+from collections.abc import Callable, Collection
+from contextlib import suppress
+
+from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.runtime.config import HEAD_METHODS, SpeculationConfig
+from mirrorsd.runtime.decoding.auto import AutoSource
+from mirrorsd.runtime.decoding.draft_link import DraftLine, DraftLink
+from mirrorsd.runtime.decoding.head import HeadLink, HeadSource
+from mirrorsd.runtime.decoding.lookup import FreeRows, LookupSource, Repeats
+from mirrorsd.runtime.decoding.mirror import MirrorSource
+from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.runtime.decoding.step import Decoder, SerialSource, StepDecoder
+from mirrorsd.runtime.decoding.target_link import TargetLine, TargetLink
+from mirrorsd.runtime.draft.drafter import Drafter
+from mirrorsd.runtime.draft.tree import BranchTable
+from mirrorsd.runtime.engine import Engine
+from mirrorsd.runtime.policy.account import Knowledge
+from mirrorsd.runtime.policy.roots import RootPlanner
+
+
+class Seat:
+    """One session's caches on both devices, and the decoders that use them. One request at a time."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._target_session = engine.target_worker.run(engine.target_model.new_session)
+        self._draft_session = engine.draft_worker.run(engine.draft_model.new_session)
+        self._target = TargetLink(self._target_session, engine.target_worker)
+        self._drafter = Drafter(self._draft_session)
+        self._link: DraftLink | None = None
+        self._heads: dict[str, HeadLink] = {}
+        self._head: HeadLink | None = None
+
+    @property
+    def context(self) -> int:
+        """Most tokens of prompt and new text together."""
+        return min(self._target_session.context, self._draft_session.capacity)
+
+    @property
+    def target(self) -> TargetLink:
+        """The line to the target, for its cache."""
+        return self._target
+
+    @property
+    def draft_failure(self) -> str | None:
+        """Why the draft, or the head, was given up in the current request."""
+        link = self._head or self._link
+        return link.failure if link else None
+
+    def settle(self) -> None:
+        """See `Engine.settle`."""
+        self._engine.settle()
+
+    @property
+    def heads(self) -> Collection[str]:
+        """The kinds of heads that can run here."""
+        return self._target_session.heads
+
+    def decoder(self, request: Request, method: str) -> Decoder:
+        """The decoder for a request; plain where the draft cannot be used."""
+        self._head = None
+        if method in HEAD_METHODS:
+            return self._head_decoder(request, method)
+        if method == "lookup":
+            return lookup_decoder(request, self._target, self._engine.known)
+        if method == "plain" or not self._is_draft_ready():
+            return plain_decoder(request, self._target)
+        self._link = link = DraftLink(
+            self._drafter,
+            self._engine.draft_worker,
+            request.speculation.draft_deadline_s,
+            request.ledger,
+            takes_turns=self._engine.takes_turns,
+            is_cancelled=request.is_cancelled,
+        )
+        num_slots = min(self._draft_session.capacity, request.max_tokens + _scratch_slots(request.speculation))
+        link.prepare(num_slots, self._engine.preparing_worker)
+        return decoder_with(request, method, self._target, link, self._engine.known)
+
+    def _head_decoder(self, request: Request, kind: str) -> Decoder:
+        """One that starts over with a head that failed before."""
+        if kind not in self._heads or self._heads[kind].failure is not None:
+            self._heads[kind] = HeadLink(kind, self._target_session, self._target)
+        self._head = self._heads[kind]
+        return head_decoder(request, self._target, self._head, self._engine.known)
+
+    def _is_draft_ready(self) -> bool:
+        """Whether the draft answers; one that failed but is not hung starts over with an empty cache."""
+        if self._link is None or self._link.failure is None:
+            return True
+        if self._link.is_busy():
+            warnings.warn(
+                f"The draft is still hung ({self._link.failure}); this text is decoded plainly.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return False
+        self._drafter.forget()
+        return True
+
+    def terminate(self) -> None:
+        """Ask the target's device to end the pass that is running for this session, from any thread."""
+        self._target.terminate()
+
+    def close(self) -> None:
+        """Release the caches, on their own workers and after what is still running there; does not wait."""
+        for worker, session in (
+            (self._engine.target_worker, self._target_session),
+            (self._engine.draft_worker, self._draft_session),
+        ):
+            with suppress(DeviceError):  # closed already, and everything that it held is gone
+                worker.submit(session.close, self)
+
+
+def _scratch_slots(speculation: SpeculationConfig) -> int:
+    """Most cache slots past the text: the window, and a whole branch for every root.
+
+    A plan may be made twice in a step, before and after the exit has spoken: branches of the first keep their slots.
+    """
+    per_row = speculation.kappa * (1 + speculation.gamma)
+    num_roots = 2 * speculation.roots if speculation.allocation == "global" else per_row
+    return (1 + speculation.gamma) * (1 + num_roots)
+
+
+def plain_decoder(request: Request, target: TargetLine) -> StepDecoder:
+    """Decodes without a draft."""
+    return StepDecoder(request, target, FreeRows(request), "plain")
+
+
+def lookup_decoder(request: Request, target: TargetLine, known: Knowledge) -> StepDecoder:
+    """Decodes with windows from the text itself."""
+    is_sampling = request.chooser.is_sampling
+    request.windows = known.windows(request.speculation, is_sampling=is_sampling)
+    request.look_up(known.lengths[is_sampling].repeats)
+    return StepDecoder(request, target, LookupSource(request, target.row_group), "lookup")
+
+
+def head_decoder(request: Request, target: TargetLine, head: HeadLink, known: Knowledge) -> StepDecoder:
+    """Decodes with windows from a head."""
+    is_sampling = request.chooser.is_sampling
+    request.windows = known.windows(request.speculation, is_sampling=is_sampling, head=head.kind)
+    return StepDecoder(request, target, HeadSource(request, head), head.kind)
+
+
+def decoder_with(
+    request: Request,
+    method: str,
+    target: TargetLine,
+    draft: DraftLine,
+    known: Knowledge,
+    new_table: Callable[[], BranchTable] = BranchTable,
+) -> StepDecoder:
+    """Decodes with a draft by `serial`, `mirror` or `auto`; branches of mirror decoding go into `new_table()`."""
+    if method == "plain":
+        return plain_decoder(request, target)
+    is_sampling = request.chooser.is_sampling
+    request.windows = known.windows(request.speculation, is_sampling=is_sampling)
+    if request.speculation.repeats:
+        request.look_up(known.lengths[is_sampling].repeats)
+    passes = request.speculation.passes if draft.drafter.session.shape.num_streams else request.gamma
+    serial = SerialSource(request, draft, passes)
+    planner = RootPlanner(request.speculation, request.chooser, known.root_scores)
+    mirror = MirrorSource(serial, target, planner, new_table)
+    if method == "serial":
+        return StepDecoder(request, target, serial, method)
+    if method == "mirror":
+        return StepDecoder(request, target, mirror, method)
+    pair = known.pairs[is_sampling]
+    is_overlapping = pair.method == "mirror" or (not pair.method and not draft.takes_turns)
+    source = AutoSource(
+        serial, mirror if is_overlapping else serial, Repeats(request), FreeRows(request, target.row_group), pair
+    )
+    return StepDecoder(request, target, source, method)
