@@ -4,6 +4,7 @@ from typing import Any
 
 from mirrorsd import __version__
 from mirrorsd.server.answers.chat import template_message
+from mirrorsd.server.answers.tools import Wish, plan
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.metrics import CONTENT_TYPE_LATEST
 from mirrorsd.server.service import Service
@@ -111,9 +112,8 @@ async def detokenize(service: Service, exchange: Exchange, body: DetokenizeReque
 async def apply_template(service: Service, exchange: Exchange, body: TemplateRequest) -> None:
     """`POST /apply-template`: a conversation as the model reads it."""
     async with service.shelf.use(body.model) as bundle:
-        tokens = await bundle.encode(
-            messages=[template_message(message) for message in body.messages],
-            tools=[tool.model_dump(exclude_none=True) for tool in body.tools or []],
-            template_variables=body.chat_template_kwargs or {},
-        )
+        messages = [template_message(message) for message in body.messages]
+        tools = await plan(bundle, Wish(body.tools or ()), {}, messages, service.settings.limits)
+        messages, told = tools.told(messages)
+        tokens = await bundle.encode(messages=messages, tools=told, template_variables=body.chat_template_kwargs or {})
         await exchange.json({"prompt": bundle.tokenizer.decode(tokens, skip_special_tokens=False)})

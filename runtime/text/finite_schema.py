@@ -13,8 +13,8 @@ of an object share its room. A list of room `r` has at most about the root of `r
 {'type': 'string', 'maxLength': 128}
 """
 
-from collections.abc import Iterable, Mapping
-from math import floor, isqrt, log10
+from collections.abc import Mapping
+from math import isqrt
 from typing import Any
 
 LEAST_ROOM = 16
@@ -25,6 +25,8 @@ DIGITS, DECIMALS = 18, 9
 """Of a number, before and behind the point; an exponent would have no end either."""
 WHITESPACE = r"[ ]|\r?\n[ \t]{0,32}"
 """Between two parts of a document: nothing, a space, or a line's end and the next line's indent."""
+_NARROW = 1e-6
+"""A range of numbers that so few decimals would leave too little of: they are not bounded there."""
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
 _KEYWORDS = {
     "object": ("properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties"),
@@ -83,6 +85,7 @@ class _Expander:
                 found[key] = self._in_place(schema, key, room, own)
                 if found[key] is None:
                     return None
+        others = others.union(*(self._names({key: schema[key]}) for key in ("$ref", *_IN_PLACE) if key in schema))
         types = _types(found)
         bounded = {name: self._bounded(name, found, room, others) for name in types}
         if types and not any(bounded.values()):
@@ -140,7 +143,7 @@ class _Expander:
         # llguidance counts further keys only where all named ones are required: these, or those.
         alone = {"type": "object", "properties": {**named, **dict.fromkeys(optional, False)}, "required": needed}
         both = {"type": "object", "properties": dict(named), "required": needed}
-        return {"properties": {}, "required": [], "anyOf": [both | closed, alone | closed | limits]}
+        return {"properties": {}, "required": [], "additionalProperties": True, "anyOf": [both | closed, alone | closed | limits]}
 
     def _array(self, schema: Schema, room: int) -> Schema | None:
         count = _count(schema, "minItems", "maxItems", room)
@@ -259,13 +262,12 @@ def _number(schema: Schema, kind: str) -> Schema:
     largest = 10**DIGITS
     found: Schema = {}
     if not high:
-        found["maximum"] = max(largest, *(10 * abs(int(bound)) for bound in low))  if low else largest
+        found["maximum"] = max([largest, *(10 * abs(int(bound)) for bound in low)])
     if not low:
-        found["minimum"] = -max(largest, *(10 * abs(int(bound)) for bound in high)) if high else -largest
-    if kind == "number" and "multipleOf" not in schema:
-        width = max(high) - min(low) if high and low else 1.0
-        finer = max(0, -floor(log10(width))) if width > 0 else 0
-        found["multipleOf"] = float(f"1e-{DECIMALS + finer}")
+        found["minimum"] = -max([largest, *(10 * abs(int(bound)) for bound in high)])
+    is_narrow = bool(high and low) and max(high) - min(low) < _NARROW
+    if kind == "number" and "multipleOf" not in schema and not is_narrow:
+        found["multipleOf"] = float(f"1e-{DECIMALS}")
     return found
 
 

@@ -90,7 +90,7 @@ def completion_settings(body: CompletionRequest, defaults: Mapping[str, Any], li
 def format_settings(wanted: object, limits: Limits, param: str) -> Settings:
     """The constraint of a text by its format."""
     if isinstance(wanted, ObjectFormat):
-        return {"json_schema": {"type": "object"}}
+        return {"json_schema": {"type": "object", "additionalProperties": True}}
     if isinstance(wanted, SchemaFormat):
         check_schema(wanted.json_schema.schema_, limits, f"{param}.json_schema.schema")
         return {"json_schema": wanted.json_schema.schema_}

@@ -15,6 +15,7 @@ from mirrorsd.graphs.errors import ContextLengthError
 from mirrorsd.runtime import CancelToken, Chunk, GenerationConfig, MirrorPipeline
 from mirrorsd.runtime.sampling.noise import nth_seed
 from mirrorsd.runtime.text.messages import text_of
+from mirrorsd.server.bundles.call_forms import Messages, Speech, read_form
 from mirrorsd.server.bundles.fingerprint import fingerprint
 from mirrorsd.server.bundles.reading import BrokenOff, Reading
 from mirrorsd.server.bundles.threaded import Threaded
@@ -71,6 +72,7 @@ class LoadedBundle:
         self._longest_token = max(len(pipe.tokenizer.token_bytes(token)) for token in range(pipe.tokenizer.vocab_size))
         self.fingerprint = fingerprint(folder, pipe)
         self.created = int(time.time())
+        self._speech: Speech | None = None
         self._running: set[Threaded[Event]] = set()
         self._settings = settings
         self._seats = pipe.seats(settings.seats)
@@ -106,6 +108,30 @@ class LoadedBundle:
             raise ApiError(
                 400, f"Reading the prompt took over {self._settings.limits.read_s:g} seconds and was broken off."
             ) from None
+
+    async def speech(self) -> Speech:
+        """How this bundle's model calls tools: read out of its chat template at the first request that has some.
+
+        Raises:
+            ApiError: its template runs for ever.
+        """
+        if self._speech is None:
+            loop, reading = asyncio.get_running_loop(), Reading(self._read_speech)
+            loop.call_later(self._settings.limits.read_s, reading.break_off)
+            try:
+                self._speech = await loop.run_in_executor(self._reading, reading.run)
+            except BrokenOff:
+                raise ApiError(400, "The chat template runs for ever where tools are called.", param="tools") from None
+        return self._speech
+
+    def _read_speech(self) -> Speech:
+        specials, eos_ids = self.tokenizer.special_tokens, self.pipe.manifest.tokens.eos_ids
+        ends = [self.tokenizer.decode([token], skip_special_tokens=False) for token in eos_ids]
+
+        def render(messages: Messages, tools: Sequence[Mapping[str, Any]], is_prompt: bool) -> str:
+            return self.tokenizer.render_chat(messages, tools, add_generation_prompt=is_prompt)
+
+        return Speech(read_form(render, ends), specials, eos_ids, self.context)
 
     async def predict(self, text: str) -> list[int]:
         """Token ids of a text that an answer will probably contain."""
