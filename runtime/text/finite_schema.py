@@ -4,23 +4,26 @@ A schema may allow texts without end: invented keys, endless lists, strings and 
 model that repeats itself then never comes to the end. What is allowed here is a part of what the schema allows. Owns:
 what is closed, and how long things may become. Does not own: the grammar, which is llguidance's.
 
-All follows from the *room*, in characters. A text has as much room as the model's context has tokens. The properties
-of an object share its room. A list of room `r` has at most about the root of `r` items, which together have `2 r`.
+All follows from the *room*, in characters. A text has half as much room as the model's context has tokens: the other
+half is the prompt's. The properties of an object share its room. A list of room `r` has at most about the root of `r`
+items, which together have `2 r`.
 
 >>> finite_schema({"type": "array", "items": {"type": "string"}}, 2048)["maxItems"]
 32
 >>> finite_schema({"type": "array", "items": {"type": "string"}}, 2048)["items"]
-{'type': 'string', 'maxLength': 128}
+{'type': 'string', 'maxLength': 64}
 """
 
 from collections.abc import Mapping
 from math import isqrt
 from typing import Any
 
+from mirrorsd.graphs.errors import ConfigError
+
 LEAST_ROOM = 16
 """Characters that any string may have. Where less is left, an object within its own kind is left out."""
 KEY_LENGTH = 64
-"""Characters of a key that the schema does not name."""
+"""Most characters of a key that the schema does not name."""
 DIGITS, DECIMALS = 18, 9
 """Of a number, before and behind the point; an exponent would have no end either."""
 WHITESPACE = r"[ ]|\r?\n[ \t]{0,32}"
@@ -34,7 +37,15 @@ _KEYWORDS = {
     "string": ("minLength", "maxLength", "pattern", "format"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
 }
-_OWN_VALUES = ("const", "enum", "$ref", "not", "if", *_IN_PLACE)
+_FORMATS = "date-time time date duration email hostname ipv4 ipv6 uuid uri".split()
+"""Forms of strings that llguidance can hold a text to. Others are remarks, as the standard has them: left out."""
+_OWN_VALUES = ("const", "enum", "$ref", *_IN_PLACE)
+_REFUSED = (
+    *("not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains", "propertyNames"),
+    *("dependencies", "dependentRequired", "dependentSchemas", "unevaluatedItems", "unevaluatedProperties"),
+    *("$dynamicRef", "$dynamicAnchor", "$recursiveRef"),
+)
+"""Words that llguidance refuses by name: kept for it. Any other word that is not here is a remark."""
 Schema = dict[str, Any]
 Names = frozenset[str]
 
@@ -46,14 +57,21 @@ def finite_schema(schema: Any, context: int) -> Any:
 
     Args:
         schema: a JSON schema. Its `x-guidance` is kept: llguidance's own options.
-        context: most tokens of the model, which is the room of the whole text.
+        context: most tokens of the model.
+
+    Raises:
+        ConfigError: no value that ends fits the schema, or its definitions are no object.
     """
     if not isinstance(schema, dict | bool):
         return schema
-    expander = _Expander(schema, _even(context))
-    found = expander.at(schema, _even(context))
+    for name in ("$defs", "definitions") if isinstance(schema, dict) else ():
+        if not _is_map(schema.get(name, {})):
+            raise ConfigError(f"The JSON schema cannot be taken: {name} must be an object.")
+    room = _even(context // 2)
+    expander = _Expander(schema, room)
+    found = expander.at(schema, room)
     if found is None:
-        return schema
+        raise ConfigError("The JSON schema cannot be taken: no value that ends fits it.")
     options = dict(schema["x-guidance"]) if isinstance(schema, dict) and _is_map(schema.get("x-guidance")) else {}
     if options.get("whitespace_flexible", True) and not options.get("whitespace_pattern"):
         options["whitespace_pattern"] = WHITESPACE
@@ -77,6 +95,8 @@ class _Expander:
         if not _is_map(schema):
             return None if schema is False else schema
         found = {key: value for key, value in schema.items() if key not in ("$defs", "definitions", "x-guidance")}
+        if isinstance(found.get("format"), str) and found["format"] not in _FORMATS:
+            del found["format"]
         if "const" in found or "enum" in found:
             return found
         own = _own_names(found) | others
@@ -129,8 +149,8 @@ class _Expander:
         if _is_map(patterns) and patterns:
             values = {pattern: self.at(value, share) for pattern, value in patterns.items()}
         else:
-            value = None if more is False else self.at(more, share)
-            values = {} if value is None else {f"^(?s:.){{1,{KEY_LENGTH}}}$": value}
+            value, length = None if more is False else self.at(more, share), min(max(share, LEAST_ROOM), KEY_LENGTH)
+            values = {} if value is None else {f"^(?s:.){{1,{length}}}$": value}
         values = {pattern: value for pattern, value in values.items() if value is not None}
         closed: Schema = {"additionalProperties": False}
         if not values:
@@ -201,7 +221,8 @@ class _Expander:
             kinds: list[Any] = [{"type": name} for name in ("string", "number", "boolean", "null")]
             if room >= LEAST_ROOM:
                 kinds += [{"type": "array", "items": True}, {"type": "object", "additionalProperties": True}]
-            self._written[key] = self._defined({"anyOf": [self.at(kind, room) for kind in kinds]})
+            within = room // 2  # lists in lists take more room than they have
+            self._written[key] = self._defined({"anyOf": [self.at(kind, within) for kind in kinds]})
         return {"$ref": self._written[key]}
 
     def _defined(self, schema: Any) -> str | None:
@@ -227,7 +248,7 @@ class _Expander:
 
 def _says(keyword: str) -> bool:
     """Whether a keyword says something about the value; others are remarks."""
-    return keyword == "type" or keyword in _OWN_VALUES or any(keyword in words for words in _KEYWORDS.values())
+    return keyword == "type" or keyword in (*_OWN_VALUES, *_REFUSED) or any(keyword in words for words in _KEYWORDS.values())
 
 
 def _types(schema: Schema) -> list[str]:
@@ -290,7 +311,7 @@ def _grows(schema: Any) -> bool:
         return True
     if "const" in schema or "enum" in schema:
         return False
-    return bool({"array", "object", "string"} & set(_types(schema))) or any(key in schema for key in _OWN_VALUES)
+    return bool({"array", "object", "string"} & set(_types(schema))) or any(key in schema for key in (*_OWN_VALUES, *_REFUSED))
 
 
 def _pointed(root: Any, target: Any) -> Any:

@@ -98,7 +98,7 @@ def read_form(render: Render, ends: Sequence[str]) -> CallForm:
     found = _placed(one, 0)
     if found is None:
         return own
-    opening, middle, rest = found
+    opening, middle, rest = found[0].lstrip(), found[1], found[2]
     closing = _closing(rest, ends)
     if not opening or closing is None:
         return own
