@@ -12,6 +12,7 @@ from pathlib import Path
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.hub import readable_bytes
 from mirrorsd.export.options import ExportOptions
+from mirrorsd.export.weights.gguf_tensors import bundle_bytes
 
 _BITS = {"fp32": 32.0, "fp16": 16.0, "bf16": 16.0, "int8": 8.5, "int4": 4.8}
 """Per parameter, scales and tables included."""
@@ -44,14 +45,14 @@ def estimate_export(target: Path, draft: Path, options: ExportOptions) -> Export
         ExportError: a checkpoint is missing, damaged or not supported.
     """
     of_target, of_draft = open_checkpoint(target, "target"), open_checkpoint(draft, "draft")
-    file_bytes = of_target.path.stat().st_size if options.precision not in _BITS else None
+    file_bytes = bundle_bytes(of_target.tensors) if options.precision not in _BITS else None
     return estimate_sizes(of_target.source.num_parameters, of_draft.source.num_parameters, options, file_bytes)
 
 
 def estimate_sizes(
     target_parameters: int, draft_parameters: int, options: ExportOptions, file_bytes: int | None = None
 ) -> ExportEstimate:
-    """The same from numbers of parameters, and the size of a file whose own blocks are kept."""
+    """The same from numbers of parameters, and the bytes of a file's numbers where these are kept as they are."""
     target_bytes = target_parameters * _BITS[options.precision] / 8 if file_bytes is None else file_bytes
     draft_bytes = draft_parameters * _BITS[options.draft_precision] / 8
     billions = (target_parameters + draft_parameters) / 1e9

@@ -43,8 +43,8 @@ class ExportOptions:
     Attributes:
         exit_layers: Borders between segments (layers before each exit), or "auto": one, where `exit_coverage.json`
             beside the target says it is best, at half depth without that file.
-        precision: Weights of the target's layers, one of `TARGET_PRECISIONS`. "file" is for GGUF files: their own
-            blocks (Q4_0, Q4_1, Q8_0) as they are, everything else in 8 bits.
+        precision: Weights of the target's layers, one of `TARGET_PRECISIONS`. "file" is for GGUF files: their
+            floats and blocks as they are, and in 8 bits what products can hold no blocks of.
         compute: What the stages compute in, one of `COMPUTES`, where their weights are integers: "auto" is fp32. CUDA
             has its attention in 16 bits alone.
         head_precision: Weights of the LM head and of the exits; "auto" is int8 where the layers are integers, and
@@ -107,6 +107,11 @@ class ExportOptions:
             raise ConfigError(
                 "precision is 'file': blocks and zero points are those of the GGUF file; leave block_size and "
                 "is_symmetric alone, or choose int8 or int4"
+            )
+        if self.precision == FILE and (self.head_precision, self.embedding_precision) != ("auto", "auto"):
+            raise ConfigError(
+                "precision is 'file': head and embedding are as they are in the GGUF file; leave head_precision and "
+                "embedding_precision alone, or choose another precision"
             )
         _check_choice("compute", self.compute, ("auto", *COMPUTES))
         if self.compute not in ("auto", COMPUTE_BY_PRECISION[self.precision]) and not self._has_integers:

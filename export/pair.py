@@ -66,6 +66,7 @@ from mirrorsd.export.verify.target import TargetRun, compare_target, stored_refe
 from mirrorsd.export.verify.text import parity_ids
 from mirrorsd.export.verify.tolerances import check_parity, tolerance_of
 from mirrorsd.export.weights.block_formats import FILE, FLOAT_WEIGHTS, precision_name
+from mirrorsd.export.weights.gguf_blocks import FLOATS
 from mirrorsd.export.weights.gguf_tensors import kinds_of
 from mirrorsd.families.low_rank_head import head_width
 from mirrorsd.families.registry import parts_of
@@ -264,6 +265,7 @@ def _target_plan(job: PairJob, shape: TargetShape) -> TargetPlan:
 
 def _target_entry(job: PairJob, plan: TargetPlan) -> TargetEntry:
     options, formats = job.options, plan.formats
+    kept, others = (kinds_of(job.target.tensors, is_kept=is_kept) for is_kept in (True, False))
     storage = WeightStorage(
         layers=options.precision,
         head=precision_name(formats.of_head, options.precision, options.computes_in),
@@ -271,10 +273,10 @@ def _target_entry(job: PairJob, plan: TargetPlan) -> TargetEntry:
         block_size=None if formats.layers is None else formats.layers.block_size or formats.layers.largest,
         is_symmetric=formats.layers is None or formats.layers.is_symmetric,
         rounding=options.rounding,
-        carried=kinds_of(job.target.tensors, (True,)) if options.precision == FILE else (),
+        carried=kept if options.precision == FILE else (),
         finer=tuple(by_kind((name,) for name in formats.finer)),
         num_rescored=formats.num_rescored,
-        dequantised=kinds_of(job.target.tensors, (False,) if options.precision == FILE else (False, True)),
+        dequantised=others if options.precision == FILE else tuple(sorted({*kept, *others} - {*FLOATS})),
     )
     return plan.entry(job.target.source, options.precision, storage)
 

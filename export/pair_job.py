@@ -13,7 +13,7 @@ from mirrorsd.export.checkpoints.loading import adapter_layers
 from mirrorsd.export.exit_choice import choose_exit_layer
 from mirrorsd.export.options import ExportOptions, check_exit_layers, resolve_context
 from mirrorsd.export.weights.block_formats import FILE, WeightFormats
-from mirrorsd.export.weights.gguf_tensors import FileBlocks, carried_tensors
+from mirrorsd.export.weights.gguf_tensors import FileBlocks
 from mirrorsd.families.low_rank_head import HEAD_TOKENS
 from mirrorsd.families.registry import most_positions, smallest_window
 from mirrorsd.graphs.errors import ConfigError
@@ -74,7 +74,7 @@ def _formats(target: Checkpoint, options: ExportOptions) -> WeightFormats:
         raise ConfigError(
             f"precision is 'file', for the blocks of a GGUF file; {target.folder} is a folder: choose int8"
         )
-    return replace(formats, carried=FileBlocks(carried_tensors(target.tensors)))
+    return replace(formats, carried=FileBlocks(target.tensors))
 
 
 def _exit_layers(target: Checkpoint, options: ExportOptions) -> tuple[int, ...]:

@@ -64,7 +64,7 @@ class WeightStorage:
 
     Attributes:
         block_size: Most weights that share a scale; None where the layers are floats.
-        carried: Of a GGUF file, the kinds of blocks that are in the bundle as they are in the file ("Q4_0").
+        carried: Of a GGUF file, the kinds of numbers that are in the bundle as they are in the file ("Q4_K", "F16").
         finer: The layers' weights that have 8 bits where `layers` says fewer, "*" for the numbers in their names.
         num_rescored: Of each row, the best tokens whose logits are computed again with the embedding's weights.
         dequantised: The kinds that were turned into floats, and rounded again where the part's precision asks for it.

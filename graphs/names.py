@@ -1,4 +1,11 @@
-"""The name grammar of stages, tensors and files. Nobody else spells these strings."""
+"""The name grammar of methods, stages, tensors and files. Nobody else spells these strings."""
+
+from typing import Literal, get_args
+
+Method = Literal["plain", "serial", "mirror", "auto", "lookup", "medusa", "hydra", "eagle3", "block", "streaming"]
+METHODS: tuple[Method, ...] = get_args(Method)
+HEAD_KINDS = METHODS[METHODS.index("lookup") + 1 :]
+"""Of heads that draft from the target's hidden states; each is also the name of the method that uses it."""
 
 INPUT_IDS = "input_ids"
 HIDDEN = "hidden"
@@ -12,8 +19,6 @@ ARGMAX_GAP = "argmax_gap"
 EXIT_IDS = "exit_ids"
 EXIT_LOGPROBS = "exit_logprobs"
 
-HEAD_KINDS = ("medusa", "hydra", "eagle3", "block", "streaming")
-"""Of heads that draft from the target's hidden states; each is also the name of the method that uses it."""
 HEAD_VOCABULARIES = ("shared", "own", "low-rank", "reduced")
 HEAD_TOKENS = "tokens"
 HEAD_START = "start"

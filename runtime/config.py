@@ -5,11 +5,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, Literal, NamedTuple, Self
 
 from mirrorsd.device_maps.card import ALLOCATIONS, ROOT_SOURCES, WINDOWS
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.names import METHODS, Method
 from mirrorsd.runtime.setting_rules import (
     Rule,
     apply_rules,
@@ -29,8 +30,6 @@ from mirrorsd.runtime.setting_rules import (
     yes_or_no,
 )
 
-Method = Literal["mirror", "serial", "plain", "auto", "lookup", "medusa", "hydra", "eagle3", "block", "streaming"]
-METHODS: tuple[Method, ...] = get_args(Method)
 HEAD_METHODS = names.HEAD_KINDS
 """Those that need a head of that kind in the bundle."""
 
@@ -299,7 +298,7 @@ class SpeculationConfig:
         window: `full` verifies all that the draft has prepared; `worthwhile` only what is likely enough for its rows'
             time, and drafts on only while that pays, where the target's times are known (paced or tuned).
         pad_rows_to: run every target pass with exactly this many rows; 0 runs what is needed. With equal row counts
-            the arithmetic of all methods is the same to the last bit (ALGORITHM.md, "Exactness", 3).
+            the arithmetic of all methods is the same to the last bit (docs/exactness.md).
         exits: which of a bundle's exits are run, by layer, where it has several; the others cost nothing.
         prefill_rows: rows per prefill chunk.
         repeats: whether guesses lean on what the text has said before, the draft's as well; `lookup` is nothing else.

@@ -7,7 +7,6 @@ was read anew. The draft's cache is not in it: the draft reads a text again in a
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import Manifest
+from mirrorsd.graphs.whole_file import whole_file
 from mirrorsd.runtime.setting_rules import read_whole
 
 _MAGIC = b"mirrorsd-cache-1\n"
@@ -54,13 +54,8 @@ def write_cache(path: Path, cache: SavedCache, origin: dict[str, str]) -> None:
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with scratch.open("wb") as stream:
-            stream.writelines([_MAGIC, digest.digest(), *parts])
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    with whole_file(path) as stream:
+        stream.writelines([_MAGIC, digest.digest(), *parts])
 
 
 def read_cache(path: Path, origin: dict[str, str], like: Sequence[NDArray[Any]]) -> SavedCache:

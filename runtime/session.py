@@ -200,6 +200,15 @@ class MirrorSession:
         """How many leading tokens of a prompt `[n]` are cached."""
         return longest_common_prefix(self._seat.target.cached, tokens)
 
+    def forget(self) -> None:
+        """Let go of all that is cached of this conversation: the next prompt is read from its beginning.
+
+        Raises:
+            GenerationError: the session is closed.
+        """
+        with self._between_requests():
+            self._seat.forget()
+
     def save_cache(self, path: str | Path) -> int:
         """Write what the target has cached of this conversation to a file, whole or not at all.
 

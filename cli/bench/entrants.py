@@ -11,9 +11,7 @@ if TYPE_CHECKING:
     from mirrorsd import GenerationResult, MirrorPipeline
     from mirrorsd.cli.input.options import MethodName
     from mirrorsd.runtime.decoding.request import StepRecord
-    from mirrorsd.runtime.session import MirrorSession
 
-_OTHER_TEXT = [7, 7, 7]
 _UNWANTED = ("none", "forced")
 """Steps that wanted no window: the text's last one, and those whose form leaves no choice."""
 
@@ -45,7 +43,7 @@ class OwnMethod:
 
     def answer(self, ids: Sequence[int], *, most: int, seed: int | None) -> Answer:
         """See `Entrant.answer`."""
-        forget(self._session)
+        self._session.forget()
         result = self._session.generate(
             token_ids=list(ids),
             max_new_tokens=most,
@@ -56,11 +54,6 @@ class OwnMethod:
             method=self._method,
         )
         return as_answer(result)
-
-
-def forget(session: "MirrorSession") -> None:
-    """Have a session read another text, so that it finds no part of the next prompt read already."""
-    session.generate(token_ids=_OTHER_TEXT, max_new_tokens=2, temperature=0.0, ignore_eos=True, method="serial")
 
 
 def as_answer(result: "GenerationResult") -> Answer:

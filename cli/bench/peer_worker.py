@@ -177,9 +177,7 @@ class Mirrorsd:
 
     def __init__(self, model: Path, draft: Path | None, threads: int, options: dict[str, Any]) -> None:
         from mirrorsd import MirrorPipeline
-        from mirrorsd.cli.bench.entrants import forget
 
-        self._forget = forget
         settings = options.get("speculation")
         self._pipe = MirrorPipeline.load(
             model, device_map=options["device_map"], speculation=settings, use_tuned=settings is None
@@ -191,7 +189,7 @@ class Mirrorsd:
         method = asked.settings["method"]
         if method not in self._sessions:
             self._sessions[method] = self._pipe.session()
-        self._forget(self._sessions[method])
+        self._sessions[method].forget()
         started = perf_counter()
         result = self._sessions[method].generate(
             token_ids=asked.ids,

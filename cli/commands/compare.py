@@ -9,7 +9,6 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from mirrorsd.cli.bench.entrants import forget
 from mirrorsd.cli.commands.loading import open_pipeline
 from mirrorsd.cli.input import options
 from mirrorsd.cli.input.prompt_file import BUILT_IN_QUESTIONS, Question, read_questions
@@ -122,7 +121,7 @@ def answer_with(pipe: "MirrorPipeline", config: "GenerationConfig", *, is_raw: b
         if name not in sessions:
             sessions[name] = pipe.session()
         if len(messages) == 1:
-            forget(sessions[name])
+            sessions[name].forget()
         if is_raw:
             text = "\n\n".join(message["content"] for message in messages)
             return sessions[name].generate(text, config, method=name)

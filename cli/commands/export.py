@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from mirrorsd.cli.commands.compile import accuracy_line, check_shapes, print_checks, report
-from mirrorsd.cli.commands.inspect import quality_line
+from mirrorsd.cli.commands.inspect import precision_line, quality_line
 from mirrorsd.cli.input import options
 from mirrorsd.cli.output.console import note, print_json, show_share
 from mirrorsd.cli.output.failures import EXIT_FAILED
@@ -234,6 +234,8 @@ def summary_lines(output: Path, manifest: "Manifest") -> list[str]:
     ]
     if manifest.draft_accuracy is not None:
         lines.append(accuracy_line(manifest.draft_accuracy))
+    if manifest.target.precision == "file":
+        lines.append(f"weights: {precision_line(manifest.target)}")
     if manifest.quality:
         lines.append(f"against fp32: {quality_line(manifest.quality)}")
     verdict = f": {quality_verdict(manifest.quality)}" if manifest.quality else ""

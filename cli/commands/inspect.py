@@ -65,8 +65,10 @@ def precision_line(target: TargetEntry) -> str:
     """The target's precision with everything that was chosen about its weights."""
     storage = target.storage
     if storage is not None and target.precision == "file":
-        rounded = f", {' and '.join(storage.dequantised)} rounded to 8 bits" if storage.dequantised else ""
-        return f"file ({' and '.join(storage.carried) or 'no'} blocks as they are{rounded})"
+        kept, others = " and ".join(storage.carried), " and ".join(storage.dequantised)
+        rounded = f"{others} rounded to 8 bits in blocks of {storage.block_size}" if others else ""
+        as_it_is = f"{kept} as {'they are' if len(storage.carried) > 1 else 'it is'}" if kept else ""
+        return f"file ({', '.join(part for part in (as_it_is, rounded) if part)})"
     if storage is None or not any(part.startswith("int") for part in (storage.layers, storage.head, storage.embedding)):
         return f"{target.precision} (CUDA only)" if target.shape.dtype == "bfloat16" else target.precision
     zero_points = "symmetric" if storage.is_symmetric else "with zero points"

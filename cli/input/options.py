@@ -3,18 +3,18 @@
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from mirrorsd.device_maps import builtin_names
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.names import HEAD_KINDS, METHODS
+from mirrorsd.graphs.names import Method as MethodName
 
 if TYPE_CHECKING:
     from mirrorsd import GenerationConfig
 
-MethodName = Literal["plain", "serial", "mirror", "auto", "lookup", "medusa", "hydra", "eagle3", "block", "streaming"]
-METHODS: tuple[MethodName, ...] = get_args(MethodName)
 TargetPrecision = Literal["fp32", "fp16", "bf16", "int8", "int4", "file"]
 ComputeName = Literal["auto", "fp32", "fp16", "bf16"]
 Compute = Annotated[
@@ -114,7 +114,8 @@ Method = Annotated[
     MethodName,
     typer.Option(
         metavar="METHOD",
-        help=f"How to decode; auto runs what is cheapest. One of {', '.join(METHODS)}; the last four need a head.",
+        help=f"How to decode; auto runs what is cheapest. One of {', '.join(METHODS)}; the last {len(HEAD_KINDS)} "
+        "need a head.",
         rich_help_panel=SPEED,
     ),
 ]

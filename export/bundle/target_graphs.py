@@ -1,6 +1,6 @@
 """The target's graphs in a bundle: which stages there are, and writing them around one weights file.
 
-Owns: segments and exits as ONNX files. Does not own: the modules (`target_stages.py`), the passes (`graph_passes.py`).
+Owns: segments and exits as ONNX files. Does not own: the modules (`stages/target.py`), the passes (`graph_passes.py`).
 """
 
 from collections.abc import Callable

@@ -71,9 +71,7 @@ def small_files(file: Path) -> Path:
 
 def licence_of(file: Path) -> str:
     """The licence that the file names (an SPDX id by custom), else "unknown"."""
-    from gguf import GGUFReader
-
-    named = GGUFReader(file).fields.get("general.license")
+    named = open_header(file).fields.get("general.license")
     return "unknown" if named is None else str(named.contents())
 
 
@@ -84,12 +82,11 @@ def read_tensors(file: Path, folder: Path) -> "dict[str, GgufTensor]":
         ExportError: damaged, or blocks of a kind that the `gguf` package cannot undo.
     """
     import torch
-    from gguf import GGUFReader
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
     with _reading(file):
-        reader = GGUFReader(file)
+        reader = open_header(file)
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
@@ -160,16 +157,45 @@ def _check_kinds(file: Path, tensors: Any) -> None:
             ) from error
 
 
+def open_header(file: Path) -> Any:
+    """The `gguf` package's reader of `file`, which has stepped over lists: it knows tensors and single values.
+
+    A vocabulary's tokens and merges, one by one as arrays, take the package six seconds and half a gigabyte.
+
+    Raises:
+        ValueError, IndexError: no GGUF file, or damaged.
+    """
+    from gguf import GGUFEndian, GGUFReader, GGUFValueType
+
+    class Header(GGUFReader):
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
+            if raw_type != GGUFValueType.ARRAY:
+                found: tuple[int, list[Any], list[int], list[Any]] = super()._get_field_parts(orig_offs, raw_type)
+                return found
+            order: Any = "little" if self.endianess == GGUFEndian.LITTLE else "big"
+            kind = GGUFValueType(int(self._get(orig_offs, np.uint32)[0]))
+            length, start = int(self._get(orig_offs + 4, np.uint64)[0]), orig_offs + 12
+            if kind != GGUFValueType.STRING:
+                return 12 + length * np.dtype(self.gguf_scalar_to_np[kind]).itemsize, [], [], [raw_type, kind]
+            raw, end = self.data.data, start
+            for _ in range(length):
+                end += 8 + int.from_bytes(raw[end : end + 8], order)
+                if end > len(raw):
+                    raise ValueError(f"the file ends within a list of {length} strings")
+            return end - orig_offs, [], [], [raw_type, kind]
+
+    return Header(file)
+
+
 def _check_readable(file: Path) -> None:
     if not file.is_file():
         raise ExportError(f"{file} does not exist; give a GGUF file, or a folder with config.json and *.safetensors")
     if importlib.util.find_spec("gguf") is None:
         raise ConfigError(f"reading {file.name} needs the gguf package: pip install gguf (or mirrorsd[export])")
-    from gguf import GGUFReader
     from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
     with _reading(file):
-        field = GGUFReader(file).fields.get("general.architecture")
+        field = open_header(file).fields.get("general.architecture")
         architecture = None if field is None else str(field.contents())
     if architecture not in GGUF_SUPPORTED_ARCHITECTURES:
         raise ExportError(

@@ -1,7 +1,7 @@
 """The chain of passes from an exported stage to the graph that ships, and the small passes of it.
 
-Owns: norm fusion, reshape clean-up, the order of all passes. Does not own: rotary (`rotary_pass.py`),
-joint projections (`projection_pass.py`), weights on disk.
+Owns: norm fusion, reshape clean-up, the order of all passes. Does not own: rotary (`rotary.py`),
+joint projections (`projection.py`), weights on disk.
 """
 
 from collections.abc import Mapping

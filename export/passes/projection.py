@@ -40,7 +40,7 @@ class JoinProjections(ir.passes.InPlacePass):
 
     Weights `[K, 6]` and `[K, 2]` become one `[K, 8]`; a `Split` gives the 6 and the 2 back. Attention whose query, key
     and value are exactly one such group reads the joined rows itself, without a `Split`.
-    Weights whose blocks are carried from a file are joined with those of the same kind of blocks.
+    Weights that stay as they are in a file are joined with those of the same form.
     Ensures: no two float products of the same value with constant weights are left.
     """
 
@@ -65,14 +65,14 @@ class JoinProjections(ir.passes.InPlacePass):
         for node in graph:
             projection = _projection(node)
             if projection is not None:
-                kind = self._kind(projection)
-                by_rows.setdefault((node.inputs[0], projection.bias is not None, kind), []).append(projection)
+                form = self._form(projection)
+                by_rows.setdefault((node.inputs[0], projection.bias is not None, form), []).append(projection)
         return [group for group in by_rows.values() if len(group) > 1]
 
-    def _kind(self, projection: _Projection) -> str | None:
+    def _form(self, projection: _Projection) -> str | None:
         if self._carried is None or projection.weight.const_value is None:
             return None
-        return self._carried.kind(lazy_weight(projection.weight.const_value).transposed().key)
+        return self._carried.form(lazy_weight(projection.weight.const_value).transposed().key)
 
 
 def _projection(node: ir.Node) -> _Projection | None:

@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from mirrorsd.export.passes.graph_edits import add_constant, add_tensor, take_over
+from mirrorsd.export.passes.block_offsets import add_to_look_up, add_to_product
+from mirrorsd.export.passes.graph_edits import add_tensor, take_over
 from mirrorsd.export.weights.block_formats import BlockChoice, BlockFormat, WeightFormats
 from mirrorsd.export.weights.block_quantisation import pack_levels, quantise_rows
-from mirrorsd.export.weights.gguf_tensors import BLOCK, CarriedWeight
-from mirrorsd.export.weights.lazy_weight import LazyWeight, Pack, first_name, lazy_weight, pack_rows
+from mirrorsd.export.weights.gguf_tensors import CarriedWeight
+from mirrorsd.export.weights.lazy_weight import LazyWeight, Pack, first_name, lazy_weight, pack_rows, packed_parts
 from mirrorsd.graphs import names
 
 Array = npt.NDArray[Any]
@@ -26,7 +27,6 @@ ChoosePack = Callable[[str, BlockFormat], tuple[str, Pack]]
 _INT8_ACTIVATIONS = 4
 _CONTRIB = "com.microsoft"
 _OF_FILE = "of the file"
-_OFFSETS = f"{_OF_FILE}.offsets"
 
 
 def round_to_nearest(key: str, chosen: BlockFormat) -> tuple[str, Pack]:
@@ -44,8 +44,8 @@ class QuantiseWeights(ir.passes.InPlacePass):
     best tokens of a scan. Equal weights in equal formats give equal tensors, so a tied embedding and head stay one.
     Weights that the formats carry from a file keep its blocks. Products with `lent` weights, by name, have the format
     given there: a drafting head's layers that are its target's own are packed as the target's, and so stay one.
-    Ensures: no float matrix product with constant weights is left, but for a head without a format and for what a
-    file's blocks are offset by.
+    Ensures: no float matrix product with constant weights is left, but for a head without a format, floats of the file
+    that the formats carry from, and what its blocks are offset by.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class QuantiseWeights(ir.passes.InPlacePass):
 
     def _pack_node(self, graph: ir.Graph, node: ir.Node) -> bool:
         table = _embedding_of(node) or self._table_of(graph, node)
-        if table is not None and self._formats.embedding is not None:
+        if table is not None and self._formats.embedding is not None and not self._is_kept(table):
             self._replace_gather(graph, node, table, self._formats.embedding)
             return True
         weight = _weight_of(node)
@@ -83,6 +83,13 @@ class QuantiseWeights(ir.passes.InPlacePass):
             return False
         self._replace_product(graph, node, weight, chosen)
         return True
+
+    def _is_kept(self, weight: ir.Value) -> bool:
+        """Whether a weight is of the floats of a file, which stay, or what its blocks are offset by."""
+        if self._formats.carried is None or not isinstance(weight.const_value, LazyWeight):
+            return False
+        key = weight.const_value.key
+        return _OF_FILE in key or self._formats.carried.has_floats(key)
 
     def _table_of(self, graph: ir.Graph, node: ir.Node) -> ir.Value | None:
         """The constant table in which a drafting head looks tokens up, or a scan its best ones."""
@@ -103,10 +110,9 @@ class QuantiseWeights(ir.passes.InPlacePass):
         is_head = _is_by_output(node) and weight.const_value.shape[0] == self._head_width
         if not isinstance(weight.const_value, LazyWeight):
             return self._formats.of_head if is_head else self._formats.layers
-        key = weight.const_value.key
-        if key.endswith(_OFFSETS):
+        if self._is_kept(weight):
             return None
-        name = first_name(key)
+        name = first_name(weight.const_value.key)
         if name in self._lent:
             return self._lent[name]
         return self._formats.of_head if is_head else self._formats.of_layer(name)
@@ -117,14 +123,14 @@ class QuantiseWeights(ir.passes.InPlacePass):
         by_output = source if _is_by_output(node) else source.transposed()
         num_rows, width = (int(size) for size in by_output.shape.numpy())
         carried = self._carried(by_output)
-        chosen = asked.for_width(width) if carried is None else BlockFormat(bits=carried.bits, block_size=BLOCK)
-        parts = self._pack(graph, by_output, chosen, carried, is_gather=False)
+        chosen = asked.for_width(width) if carried is None else _format_of(carried)
+        parts, offsets = self._pack(graph, by_output, chosen, carried, is_gather=False)
         inputs: list[ir.Value | None] = [node.inputs[0], *parts]
         if len(node.inputs) > 2:
             inputs += [None] * (5 - len(inputs)) + [node.inputs[2]]
         sizes = {"K": width, "N": num_rows, "accuracy_level": _INT8_ACTIVATIONS}
-        if carried is not None and carried.has_offsets:
-            _add_offsets(graph, node, by_output.key, carried)
+        if offsets is not None:
+            add_to_product(graph, node, offsets, chosen.block_size)
         _replace(graph, node, "MatMulNBits", inputs, sizes | _block_sizes(chosen))
 
     def _carried(self, source: LazyWeight) -> CarriedWeight | None:
@@ -134,15 +140,11 @@ class QuantiseWeights(ir.passes.InPlacePass):
         assert table.const_value is not None  # `_embedding_of` has looked
         source = lazy_weight(table.const_value)
         carried = self._carried(source)
-        if carried is not None and carried.has_offsets:  # looking up knows of no offsets that are floats
-            carried = None
-        chosen = (
-            asked.for_width(int(source.shape.numpy()[1]))
-            if carried is None
-            else BlockFormat(bits=carried.bits, block_size=BLOCK)
-        )
-        data, scales = self._pack(graph, source, chosen, carried, is_gather=True)
-        inputs = [data, node.inputs[1], scales, _middle_levels(graph, scales, chosen)]
+        chosen = asked.for_width(int(source.shape.numpy()[1])) if carried is None else _format_of(carried)
+        (data, scales, *zero_points), offsets = self._pack(graph, source, chosen, carried, is_gather=True)
+        inputs = [data, node.inputs[1], scales, *(zero_points or [_middle_levels(graph, scales, chosen)])]
+        if offsets is not None:
+            add_to_look_up(graph, node, offsets, chosen.block_size)
         _replace(
             graph, node, "GatherBlockQuantized", inputs, {"gather_axis": 0, "quantize_axis": 1} | _block_sizes(chosen)
         )
@@ -155,8 +157,11 @@ class QuantiseWeights(ir.passes.InPlacePass):
         carried: CarriedWeight | None,
         *,
         is_gather: bool,
-    ) -> list[ir.Value]:
-        """Add the packed tensors of `source` `[N, K]`; the embedding reads the same bytes in two dimensions."""
+    ) -> tuple[list[ir.Value], LazyWeight | None]:
+        """Add the packed tensors of `source` `[N, K]`, and return its blocks' offsets `[N, B]` if there are any.
+
+        The embedding reads the same bytes in two dimensions.
+        """
         compute = source.dtype.numpy()
         num_rows, width = (int(size) for size in source.shape.numpy())
         num_blocks = -(-width // chosen.block_size)
@@ -166,14 +171,16 @@ class QuantiseWeights(ir.passes.InPlacePass):
         zero_bytes = -(-num_blocks * chosen.bits // 8)
         zero_points = (num_rows, zero_bytes) if is_gather else (num_rows * zero_bytes,)
         shapes = (data, scales) if chosen.is_symmetric else (data, scales, zero_points)
+        offsets = None
         if carried is None:
             recipe, pack = self._choose_pack(source.key, chosen)
             packed = pack_rows(source, recipe, partial(pack_as, pack, compute), shapes)
         else:
             recipe = _OF_FILE
-            packed = [_carried_part(source.key, carried, *part) for part in enumerate(shapes)]
+            packed, offsets = _as_in_the_file(source.key, carried, shapes, (num_rows, num_blocks))
         kind = "rows" if is_gather else "weights"
-        return [add_tensor(graph, f"{source.key}.{recipe}.{kind}{number}", part) for number, part in enumerate(packed)]
+        named = [add_tensor(graph, f"{source.key}.{recipe}.{kind}{number}", part) for number, part in enumerate(packed)]
+        return named, offsets
 
 
 def pack_as(pack: Pack, compute: np.dtype[Any], rows: Array) -> tuple[Array, ...]:
@@ -182,43 +189,26 @@ def pack_as(pack: Pack, compute: np.dtype[Any], rows: Array) -> tuple[Array, ...
     return (data, scales.astype(compute), *zero_points)
 
 
-def _carried_part(key: str, carried: CarriedWeight, number: int, shape: tuple[int, ...]) -> LazyWeight:
-    """Levels (0) or scales (1) of a carried weight, in `shape`."""
+def _as_in_the_file(
+    key: str, carried: CarriedWeight, shapes: tuple[tuple[int, ...], ...], by_block: tuple[int, int]
+) -> tuple[list[LazyWeight], LazyWeight | None]:
+    """Levels, scales and zero points of a carried weight in `shapes`, and its offsets `by_block`."""
 
-    def chunks() -> Iterator[Array]:
-        levels, scales, *_ = carried.parts()
-        yield pack_levels(levels, scales, None, carried.bits)[number]
+    def chunks() -> Iterator[tuple[Array, ...]]:
+        for levels, scales, zero_points, offsets in carried.levels():
+            packed = pack_levels(levels, scales, zero_points, carried.blocks.bits)
+            yield packed if offsets is None else (*packed, offsets)
 
-    dtype = ir.DataType.FLOAT if number else ir.DataType.UINT8
-    return LazyWeight(f"{key} {_OF_FILE}.{number}", dtype, shape, chunks)
+    dtypes = [ir.DataType.UINT8, ir.DataType.FLOAT, ir.DataType.UINT8][: len(shapes)]
+    if not carried.blocks.has_minima:
+        return packed_parts(f"{key} {_OF_FILE}", chunks, dtypes, shapes), None
+    *packed, offsets = packed_parts(f"{key} {_OF_FILE}", chunks, [*dtypes, ir.DataType.FLOAT], (*shapes, by_block))
+    return packed, offsets
 
 
-def _add_offsets(graph: ir.Graph, node: ir.Node, key: str, carried: CarriedWeight) -> None:
-    """Add to a product what its blocks' offsets make: the sum of the inputs of a block, times its offset.
-
-    `MatMulNBits` takes zero points that are floats too, but then turns the whole weight into floats in every pass.
-    """
-    rows, result = node.inputs[0], node.outputs[0]
-    if rows is None or rows.shape is None:
-        raise ir.passes.PreconditionError(f"the rank of what {node.name!r} multiplies is not known")
-    num_rows, num_blocks = carried.shape[0], carried.shape[1] // BLOCK
-    by_block = np.array([0] * (len(rows.shape) - 1) + [num_blocks, BLOCK], np.int64)
-    shape = add_constant(graph, f"blocks_of_rows.{'.'.join(map(str, by_block))}", by_block)
-    last = add_constant(graph, "last_axis", np.array([-1], np.int64))
-
-    def chunks() -> Iterator[Array]:
-        yield np.ascontiguousarray(carried.parts()[2].T)
-
-    offsets = LazyWeight(f"{key} {_OFFSETS}", ir.DataType.FLOAT, (num_blocks, num_rows), chunks)
-    weight = add_tensor(graph, offsets.key, offsets)
-    split = ir.Node("", "Reshape", [rows, shape], name=f"{node.name}_blocks")
-    sums = ir.Node("", "ReduceSum", [split.outputs[0], last], [ir.AttrInt64("keepdims", 0)], name=f"{node.name}_sums")
-    added = ir.Node("", "MatMul", [sums.outputs[0], weight], name=f"{node.name}_offsets")
-    whole = ir.Node("", "Add", [added.outputs[0], added.outputs[0]], name=f"{node.name}_with_offsets")
-    graph.insert_after(node, [split, sums, added, whole])
-    take_over(result, whole.outputs[0])
-    result.name, result.type = f"{node.name}_levels", whole.outputs[0].type
-    whole.replace_input_with(0, result)
+def _format_of(carried: CarriedWeight) -> BlockFormat:
+    blocks = carried.blocks
+    return BlockFormat(bits=blocks.bits, block_size=blocks.size, is_symmetric=not blocks.has_zero_points)
 
 
 def _middle_levels(graph: ir.Graph, scales: ir.Value, chosen: BlockFormat) -> ir.Value:

@@ -2,7 +2,7 @@
 
 Owns: copies of the graphs whose weights are cast, one by one and at every run, from the shared weights file. They prove
 the graphs and the rounded weights, not the arithmetic of a precision; a bfloat16 target runs in no other way here, as
-ONNX Runtime's CPU provider has no bfloat16 products. Does not own: running and comparing (`verify_target.py`).
+ONNX Runtime's CPU provider has no bfloat16 products. Does not own: running and comparing (`verify/target.py`).
 """
 
 from collections.abc import Iterable, Iterator

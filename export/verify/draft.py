@@ -1,7 +1,7 @@
 """Parity of the draft: its IR, run by OpenVINO, against a dense PyTorch forward that knows no cache and no tips.
 
 Owns: the dense reference with streams, the passes (chunks, then a tree), the comparison.
-Does not own: tolerances (`tolerances.py`), the exported pass (`draft_stage.py`).
+Does not own: tolerances (`tolerances.py`), the exported pass (`stages/draft.py`).
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -2,7 +2,7 @@
 
 Owns: the texts (what the target of a bundle writes, or before there is one pieces of the calibration text), the windows
 drafted after every token of them, and the comparison. Does not own: compressing
-(`draft_compression.py`), running graphs (`verify_draft.py`, `verify_target.py`).
+(`draft_compression.py`), running graphs (`draft.py`, `target.py`).
 """
 
 from collections.abc import Iterator, Sequence

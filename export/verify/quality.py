@@ -1,7 +1,7 @@
 """What the target's precision costs: perplexity and best tokens of the exported stages against the fp32 model.
 
 Owns: the calibration text and its windows, the reference's and the stages' numbers on them. Does not own: the bounds
-beyond which a user is warned (`graphs/quality_bounds.py`), running the stages (`verify_target.py`).
+beyond which a user is warned (`graphs/quality_bounds.py`), running the stages (`target.py`).
 """
 
 from collections.abc import Iterable

@@ -75,7 +75,8 @@ class _Reading:
     def __call__(self, module: nn.Module, stored: StoredTensor, dtype: torch.dtype) -> Tensor:
         """Read `stored`, a parameter of `module`, as `dtype`."""
         chosen = self._choice(module, stored.name) if len(stored.shape) == 2 else None
-        if chosen is None or self._is_carried(module, stored):
+        carried = self.formats.carried
+        if chosen is None or (carried is not None and carried.form(stored.name) is not None):
             return stored.read(self.dtype).to(dtype)
         source = stored_weight(stored, self.dtype)
         by_output = source.transposed() if isinstance(module, Conv1D) else source
@@ -84,11 +85,6 @@ class _Reading:
         _, pack = self.choose_pack(stored.name, form)
         rows = torch.from_numpy(_restored(by_output.chunks(), width, form, pack, self.dtype))
         return (rows if by_output is source else rows.T.contiguous()).to(dtype)
-
-    def _is_carried(self, module: nn.Module, stored: StoredTensor) -> bool:
-        carried = None if self.formats.carried is None else self.formats.carried.of(stored.name)
-        is_table = module is self.network.get_input_embeddings()
-        return carried is not None and not (is_table and carried.has_offsets)
 
     def _choice(self, module: nn.Module, name: str) -> BlockChoice | None:
         if module is self.network.get_input_embeddings():

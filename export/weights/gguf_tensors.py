@@ -1,11 +1,13 @@
-"""Tensors of a GGUF file: as floats, a few rows at a time, and as the blocks of integers that the file holds.
+"""Tensors of a GGUF file: as floats, and as the blocks of integers that the file holds.
 
-Owns: the bytes of three kinds of blocks (Q4_0, Q4_1, Q8_0); every other kind is undone by the `gguf` package. Does not
-own: which tensor of Hugging Face's model is which of the file's (`checkpoints/gguf_file.py`).
+Owns: reading both, a few rows at a time, and which weights of a bundle stay as they are in the file. Does not own: what
+a block's bytes say (`gguf_blocks.py`), which tensor of Hugging Face's model is which of the file's
+(`checkpoints/gguf_file.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,15 +15,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mirrorsd.export.weights.lazy_weight import JOINED
+from mirrorsd.export.weights.gguf_blocks import FLOATS, KINDS, BlockKind, Levels
+from mirrorsd.export.weights.lazy_weight import JOINED, TRANSPOSED
 from mirrorsd.export.weights.stored_tensors import CHUNK_BYTES, StoredTensor
 
 Array = npt.NDArray[Any]
 
-_BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
-_FLOATS = ("F64", "F32", "F16", "BF16")
-BLOCK = 32
-_MIDDLE = 8
+_FLOATS = "floats"
+_ROUNDED_BITS = 9
+"""A weight in 8 bits, and its share of the scale of 32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +51,15 @@ class GgufTensor(StoredTensor):
         if self.order is None:
             yield torch.from_numpy(np.array(self.convert(self._floats(self.content)), np.float32)).to(dtype)
             return
+        for rows in self._rows():
+            yield torch.from_numpy(np.array(self._floats(rows), np.float32)).to(dtype)
+
+    def _rows(self) -> Iterator[Array]:
+        """The file's rows in order, some at a time: so many that their floats take `CHUNK_BYTES`."""
+        assert self.order is not None  # callers have looked
         step = max(1, CHUNK_BYTES // max(1, 4 * self.size // len(self.order)))
         for start in range(0, len(self.order), step):
-            rows = np.ascontiguousarray(self.content[self.order[start : start + step]])
-            yield torch.from_numpy(np.array(self._floats(rows), np.float32)).to(dtype)
+            yield np.ascontiguousarray(self.content[self.order[start : start + step]])
 
     def _floats(self, rows: Array) -> Array:
         from gguf.quants import dequantize  # an optional package: other checkpoints do without it
@@ -61,86 +68,100 @@ class GgufTensor(StoredTensor):
         return floats
 
     @property
-    def is_carried(self) -> bool:
-        """Whether a product can be computed with the file's own blocks."""
-        return self.dtype in _BITS and self.order is not None
+    def blocks(self) -> BlockKind | None:
+        """How a product holds the file's own blocks; None where none does, or the tensor is no matrix of them."""
+        return None if self.order is None else KINDS.get(self.dtype)
 
-    def blocks(self) -> tuple[Array, ...]:
-        """Levels uint8 `[n, B, 32]` (0..15 or 0..255), scales `[n, B]` and, of Q4_1, offsets `[n, B]`, in float32.
+    @property
+    def has_floats(self) -> bool:
+        """Whether the file holds floats, not blocks."""
+        return self.dtype in FLOATS
 
-        A weight is `(level - middle) * scale`, and its block's offset. Q4_1 says `level * scale + minimum`, which is
-        the same with `minimum + 8 * scale` as offset: a file's numbers have 11 bits, so the sum is exact. With the
-        scale 0.5 and the minimum -3.75 the offset is 0.25, and level 7 stands for `(7 - 8) * 0.5 + 0.25 = -0.25`.
-        """
-        assert self.order is not None  # `is_carried` has looked
-        rows = self.content[self.order]
-        packed = rows.reshape(len(rows), self.shape[1] // BLOCK, -1)
-        scales = _halves(packed[..., :2])
-        if self.dtype == "Q8_0":
-            return packed[..., 2:] ^ 0x80, scales
-        numbers = packed[..., -BLOCK // 2 :]
-        levels = np.concatenate((numbers & 15, numbers >> 4), axis=-1)
-        if self.dtype == "Q4_0":
-            return levels, scales
-        return levels, scales, _halves(packed[..., 2:4]) + np.float32(_MIDDLE) * scales
+    def levels(self) -> Iterator[Levels]:
+        """What `BlockKind.levels` makes of the rows, some at a time."""
+        from gguf.constants import GGML_QUANT_SIZES
+
+        blocks = self.blocks
+        assert blocks is not None  # callers have looked
+        num_blocks = self.shape[1] // GGML_QUANT_SIZES[self.kind][0]
+        for rows in self._rows():
+            yield blocks.levels(rows.reshape(len(rows), num_blocks, -1))
 
 
-def _halves(packed: Array) -> Array:
-    """The 16-bit floats of `[n, B, 2]` bytes, as float32 `[n, B]`."""
-    return np.ascontiguousarray(packed).view(np.float16)[..., 0].astype(np.float32)
+def kinds_of(tensors: Mapping[str, StoredTensor], *, is_kept: bool) -> tuple[str, ...]:
+    """The kinds of a GGUF file's matrices that a bundle can hold as they are; or of the others."""
+    matrices = [tensor for tensor in tensors.values() if isinstance(tensor, GgufTensor) and len(tensor.shape) == 2]
+    return tuple(sorted({matrix.dtype for matrix in matrices if _is_kept(matrix) == is_kept}))
 
 
-def carried_tensors(tensors: Mapping[str, StoredTensor]) -> dict[str, GgufTensor]:
-    """Those whose blocks a product can be computed with."""
-    return {name: tensor for name, tensor in tensors.items() if isinstance(tensor, GgufTensor) and tensor.is_carried}
+def _is_kept(tensor: StoredTensor) -> bool:
+    return isinstance(tensor, GgufTensor) and (tensor.has_floats or tensor.blocks is not None)
 
 
-def kinds_of(tensors: Mapping[str, StoredTensor], is_carried: tuple[bool, ...]) -> tuple[str, ...]:
-    """The kinds of blocks in a GGUF file: those that can be carried (True), others (False); floats are no blocks."""
-    found = [tensor for tensor in tensors.values() if isinstance(tensor, GgufTensor) and tensor.dtype not in _FLOATS]
-    return tuple(sorted({tensor.dtype for tensor in found if tensor.is_carried in is_carried}))
+def bundle_bytes(tensors: Mapping[str, StoredTensor]) -> int:
+    """What the tensors of a GGUF file take in a bundle that holds them as they are where it can."""
+    return round(sum(tensor.size * _bits_of(tensor) / 8 for tensor in tensors.values()))
+
+
+def _bits_of(tensor: StoredTensor) -> float:
+    if not isinstance(tensor, GgufTensor) or tensor.has_floats or len(tensor.shape) != 2:
+        return 32
+    return _ROUNDED_BITS if tensor.blocks is None else tensor.blocks.bits_per_weight
 
 
 @dataclass(frozen=True, slots=True)
 class FileBlocks:
-    """The weights of a GGUF file whose blocks products are computed with, by name."""
+    """A GGUF file's tensors by name: floats and, where a product can hold them, blocks stay as they are."""
 
-    tensors: Mapping[str, GgufTensor]
+    tensors: Mapping[str, StoredTensor]
 
-    def kind(self, key: str) -> str | None:
-        """The file's word for the blocks of the weight `key`; None where they are not carried."""
-        weight = self.of(key)
-        return None if weight is None else weight.tensors[0].dtype
+    def form(self, key: str) -> str | None:
+        """A word for how the weight `key` is held, which weights of one product share; None where it is rounded.
+
+        A key that joins tensors ("q below k below v") has the form that all of them have.
+        """
+        forms = {self._form_of(name.removesuffix(TRANSPOSED)) for name in key.split(JOINED)}
+        return forms.pop() if len(forms) == 1 else None
+
+    def _form_of(self, name: str) -> str | None:
+        tensor = self.tensors.get(name)
+        if not isinstance(tensor, GgufTensor):
+            return None
+        if tensor.has_floats:
+            return _FLOATS
+        blocks = tensor.blocks
+        return None if blocks is None else f"{blocks.bits} bits by {blocks.size}{', offset' * blocks.has_minima}"
+
+    def has_floats(self, key: str) -> bool:
+        """Whether the weight `key` is of floats, which no rounding need touch."""
+        return self.form(key) == _FLOATS
 
     def of(self, key: str) -> "CarriedWeight | None":
-        """The blocks of the weight `key`, which may join tensors of one kind ("q below k below v"); None without."""
-        names = key.split(JOINED)
-        if any(name not in self.tensors for name in names):
+        """The blocks of the weight `key`; None without."""
+        tensors = [self.tensors.get(name) for name in key.split(JOINED)]
+        if self.form(key) in (None, _FLOATS) or None in tensors:
             return None
-        return CarriedWeight(tuple(self.tensors[name] for name in names))
+        return CarriedWeight(tuple(tensor for tensor in tensors if isinstance(tensor, GgufTensor)))
 
 
 @dataclass(frozen=True, slots=True)
 class CarriedWeight:
-    """Tensors of one kind, row below row: a weight `[N, K]` in the file's blocks."""
+    """Tensors of one form, row below row: a weight `[N, K]` in the file's blocks."""
 
     tensors: tuple[GgufTensor, ...]
 
     @property
-    def bits(self) -> int:
-        """Bits of an integer; a block has `BLOCK` of them."""
-        return _BITS[self.tensors[0].dtype]
-
-    @property
-    def has_offsets(self) -> bool:
-        """Whether each block has an offset beside its scale."""
-        return self.tensors[0].dtype == "Q4_1"
+    def blocks(self) -> BlockKind:
+        """How a product holds them."""
+        blocks = self.tensors[0].blocks
+        assert blocks is not None  # `FileBlocks.of` has looked
+        return blocks
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows of all tensors, and weights of a row."""
         return sum(tensor.shape[0] for tensor in self.tensors), self.tensors[0].shape[1]
 
-    def parts(self) -> tuple[Array, ...]:
-        """What `GgufTensor.blocks` says of all rows."""
-        return tuple(np.concatenate(parts) for parts in zip(*(t.blocks() for t in self.tensors), strict=True))
+    def levels(self) -> Iterator[Levels]:
+        """What `GgufTensor.levels` says of one tensor after the other."""
+        return chain.from_iterable(tensor.levels() for tensor in self.tensors)

@@ -116,18 +116,29 @@ def pack_rows(source: LazyWeight, recipe: str, pack: Pack, shapes: tuple[tuple[i
     Args:
         source: A matrix `[N, K]`.
         recipe: Names what `pack` does; equal recipes on equal sources give equal tensors.
-        pack: Turns rows `[n, K]` into one array per tensor, each with `n` rows. The first tensor is the large one: once
-            it has been written, the others are known and kept until they are written too.
+        pack: Turns rows `[n, K]` into one array per tensor, each with `n` rows.
         shapes: The tensors' shapes; each holds the numbers of N packed rows.
     """
     width = int(source.shape.numpy()[1])
     row: Array = np.zeros((1, width), source.dtype.numpy())
-    packing = _Packing(source, pack)
+    dtypes = [ir.DataType.from_numpy(example.dtype) for example in pack(row)]
+    return packed_parts(f"{source.key} {recipe}", lambda: map(pack, source.chunks()), dtypes, shapes)
+
+
+def packed_parts(
+    key: str,
+    chunks: Callable[[], Iterator[tuple[Array, ...]]],
+    dtypes: Sequence[ir.DataType],
+    shapes: Sequence[tuple[int, ...]],
+) -> list[LazyWeight]:
+    """Describe tensors that come about together: `chunks()` gives some rows of each at a time.
+
+    The first tensor is the large one: once it has been written, the others are known and kept until they are, too.
+    """
+    packing = _Packing(chunks)
     return [
-        LazyWeight(
-            f"{source.key} {recipe}.{number}", ir.DataType.from_numpy(example.dtype), shape, packing.part(number)
-        )
-        for number, (example, shape) in enumerate(zip(pack(row), shapes, strict=True))
+        LazyWeight(f"{key}.{number}", dtype, shape, packing.part(number))
+        for number, (dtype, shape) in enumerate(zip(dtypes, shapes, strict=True))
     ]
 
 
@@ -135,8 +146,7 @@ def pack_rows(source: LazyWeight, recipe: str, pack: Pack, shapes: tuple[tuple[i
 class _Packing:
     """One weight's packing; `held` keeps the small tensors between the large one's writing and theirs."""
 
-    source: LazyWeight
-    pack: Pack
+    chunks: Callable[[], Iterator[tuple[Array, ...]]]
     held: dict[int, list[Array]] = field(default_factory=dict)
 
     def part(self, number: int) -> Chunks:
@@ -145,8 +155,7 @@ class _Packing:
 
     def _first(self) -> Iterator[Array]:
         held: dict[int, list[Array]] = {}
-        for rows in self.source.chunks():
-            first, *others = self.pack(rows)
+        for first, *others in self.chunks():
             for number, other in enumerate(others, start=1):
                 held.setdefault(number, []).append(other)
             yield first
@@ -155,7 +164,7 @@ class _Packing:
     def _other(self, number: int) -> Iterator[Array]:
         if number in self.held:
             return iter(self.held.pop(number))
-        return (self.pack(rows)[number] for rows in self.source.chunks())
+        return (parts[number] for parts in self.chunks())
 
 
 def _as_array(tensor: Tensor) -> Array:

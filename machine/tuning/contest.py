@@ -166,7 +166,7 @@ def best_speculation(contests: Sequence[Contest]) -> Contest:
 
 
 def predict_step_ms(result: GenerationResult) -> float:
-    """The latency law (ALGORITHM.md, "Latency") with the parts' times of this very run.
+    """The latency law with the parts' times of this very run.
 
     `T_prefix + T_exit + max(T_suffix, T_draft) + T_verify + P(fallback) T_fresh`; without overlap `T_target + T_draft`.
     """

@@ -1,6 +1,6 @@
 """The target as the runtime sees it: one pass over rows, with the exits' proxies delivered on the way.
 
-`TargetSession` is the seam: ONNX Runtime implements it (`onnx_target`), tests implement it with a handler (`fake`).
+`TargetSession` is the seam: ONNX Runtime implements it (`onnxruntime/target`), tests do with a handler (`fake`).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -104,6 +104,13 @@ class Seat:
         self._drafter.forget()
         return True
 
+    def forget(self) -> None:
+        """Let go of what target, heads and draft have cached; the draft once it is done with what it is at."""
+        self._target.forget()
+        self._heads.clear()
+        with suppress(DeviceError):  # it is closed or hung, which the next request finds out
+            self._engine.draft_worker.submit(self._drafter.forget, self)
+
     def terminate(self) -> None:
         """Ask the target's device to end the pass that is running for this session, from any thread."""
         self._target.terminate()

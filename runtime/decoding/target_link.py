@@ -193,6 +193,10 @@ class TargetLink:
         self._worker.run(partial(self._session.write_cache, rows))
         self._remember(0, tokens)
 
+    def forget(self) -> None:
+        """Take nothing of what is cached for read any more. Between two requests' steps only."""
+        self._num_cached = 0
+
     def terminate(self) -> None:
         """Ask the device to end the pass that is running, from any thread; no pass, nothing happens."""
         self._session.terminate()

@@ -77,7 +77,7 @@ def lay_out(card: DeviceMap, layout: str, cores: Cores | None = None) -> DeviceM
 def target_thread_cores(target: TargetPlacement) -> tuple[int, ...]:
     """Where the target's own thread runs.
 
-    ONNX Runtime pins its pool to all cores but the first (`onnx_providers`) and computes on the calling thread too:
+    ONNX Runtime pins its pool to all cores but the first (`providers`) and computes on the calling thread too:
     that one keeps to the first core, or two of them would meet on one core and wait for each other.
     """
     is_pool_pinned = target.runtime == "onnxruntime" and len(target.cores) == target.threads

@@ -1,7 +1,7 @@
 """The target's choice at a position, and how draft and exit candidates are ranked for the same position.
 
 Greedy takes the best logit. Sampling takes `argmax(logits / T + G(seed, position, token))` over the tokens that top-k,
-top-p and min-p keep (ALGORITHM.md, "Exactness"): exactly the target's law, and the same text for the same seed whatever
+top-p and min-p keep (docs/exactness.md): exactly the target's law, and the same text for the same seed whatever
 the method. Before that come the mask of a constrained text, the caller's bias and the penalties; filters run in the
 order of transformers: temperature, top-k, top-p, min-p.
 """

@@ -206,8 +206,7 @@ class LoadedBundle:
         """On a thread of its own: there are as many threads as seats, so that one is free."""
         with self._seats.take(task.token_ids, timeout_s=_TAKE_S) as session:
             if task.is_fresh:
-                other = (task.token_ids[0] + 1) % self.pipe.manifest.target.shape.vocab_size
-                session.generate(token_ids=[other], max_new_tokens=1, method="plain", temperature=0)
+                session.forget()
             for index, config in enumerate(task.configs):
                 stream = session.stream(token_ids=list(task.token_ids), config=config)
                 if index == 0:

@@ -1,10 +1,11 @@
 """The base of all requests, and what requests for a text have in common."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Method = Literal["auto", "mirror", "serial", "plain", "lookup", "medusa", "hydra", "eagle3", "block", "streaming"]
+from mirrorsd.graphs.names import Method
+
 Bias = Annotated[float, Field(ge=-100, le=100)]
 JsonObject = dict[str, Any]
 

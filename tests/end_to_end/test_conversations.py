@@ -127,6 +127,17 @@ def test_a_saved_conversation_goes_on_elsewhere_with_the_same_text(pipe: MirrorP
             assert result.stats.num_reused_tokens == min(num_saved, len(text) - 1)
 
 
+def test_a_session_that_forgot_reads_the_prompt_anew(pipe: MirrorPipeline) -> None:
+    with pipe.session() as session:
+        first = session.generate(PROMPT, max_new_tokens=8)
+        session.forget()
+        assert session.num_cached_tokens == 0
+        again = session.generate(PROMPT, max_new_tokens=8)
+        assert (again.token_ids, again.stats.num_reused_tokens) == (first.token_ids, 0)
+    with pytest.raises(GenerationError, match="closed"):
+        session.forget()
+
+
 def test_a_saved_conversation_that_does_not_fit_is_refused(
     pipe: MirrorPipeline, tiny_bundle: Path, tmp_path: Path
 ) -> None:

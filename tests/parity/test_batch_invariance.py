@@ -13,6 +13,7 @@ from mirrorsd.export.bundle.target_graphs import TargetPlan, write_target
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mirrorsd.export.checkpoints.loading import DTYPE_BY_PRECISION, target_shape
 from mirrorsd.export.checkpoints.weightless import open_model
+from mirrorsd.export.weights.gguf_tensors import FileBlocks
 from mirrorsd.machine.doctor.row_invariance import largest_row_difference
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
 
@@ -36,6 +37,16 @@ def checkpoint(make_checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -
     return open_checkpoint(make_checkpoint(folder, "qwen3", seed=5, head_dim=64, **WIDE), "target")
 
 
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """A GGUF file with every form that products of its blocks have."""
+    from gguf_writer import write_file
+
+    path = tmp_path_factory.mktemp("blocks") / "wide.gguf"
+    kinds = {"mixed": "Q6_K", "head": "Q5_1", "output": "Q5_0", "down": "Q2_K"}
+    return open_checkpoint(write_file(path, "Q4_K", **kinds), "target")
+
+
 def open_session(checkpoint: Checkpoint, bundle: Path, *, is_scanned: bool = False, **settings: Any) -> OnnxTarget:
     options = ExportOptions(**settings)
     bundle.mkdir(exist_ok=True)
@@ -43,8 +54,9 @@ def open_session(checkpoint: Checkpoint, bundle: Path, *, is_scanned: bool = Fal
     shape = target_shape(model.network, options.computes_in)
     formats = options.formats(shape.hidden_size)
     formats = replace(formats, scan=formats.layers) if is_scanned else formats
+    formats = replace(formats, carried=FileBlocks(checkpoint.tensors)) if checkpoint.gguf else formats
     how = {"formats": formats, "is_batch_invariant": options.is_batch_invariant}
-    plan = TargetPlan(shape=shape, context=CONTEXT, num_candidates=8, adapters={2: None}, **how)
+    plan = TargetPlan(shape=shape, context=CONTEXT, num_candidates=8, adapters={shape.num_layers // 2: None}, **how)
     write_target(model, plan, bundle, lambda stage, share: None, Journal(bundle, ""))
     entry = plan.entry(checkpoint.source, options.precision)
     return OnnxTargetModel(bundle, entry, TargetPlacement(threads=2)).new_session()
@@ -58,6 +70,12 @@ def test_every_bit_is_the_same_whatever_the_number_of_rows(
     session = open_session(checkpoint, tmp_path, **settings)
     sizes = (2, 3, 5, 6, 7, 8, 13, 16, 33)
     assert largest_row_difference(session, num_rows=session.context, pass_sizes=sizes) == 0.0
+
+
+def test_every_bit_is_the_same_with_the_blocks_of_a_file(file: Checkpoint, tmp_path: Path) -> None:
+    """In 4 and 8 bits, blocks of 16 and 32, with and without offsets."""
+    session = open_session(file, tmp_path, precision="file")
+    assert largest_row_difference(session, num_rows=session.context, pass_sizes=tuple(range(2, 17))) == 0.0
 
 
 def test_a_processor_that_gives_a_single_row_other_bits_computes_pairs(

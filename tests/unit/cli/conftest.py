@@ -57,13 +57,9 @@ class ScriptedPipeline:
         config: GenerationConfig | None = None,
         *,
         messages: Any = None,
-        token_ids: Any = None,
         **overrides: Any,
     ) -> Any:
         config = replace(config or GenerationConfig(), **overrides).resolve(self.manifest.generation)
-        if token_ids is not None:
-            self.num_forgotten += 1
-            return None
         self.requests.append((prompt, messages, config))
         ids = self._answer(config.method, prompt or messages[-1]["content"])
         text = "".join(f"<{token}>" for token in ids)
@@ -77,6 +73,9 @@ class ScriptedPipeline:
             stats=replace(STATS, **self.stats),
             write_trace=lambda path: path.write_text("trace"),
         )
+
+    def forget(self) -> None:
+        self.num_forgotten += 1
 
     def session(self) -> "ScriptedPipeline":
         self.num_sessions += 1

@@ -29,6 +29,8 @@ from mirrorsd.graphs.errors import ConfigError
         ({"precision": "file", "compute": "fp16"}, r"compute is 'fp16' with precision 'file'.* int8 and int4 leave"),
         ({"compute": "int8"}, r"compute is 'int8'; supported are auto, fp32, fp16, bf16"),
         ({"block_size": 16}, r"block_size is 16; supported are 128, 64, 32"),
+        ({"precision": "file", "head_precision": "int8"}, r"head and embedding are as they are in the GGUF file"),
+        ({"precision": "file", "embedding_precision": "fp32"}, r"leave head_precision and embedding_precision alone"),
         ({"rounding": "gptq"}, r"rounding is 'gptq' with precision 'int8'; it is for int4 layers"),
         ({"rounding": "up"}, r"rounding is 'up'; supported are nearest, gptq"),
         ({"context": 10}, r"context is 10; at least 64"),

@@ -60,7 +60,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "exit_choice": set(),
         "checkpoints": {"hub", "weights"},
         "options": {"compression_plan", "weights"},
-        "estimate": {"checkpoints", "hub", "options"},
+        "estimate": {"checkpoints", "hub", "options", "weights"},
         "stages": {"checkpoints", "weights"},
         "passes": {"checkpoints", "weights"},
         "bundle": {"checkpoints", "passes", "stages", "weights"},

@@ -1,6 +1,7 @@
-"""Long files and long functions are where a name is missing."""
+"""Long files and long functions are where a name is missing; a module's first words name modules that exist."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,23 @@ def test_a_module_gives_each_of_its_constants_one_value(path: Path) -> None:
         if isinstance(name, ast.Name) and name.id.isupper()
     ]
     assert sorted(given) == sorted(set(given))
+
+
+def known_names() -> set[str]:
+    """Every module, file and identifier of the project, prose left out."""
+    found: set[str] = set()
+    for path in [*source_files(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "samples").rglob("*.py")]:
+        code = re.sub(r'"""[\s\S]*?"""', "", path.read_text(encoding="utf-8"))
+        found |= {path.stem, path.name, *re.findall(r"[A-Za-z_]\w*", code)}
+    return found
+
+
+def test_the_modules_that_a_docstring_names_exist() -> None:
+    known = known_names()
+    unknown = [
+        f"{path.relative_to(ROOT)} names {word}"
+        for path in source_files()
+        for word in re.findall(r"`([\w./]+)`", ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "")
+        if re.fullmatch(r"(\w+/)*([a-z0-9]+_[a-z0-9_]+|\w+\.py)", word) and word.rpartition("/")[2] not in known
+    ]
+    assert not unknown

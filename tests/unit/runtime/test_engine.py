@@ -200,3 +200,14 @@ def test_what_was_left_for_later_is_never_begun_once_the_engine_is_closed(engine
     engine.leave_for_later(lambda _: pytest.fail("begun"))
     engine.close()
     engine.settle(wait=True)
+
+
+def test_a_seat_that_forgot_reads_the_prompt_anew_and_says_the_same(engine: Engine) -> None:
+    seat = Seat(engine)
+    expected = decode(seat, PROMPTS[0], "mirror")
+    assert len(seat.target.cached) > len(PROMPTS[0])
+    seat.forget()
+    assert len(seat.target.cached) == 0
+    request = new_request(seat, PROMPTS[0], "mirror")
+    assert finish(seat, request) == expected
+    assert request.num_reused == 0
