@@ -138,11 +138,11 @@ def told_plainly(messages: Messages, tools: Sequence[Mapping[str, Any]], form: C
 
 
 def _introduction(tools: Sequence[Mapping[str, Any]], form: CallForm) -> str:
-    described = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    described = "\n".join(json.dumps(tool["function"], ensure_ascii=False, separators=(",", ":")) for tool in tools)
     example = form.written([("NAME", "{...}")])
     return (
-        f"You can call these tools:\n{described}\n\nTo call a tool, write only:\n{example}\n\n"
-        "Its result follows as <tool_response>. Otherwise answer the user in words."
+        f"You can call these tools:\n{described}\nTo call one, write only:\n{example}\n"
+        "Its result follows as <tool_response>. Else answer in words."
     )
 
 
