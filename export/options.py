@@ -22,6 +22,7 @@ from mirrorsd.graphs.manifest import DraftBucket
 TARGET_PRECISIONS = tuple(COMPUTE_BY_PRECISION)
 PART_PRECISIONS = ("auto", *(precision for precision in TARGET_PRECISIONS if precision != FILE))
 ROUNDINGS = ("nearest", "gptq")
+PRODUCTS = ("auto", "integer", "blocks")
 DRAFT_PRECISIONS = ("fp32", "fp16", *COMPRESSED)
 DEFAULT_BUCKETS = ((4, 1), (4, 4), (8, 1), (8, 8), (16, 16), (24, 24), (32, 32), (128, 1))
 DEFAULT_CAPACITIES = (256, 512, 1024, 2048)
@@ -56,6 +57,9 @@ class ExportOptions:
             embedding never have any.
         is_batch_invariant: Whether the CPU gives a row the same bits in passes of any number of rows, so that no method
             can differ from plain decoding by rounding; it costs int8 and int4 some of plain decoding's speed.
+        products: Of int8 layers. "integer" rounds what a weight is multiplied with to 8 bits too: the product is then
+            one of integers, and further rows cost little on a processor. "blocks" is the form that GPUs have, and it is
+            finer. "auto" is what is faster on this processor.
         rounding: "nearest", or "gptq": what minimises the layers' error on the calibration text, with 8 bits for the
             kinds of product that 4 hurt most (takes longer).
         draft_precision: Draft weights, one of `DRAFT_PRECISIONS`.
@@ -84,6 +88,7 @@ class ExportOptions:
     block_size: int | None = None
     is_symmetric: bool | None = None
     is_batch_invariant: bool = True
+    products: str = "auto"
     rounding: str = "nearest"
     draft_precision: str = "fp32"
     draft_group: int = 128
@@ -123,6 +128,13 @@ class ExportOptions:
             _check_choice(name, getattr(self, name), PART_PRECISIONS)
             self._check_floats(name)
         _check_choice("rounding", self.rounding, ROUNDINGS)
+        _check_choice("products", self.products, PRODUCTS)
+        if self.products == "integer" and not self.may_have_integer_products:
+            raise ConfigError(
+                "products is 'integer', which is for symmetric int8 layers without block_size that compute in fp32; "
+                f"found precision {self.precision!r}, compute {self.computes_in}, block_size {self.block_size}, "
+                f"is_symmetric {self.is_symmetric}"
+            )
         _check_choice("draft_precision", self.draft_precision, DRAFT_PRECISIONS)
         # Built here for its own checks.
         if self.draft_compression is None and self.draft_data_aware:
@@ -156,6 +168,12 @@ class ExportOptions:
                 f"{part} is {asked!r} with precision {self.precision!r}, but the stages compute in {self.computes_in}; "
                 f"choose {self.computes_in}, {' or '.join(BITS_BY_PRECISION)}"
             )
+
+    @property
+    def may_have_integer_products(self) -> bool:
+        """Whether these options leave the form of the layers' products open."""
+        is_plain = self.block_size is None and self.is_symmetric in (None, True) and self.computes_in == "fp32"
+        return self.precision == "int8" and is_plain and self.products != "blocks"
 
     @property
     def computes_in(self) -> str:

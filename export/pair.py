@@ -38,6 +38,7 @@ from mirrorsd.export.checkpoints.loading import (
 )
 from mirrorsd.export.checkpoints.weightless import WeightlessModel, open_model
 from mirrorsd.export.draft_compression import compress_draft
+from mirrorsd.export.integer_choice import integers_are_faster, with_integer_products
 from mirrorsd.export.options import (
     ExportOptions,
     ExportProgress,
@@ -74,6 +75,7 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import describe_file
 from mirrorsd.graphs.contract import TargetShape, draft_contract
 from mirrorsd.graphs.manifest import (
+    INTEGER_PRODUCTS,
     SCHEMA_VERSION,
     DraftAccuracy,
     DraftEntry,
@@ -142,6 +144,11 @@ def export_pair(
         if journal.finished:
             report(f"going on from an earlier export, which had finished: {', '.join(journal.finished)}", 0.0)
         check_space(bundle, _least_bytes(job) - sum(path.stat().st_size for path in bundle.rglob("*")))
+        if options.may_have_integer_products and (
+            options.products == "integer" or integers_are_faster(job.target.config, job.formats)
+        ):
+            report("scale the inputs of integer products", 0.01)
+            job = with_integer_products(job, bundle / _INPUTS_FOLDER)
         # The draft first: it is small, and one that is refused must not cost a large target's export.
         built_draft = _build_draft(job, bundle, journal, report)
         built = _build_target(job, bundle, journal, report)
@@ -276,6 +283,7 @@ def _target_entry(job: PairJob, plan: TargetPlan) -> TargetEntry:
         carried=kept if options.precision == FILE else (),
         finer=tuple(by_kind((name,) for name in formats.finer)),
         num_rescored=formats.num_rescored,
+        products=INTEGER_PRODUCTS if formats.layers is not None and formats.layers.is_by_row else "blocks",
         dequantised=others if options.precision == FILE else tuple(sorted({*kept, *others} - {*FLOATS})),
     )
     return plan.entry(job.target.source, options.precision, storage)

@@ -19,7 +19,7 @@ these; `errors_of` says what that may be.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 
 class MirrorError(Exception):
@@ -62,6 +62,18 @@ class Cancelled(GenerationError):  # noqa: N818 - the public name is the word pe
 
 class ContextLengthError(GenerationError):
     """The prompt does not fit into the context of the bundle."""
+
+    @classmethod
+    def of(cls, context: int, found: str) -> Self:
+        """Say it in OpenAI's words, which agents look for before they shorten a conversation.
+
+        >>> str(ContextLengthError.of(512, "the prompt has 600")).partition(".")[0]
+        "This model's maximum context length is 512 tokens, new ones included; the prompt has 600"
+        """
+        return cls(
+            f"This model's maximum context length is {context} tokens, new ones included; {found}. Shorten the prompt, "
+            "or export the bundle again with a larger --context."
+        )
 
 
 def errors_of(library: ModuleType) -> tuple[type[Exception], ...]:

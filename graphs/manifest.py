@@ -58,6 +58,9 @@ class Exit:
     adapter_rank: int
 
 
+INTEGER_PRODUCTS = "integer"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightStorage:
     """How the target's weights are stored: precisions of its parts, and of integers the blocks and the rounding.
@@ -67,6 +70,8 @@ class WeightStorage:
         carried: Of a GGUF file, the kinds of numbers that are in the bundle as they are in the file ("Q4_K", "F16").
         finer: The layers' weights that have 8 bits where `layers` says fewer, "*" for the numbers in their names.
         num_rescored: Of each row, the best tokens whose logits are computed again with the embedding's weights.
+        products: Of integers, what their products are of: "blocks" of weights and floats, or "integer": rows of 8-bit
+            weights, and of 8-bit inputs.
         dequantised: The kinds that were turned into floats, and rounded again where the part's precision asks for it.
     """
 
@@ -79,6 +84,7 @@ class WeightStorage:
     carried: tuple[str, ...] = ()
     finer: tuple[str, ...] = ()
     num_rescored: int = 0
+    products: str = "blocks"
     dequantised: tuple[str, ...] = ()
 
 
@@ -107,6 +113,12 @@ class TargetEntry:
     spare_rows: int = 0
     row_group: int = 1
     read_bytes: int = 0
+
+    @property
+    def computes_in(self) -> str:
+        """What a device must have: the dtype of its stages, or "integers" where 8-bit rows are multiplied."""
+        has_integers = self.storage is not None and self.storage.products == INTEGER_PRODUCTS
+        return "integers" if has_integers else self.shape.dtype
 
     @property
     def capacity(self) -> int:
@@ -152,6 +164,8 @@ class TokenTable:
         bits: of an integer; 0 for a table of `dtype`. The middle level stands for zero.
         block_size: integers of a row that share a scale.
         scales_offset: where the scales begin, of each row's blocks.
+        factors_offset: where float32 factors of the columns begin, if there are some; the integers then have a sign,
+            and one scale a row.
     """
 
     file: str
@@ -162,6 +176,7 @@ class TokenTable:
     bits: int = 0
     block_size: int = 0
     scales_offset: int = 0
+    factors_offset: int | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -174,7 +189,10 @@ class TokenTable:
         if not self.bits:
             return {"rows": self.offset + self.num_rows * self.width * item}
         levels = self.num_rows * self.num_blocks * self.block_size * self.bits // 8
-        return {"rows": self.offset + levels, "scales": self.scales_offset + self.num_rows * self.num_blocks * item}
+        ends = {"rows": self.offset + levels, "scales": self.scales_offset + self.num_rows * self.num_blocks * item}
+        if self.factors_offset is not None:
+            ends["factors"] = self.factors_offset + self.width * 4
+        return ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,10 @@ class TokenRows:
         if table.bits:
             self._rows = self._part(table.offset, _BYTES, table.num_blocks * table.block_size * table.bits // 8)
             self._scales = self._part(table.scales_offset, numbers, table.num_blocks)
+            if table.factors_offset is not None:
+                end = table.factors_offset + table.width * 4
+                self._rows = self._rows.view(np.int8)
+                self._factors: NDArray[np.float32] = self._file[table.factors_offset : end].view("<f4")
         else:
             self._rows = self._part(table.offset, numbers, table.width)
 
@@ -55,6 +59,9 @@ class TokenRows:
         found = self._rows[index]
         if not table.bits:
             return _as_floats(found)
+        if table.factors_offset is not None:
+            signed: NDArray[np.float32] = found.astype(np.float32) * self._scales[index] * self._factors
+            return signed
         if table.bits == 4:
             found = np.stack((found & 15, found >> 4), axis=-1)
         levels = found.reshape(len(index), table.num_blocks, table.block_size).astype(np.float32) - (

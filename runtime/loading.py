@@ -50,8 +50,8 @@ def load_parts(
 ) -> Parts:
     """Load a bundle: see `MirrorPipeline.load`; `given` are the caller's values of `SpeculationConfig`."""
     manifest = read_bundle(folder)
-    choice = choose_device_map(device_map, dtype=manifest.target.shape.dtype)
-    check_computes(choice.device_map, manifest.target.shape.dtype)
+    choice = choose_device_map(device_map, dtype=manifest.target.computes_in)
+    check_computes(choice.device_map, manifest.target.computes_in)
     tuned = Tuned.read(folder, choice.device_map) if use_tuned else None
     laid_out = choose_layout(choice.device_map, layout, tuned.layout if tuned else None)
     found = tuned if tuned and tuned.layout == laid_out.name else None

@@ -150,6 +150,16 @@ class MirrorPipeline:
             self._sessions.add(session)
         return session
 
+    def prepare_constraints(self) -> None:
+        """Read the vocabulary for constrained texts, which the first of them would do: it stops every thread a second.
+
+        Does nothing without llguidance, or for a model whose texts have no end.
+
+        Raises:
+            ConfigError: llguidance cannot read the tokenizer.
+        """
+        self._reader.constraints.prepare()
+
     def seats(self, count: int) -> Seats:
         """Several sessions, handed out by what they have cached: see `Seats`. Close them, or the pipeline.
 

@@ -25,6 +25,7 @@ from mirrorsd.server.service import Service
 from mirrorsd.server.settings import ServerSettings
 from mirrorsd.server.transport.exchange import ClientDisconnect, Exchange, while_connected
 from mirrorsd.server.transport.guard import Guard
+from mirrorsd.server.transport.memory import LONG_BODY, give_back
 from mirrorsd.server.transport.page_files import PageFiles
 from mirrorsd.server.wire.chat import ChatRequest
 from mirrorsd.server.wire.completions import CompletionRequest, DetokenizeRequest, TemplateRequest, TokenizeRequest
@@ -55,7 +56,6 @@ ENDPOINTS = (
     Endpoint("/v1/models", "GET", inspection.models, None, "The models that can be asked for."),
     Endpoint("/v1/models/{model}", "GET", inspection.model, None, "One of them."),
     Endpoint("/health", "GET", inspection.health, None, "Whether requests are taken."),
-    Endpoint("/v1/health", "GET", inspection.health, None, "The same."),
     Endpoint("/metrics", "GET", inspection.metrics, None, "Prometheus metrics."),
     Endpoint("/props", "GET", inspection.props, None, "Properties of a model.", needs_model=True),
     Endpoint("/slots", "GET", inspection.slots, None, "How busy the seats are."),
@@ -88,7 +88,9 @@ def build_app(bundles: Mapping[str, Path], settings: ServerSettings | None = Non
         yield
         await service.close()
 
-    routes: list[BaseRoute] = [Route(e.path, _Answered(service, e), methods=[e.method]) for e in ENDPOINTS]
+    routes: list[BaseRoute] = [
+        Route(path, _Answered(service, e), methods=[e.method]) for e in ENDPOINTS for path in _both_ways(e.path)
+    ]
     pages = [_page(path, files) for path in ("/", "/page/{name:path}")]
     routes += [Route(page.path, _Answered(service, page), methods=["GET"]) for page in pages]
     document = openapi_document(ENDPOINTS)
@@ -131,15 +133,27 @@ class _Answered:
             ms = round(1e3 * (perf_counter() - started), 1)
             facts = {"request": exchange.id, "path": endpoint.path, "status": status, "ms": ms}
             _log.info("answered", extra={"facts": facts})
+        if exchange.num_read > LONG_BODY:
+            await give_back()
 
     async def _answer(self, exchange: Exchange) -> bool:
         service, endpoint = self._service, self._endpoint
         arguments: list[Any] = [service, exchange]
         if endpoint.body is not None:
-            arguments.append(await exchange.read(endpoint.body))
+            arguments.append(await exchange.read(endpoint.body, service.shelf.longest_context))
         if endpoint.needs_model and (service.is_closing or service.failure is not None):
             raise ApiError(503, f"The server is {service.status}.", code=service.status, headers={"Retry-After": "5"})
         return await while_connected(exchange, lambda: endpoint.handler(*arguments))
+
+
+def _both_ways(path: str) -> tuple[str, str]:
+    """A path with and without `/v1`: clients differ in what they take for the server's address.
+
+    >>> _both_ways("/v1/models"), _both_ways("/tokenize")
+    (('/models', '/v1/models'), ('/tokenize', '/v1/tokenize'))
+    """
+    bare = path.removeprefix("/v1")
+    return bare, f"/v1{bare}"
 
 
 def _page(path: str, files: PageFiles) -> Endpoint:

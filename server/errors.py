@@ -13,6 +13,8 @@ from mirrorsd.graphs.errors import (
     MirrorError,
 )
 
+_LONGEST = 600
+"""Characters of a message: the longest of our own has under 400, and what a client sent may be in it."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -37,7 +39,7 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status, self.message, self.param, self.code = status, _shortened(message), param, code
         self.headers = dict(headers or {})
 
     @property
@@ -46,6 +48,18 @@ class ApiError(Exception):
         default = "server_error" if self.status >= 500 else "invalid_request_error"
         kind = _TYPES.get(self.status, default)
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def _shortened(message: str) -> str:
+    """A message without its middle, where it is long.
+
+    >>> len(_shortened("x" * 100_000)), _shortened("The queue is full.")
+    (600, 'The queue is full.')
+    """
+    if len(message) <= _LONGEST:
+        return message
+    half = (_LONGEST - 5) // 2
+    return f"{message[: _LONGEST - half - 5]} ... {message[-half:]}"
 
 
 def api_error(error: MirrorError) -> ApiError:

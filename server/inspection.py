@@ -92,11 +92,25 @@ async def slots(service: Service, exchange: Exchange) -> None:
 
 async def tokenize(service: Service, exchange: Exchange, body: TokenizeRequest) -> None:
     """`POST /tokenize`."""
+    if not body.parse_special:
+        raise ApiError(400, "parse_special: special tokens in a text are always read as such.", param="parse_special")
     async with service.shelf.use(body.model) as bundle:
-        tokens: list[Any] = await bundle.encode(prompt=body.content) if body.content else []
+        tokens: list[Any] = await bundle.tokenize(body.content, add_special=body.add_special) if body.content else []
         if body.with_pieces:
-            tokens = [{"id": token, "piece": bundle.tokenizer.decode([token])} for token in tokens]
+            tokens = [{"id": token, "piece": _piece(bundle.tokenizer.token_bytes(token))} for token in tokens]
         await exchange.json({"tokens": tokens})
+
+
+def _piece(raw: bytes) -> str | list[int]:
+    """A token's text, spaces included; the bytes of one that has only a part of a character.
+
+    >>> _piece(b" fox"), _piece(bytes([195]))
+    (' fox', [195])
+    """
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return list(raw)
 
 
 async def detokenize(service: Service, exchange: Exchange, body: DetokenizeRequest) -> None:
@@ -106,7 +120,8 @@ async def detokenize(service: Service, exchange: Exchange, body: DetokenizeReque
         wrong = next((place for place, token in enumerate(body.tokens) if token >= size), None)
         if wrong is not None:
             raise ApiError(400, f"tokens.{wrong}: ids must be below {size}.", param="tokens")
-        await exchange.json({"content": bundle.tokenizer.decode(body.tokens)})
+        content = b"".join(map(bundle.tokenizer.token_bytes, body.tokens)).decode("utf-8", "replace")
+        await exchange.json({"content": content})
 
 
 async def apply_template(service: Service, exchange: Exchange, body: TemplateRequest) -> None:

@@ -8,6 +8,7 @@ from pydantic.json_schema import models_json_schema
 
 from mirrorsd import __version__
 
+_DESCRIPTION = "Every path but this document's is there with and without `/v1`."
 _PLACE = "#/components/schemas/{model}"
 _ERROR: dict[str, Any] = {
     "type": "object",
@@ -53,7 +54,7 @@ def openapi_document(endpoints: Sequence[Any]) -> dict[str, Any]:
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "mirrorsd serve", "version": __version__},
+        "info": {"title": "mirrorsd serve", "version": __version__, "description": _DESCRIPTION},
         "paths": paths,
         "components": {
             "schemas": {**schemas["$defs"], "Error": _ERROR},

@@ -8,6 +8,8 @@ from mirrorsd.graphs.errors import ConfigError
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 _WILDCARDS = ("0.0.0.0", "::", "")
 _LEAST_KEY = 16
+_LONGEST_ESCAPE = 6
+"""JSON may write one byte as `\\u0000`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +17,8 @@ class Limits:
     """Bounds of what one client may cost. Seconds and bytes; counts are per request.
 
     Attributes:
-        body_bytes: of a request's body.
+        body_bytes: of a request's body, however much the context holds.
+        token_bytes: of a prompt, its tools included, for each token that the context holds.
         head_bytes: of a request's line and headers.
         nesting: of JSON in schemas, tools and template variables.
         schema_bytes: of one schema or grammar, as compact JSON.
@@ -37,6 +40,7 @@ class Limits:
     """
 
     body_bytes: int = 8 << 20
+    token_bytes: int = 16
     head_bytes: int = 16 << 10
     nesting: int = 32
     schema_bytes: int = 64 << 10
@@ -56,6 +60,18 @@ class Limits:
     messages: int = 2048
     top_logprobs: int = 20
     biases: int = 1024
+
+    def body_bytes_for(self, context: int) -> int:
+        """Most bytes of a body whose texts and schema can fit into a context.
+
+        >>> Limits(token_bytes=16, schema_bytes=1000).body_bytes_for(512)
+        55152
+        """
+        return min(self.body_bytes, _LONGEST_ESCAPE * (self.token_bytes * context + self.schema_bytes))
+
+    def marks_for(self, context: int) -> int:
+        """Most brackets and keys of such a body: each is at least a token of a prompt, or a byte of a schema."""
+        return context + self.schema_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,7 +48,7 @@ def compile(
             compress(bundle, asked, text)
         compile_for_npus(bundle, npu, npu_compiler, device_map, as_json=as_json)
         return
-    card = choose_device_map(device_map, dtype=read_bundle(bundle).target.shape.dtype).device_map
+    card = choose_device_map(device_map, dtype=read_bundle(bundle).target.computes_in).device_map
     if asked is not None:
         compress(bundle, asked, text)
     checks, exits = check_shapes(bundle, card, text), check_exits(bundle, card)

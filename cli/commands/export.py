@@ -40,6 +40,9 @@ BlockSize = Annotated[
 Asymmetric = Annotated[
     bool | None, typer.Option("--asymmetric/--symmetric", help="Integer weights with zero points; int4 has them.")
 ]
+BatchInvariant = Annotated[
+    bool, typer.Option(help="On a CPU, the same bits for a row in passes of any number of rows.")
+]
 Heads = Annotated[
     list[str] | None,
     typer.Option(help="A head of the target: a folder or a name on the hub; may be repeated.", show_default=False),
@@ -57,9 +60,8 @@ def export(
     embedding_precision: options.EmbeddingPrecision = "auto",
     block_size: BlockSize = None,
     asymmetric: Asymmetric = None,
-    batch_invariant: Annotated[
-        bool, typer.Option(help="On a CPU, the same bits for a row in passes of any number of rows.")
-    ] = True,
+    batch_invariant: BatchInvariant = True,
+    products: options.Products = "auto",
     rounding: options.Rounding = "nearest",
     calibration: Annotated[
         Path | None, typer.Option(help="Text to report quality on, and for gptq.", show_default=False)
@@ -77,13 +79,13 @@ def export(
     as_json: options.AsJson = False,
 ) -> None:
     """Export a target and its draft, check them against PyTorch, and write a bundle."""
-    layers = read_exit_layers(exit_layer)
     if device_map is not None:
         compute = check_device_map(device_map, precision, compute)
+        products = products_for(device_map, precision, products)
     from mirrorsd.export import ExportOptions
 
     chosen = ExportOptions(
-        exit_layers=layers,
+        exit_layers=read_exit_layers(exit_layer),
         precision=precision,
         compute=compute,
         head_precision=head_precision,
@@ -91,6 +93,7 @@ def export(
         block_size=block_size,
         is_symmetric=None if asymmetric is None else not asymmetric,
         is_batch_invariant=batch_invariant,
+        products=products,
         rounding=rounding,
         calibration_text=None if calibration is None else read_text(calibration),
         draft_precision=draft_precision,
@@ -223,6 +226,24 @@ def check_device_map(name: str, precision: str, compute: options.ComputeName = "
     check_computes(card, dtypes.get(precision if compute == "auto" else compute, "float32"))
     note(f"device map {card.name}: the draft is compiled for it; the bundle is not bound to it")
     return compute
+
+
+def products_for(name: str, precision: str, products: options.ProductsName) -> options.ProductsName:
+    """What form int8 products may have on a card's target.
+
+    Raises:
+        DeviceError: integers were asked for, and are not for this card.
+    """
+    from mirrorsd.device_maps import load_device_map
+    from mirrorsd.runtime.devices.inventory import cannot_compute, check_computes
+
+    card = load_device_map(name)
+    if products == "integer":
+        check_computes(card, "integers")
+    if precision == "int8" and products == "auto" and cannot_compute(card, "integers"):
+        note(f"device map {card.name}: products of blocks (integers by row are for processors)")
+        return "blocks"
+    return products
 
 
 def summary_lines(output: Path, manifest: "Manifest") -> list[str]:

@@ -12,7 +12,7 @@ from mirrorsd.cli.input import options
 from mirrorsd.cli.output.console import add_row, print_json, print_table
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import read_bundle
-from mirrorsd.graphs.manifest import Manifest, QualityEntry, TargetEntry
+from mirrorsd.graphs.manifest import INTEGER_PRODUCTS, Manifest, QualityEntry, TargetEntry
 from mirrorsd.graphs.quality_bounds import warnings_of
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ def precision_line(target: TargetEntry) -> str:
     zero_points = "symmetric" if storage.is_symmetric else "with zero points"
     computes = "" if target.shape.dtype == "float32" else f"; computes in {target.shape.dtype}"
     blocks = f"blocks of {storage.block_size or 'up to 128'}"
+    if storage.products == INTEGER_PRODUCTS:
+        blocks = f"products of integers by row, others in {blocks}"
     finer = "".join(f"{name.split('*.')[-1].removesuffix('.weight')} int8, " for name in storage.finer)
     again = f" with the best {storage.num_rescored} again in {storage.embedding}" if storage.num_rescored else ""
     return (

@@ -24,6 +24,11 @@ PartPrecision = Literal["auto", "fp32", "fp16", "bf16", "int8", "int4"]
 HeadPrecision = Annotated[PartPrecision, typer.Option(help="Its LM head; auto is int8 with integer weights.")]
 EmbeddingPrecision = Annotated[PartPrecision, typer.Option(help="Its embedding; auto as for the head.")]
 DraftPrecision = Literal["fp32", "fp16", "int8", "int4"]
+ProductsName = Literal["auto", "integer", "blocks"]
+Products = Annotated[
+    ProductsName,
+    typer.Option(help="int8: integer, for processors; blocks, for GPUs too; auto: what is faster here."),
+]
 Rounding = Annotated[Literal["nearest", "gptq"], typer.Option(help="gptq: fitted to the calibration text (int4).")]
 YesNoAuto = Literal["yes", "no", "auto"]
 

@@ -215,7 +215,7 @@ def exit_graph(model: WeightlessModel, plan: TargetPlan, point: Exit) -> ir.Mode
     contract = exit_contract(plan.shape, point.name, num_candidates=plan.num_candidates)
     stage = ExitStage(parts_of(model.network), plan.num_candidates, plan.adapters[point.layer])
     graph = export_stage(stage, contract, model.lazy_weights(stage))
-    formats = replace(plan.formats, layers=plan.formats.head)
+    formats = replace(plan.formats, layers=plan.formats.in_blocks.head)
     return optimise_stage(graph, formats, plan.shape.vocab_size, plan.choose_pack)
 
 

@@ -22,7 +22,7 @@ def find_table(bundle: Path, target: TargetEntry) -> TokenTable:
         ExportError: its first stage has none in the weights file.
     """
     graph = ir.load(bundle / target.segments[0].file).graph
-    look_ups = [node for node in graph if node.op_type in ("Gather", "GatherBlockQuantized") and _is_by_ids(node)]
+    look_ups = [node for node in graph if _is_look_up(node) and _is_by_ids(node)]
     if len(look_ups) != 1:
         raise ExportError(
             f"the target's first stage looks tokens up {len(look_ups)} times, not once: the draft cannot share its "
@@ -32,6 +32,8 @@ def find_table(bundle: Path, target: TargetEntry) -> TokenTable:
     rows = _external(node, 0)
     if node.op_type == "Gather":
         num_rows, width = rows.shape.numpy()
+        if rows.dtype == ir.DataType.INT8:
+            return _by_row(node, target)
         dtype = _DTYPES[rows.dtype]
         return TokenTable(
             file=target.weights_file, num_rows=num_rows, width=width, dtype=dtype, offset=rows.offset or 0
@@ -47,6 +49,34 @@ def find_table(bundle: Path, target: TargetEntry) -> TokenTable:
         block_size=node.attributes["block_size"].as_int(),
         scales_offset=scales.offset or 0,
     )
+
+
+def _by_row(look_up: ir.Node, target: TargetEntry) -> TokenTable:
+    """The table that an integer head shares with the embedding (`integer_products.py`)."""
+    rows = _external(look_up, 0)
+    by_name = {node.name: node for node in look_up.graph or ()}
+    scales, unscaled = _external(by_name[_sibling(look_up, "_scales")], 0), by_name[_sibling(look_up, "_unscaled")]
+    num_rows, width = rows.shape.numpy()
+    return TokenTable(
+        file=target.weights_file,
+        num_rows=num_rows,
+        width=width,
+        dtype="float32",
+        offset=rows.offset or 0,
+        bits=8,
+        block_size=width,
+        scales_offset=scales.offset or 0,
+        factors_offset=_external(unscaled, 1).offset or 0,
+    )
+
+
+def _sibling(look_up: ir.Node, ending: str) -> str:
+    return f"{(look_up.name or '').removesuffix('_levels')}{ending}"
+
+
+def _is_look_up(node: ir.Node) -> bool:
+    table = node.inputs[0] if node.op_type in ("Gather", "GatherBlockQuantized") else None
+    return table is not None and table.shape is not None and len(table.shape) == 2
 
 
 def _is_by_ids(node: ir.Node) -> bool:

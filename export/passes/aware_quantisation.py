@@ -9,7 +9,7 @@ nncf has GPTQ too, with scales from a block's smallest and largest weight. Over 
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,11 +45,12 @@ _REFITTED_NUMBERS = 1 << 25
 class ProductInputs:
     """Files of float16 rows `[n, K]` by the name of the weight that they were multiplied with.
 
-    `head` is the LM head's name where it is among them.
+    `head` is the LM head's name where it is among them. `normed` are the names whose rows come straight from a norm.
     """
 
     files: dict[str, Path]
     head: str | None = None
+    normed: set[str] = field(default_factory=set)
 
     @property
     def groups(self) -> list[tuple[str, ...]]:
@@ -80,6 +81,7 @@ def collect_inputs(model: WeightlessModel, windows: Array, folder: Path, *, with
     head = network.get_output_embeddings()
     inputs = ProductInputs({}, model.stored[id(head.weight)].name if with_head else None)
     latest: list[tuple[Tensor, Path]] = []
+    from_norm: list[Tensor] = []
 
     def note_last(module: nn.Module, given: Any, found: Any) -> None:
         if inputs.head is not None:
@@ -92,12 +94,19 @@ def collect_inputs(model: WeightlessModel, windows: Array, folder: Path, *, with
             np.save(path, source.flatten(0, -2).clamp(-_LARGEST, _LARGEST).numpy().astype(np.float16))
             latest[:] = [(source, path)]
         inputs.files[name] = latest[0][1]
+        if any(source is normed for normed in from_norm):
+            inputs.normed.add(name)
+
+    def note_norm(module: nn.Module, given: Any, found: Tensor) -> None:
+        from_norm[:] = [found]
 
     network.set_attn_implementation("eager")
     products = [module for module in network.modules() if isinstance(module, nn.Linear | Conv1D)]
     products.remove(head)
     names_by_module = {module: model.stored[id(module.weight)].name for module in products}
     hooks = [module.register_forward_pre_hook(partial(note, name=name)) for module, name in names_by_module.items()]
+    norms = [module for module in network.modules() if type(module).__name__.endswith("Norm")]
+    hooks += [module.register_forward_hook(note_norm) for module in norms]
     hooks.append(network.base_model.register_forward_hook(note_last))
     try:
         with torch.no_grad(), model.on_demand():

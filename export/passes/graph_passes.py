@@ -141,7 +141,7 @@ def optimise_head(
         common.ClearMetadataAndDocStringPass(),
         common.CommonSubexpressionEliminationPass(),
         common.RemoveUnusedNodesPass(),
-        QuantiseWeights(replace(formats, layers=formats.head), vocab_size, choose_pack, lent),
+        QuantiseWeights(replace(formats, layers=formats.in_blocks.head), vocab_size, choose_pack, lent),
         common.RemoveUnusedNodesPass(),
     )
     return _run(chain, model)

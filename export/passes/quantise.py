@@ -1,6 +1,7 @@
-"""Weights as blocks of integers: products become `MatMulNBits`, the embedding becomes `GatherBlockQuantized`.
+"""Weights as integers: in blocks for `MatMulNBits` and `GatherBlockQuantized`, or by row for products of integers.
 
-Owns: which weights of a graph are packed, and the nodes that read them. Does not own: the formats (`block_formats.py`),
+Owns: which weights of a graph are packed, and the nodes that read blocks. Does not own: the formats
+(`block_formats.py`), the nodes that read integers by row (`integer_products.py`),
 the packing itself (`block_quantisation.py`, `aware_quantisation.py`), undoing it (`rounded_weights.py`).
 """
 
@@ -15,7 +16,8 @@ import onnx_ir as ir
 
 from mirrorsd.export.passes.block_offsets import add_to_look_up, add_to_product
 from mirrorsd.export.passes.graph_edits import add_tensor, take_over
-from mirrorsd.export.weights.block_formats import BlockChoice, BlockFormat, WeightFormats
+from mirrorsd.export.passes.integer_products import IntegerProducts
+from mirrorsd.export.weights.block_formats import BlockChoice, BlockFormat, InputScaling, WeightFormats
 from mirrorsd.export.weights.block_quantisation import pack_levels, quantise_rows
 from mirrorsd.export.weights.gguf_tensors import CarriedWeight
 from mirrorsd.export.weights.lazy_weight import LazyWeight, Pack, first_name, lazy_weight, pack_rows, packed_parts
@@ -61,7 +63,8 @@ class QuantiseWeights(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Pack the weights of `model`."""
-        packed = [self._pack_node(model.graph, node) for node in list(model.graph)]
+        integers = IntegerProducts(model.graph)
+        packed = [self._pack_node(model.graph, node, integers) for node in list(model.graph)]
         if any(packed):
             model.opset_imports[_CONTRIB] = 1
         return ir.passes.PassResult(model, modified=any(packed))
@@ -72,17 +75,48 @@ class QuantiseWeights(ir.passes.InPlacePass):
         if self._formats.layers is not None and any(self._product_format(node) is not None for node in left):
             raise ir.passes.PostconditionError("a matrix product with float weights is left")
 
-    def _pack_node(self, graph: ir.Graph, node: ir.Node) -> bool:
+    def _pack_node(self, graph: ir.Graph, node: ir.Node, integers: IntegerProducts) -> bool:
         table = _embedding_of(node) or self._table_of(graph, node)
         if table is not None and self._formats.embedding is not None and not self._is_kept(table):
-            self._replace_gather(graph, node, table, self._formats.embedding)
+            if self._formats.embedding.is_by_row:
+                source = self._scaled(table)
+                integers.replace_look_up(node, self._pack_by_row(graph, source), self._scaling_of(table))
+            else:
+                self._replace_gather(graph, node, table, self._formats.embedding)
             return True
         weight = _weight_of(node)
         chosen = None if weight is None else self._product_format(node)
         if weight is None or chosen is None:
             return False
-        self._replace_product(graph, node, weight, chosen)
+        if chosen.is_by_row:
+            by_output = _is_by_output(node)
+            parts = self._pack_by_row(graph, self._scaled(weight, node), is_turned=not by_output)
+            integers.replace(node, parts, self._scaling_of(weight), by_output=by_output)
+        else:
+            self._replace_product(graph, node, weight, chosen)
         return True
+
+    def _scaling_of(self, weight: ir.Value) -> InputScaling | None:
+        tensor = weight.const_value
+        return self._formats.inputs.get(first_name(tensor.key)) if isinstance(tensor, LazyWeight) else None
+
+    def _scaled(self, weight: ir.Value, node: ir.Node | None = None) -> LazyWeight:
+        """The weight `[N, K]` of a product or a table, times the factors of its inputs."""
+        assert weight.const_value is not None  # `_weight_of` has looked
+        source = lazy_weight(weight.const_value)
+        by_output = source if node is None or _is_by_output(node) else source.transposed()
+        scaling = self._scaling_of(weight)
+        factors = None if scaling is None else scaling.factors
+        return by_output if factors is None else by_output.times_columns(factors, " scaled")
+
+    def _pack_by_row(self, graph: ir.Graph, source: LazyWeight, *, is_turned: bool = False) -> list[ir.Value]:
+        """Add int8 levels `[N, K]`, or turned `[K, N]`, and float32 scales `[N]`."""
+        num_rows, width = (int(size) for size in source.shape.numpy())
+        chosen = BlockFormat(bits=8, block_size=width, is_by_row=True)
+        recipe, pack = round_to_nearest(source.key, chosen)
+        levels, scales = pack_rows(source, recipe, pack, ((num_rows, width), (num_rows,)))
+        parts = (levels.transposed() if is_turned else levels, scales)
+        return [add_tensor(graph, f"{source.key}.{part.key}", part) for part in parts]
 
     def _is_kept(self, weight: ir.Value) -> bool:
         """Whether a weight is of the floats of a file, which stay, or what its blocks are offset by."""

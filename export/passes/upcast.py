@@ -1,4 +1,4 @@
-"""The same graphs in float32 arithmetic: 16-bit floats are widened, products of integer weights take float32 rows.
+"""The same graphs in float32 arithmetic: 16-bit floats are widened, products of integers take float32 rows.
 
 Owns: copies of the graphs whose weights are cast, one by one and at every run, from the shared weights file. They prove
 the graphs and the rounded weights, not the arithmetic of a precision; a bfloat16 target runs in no other way here, as
@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import onnx_ir as ir
+
+from mirrorsd.export.passes.graph_edits import add_tensor, take_over
 
 _NARROW, _WIDE = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16), ir.DataType.FLOAT
 _FLOAT_ROWS = ir.AttrInt64("accuracy_level", 1)
@@ -43,6 +45,9 @@ def _widened(model: ir.Model) -> ir.Model:
         cast.outputs[0].name = f"{name}.float32"
         for user, index in users:
             user.replace_input_with(index, cast.outputs[0])
+    for node in list(graph):
+        if node.op_type in ("MatMulIntegerToFloat", "QGemm"):
+            _take_floats(graph, node)
     for node in graph:
         is_widened = node.op_type == "Cast" and node.name and node.name.endswith(".float32")
         if node.op_type == "Cast" and not is_widened and node.attributes["to"].as_int() in _NARROW:
@@ -54,6 +59,40 @@ def _widened(model: ir.Model) -> ir.Model:
     for value in graph.inputs:
         _widen(value)
     return model
+
+
+def _take_floats(graph: ir.Graph, product: ir.Node) -> None:
+    """Let a product of integers (`integer_products.py`) multiply the rows before they were rounded."""
+    is_by_output = product.op_type == "QGemm"
+    rows = _before_rounding(product)
+    levels, scales = product.inputs[3 if is_by_output else 1], product.inputs[4 if is_by_output else 3]
+    assert levels is not None and scales is not None
+    cast = ir.Node("", "Cast", [levels], [ir.AttrInt64("to", _WIDE)], name=f"{product.name}_float_levels")
+    shape = ir.tensor([-1, 1] if is_by_output else [1, -1], name=f"{product.name}_scale_shape")
+    column = ir.Node("", "Reshape", [scales, _initializer(graph, shape)], name=f"{product.name}_scale_column")
+    weight = ir.Node("", "Mul", [cast.outputs[0], column.outputs[0]], name=f"{product.name}_weight")
+    operator, given = ("Gemm", [ir.AttrInt64("transB", 1)]) if is_by_output else ("MatMul", [])
+    made = ir.Node("", operator, [rows, weight.outputs[0]], given, name=f"{product.name}_floats")
+    graph.insert_before(product, [cast, column, weight, made])
+    by_row = [use.node for use in product.outputs[0].uses() if use.node.name == f"{product.name}_by_row"]
+    take_over((by_row or [product])[0].outputs[0], made.outputs[0])
+    graph.remove([*by_row, product], safe=True)
+
+
+def _before_rounding(product: ir.Node) -> ir.Value:
+    rounded = product.inputs[0]
+    rounding = None if rounded is None else rounded.producer()
+    rows = None if rounding is None else rounding.inputs[0]
+    assert rows is not None
+    shares = rows.producer()
+    if shares is not None and shares.name and shares.name.endswith("_shares"):
+        rows = shares.inputs[0]
+        assert rows is not None
+    return rows
+
+
+def _initializer(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
+    return add_tensor(graph, str(tensor.name), tensor)
 
 
 def _widen(value: ir.Value) -> None:

@@ -117,7 +117,7 @@ def look_ups_of(draft: Checkpoint, formats: WeightFormats, dtype: torch.dtype, t
     if not draft.config.get(SHARES_EMBEDDING):
         return NO_LOOK_UPS
     ids = {token for text in (*texts.for_calibration, *texts.held_back) for token in text}
-    of_table = replace(FLOAT_WEIGHTS, embedding=formats.embedding, carried=formats.carried)
+    of_table = replace(FLOAT_WEIGHTS, embedding=formats.embedding, carried=formats.carried, inputs=formats.inputs)
     stored = as_stored(open_model(draft), of_table, dtype)
     return LookUps(look_up_in(open_model(draft), ids), look_up_in(stored, ids))
 

@@ -83,8 +83,14 @@ class _Reading:
         width = int(by_output.shape.numpy()[1])
         form = chosen.for_width(width)
         _, pack = self.choose_pack(stored.name, form)
+        scaling = self.formats.inputs.get(stored.name) if form.is_by_row else None
+        factors = None if scaling is None else scaling.factors
+        if factors is not None:
+            by_output = by_output.times_columns(factors, " scaled")
         rows = torch.from_numpy(_restored(by_output.chunks(), width, form, pack, self.dtype))
-        return (rows if by_output is source else rows.T.contiguous()).to(dtype)
+        if factors is not None:
+            rows /= torch.from_numpy(factors)
+        return (rows.T.contiguous() if isinstance(module, Conv1D) else rows).to(dtype)
 
     def _choice(self, module: nn.Module, name: str) -> BlockChoice | None:
         if module is self.network.get_input_embeddings():

@@ -121,7 +121,7 @@ def stored_reference(checkpoint: Checkpoint, plan: TargetPlan, ids: list[int]) -
 
 def _stored(half: Tensor, plan: TargetPlan, dtype: torch.dtype) -> Tensor:
     """One matrix of an adapter, which is stored like the head."""
-    return stored_matrix(half, plan.formats.head, dtype)
+    return stored_matrix(half, plan.formats.in_blocks.head, dtype)
 
 
 def plan_passes(ids: tuple[int, ...]) -> Iterator[Pass]:

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,11 +38,16 @@ COMPUTES = ("fp32", "fp16", "bf16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockFormat:
-    """Integers of `bits` bits with one scale, and one zero point unless symmetric, per `block_size` inputs of a row."""
+    """Integers of `bits` bits with one scale, and one zero point unless symmetric, per `block_size` inputs of a row.
+
+    With `is_by_row` a whole row is one block, and what it is multiplied with is rounded to integers too, a row of that
+    at a time: the product is one of integers, whose bits no number of rows can change.
+    """
 
     bits: int
     block_size: int = 32
     is_symmetric: bool = True
+    is_by_row: bool = False
 
     @property
     def recipe(self) -> str:
@@ -48,6 +56,8 @@ class BlockFormat:
         >>> BlockFormat(bits=4, block_size=128, is_symmetric=False).recipe
         'q4b128a'
         """
+        if self.is_by_row:
+            return f"q{self.bits}row"
         return f"q{self.bits}b{self.block_size}{'' if self.is_symmetric else 'a'}"
 
 
@@ -59,6 +69,7 @@ class BlockChoice:
     block_size: int | None = None
     is_symmetric: bool = True
     largest: int = max(BLOCK_SIZES)
+    is_by_row: bool = False
 
     def for_width(self, width: int) -> BlockFormat:
         """The format of rows of `width` weights: by default the largest blocks that pad no more than blocks of 32 do.
@@ -71,6 +82,8 @@ class BlockChoice:
         >>> BlockChoice(bits=8, largest=64).for_width(1152).block_size
         64
         """
+        if self.is_by_row:
+            return BlockFormat(bits=self.bits, block_size=width, is_by_row=True)
         padded = -(-width // 32) * 32
         fitting = (size for size in BLOCK_SIZES if size <= self.largest and padded % size == 0)
         size = self.block_size or next(fitting)
@@ -84,7 +97,21 @@ class BlockChoice:
         ([1, 2], 2)
         """
         largest = self.block_size or self.largest
-        return 1 if largest <= _INVARIANT_BLOCKS[self.bits] else 2
+        return 1 if self.is_by_row or largest <= _INVARIANT_BLOCKS[self.bits] else 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InputScaling:
+    """How the rows that a weight `[N, K]` is multiplied with are prepared for rounding them to integers.
+
+    Attributes:
+        factors: float32 `[K]`: an input is divided by its factor, and the weight's column multiplied with it. None for
+            inputs as they are.
+        largest: The magnitude that stands for the last level, for all rows; None for each row's own largest.
+    """
+
+    factors: NDArray[np.float32] | None
+    largest: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +119,8 @@ class WeightFormats:
     """The formats of a target's weights; None stands for floats of the kind that the stages compute in.
 
     What `carried` holds keeps the blocks of its file instead. `finer` has the layers' weights that are stored in more
-    bits than `layers` says, by name. Where there is a `scan`, the LM head's product is with weights in that format, and
+    bits than `layers` says, by name. `inputs` says how what a weight is multiplied with is scaled before it is rounded,
+    for weights by row. Where there is a `scan`, the LM head's product is with weights in that format, and
     the logits of a row's best `NUM_RESCORED` tokens are then computed again with the embedding's.
     """
 
@@ -102,6 +130,16 @@ class WeightFormats:
     carried: "FileBlocks | None" = None
     finer: Mapping[str, BlockChoice] = field(default_factory=dict)
     scan: BlockChoice | None = None
+    inputs: Mapping[str, InputScaling] = field(default_factory=dict)
+
+    @property
+    def in_blocks(self) -> "WeightFormats":
+        """The same for products whose rows are not scaled: rows of which nothing is known keep blocks of weights."""
+        return replace(
+            self,
+            layers=None if self.layers is None else replace(self.layers, is_by_row=False),
+            head=None if self.head is None else replace(self.head, is_by_row=False),
+        )
 
     @property
     def of_head(self) -> BlockChoice | None:

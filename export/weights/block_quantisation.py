@@ -15,6 +15,9 @@ from mirrorsd.export.weights.block_formats import BlockFormat
 
 Array = npt.NDArray[Any]
 
+TOP_LEVEL = 127
+"""Of eight bits with a sign; -128 is left out, so that a number and its negative have the same magnitude."""
+
 
 def quantise_rows(rows: Array, chosen: BlockFormat) -> tuple[Array, ...]:
     """Round float `rows` `[n, K]` to the nearest level, each row on its own.
@@ -25,8 +28,11 @@ def quantise_rows(rows: Array, chosen: BlockFormat) -> tuple[Array, ...]:
 
     Returns:
         Packed uint8 `[n, B, block_size * bits / 8]` for B blocks, K padded to whole ones; float32 scales `[n, B]`; and,
-        unless symmetric, zero points uint8 `[n, ceil(B * bits / 8)]`.
+        unless symmetric, zero points uint8 `[n, ceil(B * bits / 8)]`. Of a format by row: int8 `[n, K]` and scales
+        `[n, 1]`.
     """
+    if chosen.is_by_row:
+        return _round_by_row(rows)
     by_input = np.ascontiguousarray(rows.T, np.float32)
     packed, scales, zero_points = _rounder(chosen).qbits_block_quant(by_input)
     num_rows, num_blocks = len(rows), -(-rows.shape[1] // chosen.block_size)
@@ -51,6 +57,9 @@ def pack_levels(levels: Array, scales: Array, zero_points: Array | None, bits: i
 def restore_rows(packed: tuple[Array, ...], width: int, bits: int) -> Array:
     """Float32 rows `[n, width]` of what `quantise_rows` or `pack_levels` gave: `(level - zero point) * scale`."""
     levels, scales = packed[0], packed[1]
+    if levels.dtype == np.int8:
+        by_row: Array = levels.astype(np.float32) * scales.reshape(-1, 1)
+        return by_row
     num_rows, num_blocks = scales.shape
     zero_points: Array = np.full((num_rows, num_blocks), 1 << (bits - 1), np.uint8)
     if len(packed) == 3:
@@ -59,6 +68,14 @@ def restore_rows(packed: tuple[Array, ...], width: int, bits: int) -> Array:
     restored = (levels.astype(np.float32) - zero_points[..., None].astype(np.float32)) * scales[..., None]
     whole: Array = restored.reshape(num_rows, -1)[:, :width]
     return whole
+
+
+def _round_by_row(rows: Array) -> tuple[Array, ...]:
+    """Levels -127 to 127 of one scale a row; a row of zeros has the scale 0."""
+    rows = rows.astype(np.float32, copy=False)
+    scales = np.abs(rows).max(axis=1, keepdims=True) / np.float32(TOP_LEVEL)
+    levels = np.rint(rows / np.where(scales > 0, scales, np.float32(1)))
+    return levels.clip(-TOP_LEVEL, TOP_LEVEL).astype(np.int8), scales
 
 
 def _nibbles(packed: Array) -> Array:

@@ -75,6 +75,14 @@ class LazyWeight(ir.LazyTensor):
         turned._origin = self
         return turned
 
+    def times_columns(self, factors: npt.NDArray[np.float32], word: str) -> "LazyWeight":
+        """The matrix `[N, K]` with its columns multiplied by `factors` `[K]`, which `word` tells from all others."""
+
+        def chunks() -> Iterator[Array]:
+            return ((rows * factors).astype(rows.dtype, copy=False) for rows in self.chunks())
+
+        return LazyWeight(f"{self.key}{word}", self.dtype, tuple(self.shape.numpy()), chunks)
+
     def _columns(self) -> Iterator[Array]:
         """Give strips of columns as rows; most matrices are one strip, so they are read once."""
         num_rows, width = (int(size) for size in self.shape.numpy())

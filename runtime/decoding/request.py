@@ -164,7 +164,4 @@ def check_prompt_fits(num_prompt: int, context: int) -> None:
     if num_prompt == 0:
         raise GenerationError("The prompt is empty: give at least one token of text, or a message.")
     if num_prompt >= context:
-        raise ContextLengthError(
-            f"The prompt has {num_prompt} tokens and the bundle's context is {context}, new tokens included. "
-            "Shorten the prompt, or export the bundle again with a larger --context."
-        )
+        raise ContextLengthError.of(context, f"the prompt has {num_prompt}")

@@ -75,6 +75,12 @@ def _installed_providers() -> tuple[str, ...]:
     return tuple(onnxruntime.get_available_providers())
 
 
+_NO_INTEGERS = (
+    "this bundle's products are of integers, which are for ONNX Runtime's CPU provider; the target of device map {!r} "
+    "is on another device. For it export with --products blocks, or run this bundle on device map 'cpu'"
+)
+
+
 def check_computes(device_map: DeviceMap, dtype: str) -> None:
     """Refuse a device map whose target cannot compute in `dtype`, with the precisions to export in for it.
 
@@ -89,9 +95,12 @@ def cannot_compute(device_map: DeviceMap, dtype: str) -> str:
     """Why the target of a device map cannot compute in `dtype`; empty if it can.
 
     ONNX Runtime's CUDA provider has attention (`GroupQueryAttention`) in float16 and bfloat16 alone. Its CPU provider
-    has neither products nor attention in bfloat16, OpenVINO's frontend no such attention.
+    has neither products nor attention in bfloat16, OpenVINO's frontend no such attention. Products of "integers" are
+    exact on ONNX Runtime's CPU provider alone.
     """
     target = device_map.target
+    if dtype == "integers":
+        return "" if target.runtime == "onnxruntime" and target.is_on_cpu else _NO_INTEGERS.format(device_map.name)
     is_cuda = (target.runtime, target.provider) == ("onnxruntime", "CUDAExecutionProvider")
     if is_cuda and dtype == "float32":
         return (

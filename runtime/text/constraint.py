@@ -7,6 +7,7 @@ looked at ahead, while the devices work, and the state is rolled back.
 
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _WORD_BITS = 32
+_LONGEST_REASON = 300
+"""Characters of llguidance's errors, which show a grammar's line, however long it is."""
 
 
 class Constraint:
@@ -82,7 +85,7 @@ class Constraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise GenerationError(f"The constrained text cannot go on: {self._matcher.get_error()}")
+            raise GenerationError(f"The constrained text cannot go on: {_reason(self._matcher)}")
 
 
 class ConstraintCompiler:
@@ -106,7 +109,7 @@ class ConstraintCompiler:
         if not self._eos_ids:
             raise ConfigError(f"GenerationConfig.{field} needs a model with an end-of-sequence token, to end the text.")
         try:
-            from llguidance import LLMatcher
+            from llguidance import LLMatcher, LLParserLimits
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f'GenerationConfig.{field} needs the package llguidance: pip install "mirrorsd[server]".'
@@ -119,10 +122,16 @@ class ConstraintCompiler:
             "regex": LLMatcher.grammar_from_regex,
             "grammar": LLMatcher.grammar_from_lark,
         }
-        matcher = LLMatcher(words, read[field](getattr(config, field)), log_level=0)
+        limits = LLParserLimits(verbose_errors=False)
+        matcher = LLMatcher(words, read[field](getattr(config, field)), log_level=0, limits=limits)
         if matcher.is_error():
-            raise ConfigError(f"GenerationConfig.{field} cannot be taken: {matcher.get_error()}")
+            raise ConfigError(f"GenerationConfig.{field} cannot be taken: {_reason(matcher)}")
         return Constraint(matcher, words.vocab_size)
+
+    def prepare(self) -> None:
+        """Pay what the first constrained text would: nothing else of the program runs meanwhile."""
+        if self._eos_ids and find_spec("llguidance") is not None:
+            self._read_words()
 
     def _read_words(self) -> "LLTokenizer":
         from llguidance import LLTokenizer
@@ -134,3 +143,9 @@ class ConstraintCompiler:
             except ValueError as error:
                 raise ConfigError(f"llguidance cannot read this bundle's tokenizer ({error}).") from error
         return self._words
+
+
+def _reason(matcher: "LLMatcher") -> str:
+    """Why a matcher has failed."""
+    reason = str(matcher.get_error()).removesuffix("<non-verbose/>").strip()
+    return reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]} ..."

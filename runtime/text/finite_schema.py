@@ -16,7 +16,7 @@ items, which together have `2 r`.
 
 from collections.abc import Mapping
 from math import isqrt
-from typing import Any
+from typing import Any, TypeGuard
 
 from mirrorsd.graphs.errors import ConfigError
 
@@ -37,7 +37,7 @@ _KEYWORDS = {
     "string": ("minLength", "maxLength", "pattern", "format"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
 }
-_FORMATS = "date-time time date duration email hostname ipv4 ipv6 uuid uri".split()
+_FORMATS = ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
 """Forms of strings that llguidance can hold a text to. Others are remarks, as the standard has them: left out."""
 _OWN_VALUES = ("const", "enum", "$ref", *_IN_PLACE)
 _REFUSED = (
@@ -64,8 +64,8 @@ def finite_schema(schema: Any, context: int) -> Any:
     """
     if not isinstance(schema, dict | bool):
         return schema
-    for name in ("$defs", "definitions") if isinstance(schema, dict) else ():
-        if not _is_map(schema.get(name, {})):
+    for name in ("$defs", "definitions"):
+        if isinstance(schema, dict) and not _is_map(schema.get(name, {})):
             raise ConfigError(f"The JSON schema cannot be taken: {name} must be an object.")
     room = _even(context // 2)
     expander = _Expander(schema, room)
@@ -85,8 +85,9 @@ class _Expander:
     def __init__(self, root: Any, room: int) -> None:
         self.definitions: dict[str, Any] = {}
         self._root, self._room = root, room
-        self._written: dict[tuple[str, int, Names], Schema | None] = {}
+        self._written: dict[tuple[str, int, Names], str | None] = {}
         self._within: list[tuple[str, int]] = []
+        self._named: dict[str, Names] = {}
 
     def at(self, schema: Any, room: int, others: Names = frozenset()) -> Any:
         """The schema within this room, None where nothing fits; `others` are properties that its siblings name."""
@@ -131,15 +132,15 @@ class _Expander:
             return {"type": "object"}
         needed = [name for name in required if isinstance(name, str)]
         given = {**given, **{name: True for name in needed if name not in given and name not in others}}
-        share = room // max(1, sum(map(_grows, given.values())))
+        share = _even(room // max(1, sum(map(_grows, given.values()))))
         read = {name: self.at(value, share) for name, value in given.items()}
         if any(read[name] is None for name in needed if name in read):
             return None
         read |= {name: True for name in sorted(others) if name not in read}
         first = [name for name in read if name in needed]
         ordered = [*first, *(name for name in read if name not in needed)]
-        found = {"type": "object", "properties": {name: read[name] for name in ordered if read[name] is not None}}
-        return found | self._others_of(schema, found["properties"], needed, room)
+        named = {name: read[name] for name in ordered if read[name] is not None}
+        return {"type": "object", "properties": named} | self._others_of(schema, named, needed, room)
 
     def _others_of(self, schema: Schema, named: Mapping[str, Any], needed: list[str], room: int) -> Schema:
         """What may stand beside the named properties: nothing, or a bounded number of keys of bounded length."""
@@ -163,7 +164,12 @@ class _Expander:
         # llguidance counts further keys only where all named ones are required: these, or those.
         alone = {"type": "object", "properties": {**named, **dict.fromkeys(optional, False)}, "required": needed}
         both = {"type": "object", "properties": dict(named), "required": needed}
-        return {"properties": {}, "required": [], "additionalProperties": True, "anyOf": [both | closed, alone | closed | limits]}
+        return {
+            "properties": {},
+            "required": [],
+            "additionalProperties": True,
+            "anyOf": [both | closed, alone | closed | limits],
+        }
 
     def _array(self, schema: Schema, room: int) -> Schema | None:
         count = _count(schema, "minItems", "maxItems", room)
@@ -232,23 +238,36 @@ class _Expander:
         self.definitions[name] = schema
         return f"#/$defs/{name}"
 
-    def _names(self, schema: Any, seen: Names = frozenset()) -> Names:
-        """Properties that a schema names for the value itself, through whatever holds in place."""
-        if not _is_map(schema):
-            return frozenset()
-        found = _own_names(schema)
-        for key in _IN_PLACE:
-            for part in schema.get(key) if isinstance(schema.get(key), list) else ():
-                found |= self._names(part, seen)
-        target = schema.get("$ref")
-        if isinstance(target, str) and target not in seen:
-            found |= self._names(_pointed(self._root, target), seen | {target})
-        return found
+    def _names(self, schema: Any) -> Names:
+        """Properties that a schema names for the value itself, through whatever holds in place; each part once."""
+        alone = str(schema["$ref"]) if _is_map(schema) and list(schema) == ["$ref"] else ""
+        if alone in self._named:
+            return self._named[alone]
+        found, seen, parts = set[str](), set[str](), [schema]
+        while parts:
+            part = parts.pop()
+            if not _is_map(part):
+                continue
+            found |= _own_names(part)
+            for key in _IN_PLACE:
+                parts += part[key] if isinstance(part.get(key), list) else []
+            target = part.get("$ref")
+            if isinstance(target, str) and target not in seen:
+                seen.add(target)
+                parts.append(_pointed(self._root, target))
+        names = frozenset(found)
+        if alone:
+            self._named[alone] = names
+        return names
 
 
 def _says(keyword: str) -> bool:
     """Whether a keyword says something about the value; others are remarks."""
-    return keyword == "type" or keyword in (*_OWN_VALUES, *_REFUSED) or any(keyword in words for words in _KEYWORDS.values())
+    return (
+        keyword == "type"
+        or keyword in (*_OWN_VALUES, *_REFUSED)
+        or any(keyword in words for words in _KEYWORDS.values())
+    )
 
 
 def _types(schema: Schema) -> list[str]:
@@ -311,7 +330,9 @@ def _grows(schema: Any) -> bool:
         return True
     if "const" in schema or "enum" in schema:
         return False
-    return bool({"array", "object", "string"} & set(_types(schema))) or any(key in schema for key in (*_OWN_VALUES, *_REFUSED))
+    return bool({"array", "object", "string"} & set(_types(schema))) or any(
+        key in schema for key in (*_OWN_VALUES, *_REFUSED)
+    )
 
 
 def _pointed(root: Any, target: Any) -> Any:
@@ -339,7 +360,7 @@ def _even(room: int) -> int:
     return 1 << (max(room, 1).bit_length() - 1)
 
 
-def _is_map(value: Any) -> bool:
+def _is_map(value: Any) -> TypeGuard[Mapping[str, Any]]:
     return isinstance(value, Mapping)
 
 

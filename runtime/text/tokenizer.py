@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from mirrorsd.runtime.text.chat_template import ChatTemplate
 
 _METASPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+_LONG = 1 << 14
+"""Characters that take tens of milliseconds: from here on `tokenizers` is asked in the way that frees the interpreter,
+which `encode` does not. The other way starts threads."""
 
 
 class BundleTokenizer:
@@ -59,8 +62,8 @@ class BundleTokenizer:
         self._template = _read_templates(files) if files else None
         self.chat_templates: Mapping[str, str] = self._template.texts if self._template else {}
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of a plain text, with the special tokens that the tokenizer adds by itself.
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a plain text, with the special tokens that the tokenizer adds by itself, or without.
 
         Raises:
             GenerationError: no text, an empty one, half a surrogate pair in it, which is no character, or a token that
@@ -72,7 +75,7 @@ class BundleTokenizer:
             )
         if not text:
             raise GenerationError("The prompt is empty: give at least one character of text, or a message.")
-        return self._ids(text, add_special_tokens=True)
+        return self._ids(text, add_special_tokens=add_special_tokens)
 
     def encode_chat(
         self,
@@ -149,7 +152,11 @@ class BundleTokenizer:
                 f"The text is not Unicode: half a surrogate pair at character {error.start}. Decode the bytes it came "
                 "from with errors='replace'."
             ) from error
-        ids = list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        if len(text) < _LONG:
+            read = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        else:
+            read = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        ids = list(read.ids)
         if self._num_ids is not None and ids and max(ids) >= self._num_ids:
             outside = next(token for token in ids if token >= self._num_ids)
             raise GenerationError(

@@ -1,7 +1,7 @@
 """What a request means for the pipeline: the fields of `GenerationConfig`, and what is refused by name."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mirrorsd.server.errors import ApiError
@@ -19,6 +19,12 @@ from mirrorsd.server.wire.fields import PenalisedRequest, TextRequest
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
 _PLAINLY = ("presence_penalty", "frequency_penalty", "logit_bias")
 Settings = dict[str, Any]
+_MAPPINGS = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")
+"""Keywords of a schema under which schemas stand by name."""
+_CONSTANTS = ("const", "enum", "default", "example", "examples")
+"""Keywords under which no schema stands."""
+_LARGEST_DIVISOR = 100_000
+"""Takes llguidance 0.4 s to compile, ten times as much twenty seconds: `bench/claims/serving/attacks.py` tries it."""
 
 
 def text_settings(body: TextRequest, defaults: Mapping[str, Any]) -> Settings:
@@ -104,11 +110,36 @@ def format_settings(wanted: object, limits: Limits, param: str) -> Settings:
 
 
 def check_schema(schema: object, limits: Limits, param: str) -> None:
-    """Refuse a schema that is too big or too deep, before anything reads it."""
+    """Refuse a schema that is too big or too deep, or of another form, before anything reads it."""
     if depth_of(schema) > limits.nesting:
         raise ApiError(400, f"{param} is nested deeper than {limits.nesting} levels.", param=param)
     if len(json.dumps(schema)) > limits.schema_bytes:
         raise ApiError(400, f"{param} has more than {limits.schema_bytes} bytes.", param=param)
+    for place, value in _members(schema):
+        if place in _MAPPINGS and not isinstance(value, dict):
+            raise ApiError(400, f"{param}: {place} is not an object.", param=param)
+        if place == "multipleOf" and _is_above(value, _LARGEST_DIVISOR):
+            raise ApiError(400, f"{param}: multipleOf is above {_LARGEST_DIVISOR}.", param=param)
+
+
+def _members(schema: object) -> Iterator[tuple[str, object]]:
+    """Keywords and their values, of a schema and of those in it; names of properties are none, nor are constants."""
+    open_ones = [schema]
+    while open_ones:
+        found = open_ones.pop()
+        if isinstance(found, list):
+            open_ones += found
+        elif isinstance(found, dict):
+            yield from found.items()
+            for place, value in found.items():
+                if place in _MAPPINGS and isinstance(value, dict):
+                    open_ones += value.values()
+                elif place not in _CONSTANTS:
+                    open_ones.append(value)
+
+
+def _is_above(value: object, most: float) -> bool:
+    return isinstance(value, int | float) and value > most
 
 
 def depth_of(value: object) -> int:

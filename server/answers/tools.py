@@ -225,6 +225,8 @@ async def plan(
     if not wish.tools and not has_called:
         return ToolPlan()
     if wish.wants_call:
+        if settings.get("ignore_eos"):
+            raise ApiError(400, "ignore_eos has no place beside tools: a call ends the text.", param="ignore_eos")
         for name in ("json_schema", "regex", "grammar") if not wish.is_free else ("regex", "grammar"):
             if name in settings:
                 raise ApiError(
@@ -234,7 +236,8 @@ async def plan(
                     f"set tool_choice to 'none'{'' if wish.is_free else ' or to auto'}.",
                     param="response_format",
                 )
-    return plan_tools(wish, await bundle.speech(), limits, settings.get("json_schema"))
+    speech = await bundle.speech()
+    return await bundle.read("", lambda: plan_tools(wish, speech, limits, settings.get("json_schema")))
 
 
 def plan_tools(wish: Wish, speech: Speech, limits: Limits, answer: Any = None) -> ToolPlan:

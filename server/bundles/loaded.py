@@ -1,20 +1,21 @@
 """A bundle that is loaded: its seats, the queue before them, and the threads that answer and read prompts."""
 
 import asyncio
+import json
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from mirrorsd.graphs import names
-from mirrorsd.graphs.errors import ContextLengthError
+from mirrorsd.graphs.errors import ConfigError, ContextLengthError
 from mirrorsd.runtime import CancelToken, Chunk, GenerationConfig, MirrorPipeline
+from mirrorsd.runtime.decoding.request import check_prompt_fits
 from mirrorsd.runtime.sampling.noise import nth_seed
-from mirrorsd.runtime.text.messages import text_of
 from mirrorsd.server.bundles.call_forms import Messages, Speech, read_form
 from mirrorsd.server.bundles.fingerprint import fingerprint
 from mirrorsd.server.bundles.reading import BrokenOff, Reading
@@ -39,6 +40,7 @@ class Part(NamedTuple):
 
 
 Event = Started | Part
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +71,13 @@ class LoadedBundle:
         template = folder / names.TOKENIZER_FOLDER / "chat_template.jinja"
         self.chat_template = template.read_text(encoding="utf-8") if template.is_file() else ""
         self.context = pipe.manifest.target.context
-        self._longest_token = max(len(pipe.tokenizer.token_bytes(token)) for token in range(pipe.tokenizer.vocab_size))
         self.fingerprint = fingerprint(folder, pipe)
         self.created = int(time.time())
         self._speech: Speech | None = None
         self._running: set[Threaded[Event]] = set()
         self._settings = settings
+        with suppress(ConfigError):  # said to whoever asks for a constrained text
+            pipe.prepare_constraints()
         self._seats = pipe.seats(settings.seats)
         self._answering = ThreadPoolExecutor(settings.seats, thread_name_prefix=f"answer-{name}")
         self._reading = ThreadPoolExecutor(2, thread_name_prefix=f"read-{name}")
@@ -91,16 +94,31 @@ class LoadedBundle:
 
         Raises:
             ApiError: its template runs for ever.
-            ContextLengthError: a text that has too many bytes to fit in any case: nobody needs to read it for that.
+            ContextLengthError: more than fits. What has too many bytes, tools included, is not read for that.
         """
-        size = sum(len(text.encode("utf-8", "replace")) for text in _texts(what))
-        most = self.context * self._longest_token
-        if size > most:
-            raise ContextLengthError(
-                f"The prompt has {size} bytes, and the bundle's context of {self.context} tokens holds {most} at the "
-                "very most. Shorten the prompt."
-            )
-        loop, reading = asyncio.get_running_loop(), Reading(lambda: self.pipe.encode(**what))
+        found = await self.read(what, lambda: self.pipe.encode(**what))
+        check_prompt_fits(len(found), self.context)
+        return found
+
+    async def tokenize(self, text: str, *, add_special: bool = False) -> list[int]:
+        """Token ids of a text, with those that the tokenizer adds by itself or without.
+
+        Raises:
+            ContextLengthError: a text of too many bytes.
+        """
+        return await self.read(text, lambda: self.tokenizer.encode(text, add_special_tokens=add_special))
+
+    async def read(self, what: object, read: Callable[[], Found]) -> Found:
+        """What `read` makes of a request's words, on a thread, where they are not too many.
+
+        Raises:
+            ApiError: it takes too long.
+            ContextLengthError: the words have more bytes than the context can hold.
+        """
+        size = len(json.dumps(what, ensure_ascii=False, default=str).encode("utf-8", "replace"))
+        if size > self.context * self._settings.limits.token_bytes:
+            raise ContextLengthError.of(self.context, f"the prompt, tools included, has {size} bytes")
+        loop, reading = asyncio.get_running_loop(), Reading(read)
         loop.call_later(self._settings.limits.read_s, reading.break_off)
         try:
             return await loop.run_in_executor(self._reading, reading.run)
@@ -116,12 +134,7 @@ class LoadedBundle:
             ApiError: its template runs for ever.
         """
         if self._speech is None:
-            loop, reading = asyncio.get_running_loop(), Reading(self._read_speech)
-            loop.call_later(self._settings.limits.read_s, reading.break_off)
-            try:
-                self._speech = await loop.run_in_executor(self._reading, reading.run)
-            except BrokenOff:
-                raise ApiError(400, "The chat template runs for ever where tools are called.", param="tools") from None
+            self._speech = await self.read("", self._read_speech)
         return self._speech
 
     def _read_speech(self) -> Speech:
@@ -135,7 +148,7 @@ class LoadedBundle:
 
     async def predict(self, text: str) -> list[int]:
         """Token ids of a text that an answer will probably contain."""
-        return list(await self.encode(prompt=text)) if text else []
+        return await self.tokenize(text) if text else []
 
     def plain_tokens_per_second(self, settings: Mapping[str, Any]) -> float | None:
         """What plain decoding has been measured to do, lately or by `tune`; None where nobody knows."""
@@ -213,14 +226,6 @@ class LoadedBundle:
                     yield Started()
                 for chunk in stream:
                     yield Part(index, chunk)
-
-
-def _texts(what: Mapping[str, Any]) -> Iterator[str]:
-    """The texts that `encode` is given."""
-    if what.get("prompt") is not None:
-        yield what["prompt"]
-    for message in what.get("messages") or ():
-        yield text_of(message.get("content"))
 
 
 def seeded_configs(bundle: LoadedBundle, settings: Mapping[str, Any], count: int) -> list[GenerationConfig]:

@@ -4,11 +4,14 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import cached_property
 from pathlib import Path
 
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.graphs.documents import DocumentError, read_text
 from mirrorsd.graphs.errors import BundleError, ConfigError
+from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.machine.doctor.memory import free_memory, memory_needs
 from mirrorsd.runtime import MirrorPipeline, choose_device_map
 from mirrorsd.server.bundles.loaded import LoadedBundle
@@ -42,6 +45,11 @@ class Shelf:
         self._one_at_a_time = asyncio.Lock()
         self._left = asyncio.Event()
         self._is_closed = False
+
+    @cached_property
+    def longest_context(self) -> int:
+        """Tokens that the largest of the bundles holds, loaded or not: no request needs more."""
+        return max((_context(folder) for folder in self.folders.values()), default=0)
 
     @asynccontextmanager
     async def use(self, name: str | None) -> AsyncIterator[LoadedBundle]:
@@ -114,7 +122,7 @@ class Shelf:
     def needs(self, name: str) -> Needs:
         """Bytes that a bundle is estimated to need, by device, its seats' caches included."""
         manifest = read_bundle(self.folders[name])
-        choice = choose_device_map(self._settings.device_map, dtype=manifest.target.shape.dtype)
+        choice = choose_device_map(self._settings.device_map, dtype=manifest.target.computes_in)
         found: Needs = {}
         for need in memory_needs(manifest, choice.device_map):
             seats = need.caches * (self._settings.seats)  # the pipeline's own session is one more
@@ -157,6 +165,15 @@ class Shelf:
         for bundle in list(self.loaded.values()):
             await asyncio.to_thread(bundle.close)
         self.loaded.clear()
+
+
+def _context(folder: Path) -> int:
+    """Of a bundle by its manifest; 0 where it cannot be read, which is told when it is loaded."""
+    path = folder / names.MANIFEST_FILE
+    try:
+        return Manifest.from_json(read_text(path), origin=str(path)).target.context
+    except (BundleError, DocumentError):
+        return 0
 
 
 def named_folders(given: Sequence[str]) -> dict[str, Path]:

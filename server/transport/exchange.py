@@ -1,16 +1,20 @@
 """One request and its answer: a body read within bounds, JSON or a stream sent, work that ends with the connection."""
 
 import asyncio
+import gc
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeVar
 from uuid import uuid4
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from mirrorsd.server.errors import ApiError
+from mirrorsd.graphs.errors import ContextLengthError
+from mirrorsd.server.errors import ApiError, api_error
 from mirrorsd.server.settings import Limits
 from mirrorsd.server.transport.guard import values
 
@@ -27,17 +31,22 @@ class Exchange:
         request: Starlette's view of it.
         id: what the `x-request-id` header says, in the answer and in the log.
         status: what it was answered with; None before.
+        num_read: bytes of its body.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
         self.request = Request(scope, receive)
         self.id = f"req_{uuid4().hex}"
         self.status: int | None = None
+        self.num_read = 0
         self.is_stream = False
         self._receive, self._send, self._limits = receive, send, limits
 
-    async def read(self, model: type[Model]) -> Model:
+    async def read(self, model: type[Model], context: int) -> Model:
         """The body as a model.
+
+        What is read here holds the interpreter, and with it everybody's streams. So bytes, brackets and keys are
+        bounded before by what a context of so many tokens can hold.
 
         Raises:
             ApiError: another content type, too long, too slow, no JSON, or not what the model says.
@@ -52,28 +61,39 @@ class Exchange:
             )
         try:
             async with asyncio.timeout(self._limits.body_s):
-                body = await self._read_body()
+                body = await self._read_body(context)
         except TimeoutError:
             raise ApiError(408, f"The body did not come within {self._limits.body_s:g} seconds.") from None
+        num_marks = sum(map(body.count, (b"[", b"{", b'":')))
+        if num_marks > self._limits.marks_for(context):
+            raise _too_long(context, f"the request has {num_marks} brackets and keys")
         try:
-            return model.model_validate_json(body)
+            with _no_collection():
+                return model.model_validate(from_json(body, allow_inf_nan=False))
         except ValidationError as error:
             raise _refusal(error) from None
+        except ValueError as error:
+            raise ApiError(400, f"The body is not JSON: {error}.", code="json_invalid") from None
 
-    async def _read_body(self) -> bytes:
-        found = bytearray()
-        most = self._limits.body_bytes
+    async def _read_body(self, context: int) -> bytes:
+        """What came; more than may be kept is read on and forgotten, since clients read no answer before."""
+        found, num_come = bytearray(), 0
+        most_kept, most = self._limits.body_bytes_for(context), self._limits.body_bytes
         given = self.request.headers.get("content-length", "")
-        is_long = given.isdecimal() and int(given) > most
-        if not is_long:
+        if not (given.isdecimal() and int(given) > most):
             async for piece in self.request.stream():
-                found += piece
-                is_long = len(found) > most
-                if is_long:
+                self.num_read = num_come = num_come + len(piece)
+                if num_come > most:
                     break
-        if is_long:
-            raise ApiError(413, f"The body has more than {most} bytes.", code="body_too_large")
-        return bytes(found)
+                if num_come <= most_kept:
+                    found += piece
+                else:
+                    found.clear()
+            else:
+                if num_come <= most_kept:
+                    return bytes(found)
+                raise _too_long(context, f"the request has {num_come} bytes")
+        raise ApiError(413, f"The body has more than {most} bytes.", code="body_too_large")
 
     async def json(self, document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
         """Answer with JSON."""
@@ -139,6 +159,22 @@ async def while_connected(exchange: Exchange, work: Callable[[], Awaitable[None]
         for task in (working, watching):
             task.cancel()
         await asyncio.gather(working, watching, return_exceptions=True)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Leave the garbage collector out: it looks through a million new lists again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _too_long(context: int, found: str) -> ApiError:
+    return api_error(ContextLengthError.of(context, found))
 
 
 def _refusal(error: ValidationError) -> ApiError:

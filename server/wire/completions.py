@@ -2,18 +2,38 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from mirrorsd.server.wire.chat import Message, Tool
 from mirrorsd.server.wire.fields import PenalisedRequest, Wire
 
 TokenId = Annotated[int, Field(ge=0, le=1 << 31)]
+_MOST_PROMPTS = Field(min_length=1, max_length=128)
+
+
+def _kind(prompt: object) -> str:
+    """Which of its forms a prompt has, by its first piece: trying all of them on a long one takes seconds."""
+    first = prompt[0] if isinstance(prompt, list) and prompt else prompt
+    if isinstance(first, list):
+        return "prompts_of_ids"
+    if isinstance(first, str):
+        return "text" if first is prompt else "texts"
+    return "ids"
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[str], Tag("texts"), _MOST_PROMPTS]
+    | Annotated[list[TokenId], Tag("ids"), Field(min_length=1)]
+    | Annotated[list[list[TokenId]], Tag("prompts_of_ids"), _MOST_PROMPTS],
+    Discriminator(_kind),
+]
 
 
 class CompletionRequest(PenalisedRequest):
     """A text to go on with, or several."""
 
-    prompt: str | Annotated[list[str] | list[TokenId] | list[list[TokenId]], Field(min_length=1)]
+    prompt: Prompt
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     # What would be silently wrong: refused where it says something.
     echo: bool | None = None
@@ -26,6 +46,8 @@ class TokenizeRequest(Wire):
 
     content: str
     model: str | None = None
+    add_special: bool = False
+    parse_special: bool = True
     with_pieces: bool = False
 
 
@@ -39,7 +61,7 @@ class DetokenizeRequest(Wire):
 class TemplateRequest(Wire):
     """A conversation to write as the model reads it."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=2048)]
     model: str | None = None
     tools: list[Tool] | None = None
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None

@@ -2,11 +2,13 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
 
 from mirrorsd.graphs.names import Method
 
 Bias = Annotated[float, Field(ge=-100, le=100)]
+BiasedToken = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 JsonObject = dict[str, Any]
 
 
@@ -14,6 +16,21 @@ class Wire(BaseModel):
     """Strict types, no NaN or infinity; fields that nobody here knows change nothing and are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Check lists and objects up to their first error: a million errors take a minute to be written down."""
+        schema = handler(source)
+        open_ones: list[Any] = [schema]
+        while open_ones:
+            part = open_ones.pop()
+            if isinstance(part, dict):
+                if part.get("type") in ("list", "dict"):
+                    part["fail_fast"] = True
+                open_ones += part.values()
+            elif isinstance(part, list | tuple):
+                open_ones += part
+        return schema
 
 
 class StreamOptions(Wire):
@@ -51,7 +68,7 @@ class PenalisedRequest(TextRequest):
     stop: str | list[str] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Bias] | None = None
+    logit_bias: Annotated[dict[BiasedToken, Bias], Field(max_length=1024)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
 
     @property

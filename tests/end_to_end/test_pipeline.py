@@ -90,7 +90,7 @@ def test_requests_that_cannot_be_served(pipe: MirrorPipeline) -> None:
         pipe.generate("")
     with pytest.raises(GenerationError, match=r"token_ids must lie in 0 .. 299"):
         pipe.generate(token_ids=[1, 300])
-    with pytest.raises(ContextLengthError, match=r"context is 512.*--context"):
+    with pytest.raises(ContextLengthError, match=r"context length is 512 tokens.*--context"):
         pipe.generate("fox " * 600)
     with pytest.raises(ConfigError, match="no field 'max_length'"):
         pipe.generate(PROMPT, max_length=3)

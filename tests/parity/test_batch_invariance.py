@@ -13,6 +13,7 @@ from mirrorsd.export.bundle.target_graphs import TargetPlan, write_target
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mirrorsd.export.checkpoints.loading import DTYPE_BY_PRECISION, target_shape
 from mirrorsd.export.checkpoints.weightless import open_model
+from mirrorsd.export.integer_choice import by_row
 from mirrorsd.export.weights.gguf_tensors import FileBlocks
 from mirrorsd.machine.doctor.row_invariance import largest_row_difference
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
@@ -23,6 +24,7 @@ FORMATS = {
     "fp32": {"precision": "fp32"},
     "int8": {"precision": "int8"},
     "int8-blocks-of-128": {"precision": "int8", "block_size": 128},
+    "int8-integers": {"precision": "int8", "is_integer": True},
     "int4": {"precision": "int4"},
     "int4-blocks-of-32": {"precision": "int4", "block_size": 32},
     "int4-scanned-head": {"precision": "int4", "is_scanned": True},
@@ -47,13 +49,16 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return open_checkpoint(write_file(path, "Q4_K", **kinds), "target")
 
 
-def open_session(checkpoint: Checkpoint, bundle: Path, *, is_scanned: bool = False, **settings: Any) -> OnnxTarget:
+def open_session(
+    checkpoint: Checkpoint, bundle: Path, *, is_scanned: bool = False, is_integer: bool = False, **settings: Any
+) -> OnnxTarget:
     options = ExportOptions(**settings)
     bundle.mkdir(exist_ok=True)
     model = open_model(checkpoint, DTYPE_BY_PRECISION[options.computes_in])
     shape = target_shape(model.network, options.computes_in)
     formats = options.formats(shape.hidden_size)
     formats = replace(formats, scan=formats.layers) if is_scanned else formats
+    formats = by_row(formats, {}, is_tied=False) if is_integer else formats
     formats = replace(formats, carried=FileBlocks(checkpoint.tensors)) if checkpoint.gguf else formats
     how = {"formats": formats, "is_batch_invariant": options.is_batch_invariant}
     plan = TargetPlan(shape=shape, context=CONTEXT, num_candidates=8, adapters={shape.num_layers // 2: None}, **how)

@@ -22,7 +22,7 @@ from mirrorsd.runtime.sampling.short_rows import ShortRow
 
 _IR_VERSION, _OPSET = 10, 18
 _INTEGER_ATTRIBUTE = 2
-ONNX_TYPES = {"float32": 1, "int32": 6, "int64": 7, "float16": 10, "bfloat16": 16}
+ONNX_TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "float16": 10, "bfloat16": 16}
 _INT64 = ONNX_TYPES["int64"]
 _NAMES = {number: name for name, number in ONNX_TYPES.items()}
 NUM_BEST = 128
@@ -64,6 +64,19 @@ class DeviceMemory:
         binding.bind_ortvalue_output("out", ort.OrtValue.ortvalue_from_numpy(host))
         session.run_with_iobinding(binding)
         return host
+
+
+@functools.cache
+def integers_are_exact(placement: TargetPlacement) -> bool:
+    """Whether products of 8-bit integers are exact on this processor.
+
+    Without instructions for them (VNNI), some kernels add two products in 16 bits, which cut large sums off.
+    """
+    ports = [("rows", ONNX_TYPES["uint8"], 2), ("weight", ONNX_TYPES["int8"], 2)]
+    session = _session(placement, _graph("MatMulInteger", ports, ("out", ONNX_TYPES["int32"], 2)))
+    rows, weight = np.full((2, 64), 255, np.uint8), np.full((64, 32), 127, np.int8)
+    (found,) = session.run(None, {"rows": rows, "weight": weight})
+    return bool((found == 255 * 127 * 64).all())
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Head, TargetEntry
 from mirrorsd.runtime.backends.onnxruntime.bound_pass import BoundPass, BoundSegment, RowBuffers
 from mirrorsd.runtime.backends.onnxruntime.device import OnnxDevice, check_ports, describe_stages
+from mirrorsd.runtime.backends.onnxruntime.device_memory import integers_are_exact
 from mirrorsd.runtime.backends.onnxruntime.head import OnnxHead, OnnxHeads
 from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS
 from mirrorsd.runtime.backends.onnxruntime.stage import Place
@@ -55,6 +56,11 @@ class OnnxTargetModel:
         self.entry, self.placement, self.exits_elsewhere = entry, placement, exits
         self.heads = OnnxHeads(bundle, entry, heads)
         self.device = OnnxDevice(placement)
+        if entry.computes_in == "integers" and not integers_are_exact(placement):
+            raise DeviceError(
+                "this bundle's products are of integers, and this processor cuts sums of two of them off at 16 bits: "
+                "its texts would not be those of other machines. Export it with --products blocks"
+            )
         dtype = entry.shape.dtype
         self.segments = [(s, self.device.open(bundle / s.file, dtype)) for s in entry.segments]
         own = () if exits else entry.exits

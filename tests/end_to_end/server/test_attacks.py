@@ -149,13 +149,84 @@ def test_huge_numbers_that_mean_something_are_taken(serving: Running) -> None:
 
 
 def test_bodies_are_bounded_by_what_they_say_and_by_what_they_are(serving: Running) -> None:
-    most = LIMITS.body_bytes
+    most, fitting = LIMITS.body_bytes, LIMITS.body_bytes_for(512)
     assert status_of(raw(serving, post(serving, CHAT, b"", Content_Length=str(most + 1)))) == 413
     assert status_of(raw(serving, post(serving, CHAT, b"", Content_Length=str(10**30)))) in (400, 413)
     chunk = b"10000\r\n" + b" " * 65536 + b"\r\n"
     head = post(serving, CHAT, b"", Content_Length="", Transfer_Encoding="chunked")
     assert status_of(raw(serving, head + chunk * 17)) == 413
-    assert status_of(chat(serving, b" " * (most - 200) + json.dumps(BODY).encode())) == 200
+    assert status_of(chat(serving, b" " * (fitting - 200) + json.dumps(BODY).encode())) == 200
+
+
+TOOL = {"name": "f", "parameters": {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(400)}}}
+
+
+@pytest.mark.parametrize(
+    "path, body",
+    [
+        ("/v1/completions", {"prompt": "a" * 512 * 16}),
+        ("/v1/completions", {"prompt": [1] * 5000}),
+        ("/v1/completions", {"prompt": [1] * 512}),
+        ("/v1/completions", {"prompt": "a" * 600_000}),
+        ("/v1/completions", {"prompt": [[]] * 70_000}),
+        ("/tokenize", {"content": "a" * 512 * 16}),
+        (CHAT, {**BODY, "tools": [{"type": "function", "function": TOOL}], "tool_choice": "required"}),
+        (CHAT, {**BODY, "chat_template_kwargs": {"greeting": "a" * 512 * 16}}),
+        (CHAT, {**BODY, "prediction": {"type": "content", "content": "a" * 512 * 16}}),
+        (CHAT, {**BODY, "messages": [{"role": "user", "content": "a" * 1000}] * 9}),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_more_than_the_context_can_hold_is_refused_before_it_is_read(
+    serving: Running, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    tokenizer = serving.service.shelf.loaded["tiny"].tokenizer
+    with monkeypatch.context() as patched:
+        patched.setattr(tokenizer, "_ids", lambda *_, **__: pytest.fail("it was read"))
+        answer = raw(serving, post(serving, path, json.dumps(body).encode()))
+    error = json.loads(answer.split(b"\r\n\r\n", 1)[1])["error"]
+    assert (status_of(answer), error["code"]) == (400, "context_length_exceeded")
+    assert "maximum context length is 512 tokens" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$defs": [1]},
+        {"definitions": "x"},
+        {"$defs": {"a": {"$defs": 5}}},
+        {"properties": ["a"]},
+        {"type": "object", "properties": {"a": {"properties": 1}}},
+        {"type": "array", "items": {"patternProperties": [{}]}},
+        {"anyOf": [{"type": "object", "properties": 7}]},
+        {"type": "integer", "multipleOf": 1_000_003},
+    ],
+    ids=str,
+)
+def test_a_schema_of_another_form_is_refused(serving: Running, schema: dict[str, Any]) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    for body in (
+        {"tools": [tool], "tool_choice": "required"},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}},
+    ):
+        assert status_of(chat(serving, body)) == 400
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"type": "grammar", "grammar": "start: " + ' | "b"' * 3000},
+        {"type": "regex", "regex": "(" * 5000},
+        {"type": "json_schema", "json_schema": {"schema": {"type": "string", "pattern": "(" * 5000}}},
+        {"type": "json_schema", "json_schema": {"schema": {"type": "x" * 5000}}},
+        {"type": "x" * 5000},
+    ],
+    ids=lambda wanted: str(wanted)[:40],
+)
+def test_errors_are_short(serving: Running, wanted: dict[str, Any]) -> None:
+    answer = chat(serving, {"response_format": wanted})
+    assert status_of(answer) == 400
+    assert len(answer.split(b"\r\n\r\n", 1)[1]) < 1500
 
 
 def test_heads_are_bounded(serving: Running) -> None:

@@ -59,8 +59,48 @@ def test_text_to_tokens_and_back(serving: Running) -> None:
     pieces = ask(serving, "/tokenize", {"content": "the old heron", "with_pieces": True})["tokens"]
     assert "".join(piece["piece"] for piece in pieces) == "the old heron"
     assert ask(serving, "/tokenize", {"content": ""})["tokens"] == []
+    halves = ask(serving, "/tokenize", {"content": " \N{OLD PERSIAN NUMBER ONE}", "with_pieces": True})["tokens"]
+    assert b"".join(p.encode() if isinstance(p, str) else bytes(p) for p in (half["piece"] for half in halves)) == (
+        " \N{OLD PERSIAN NUMBER ONE}".encode()
+    )
     written = ask(serving, "/apply-template", {"messages": [{"role": "user", "content": "fox"}]})["prompt"]
     assert written == "<|user|>fox<|assistant|>"
+
+
+def test_tokens_of_special_kinds_are_added_where_they_are_asked_for(
+    serving: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = serving.service.shelf.loaded["tiny"].tokenizer._tokenizer
+    name = tokenizer.id_to_token(0)
+    before = tokenizer.post_processor
+    tokenizer.post_processor = TemplateProcessing(single=f"{name} $A", special_tokens=[(name, 0)])
+    try:
+        bare = ask(serving, "/tokenize", {"content": "fox"})["tokens"]
+        assert ask(serving, "/tokenize", {"content": "fox", "add_special": True})["tokens"] == [0, *bare]
+        assert 0 not in bare
+    finally:
+        tokenizer.post_processor = before
+
+
+def test_every_path_is_there_with_and_without_v1(serving: Running) -> None:
+    for path in ("/models", "/health", "/props", "/slots"):
+        assert get(serving, path)[0] == get(serving, f"/v1{path}")[0] == 200
+    body = {"prompt": "fox", "max_tokens": 1, "messages": [{"role": "user", "content": "fox"}], "content": "fox"}
+    for path in ("/chat/completions", "/completions", "/tokenize", "/apply-template"):
+        given = {name: value for name, value in body.items() if name in NEEDED[path]}
+        bare, versioned = ask(serving, path, given), ask(serving, f"/v1{path}", given)
+        assert bare.keys() == versioned.keys()
+        assert "error" not in bare
+
+
+NEEDED = {
+    "/chat/completions": ("messages", "max_tokens"),
+    "/completions": ("prompt", "max_tokens"),
+    "/tokenize": ("content",),
+    "/apply-template": ("messages",),
+}
 
 
 def test_every_route_is_in_the_document(serving: Running) -> None:

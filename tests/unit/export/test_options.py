@@ -32,6 +32,9 @@ from mirrorsd.graphs.errors import ConfigError
         ({"precision": "file", "head_precision": "int8"}, r"head and embedding are as they are in the GGUF file"),
         ({"precision": "file", "embedding_precision": "fp32"}, r"leave head_precision and embedding_precision alone"),
         ({"rounding": "gptq"}, r"rounding is 'gptq' with precision 'int8'; it is for int4 layers"),
+        ({"products": "integer", "precision": "int4"}, r"products is 'integer', which is for symmetric int8 layers"),
+        ({"products": "integer", "block_size": 64}, r"products is 'integer'.*block_size 64"),
+        ({"products": "rows"}, r"products is 'rows'; supported are auto, integer, blocks"),
         ({"rounding": "up"}, r"rounding is 'up'; supported are nearest, gptq"),
         ({"context": 10}, r"context is 10; at least 64"),
         (

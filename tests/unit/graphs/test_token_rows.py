@@ -66,6 +66,26 @@ def test_blocks_are_what_the_target_looks_up(tmp_path: Path, bits: int, scales: 
     np.testing.assert_array_equal(TokenRows(tmp_path, table)(asked), expected[asked])
 
 
+def test_integers_by_row_have_a_sign_and_factors_of_the_columns(tmp_path: Path) -> None:
+    """A tied embedding under an integer head: levels times the row's scale times the column's factor."""
+    levels = np.random.default_rng(3).integers(-127, 128, (6, 8)).astype(np.int8)
+    scales, factors = np.linspace(0.1, 0.6, 6, dtype=np.float32), np.linspace(1, 2, 8, dtype=np.float32)
+    first, second, third = write(tmp_path, levels, scales, factors)
+    table = TokenTable(
+        file=FILE,
+        num_rows=6,
+        width=8,
+        dtype="float32",
+        offset=first,
+        bits=8,
+        block_size=8,
+        scales_offset=second,
+        factors_offset=third,
+    )
+    assert table.ends()["factors"] == third + 32
+    np.testing.assert_array_equal(TokenRows(tmp_path, table)([5, 0]), levels[[5, 0]] * scales[[5, 0], None] * factors)
+
+
 def test_a_file_that_is_gone_is_said(tmp_path: Path) -> None:
     table = TokenTable(file=FILE, num_rows=1, width=1, dtype="float32", offset=0)
     with pytest.raises(BundleError, match="cannot be read"):

@@ -26,7 +26,7 @@ ALLOWED = {
     "training": {"mirrorsd.graphs", "mirrorsd.families", "matplotlib", *TRAINERS},
     "server": {
         *("mirrorsd", "mirrorsd.graphs", "mirrorsd.machine", "mirrorsd.runtime"),
-        *("starlette", "uvicorn", "pydantic", "prometheus_client", "h11"),
+        *("starlette", "uvicorn", "pydantic", "pydantic_core", "prometheus_client", "h11"),
     },
     "cli": {
         *("mirrorsd", "mirrorsd.graphs", "mirrorsd.device_maps", "mirrorsd.export"),

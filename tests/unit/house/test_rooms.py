@@ -68,9 +68,10 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "draft_compression": {"compression_plan", "verify"},
         "recompress": {"bundle", "compression_plan", "draft_compression", "verify"},
         "pair_job": {"checkpoints", "exit_choice", "options", "passes", "weights"},
+        "integer_choice": {"checkpoints", "pair_job", "passes", "verify", "weights"},
         "pair": {
-            *("bundle", "checkpoints", "compression_plan", "draft_compression", "options", "pair_job", "passes"),
-            *("stages", "verify", "weights"),
+            *("bundle", "checkpoints", "compression_plan", "draft_compression", "integer_choice", "options"),
+            *("pair_job", "passes", "stages", "verify", "weights"),
         },
     },
     "training": {

@@ -2,10 +2,8 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -39,7 +37,8 @@ LINE = "{{ '\\n' }}"
 TAGGED = f'{LINE}<tool_call>\n{{"name": "{NAME}", "arguments": {GIVEN}}}\n</tool_call>'
 LISTED = f'{{"name": "{NAME}", "arguments": {GIVEN}, "id": "{{{{ c.id }}}}"}}'
 FENCED = f"<|call|>function<|sep|>{NAME}\n```json\n{GIVEN}\n```<|/call|>"
-SPELLED = "<function={{ c.function.name }}>{% for k, v in c.function.arguments.items() %}<{{ k }}>{{ v }}</{{ k }}>{% endfor %}"
+ITEMS = "{% for k, v in c.function.arguments.items() %}<{{ k }}>{{ v }}</{{ k }}>{% endfor %}"
+SPELLED = f"<function={NAME}>{ITEMS}"
 TEMPLATES = {
     "in tags": template(each(TAGGED)),
     "a list behind a special token": template(f"[CALLS][{each(LISTED, ', ')}]"),
@@ -217,7 +216,7 @@ def test_a_template_that_knows_no_tools_gets_them_as_words() -> None:
     found = told_plainly(messages, tools, OWN)
     assert [message["role"] for message in found] == ["system", "user", "assistant", "user"]
     assert all(set(message) == {"role", "content"} for message in found)
-    assert '"name": "wait"' in found[0]["content"]
+    assert '"name":"wait"' in found[0]["content"]
     assert found[2]["content"] == '<tool_call>\n{"name": "look", "arguments": {"at": "x"}}\n</tool_call>'
     assert [part in found[3]["content"] for part in ("wet", "cold", "So?")] == [True] * 3
     assert messages[0] == OPEN[0]

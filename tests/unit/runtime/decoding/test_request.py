@@ -80,7 +80,7 @@ def test_whoever_holds_the_request_can_cancel_it() -> None:
 
 def test_a_prompt_leaves_room_for_one_new_token_at_least() -> None:
     assert make_request([1] * 7, context=8).max_tokens == 8
-    with pytest.raises(ContextLengthError, match="8 tokens and the bundle's context is 8"):
+    with pytest.raises(ContextLengthError, match=r"context length is 8 tokens.*the prompt has 8"):
         make_request([1] * 8, context=8)
     with pytest.raises(GenerationError, match="prompt is empty"):
         make_request([])

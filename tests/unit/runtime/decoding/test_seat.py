@@ -142,7 +142,7 @@ def test_long_prompt_is_prefilled_in_chunks(make_bench: Make) -> None:
 
 
 def test_prompt_limits(make_bench: Make) -> None:
-    with pytest.raises(ContextLengthError, match=r"300 tokens.*context is 256.*--context"):
+    with pytest.raises(ContextLengthError, match=r"context length is 256 tokens.*has 300.*--context"):
         make_bench().decode([1] * 300, "plain")
     with pytest.raises(GenerationError, match="prompt is empty"):
         make_bench().decode([], "plain")

@@ -2,7 +2,6 @@
 
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,7 +57,11 @@ ALLOWED: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [{"a": 1}],
     ),
     "an object without properties is empty": ({"type": "object"}, [{}], [{"a": 1}]),
-    "required comes first": (an_object("b", a=YES, b=YES), [{"b": True}, {"b": True, "a": True}], [{"a": True, "b": True}]),
+    "required comes first": (
+        an_object("b", a=YES, b=YES),
+        [{"b": True}, {"b": True, "a": True}],
+        [{"a": True, "b": True}],
+    ),
     "parts of one object": ({"allOf": [A, B]}, [{"a": True, "b": True}], [{"a": True}, {"b": True}]),
     "one of two objects": ({"anyOf": [A, B]}, [{"a": True}, {"b": True}], [{"a": True, "b": True}, {}]),
     "a reference beside properties": (
@@ -140,7 +143,14 @@ def test_what_a_schema_allows(compiler: ConstraintCompiler, kind: str) -> None:
 
 @pytest.mark.parametrize(
     "schema",
-    [False, {"$ref": "#"}, an_object("n", n={"$ref": "#"}), {"$defs": 5}, {"$ref": "#/$defs/a", "$defs": []}, {"anyOf": {}}],
+    [
+        False,
+        {"$ref": "#"},
+        an_object("n", n={"$ref": "#"}),
+        {"$defs": 5},
+        {"$ref": "#/$defs/a", "$defs": []},
+        {"anyOf": {}},
+    ],
     ids=str,
 )
 def test_what_has_no_value_or_no_sense_is_refused(compiler: ConstraintCompiler, schema: Any) -> None:

@@ -1,6 +1,6 @@
 """What serving costs: tokens per second over HTTP against in-process, gaps between chunks, several users.
 
-    python bench/claims/server.py storyteller.mirror --device-map cpu --output server.json
+    python bench/claims/serving/server.py storyteller.mirror --device-map cpu --output server.json
 
 One client reads streams of the prompts in turn; the same texts are made in-process, alternating with it. Gaps are the
 times between two chunks as the client sees them, against the median step of the same texts. Then several users ask at

@@ -1,0 +1,115 @@
+"""Whether a target's 8-bit products are of integers by row or of blocks: what is faster on this processor.
+
+Owns: measuring a layer's products in both forms, and the formats that follow. Does not own: the nodes of either form
+(`passes/`), the scaling of inputs (`passes/input_scaling.py`).
+"""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+
+from mirrorsd.export.checkpoints.weightless import open_model
+from mirrorsd.export.pair_job import PairJob
+from mirrorsd.export.passes.aware_quantisation import collect_inputs
+from mirrorsd.export.passes.graph_edits import add_tensor
+from mirrorsd.export.passes.input_scaling import scale_inputs
+from mirrorsd.export.passes.quantise import QuantiseWeights
+from mirrorsd.export.verify.quality import range_windows
+from mirrorsd.export.weights.block_formats import BlockChoice, WeightFormats
+
+_TURNS, _LAYERS = 7, 2
+_ROWS = (1, 8)
+"""A plain step, and a window of the usual length."""
+
+
+def with_integer_products(job: PairJob, folder: Path) -> PairJob:
+    """The same job, its target's layers and head in integers by row, scaled by what a text gives its products.
+
+    Args:
+        job: A pair whose products may have this form (`ExportOptions.may_have_integer_products`).
+        folder: Where the products' inputs are kept meanwhile.
+    """
+    model = open_model(job.target)
+    windows = range_windows(job.target, job.options.calibration_text, job.context)
+    folder.mkdir(exist_ok=True)
+    try:
+        collected = collect_inputs(model, windows, folder, with_head=True)
+        inputs = scale_inputs(model, collected)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    network = model.network
+    head, embedding = network.get_output_embeddings(), network.get_input_embeddings()
+    formats = by_row(job.formats, inputs, is_tied=head.weight is embedding.weight)
+    assert job.formats.layers is not None  # `may_have_integer_products`
+    left = {name: job.formats.layers for name in collected.files if name not in inputs}
+    return replace(job, formats=replace(formats, finer=left))
+
+
+def by_row(formats: WeightFormats, inputs: Mapping[str, Any], *, is_tied: bool) -> WeightFormats:
+    """8-bit `formats` by row; an embedding that is the head's matrix has the head's numbers."""
+    embedding = formats.embedding
+    if is_tied and formats.head is not None and formats.head.bits == 8:
+        embedding = _by_row(embedding)
+    return replace(
+        formats, layers=_by_row(formats.layers), head=_by_row(formats.head), embedding=embedding, inputs=inputs
+    )
+
+
+def _by_row(choice: BlockChoice | None) -> BlockChoice | None:
+    return replace(choice, is_by_row=True) if choice is not None and choice.bits == 8 else choice
+
+
+def integers_are_faster(config: Mapping[str, Any], formats: WeightFormats) -> bool:
+    """Time a layer's products with 1 and 8 rows in both forms on this processor, by turns."""
+    assert formats.layers is not None
+    sessions = [_products(config, choice) for choice in (formats.layers, replace(formats.layers, is_by_row=True))]
+    times: list[dict[int, list[float]]] = [{rows: [] for rows in _ROWS} for _ in sessions]
+    for _ in range(_TURNS):
+        for session, found in zip(sessions, times, strict=True):
+            for rows in _ROWS:
+                given = {i.name: np.ones((1, rows, int(i.shape[2])), np.float32) for i in session.get_inputs()}
+                started = perf_counter()
+                session.run(None, given)
+                found[rows].append(perf_counter() - started)
+    of_blocks, of_integers = (sum(median(found[rows]) for rows in _ROWS) for found in times)
+    return of_integers < of_blocks
+
+
+def _products(config: Mapping[str, Any], choice: BlockChoice) -> ort.InferenceSession:
+    """The products of `_LAYERS` layers with random weights, each behind an input of its own."""
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="products")
+    rng = np.random.default_rng(0)
+    for layer in range(_LAYERS):
+        for number, (width, num_rows) in enumerate(_shapes(config)):
+            name = f"{layer}.{number}"
+            rows = ir.Value(name=f"rows.{name}", shape=ir.Shape((1, "S", width)), type=ir.TensorType(ir.DataType.FLOAT))
+            weight = ir.tensor(rng.standard_normal((width, num_rows), np.float32), name=f"weight.{name}")
+            product = ir.Node("", "MatMul", [rows, add_tensor(graph, f"weight.{name}", weight)], name=f"product.{name}")
+            product.outputs[0].name, product.outputs[0].type = f"found.{name}", rows.type
+            product.outputs[0].shape = ir.Shape((1, "S", num_rows))
+            graph.inputs.append(rows)
+            graph.append(product)
+            graph.outputs.append(product.outputs[0])
+    model = ir.Model(graph, ir_version=10)
+    QuantiseWeights(WeightFormats(layers=choice), 0)(model)
+    settings = ort.SessionOptions()
+    settings.log_severity_level = 3
+    return ort.InferenceSession(ir.serde.serialize_model(model).SerializeToString(), settings, ["CPUExecutionProvider"])
+
+
+def _shapes(config: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+    """Inputs and outputs of a layer's products, as far as a config says."""
+    hidden = int(config["hidden_size"])
+    heads = int(config["num_attention_heads"])
+    size = int(config.get("head_dim") or hidden // heads)
+    both = size * (heads + 2 * int(config.get("num_key_value_heads") or heads))
+    wide = int(config.get("intermediate_size") or config.get("ffn_dim") or 4 * hidden)
+    return ((hidden, both), (size * heads, hidden), (hidden, 2 * wide), (wide, hidden))

@@ -1,0 +1,96 @@
+"""What is read of a request is bounded, and what is wrong with it is told in a few words."""
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from mirrorsd.server.answers.settings_of import check_schema
+from mirrorsd.server.app import ENDPOINTS
+from mirrorsd.server.errors import ApiError
+from mirrorsd.server.settings import Limits
+from mirrorsd.server.wire.chat import ChatRequest
+from mirrorsd.server.wire.completions import CompletionRequest
+
+USER = {"role": "user", "content": "x"}
+MODELS = [endpoint.body for endpoint in ENDPOINTS if endpoint.body is not None]
+
+
+def collections(schema: Any) -> list[dict[str, Any]]:
+    found, open_ones = [], [schema]
+    while open_ones:
+        part = open_ones.pop()
+        if isinstance(part, dict):
+            found += [part] if part.get("type") in ("list", "dict") else []
+            open_ones += part.values()
+        elif isinstance(part, list | tuple):
+            open_ones += part
+    return found
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_a_list_is_checked_up_to_its_first_error(model: type[BaseModel]) -> None:
+    found = collections(model.__pydantic_core_schema__)
+    assert all(part.get("fail_fast") for part in found)
+
+
+@pytest.mark.parametrize(
+    "model, body",
+    [
+        (CompletionRequest, {"prompt": [{}] * 1000}),
+        (CompletionRequest, {"prompt": ["a"] * 1000}),
+        (CompletionRequest, {"prompt": [[1]] * 1000}),
+        (CompletionRequest, {"prompt": [1, *["a"] * 1000]}),
+        (ChatRequest, {"messages": [{}] * 1000}),
+        (ChatRequest, {"messages": [USER] * 3000}),
+        (
+            ChatRequest,
+            {"messages": [{"role": "user", "content": "x"}], "logit_bias": {str(n): "x" for n in range(999)}},
+        ),
+    ],
+)
+def test_a_thousand_errors_are_one(model: type[BaseModel], body: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as found:
+        model.model_validate(body)
+    assert found.value.error_count() <= 2
+
+
+@pytest.mark.parametrize("prompt", ["fox", ["fox", "heron"], [1, 2], [[1], [2, 3]]])
+def test_prompts_of_every_form_are_taken(prompt: Any) -> None:
+    assert CompletionRequest.model_validate_json(json.dumps({"prompt": prompt})).prompt == prompt
+
+
+@pytest.mark.parametrize("prompt", [None, [], 5, [None], [1, "a"], ["a", 1], [[1], "a"], [["a"]], [True], {}])
+def test_other_prompts_are_not(prompt: Any) -> None:
+    with pytest.raises(ValidationError):
+        CompletionRequest.model_validate({"prompt": prompt})
+
+
+def test_messages_of_errors_are_short() -> None:
+    error = ApiError(400, "beginning " + "x" * 100_000 + " end")
+    assert len(error.body["error"]["message"]) <= 600
+    assert error.message.startswith("beginning ")
+    assert error.message.endswith(" end")
+
+
+def test_a_body_is_bounded_by_the_context_and_never_above_what_is_set() -> None:
+    limits = Limits()
+    assert limits.body_bytes_for(2048) == 6 * (16 * 2048 + limits.schema_bytes) < limits.body_bytes
+    assert limits.body_bytes_for(1 << 20) == limits.body_bytes
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"$defs": {"type": "string"}, "properties": {"type": "string"}, "multipleOf": {}}},
+        {"const": {"$defs": [1]}},
+        {"enum": [{"properties": 5}]},
+        {"type": "object", "properties": {"a": True}, "$defs": {"b": {"default": {"definitions": 1}}}},
+        {"type": "integer", "multipleOf": 1000},
+        None,
+    ],
+    ids=str,
+)
+def test_names_and_constants_in_a_schema_are_no_keywords(schema: Any) -> None:
+    check_schema(schema, Limits(), "schema")
