@@ -2,7 +2,6 @@
 
 import gc
 import sys
-from io import TextIOWrapper
 
 _OBJECTS_UNTIL_COLLECTED = 50_000
 """Imports make them by the hundred thousand, for good: looking through them every 700 takes 40 ms of each start."""
@@ -13,11 +12,9 @@ def main() -> None:
     gc.set_threshold(_OBJECTS_UNTIL_COLLECTED)
     from mirrorsd.cli.output.failures import EXIT_CANCELLED, EXIT_FAILED, about_import
     from mirrorsd.cli.output.leaving import leave, was_interrupted
+    from mirrorsd.cli.output.streams import prepare_streams
 
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            # A story may hold characters that an old console's code page lacks; they must not end the program.
-            stream.reconfigure(errors="replace")
+    prepare_streams()
     try:
         from mirrorsd.cli.application import run
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from mirrorsd import __version__
+from mirrorsd.cli.output import commit
 from mirrorsd.cli.output.console import note, note_error
 from mirrorsd.cli.output.failures import (
     EXIT_CANCELLED,
@@ -19,6 +20,7 @@ from mirrorsd.cli.output.failures import (
 )
 from mirrorsd.cli.output.help_pages import Command, Group, examples
 from mirrorsd.cli.output.leaving import give_ctrl_c_back, was_interrupted
+from mirrorsd.cli.output.streams import EXIT_PIPE, is_of_pipe
 from mirrorsd.graphs.errors import MirrorError
 
 UsageError: Any = typer.BadParameter.__base__
@@ -78,7 +80,8 @@ def application(only: str | None = None) -> typer.Typer:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"mirrorsd {__version__}")
+        found = commit.source_commit()
+        typer.echo(f"mirrorsd {__version__}{f' ({found})' if found else ''}")
         raise typer.Exit
 
 
@@ -97,11 +100,11 @@ def run(arguments: list[str]) -> int:
         app = application(first if first in _COMMANDS or first in _GROUPS else None)
         status = app(arguments, prog_name="mirrorsd", standalone_mode=False)
     except SystemExit as finished:
-        status = finished.code
+        status = EXIT_PIPE if is_of_pipe(finished) else finished.code
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_CANCELLED
     except (MirrorError, ImportError, OSError) as error:
-        return _fail(error)
+        return EXIT_PIPE if isinstance(error, BrokenPipeError) else _fail(error)
     except UsageError as error:
         _explain(error)
         return int(error.exit_code)

@@ -22,6 +22,8 @@ Tell = Callable[[str], None]
 _NAME = re.compile(
     r"(?P<repository>[\w-][\w.-]*/[\w-][\w.-]*)(?P<file>(?:/[\w.-]+)*/[\w.-]+\.gguf)?(?:@(?P<rev>[\w.-]+))?"
 )
+_PART = re.compile(r"-\d{5}(?=-of-\d{5}\.gguf$)")
+"""Of a file that is one of several: all of them are read."""
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "README.md", "LICENSE*", "NOTICE*")
 _CACHED = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
 
@@ -36,7 +38,7 @@ class HubName(NamedTuple):
     @property
     def wanted(self) -> list[str]:
         """Patterns of the files that an export reads."""
-        return [self.file] if self.file else list(_WANTED)
+        return [_PART.sub("-?????", self.file)] if self.file else list(_WANTED)
 
 
 class Origin(NamedTuple):

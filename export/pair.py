@@ -144,12 +144,13 @@ def export_pair(
         if journal.finished:
             report(f"going on from an earlier export, which had finished: {', '.join(journal.finished)}", 0.0)
         check_space(bundle, _least_bytes(job) - sum(path.stat().st_size for path in bundle.rglob("*")))
+        copy_tokenizer(job.target, bundle)
         if options.may_have_integer_products and (
             options.products == "integer" or integers_are_faster(job.target.config, job.formats)
         ):
             report("scale the inputs of integer products", 0.01)
             job = with_integer_products(job, bundle / _INPUTS_FOLDER)
-        # The draft first: it is small, and one that is refused must not cost a large target's export.
+        # The small first: a tokenizer or draft that is refused must not cost a large target's export.
         built_draft = _build_draft(job, bundle, journal, report)
         built = _build_target(job, bundle, journal, report)
         report("carry over", 0.95)
@@ -351,7 +352,6 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
 
 def _finish(job: PairJob, bundle: Path, target: _BuiltTarget, draft: _BuiltDraft) -> Manifest:
     """Carry over the small files, hash everything, and describe it all."""
-    copy_tokenizer(job.target, bundle)
     for checkpoint in (job.target, job.draft):
         copy_licences(checkpoint, bundle)
     entry, heads = with_costs(target.entry, tuple(head.entry for head in job.heads), bundle)

@@ -13,6 +13,7 @@ from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import FileEntry, Manifest
 from mirrorsd.graphs.manifest_values import read_manifest
 from mirrorsd.graphs.user_cache import passed_check, remember_check
+from mirrorsd.graphs.whole_file import is_gguf
 
 _LOADED_FOLDERS = (names.TARGET_FOLDER, names.DRAFT_FOLDER, names.TOKENIZER_FOLDER)
 
@@ -49,7 +50,7 @@ def read_bundle(folder: Path) -> Manifest:
 def _what_it_is(path: Path) -> str:
     """What a path that is no bundle is, and the line that makes one of it."""
     line = f"Make a bundle of it first: mirrorsd export {path}"
-    if path.is_file() and path.suffix == ".gguf":
+    if path.is_file() and is_gguf(path):
         return f"{path} is a GGUF file, a model but not a bundle. {line} --draft DRAFT"
     if (path / "config.json").is_file():
         return f"{path} is a Hugging Face checkpoint, a model but not a bundle. {line} --draft DRAFT"

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: written beside, then renamed.
+"""Files that are there whole or not at all: written beside, then renamed; and what kind a file is.
 
 Owns: the name of the unfinished file, and that none is left. Does not own: what is written.
 """
@@ -8,6 +8,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+from mirrorsd.graphs import names
+
+_GGUF = b"GGUF"
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a file is a GGUF file by its first bytes; one of that name that is none is taken for a damaged one."""
+    if not path.is_file():
+        return path.suffix == names.GGUF_SUFFIX and not path.is_dir()
+    with path.open("rb") as stream:
+        return stream.read(len(_GGUF)) == _GGUF or path.suffix == names.GGUF_SUFFIX
 
 
 @contextmanager

@@ -7,16 +7,30 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
+from typing import Any, Protocol
 
 from mirrorsd.device_maps.pace import interpolate
 from mirrorsd.graphs.errors import ConfigError, GenerationError
 from mirrorsd.graphs.manifest import Manifest, TargetEntry
 from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
 from mirrorsd.runtime.config import HEAD_METHODS, GenerationConfig, SpeculationConfig
+from mirrorsd.runtime.devices import endings
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.policy.account import Knowledge
 
 _LATER_S = 1.0
+_CLOSE_S = 5.0
+
+
+class Closable(Protocol):
+    """A session, as far as the end of its devices concerns it."""
+
+    def begin_to_close(self) -> None:
+        """Stop everything, without waiting for it."""
+
+    def finish_closing(self, timeout_s: float) -> None:
+        """Release what it has on the devices."""
 
 
 class Engine:
@@ -28,6 +42,8 @@ class Engine:
     Attributes:
         known: about the pair on these devices, shared by all sessions.
         takes_turns: whether target and draft compute on the same cores, so that one waits rather than slow the other.
+        sessions: those that use the devices, closed before them.
+        seats: what has caches there.
         is_open: whether the devices may be used.
     """
 
@@ -47,13 +63,17 @@ class Engine:
         self.preparing_worker = DeviceWorker("preparing", draft_cores)
         self.takes_turns = takes_turns
         self.known = known or Knowledge()
+        self.sessions: weakref.WeakSet[Closable] = weakref.WeakSet()
+        self.seats: weakref.WeakSet[object] = weakref.WeakSet()
         self.is_open = True
+        self._lock = threading.RLock()
         self._process = os.getpid()
         self._left_for_later: list[threading.Thread] = []
         self._later: threading.Thread | None = None
         # An engine that is dropped without having been closed lets its threads end.
         self._end_workers = weakref.finalize(self, _end, self.draft_worker, self.preparing_worker, self.target_worker)
         self._end_workers.atexit = False
+        endings.watch(self)
         with ExitStack() as unless_loaded:
             unless_loaded.push(self._give_up)
             target = self.target_worker.submit(load_target)
@@ -85,6 +105,7 @@ class Engine:
                 "Load the bundle in the process that uses it, or start that process with the method 'spawn'."
             )
         if not self.is_open:
+            endings.wait_for_end()
             raise GenerationError("This pipeline is closed: load the bundle again.")
 
     def plain_tokens_per_second(self, config: GenerationConfig) -> float | None:
@@ -116,8 +137,17 @@ class Engine:
             self._later.join()
 
     def close(self) -> None:
-        """End both workers. A hung device is left behind on its daemon thread."""
-        self.is_open = False
+        """Stop all sessions, then end the workers, within seconds: a device that hangs is left behind."""
+        with self._lock:
+            if not self.is_open or self.is_forked:
+                return
+            self.is_open = False
+        sessions = list(self.sessions)
+        for session in sessions:
+            session.begin_to_close()
+        until = perf_counter() + _CLOSE_S
+        for session in sessions:
+            session.finish_closing(max(0.0, until - perf_counter()))
         self._left_for_later.clear()
         if self._later is not None:
             self._later.join(_LATER_S)
@@ -125,6 +155,10 @@ class Engine:
         self.draft_worker.close()
         self.preparing_worker.close()
         self.target_worker.close()
+
+    def inherited(self) -> list[Any]:
+        """See `endings.Watched`."""
+        return [self, *self.seats]
 
 
 def _is_closed(engine: "weakref.ref[Engine]") -> bool:

@@ -1,10 +1,11 @@
 """The loop of one generation: take the session's turn, start a decoder, step, stop. Text leaves through `Chunk`s."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import count
+from threading import get_ident
 from typing import NamedTuple
 
-from mirrorsd.graphs.errors import Cancelled
+from mirrorsd.graphs.errors import Cancelled, GenerationError
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.seat import Seat
 from mirrorsd.runtime.decoding.step import Decoder, InFlight, Outcome
@@ -100,6 +101,46 @@ def _with_texts(tokens: tuple[GeneratedToken, ...], texts: list[str]) -> tuple[G
     return tuple(token._replace(text=text) for token, text in zip(tokens, own, strict=True))
 
 
+class ChunkStream(Iterator[Chunk]):
+    """A text's chunks, for one reader at a time; closing it, from any thread, stops the text."""
+
+    def __init__(self, chunks: Generator[Chunk, None, None], cancel: Callable[[], None]) -> None:
+        self._chunks, self._cancel = chunks, cancel
+        self._reader = 0
+
+    def __next__(self) -> Chunk:
+        """The next chunk.
+
+        Raises:
+            GenerationError: another thread waits for it, or the call that a signal handler has interrupted.
+            Cancelled: the text was stopped; and what `MirrorSession.generate` raises.
+        """
+        reader, self._reader = self._reader, self._reader or get_ident()
+        try:
+            return next(self._chunks)
+        except ValueError as error:
+            if not _is_of_generator(error):
+                raise
+            who = "A call that this one interrupts" if reader == get_ident() else "Another thread"
+            raise GenerationError(f"{who} is reading this stream: one thread at a time may do that.") from None
+        finally:
+            self._reader = reader
+
+    def close(self) -> None:
+        """Stop the text; one that is being read by another thread ends there with `Cancelled`, within a step."""
+        try:
+            self._chunks.close()
+        except ValueError as error:
+            if not _is_of_generator(error):
+                raise
+            self._cancel()
+
+
+def _is_of_generator(error: ValueError) -> bool:
+    """Whether Python says it of a generator that is at work, and not something within the generator."""
+    return str(error) == "generator already executing"
+
+
 class SeatedDecoder:
     """Takes the session's turn for every step; where another request had the caches meanwhile, it starts over.
 
@@ -118,6 +159,7 @@ class SeatedDecoder:
 
     def start(self) -> InFlight:
         """See `Decoder.start`."""
+        self._seat.check_reachable()
         try:
             self._turns.take(self)
             return self._begin()[1]
@@ -126,6 +168,7 @@ class SeatedDecoder:
 
     def step(self, inflight: InFlight) -> Outcome:
         """See `Decoder.step`."""
+        self._seat.check_reachable()
         try:
             is_unchanged = self._turns.take(self)
             if self.request.steps:  # its first token is out
@@ -144,7 +187,8 @@ class SeatedDecoder:
 
     def close(self) -> None:
         """Leave nothing running that belongs to this request, and the turn to the next one."""
-        self._turns.retire(self)
+        if not self._seat.is_forked:
+            self._turns.retire(self)
 
     def leave(self) -> None:
         """See `TurnTaker.leave`."""

@@ -6,7 +6,8 @@ A test holds the two against each other: a field that is missing here, or has an
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from mirrorsd.runtime.config import CancelToken, Method
+from mirrorsd.graphs.names import Method
+from mirrorsd.runtime.config import CancelToken
 
 
 class GenerationOptions(TypedDict, total=False):

@@ -1,17 +1,16 @@
 """The public pipeline: load a bundle, generate, stream, cancel, open further sessions."""
 
-import threading
-import weakref
 from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import iscoroutinefunction
 from pathlib import Path
-from time import perf_counter
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
+from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, cast
 
 from mirrorsd.graphs.manifest import Manifest
-from mirrorsd.runtime.config import HEAD_METHODS, METHODS, Method, SpeculationConfig, Speculations
+from mirrorsd.graphs.names import METHODS, Method
+from mirrorsd.runtime.config import HEAD_METHODS, SpeculationConfig, Speculations
+from mirrorsd.runtime.devices.endings import refuse_to_leave
 from mirrorsd.runtime.devices.layouts import Layout
 from mirrorsd.runtime.engine import Engine, check_exits
 from mirrorsd.runtime.loading import load_parts
@@ -20,9 +19,6 @@ from mirrorsd.runtime.session import MirrorSession
 from mirrorsd.runtime.setting_rules import require
 from mirrorsd.runtime.text.request_reader import RequestReader
 from mirrorsd.runtime.text.tokenizer import BundleTokenizer
-
-_CLOSE_S = 5.0
-
 
 Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
@@ -73,8 +69,6 @@ class MirrorPipeline:
         self.speculation, self.sampled_speculation = speculations
         self.placement = [] if placement is None else placement
         self._engine, self._reader = engine, RequestReader(tokenizer, manifest)
-        self._sessions: weakref.WeakSet[MirrorSession] = weakref.WeakSet()
-        self._lock = threading.Lock()
         self._own = self.session()
 
     @classmethod
@@ -145,10 +139,7 @@ class MirrorPipeline:
         check_exits(speculation or self.speculation, self.manifest.target)
         self._engine.check_usable()
         ways = Speculations(speculation or self.speculation, speculation or self.sampled_speculation)
-        session = MirrorSession(self._engine, self._reader, self.manifest, ways, self._layout)
-        with self._lock:
-            self._sessions.add(session)
-        return session
+        return MirrorSession(self._engine, self._reader, self.manifest, ways, self._layout)
 
     def prepare_constraints(self) -> None:
         """Read the vocabulary for constrained texts, which the first of them would do: it stops every thread a second.
@@ -193,17 +184,10 @@ class MirrorPipeline:
 
         Returns within seconds whatever they are at: a device that hangs is left behind.
         """
-        with self._lock:
-            if not self._engine.is_open or self._engine.is_forked:
-                return
-            self._engine.is_open = False
-            sessions = list(self._sessions)
-        for session in sessions:
-            session.begin_to_close()
-        until = perf_counter() + _CLOSE_S
-        for session in sessions:
-            session.finish_closing(max(0.0, until - perf_counter()))
         self._engine.close()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_to_leave(self)
 
     def __enter__(self) -> Self:
         return self

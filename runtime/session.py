@@ -2,13 +2,13 @@
 
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Self, Unpack
+from typing import NoReturn, Self, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,12 @@ from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.config import GenerationConfig, Speculations, resolve_generation
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.seat import Seat
+from mirrorsd.runtime.devices import endings
 from mirrorsd.runtime.devices.in_thread import stream_in_thread
 from mirrorsd.runtime.devices.layouts import Layout
 from mirrorsd.runtime.draft.tree import longest_common_prefix
 from mirrorsd.runtime.engine import Engine, check_head
-from mirrorsd.runtime.generation import SeatedDecoder, Stop, run_steps
+from mirrorsd.runtime.generation import ChunkStream, SeatedDecoder, Stop, run_steps
 from mirrorsd.runtime.generation_options import GenerationOptions
 from mirrorsd.runtime.reporting.results import Chunk, GenerationResult
 from mirrorsd.runtime.reporting.stats import summarise
@@ -58,10 +59,11 @@ class MirrorSession:
         self._speculations, self._layout = speculations, layout
         self._seat = Seat(engine)
         self._turns = Turns()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may ask for another text at any line
         self._requests: weakref.WeakSet[Request] = weakref.WeakSet()
         self._release = weakref.finalize(self, self._seat.close)
         self._release.atexit = False
+        engine.sessions.add(self)
 
     def generate(
         self,
@@ -96,11 +98,13 @@ class MirrorSession:
     ) -> Iterator[Chunk]:
         """Like `generate`, but text comes as it is verified, a chunk per step; the last chunk carries the result.
 
-        Closing the iterator stops the generation; the session stays usable. So it does if the iterator is left alone:
-        its next requests run all the same, and this one goes on, with the same text, when it is read on.
+        Closing the iterator, from any thread, stops the generation; the session stays usable. So it does if the
+        iterator is left alone: its next requests run all the same, and this one goes on, with the same text, when it is
+        read on. Of two threads that read it at once the second gets a `GenerationError`, and the first its chunk.
         """
         settings = resolve_generation(config, dict(overrides), self._manifest.generation)
-        return self._stream(self._request(settings, self._reader.read(prompt, messages, token_ids, settings)))
+        request = self._request(settings, self._reader.read(prompt, messages, token_ids, settings))
+        return ChunkStream(self._stream(request), request.cancel)
 
     def generate_several(
         self,
@@ -241,6 +245,10 @@ class MirrorSession:
             saved = read_cache(Path(path), self._origin(), self._seat.target.read_cache(0))
             if len(saved.token_ids) > self._seat.context:
                 raise BundleError(f"{path} holds {len(saved.token_ids)} tokens; the context is {self._seat.context}.")
+            num_ids = self._manifest.target.shape.vocab_size
+            outside = [token for token in saved.token_ids if not 0 <= token < num_ids]
+            if outside:
+                raise BundleError(f"{path} holds the token id {outside[0]}; the model's ids are 0 to {num_ids - 1}.")
             self._seat.target.write_cache(np.array(saved.token_ids, dtype=np.int64), saved.rows)
         return len(saved.token_ids)
 
@@ -251,6 +259,7 @@ class MirrorSession:
     def _between_requests(self) -> Iterator[None]:
         """Have the caches, as a request has them for a step."""
         self._engine.check_usable()
+        self._seat.check_reachable()
         taker = _CacheTaker()
         try:
             self._turns.take(taker)
@@ -264,6 +273,8 @@ class MirrorSession:
         The text that is being generated, those that wait and streams that have not begun raise `Cancelled`, within one
         step. Later requests are not affected.
         """
+        if self._engine.is_forked:
+            return
         with self._lock:
             requests = list(self._requests)
         for request in requests:
@@ -288,6 +299,9 @@ class MirrorSession:
             self._turns.wait_until_free(timeout_s)
             self._release()
 
+    def __reduce__(self) -> NoReturn:
+        endings.refuse_to_leave(self)
+
     def __enter__(self) -> Self:
         return self
 
@@ -310,7 +324,7 @@ class MirrorSession:
             self._requests.add(request)
         return request
 
-    def _stream(self, request: Request) -> Iterator[Chunk]:
+    def _stream(self, request: Request) -> Generator[Chunk, None, None]:
         started = perf_counter()
         place = SeatedDecoder(request, self._seat, self._turns)
         skips = request.config.skip_special_tokens
@@ -327,6 +341,7 @@ class MirrorSession:
         except Cancelled as error:
             request.end_after(sum(len(chunk.tokens) for chunk in chunks))
             error.result = self._result(place, chunks, "cancelled", started)
+            endings.wait_for_end()
             raise
         finally:
             place.close()

@@ -69,9 +69,10 @@ class Turns:
         """Refuse to go on where the turn was taken away in the middle of a step, as a signal handler might.
 
         Raises:
-            GenerationError: it was.
+            GenerationError: it was, by another request or because the session is closed.
         """
         if self._holder is not taker:
+            self._check(taker)
             raise GenerationError("Another request was started on this session in the middle of a step.")
 
     def pause(self, taker: TurnTaker) -> None:

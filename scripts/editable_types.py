@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -19,14 +21,55 @@ from environment import ROOT, link_package
 from setuptools import build_meta  # type: ignore[import-untyped]
 
 PATH_FILE = "mirrorsd_types.pth"
+COMMIT_FILE = "commit.txt"
+"""What `mirrorsd --version` reads where there is no clone."""
 
-build_sdist = build_meta.build_sdist
-build_wheel = build_meta.build_wheel
 get_requires_for_build_editable = build_meta.get_requires_for_build_editable
 get_requires_for_build_sdist = build_meta.get_requires_for_build_sdist
 get_requires_for_build_wheel = build_meta.get_requires_for_build_wheel
 prepare_metadata_for_build_editable = build_meta.prepare_metadata_for_build_editable
 prepare_metadata_for_build_wheel = build_meta.prepare_metadata_for_build_wheel
+
+
+def build_wheel(
+    wheel_directory: str, config_settings: dict[str, Any] | None = None, metadata_directory: str | None = None
+) -> str:
+    """Build a wheel that says which commit it is of."""
+    name = str(build_meta.build_wheel(wheel_directory, config_settings, metadata_directory))
+    if content := commit_here():
+        add_file(Path(wheel_directory, name), f"mirrorsd/{COMMIT_FILE}", content)
+    return name
+
+
+def build_sdist(sdist_directory: str, config_settings: dict[str, Any] | None = None) -> str:
+    """Build a source distribution that says which commit it is of, so that wheels made of it do, too."""
+    name = str(build_meta.build_sdist(sdist_directory, config_settings))
+    content = commit_here()
+    if content:
+        path = Path(sdist_directory, name)
+        whole = path.with_suffix(".whole")
+        with tarfile.open(path) as old, tarfile.open(whole, "w:gz") as new:
+            for member in old:
+                new.addfile(member, old.extractfile(member) if member.isfile() else None)
+            added = tarfile.TarInfo(f"{name.removesuffix('.tar.gz')}/{COMMIT_FILE}")
+            added.size = len(content)
+            new.addfile(added, io.BytesIO(content))
+        whole.replace(path)
+    return name
+
+
+def commit_here() -> bytes:
+    """The commit of this clone, or of the source distribution that this is; empty where nobody knows."""
+    noted = ROOT / COMMIT_FILE
+    if noted.is_file():
+        return noted.read_bytes()
+    if not (ROOT / ".git").exists():
+        return b""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"]
+    try:
+        return subprocess.check_output(command, stderr=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError):
+        return b""
 
 
 def build_editable(

@@ -16,7 +16,7 @@ from typing import Any
 from mirrorsd import GenerationConfig, GenerationResult, MirrorPipeline
 from mirrorsd.cli.input.prompt_file import Question, read_questions, spread
 from mirrorsd.cli.output.machine import describe_machine, installed_versions
-from mirrorsd.runtime.config import Method
+from mirrorsd.graphs.names import Method
 
 METHODS: tuple[Method, ...] = ("plain", "serial", "mirror", "auto")
 SEEDS = (1, 2, 3, 4, 5)

@@ -28,11 +28,11 @@ from mirrorsd.cli.bench.entrants import answer_of
 from mirrorsd.cli.bench.measuring import encoder, measure
 from mirrorsd.cli.bench.questions import choose
 from mirrorsd.cli.bench.running import REFERENCE, Plan
-from mirrorsd.cli.input.options import METHODS
 from mirrorsd.cli.input.prompt_file import Question, read_questions
 from mirrorsd.cli.input.requests import has_chat_template
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.manifest import Manifest, SourceModel
+from mirrorsd.graphs.names import METHODS
 from mirrorsd.machine.tuning.recorder import DEPTH, record_text, recording_of
 from mirrorsd.machine.tuning.recording import RecordedText, Recording
 from mirrorsd.machine.tuning.simulation import Scenario, replay

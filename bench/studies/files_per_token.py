@@ -4,7 +4,7 @@
 
 Texts are decoded with Python's profiler on every thread, so their speed means nothing. Counted are the files of
 `runtime/` in which a function begins while a step is taken; `outer` of them only hand the step on (pipeline, session,
-turns, engine). `median` and `most` are over the steps from the second on, `files` those of the longest step. A text
+turns, engine, seat). `median` and `most` are over the steps from the second on, `files` those of the longest. A text
 by each method comes first, so that what is needed has been compiled. What `mirrorsd tune` has found is used, and adds
 what cuts windows; `--untuned` leaves it out.
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 from mirrorsd import MirrorPipeline
 from mirrorsd.bench import runs
-from mirrorsd.runtime.config import Method
+from mirrorsd.graphs.names import Method
 
 RUNTIME = Path(__file__).resolve().parents[2] / "runtime"
 METHODS: tuple[Method, ...] = ("plain", "serial", "mirror", "auto")
@@ -28,7 +28,7 @@ TEXTS: dict[str, dict[str, Any]] = {
     "sampled": {"temperature": 1.0},
     "filtered, penalised": {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.1},
 }
-OUTER = {"pipeline.py", "session.py", "seats.py", "turns.py", "engine.py"}
+OUTER = {"pipeline.py", "session.py", "seats.py", "turns.py", "engine.py", "decoding/seat.py"}
 
 
 def main() -> None:

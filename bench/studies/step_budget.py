@@ -17,8 +17,8 @@ from typing import Any
 
 from mirrorsd import GenerationResult, MirrorPipeline
 from mirrorsd.bench import runs
+from mirrorsd.graphs.names import Method
 from mirrorsd.machine.tuning.part_times import measure_parts
-from mirrorsd.runtime.config import Method
 from mirrorsd.runtime.ledger import Span
 
 ROUNDS = ("fresh", "expand")

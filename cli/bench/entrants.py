@@ -9,7 +9,7 @@ from mirrorsd.cli.bench.answers import Answer
 
 if TYPE_CHECKING:
     from mirrorsd import GenerationResult, MirrorPipeline
-    from mirrorsd.cli.input.options import MethodName
+    from mirrorsd.graphs.names import Method
     from mirrorsd.runtime.decoding.request import StepRecord
 
 _UNWANTED = ("none", "forced")
@@ -36,7 +36,7 @@ class OwnMethod:
 
     is_own = True
 
-    def __init__(self, pipe: "MirrorPipeline", method: "MethodName", temperature: float, *, ignore_eos: bool) -> None:
+    def __init__(self, pipe: "MirrorPipeline", method: "Method", temperature: float, *, ignore_eos: bool) -> None:
         self.name: str = method
         self._method, self._temperature, self._ignore_eos = method, temperature, ignore_eos
         self._session = pipe.session()

@@ -15,10 +15,10 @@ from mirrorsd.cli.bench.answers import Answer, AnswerFile, Line, answer_line
 from mirrorsd.cli.bench.entrants import Entrant
 from mirrorsd.cli.bench.peers import PeerOption
 from mirrorsd.cli.bench.questions import task_of
-from mirrorsd.cli.input.options import MethodName
 from mirrorsd.cli.input.prompt_file import Question
 from mirrorsd.graphs.documents import DocumentError, parse_json, read_text
 from mirrorsd.graphs.errors import ConfigError, ContextLengthError
+from mirrorsd.graphs.names import Method
 from mirrorsd.graphs.whole_file import write_whole
 
 SETTINGS = "settings.json"
@@ -51,7 +51,7 @@ class Plan:
 
     model: str
     questions: tuple[Question, ...]
-    methods: tuple[MethodName, ...]
+    methods: tuple[Method, ...]
     runs: int = 3
     temperature: float = 0.0
     seed: int = 0

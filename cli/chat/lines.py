@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from mirrorsd.cli.input.requests import without_line_end
 from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def piped_lines() -> Iterator[str]:
     """
     try:
         for line in sys.stdin:
-            yield line.removesuffix("\n")
+            yield without_line_end(line)
     except UnicodeDecodeError as error:
         raise ConfigError(f"stdin is not text ({error.reason} at byte {error.start}).") from error
 

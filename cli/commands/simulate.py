@@ -13,7 +13,7 @@ from mirrorsd.cli.input.prompt_file import BUILT_IN_QUESTIONS, read_questions
 from mirrorsd.cli.input.requests import check_writable, first_turns
 from mirrorsd.cli.output.console import add_row, note, print_json, print_table, progress
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.graphs.names import ESTIMATED
+from mirrorsd.graphs.names import ESTIMATED, Method
 
 if TYPE_CHECKING:
     from mirrorsd.device_maps import DeviceMap, Pace
@@ -79,7 +79,7 @@ def _text_settings(max_new_tokens: int, temperature: float | None, seed: int | N
 
 
 def _record(
-    bundle: Path, prompts: Path | None, record: Path | None, methods: tuple[options.MethodName, ...], config: Any
+    bundle: Path, prompts: Path | None, record: Path | None, methods: tuple[Method, ...], config: Any
 ) -> "Recording":
     """Record with whatever this machine has; the pace is applied when replaying."""
     from mirrorsd import MirrorPipeline

@@ -94,12 +94,21 @@ def read_messages(path: Path) -> Messages:
         raise ConfigError(f"{path}: {error}") from error
 
 
+def without_line_end(text: str) -> str:
+    r"""A text without the one end of line that `echo`, or an editor of DOS, adds.
+
+    >>> [without_line_end(text) for text in ("a\r\nb\r\n", "a\n\n", "a\r")]
+    ['a\r\nb', 'a\n', 'a\r']
+    """
+    return text[:-2] if text.endswith("\r\n") else text.removesuffix("\n")
+
+
 def _read_stdin() -> str:
-    """Everything on stdin, without the newline that `echo` adds and the mark that PowerShell begins with."""
+    """Everything on stdin, without the end of line that `echo` adds and the mark that PowerShell begins with."""
     if sys.stdin.isatty():
         raise ConfigError("No prompt. Give PROMPT, --messages FILE, or pipe the prompt in.")
     try:
-        return sys.stdin.read().removeprefix("\ufeff").removesuffix("\n")
+        return without_line_end(sys.stdin.read().removeprefix("\ufeff"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"The prompt on stdin is not text ({error.reason} at byte {error.start}).") from error
 

@@ -4,6 +4,7 @@
 3 bad bundle or checkpoint, 4 device not available, 130 cancelled.
 """
 
+import errno
 import re
 
 from mirrorsd.graphs.errors import (
@@ -91,6 +92,8 @@ def about_file(error: OSError) -> str:
     >>> about_file(FileNotFoundError(2, "No such file or directory", "notes/out.json"))
     'notes/out.json: No such file or directory.'
     """
+    if error.errno == errno.EBADF:
+        return "The result cannot be written: stdout is closed."
     if error.filename is None:
         return f"The system refuses: {error.strerror or error}."
     return f"{error.filename}: {error.strerror}."

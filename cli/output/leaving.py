@@ -14,7 +14,8 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
-from mirrorsd.cli.output.failures import EXIT_CANCELLED
+from mirrorsd.cli.output.failures import EXIT_CANCELLED, EXIT_DONE, EXIT_FAILED, about_file
+from mirrorsd.cli.output.streams import EXIT_PIPE, flush_streams, is_of_pipe
 
 _PATIENCE_S = 1.5
 """How long an interrupted command may tidy up: close devices, remove a bar."""
@@ -51,11 +52,14 @@ def leave(status: int) -> NoReturn:
     """End the program with this status, whatever threads are left; 130 if it was interrupted."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     is_cancelled = was_interrupted() or status == EXIT_CANCELLED
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
+    failure = flush_streams()
     if is_cancelled:
         _leave_cancelled()
+    if failure is not None and status in (EXIT_DONE, EXIT_PIPE):
+        status = EXIT_PIPE if is_of_pipe(failure) else EXIT_FAILED
+        if status == EXIT_FAILED:
+            with suppress(OSError):
+                os.write(_STDERR, f"error: {about_file(failure)}\n".encode())
     if any(thread.name.startswith(_DEVICE_THREADS) for thread in threading.enumerate()):
         os._exit(status)
     sys.exit(status)

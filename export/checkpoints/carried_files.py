@@ -3,22 +3,30 @@
 Owns: which files travel and where to. Does not own: reading them at run time.
 """
 
+import re
 import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, read_json
 from mirrorsd.graphs import names
+from mirrorsd.graphs.errors import ExportError
 from mirrorsd.graphs.manifest import TokenEntry
 
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
+_TOKENIZER, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
+_TEMPLATE_NAME = re.compile(r"[\w-]+")
+_NUM_TEXTS = 200
+_FRAMES = ("*", " * ", "a*b", "* word", "word *", "**", "\n*\n", "\u00e9*\u65e5\u672c", "  *  ", "*.*")
+_PLAIN = (
+    "The lamp is lit.",
+    "def f(x):\n    return x",
+    "3.14159 \u00bd",
+    "don't  stop\t",
+    "\u65e5\u672c\u8a9e \U0001f44b",
 )
 _LICENCE_PATTERNS = ("LICENSE*", "LICENCE*", "NOTICE*", "README.md", "USE_POLICY*")
 _GENERATION_DEFAULTS = (
@@ -33,33 +41,85 @@ _GENERATION_DEFAULTS = (
 
 
 def copy_tokenizer(target: Checkpoint, bundle: Path) -> None:
-    """Copy the tokenizer; a chat template kept inside tokenizer_config.json is written out as a file too.
+    """Write the tokenizer as transformers loads it, with all that side files add, and its chat templates.
 
     Raises:
-        ExportError: tokenizer_config.json is not valid JSON.
+        ExportError: transformers cannot load it, it has no form that the runtime reads, or what was written makes other
+            ids of a text.
     """
+    for name in (_SETTINGS, "special_tokens_map.json", "added_tokens.json"):
+        if (target.folder / name).is_file():
+            read_json(target.folder / name, target.role)
+    theirs = _load_tokenizer(target)
+    templates = _chat_templates(theirs.chat_template, target)
     folder = bundle / names.TOKENIZER_FOLDER
     folder.mkdir(exist_ok=True)
-    for name in _TOKENIZER_FILES:
-        if (target.folder / name).is_file():
-            shutil.copyfile(target.folder / name, folder / name)
-    template = _chat_template(target)
-    if template is not None:
-        (folder / "chat_template.jinja").write_text(template, encoding="utf-8", newline="")
+    with tempfile.TemporaryDirectory() as place:
+        theirs.save_pretrained(place)
+        for name in (_TOKENIZER, _SETTINGS):
+            shutil.copyfile(Path(place, name), folder / name)
+    for name, template in templates.items():
+        is_default = name == names.DEFAULT_TEMPLATE
+        file = names.CHAT_TEMPLATE_FILE if is_default else names.NAMED_TEMPLATE_FILE.format(name)
+        (folder / file).write_text(template, encoding="utf-8", newline="")
+    _check_ids(theirs, folder, target)
 
 
-def _chat_template(target: Checkpoint) -> str | None:
-    """The template file, else the "default" (or only) one of tokenizer_config.json."""
-    path = target.folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_bytes().decode("utf-8")
-    if not (target.folder / "tokenizer_config.json").is_file():
-        return None
-    given = read_json(target.folder / "tokenizer_config.json", target.role).get("chat_template")
-    if not isinstance(given, list):
-        return given if isinstance(given, str) else None
-    by_name: dict[str, str] = {entry["name"]: entry["template"] for entry in given}
-    return by_name.get("default", next(iter(by_name.values()), None))
+def _load_tokenizer(target: Checkpoint) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        found: Any = AutoTokenizer.from_pretrained(target.folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # whatever reading a stranger's files raises
+        reason = " ".join(str(error).split())
+        raise ExportError(
+            f"transformers cannot load the tokenizer of the {target.role} {target.folder}: {reason}"
+        ) from error
+    if not hasattr(found, "backend_tokenizer"):
+        raise ExportError(
+            f"the tokenizer of the {target.role} {target.folder} is a {type(found).__name__}, which is not of the "
+            "tokenizers package: save a fast tokenizer there (tokenizer.json)"
+        )
+    return found
+
+
+def _chat_templates(given: str | Mapping[str, str] | None, target: Checkpoint) -> dict[str, str]:
+    """By name; the only one of any name is the default."""
+    if given is None or isinstance(given, str):
+        return {names.DEFAULT_TEMPLATE: given} if given else {}
+    wrong = [name for name in given if not _TEMPLATE_NAME.fullmatch(name)]
+    if wrong:
+        raise ExportError(
+            f"the {target.role} {target.folder} names a chat template {wrong[0]!r}; allowed: letters, digits, - and _"
+        )
+    return dict(given) if len(given) > 1 else {names.DEFAULT_TEMPLATE: next(iter(given.values()))}
+
+
+def probe_texts(tokens: Sequence[str]) -> list[str]:
+    """Make 200 texts that spell every one of the tokens in each of several surroundings."""
+    spelt = [frame.replace("*", token) for frame in _FRAMES for token in tokens]
+    return [f"{_PLAIN[place % len(_PLAIN)]} {place}" + "".join(spelt[place::_NUM_TEXTS]) for place in range(_NUM_TEXTS)]
+
+
+def _check_ids(theirs: Any, folder: Path, target: Checkpoint) -> None:
+    """Compare the ids of what was written with transformers', on texts that spell every special token."""
+    written = Tokenizer.from_file(str(folder / _TOKENIZER))
+    written.no_truncation()
+    written.no_padding()
+    written.encode_special_tokens = bool(read_json(folder / _SETTINGS, target.role).get("split_special_tokens"))
+    tokens = [token.content for token in theirs.added_tokens_decoder.values()]
+    named = [*theirs.special_tokens_map.values(), *theirs.all_special_tokens]
+    for text in probe_texts(list(dict.fromkeys([*tokens, *named]))):
+        wanted, found = theirs(text)["input_ids"], written.encode(text).ids
+        if wanted != found:
+            first = next(
+                n for n in range(len(text) + 1) if theirs(text[:n])["input_ids"] != written.encode(text[:n]).ids
+            )
+            raise ExportError(
+                f"the tokenizer of the {target.role} {target.folder} cannot be carried over: of {text[:first]!r} "
+                f"transformers makes {theirs(text[:first])['input_ids'][-8:]}, tokenizer.json "
+                f"{written.encode(text[:first]).ids[-8:]} (last ids)"
+            )
 
 
 def copy_licences(checkpoint: Checkpoint, bundle: Path) -> None:

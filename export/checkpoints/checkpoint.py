@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Literal
 
-from mirrorsd.export.checkpoints.gguf_file import is_gguf, licence_of, read_tensors, small_files
+from mirrorsd.export.checkpoints.gguf_file import licence_of, name_of, read_tensors, small_files
 from mirrorsd.export.hub import origin_of
 from mirrorsd.export.weights.stored_tensors import StoredTensor, read_header
 from mirrorsd.families.registry import completed, find_obstacle
@@ -19,6 +19,7 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.documents import DocumentError, parse_json, read_text
 from mirrorsd.graphs.errors import ExportError
 from mirrorsd.graphs.manifest import SourceModel
+from mirrorsd.graphs.whole_file import is_gguf
 
 Role = Literal["target", "draft"]
 
@@ -127,7 +128,7 @@ def _open_gguf(file: Path, role: Role) -> Checkpoint:
     written = _read_config(folder, role)
     tensors = read_tensors(file, folder)
     found = _checkpoint(folder, role, _completed(folder, role, written, len(tensors)), tensors)
-    return replace(found, gguf=file, source=replace(found.source, name=file.stem, licence=licence_of(file)))
+    return replace(found, gguf=file, source=replace(found.source, name=name_of(file), licence=licence_of(file)))
 
 
 def _checkpoint(folder: Path, role: Role, config: dict[str, Any], tensors: Mapping[str, StoredTensor]) -> Checkpoint:

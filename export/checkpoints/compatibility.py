@@ -26,7 +26,8 @@ def check_compatible(target: Checkpoint, draft: Checkpoint) -> None:
             f"the target has {sizes[0]} token ids, the draft {sizes[1]}; "
             f"up to {VOCABULARY_TOLERANCE} ids of padding may differ"
         )
-    if set(target.eos_ids) != set(draft.eos_ids):
+    ends = set(target.eos_ids), set(draft.eos_ids)
+    if ends[0] != ends[1] and not ends[0] & ends[1]:
         raise _refusal(f"the target ends a text with ids {list(target.eos_ids)}, the draft with {list(draft.eos_ids)}")
     begins = [checkpoint.token_id("bos_token_id") for checkpoint in (target, draft)]
     if begins[0] != begins[1]:
@@ -66,7 +67,8 @@ def _check_tokenizers(target: Checkpoint, draft: Checkpoint) -> None:
     if kinds[0] != kinds[1]:
         raise _refusal(f"the target's tokenizer is of type {kinds[0]}, the draft's of type {kinds[1]}")
     _check_entries("vocabulary", _vocabulary(of_target), _vocabulary(of_draft))
-    _check_entries("added tokens", _added(of_target), _added(of_draft))
+    added = _added(of_target), _added(of_draft)
+    _check_entries("added tokens", _with_rows(target, *added), _with_rows(draft, *reversed(added)))
     if _merges(of_target) != _merges(of_draft):
         raise _refusal("their tokenizers have the same vocabulary but different merges")
     for part in ("normalizer", "pre_tokenizer"):
@@ -94,6 +96,12 @@ def _vocabulary(document: dict[str, Any]) -> dict[str, Any]:
 
 def _added(document: dict[str, Any]) -> dict[str, Any]:
     return {token["content"]: token["id"] for token in document.get("added_tokens") or []}
+
+
+def _with_rows(checkpoint: Checkpoint, added: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """Leave tokens out that the model has no row for, and that the other side does not know: no prompt may hold one."""
+    size = int(checkpoint.config["vocab_size"])
+    return {text: token for text, token in added.items() if token < size or text in others}
 
 
 def _merges(document: dict[str, Any]) -> list[tuple[str, ...]]:

@@ -7,7 +7,9 @@ Owns: the folder of small files beside the file, and which tensor of the file ea
 import importlib.util
 import json
 import logging
-from collections.abc import Iterator, Mapping
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mirrorsd.graphs import names as bundle_names
 from mirrorsd.graphs.errors import ConfigError, ExportError
 
 if TYPE_CHECKING:
@@ -25,12 +26,43 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 _MADE_FROM = "made_from.json"
+_MADE_BY = 2
+"""Counts the ways to make the small files: those of another one are made again."""
+_PART = re.compile(r"(?P<name>.+)-\d{5}-of-(?P<count>\d{5})(?P<end>(\.\w+)?)")
+_EMBEDDING, _NO_TOKEN = "token_embd.weight", 2**32 - 1
+_SPECIAL_ID = re.compile(r"tokenizer\.ggml\.\w+_token_id")
+_ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+"""The tokens that end a text: of the whole text, of a turn, and of a message that calls a tool."""
 _READ_ERRORS = (ValueError, KeyError, IndexError, OSError, NotImplementedError, UnicodeDecodeError)
 
 
-def is_gguf(path: Path) -> bool:
-    """Whether `path` is a GGUF file by its name."""
-    return path.suffix == bundle_names.GGUF_SUFFIX and not path.is_dir()
+def parts_of(file: Path) -> list[Path]:
+    """The files that a model is split over, in order, whichever of them is given; the file alone where it is whole.
+
+    `big-00002-of-00003.gguf` stands for `big-00001-of-00003.gguf` and the two behind it.
+
+    Raises:
+        ExportError: one of them is missing.
+    """
+    found = _PART.fullmatch(file.name)
+    if found is None:
+        return [file]
+    parts = [
+        file.with_name(f"{found['name']}-{number:05d}-of-{found['count']}{found['end']}")
+        for number in range(1, int(found["count"]) + 1)
+    ]
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing and file.is_file():
+        raise ExportError(
+            f"{file} is one of {len(parts)} parts, and {missing[0]} is not beside it: put all parts into one folder"
+        )
+    return parts if file.is_file() else [file]
+
+
+def name_of(file: Path) -> str:
+    """What the model is called: the file's name without its end and the number of its part."""
+    found = _PART.fullmatch(file.name)
+    return found["name"] if found else file.stem
 
 
 def small_files(file: Path) -> Path:
@@ -44,21 +76,31 @@ def small_files(file: Path) -> Path:
         ExportError: no such file, damaged, of an architecture that transformers cannot read, or the folder cannot be
             written.
     """
+    parts = parts_of(file)
+    file = parts[0]
     _check_readable(file)
     folder = file.with_suffix(".files")
-    made_from = {"file": file.name, "bytes": file.stat().st_size, "changed_ns": file.stat().st_mtime_ns}
+    stats = [part.stat() for part in parts]
+    made_from = {
+        "file": file.name,
+        "bytes": sum(stat.st_size for stat in stats),
+        "changed_ns": max(stat.st_mtime_ns for stat in stats),
+        "made_by": _MADE_BY,
+    }
     mark = folder / _MADE_FROM
     if mark.is_file() and json.loads(mark.read_text(encoding="utf-8")) == made_from:
         return folder
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-    with _reading(file):
-        config: Any = AutoConfig.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
-        tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
+    with _reading(file), _plain_header(parts) as (header, ends):
+        config: Any = AutoConfig.from_pretrained(header.parent, gguf_file=header.name, local_files_only=True)
+        tokenizer: Any = AutoTokenizer.from_pretrained(header.parent, gguf_file=header.name, local_files_only=True)
+    generation: Any = GenerationConfig.from_model_config(config)
+    generation.eos_token_id = _all_ends(config.eos_token_id, ends)
     try:
         folder.mkdir(exist_ok=True)
         config.save_pretrained(folder)
-        GenerationConfig.from_model_config(config).save_pretrained(folder)
+        generation.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         mark.write_text(json.dumps(made_from) + "\n", encoding="utf-8")
     except OSError as error:
@@ -69,9 +111,50 @@ def small_files(file: Path) -> Path:
     return folder
 
 
+@contextmanager
+def _plain_header(parts: Sequence[Path]) -> Iterator[tuple[Path, list[int]]]:
+    """A file that transformers' reader understands, and the ids that end a text.
+
+    It is the model's own file, unless that is split or names a token that there is not (4294967295 for none): then it
+    is a copy of what the file says, without its weights, for as long as the context lasts.
+    """
+    from gguf import GGUFReader, GGUFWriter
+
+    headers = [open_header(part) for part in parts]
+    tensors = {tensor.name: tensor for header in headers for tensor in header.tensors}
+    num_tokens = int(tensors[_EMBEDDING].shape[1]) if _EMBEDDING in tensors else _NO_TOKEN
+    given = {name: int(field.contents()) for name, field in headers[0].fields.items() if _SPECIAL_ID.fullmatch(name)}
+    unknown = {name for name, token in given.items() if token >= num_tokens}
+    ends = [given[name] for name in _ENDS if name in given and name not in unknown]
+    if len(parts) == 1 and not unknown:
+        yield parts[0], ends
+        return
+    with tempfile.TemporaryDirectory() as place:
+        copy, fields = Path(place, "header.gguf"), GGUFReader(parts[0]).fields
+        writer = GGUFWriter(copy, str(fields["general.architecture"].contents()))
+        for name, field in fields.items():
+            is_written = name.startswith(("GGUF.", "split.")) or name == "general.architecture"
+            if not (is_written or name in unknown):
+                writer.add_key_value(
+                    name, field.contents(), field.types[0], field.types[-1] if field.types[1:] else None
+                )
+        for name in tensors:  # by the names alone transformers sees whether the embedding is tied
+            writer.add_tensor(name, np.zeros(1, np.float32))
+        for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+            step()
+        writer.close()
+        yield copy, ends
+
+
+def _all_ends(given: Any, ends: Sequence[int]) -> Any:
+    """The ids that end a text: those that transformers finds first, one alone where there is no other."""
+    found = list(dict.fromkeys([*(given if isinstance(given, list) else [] if given is None else [given]), *ends]))
+    return found if len(found) > 1 else next(iter(found), None)
+
+
 def licence_of(file: Path) -> str:
     """The licence that the file names (an SPDX id by custom), else "unknown"."""
-    named = open_header(file).fields.get("general.license")
+    named = open_header(parts_of(file)[0]).fields.get("general.license")
     return "unknown" if named is None else str(named.contents())
 
 
@@ -85,8 +168,10 @@ def read_tensors(file: Path, folder: Path) -> "dict[str, GgufTensor]":
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
+    parts = parts_of(file)
     with _reading(file):
-        reader = open_header(file)
+        readers = [(part, open_header(part)) for part in parts]
+        reader = readers[0][1]
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
@@ -94,13 +179,16 @@ def read_tensors(file: Path, folder: Path) -> "dict[str, GgufTensor]":
         chosen: Any = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
         processor = chosen(config=config.to_dict())
         names = get_gguf_hf_weights_map(model, processor)
-        _check_kinds(file, reader.tensors)
         convert = partial(_convert, processor, names)
-        return {
-            names[tensor.name]: _tensor(file, tensor, names, convert)
-            for tensor in reader.tensors
-            if tensor.name in names
-        }
+        found: dict[str, GgufTensor] = {}
+        for part, of_part in readers:
+            _check_kinds(part, of_part.tensors)
+            found |= {
+                names[tensor.name]: _tensor(part, tensor, names, convert)
+                for tensor in of_part.tensors
+                if tensor.name in names
+            }
+        return found
 
 
 def _tensor(file: Path, tensor: Any, names: Mapping[str, str], convert: Any) -> "GgufTensor":

@@ -16,7 +16,7 @@ from mirrorsd.graphs.manifest import Head
 from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, RowBlock, TargetOutput, TipGuesses
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.chooser import NoiseSource
-from mirrorsd.runtime.sampling.filters import ShortlistFilter
+from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 
 Session = TypeVar("Session")
 TargetHandler = Callable[[list[int]], NDArray[np.floating]]

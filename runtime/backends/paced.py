@@ -25,7 +25,7 @@ from mirrorsd.runtime.backends.protocol import (
 )
 from mirrorsd.runtime.ledger import Ledger, Span
 from mirrorsd.runtime.sampling.chooser import NoiseSource
-from mirrorsd.runtime.sampling.filters import ShortlistFilter
+from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 
 
 class PacedTargetModel:

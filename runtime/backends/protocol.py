@@ -13,7 +13,7 @@ from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.manifest import Head
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.chooser import NoiseSource
-from mirrorsd.runtime.sampling.filters import ShortlistFilter
+from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 from mirrorsd.runtime.sampling.short_rows import ShortRow
 
 Progress = Callable[[str, float], None]

@@ -209,6 +209,8 @@ class DraftLink:
     def _give_up(self, reason: str) -> None:
         if self.failure is None:
             self.failure = reason
+            if self._is_cancelled():  # a device that is closed under the text
+                return
             message = f"The draft failed ({reason}); the rest of this text is decoded plainly. The text is unaffected."
             warnings.warn(message, RuntimeWarning, stacklevel=2)
 

@@ -97,8 +97,14 @@ class Request:
         return self._text[:stop]
 
     def commit(self, tokens: Sequence[int], gaps: Sequence[float], near_tie_gap: float) -> None:
-        """Append what a step decided; `gaps` are the distances to the runners-up."""
-        start = self.num_tokens
+        """Append what a step decided; `gaps` are the distances to the runners-up.
+
+        The step is noted at once, as far as it is known, so that every token of the text has its record whatever ends
+        the step before `record`.
+        """
+        start, now = self.num_tokens, perf_counter()
+        num_accepted = len(tokens) - 1
+        self.steps.append(StepRecord(now, now, num_accepted, num_accepted, "none", str(self.config.method), 0.0))
         self._text[start : start + len(tokens)] = tokens
         self.num_tokens = start + len(tokens)
         if self.repeats is not None:
@@ -108,7 +114,8 @@ class Request:
     def end_after(self, num_new: int) -> None:
         """Keep the first `num_new` new tokens: what the last step committed behind the stopping token never was text.
 
-        A last step of three accepted tokens and a correction, whose second token ends the text, has accepted two:
+        A step of which nothing is kept, as one that was cancelled before its tokens were told, was none. A last step of
+        three accepted tokens and a correction, whose second token ends the text, has accepted two:
 
         >>> request = Request([5], GenerationConfig(), SpeculationConfig(), 99, threading.Event())
         >>> request.commit([6, 7, 8, 9], [1.0, 1.0, 0.0, 1.0], 0.1)
@@ -119,8 +126,9 @@ class Request:
         """
         num_dropped = self.num_new - num_new
         if num_dropped > 0:
-            last = self.steps[-1]
-            self.steps[-1] = last._replace(num_accepted=last.num_accepted + 1 - num_dropped)
+            last = self.steps.pop()
+            if num_dropped <= last.num_accepted:
+                self.steps.append(last._replace(num_accepted=last.num_accepted + 1 - num_dropped))
             self.num_tokens -= num_dropped
             self.near_ties = [position for position in self.near_ties if position < self.num_tokens]
 
@@ -129,8 +137,8 @@ class Request:
         return max(0, min(self.gamma if most is None else most, self.max_tokens - self.num_tokens - 1))
 
     def record(self, step: StepRecord) -> None:
-        """Note a finished step."""
-        self.steps.append(step)
+        """Note all there is to know of the step that was committed last; it is over."""
+        self.steps[-1] = step
 
     def cancel(self) -> None:
         """Ask it to stop, from any thread."""

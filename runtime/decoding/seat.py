@@ -33,6 +33,7 @@ class Seat:
         self._draft_session = engine.draft_worker.run(engine.draft_model.new_session)
         self._target = TargetLink(self._target_session, engine.target_worker)
         self._drafter = Drafter(self._draft_session)
+        engine.seats.add(self)
         self._link: DraftLink | None = None
         self._heads: dict[str, HeadLink] = {}
         self._head: HeadLink | None = None
@@ -111,18 +112,29 @@ class Seat:
         with suppress(DeviceError):  # it is closed or hung, which the next request finds out
             self._engine.draft_worker.submit(self._drafter.forget, self)
 
+    def check_reachable(self) -> None:
+        """Refuse a step that could not run here.
+
+        Raises:
+            GenerationError: the devices are in another process, or at work on this very thread, which is interrupted.
+        """
+        if self.is_forked:
+            self._engine.check_usable()
+        self._engine.target_worker.check_reachable()
+
+    @property
+    def is_forked(self) -> bool:
+        """See `Engine.is_forked`."""
+        return self._engine.is_forked
+
     def terminate(self) -> None:
         """Ask the target's device to end the pass that is running for this session, from any thread."""
         self._target.terminate()
 
     def close(self) -> None:
         """Release the caches, on their own workers and after what is still running there; does not wait."""
-        for worker, session in (
-            (self._engine.target_worker, self._target_session),
-            (self._engine.draft_worker, self._draft_session),
-        ):
-            with suppress(DeviceError):  # closed already, and everything that it held is gone
-                worker.submit(session.close, self)
+        self._engine.target_worker.leave(self._target_session.close, self)
+        self._engine.draft_worker.leave(self._draft_session.close, self)
 
 
 def _scratch_slots(speculation: SpeculationConfig) -> int:

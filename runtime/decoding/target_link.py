@@ -174,7 +174,7 @@ class TargetLink:
                     f"The target's device has not answered for {deadline_s:g} s (target_deadline_s). Load the bundle "
                     "again; if its passes really take that long, give it more time."
                 )
-        if ticket.error is not None:
+        if isinstance(ticket.error, Exception):  # an interrupt, or an exit, is the caller's own
             request.raise_if_cancelled()  # it ended early for that reason
         return ticket.result()
 

@@ -9,10 +9,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import get_ident
 from time import perf_counter
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.graphs.errors import DeviceError, GenerationError
 
 Result = TypeVar("Result")
 _MAX_PENDING = 32
@@ -77,6 +78,13 @@ class _Entry(NamedTuple):
     queued_at: float | None
 
 
+class _Loan(NamedTuple):
+    """Who does the device's work on a thread of its own."""
+
+    thread: int
+    owner: object
+
+
 class Overdue(NamedTuple):
     """A job may run for `deadline_s`; then `terminate` is called, from another thread."""
 
@@ -91,7 +99,8 @@ class DeviceWorker:
     device also works on the thread of whoever waits for it (`perform`).
 
     An owner whose jobs the device does not get done waits for room; others do not wait for that. The lock is one that a
-    thread may take twice, since a finaliser may submit a job wherever Python happens to run it.
+    thread may take twice, since a finaliser may leave a job wherever Python happens to run it. A forked child has no
+    such thread, and perhaps a lock that nobody will release: there nothing is touched.
     """
 
     def __init__(self, name: str, cores: Sequence[int] = (), *, is_lent: bool = False) -> None:
@@ -106,6 +115,7 @@ class DeviceWorker:
         self._num_without_room = 0
         self._job_started: float | None = None
         self._overdue: Overdue | None = None
+        self._loan: _Loan | None = None
         self._is_closed = False
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._work, name=f"mirrorsd-{name}", daemon=True)
@@ -118,13 +128,15 @@ class DeviceWorker:
 
         Raises:
             DeviceError: the worker is closed, or did not get one of these jobs done within `deadline_s`.
+            GenerationError: the device is lent to this very thread, which a signal handler has interrupted.
         """
+        self.check_reachable()
         ticket: Ticket[Result] = Ticket()
         with self._lock:
             self._check_open()
             if self._pending_by_owner[owner] >= _MAX_PENDING:
                 self._wait_for_room(owner, deadline_s)
-            is_behind = self._num_pending > self._pending_by_owner[owner]
+            is_behind = self.serves_others(owner)
             self._count(owner, 1)
             self._jobs.put(_Entry(job, ticket, owner, perf_counter() if is_behind else None))
         return ticket
@@ -140,24 +152,38 @@ class DeviceWorker:
         Raises:
             DeviceError: as `submit`.
         """
+        self.check_reachable()
         ticket: Ticket[Result] = Ticket()
-        is_mine = False
+        loan = _Loan(get_ident(), owner)
         try:
-            with self._lock:
-                self._check_open()
-                if self._is_lent and not self._num_pending:
-                    self._count(owner, 1)
-                    is_mine = True
-            if not is_mine:
-                return self.submit(job, owner)
-            with self._device, pinned(self._cores):
-                self._overdue = overdue
-                self._do(_Entry(job, ticket, owner, None))
-        finally:
-            if is_mine:
-                self._overdue = self._job_started = None
-                self._count(owner, -1)
+            try:
+                with self._lock:
+                    self._check_open()
+                    if self._is_lent and not self.has_pending():
+                        self._loan = loan
+                if self._loan is not loan:
+                    return self.submit(job, owner)
+                with self._device, pinned(self._cores):
+                    self._overdue = overdue
+                    self._do(_Entry(job, ticket, owner, None))
+            finally:
+                self._give_back(loan)
+        finally:  # an interrupt may have come in between
+            self._give_back(loan)
         return ticket
+
+    def _give_back(self, loan: _Loan) -> None:
+        if self._loan is loan:
+            self._overdue = self._job_started = None
+            self._loan = None
+
+    def leave(self, job: Callable[[], object], owner: object = None) -> None:
+        """Queue a job that nobody waits for, from wherever Python runs a finaliser; a closed worker takes none."""
+        if not self._is_forked:
+            with self._lock:
+                if not self._is_closed:
+                    self._count(owner, 1)
+                    self._jobs.put(_Entry(job, Ticket(), owner, None))
 
     def run(self, job: Callable[[], Result], owner: object = None, *, deadline_s: float = _RUN_S) -> Result:
         """Submit a job and wait for it.
@@ -187,7 +213,7 @@ class DeviceWorker:
 
     def has_pending(self) -> bool:
         """Whether a job is waiting or running."""
-        return self._num_pending > 0
+        return self._num_pending > 0 or self._loan is not None
 
     def has_waiting(self) -> bool:
         """Whether another job waits behind the running one."""
@@ -195,20 +221,27 @@ class DeviceWorker:
 
     def serves(self, owner: object) -> bool:
         """Whether a job of this owner is waiting or running."""
-        return self._pending_by_owner[owner] > 0
+        return self._num_of(owner) > 0
 
     def serves_others(self, owner: object) -> bool:
         """Whether a job of another owner is waiting or running."""
-        return self._num_pending > self._pending_by_owner[owner]
+        return self._num_pending + (self._loan is not None) > self._num_of(owner)
+
+    def _num_of(self, owner: object) -> int:
+        loan = self._loan
+        return self._pending_by_owner[owner] + (loan is not None and loan.owner is owner)
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Let queued jobs finish and end the thread; False if it did not end in time (it is hung).
 
-        In a forked child, where the thread does not exist, there is nothing to wait for.
+        In a forked child, where the thread does not exist, there is nothing to wait for; nor is there for a signal
+        handler that has interrupted a job on its own thread.
         """
-        if os.getpid() != self._process:
+        if self._is_forked:
             return True
         self.end()
+        if self._is_lent_here:
+            return False
         self._thread.join(timeout_s)
         if self._thread.is_alive() or not self._device.acquire(timeout=timeout_s):
             return False
@@ -217,6 +250,8 @@ class DeviceWorker:
 
     def end(self) -> None:
         """Take no more jobs; the thread ends by itself after those it has."""
+        if self._is_forked:
+            return
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
@@ -254,6 +289,31 @@ class DeviceWorker:
         if then is not None:
             then(entry.owner, -1)
         entry.ticket.finish(result, failure)
+
+    @property
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._process
+
+    @property
+    def _is_lent_here(self) -> bool:
+        loan = self._loan
+        return loan is not None and loan.thread == get_ident()
+
+    def check_reachable(self) -> None:
+        """Refuse a job that the device could never begin while this thread waits for it.
+
+        Raises:
+            DeviceError: the device's thread stayed behind when this process was forked.
+            GenerationError: the device is lent to this thread, which a signal handler has interrupted.
+        """
+        if self._is_forked:
+            raise DeviceError(f"The {self.name} worker is in the process that this one was forked from.")
+        if self._is_lent_here:
+            raise GenerationError(
+                f"The {self.name} is in the middle of a pass on this very thread: a signal handler that interrupts it "
+                "can have no other pass there. Note the signal, and generate once the interrupted call has returned, "
+                "or on another thread."
+            )
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -29,6 +29,8 @@ FIRST_RATE, RATE_MEMORY, LEAST_RATE = 0.6, 0.95, 0.02
 """Of the running acceptance rate, the share of tried window tokens that were accepted: where it begins, what it keeps
 per token, and what is taken for nothing. Speeds as in `windows`: beginning at 0.3, 0.98 to 1.02, at 0.9, 0.95 to 1.02;
 keeping 0.8, 0.96 to 1.03; 0.002 for nothing, 1.00."""
+MOST_LOG_ODDS = 700.0
+"""Odds beyond these overflow a float, and are certainty long before."""
 DraftCandidates = tuple[NDArray[np.int64], NDArray[np.floating]]
 """Ids and log-probabilities `[g+1, m]` after the head token and after every window token."""
 
@@ -316,7 +318,7 @@ def root_chances(
     """
     num_window = len(window)
     logits = row_features(window, candidates, acceptance_rate) @ np.asarray(weights.accept)
-    accept = 1.0 / (1.0 + np.exp(-logits))
+    accept = 1.0 / (1.0 + np.exp(np.minimum(-logits, MOST_LOG_ODDS)))
     reach = np.ones(num_window + 1)
     np.cumprod(accept, out=reach[1:])
     reach[:num_window] *= 1.0 - accept

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.device_maps.pace import Curve, interpolate
-from mirrorsd.runtime.policy.roots import FIRST_RATE, LEAST_RATE, RATE_MEMORY, RowWeights
+from mirrorsd.runtime.policy.roots import FIRST_RATE, LEAST_RATE, MOST_LOG_ODDS, RATE_MEMORY, RowWeights
 
 Share = Sequence[float]
 """Two logs: of a token's share among the candidates of its row, and of the best other one's."""
@@ -260,7 +260,8 @@ class WindowLength:
         main, stream = self._learned.main.value, self._learned.stream.value
         found, so_far = Reach([], []), 1.0
         for row, (own, other) in enumerate(shares):
-            chance = 1 / (1 + exp(-(constant + of_own * own + of_other * other + of_row * row / 10)))
+            log_odds = constant + of_own * own + of_other * other + of_row * row / 10
+            chance = 1 / (1 + exp(min(-log_odds, MOST_LOG_ODDS)))
             so_far *= min(chance * (main if row < num_main else stream), _SUREST)
             found.chances.append(chance)
             found.reach.append(so_far)

@@ -9,7 +9,7 @@ from mirrorsd.runtime.ledger import Span
 from mirrorsd.runtime.reporting.result_page import Piece, result_page
 from mirrorsd.runtime.reporting.stats import GenerationStats
 from mirrorsd.runtime.reporting.trace import write_trace
-from mirrorsd.runtime.sampling.logit_processors import TokenLogprob
+from mirrorsd.runtime.sampling.chooser import TokenLogprob
 
 
 class GeneratedToken(NamedTuple):

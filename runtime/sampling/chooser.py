@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import ConfigError, DeviceError
 from mirrorsd.runtime.config import GenerationConfig
-from mirrorsd.runtime.sampling.filters import ShortlistFilter
-from mirrorsd.runtime.sampling.likely_tokens import LikelyTokens, likely_tokens, new_scratch
-from mirrorsd.runtime.sampling.logit_processors import Penalties, TokenLogprob, token_logprob
+from mirrorsd.runtime.sampling.likely_tokens import LikelyTokens, best_ids, likely_tokens, new_scratch
+from mirrorsd.runtime.sampling.logit_processors import Penalties, ShortlistFilter
 from mirrorsd.runtime.sampling.noise import gumbel, gumbel_row, loud_tokens
 from mirrorsd.runtime.sampling.short_rows import ShortRow
 
@@ -25,6 +24,18 @@ _DROPPED_BEHIND = 8.0
 """In logs: how far candidates that the target will probably drop stand behind where they would."""
 NoiseSource = Callable[[int, int], NDArray[np.float64]]
 """Position, size of the vocabulary -> what competes with the log-probabilities there, `[V]`."""
+
+
+class TokenLogprob(NamedTuple):
+    """What the target thought of a token: natural logarithms.
+
+    Attributes:
+        value: of the token that was chosen.
+        top: ids and values of the likeliest, best first, of equals the lowest id first; as many as were asked for.
+    """
+
+    value: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class Choice(NamedTuple):
@@ -288,3 +299,24 @@ def _check_finite(best: float, position: int) -> None:
             f"The target returned NaN or infinite logits for position {position}. Half precision may have overflowed, "
             "or the device has failed: try another device map, or a bundle in bf16 or fp32."
         )
+
+
+def token_logprob(logits: NDArray[np.floating], token: int, num_top: int) -> TokenLogprob:
+    """Log-softmax of logits `[V]`, of one token and of the `num_top` likeliest.
+
+    >>> found = token_logprob(np.log(np.array([0.5, 0.125, 0.375])), 1, 2)
+    >>> round(float(np.exp(found.value)), 6), [token for token, _ in found.top]
+    (0.125, [0, 2])
+    """
+    best = float(logits.max())
+    behind = np.subtract(logits, best, dtype=np.float32, casting="same_kind")
+    total = float(np.log(np.exp(behind, out=behind).sum(dtype=np.float64))) + best
+    return TokenLogprob(float(logits[token]) - total, tuple(_likeliest(logits, best, num_top, total)))
+
+
+def _likeliest(logits: NDArray[np.floating], best: float, count: int, total: float) -> list[tuple[int, float]]:
+    if not count:
+        return []
+    ids = best_ids(logits, count, best) if count < len(logits) else np.arange(len(logits))
+    ordered = ids[np.argsort(-logits[ids].astype(np.float64), kind="stable")]
+    return [(int(token), float(logits[token]) - total) for token in ordered[:count]]

@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.sampling.filters import ShortlistFilter
 from mirrorsd.runtime.sampling.flat_rows import ROUGH, CountedBorder, HeadBorder, IsBehind, Levels, head_ids
+from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 
 FEW = 16_384
 """Tokens of which a sum costs next to nothing."""

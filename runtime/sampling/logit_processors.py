@@ -6,9 +6,6 @@ the text alone; then the filters (`likely_tokens` has them). Draft and exits nam
 from which their logits cannot be told. What a repetition costs a likely token is taken from the target's best logits
 lately, and which candidates the filters will drop from the probability that the list lacks. A wrong estimate costs
 speed, never a token.
-
-Log-probabilities are those of the target's raw distribution, before all of this. A row's values depend on nothing but
-that row's logits, so they are the same by every method wherever the logits are.
 """
 
 from typing import NamedTuple
@@ -17,11 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.config import GenerationConfig
-from mirrorsd.runtime.sampling.likely_tokens import best_ids
 
 _MEMORY = 0.9
 _SHARE = 0.6
 """Of the estimated loss, what draft and exits are told: on the sample more than half of it, and not all, did best."""
+_LEAST, _NOTHING = -60.0, 1e-12
+"""The least log-share and mass that are told from none."""
+_MOST = 700.0
+"""In logs: about the largest number there is."""
 
 
 class Penalties:
@@ -121,34 +121,74 @@ def penalise_counts(
     return scores
 
 
-class TokenLogprob(NamedTuple):
-    """What the target thought of a token: natural logarithms.
+class ShortlistFilter(NamedTuple):
+    """A request's filters; `top_k = 0`, `top_p = 1` and `min_p = 0` keep everything."""
 
-    Attributes:
-        value: of the token that was chosen.
-        top: ids and values of the likeliest, best first, of equals the lowest id first; as many as were asked for.
-    """
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
 
-    value: float
-    top: tuple[tuple[int, float], ...] = ()
+    @property
+    def keeps_all(self) -> bool:
+        """Whether no token is ever dropped."""
+        return self.top_k <= 0 and self.top_p >= 1 and self.min_p <= 0
 
+    @property
+    def is_by_rank_alone(self) -> bool:
+        """Whether tokens fall by their rank only: the likeliest decide it, not those that noise has brought up."""
+        return self.top_k > 0 and self.top_p >= 1 and self.min_p <= 0
 
-def token_logprob(logits: NDArray[np.floating], token: int, num_top: int) -> TokenLogprob:
-    """Log-softmax of logits `[V]`, of one token and of the `num_top` likeliest.
+    def dropped(self, logprobs: NDArray[np.floating]) -> NDArray[np.bool_]:
+        """Say which candidates `[..., m]` fall: log-probabilities before the temperature, in any order.
 
-    >>> found = token_logprob(np.log(np.array([0.5, 0.125, 0.375])), 1, 2)
-    >>> round(float(np.exp(found.value)), 6), [token for token, _ in found.top]
-    (0.125, [0, 2])
-    """
-    best = float(logits.max())
-    behind = np.subtract(logits, best, dtype=np.float32, casting="same_kind")
-    total = float(np.log(np.exp(behind, out=behind).sum(dtype=np.float64))) + best
-    return TokenLogprob(float(logits[token]) - total, tuple(_likeliest(logits, best, num_top, total)))
+        Rows of which nothing is known (`-inf`) keep what they have.
 
+        >>> by_mass = ShortlistFilter(temperature=1.0, top_k=0, top_p=0.8, min_p=0.0)
+        >>> by_mass.dropped(np.log(np.array([0.1, 0.6, 0.3]))).tolist()
+        [True, False, False]
+        >>> ShortlistFilter(0.5, top_k=0, top_p=1.0, min_p=0.1).dropped(np.log(np.array([0.6, 0.3, 0.1]))).tolist()
+        [False, False, True]
+        """
+        best = logprobs.max(axis=-1, keepdims=True)
+        is_known = np.isfinite(best)
+        behind = np.where(is_known, np.subtract(logprobs, np.where(is_known, best, 0.0), dtype=np.float64), 0.0)
+        floor = np.full(best.shape, -np.inf)
+        if self.min_p > 0:
+            floor[:] = self.temperature * np.log(self.min_p)
+        if self.top_k > 0 or self.top_p < 1:
+            np.maximum(floor, self._least_kept(behind, best), out=floor)
+        fallen: NDArray[np.bool_] = behind < floor
+        return fallen
 
-def _likeliest(logits: NDArray[np.floating], best: float, count: int, total: float) -> list[tuple[int, float]]:
-    if not count:
-        return []
-    ids = best_ids(logits, count, best) if count < len(logits) else np.arange(len(logits))
-    ordered = ids[np.argsort(-logits[ids].astype(np.float64), kind="stable")]
-    return [(int(token), float(logits[token]) - total) for token in ordered[:count]]
+    def _least_kept(self, behind: NDArray[np.float64], best: NDArray[np.floating]) -> NDArray[np.float64]:
+        """The last candidate `[..., 1]` that top-k, then top-p keep."""
+        ordered = -np.sort(-behind, axis=-1)
+        kept = ordered.shape[-1]
+        mass = np.exp(ordered / self.temperature)
+        if 0 < self.top_k <= kept:
+            kept = self.top_k
+            total = mass[..., :kept].sum(axis=-1, keepdims=True)
+        else:
+            total = mass.sum(axis=-1, keepdims=True) + self._unseen(ordered, best)
+        if self.top_p >= 1:
+            return ordered[..., kept - 1 : kept]
+        before = np.cumsum(mass[..., :kept], axis=-1) - mass[..., :kept]
+        num_kept = (before < self.top_p * total).sum(axis=-1, keepdims=True)
+        return np.take_along_axis(ordered, np.maximum(num_kept, 1) - 1, axis=-1)
+
+    def _unseen(self, ordered: NDArray[np.float64], best: NDArray[np.floating]) -> NDArray[np.float64]:
+        """Mass of the tokens outside the list, relative to the best, at the temperature; at most what top-k leaves.
+
+        Before the temperature it is what the list lacks. It is shared out as a geometric sequence that goes on from
+        the list's last candidate, of which every member then takes the temperature's power.
+        """
+        last = np.exp(np.maximum(ordered[..., -1:], _LEAST))
+        lacking = np.exp(-best.astype(np.float64)) - np.exp(ordered).sum(axis=-1, keepdims=True)
+        lacking = np.where(np.isfinite(lacking), np.maximum(lacking, _NOTHING), _NOTHING)
+        power = 1 / self.temperature
+        growth = np.expm1(np.minimum(power * np.log1p(last / lacking), _MOST))
+        unseen: NDArray[np.float64] = last**power / growth
+        if self.top_k > 0:
+            np.minimum(unseen, (self.top_k - ordered.shape[-1]) * last**power, out=unseen)
+        return unseen

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.sampling.filters import ShortlistFilter
 from mirrorsd.runtime.sampling.likely_tokens import LikelyTokens, least_kept, weigh
+from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 
 _MASS_ERROR = 1e-4
 """Of a row's mass: single precision costs a thousandth of that in a sum, a GPU's exponentials a tenth."""

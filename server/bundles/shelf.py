@@ -11,7 +11,7 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.documents import DocumentError, read_text
 from mirrorsd.graphs.errors import BundleError, ConfigError
-from mirrorsd.graphs.manifest import Manifest
+from mirrorsd.graphs.manifest_values import read_manifest
 from mirrorsd.machine.doctor.memory import free_memory, memory_needs
 from mirrorsd.runtime import MirrorPipeline, choose_device_map
 from mirrorsd.server.bundles.loaded import LoadedBundle
@@ -171,7 +171,7 @@ def _context(folder: Path) -> int:
     """Of a bundle by its manifest; 0 where it cannot be read, which is told when it is loaded."""
     path = folder / names.MANIFEST_FILE
     try:
-        return Manifest.from_json(read_text(path), origin=str(path)).target.context
+        return read_manifest(read_text(path), origin=str(path)).target.context
     except (BundleError, DocumentError):
         return 0
 

@@ -294,7 +294,7 @@ def test_a_session_is_let_go_when_it_is_closed_or_dropped(make_pipe) -> None:
     gc.collect()
     pipe.engine.target_worker.run(lambda: None)
     assert released == ["left", "dropped"]
-    assert len(pipe._sessions) == 1, "its own"
+    assert len(pipe.engine.sessions) == 1, "its own"
 
 
 def test_a_dropped_pipeline_ends_its_threads(make_pipe, tiny_bundle: Path) -> None:

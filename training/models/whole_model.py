@@ -21,8 +21,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from mirrorsd.families.low_rank_head import EMBEDDING, HEAD_RANK, LM_HEAD, SHARES_EMBEDDING, fit_head
-from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ExportError
+from mirrorsd.graphs.whole_file import is_gguf
 
 __all__ = ["load_whole"]
 
@@ -51,7 +51,7 @@ def load_whole(path: Path, embedding: Tensor | None = None) -> PreTrainedModel:
             f"{path} lacks {len(missing)} weights, for example {missing[0]!r}: "
             "its config.json and its weights do not belong together"
         )
-    if _is_gguf(path):  # the loader marks it as quantised, and such a model can neither be saved nor trained
+    if is_gguf(path):  # the loader marks it as quantised, and such a model can neither be saved nor trained
         plain: Any = type(model)(model.config)
         plain.load_state_dict(model.state_dict())
         del plain.config.quantization_config
@@ -81,18 +81,14 @@ def _load_low_rank(folder: Path, embedding: Tensor | None) -> PreTrainedModel:
 
 def _place(path: Path) -> dict[str, Any]:
     """Where `from_pretrained` finds the model, as its arguments."""
-    if not _is_gguf(path):
+    if not is_gguf(path):
         return {"pretrained_model_name_or_path": path}
     return {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
 
 
-def _is_gguf(path: Path) -> bool:
-    return path.suffix == names.GGUF_SUFFIX
-
-
 def _without_bars(path: Path) -> AbstractContextManager[object]:
     """The reader of GGUF files has a bar that nobody can turn off."""
-    return redirect_stderr(io.StringIO()) if _is_gguf(path) else nullcontext()
+    return redirect_stderr(io.StringIO()) if is_gguf(path) else nullcontext()
 
 
 @contextmanager

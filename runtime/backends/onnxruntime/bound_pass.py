@@ -18,7 +18,7 @@ from mirrorsd.runtime.backends.onnxruntime.device import OnnxDevice
 from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS
 from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, Place, Tensor, host_scalar, run_options
 from mirrorsd.runtime.backends.protocol import TargetOutput
-from mirrorsd.runtime.sampling.filters import ShortlistFilter
+from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 
 _LEAST_ROWS = 32
 """Rows that a buffer has at least: memory of the host that no pass has touched takes no room."""

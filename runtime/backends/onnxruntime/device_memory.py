@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS, provider_options, session_options
-from mirrorsd.runtime.sampling.filters import ShortlistFilter
+from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 from mirrorsd.runtime.sampling.short_rows import ShortRow
 
 _IR_VERSION, _OPSET = 10, 18

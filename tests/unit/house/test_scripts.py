@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import subprocess
 import sys
 import tomllib
 import zipfile
@@ -30,6 +31,18 @@ def load_script(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     module = importlib.import_module(name)
     monkeypatch.delitem(sys.modules, name)
     return module
+
+
+def test_no_large_file_enters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load_script("check_sizes", monkeypatch)
+    if (ROOT / ".git").exists():
+        assert script.too_large(ROOT) == []
+        assert all((ROOT / name).is_file() for name in script.EXCEPT), "an exception that is not there is none"
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    for name, size in {"small.bin": 500_000, "large.bin": 500_001, "untracked.bin": 900_000}.items():
+        (tmp_path / name).write_bytes(bytes(size))
+    subprocess.run(["git", "add", "small.bin", "large.bin"], cwd=tmp_path, check=True)
+    assert script.too_large(tmp_path) == ["large.bin"]
 
 
 def test_scripts_need_only_the_standard_library(any_script: ModuleType) -> None:

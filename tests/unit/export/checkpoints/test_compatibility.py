@@ -38,6 +38,21 @@ def test_equal_meaning_in_another_form_is_accepted(tmp_path: Path) -> None:
     check_compatible(*_pair(tmp_path, tokenizer, vocab_size=132, eos_token_id=[3]))
 
 
+def test_a_token_without_a_row_needs_no_other(tmp_path: Path) -> None:
+    """A `[PAD]` that was added to the tokenizer and never to the model."""
+    tokenizer = copy.deepcopy(TOKENIZER)
+    tokenizer["added_tokens"].append({"id": 4, "content": "[PAD]"})
+    target, draft = _pair(tmp_path, tokenizer)
+    check_compatible(target, draft)
+    check_compatible(draft, target)
+    with pytest.raises(ExportError, match=r"'\[PAD\]': target none, draft 4"):
+        check_compatible(target, _checkpoint(tmp_path / "resized", "draft", tokenizer, vocab_size=5))
+
+
+def test_a_draft_may_know_fewer_ends(tmp_path: Path) -> None:
+    check_compatible(*_pair(tmp_path, TOKENIZER, eos_token_id=[2, 3]))
+
+
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [

@@ -56,7 +56,7 @@ def test_every_method_says_the_same_within_the_form(
 
 @pytest.mark.parametrize("method", ["serial", "mirror"])
 def test_windows_are_what_the_form_allows(make_bench: Callable[..., Any], method: str) -> None:
-    bench, rhythm = make_bench(hit_rate=1.0, gamma=5, window="full"), Rhythm()
+    bench, rhythm = make_bench(hit_rate=1.0, gamma=5, window="full", is_steady=True), Rhythm()
     bench.decode([1, 2], method, constraint=rhythm)
     steps = bench.last_request.steps
     after_first = rhythm.windows[1:]

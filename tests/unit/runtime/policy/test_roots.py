@@ -173,3 +173,12 @@ def test_fitted_weights_serve_their_own_kind_of_text_and_depth_only() -> None:
 def test_a_file_that_names_something_else_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         RootScores.from_dict({name: [list(part) for part in DEFAULTS["draft"]]})
+
+
+@pytest.mark.parametrize("log_share", [-1e3, -1e5, -1e30])
+def test_a_hopeless_window_has_no_chance_and_warns_nobody(log_share: float) -> None:
+    """At a low temperature a draft's second choice is hopeless: a float cannot hold the odds against it."""
+    scores = np.array([[log_share, 0.0, log_share], [0.0, log_share, log_share], [0.0, -1.0, -2.0]])
+    found = root_chances(WINDOW, join(ScoredCandidates(IDS, scores), None), DEFAULTS["draft"], 0.6)
+    assert np.isfinite(found.chances).all()
+    assert found.chances[0].sum() == pytest.approx(1.0), "the first token of the window fails"

@@ -248,3 +248,7 @@ def test_a_ratio_outlives_a_dozen_cases_of_bad_luck() -> None:
     for _ in range(12):
         ratio.observe(0.0, 1.0)
     assert ratio.value == pytest.approx(0.98**12, abs=0.01)
+
+
+def test_a_hopeless_token_ends_a_window_and_nothing_overflows() -> None:
+    assert length(FLAT).cut([SURE, (-1e5, 0.0), SURE], 3, 12) == 1

@@ -6,8 +6,8 @@ import pytest
 from mirrorsd.graphs.errors import ConfigError, DeviceError
 from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.sampling.chooser import Choice, TokenChooser, graph_choice
-from mirrorsd.runtime.sampling.filters import ShortlistFilter
 from mirrorsd.runtime.sampling.likely_tokens import FAR, likely_tokens, new_scratch
+from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 from mirrorsd.runtime.sampling.noise import _variates, gumbel, gumbel_row, loud_tokens
 
 RNG = np.random.default_rng(11)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.sampling.filters import ShortlistFilter
 from mirrorsd.runtime.sampling.likely_tokens import FAR, FEW, LikelyTokens, likely_tokens, new_scratch
+from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 
 THREE = np.log(np.array([0.1, 0.6, 0.3], dtype=np.float32))
 

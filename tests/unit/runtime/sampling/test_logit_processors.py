@@ -5,9 +5,8 @@ import pytest
 
 from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.sampling.chooser import TokenChooser
-from mirrorsd.runtime.sampling.filters import ShortlistFilter
 from mirrorsd.runtime.sampling.likely_tokens import likely_tokens, new_scratch
-from mirrorsd.runtime.sampling.logit_processors import Penalties, penalise_repetition
+from mirrorsd.runtime.sampling.logit_processors import Penalties, ShortlistFilter, penalise_repetition
 
 RNG = np.random.default_rng(12)
 AT = np.array([4])

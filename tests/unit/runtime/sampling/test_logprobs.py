@@ -5,8 +5,7 @@ import pytest
 
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.config import GenerationConfig
-from mirrorsd.runtime.sampling.chooser import TokenChooser
-from mirrorsd.runtime.sampling.logit_processors import token_logprob
+from mirrorsd.runtime.sampling.chooser import TokenChooser, token_logprob
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

@@ -148,3 +148,35 @@ def test_the_template_is_told_of_tools_variables_and_calls(telling: BundleTokeni
 def test_variables_that_are_set_already_are_refused(telling: BundleTokenizer, name: str) -> None:
     with pytest.raises(ConfigError, match=f"template_variables names '{name}'; allowed: any but add_generation_prompt"):
         telling.encode_chat([{"role": "user", "content": "Hi"}], variables={name: 1})
+
+
+def with_a_token_too_many(tmp_path: Path) -> BundleTokenizer:
+    """Its tokenizer has 256 letters and a [PAD], its model 256 ids."""
+    path = tmp_path / names.TOKENIZER_FOLDER / "tokenizer.json"
+    words = Tokenizer.from_file(str(path))
+    words.add_special_tokens(["[PAD]"])
+    words.save(str(path))
+    return BundleTokenizer(tmp_path, 256)
+
+
+@pytest.mark.usefixtures("tokenizer")
+def test_a_token_that_the_model_does_not_have_is_refused(tmp_path: Path) -> None:
+    made = with_a_token_too_many(tmp_path)
+    refusal = (
+        r"The text holds '\[PAD\]', which the tokenizer knows as id 256 and the model does not: its ids are 0 to 255"
+    )
+    with pytest.raises(GenerationError, match=refusal):
+        made.encode("a[PAD]b")
+    for content in ("[PAD]", [{"type": "text", "text": "[PAD]"}]):
+        with pytest.raises(GenerationError, match=refusal):
+            made.encode_chat([{"role": "user", "content": content}])
+    assert len(made.encode("a[PAD b")) == 7
+
+
+@pytest.mark.usefixtures("tokenizer")
+def test_special_tokens_are_split_where_the_settings_say_so(tmp_path: Path) -> None:
+    with_a_token_too_many(tmp_path)
+    (tmp_path / names.TOKENIZER_FOLDER / "tokenizer_config.json").write_text('{"split_special_tokens": true}')
+    made = BundleTokenizer(tmp_path, 256)
+    assert len(made.encode("[PAD]")) == 5
+    assert made.decode(made.encode("[PAD]")) == "[PAD]"

@@ -6,7 +6,7 @@ import pytest
 
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.runtime.backends.onnxruntime.device_memory import NUM_BEST, BestLogits
-from mirrorsd.runtime.sampling.filters import ShortlistFilter
+from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 from mirrorsd.runtime.sampling.short_rows import ShortRow
 
 BY_RANK = ShortlistFilter(0.7, top_k=20, top_p=1.0, min_p=0.0)
