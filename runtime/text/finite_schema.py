@@ -187,7 +187,7 @@ class _Expander:
             first, items = first[:most], False
         return {"type": "array", "maxItems": most, "items": items, **({"prefixItems": first} if first else {})}
 
-    def _in_place(self, schema: Schema, key: str, room: int, own: Names) -> Any:
+    def _in_place(self, schema: Mapping[str, Any], key: str, room: int, own: Names) -> Any:
         """What holds for the same value: its siblings' properties belong to it, those of other branches do not."""
         siblings = [other for other in ("$ref", *_IN_PLACE) if other in schema and other != key]
         known = own.union(*(self._names({other: schema[other]}) for other in siblings))
@@ -270,7 +270,7 @@ def _says(keyword: str) -> bool:
     )
 
 
-def _types(schema: Schema) -> list[str]:
+def _types(schema: Mapping[str, Any]) -> list[str]:
     """The types of a schema; where it names none, those that its keywords are about."""
     given = schema.get("type")
     if isinstance(given, str):

@@ -69,7 +69,7 @@ async def _whole(exchange: Exchange, body: ChatRequest, job: Job) -> None:
 
 
 def _finished(job: Job, choice: Choice, *, has_logprobs: bool) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None, "annotations": []}
     if choice.calls:
         message |= {"content": choice.text or None, "tool_calls": [call.document for call in choice.calls]}
     logprobs = {"content": chat_logprobs(job.bundle, choice.tokens), "refusal": None} if has_logprobs else None

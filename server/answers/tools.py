@@ -113,16 +113,15 @@ class CallReader(Reader):
                 value, end = json.JSONDecoder().raw_decode(self._held, name.end())
             except (ValueError, RecursionError):
                 break
-            behind = next(filter(None, (pattern.match(self._held, end) for pattern in self._ends)), None)
+            behind = next((match for pattern in self._ends if (match := pattern.match(self._held, end))), None)
             if behind is None and not (is_last and isinstance(value, dict)):
                 break
             marks = [*name.groups()[1:], *(behind.groups() if behind else ())]
             given = marks[0] if marks else uuid4().hex[:ID_LENGTH]
             found.append(Call(given, name[1], json.dumps(value, ensure_ascii=False)))
-            is_closed = behind is None or behind.re is self._ends[-1]
-            self._begun = "" if is_closed else behind[0]
-            self._held = "" if behind is None else self._held[behind.end() :]
-            self._is_call = not is_closed
+            self._is_call = behind is not None and behind.re is not self._ends[-1]
+            self._begun = behind[0] if behind is not None and self._is_call else ""
+            self._held = self._held[behind.end() :] if behind is not None else ""
         return found
 
 

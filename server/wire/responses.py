@@ -88,6 +88,7 @@ class TextOptions(Wire):
 class ResponseRequest(TextRequest):
     """A conversation to answer, in the newer form."""
 
+    model: str  # this interface has no model of its own choice
     input: str | Annotated[list[InputItem], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None

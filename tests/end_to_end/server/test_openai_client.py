@@ -290,6 +290,15 @@ def test_responses_in_text_and_json(client: Any) -> None:
     assert kinds[-1] == "response.completed"
 
 
+def test_responses_need_a_model_and_have_every_field(client: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as found:
+        client.post("/responses", body={"input": "x"}, cast_to=object)
+    assert found.value.param == "model"
+    answer = client.responses.create(model="tiny", input="Every morning", max_output_tokens=4)
+    needed = "completed_at instructions metadata reasoning service_tier store text tool_choice tools top_logprobs usage"
+    assert set(needed.split()) <= answer.model_fields_set | set(answer.model_extra or {})
+
+
 def test_a_second_turn_finds_the_first_in_the_cache(client: Any) -> None:
     first = chat(client, max_tokens=8)
     text = first.choices[0].message.content
