@@ -15,7 +15,7 @@ from typing import Any
 
 import openvino as ov
 
-from mirrorsd.export.compression_plan import DraftCompression
+from mirrorsd.export.compression_plan import COMPRESSED, DraftCompression
 from mirrorsd.export.verify.draft import DraftRun
 from mirrorsd.export.verify.draft_accuracy import (
     NO_LOOK_UPS,
@@ -43,7 +43,7 @@ def compress_draft(
     Args:
         source: The draft's IR.
         path: Where the compressed IR goes; may be `source`.
-        draft: The draft; its weights are fp32.
+        draft: The draft; its weights are floats.
         asked: How to compress.
         texts: One half is for calibration, the other is held back and measured on.
         look_ups: Of the tokens' rows, where the draft has none of its own.
@@ -55,22 +55,20 @@ def compress_draft(
         ConfigError: the draft is compressed already, or nncf is not installed.
         ExportError: too much of the accepted length is surely lost and `asked` does not allow it; nothing is written.
     """
-    if draft.precision != "fp32":
+    if draft.precision in COMPRESSED:
         raise ConfigError(
             f"the draft's weights are {draft.precision} already; compress one that was exported in fp32 "
             "(mirrorsd export --draft-precision fp32)"
         )
-    core = ov.Core()
-    model = core.read_model(source)
     samples = None
     if asked.is_data_aware:
-        samples = list(draft_inputs(DraftRun(model, draft.shape, TEXT_IDS, look_ups.stored), texts.for_calibration))
+        samples = list(draft_inputs(DraftRun(source, draft.shape, TEXT_IDS, look_ups.stored), texts.for_calibration))
     halved, partial = (path.with_name(f"{path.stem}-{word}.xml") for word in ("halved", "compressed"))
     try:
-        # What is left in floating point needs no more than 16 bits beside these.
-        ov.save_model(model, halved, compress_to_fp16=True)
-        ov.save_model(compress_weights(core.read_model(halved), asked, samples), partial, compress_to_fp16=False)
-        accuracy = compare_drafts(model, core.read_model(partial), draft, texts, asked.scheme, look_ups)
+        if draft.precision == "fp32":  # what is left in floating point needs no more than 16 bits
+            ov.save_model(ov.Core().read_model(source), halved, compress_to_fp16=True)
+        _write_compressed(halved if draft.precision == "fp32" else source, partial, asked, samples)
+        accuracy = compare_drafts(source, partial, draft, texts, asked.scheme, look_ups)
         _check_loss(accuracy, asked)
         for suffix in (".bin", ".xml"):
             partial.with_suffix(suffix).replace(path.with_suffix(suffix))
@@ -79,6 +77,14 @@ def compress_draft(
             for suffix in (".bin", ".xml"):
                 left.with_suffix(suffix).unlink(missing_ok=True)
     return accuracy
+
+
+def _write_compressed(
+    halved: Path, compressed: Path, asked: DraftCompression, samples: Sequence[dict[str, Any]] | None
+) -> None:
+    """Compress the draft `halved`, whose weights are mapped, and take memory only until this returns."""
+    model = compress_weights(ov.Core().read_model(halved), asked, samples)
+    ov.save_model(model, compressed, compress_to_fp16=False)
 
 
 def _check_loss(accuracy: DraftAccuracy, asked: DraftCompression) -> None:

@@ -1,15 +1,15 @@
 """What an export will take, before any weights are read: disk, memory, minutes.
 
 From the checkpoints' headers and what exports of 1, 3 and 8 billion parameters took (`bench/studies/export_memory.py`,
-`bench/results/epyc/export_memory_*.json`): the peak is close to the target's own bytes in the bundle, and the time is
-nearly that of reading and rounding the weights.
+`bench/results/epyc/export_memory_*.json`): the peak is close to the target's own bytes in the bundle, or to what the
+draft's comparison with PyTorch takes. The time is nearly that of reading and rounding the weights.
 """
 
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
+from mirrorsd.export.checkpoints.checkpoint import open_checkpoint, whole_bytes
 from mirrorsd.export.hub import readable_bytes
 from mirrorsd.export.options import ExportOptions
 from mirrorsd.export.weights.gguf_tensors import bundle_bytes
@@ -18,6 +18,8 @@ _BITS = {"fp32": 32.0, "fp16": 16.0, "bf16": 16.0, "int8": 8.5, "int4": 4.8}
 """Per parameter, scales and tables included."""
 _LEAST_MEMORY = 0.8e9
 _MEMORY_PER_BYTE = 1.25
+_RUNNING_DRAFT_BYTES = 4
+"""Of a draft's parameter: it is computed in fp32 whatever its file holds, which is mapped beside it."""
 _SECONDS_PER_BILLION = (85.0, 230.0)
 _LEAST_SECONDS = 10.0
 
@@ -56,7 +58,13 @@ def estimate_sizes(
     target_bytes = target_parameters * _BITS[options.precision] / 8 if file_bytes is None else file_bytes
     draft_bytes = draft_parameters * _BITS[options.draft_precision] / 8
     billions = (target_parameters + draft_parameters) / 1e9
-    memory = _LEAST_MEMORY + _MEMORY_PER_BYTE * max(target_bytes, 4.0 * draft_parameters)
+    mapped_bytes = 4 if options.draft_precision == "fp32" else 2
+    memory = _LEAST_MEMORY + max(
+        _MEMORY_PER_BYTE * target_bytes,
+        (_RUNNING_DRAFT_BYTES + mapped_bytes) * draft_parameters,
+        whole_bytes(target_parameters),
+        whole_bytes(draft_parameters),
+    )
     seconds = [_LEAST_SECONDS + billions * rate for rate in _SECONDS_PER_BILLION]
     return ExportEstimate(
         bundle_bytes=round(target_bytes + draft_bytes), memory_bytes=round(memory), seconds=(seconds[0], seconds[1])

@@ -31,6 +31,7 @@ from mirrorsd.export.checkpoints.carried_files import (
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.checkpoints.loading import (
     DTYPE_BY_PRECISION,
+    Streams,
     draft_shape,
     load_adapter,
     load_streams,
@@ -51,8 +52,9 @@ from mirrorsd.export.passes.torch_to_onnx import export_stage
 from mirrorsd.export.stages.attention import TREE_ATTENTION
 from mirrorsd.export.stages.draft import DraftStage
 from mirrorsd.export.verify.draft import VERIFY_TREE_PARENTS, DraftRun, compare_draft, look_up_in
-from mirrorsd.export.verify.draft_accuracy import cut_texts, look_ups_of
+from mirrorsd.export.verify.draft_accuracy import cut_texts, look_ups_of, measure_length
 from mirrorsd.export.verify.head import compare_heads
+from mirrorsd.export.verify.original import compare_original
 from mirrorsd.export.verify.quality import (
     FITTED_WINDOWS,
     NUM_WINDOWS,
@@ -207,7 +209,10 @@ def _build_target(job: PairJob, bundle: Path, journal: Journal, report: ExportPr
     model = open_model(job.target)
     plan = _target_plan(job, target_shape(model.network, job.options.computes_in))
     calibration = calibration_text(job.target, job.options.calibration_text, job.context)
-    choices = reference_choices(model, calibration.measured)
+    report("compare target with transformers", 0.21)
+    original = compare_original(job.target, model, calibration.measured[0])
+    compared, choices = original.compared, reference_choices(original.model or model, calibration.measured)
+    del original
     inputs = bundle / _INPUTS_FOLDER
     try:
         if job.options.rounding == "gptq":
@@ -225,7 +230,8 @@ def _build_target(job: PairJob, bundle: Path, journal: Journal, report: ExportPr
         check_parity(results, tolerance_of(plan.shape.dtype, job.options.accept_error))
     report("measure quality", 0.75)
     quality = measure_quality(TargetRun(bundle, plan), choices, calibration.name)
-    return _BuiltTarget(_target_entry(job, plan), results, quality)
+    entry = _target_entry(job, plan)
+    return _BuiltTarget(replace(entry, source=replace(entry.source, compared=compared)), results, quality)
 
 
 def _fitted(
@@ -298,6 +304,8 @@ def _parity_ids(job: PairJob) -> tuple[list[int], str]:
 def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportProgress) -> _BuiltDraft:
     report("load draft", 0.02)
     model = open_model(job.draft)
+    report("compare draft with transformers", 0.03)
+    compared = compare_original(job.draft, model, np.array(_parity_ids(job)[0])).compared
     options, config = job.options, model.network.config
     streams = load_streams(job.draft.folder, config.hidden_size, config.num_hidden_layers, head_width(config))
     num_input_ids = int(job.target.config["vocab_size"])
@@ -315,7 +323,7 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
         parts_of(model.network), contract, shape, streams=streams, context=job.context, num_input_ids=num_input_ids
     )
     file, written = (
-        (_UNCOMPRESSED, "fp32") if options.draft_compression else (names.DRAFT_FILE, options.draft_precision)
+        (_UNCOMPRESSED, "fp16") if options.draft_compression else (names.DRAFT_FILE, options.draft_precision)
     )
     if journal.get("draft") != [file, written]:
         (bundle / file).parent.mkdir(exist_ok=True)
@@ -323,7 +331,7 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
         write_draft(graph, contract, bundle / file, written)
         journal.record("draft", [file, written])
     entry = DraftEntry(
-        source=job.draft.source,
+        source=replace(job.draft.source, compared=compared),
         shape=shape,
         precision=written,
         num_stream_layers=0 if streams is None else streams.num_stream_layers,
@@ -332,14 +340,8 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
         capacities=resolve_capacities(options.capacities, job.context),
     )
     report("verify draft", 0.12)
-    ids, text = _parity_ids(job)
-    dtype = DTYPE_BY_PRECISION[written]
-    look_up = look_up_in(model, ids) if shape.row_width else None
-    run = DraftRun(bundle / file, shape, job.context, look_up)
     with journal.forgetting("draft"):
-        stored = as_stored(model, FLOAT_WEIGHTS, dtype)
-        results = (compare_draft(run, stored, None if streams is None else streams.rounded(dtype), ids, text),)
-        check_parity(results, tolerance_of(str(dtype).removeprefix("torch."), options.accept_error))
+        results = _verified_draft(job, bundle / file, entry, model, streams)
     if (asked := options.draft_compression) is None:
         return _BuiltDraft(entry, results, None)
     report("compress draft", 0.15)
@@ -350,6 +352,20 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
     return _BuiltDraft(replace(entry, precision=asked.weights), results, accuracy)
 
 
+def _verified_draft(
+    job: PairJob, file: Path, entry: DraftEntry, model: WeightlessModel, streams: Streams | None
+) -> tuple[VerifyResult, ...]:
+    """Compare the draft in `file` with PyTorch; `model` is used up."""
+    ids, text = _parity_ids(job)
+    dtype = DTYPE_BY_PRECISION[entry.precision]
+    look_up = look_up_in(model, ids) if entry.shape.row_width else None
+    run = DraftRun(file, entry.shape, job.context, look_up)
+    stored = as_stored(model, FLOAT_WEIGHTS, dtype)
+    results = (compare_draft(run, stored, None if streams is None else streams.rounded(dtype), ids, text),)
+    check_parity(results, tolerance_of(str(dtype).removeprefix("torch."), job.options.accept_error))
+    return results
+
+
 def _finish(job: PairJob, bundle: Path, target: _BuiltTarget, draft: _BuiltDraft) -> Manifest:
     """Carry over the small files, hash everything, and describe it all."""
     for checkpoint in (job.target, job.draft):
@@ -357,15 +373,17 @@ def _finish(job: PairJob, bundle: Path, target: _BuiltTarget, draft: _BuiltDraft
     entry, heads = with_costs(target.entry, tuple(head.entry for head in job.heads), bundle)
     table = find_table(bundle, entry) if draft.entry.shape.row_width else None
     paths = sorted(path for path in bundle.rglob("*") if path.is_file() and _path_in(bundle, path) not in _WORK_FILES)
+    draft_entry = replace(draft.entry, embedding=table)
     return Manifest(
         schema=SCHEMA_VERSION,
         target=entry,
-        draft=replace(draft.entry, embedding=table),
+        draft=draft_entry,
         tokens=token_entry(job.target),
         verify=(*target.results, *draft.results),
         versions=_versions(),
         files={_path_in(bundle, path): describe_file(path) for path in paths},
         draft_accuracy=draft.accuracy,
+        accepted_length=measure_length(bundle, entry, draft_entry, _parity_ids(job)[0]),
         quality=target.quality,
         exit_coverage=exit_coverage(job.target),
         generation=generation_defaults(job.target),

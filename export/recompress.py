@@ -11,7 +11,7 @@ from pathlib import Path
 from mirrorsd.export.bundle.atomic_folder import atomic_folder
 from mirrorsd.export.compression_plan import DraftCompression
 from mirrorsd.export.draft_compression import compress_draft
-from mirrorsd.export.verify.draft_accuracy import LookUps, write_texts
+from mirrorsd.export.verify.draft_accuracy import LookUps, length_on, write_texts
 from mirrorsd.export.verify.text import text_ids
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import describe_file, read_bundle
@@ -51,6 +51,7 @@ def recompress_bundle(bundle: Path, asked: DraftCompression, text: str | None = 
             manifest,
             draft=replace(manifest.draft, precision=asked.weights),
             draft_accuracy=accuracy,
+            accepted_length=length_on(texts.held_back, accuracy.accepted_after),
             files=kept | changed,
         )
         (copy / names.MANIFEST_FILE).unlink()

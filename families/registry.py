@@ -179,10 +179,19 @@ def built_from(config: Mapping[str, Any], build: Callable[[dict[str, Any]], Buil
     try:
         return build(dict(config))
     except Exception as error:
-        reason = " ".join(str(error).split())[:_MOST_WORDS]
+        reason = error_words(error)
         blamed = [name for name in config if name not in reason and _is_built_without(name, config, build)]
         place = f"{blamed[0]} is {config[blamed[0]]!r}: " if blamed else ""
         raise ValueError(f"{place}{type(error).__name__}: {reason}") from error
+
+
+def error_words(error: Exception) -> str:
+    """What another library's error says, on one line and not for pages.
+
+    >>> error_words(ValueError("no  such   entry"))
+    'no such entry'
+    """
+    return " ".join(str(error).split())[:_MOST_WORDS]
 
 
 def _is_built_without(name: str, config: Mapping[str, Any], build: Callable[[dict[str, Any]], Built]) -> bool:

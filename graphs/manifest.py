@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import DraftShape, HeadShape, TargetShape
@@ -17,12 +17,16 @@ CHECKSUM = "checksum"
 _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
+Compared = Literal["", "tensors", "logits"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceModel:
     """Where a model came from: folder or hub name, Hugging Face `model_type`, licence (SPDX id or "unknown").
 
     `revision` is the commit on the hub that the files are of; empty where they came from elsewhere. `training_seconds`
-    are those of a core that a draft or a head was trained for; None where its folder does not say.
+    are those of a core that a draft or a head was trained for; None where its folder does not say. `compared` says how
+    the export made sure that it reads what transformers loads: by every tensor's bits, by these and the logits, or not.
     """
 
     name: str
@@ -31,6 +35,7 @@ class SourceModel:
     num_parameters: int
     revision: str = ""
     training_seconds: float | None = None
+    compared: Compared = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,6 +252,23 @@ class DraftAccuracy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptedLength:
+    """How good the draft is, as it is in the bundle, on texts that the target writes.
+
+    Attributes:
+        accepted: mean tokens of a window that the text goes on with, as `graphs.draft_windows` drafts them.
+        num_windows: one after every token of a text, behind its prompt.
+        num_prompt: tokens that begin each text.
+        texts: ids of each, its prompt included.
+    """
+
+    accepted: float
+    num_windows: int
+    num_prompt: int
+    texts: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenEntry:
     """Special tokens. `eos_ids` end a text; `bos_id` is None where the tokenizer has none."""
 
@@ -311,6 +333,7 @@ class Manifest:
     versions: dict[str, str]
     files: dict[str, FileEntry]
     draft_accuracy: DraftAccuracy | None = None
+    accepted_length: AcceptedLength | None = None
     quality: QualityEntry | None = None
     exit_coverage: dict[str, Any] = field(default_factory=dict)
     generation: dict[str, Any] = field(default_factory=dict)

@@ -312,6 +312,16 @@ def _report_rules(manifest: Manifest) -> Iterator[Rule]:
             yield _share(f"draft_accuracy.agreement[{index}]", share)
         for name in ("accepted_before", "accepted_after", "num_windows", "num_positions"):
             yield Rule(getattr(accuracy, name) >= 0, f"draft_accuracy.{name}", getattr(accuracy, name), "0 or more")
+    if (length := manifest.accepted_length) is not None:
+        yield Rule(length.accepted >= 0, "accepted_length.accepted", length.accepted, "0 or more")
+        most = manifest.target.shape.vocab_size
+        ids = [token for text in length.texts for token in text]
+        yield Rule(all(0 <= token < most for token in ids), "accepted_length.texts", "another id", f"ids below {most}")
+        longest = max(map(len, length.texts), default=0)
+        room = max(manifest.draft.capacities, default=0)
+        yield Rule(longest + 8 <= room or not longest, "accepted_length.texts", longest, f"at most {room - 8} tokens")
+        windows = sum(max(0, len(text) - 1 - length.num_prompt) for text in length.texts)
+        yield Rule(windows == length.num_windows, "accepted_length.num_windows", length.num_windows, str(windows))
     for name, value in manifest.generation.items():
         yield Rule(_is_setting(value), f"generation.{name}", value, "a number, or true or false")
     for name, entry in manifest.files.items():

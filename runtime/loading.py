@@ -4,11 +4,17 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
+from itertools import accumulate
+from math import inf
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from mirrorsd.device_maps import DeviceMap
 from mirrorsd.device_maps.card import SHARED
+from mirrorsd.device_maps.pace import Curve
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.backends.paced import PacedDraftModel, PacedTargetModel
@@ -18,6 +24,7 @@ from mirrorsd.runtime.devices.huge_pages import Region, new_regions, regions_now
 from mirrorsd.runtime.devices.inventory import check_computes, choose_device_map
 from mirrorsd.runtime.devices.layouts import Layout, choose_layout, target_thread_cores
 from mirrorsd.runtime.engine import Engine, check_exits, resolve_speculation
+from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.account import Knowledge
 from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.text.tokenizer import BundleTokenizer
@@ -26,6 +33,11 @@ from mirrorsd.runtime.tuned import Tuned
 if TYPE_CHECKING:
     from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
     from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
+
+
+_MEASURING_S = 0.2
+_FURTHER_ROWS = (16, 4, 2, 32)
+"""Measured behind a pass of one row and one of a window, as far as there is time."""
 
 
 class Parts(NamedTuple):
@@ -63,6 +75,9 @@ def load_parts(
     with ThreadPoolExecutor(1, "mirrorsd-tokenizer") as beside:
         reading = beside.submit(BundleTokenizer, folder, manifest.target.shape.vocab_size)
         engine = _start_engine(folder, manifest, laid_out, speculations.greedy, known, on_progress)
+        if not known.target_ms:
+            most = 1 + speculations.greedy.gamma
+            known.target_ms = engine.target_worker.submit(partial(measure_passes, engine.target_model, most)).result()
     tokenizer = _result_or_close(reading, engine)
     source = "tuned on this machine" if found else f"defaults of {choice.device_map.name}"
     placement = [*choice.reasons, laid_out.reason, *engine.describe(), f"speculation: {source}"]
@@ -142,6 +157,31 @@ def _start_engine(
         is_target_lent=card.target.is_on_cpu,
         takes_turns=layout.name == SHARED,
     )
+
+
+def measure_passes(model: TargetModel, rows_of_window: int) -> Curve:
+    """What the target's pass takes by rows, where nobody has measured it: without that no window can be weighed.
+
+    Takes `_MEASURING_S`, or two passes where these take longer. Runs on the target worker's thread.
+
+    Returns:
+        `[rows, ms]` points, each the shortest of its passes, and none shorter than one of fewer rows.
+    """
+    with closing(model.new_session()) as session:
+        first, *others = (1, rows_of_window, *_FURTHER_ROWS)
+        sizes = [first, *(rows for rows in others if first < rows <= session.context)]
+        ended, shortest = perf_counter() + _MEASURING_S, dict[int, float]()
+        while True:
+            for rows in sizes:
+                started = perf_counter()
+                session.run(np.zeros(rows, np.int64), 0, with_logits=False, ledger=Ledger())
+                now = perf_counter()
+                shortest[rows] = min(shortest.get(rows, inf), 1e3 * (now - started))
+                if now >= ended and len(shortest) > 1:
+                    points = sorted(shortest.items())
+                    return tuple(
+                        zip((float(r) for r, _ in points), accumulate((ms for _, ms in points), max), strict=True)
+                    )
 
 
 def _wants_huge_pages(card: DeviceMap) -> bool:

@@ -3,7 +3,7 @@
 python3 scripts/test.py                  everything but the long tests
 python3 scripts/test.py --all            those too: hundreds of repetitions, installs, other tools
 python3 scripts/test.py --quick          without the slow tests
-python3 scripts/test.py --only types     one part: lint, types or tests
+python3 scripts/test.py --only types     one part: lint, types, unit, end-to-end, or tests (the last two)
 python3 scripts/test.py --devices        then what stands in for devices: a GPU made of software, Intel's NPU compiler
 python3 scripts/test.py -k manifest      anything else goes to pytest
 """
@@ -12,11 +12,17 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from time import monotonic
 
 from environment import ROOT, SetupError, ensure_environment, link_package, run_here
 
-PARTS = ("lint", "types", "tests")
+TIERS = {"unit": ("tests/unit",), "end-to-end": ("tests/end_to_end", "tests/parity", "tests/device")}
+"""The tests in two tiers: the first is part of the gate that every change passes within minutes."""
+PARTS = ("lint", "types", *TIERS)
+SLOWEST = "--durations=20"
+NO_TESTS = 5
+"""What pytest says where nothing was chosen."""
 NOTHING_TO_CHECK = 4
 DEVICES = {
     "webgpu": ["scripts/check_webgpu.py", "--quick", "--install"],
@@ -36,20 +42,44 @@ def main() -> int:
     except SetupError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    parts = (options.only,) if options.only else PARTS
-    failed = [part for part in ("lint", "types") if part in parts and not run_checks(python, part)]
+    left_out = "not slow and not long" if options.quick else "" if options.all else "not long"
+    pytest_arguments = [*(["-m", left_out] if left_out else []), *pytest_arguments]
+    jobs = {
+        part: partial(run_part, python, part, pytest_arguments) for part in parts_of(options.only, pytest_arguments)
+    }
+    if options.devices:
+        jobs |= {name: partial(passes_on_device, python, name, command) for name, command in DEVICES.items()}
+    failed: list[str] = []
+    seconds: dict[str, float] = {}
+    for name, job in jobs.items():
+        started = monotonic()
+        if not job():
+            print(f"FAILED: {name}", flush=True)
+            failed.append(name)
+        seconds[name] = monotonic() - started
+    print("== " + ", ".join(f"{name} {taken:.0f} s" for name, taken in seconds.items()), flush=True)
     if failed:
         print(f"FAILED: {', '.join(failed)}", flush=True)
-    if "tests" in parts:
-        left_out = "not slow and not long" if options.quick else "" if options.all else "not long"
-        chosen = ["-m", left_out] if left_out else []
-        status = run_here([python, "-m", "pytest", *WORKERS, *chosen, *pytest_arguments])
-        if status:
-            print(f"FAILED: tests (pytest ended with status {status})", flush=True)
-            failed.append("tests")
-    if options.devices:
-        failed += [name for name, command in DEVICES.items() if not passes_on_device(python, name, command)]
     return 1 if failed else 0
+
+
+def parts_of(only: str | None, pytest_arguments: list[str]) -> tuple[str, ...]:
+    """The parts that run; tests of files that are named run as one part, whichever tier they are of."""
+    names_files = any((ROOT / word.partition("::")[0]).exists() for word in pytest_arguments if word[:1] != "-")
+    tests = ("tests",) if names_files else tuple(TIERS)
+    if only == "tests":
+        return tests
+    return (only,) if only else ("lint", "types", *tests)
+
+
+def run_part(python: str, part: str, pytest_arguments: list[str]) -> bool:
+    """Run one part; True if all passed."""
+    if part not in ("tests", *TIERS):
+        return run_checks(python, part)
+    print(f"== {part}", flush=True)
+    folders = TIERS.get(part, ())
+    status = run_here([python, "-m", "pytest", *WORKERS, SLOWEST, *folders, *pytest_arguments])
+    return status == 0 or (status == NO_TESTS and bool(folders))
 
 
 def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -58,7 +88,7 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, list[str]
     parser.add_argument("--quick", action="store_true", help="leave the slow tests out")
     parser.add_argument("--all", action="store_true", help="the long tests too")
     parser.add_argument("--devices", action="store_true", help="the tests that need a device's stand-in, too")
-    parser.add_argument("--only", choices=PARTS, help="run one part")
+    parser.add_argument("--only", choices=(*PARTS, "tests"), help="run one part")
     return parser.parse_known_args(arguments)
 
 

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from pydantic import BaseModel
 from starlette.applications import Starlette
@@ -29,6 +30,7 @@ from mirrorsd.server.transport.memory import LONG_BODY, give_back
 from mirrorsd.server.transport.page_files import PageFiles
 from mirrorsd.server.wire.chat import ChatRequest
 from mirrorsd.server.wire.completions import CompletionRequest, DetokenizeRequest, TemplateRequest, TokenizeRequest
+from mirrorsd.server.wire.known_fields import refused_field, unknown_fields
 from mirrorsd.server.wire.responses import ResponseRequest
 
 _log = logging.getLogger("mirrorsd.server")
@@ -140,10 +142,24 @@ class _Answered:
         service, endpoint = self._service, self._endpoint
         arguments: list[Any] = [service, exchange]
         if endpoint.body is not None:
-            arguments.append(await exchange.read(endpoint.body, service.shelf.longest_context))
+            body = await exchange.read(endpoint.body, service.shelf.longest_context)
+            arguments.append(body)
+            _look_at_fields(exchange, body)
         if endpoint.needs_model and (service.is_closing or service.failure is not None):
             raise ApiError(503, f"The server is {service.status}.", code=service.status, headers={"Retry-After": "5"})
         return await while_connected(exchange, lambda: endpoint.handler(*arguments))
+
+
+def _look_at_fields(exchange: Exchange, body: BaseModel) -> None:
+    """Refuse a field that would change the answer and is not honoured; say which ones nobody here knows."""
+    refused = refused_field(body)
+    if refused is not None:
+        message = f"{refused.name} is not honoured, and would change the answer: {refused.advice}."
+        raise ApiError(400, message, param=refused.name, code="unsupported_parameter")
+    unknown = unknown_fields(body)
+    if unknown:
+        exchange.more_headers["x-mirrorsd-unknown-fields"] = ", ".join(map(quote, unknown))
+        _log.info("unknown fields", extra={"facts": {"request": exchange.id, "fields": unknown}})
 
 
 def _both_ways(path: str) -> tuple[str, str]:
@@ -176,7 +192,7 @@ def _cross_origin(settings: ServerSettings) -> Middleware:
         allow_origins=settings.allowed_origins,
         allow_methods=["GET", "POST"],
         allow_headers=["authorization", "content-type"],
-        expose_headers=["x-request-id", "retry-after"],
+        expose_headers=["x-request-id", "retry-after", "x-mirrorsd-unknown-fields"],
     )
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from mirrorsd import __version__
-from mirrorsd.server.answers.chat import template_message
+from mirrorsd.server.answers.chat import conversation_ends, template_message
 from mirrorsd.server.answers.tools import Wish, plan
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.metrics import CONTENT_TYPE_LATEST
@@ -130,5 +130,6 @@ async def apply_template(service: Service, exchange: Exchange, body: TemplateReq
         messages = [template_message(message) for message in body.messages]
         tools = await plan(bundle, Wish(body.tools or ()), {}, messages, service.settings.limits)
         messages, told = tools.told(messages)
-        tokens = await bundle.encode(messages=messages, tools=told, template_variables=body.chat_template_kwargs or {})
+        variables = body.chat_template_kwargs or {}
+        tokens = await bundle.encode_chat(messages, told, variables, **conversation_ends(body))
         await exchange.json({"prompt": bundle.tokenizer.decode(tokens, skip_special_tokens=False)})

@@ -2,8 +2,17 @@
 
 from collections.abc import Callable, Sequence
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Summary,
+    generate_latest,
+)
 
+from mirrorsd.graphs.manifest import AcceptedLength
 from mirrorsd.runtime import GenerationResult
 
 __all__ = ["CONTENT_TYPE_LATEST", "Metrics"]
@@ -30,6 +39,15 @@ class Metrics:
         self._drafts = Counter(f"{drafts}drafts", "Windows verified.", model, registry=registry)
         self._drafted = Counter(f"{drafts}draft_tokens", "Tokens of windows.", model, registry=registry)
         self._accepted = Counter(f"{drafts}accepted_tokens", "Of these, accepted.", model, registry=registry)
+        self._length = Summary(
+            "mirrorsd:spec_decode_accepted_length", "Accepted tokens of a window.", model, registry=registry
+        )
+        self._expected = Gauge(
+            "mirrorsd:spec_decode_accepted_length_at_export",
+            "Mean of it over all places of the texts of the export.",
+            model,
+            registry=registry,
+        )
         self._at_place = Counter(
             f"{drafts}accepted_tokens_per_pos",
             "Accepted tokens by their place in the window.",
@@ -54,8 +72,12 @@ class Metrics:
         """Note the time between two chunks of a text."""
         self._gap.observe(seconds)
 
-    def observe_results(self, model: str, results: Sequence[GenerationResult]) -> None:
-        """Note what answers took."""
+    def observe_results(
+        self, model: str, results: Sequence[GenerationResult], expected: AcceptedLength | None = None
+    ) -> None:
+        """Note what answers took; `expected` is what the draft guessed when the bundle was exported."""
+        if expected is not None:
+            self._expected.labels(model).set(expected.accepted)
         for result in results:
             stats = result.stats
             self._prompt.labels(model).inc(stats.num_prompt_tokens)
@@ -67,6 +89,8 @@ class Metrics:
             self._drafts.labels(model).inc(len(windows))
             self._drafted.labels(model).inc(sum(step.num_window for step in windows))
             self._accepted.labels(model).inc(sum(step.num_accepted for step in windows))
+            for step in windows:
+                self._length.labels(model).observe(step.num_accepted)
             for place in range(max((step.num_accepted for step in windows), default=0)):
                 count = sum(step.num_accepted > place for step in windows)
                 self._at_place.labels(model, str(place)).inc(count)

@@ -58,7 +58,9 @@ def compare(
     verbose: options.Verbose = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure several methods on the same questions. Exit status 1 if their texts differ."""
+    """Measure several methods on the same questions. Exit status 1 if their texts differ, or if the draft is dead."""
+    from mirrorsd.machine.doctor.draft_length import measure_draft
+
     end_on_ctrl_c()
     chosen_methods = options.read_methods(methods)
     questions = choose_questions(read_questions(prompts) if prompts else BUILT_IN_QUESTIONS, category or [])
@@ -70,6 +72,7 @@ def compare(
         answer = answer_with(pipe, config, is_raw=is_raw or not has_chat_template(bundle))
         with progress("comparing", len(questions) * repeats) as advance:
             measurements = measure(questions, chosen_methods, repeats, answer, advance)
+        draft = measure_draft(pipe)
         where, is_paced = {"device_map": pipe.device_map.name, "layout": pipe.layout}, pipe.device_map.pace is not None
     rows, differences = summarise(measurements, chosen_methods), find_differences(measurements)
     shown = rows if by_category or category else [row for row in rows if row["category"] == ALL_CATEGORIES]
@@ -81,7 +84,8 @@ def compare(
         print_rows(shown)
         card = where["device_map"] if is_paced else ""
         print_verdict(rows, card=card, ignores_ends=ignore_eos, is_identical=not differences)
-    if differences:
+    note(draft.words)
+    if differences or not draft.is_fine:
         raise typer.Exit(EXIT_FAILED)
 
 

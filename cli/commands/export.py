@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from mirrorsd.cli.commands.compile import accuracy_line, check_shapes, print_checks, report
-from mirrorsd.cli.commands.inspect import precision_line, quality_line
+from mirrorsd.cli.commands.inspect import compared_words, precision_line, quality_line
 from mirrorsd.cli.input import options
 from mirrorsd.cli.output.console import note, print_json, show_share
 from mirrorsd.cli.output.failures import EXIT_FAILED
@@ -253,6 +253,9 @@ def summary_lines(output: Path, manifest: "Manifest") -> list[str]:
         f"deviations), same top-1 at {result.top1_agreement:.1%} of {result.positions} positions"
         for result in manifest.verify
     ]
+    sources = {"target": manifest.target.source, "draft": manifest.draft.source}
+    words = [f"{role}: {compared_words(source)}" for role, source in sources.items()]
+    lines.append(f"compared with transformers: {', '.join(words)}")
     if manifest.draft_accuracy is not None:
         lines.append(accuracy_line(manifest.draft_accuracy))
     if manifest.target.precision == "file":

@@ -12,7 +12,7 @@ from mirrorsd.cli.input import options
 from mirrorsd.cli.output.console import add_row, print_json, print_table
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import read_bundle
-from mirrorsd.graphs.manifest import INTEGER_PRODUCTS, Manifest, QualityEntry, TargetEntry
+from mirrorsd.graphs.manifest import INTEGER_PRODUCTS, Manifest, QualityEntry, SourceModel, TargetEntry
 from mirrorsd.graphs.quality_bounds import warnings_of
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def _model_table(manifest: Manifest) -> Table:
     rows = (
         ("source", target.source.name, draft.source.name),
         ("family", target.source.family, draft.source.family),
+        ("compared", compared_words(target.source), compared_words(draft.source)),
         ("licence", target.source.licence, draft.source.licence),
         ("parameters", f"{target.source.num_parameters:,}", f"{draft.source.num_parameters:,}"),
         ("precision", precision_line(target), draft.precision),
@@ -82,6 +83,11 @@ def precision_line(target: TargetEntry) -> str:
         f"{storage.layers} ({finer}head {storage.head}{again}, embedding {storage.embedding}; {blocks}, {zero_points}, "
         f"rounded by {storage.rounding}{computes})"
     )
+
+
+def compared_words(source: SourceModel) -> str:
+    """How far the export compared a checkpoint with what transformers loads."""
+    return {"logits": "tensors and logits", "tensors": "tensors"}.get(source.compared, "no")
 
 
 def quality_line(quality: QualityEntry) -> str:

@@ -3,6 +3,7 @@
 Owns: which files travel and where to. Does not own: reading them at run time.
 """
 
+import math
 import re
 import shutil
 import tempfile
@@ -145,8 +146,19 @@ def token_entry(target: Checkpoint) -> TokenEntry:
 
 
 def generation_defaults(target: Checkpoint) -> dict[str, Any]:
-    """The target's own defaults for generation, as far as the runtime knows them."""
-    return {name: target.generation[name] for name in _GENERATION_DEFAULTS if target.generation.get(name) is not None}
+    """The target's own defaults for generation, as far as the runtime knows them.
+
+    Raises:
+        ExportError: one is no finite number, and neither true nor false.
+    """
+    found = {name: target.generation[name] for name in _GENERATION_DEFAULTS if target.generation.get(name) is not None}
+    for name, value in found.items():
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise ExportError(
+                f"{target.folder / 'generation_config.json'} says {name} {value!r}; expected a number, or true or "
+                "false: correct it there"
+            )
+    return found
 
 
 def exit_coverage(target: Checkpoint) -> dict[str, Any]:

@@ -40,6 +40,16 @@ _SIZES = (
 _LICENCE_MARKS = {"Apache License": "Apache-2.0", "MIT License": "MIT", "BSD 3-Clause": "BSD-3-Clause"}
 
 
+WHOLE_BYTES = 1 << 30
+"""Up to this the float32 numbers of a whole model are held at once, for a moment, to run it as transformers does."""
+
+
+def whole_bytes(num_parameters: int) -> int:
+    """Bytes of a model's float32 numbers where it may be held as a whole; 0 where it is too large for that."""
+    needed = 4 * num_parameters
+    return needed if needed <= WHOLE_BYTES else 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """A checked checkpoint.
@@ -190,7 +200,7 @@ def _read_config(folder: Path, role: Role) -> dict[str, Any]:
     obstacle = find_obstacle(written)
     if obstacle is not None:
         raise ExportError(f"the {role} {folder} {obstacle}")
-    if written.get(_OTHER_CONFIGS):
+    if _OTHER_CONFIGS in written:
         raise ExportError(
             f"the {role}'s {folder / 'config.json'} has {_OTHER_CONFIGS} {written[_OTHER_CONFIGS]!r}: transformers may "
             "read another file by its version. Keep the right one as config.json, without that entry"

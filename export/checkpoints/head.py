@@ -19,6 +19,7 @@ from mirrorsd.families.heads import HeadConfig, HeadNetwork, build_head
 from mirrorsd.families.heads.config import FINAL, TOKEN_MAP
 from mirrorsd.families.heads.lending import check_lending, lent_by
 from mirrorsd.families.heads.published import PUBLISHED_KIND, convert_head
+from mirrorsd.families.registry import error_words
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import HeadShape
 from mirrorsd.graphs.documents import DocumentError, parse_json, read_text
@@ -156,7 +157,13 @@ def _read(folder: Path, num_target_layers: int) -> tuple[HeadConfig, Mapping[str
     tensors = load_file(path)
     if config is not None:
         return config, tensors
-    found = convert_head(published, tensors, num_target_layers)
+    try:
+        found = convert_head(published, tensors, num_target_layers)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise ExportError(
+            f"the head {folder} cannot be read: its config.json or its tensors are not as its format has them "
+            f"({type(error).__name__}: {error_words(error)}); download it again"
+        ) from error
     return found.config, found.tensors
 
 

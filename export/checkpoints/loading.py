@@ -119,13 +119,14 @@ def load_streams(folder: Path, hidden_size: int, num_layers: int, head_width: in
         return None
     metadata, tensors = _read_tensors(path, *names.STREAMS_FORMATS)
     embeddings = tensors.get(names.STREAM_EMBEDDINGS)
-    num_stream_layers = int(metadata.get("num_stream_layers", 0))
+    written = metadata.get("num_stream_layers", "0")
+    num_stream_layers = int(written) if written.isdecimal() else 0
     if embeddings is None or embeddings.ndim != 2 or embeddings.shape[1] != hidden_size:
         raise ExportError(
             f"{path} needs {names.STREAM_EMBEDDINGS!r} of shape [s, {hidden_size}]; train the draft again"
         )
     if not 1 <= num_stream_layers <= num_layers:
-        raise ExportError(f"{path} says num_stream_layers = {num_stream_layers}; this draft allows 1..{num_layers}")
+        raise ExportError(f"{path} says num_stream_layers = {written}; this draft allows 1..{num_layers}")
     adapters: tuple[tuple[Tensor, Tensor], ...] = ()
     kind = metadata["format"]
     is_linked = kind == names.LINKED_STREAMS_FORMAT

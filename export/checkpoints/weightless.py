@@ -7,8 +7,12 @@ modules. Does not own: the bytes (`stored_tensors.py`), their stored form (`roun
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -17,8 +21,8 @@ from mirrorsd.export.checkpoints.checkpoint import Checkpoint, read_json
 from mirrorsd.export.weights.lazy_weight import LazyWeight, stored_weight
 from mirrorsd.export.weights.stored_tensors import StoredTensor
 from mirrorsd.families.low_rank_head import fit_head
-from mirrorsd.families.registry import built_from
-from mirrorsd.graphs.errors import ExportError
+from mirrorsd.families.registry import built_from, error_words
+from mirrorsd.graphs.errors import ExportError, MirrorError
 
 ReadWeight = Callable[[nn.Module, StoredTensor, torch.dtype], Tensor]
 
@@ -38,6 +42,23 @@ class WeightlessModel:
     network: Any
     stored: Mapping[int, StoredTensor]
     read: ReadWeight = _as_it_is
+    folder: Path | None = None
+
+    def logits(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """Run Hugging Face's eager attention over `ids [B, L]`; return `[B, L, V]`. Weights are lent on demand.
+
+        Raises:
+            ExportError: the network that config.json describes cannot be run.
+        """
+        self.network.set_attn_implementation("eager")
+        try:
+            with torch.no_grad(), self.on_demand():
+                found: npt.NDArray[np.float32] = self.network(torch.from_numpy(ids), use_cache=False).logits.numpy()
+        except MirrorError:
+            raise
+        except Exception as error:  # the code is transformers' own: what fails is what its config.json asks for
+            raise ExportError(_failure(self.folder, error)) from error
+        return found
 
     def lazy_weights(self, module: nn.Module) -> dict[str, LazyWeight]:
         """Every parameter of `module` that the checkpoint holds, by its name in `module`."""
@@ -111,20 +132,41 @@ def open_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> We
         network = _built(config, checkpoint, dtype)
     _untie(network, checkpoint)
     _without_memory(network)
-    return WeightlessModel(network=network.eval(), stored=_places(network, checkpoint))
+    return WeightlessModel(network=network.eval(), stored=_places(network, checkpoint), folder=checkpoint.folder)
 
 
 def _built(config: Mapping[str, Any], checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
-    def build(entries: dict[str, Any]) -> Any:
-        kind = CONFIG_MAPPING[entries["model_type"]]
-        return fit_head(AutoModelForCausalLM.from_config(kind.from_dict(entries), dtype=dtype))  # type: ignore[no-untyped-call]
-
     try:
-        return built_from(config, build)
+        return built_from(config, partial(_network, dtype=dtype))
     except ValueError as error:
         raise ExportError(
             f"the {checkpoint.role} {checkpoint.folder} cannot be built from its config.json: {error}"
         ) from error
+
+
+def _network(entries: dict[str, Any], dtype: torch.dtype) -> Any:
+    config = CONFIG_MAPPING[entries["model_type"]].from_dict(entries)
+    return fit_head(AutoModelForCausalLM.from_config(config, dtype=dtype))  # type: ignore[no-untyped-call]
+
+
+def _failure(folder: Path | None, error: Exception) -> str:
+    """What is wrong with a network that was built and cannot be run: the entry without which it can, if any."""
+
+    def run(entries: dict[str, Any]) -> None:
+        with torch.device("meta"), torch.no_grad():
+            ids = torch.zeros(1, 2, dtype=torch.int64)
+            network = _network(entries, torch.float32).eval()
+            network(ids, attention_mask=torch.zeros(1, 1, 2, 2), position_ids=ids, use_cache=False)
+
+    reason = f"{type(error).__name__}: {error_words(error)}"
+    if folder is None:
+        return f"the network cannot be run by transformers: {reason}"
+    path = folder / "config.json"
+    try:
+        built_from(read_json(path, "model"), run)
+    except ValueError as found:
+        reason = str(found)
+    return f"the network that {path} describes cannot be run by transformers: {reason}"
 
 
 def _untie(network: Any, checkpoint: Checkpoint) -> None:

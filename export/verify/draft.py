@@ -194,20 +194,31 @@ def _additive(sees: Array) -> Tensor:
 class DraftRun:
     """The exported draft in OpenVINO on the CPU in float32, its caches on the host.
 
-    `look_up` gives the rows of its target's embedding, where it has none of its own.
+    `look_up` gives the rows of its target's embedding, where it has none of its own. The draft is compiled when it is
+    first asked for: until then it takes no memory.
     """
 
     source: Path | ov.Model
     shape: DraftShape
     capacity: int
     look_up: LookUp | None = None
-    request: ov.InferRequest = field(init=False)
     caches: dict[str, Array] = field(init=False)
+    _request: ov.InferRequest | None = field(default=None, init=False)
+
+    @property
+    def request(self) -> ov.InferRequest:
+        """The compiled draft.
+
+        Raises:
+            ExportError: OpenVINO does not take it.
+        """
+        if self._request is None:
+            exact = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+            with raised_as(ExportError, "OpenVINO cannot compile the draft, just exported", OPENVINO_ERRORS):
+                self._request = ov.Core().compile_model(self.source, "CPU", exact).create_infer_request()
+        return self._request
 
     def __post_init__(self) -> None:
-        exact = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
-        with raised_as(ExportError, "OpenVINO cannot compile the draft, just exported", OPENVINO_ERRORS):
-            self.request = ov.Core().compile_model(self.source, "CPU", exact).create_infer_request()
         size = (1, self.shape.num_kv_heads, self.capacity, self.shape.head_dim)
         layers = range(self.shape.num_layers)
         self.caches = {

@@ -23,13 +23,15 @@ from mirrorsd.export.verify.rounded_weights import as_stored
 from mirrorsd.export.verify.target import Pass, TargetRun
 from mirrorsd.export.weights.block_formats import FLOAT_WEIGHTS, WeightFormats
 from mirrorsd.families.low_rank_head import SHARES_EMBEDDING
-from mirrorsd.graphs.manifest import DraftAccuracy, DraftEntry, TargetEntry
+from mirrorsd.graphs.draft_windows import GAMMA, num_accepted
+from mirrorsd.graphs.manifest import AcceptedLength, DraftAccuracy, DraftEntry, TargetEntry
+from mirrorsd.graphs.token_rows import TokenRows
 
 Array = npt.NDArray[Any]
 
-GAMMA = 6
-STREAM_PASSES = 2
 NUM_TEXTS = 12
+NUM_LENGTH_TEXTS = 6
+"""Texts that tell how good a draft is: each costs the target 48 passes."""
 PROMPT_IDS, TEXT_IDS = 24, 72
 NUM_DRAWS = 2000
 
@@ -52,7 +54,9 @@ def cut_texts(fitted: Array, measured: Array, context: int) -> DraftTexts:
     return DraftTexts(pieces(fitted), pieces(measured))
 
 
-def write_texts(bundle: Path, target: TargetEntry, ids: Sequence[int], *, with_calibration: bool) -> DraftTexts:
+def write_texts(
+    bundle: Path, target: TargetEntry, ids: Sequence[int], *, with_calibration: bool, count: int = NUM_TEXTS
+) -> DraftTexts:
     """Let the target, as exported into `bundle`, continue pieces of the text `ids` greedily.
 
     Args:
@@ -60,6 +64,7 @@ def write_texts(bundle: Path, target: TargetEntry, ids: Sequence[int], *, with_c
         target: Its entry.
         ids: Real text; its first half begins the texts for calibration, its second half those held back.
         with_calibration: Whether the former are wanted; they are left out otherwise.
+        count: How many of each.
     """
     plan = TargetPlan(
         shape=target.shape,
@@ -69,12 +74,28 @@ def write_texts(bundle: Path, target: TargetEntry, ids: Sequence[int], *, with_c
     )
     run = TargetRun(bundle, plan)
     middle = len(ids) // 2
-    calibration = _continuations(run, ids[:middle]) if with_calibration else ()
-    return DraftTexts(calibration, _continuations(run, ids[middle:]))
+    calibration = _continuations(run, ids[:middle], count) if with_calibration else ()
+    return DraftTexts(calibration, _continuations(run, ids[middle:], count))
 
 
-def _continuations(run: TargetRun, ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    starts = np.linspace(0, max(0, len(ids) - PROMPT_IDS), NUM_TEXTS, dtype=int).tolist()
+def measure_length(bundle: Path, target: TargetEntry, draft: DraftEntry, ids: Sequence[int]) -> AcceptedLength:
+    """Measure the draft of a bundle on what its target writes after pieces of the text `ids`."""
+    texts = write_texts(bundle, target, ids, with_calibration=False, count=NUM_LENGTH_TEXTS).held_back
+    look_up = None if draft.embedding is None else TokenRows(bundle, draft.embedding)
+    found = _walk(DraftRun(bundle / draft.file, draft.shape, TEXT_IDS, look_up), texts)
+    num_windows = sum(map(len, found.accepted))
+    return length_on(texts, float(found.by_text.sum()) / max(1, num_windows))
+
+
+def length_on(texts: Sequence[Sequence[int]], accepted: float) -> AcceptedLength:
+    """What was measured on `texts`, for the manifest."""
+    num_windows = sum(max(0, len(text) - 1 - PROMPT_IDS) for text in texts)
+    kept = tuple(tuple(map(int, text)) for text in texts)
+    return AcceptedLength(accepted=round(accepted, 4), num_windows=num_windows, num_prompt=PROMPT_IDS, texts=kept)
+
+
+def _continuations(run: TargetRun, ids: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
+    starts = np.linspace(0, max(0, len(ids) - PROMPT_IDS), count, dtype=int).tolist()
     return tuple(tuple(_continue(run, ids[start : start + PROMPT_IDS])) for start in starts)
 
 
@@ -123,19 +144,18 @@ def look_ups_of(draft: Checkpoint, formats: WeightFormats, dtype: torch.dtype, t
 
 
 def compare_drafts(
-    before: ov.Model,
-    after: ov.Model,
+    before: Path | ov.Model,
+    after: Path | ov.Model,
     draft: DraftEntry,
     texts: DraftTexts,
     scheme: str,
     look_ups: LookUps = NO_LOOK_UPS,
 ) -> DraftAccuracy:
-    """Measure both drafts on the held-back texts: a window is drafted after every token."""
-    runs = (
-        DraftRun(model, draft.shape, TEXT_IDS, look_up)
-        for model, look_up in zip((before, after), look_ups, strict=True)
+    """Measure both drafts on the held-back texts, one after the other: a window is drafted after every token."""
+    one, other = (
+        _walk(DraftRun(source, draft.shape, TEXT_IDS, look_up), texts.held_back)
+        for source, look_up in zip((before, after), look_ups, strict=True)
     )
-    one, other = (_walk(run, texts.held_back) for run in runs)
     agreement = (one.best == other.best).mean(axis=0)
     num_windows = sum(map(len, one.accepted))
     return DraftAccuracy(
@@ -193,33 +213,12 @@ def _walk(run: DraftRun, texts: Sequence[Sequence[int]]) -> _Found:
 
 
 def _num_accepted(run: DraftRun, known: Sequence[int], truth: Sequence[int]) -> int:
-    """How many tokens of the window of `GAMMA` after `known`, all but the last of which are cached, are the truth's.
+    def best_after(rows: Sequence[int], num_cached: int) -> list[list[int]]:
+        ids, _ = run.forward(_chain(tuple(rows)), num_cached, np.arange(len(rows)))
+        best: list[list[int]] = ids[:, :, 0].tolist()
+        return best
 
-    Every pass feeds the last known token and the window so far, keeps what the main rows agree with, and goes on from
-    there: main prediction, then streams. With s = 2: `[a, b, c]`; main rows then say `a, b, x`: `[a, b, x, y, z]`. What
-    main rows have said stays, so the first of it that is wrong decides.
-    """
-    window: list[int] = []
-    for _ in range(STREAM_PASSES if run.shape.num_streams else GAMMA):
-        rows = (known[-1], *window)
-        ids, _ = run.forward(_chain(rows), len(known) - 1, np.arange(len(rows)))
-        by_main, num_agreed = ids[:, 0, 0].tolist(), 0
-        while num_agreed < len(window) and window[num_agreed] == by_main[num_agreed]:
-            num_agreed += 1
-        window = [*window[:num_agreed], *ids[num_agreed, :, 0].tolist()][:GAMMA]
-        if num_agreed == GAMMA or _agreed(window, truth) <= num_agreed:
-            break
-    return _agreed(window, truth)
-
-
-def _agreed(window: Sequence[int], truth: Sequence[int]) -> int:
-    """Leading tokens that are the same.
-
-    >>> _agreed([3, 4, 5], [3, 4, 9, 5]), _agreed([3, 4, 5], [3])
-    (2, 1)
-    """
-    pairs = list(zip(window, truth, strict=False))
-    return next((i for i, (ours, true) in enumerate(pairs) if ours != true), len(pairs))
+    return num_accepted(best_after, known, truth, run.shape.num_streams)
 
 
 def _chain(rows: tuple[int, ...]) -> Tree:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from tokenizers import Tokenizer
 
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint
@@ -112,7 +111,7 @@ def reference_choices(model: WeightlessModel, windows: Array) -> Choices:
     Raises:
         ExportError: it gives logits that are no numbers.
     """
-    logits = _logits(model, windows)
+    logits = model.logits(windows)
     if not np.isfinite(logits).all():
         raise ExportError("the target gives logits that are no numbers in PyTorch too: download its weights again")
     count = min(LIKELIEST, logits.shape[-1])
@@ -122,16 +121,8 @@ def reference_choices(model: WeightlessModel, windows: Array) -> Choices:
 
 def mean_divergence(model: WeightlessModel, reference: Choices) -> float:
     """How far `model`'s next ids are from the reference's in nats, over the reference's windows."""
-    found = _choices(reference.windows, _logits(model, reference.windows), reference.likely_ids)
+    found = _choices(reference.windows, model.logits(reference.windows), reference.likely_ids)
     return float(divergences(found.likely_logprobs, reference.likely_logprobs).mean())
-
-
-def _logits(model: WeightlessModel, windows: Array) -> Array:
-    network = model.network
-    network.set_attn_implementation("eager")
-    with torch.no_grad(), model.on_demand():
-        logits: Array = network(torch.from_numpy(windows), use_cache=False).logits.numpy()
-    return logits
 
 
 def measure_quality(run: TargetRun, reference: Choices, name: str) -> QualityEntry:

@@ -97,24 +97,33 @@ class AutoSource:
         account, speed = self._account, self._speed
         self._is_plain, self._is_trial, self._is_unjudged, self._drafted_s = False, False, False, 0.0
         self._free_guess = NO_TOKENS
-        if not self._request.window_limit() or not self._draft.is_ready() or not self._known.is_plain_known:
+        if not self._request.window_limit():
             return self._decline(done)
+        if not self._draft.is_ready() or not self._known.is_plain_known:  # a text needs no draft to repeat itself
+            return self._repeat(done, 0.0) or self._decline(done)
         forced = self._serial.forced(*done) if done is not None and self._is_in_step else None
         if forced is not None:
             return forced
         is_ready = self._is_in_step and done is not None and self._drafting.is_prepared(done.acceptance)
         worth = account.worth_of_drafting(speed, is_ready=is_ready)
         self._is_trial = not is_ready and worth <= 0 and account.may_try(speed, self._num_missing, self._fresh_seconds)
-        repeat = None if self._is_trial else self._repeats.offer(max(worth, 0.0))
-        if repeat is not None:
-            found = Found(repeat, "text")
-            if done is not None and self._is_in_step:
-                self._serial.adopt(*done, repeat)
-                found = self._serial.allowed(found)
-            return found
+        repeated = None if self._is_trial else self._repeat(done, max(worth, 0.0))
+        if repeated is not None:
+            return repeated
         if self._is_trial or ((is_ready or worth > 0) and account.is_covered(speed, is_ready=is_ready)):
             return self._draft_window(done)
         return self._decline(done)
+
+    def _repeat(self, done: Verified | None, least: float) -> Found | None:
+        """What the text has said before, where that is worth more than `least` tokens."""
+        repeat = self._repeats.offer(least)
+        if repeat is None:
+            return None
+        found = Found(repeat, "text")
+        if done is not None and self._is_in_step:
+            self._serial.adopt(*done, repeat)
+            found = self._serial.allowed(found)
+        return found
 
     def _decline(self, done: Verified | None) -> Found:
         """Plain decoding: no window but what free rows hold."""

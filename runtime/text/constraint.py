@@ -6,6 +6,7 @@ looked at ahead, while the devices work, and the state is rolled back.
 """
 
 import json
+import re
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _WORD_BITS = 32
+_GBNF = re.compile(r"(?m)^\s*root\s*::=")
+_MOST_RULES = 256
+"""Of a grammar in GBNF: translating it takes time with the square of them, a quarter of a second for so many."""
 _LONGEST_REASON = 300
 """Characters of llguidance's errors, which show a grammar's line, however long it is."""
 
@@ -120,7 +124,7 @@ class ConstraintCompiler:
                 json.dumps(finite_schema(json.loads(text), self._context))
             ),
             "regex": LLMatcher.grammar_from_regex,
-            "grammar": LLMatcher.grammar_from_lark,
+            "grammar": lambda text: LLMatcher.grammar_from_lark(_as_lark(text)),
         }
         limits = LLParserLimits(verbose_errors=False)
         matcher = LLMatcher(words, read[field](getattr(config, field)), log_level=0, limits=limits)
@@ -149,3 +153,21 @@ def _reason(matcher: "LLMatcher") -> str:
     """Why a matcher has failed."""
     reason = str(matcher.get_error()).removesuffix("<non-verbose/>").strip()
     return reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]} ..."
+
+
+def _as_lark(grammar: str) -> str:
+    """A grammar in Lark's notation; one in llama.cpp's GBNF, which has a rule `root`, is translated.
+
+    >>> print(_as_lark('root ::= "yes" | "no"').split()[-5:])
+    ['start:', '"yes"', '|', '"no"']
+    """
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    if not _GBNF.search(grammar):
+        return grammar
+    if grammar.count("::=") > _MOST_RULES:
+        raise ConfigError(f"GenerationConfig.grammar has more than {_MOST_RULES} rules; write it in Lark's notation.")
+    try:
+        return str(gbnf_to_lark(grammar))
+    except Exception as error:  # its own errors, bare ones, and those of its recursion
+        raise ConfigError(f"GenerationConfig.grammar cannot be taken: {str(error)[:_LONGEST_REASON]}") from error

@@ -11,9 +11,11 @@ from mirrorsd.server.answers.job import Job, ping
 from mirrorsd.server.answers.logprobs import chat_logprobs
 from mirrorsd.server.answers.settings_of import chat_settings
 from mirrorsd.server.answers.tools import Call, Wish, plan
+from mirrorsd.server.errors import ApiError
 from mirrorsd.server.service import Service
 from mirrorsd.server.transport.exchange import DONE, Exchange
 from mirrorsd.server.wire.chat import ChatRequest, Message, NamedChoice, text_of
+from mirrorsd.server.wire.completions import TemplateRequest
 
 _ROLES = {"developer": "system"}
 
@@ -26,16 +28,38 @@ async def chat(service: Service, exchange: Exchange, body: ChatRequest) -> None:
         messages = [template_message(message) for message in body.messages]
         tools = await plan(bundle, _wish(body), settings, messages, limits)
         settings = tools.settings_of(settings)
-        most = body.max_completion_tokens or body.max_tokens
+        most = body.max_completion_tokens or body.most_tokens
         settings["max_new_tokens"] = min(most or bundle.context, bundle.context)
         if body.prediction is not None:
             settings["prediction"] = await bundle.predict(text_of(body.prediction.content))
         messages, told = tools.told(messages)
-        token_ids = await bundle.encode(
-            messages=messages, tools=told, template_variables=body.chat_template_kwargs or {}
-        )
+        variables = _variables(body, bundle.chat_template)
+        token_ids = await bundle.encode_chat(messages, told, variables, **conversation_ends(body))
         job = Job(service, body, bundle, token_ids, settings, body.n or 1, tools)
         await (_stream if body.stream else _whole)(exchange, body, job)
+
+
+def _variables(body: ChatRequest, template: str) -> dict[str, Any]:
+    """What the template is told besides the conversation; fields that it would not read are refused."""
+    found: dict[str, Any] = dict(body.chat_template_kwargs or {})
+    for name in ("documents", "reasoning_effort"):
+        value = getattr(body, name)
+        if value:
+            if name not in template:
+                message = f"{name}: this model's chat template does not read it. Leave it away."
+                raise ApiError(400, message, param=name, code="unsupported_parameter")
+            found[name] = value
+    return found
+
+
+def conversation_ends(body: ChatRequest | TemplateRequest) -> dict[str, bool]:
+    """How the text of the conversation ends, as in transformers."""
+    is_continued = body.continue_final_message
+    if is_continued and body.add_generation_prompt:
+        message = "continue_final_message goes on with a turn, and add_generation_prompt begins one: give one of them."
+        raise ApiError(400, message, param="continue_final_message")
+    begins = not is_continued if body.add_generation_prompt is None else body.add_generation_prompt
+    return {"add_generation_prompt": begins, "continue_final_message": is_continued}
 
 
 def template_message(message: Message) -> dict[str, Any]:

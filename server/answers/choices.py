@@ -25,11 +25,12 @@ class Delta(NamedTuple):
 
 @dataclass
 class Choice:
-    """One choice, and all that has come of it."""
+    """One choice, and all that has come of it; `echo` is shown with the first of it."""
 
     index: int
     shown: ShownTokens
     reader: Reader
+    echo: str = ""
     text: str = ""
     calls: list[Call] = field(default_factory=list)
     tokens: list[Placed] = field(default_factory=list)
@@ -54,6 +55,7 @@ class Choice:
             rest = self.reader.finish()
             text, calls = text + rest.text, [*calls, *rest.calls]
             self.result = chunk.result
+        text, self.echo = self.echo + text, ""
         self.text += text
         self.calls += calls
         self.tokens += tokens

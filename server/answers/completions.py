@@ -23,15 +23,18 @@ async def completions(service: Service, exchange: Exchange, body: CompletionRequ
     async with service.shelf.use(body.model) as bundle:
         limits = service.settings.limits
         settings = completion_settings(body, bundle.pipe.manifest.generation, limits)
-        settings["max_new_tokens"] = min(body.max_tokens or _DEFAULT_TOKENS, bundle.context)
+        settings["max_new_tokens"] = min(body.most_tokens or _DEFAULT_TOKENS, bundle.context)
         prompts = _prompts(body)
         count = body.n or 1
         if len(prompts) * count > limits.choices:
             raise ApiError(400, f"At most {limits.choices} texts are given at once.", param="prompt")
         jobs = []
         for number, prompt in enumerate(prompts):
-            token_ids = await _read(bundle, prompt)
+            token_ids = await _read(bundle, prompt, body)
             jobs.append(Job(service, body, bundle, token_ids, settings, count, first_index=number * count))
+            if body.echo:
+                echo = prompt if isinstance(prompt, str) else bundle.tokenizer.decode(prompt)
+                jobs[-1].begin_with(echo)
         await (_stream if body.stream else _whole)(exchange, body, jobs)
 
 
@@ -43,8 +46,12 @@ def _prompts(body: CompletionRequest) -> list[str | list[int]]:
     return [prompt for prompt in body.prompt if not isinstance(prompt, int)]
 
 
-async def _read(bundle: LoadedBundle, prompt: str | list[int]) -> list[int]:
-    return await (bundle.encode(prompt=prompt) if isinstance(prompt, str) else bundle.encode(token_ids=prompt))
+async def _read(bundle: LoadedBundle, prompt: str | list[int], body: CompletionRequest) -> list[int]:
+    if not isinstance(prompt, str):
+        return await bundle.encode(token_ids=prompt)
+    if body.add_special_tokens:
+        return await bundle.encode(prompt=prompt)
+    return await bundle.encode(token_ids=await bundle.tokenize(prompt))
 
 
 def _head(job: Job) -> dict[str, Any]:

@@ -56,6 +56,11 @@ class Job:
             for index in range(self.num_choices)
         ]
 
+    def begin_with(self, text: str) -> None:
+        """Show a text before what every choice says: the prompt that a completion repeats."""
+        for choice in self.choices:
+            choice.echo = text
+
     @property
     def results(self) -> list[GenerationResult]:
         """Of the choices that have ended."""
@@ -71,7 +76,7 @@ class Job:
         task = Task(token_ids=self.token_ids, configs=configs, cancel=cancel, is_fresh=not self.body.cache_prompt)
         async with self.bundle.events(task) as events:
             yield self._read(events)
-        self.service.metrics.observe_results(self.bundle.name, self.results)
+        self.service.metrics.observe_results(self.bundle.name, self.results, self.bundle.pipe.manifest.accepted_length)
 
     async def _read(self, events: AsyncIterator[Started | Part | None]) -> AsyncIterator[Delta | None]:
         last = self.started

@@ -1,13 +1,14 @@
 """What a request means for the pipeline: the fields of `GenerationConfig`, and what is refused by name."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.settings import Limits
 from mirrorsd.server.wire.chat import (
     ChatRequest,
+    FormedRequest,
     GrammarFormat,
     ObjectFormat,
     RegexFormat,
@@ -19,6 +20,7 @@ from mirrorsd.server.wire.fields import PenalisedRequest, TextRequest
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
 _PLAINLY = ("presence_penalty", "frequency_penalty", "logit_bias")
 Settings = dict[str, Any]
+_ANY_OBJECT = {"type": "object", "additionalProperties": True}
 _MAPPINGS = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")
 """Keywords of a schema under which schemas stand by name."""
 _CONSTANTS = ("const", "enum", "default", "example", "examples")
@@ -61,6 +63,11 @@ def penalised_settings(body: PenalisedRequest, defaults: Mapping[str, Any], limi
         raise ApiError(400, f"n is {body.n}; at most {limits.choices} choices are given.", param="n")
     if body.logit_bias and len(body.logit_bias) > limits.biases:
         raise ApiError(400, f"logit_bias: at most {limits.biases} tokens are taken.", param="logit_bias")
+    if body.n_predict == 0:
+        raise ApiError(400, "n_predict: at least one token is produced.", param="n_predict")
+    if body.stop_token_ids:
+        found["stop_token_ids"] = tuple(body.stop_token_ids)
+    found["skip_special_tokens"] = body.skip_special_tokens
     for name in _PLAINLY:
         if getattr(body, name):
             found[name] = getattr(body, name)
@@ -69,7 +76,6 @@ def penalised_settings(body: PenalisedRequest, defaults: Mapping[str, Any], limi
 
 def chat_settings(body: ChatRequest, defaults: Mapping[str, Any], limits: Limits) -> Settings:
     """What a chat request says, its tools apart."""
-    refuse_fields(body, functions="tools", function_call="tool_choice", audio=None, web_search_options=None)
     if body.modalities is not None and body.modalities != ["text"]:
         raise ApiError(400, "modalities: only ['text'] can be given.", param="modalities")
     if len(body.messages) > limits.messages:
@@ -79,34 +85,86 @@ def chat_settings(body: ChatRequest, defaults: Mapping[str, Any], limits: Limits
         raise ApiError(400, "top_logprobs needs logprobs to be true.", param="top_logprobs")
     if body.logprobs:
         found |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
-    return found | format_settings(body.response_format, limits, "response_format")
+    return found | form_settings(body, limits)
 
 
 def completion_settings(body: CompletionRequest, defaults: Mapping[str, Any], limits: Limits) -> Settings:
     """What a completion request says."""
-    refuse_fields(body, echo=None, suffix=None)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise ApiError(400, "best_of: only as many as n are generated.", param="best_of")
+    if body.echo and body.logprobs is not None:
+        raise ApiError(
+            400, "echo: the prompt's tokens have no log-probabilities here; leave logprobs away.", param="echo"
+        )
     found = penalised_settings(body, defaults, limits)
     if body.logprobs is not None:
         found |= {"logprobs": True, "top_logprobs": body.logprobs}
-    return found
+    return found | form_settings(body, limits)
 
 
 def format_settings(wanted: object, limits: Limits, param: str) -> Settings:
     """The constraint of a text by its format."""
-    if isinstance(wanted, ObjectFormat):
-        return {"json_schema": {"type": "object", "additionalProperties": True}}
-    if isinstance(wanted, SchemaFormat):
-        check_schema(wanted.json_schema.schema_, limits, f"{param}.json_schema.schema")
-        return {"json_schema": wanted.json_schema.schema_}
+    if isinstance(wanted, SchemaFormat) and wanted.json_schema is not None:
+        return _form("json_schema", wanted.json_schema.schema_, limits, f"{param}.json_schema.schema")
+    if isinstance(wanted, ObjectFormat | SchemaFormat):
+        return _form("json_schema", wanted.schema_ or _ANY_OBJECT, limits, f"{param}.schema")
     if isinstance(wanted, RegexFormat | GrammarFormat):
-        name = wanted.type
-        text = str(getattr(wanted, name))
-        if len(text.encode("utf-8", "replace")) > limits.schema_bytes:
-            raise ApiError(400, f"{param}.{name} has more than {limits.schema_bytes} bytes.", param=param)
-        return {name: text}
+        return _form(wanted.type, getattr(wanted, wanted.type), limits, param)
     return {}
+
+
+def form_settings(body: FormedRequest, limits: Limits) -> Settings:
+    """The constraint of a text, whichever way it is asked for.
+
+    Raises:
+        ApiError: two ways at once, or a form that is too big.
+    """
+    outer = body.structured_outputs
+    found = {"response_format": format_settings(body.response_format, limits, "response_format")}
+    given: list[tuple[str, str, object]] = [
+        ("json_schema", "json_schema", body.json_schema),
+        ("grammar", "grammar", body.grammar or None),
+        ("guided_json", "json_schema", body.guided_json),
+        ("guided_regex", "regex", body.guided_regex),
+        ("guided_choice", "grammar", _alternatives(body.guided_choice)),
+        ("guided_grammar", "grammar", body.guided_grammar),
+    ]
+    if outer is not None:
+        given += [
+            ("structured_outputs.json", "json_schema", outer.json_),
+            ("structured_outputs.regex", "regex", outer.regex),
+            ("structured_outputs.choice", "grammar", _alternatives(outer.choice)),
+            ("structured_outputs.grammar", "grammar", outer.grammar),
+            ("structured_outputs.json_object", "json_schema", _ANY_OBJECT if outer.json_object else None),
+        ]
+    found |= {name: _form(kind, value, limits, name) for name, kind, value in given if value is not None}
+    ways = [name for name, form in found.items() if form]
+    if len(ways) > 1:
+        raise ApiError(400, f"{ways[1]}: a text has one form, and {ways[0]} gives it one already.", param=ways[1])
+    return found[ways[0]] if ways else {}
+
+
+def _alternatives(choices: Sequence[str] | None) -> str | None:
+    """A grammar of texts to choose from.
+
+    >>> _alternatives(["yes", "no"])
+    'start: "yes" | "no"'
+    """
+    return None if choices is None else "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in choices)
+
+
+def _form(kind: str, value: object, limits: Limits, param: str) -> Settings:
+    if isinstance(value, str):
+        if len(value.encode("utf-8", "replace")) > limits.schema_bytes:
+            raise ApiError(400, f"{param} has more than {limits.schema_bytes} bytes.", param=param)
+        if kind != "json_schema":
+            return {kind: value}
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise ApiError(400, f"{param} is no JSON.", param=param) from None
+    check_schema(value, limits, param)
+    return {"json_schema": value}
 
 
 def check_schema(schema: object, limits: Limits, param: str) -> None:

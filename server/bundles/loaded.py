@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -16,6 +17,7 @@ from mirrorsd.graphs.errors import ConfigError, ContextLengthError
 from mirrorsd.runtime import CancelToken, Chunk, GenerationConfig, MirrorPipeline
 from mirrorsd.runtime.decoding.request import check_prompt_fits
 from mirrorsd.runtime.sampling.noise import nth_seed
+from mirrorsd.runtime.text.messages import Message
 from mirrorsd.server.bundles.call_forms import Messages, Speech, read_form
 from mirrorsd.server.bundles.fingerprint import fingerprint
 from mirrorsd.server.bundles.reading import BrokenOff, Reading
@@ -97,6 +99,19 @@ class LoadedBundle:
             ContextLengthError: more than fits. What has too many bytes, tools included, is not read for that.
         """
         found = await self.read(what, lambda: self.pipe.encode(**what))
+        check_prompt_fits(len(found), self.context)
+        return found
+
+    async def encode_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        **ends: bool,
+    ) -> list[int]:
+        """As `encode`, of a conversation; `ends` says how its text ends: see `BundleTokenizer.encode_chat`."""
+        read = partial(self.tokenizer.encode_chat, messages, tools, variables, **ends)
+        found = await self.read([messages, tools, variables], read)
         check_prompt_fits(len(found), self.context)
         return found
 

@@ -32,6 +32,7 @@ class Exchange:
         id: what the `x-request-id` header says, in the answer and in the log.
         status: what it was answered with; None before.
         num_read: bytes of its body.
+        more_headers: what the answer's head also says.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
@@ -39,6 +40,7 @@ class Exchange:
         self.id = f"req_{uuid4().hex}"
         self.status: int | None = None
         self.num_read = 0
+        self.more_headers: dict[str, str] = {}
         self.is_stream = False
         self._receive, self._send, self._limits = receive, send, limits
 
@@ -140,7 +142,7 @@ class Exchange:
 
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
         self.status = status
-        listed = {"x-request-id": self.id, "x-content-type-options": "nosniff", **headers}
+        listed = {"x-request-id": self.id, "x-content-type-options": "nosniff", **self.more_headers, **headers}
         encoded = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in listed.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": encoded})
 

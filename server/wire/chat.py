@@ -1,12 +1,13 @@
 """`/v1/chat/completions`: the request."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from mirrorsd.runtime.text.messages import joined_text
 from mirrorsd.server.wire.fields import JsonObject, PenalisedRequest, Wire
 
+Choices = Annotated[list[str], Field(min_length=1, max_length=4096)]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
@@ -109,16 +110,24 @@ class TextFormat(Wire):
 
 
 class ObjectFormat(Wire):
-    """Any JSON object."""
+    """Any JSON object; with llama.cpp's `schema`, one of that."""
 
     type: Literal["json_object"]
+    schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
 
 
 class SchemaFormat(Wire):
     """JSON by a schema."""
 
     type: Literal["json_schema"]
-    json_schema: JsonSchema
+    json_schema: JsonSchema | None = None
+    schema_: Annotated[JsonObject | None, Field(alias="schema")] = None
+
+    @model_validator(mode="after")
+    def _has_one(self) -> Self:
+        if (self.json_schema is None) == (self.schema_ is None):
+            raise ValueError("give the schema as json_schema.schema, or in llama.cpp's way as schema")
+        return self
 
 
 class RegexFormat(Wire):
@@ -145,7 +154,34 @@ class Prediction(Wire):
     content: str | list[TextPart]
 
 
-class ChatRequest(PenalisedRequest):
+class StructuredOutputs(Wire):
+    """vLLM's frame around the form of a text."""
+
+    json_: Annotated[JsonObject | str | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: Literal[False] = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: None = None
+    structural_tag: None = None
+
+
+class FormedRequest(PenalisedRequest):
+    """A request that may say what form its text has: in OpenAI's way, llama.cpp's or vLLM's, but in one only."""
+
+    response_format: Format | None = None
+    json_schema: JsonObject | None = None
+    grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonObject | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+
+
+class ChatRequest(FormedRequest):
     """A conversation to answer."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=2048)]
@@ -155,15 +191,14 @@ class ChatRequest(PenalisedRequest):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
-    response_format: Format | None = None
     prediction: Prediction | None = None
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
-    # What would be silently wrong: refused where it says something.
-    functions: list[Any] | None = None
-    function_call: Any = None
+    documents: list[JsonObject] | None = None
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    add_special_tokens: Literal[False] = False
     modalities: list[str] | None = None
-    audio: Any = None
-    web_search_options: Any = None
 
 
 def text_of(content: str | list[TextPart]) -> str:

@@ -4,10 +4,9 @@ from typing import Annotated
 
 from pydantic import Discriminator, Field, Tag
 
-from mirrorsd.server.wire.chat import Message, Tool
-from mirrorsd.server.wire.fields import PenalisedRequest, Wire
+from mirrorsd.server.wire.chat import FormedRequest, Message, Tool
+from mirrorsd.server.wire.fields import TokenId, Wire
 
-TokenId = Annotated[int, Field(ge=0, le=1 << 31)]
 _MOST_PROMPTS = Field(min_length=1, max_length=128)
 
 
@@ -30,15 +29,14 @@ Prompt = Annotated[
 ]
 
 
-class CompletionRequest(PenalisedRequest):
+class CompletionRequest(FormedRequest):
     """A text to go on with, or several."""
 
     prompt: Prompt
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
-    # What would be silently wrong: refused where it says something.
     echo: bool | None = None
     best_of: int | None = None
-    suffix: str | None = None
+    add_special_tokens: bool = True
 
 
 class TokenizeRequest(Wire):
@@ -64,4 +62,6 @@ class TemplateRequest(Wire):
     messages: Annotated[list[Message], Field(min_length=1, max_length=2048)]
     model: str | None = None
     tools: list[Tool] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None

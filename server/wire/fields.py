@@ -7,15 +7,17 @@ from pydantic_core import CoreSchema
 
 from mirrorsd.graphs.names import Method
 
+TokenId = Annotated[int, Field(ge=0, le=1 << 31)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 BiasedToken = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+_ALL = 1 << 31
 JsonObject = dict[str, Any]
 
 
 class Wire(BaseModel):
-    """Strict types, no NaN or infinity; fields that nobody here knows change nothing and are ignored."""
+    """Strict types, no NaN or infinity. What becomes of fields that a model does not have is said in `known_fields`."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -70,6 +72,14 @@ class PenalisedRequest(TextRequest):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: Annotated[dict[BiasedToken, Bias], Field(max_length=1024)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
+    n_predict: Annotated[int, Field(ge=-1)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
+    skip_special_tokens: bool = True
+
+    @property
+    def most_tokens(self) -> int | None:
+        """How many are wanted at most; llama.cpp's -1 is as many as fit."""
+        return self.max_tokens or (_ALL if self.n_predict == -1 else self.n_predict)
 
     @property
     def wants_usage(self) -> bool:

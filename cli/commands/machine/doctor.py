@@ -65,7 +65,15 @@ class SelfTest:
     plain_joules_per_token: float | None = None
     mirror_joules_per_token: float | None = None
     row_difference: float = 0.0
+    draft_length: float | None = None
+    draft_length_at_export: float | None = None
+    is_draft_fine: bool = True
     failure: str = ""
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether the texts are right, and the draft is not dead."""
+        return self.identical and self.is_draft_fine
 
 
 @keeping_nothing()
@@ -102,13 +110,13 @@ def doctor(
             print("\n".join(fit_lines(fits, picked)))
     if isinstance(picked, str):
         raise typer.Exit(EXIT_NO_DEVICE)
-    if any(not test.identical for test in tests):
+    if any(not test.is_fine for test in tests):
         raise typer.Exit(EXIT_FAILED)
 
 
 def judge(found: Readiness, checks: list[Check], tests: list[SelfTest]) -> Readiness:
     """The verdict, once a bundle has been tried: what failed comes first, what is worth a look behind it."""
-    failed = [test.device_map for test in tests if not test.identical]
+    failed = [test.device_map for test in tests if not test.is_fine]
     if failed:
         return Readiness(False, f"the bundle fails on {', '.join(failed)}; the table says how.")
     num_advised = sum(bool(check.advice) for check in checks)
@@ -197,6 +205,7 @@ def try_bundle(bundle: Path, names: list[str]) -> list[SelfTest]:
 def self_test(bundle: Path, name: str) -> SelfTest:
     """Load a bundle on one card and generate by plain and by mirror decoding."""
     from mirrorsd import GenerationConfig, MirrorPipeline
+    from mirrorsd.machine.doctor.draft_length import measure_draft
     from mirrorsd.machine.doctor.energy import EnergyMeter
     from mirrorsd.machine.doctor.row_invariance import largest_row_difference
 
@@ -212,6 +221,7 @@ def self_test(bundle: Path, name: str) -> SelfTest:
             )
             worker, model = pipe.engine.target_worker, pipe.engine.target_model
             row_difference = worker.run(lambda: largest_row_difference(model.new_session()))
+            draft = measure_draft(pipe)
     except DeviceError as error:
         return SelfTest(
             device_map=name,
@@ -230,7 +240,10 @@ def self_test(bundle: Path, name: str) -> SelfTest:
         mirror_joules_per_token=mirror_joules,
         identical=plain.token_ids == mirror.token_ids,
         row_difference=row_difference,
-        failure="; ".join(mirror.stats.warnings),
+        draft_length=draft.now,
+        draft_length_at_export=draft.at_export,
+        is_draft_fine=draft.is_fine,
+        failure="; ".join([*mirror.stats.warnings, *([] if draft.is_fine and draft.now else [draft.words])]),
     )
 
 

@@ -11,14 +11,16 @@ SCRIPT = "scripts/test.py"
 
 def test_the_workflow_runs_the_script_on_three_systems() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8"))
-    assert set(workflow) == {"name", True, "jobs"}, "YAML reads `on` as true"
-    (job,) = workflow["jobs"].values()
-    systems = [re.sub("-latest$", "", system) for system in job["strategy"]["matrix"]["system"]]
+    assert set(workflow) == {"name", True, "permissions", "concurrency", "jobs"}, "YAML reads `on` as true"
+    gate, whole = (workflow["jobs"][name] for name in ("gate", "test"))
+    systems = [re.sub("-latest$", "", system) for system in whole["strategy"]["matrix"]["system"]]
     assert systems == ["ubuntu", "windows", "macos"]
-    assert job["runs-on"] == "${{ matrix.system }}"
-    commands = [step["run"] for step in job["steps"] if "run" in step]
-    assert commands == [f"python {SCRIPT}"]
-    assert all(re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"]) for step in job["steps"] if "uses" in step)
+    assert whole["runs-on"] == "${{ matrix.system }}"
+    assert [step["run"] for step in whole["steps"] if "run" in step] == [f"python {SCRIPT}"]
+    parts = [step["run"] for step in gate["steps"] if "run" in step]
+    assert parts == [f"python {SCRIPT} --only {part}" for part in ("lint", "types", "unit")]
+    steps = [*gate["steps"], *whole["steps"]]
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"]) for step in steps if "uses" in step)
 
 
 def test_every_workflow_is_yaml_with_jobs() -> None:
@@ -34,5 +36,5 @@ def test_the_other_file_calls_the_same_script() -> None:
 def test_the_workflow_s_python_is_the_oldest_that_is_supported() -> None:
     text = (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
     pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    (version,) = re.findall(r'python-version: "(.*)"', text)
+    (version,) = set(re.findall(r'python-version: "(.*)"', text))
     assert f'requires-python = ">={version}"' in pyproject

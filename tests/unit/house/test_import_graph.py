@@ -14,7 +14,7 @@ ALLOWED = {
     "graphs": {"numpy", "filelock", "msgspec", "platformdirs"},
     "device_maps": {"mirrorsd.graphs"},
     "families": {"mirrorsd.graphs", "torch", "transformers", "huggingface_hub"},
-    "export": {"mirrorsd.graphs", "mirrorsd.device_maps", "mirrorsd.families", *TRAINERS, *COMPILERS},
+    "export": {"mirrorsd.graphs", "mirrorsd.device_maps", "mirrorsd.families", "psutil", *TRAINERS, *COMPILERS},
     "runtime": {
         *("mirrorsd.graphs", "mirrorsd.device_maps", "numpy", "onnxruntime", "openvino", "tokenizers", "jinja2"),
         *("llguidance", "packaging", "psutil"),

@@ -57,3 +57,9 @@ def test_version_is_one() -> None:
     import mirrorsd
 
     assert PYPROJECT["project"]["version"] == mirrorsd.__version__
+
+
+def test_what_serves_installs_the_command_that_does() -> None:
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    assert "mirrorsd[cli]" in extras["server"]
+    assert {"typer", "rich"} <= {requirement_name(requirement) for requirement in extras["cli"]}

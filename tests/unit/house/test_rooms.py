@@ -32,7 +32,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
             *("reporting", "sampling", "saved_cache", "setting_rules", "text", "turns"),
         },
         "seats": {"session"},
-        "loading": {"backends", "config", "devices", "engine", "policy", "text", "tuned"},
+        "loading": {"backends", "config", "devices", "engine", "ledger", "policy", "text", "tuned"},
         "pipeline": {
             *(
                 "config",

@@ -198,7 +198,8 @@ def test_stand_ins_for_devices_fail_skip_and_pass(
     monkeypatch.setattr(script, "ensure_environment", lambda _: Path("python"))
     monkeypatch.setattr(sys, "argv", ["test.py", "--only", "tests"])
     assert script.main() == 0
-    assert len(asked) == 1, "without --devices nothing is installed"
+    assert [words[-1] for words in asked] == ["not long", "not long"], "without --devices nothing is installed"
+    assert "unit 0 s, end-to-end 0 s" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["test.py", "--only", "tests", "--devices"])
     assert script.main() == 1
     printed = capsys.readouterr().out
@@ -206,6 +207,20 @@ def test_stand_ins_for_devices_fail_skip_and_pass(
     assert "== npu compiler: FAILED" in printed
     statuses["npu compiler"] = 0
     assert script.main() == 0
+
+
+def test_tests_run_in_tiers_unless_files_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load_script("test", monkeypatch)
+    assert script.parts_of(None, ["-m", "not long", "-k", "manifest"]) == ("lint", "types", "unit", "end-to-end")
+    assert script.parts_of("tests", ["tests/unit/house/test_scripts.py::test_a"]) == ("tests",)
+    assert script.parts_of("unit", []) == ("unit",)
+    folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and list(path.rglob("test_*.py"))}
+    assert {Path(folder).name for tier in script.TIERS.values() for folder in tier} == folders
+    for status, is_fine in ((0, True), (5, True), (1, False)):
+        monkeypatch.setattr(script, "run_here", lambda *_, status=status: status)
+        assert script.run_part("python", "unit", []) is is_fine
+    monkeypatch.setattr(script, "run_here", lambda *_: 5)
+    assert not script.run_part("python", "tests", ["tests/unit/house/test_pages.py", "-k", "nothing"])
 
 
 def test_the_webgpu_check_says_what_a_software_gpu_needs(

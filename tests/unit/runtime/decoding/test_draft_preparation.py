@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mirrorsd.graphs.errors import Cancelled, DeviceError
@@ -130,3 +131,15 @@ def test_another_session_is_served_while_a_draft_gets_ready(make_bench: Make, un
     bench.decode([1, 2, 3], "serial")
     assert bench.engine.draft_worker.submit(lambda: "served").wait(5.0)
     assert bench.engine.preparing_worker.has_pending()
+
+
+def test_a_text_that_repeats_itself_needs_no_draft(make_bench: Make, unready: Unready) -> None:
+    """`auto` takes what the text has said before while the draft gets ready, where it is known what rows cost."""
+    loop = np.eye(16)
+    bench = make_bench(draft=unready, target_handler=lambda text: loop[text[-6]] if len(text) >= 6 else loop[len(text)])
+    plain = bench.decode([3, 1, 4, 1, 5], "plain", max_new_tokens=60)
+    assert len(bench.last_request.steps) >= 60
+    bench.engine.known.target_ms = ((1.0, 10.0), (8.0, 11.0))
+    assert bench.decode([3, 1, 4, 1, 5], "auto", max_new_tokens=60) == plain
+    assert unready.num_passes == 0
+    assert len(bench.last_request.steps) < 40

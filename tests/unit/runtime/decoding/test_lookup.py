@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,21 @@ def _loop(text: list[int]) -> np.ndarray:
     return np.eye(16)[text[-6]] if len(text) >= 6 else np.eye(16)[len(text)]
 
 
+def _dear(bench: Any, text: list[int]) -> list[int]:
+    """A draft that is wrong, and takes as long as fifty passes."""
+    bench.target.seconds += 50.0
+    return [3, 0, 0, 0]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.05])
 def test_a_free_row_brings_tokens_and_changes_none(make_bench: Make, temperature: float) -> None:
     """Without a draft that is any good, a text that repeats itself takes little more than half the passes."""
     sampling = {"do_sample": True, "temperature": temperature, "seed": 5} if temperature else {}
     num_passes = {}
     for row_group in (1, 2):
-        bench = make_bench(hit_rate=0.0, target_handler=_loop)
+        draft = FakeDraft(lambda text: [3, 0, 0, 0], vocab_size=16, num_streams=3)
+        bench = make_bench(draft=draft, target_handler=_loop, is_steady=True)
+        draft._handler = partial(_dear, bench)
         bench.seat._target.row_group = row_group
         expected = bench.decode(PROMPT, "plain", max_new_tokens=100, **sampling)
         assert bench.last_request.chooser.is_sampling == bool(temperature)

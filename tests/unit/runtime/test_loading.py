@@ -1,0 +1,46 @@
+"""What rows cost is known from the first text on, tuned or not."""
+
+from contextlib import nullcontext
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from mirrorsd.runtime.loading import measure_passes
+
+
+class CountedSession:
+    context = 12
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def run(self, tokens: np.ndarray, start: int, **_: Any) -> None:
+        self.sizes.append(len(tokens))
+
+    def close(self) -> None:
+        self.sizes.append(0)
+
+
+class CountedModel(nullcontext):  # type: ignore[type-arg]
+    def __init__(self) -> None:
+        super().__init__()
+        self.session = CountedSession()
+
+    def new_session(self) -> CountedSession:
+        return self.session
+
+
+def test_rows_beyond_the_context_are_not_tried_and_more_rows_never_cost_less() -> None:
+    model = CountedModel()
+    curve = measure_passes(model, 7)  # type: ignore[arg-type]
+    assert [rows for rows, _ in curve] == [1, 2, 4, 7]
+    assert all(before <= after for (_, before), (_, after) in pairwise(curve))
+    assert model.session.sizes[-1] == 0, "its session is closed"
+
+
+def test_a_slow_target_is_asked_twice_at_the_most(monkeypatch: Any) -> None:
+    clock = iter(float(second) for second in range(1000))
+    monkeypatch.setattr("mirrorsd.runtime.loading.perf_counter", lambda: next(clock))
+    model = CountedModel()
+    assert [rows for rows, _ in measure_passes(model, 7)] == [1, 7]  # type: ignore[arg-type]
