@@ -1,5 +1,6 @@
 """The public pipeline on real sessions: streaming, chat, reuse, stop strings, cancel, several sessions."""
 
+import inspect
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ import pytest
 import mirrorsd
 from mirrorsd import MirrorPipeline
 from mirrorsd.graphs.errors import Cancelled, ConfigError, ContextLengthError, GenerationError
+from mirrorsd.runtime import loading
 
 PROMPT = "Every morning the fox"
 EXACT = {"pad_rows_to": 8}
@@ -174,3 +176,15 @@ def test_a_bundle_is_tuned_for_later_loads(tiny_bundle: Path, own_cache: Path) -
     assert {share for _, share in shares} >= {0.0, 1.0}
     with MirrorPipeline.load(tiny_bundle, device_map="cpu") as pipe:
         assert "speculation: tuned on this machine" in pipe.placement
+
+
+def test_what_a_row_costs_is_known_at_load(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that windows are weighed from the first text on; its text is plain decoding's own."""
+    monkeypatch.setattr(loading, "measure_passes", inspect.unwrap(loading.measure_passes))
+    with MirrorPipeline.load(tiny_bundle, device_map="cpu") as pipe:
+        curve = pipe.engine.known.target_ms
+        assert [rows for rows, _ in curve[:2]] == [1, 2] and all(ms > 0 for _, ms in curve)
+        texts = {
+            tuple(pipe.generate("Once", max_new_tokens=24, method=m).token_ids) for m in ("plain", "auto", "serial")
+        }
+    assert len(texts) == 1
