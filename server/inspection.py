@@ -4,6 +4,7 @@ from typing import Any
 
 from mirrorsd import __version__
 from mirrorsd.server.answers.chat import conversation_ends, template_message
+from mirrorsd.server.answers.tools import Wish, plan
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.metrics import CONTENT_TYPE_LATEST
 from mirrorsd.server.service import Service
@@ -127,7 +128,8 @@ async def apply_template(service: Service, exchange: Exchange, body: TemplateReq
     """`POST /apply-template`: a conversation as the model reads it."""
     async with service.shelf.use(body.model) as bundle:
         messages = [template_message(message) for message in body.messages]
-        tools = [tool.model_dump(exclude_none=True) for tool in body.tools or []]
+        tools = await plan(bundle, Wish(body.tools or ()), {}, messages, service.settings.limits)
+        messages, told = tools.told(messages)
         variables = body.chat_template_kwargs or {}
-        tokens = await bundle.encode_chat(messages, tools, variables, **conversation_ends(body))
+        tokens = await bundle.encode_chat(messages, told, variables, **conversation_ends(body))
         await exchange.json({"prompt": bundle.tokenizer.decode(tokens, skip_special_tokens=False)})

@@ -33,6 +33,7 @@ class Limits:
         choices: most `n`.
         stops: most stop strings, and the longest in characters.
         tools: most tools.
+        calls: most calls of tools in one answer.
         messages: most messages of a conversation.
         top_logprobs: most alternatives per token.
         biases: most entries of `logit_bias`.
@@ -55,6 +56,7 @@ class Limits:
     stops: int = 16
     stop_length: int = 256
     tools: int = 64
+    calls: int = 16
     messages: int = 2048
     top_logprobs: int = 20
     biases: int = 1024

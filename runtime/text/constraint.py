@@ -5,6 +5,7 @@ follows the tokens that the target has chosen, one by one, and every method come
 looked at ahead, while the devices work, and the state is rolled back.
 """
 
+import json
 import re
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import ConfigError, GenerationError
 from mirrorsd.runtime.config import CONSTRAINTS, GenerationConfig
+from mirrorsd.runtime.text.finite_schema import finite_schema
 from mirrorsd.runtime.text.tokenizer import BundleTokenizer
 
 if TYPE_CHECKING:
@@ -93,8 +95,9 @@ class Constraint:
 class ConstraintCompiler:
     """Makes the constraints of one vocabulary; what that costs, about a second, is paid by the first one."""
 
-    def __init__(self, tokenizer: BundleTokenizer, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
+    def __init__(self, tokenizer: BundleTokenizer, vocab_size: int, eos_ids: tuple[int, ...], context: int) -> None:
         self._tokenizer, self._vocab_size, self._eos_ids = tokenizer, vocab_size, eos_ids
+        self._context = context
         self._words: LLTokenizer | None = None
 
     def compile(self, config: GenerationConfig) -> Constraint | None:
@@ -117,7 +120,9 @@ class ConstraintCompiler:
             ) from error
         words = self._read_words()
         read: dict[str, Callable[[str], str]] = {
-            "json_schema": LLMatcher.grammar_from_json_schema,
+            "json_schema": lambda text: LLMatcher.grammar_from_json_schema(
+                json.dumps(finite_schema(json.loads(text), self._context))
+            ),
             "regex": LLMatcher.grammar_from_regex,
             "grammar": lambda text: LLMatcher.grammar_from_lark(_as_lark(text)),
         }

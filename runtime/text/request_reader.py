@@ -21,7 +21,9 @@ class RequestReader:
     def __init__(self, tokenizer: BundleTokenizer, manifest: Manifest) -> None:
         self.tokenizer = tokenizer
         self._vocab_size = manifest.target.shape.vocab_size
-        self.constraints = ConstraintCompiler(tokenizer, self._vocab_size, manifest.tokens.eos_ids)
+        self.constraints = ConstraintCompiler(
+            tokenizer, self._vocab_size, manifest.tokens.eos_ids, manifest.target.context
+        )
 
     def read(
         self,

@@ -185,6 +185,12 @@ class BundleTokenizer:
         """Number of ids, special ones included."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """Special tokens by their text: those that are left out of what is shown."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {content.content: token for token, content in added.items() if content.special}
+
     def to_json(self) -> str:
         """The whole tokenizer as `tokenizer.json` has it."""
         return str(self._tokenizer.to_str())

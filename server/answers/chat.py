@@ -5,17 +5,16 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
-from mirrorsd.runtime.config import CONSTRAINTS
 from mirrorsd.server.answers.choices import Choice, Delta
 from mirrorsd.server.answers.figures import usage
 from mirrorsd.server.answers.job import Job, ping
 from mirrorsd.server.answers.logprobs import chat_logprobs
 from mirrorsd.server.answers.settings_of import chat_settings
-from mirrorsd.server.answers.tools import Call, plan_tools
+from mirrorsd.server.answers.tools import Call, Wish, plan
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.service import Service
 from mirrorsd.server.transport.exchange import DONE, Exchange
-from mirrorsd.server.wire.chat import ChatRequest, Message, text_of
+from mirrorsd.server.wire.chat import ChatRequest, Message, NamedChoice, text_of
 from mirrorsd.server.wire.completions import TemplateRequest
 
 _ROLES = {"developer": "system"}
@@ -25,19 +24,17 @@ async def chat(service: Service, exchange: Exchange, body: ChatRequest) -> None:
     """Answer a conversation, at once or as a stream."""
     async with service.shelf.use(body.model) as bundle:
         limits = service.settings.limits
-        tools = plan_tools(body, bundle.chat_template, limits)
         settings = chat_settings(body, bundle.pipe.manifest.generation, limits)
+        messages = [template_message(message) for message in body.messages]
+        tools = await plan(bundle, _wish(body), settings, messages, limits)
+        settings = tools.settings_of(settings)
         most = body.max_completion_tokens or body.most_tokens
         settings["max_new_tokens"] = min(most or bundle.context, bundle.context)
-        if tools.schema is not None:
-            if any(form in settings for form in CONSTRAINTS):
-                raise ApiError(400, "A demanded tool gives the text its form: ask for no other.", param="tool_choice")
-            settings["json_schema"] = tools.schema
         if body.prediction is not None:
             settings["prediction"] = await bundle.predict(text_of(body.prediction.content))
-        messages = [template_message(message) for message in body.messages]
+        messages, told = tools.told(messages)
         variables = _variables(body, bundle.chat_template)
-        token_ids = await bundle.encode_chat(messages, tools.tools, variables, **conversation_ends(body))
+        token_ids = await bundle.encode_chat(messages, told, variables, **conversation_ends(body))
         job = Job(service, body, bundle, token_ids, settings, body.n or 1, tools)
         await (_stream if body.stream else _whole)(exchange, body, job)
 
@@ -66,17 +63,18 @@ def conversation_ends(body: ChatRequest | TemplateRequest) -> dict[str, bool]:
 
 
 def template_message(message: Message) -> dict[str, Any]:
-    """A message as chat templates know it."""
-    found: dict[str, Any] = {"role": _ROLES.get(message.role, message.role)}
-    if message.content is not None:
-        content = message.content
-        found["content"] = content if isinstance(content, str) else [part.model_dump() for part in content]
-    for name in ("name", "tool_call_id"):
-        if getattr(message, name) is not None:
-            found[name] = getattr(message, name)
-    if message.tool_calls:
-        found["tool_calls"] = [call.model_dump() for call in message.tool_calls]
-    return found
+    """A message as chat templates know it, with every field that it has."""
+    found = message.model_dump(exclude_none=True)
+    if not found.get("tool_calls", True):
+        del found["tool_calls"]
+    return {**found, "role": _ROLES.get(message.role, message.role)}
+
+
+def _wish(body: ChatRequest) -> Wish:
+    """What the request says about tools."""
+    choice = body.tool_choice or "auto"
+    name = choice.function.name if isinstance(choice, NamedChoice) else None
+    return Wish(body.tools or (), name or str(choice), name is not None, body.parallel_tool_calls)
 
 
 def _head(job: Job, kind: str) -> dict[str, Any]:
@@ -95,7 +93,7 @@ async def _whole(exchange: Exchange, body: ChatRequest, job: Job) -> None:
 
 
 def _finished(job: Job, choice: Choice, *, has_logprobs: bool) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None, "annotations": []}
     if choice.calls:
         message |= {"content": choice.text or None, "tool_calls": [call.document for call in choice.calls]}
     logprobs = {"content": chat_logprobs(job.bundle, choice.tokens), "refusal": None} if has_logprobs else None

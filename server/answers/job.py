@@ -46,8 +46,13 @@ class Job:
 
     def __post_init__(self) -> None:
         """Open every choice, in order: clients want to see all of them first."""
+        skips = self.settings.get("skip_special_tokens", True)
         self.choices = [
-            Choice(self.first_index + index, ShownTokens(self.bundle, self.token_ids), self.tools.reader())
+            Choice(
+                self.first_index + index,
+                ShownTokens(self.bundle, self.token_ids, skip_special_tokens=skips),
+                self.tools.reader(),
+            )
             for index in range(self.num_choices)
         ]
 

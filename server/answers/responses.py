@@ -1,25 +1,29 @@
-"""`POST /v1/responses`: text and JSON by a schema, at once or as a stream of named events."""
+"""`POST /v1/responses`: text, JSON by a schema and calls of tools, at once or as a stream of named events."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from uuid import uuid4
 
+from mirrorsd.runtime.text.messages import text_of
 from mirrorsd.server.answers.figures import usage
 from mirrorsd.server.answers.job import Job, ping
 from mirrorsd.server.answers.settings_of import check_schema, format_settings, refuse_fields, text_settings
+from mirrorsd.server.answers.tools import Call, Wish, plan
+from mirrorsd.server.bundles.loaded import seeded_configs
 from mirrorsd.server.service import Service
 from mirrorsd.server.transport.exchange import Exchange
-from mirrorsd.server.wire.responses import InputMessage, ResponseRequest, SchemaTextFormat
+from mirrorsd.server.wire.chat import FunctionDefinition, Tool
+from mirrorsd.server.wire.responses import InputText, ResponseRequest, SchemaTextFormat, ToolName
 
 _ROLES = {"developer": "system"}
+_ABOUT_TOOL: dict[str, Any] = {"description": None, "parameters": None, "strict": None}
 
 
 async def responses(service: Service, exchange: Exchange, body: ResponseRequest) -> None:
     """Answer a conversation."""
     refuse_fields(
         body,
-        tools="/v1/chat/completions",
         previous_response_id="input with the whole conversation",
         conversation="input with the whole conversation",
         background=None,
@@ -35,58 +39,102 @@ async def responses(service: Service, exchange: Exchange, body: ResponseRequest)
             settings["json_schema"] = wanted.schema_
         else:
             settings |= format_settings(wanted, limits, "text.format")
-        token_ids = await bundle.encode(messages=_messages(body))
-        job = Job(service, body, bundle, token_ids, settings)
+        messages = _messages(body)
+        tools = await plan(bundle, _wish(body), settings, messages, limits)
+        settings = tools.settings_of(settings)
+        messages, told = tools.told(messages)
+        token_ids = await bundle.encode(messages=messages, tools=told)
+        job = Job(service, body, bundle, token_ids, settings, tools=tools)
         await (_stream if body.stream else _whole)(exchange, body, job)
 
 
+def _wish(body: ResponseRequest) -> Wish:
+    """What the request says about tools."""
+    choice = body.tool_choice or "auto"
+    tools = [
+        Tool(type="function", function=FunctionDefinition(**tool.model_dump(exclude={"type"})))
+        for tool in body.tools or ()
+    ]
+    is_named = isinstance(choice, ToolName)
+    return Wish(tools, choice.name if isinstance(choice, ToolName) else choice, is_named, body.parallel_tool_calls)
+
+
 def _messages(body: ResponseRequest) -> list[dict[str, Any]]:
-    found = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    """The items as messages: calls and thoughts belong to the assistant's turn that they stand in."""
+    found: list[dict[str, Any]] = [{"role": "system", "content": body.instructions}] if body.instructions else []
     if isinstance(body.input, str):
         return [*found, {"role": "user", "content": body.input}]
-    turns = [{"role": _ROLES.get(turn.role, turn.role), "content": _content(turn)} for turn in body.input]
-    return [*found, *turns]
+    thought = ""
+    for item in body.input:
+        if item.type == "reasoning":
+            thought += text_of(_content(item.content))
+        elif item.type == "function_call_output":
+            found.append({"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output)})
+        elif item.type == "function_call":
+            if not found or found[-1]["role"] != "assistant":
+                found.append({"role": "assistant", "content": ""})
+            call = {
+                "id": item.call_id,
+                "type": "function",
+                "function": {"name": item.name, "arguments": item.arguments},
+            }
+            found[-1].setdefault("tool_calls", []).append(call)
+        else:
+            role = str(item.role)
+            found.append({"role": _ROLES.get(role, role), "content": _content(item.content)})
+        if thought and found and found[-1]["role"] == "assistant":
+            found[-1]["reasoning_content"], thought = thought, ""
+    return found
 
 
-def _content(turn: InputMessage) -> Any:
-    """As chat templates know it."""
-    if isinstance(turn.content, str):
-        return turn.content
-    return [{"type": "text", "text": part.text} for part in turn.content]
+def _content(content: str | list[InputText] | None) -> str | list[dict[str, Any]]:
+    """Content as chat templates know it."""
+    return content or "" if not isinstance(content, list) else [{"type": "text", "text": part.text} for part in content]
 
 
 def _head(body: ResponseRequest, job: Job) -> dict[str, Any]:
-    format_ = {"type": "text"}
+    format_, choice = {"type": "text"}, body.tool_choice or "auto"
+    config = seeded_configs(job.bundle, job.settings, 1)[0]
     if body.text is not None and body.text.format is not None:
         format_ = body.text.format.model_dump(by_alias=True, exclude_none=True)
     return {
         "id": f"resp_{uuid4().hex}",
         "object": "response",
         "created_at": int(time.time()),
+        "completed_at": None,
         "status": "in_progress",
+        "background": False,
         "error": None,
         "incomplete_details": None,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": None,
         "metadata": body.metadata or {},
         "model": job.bundle.name,
         "output": [],
-        "parallel_tool_calls": False,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "prompt_cache_key": None,
+        "reasoning": {"effort": None, "summary": None},
+        "safety_identifier": None,
+        "service_tier": "default",
         "store": False,
-        "temperature": body.temperature,
+        "temperature": config.temperature or 0.0,
         "text": {"format": format_},
-        "tool_choice": "none",
-        "tools": [],
-        "top_p": body.top_p,
+        "tool_choice": choice.model_dump() if isinstance(choice, ToolName) else choice,
+        "tools": [_ABOUT_TOOL | tool.model_dump() for tool in body.tools or ()],
+        "top_logprobs": 0,
+        "top_p": config.top_p or 1.0,
         "truncation": "disabled",
         "usage": None,
         "system_fingerprint": job.bundle.fingerprint,
     }
 
 
-async def _finished(head: dict[str, Any], item: dict[str, Any], job: Job) -> dict[str, Any]:
-    is_whole = job.choices[0].finish_reason != "length"
+async def _finished(head: dict[str, Any], output: list[dict[str, Any]], job: Job) -> dict[str, Any]:
+    is_whole = _status(job) == "completed"
     counts = usage(job.results)
     counted = {
         "input_tokens": counts["prompt_tokens"],
@@ -97,14 +145,15 @@ async def _finished(head: dict[str, Any], item: dict[str, Any], job: Job) -> dic
     }
     return head | {
         "status": "completed" if is_whole else "incomplete",
+        "completed_at": int(time.time()) if is_whole else None,
         "incomplete_details": None if is_whole else {"reason": "max_output_tokens"},
-        "output": [item],
+        "output": output,
         "usage": counted,
         **await job.figures(),
     }
 
 
-def _item(name: str, job: Job, status: str, text: str | None) -> dict[str, Any]:
+def _item(name: str, status: str, text: str | None) -> dict[str, Any]:
     content = [] if text is None else [_part(text)]
     return {"id": name, "type": "message", "status": status, "role": "assistant", "content": content}
 
@@ -113,11 +162,23 @@ def _part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
+def _call_item(name: str, call: Call, *, is_whole: bool) -> dict[str, Any]:
+    status, arguments = ("completed", call.arguments) if is_whole else ("in_progress", "")
+    about = {"type": "function_call", "call_id": call.id, "name": call.name}
+    return {"id": name, **about, "arguments": arguments, "status": status}
+
+
 async def _whole(exchange: Exchange, body: ResponseRequest, job: Job) -> None:
     head = _head(body, job)
     await job.finish()
-    item = _item(f"msg_{uuid4().hex}", job, _status(job), job.choices[0].text)
-    await exchange.json(await _finished(head, item, job))
+    choice = job.choices[0]
+    output = [_item(_new("msg"), _status(job), choice.text)] if choice.text or not choice.calls else []
+    output += [_call_item(_new("fc"), call, is_whole=True) for call in choice.calls]
+    await exchange.json(await _finished(head, output, job))
+
+
+def _new(kind: str) -> str:
+    return f"{kind}_{uuid4().hex}"
 
 
 def _status(job: Job) -> str:
@@ -137,29 +198,75 @@ async def _stream(exchange: Exchange, body: ResponseRequest, job: Job) -> None:
     await exchange.end_stream()
 
 
+class _Output:
+    """The items of a streamed answer: a message where there is text, and calls behind it."""
+
+    def __init__(self) -> None:
+        self.items: list[dict[str, Any]] = []
+        self._name = _new("msg")
+        self._is_open = False
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._name, "output_index": 0, "content_index": 0}
+
+    def say(self, text: str, more: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Events of a piece of text."""
+        if not self._is_open:
+            self._is_open = True
+            yield {
+                "type": "response.output_item.added",
+                "output_index": 0,
+                "item": _item(self._name, "in_progress", None),
+            }
+            yield {"type": "response.content_part.added", **self._place, "part": _part("")}
+        if text:
+            yield {"type": "response.output_text.delta", **self._place, "delta": text, "logprobs": [], **more}
+
+    def end_text(self, text: str, status: str) -> Iterator[dict[str, Any]]:
+        """Events of the text's end; nothing where there was none."""
+        if self._is_open and not self.items:
+            item = _item(self._name, status, text)
+            self.items.append(item)
+            yield {"type": "response.output_text.done", **self._place, "text": text, "logprobs": []}
+            yield {"type": "response.content_part.done", **self._place, "part": _part(text)}
+            yield {"type": "response.output_item.done", "output_index": 0, "item": item}
+
+    def call(self, call: Call) -> Iterator[dict[str, Any]]:
+        """Events of a call."""
+        name, index = _new("fc"), len(self.items)
+        place = {"item_id": name, "output_index": index}
+        kind = "response.function_call_arguments"
+        opened, item = (_call_item(name, call, is_whole=is_whole) for is_whole in (False, True))
+        yield {"type": "response.output_item.added", "output_index": index, "item": opened}
+        yield {"type": f"{kind}.delta", **place, "delta": call.arguments}
+        yield {"type": f"{kind}.done", **place, "arguments": call.arguments, "name": call.name}
+        yield {"type": "response.output_item.done", "output_index": index, "item": item}
+        self.items.append(item)
+
+
 async def _events(body: ResponseRequest, job: Job) -> AsyncIterator[dict[str, Any] | None]:
     """The events in their order; None where the client only needs to see that somebody is there."""
-    head, name = _head(body, job), f"msg_{uuid4().hex}"
-    place = {"item_id": name, "output_index": 0, "content_index": 0}
-    is_open = False
+    head, output, is_open, choice = _head(body, job), _Output(), False, job.choices[0]
     async with job.deltas() as deltas:
         async for delta in deltas:
             if not is_open:
                 is_open = True
                 for kind in ("created", "in_progress"):
                     yield {"type": f"response.{kind}", "response": head}
-                opened = _item(name, job, "in_progress", None)
-                yield {"type": "response.output_item.added", "output_index": 0, "item": opened}
-                yield {"type": "response.content_part.added", **place, "part": _part("")}
             elif delta is None:
                 yield None
-            if delta is not None and delta.text:
-                said = {"delta": delta.text, "logprobs": [], **job.extras(delta)}
-                yield {"type": "response.output_text.delta", **place, **said}
-    text = job.choices[0].text
-    item = _item(name, job, _status(job), text)
-    yield {"type": "response.output_text.done", **place, "text": text, "logprobs": []}
-    yield {"type": "response.content_part.done", **place, "part": _part(text)}
-    yield {"type": "response.output_item.done", "output_index": 0, "item": item}
-    last = await _finished(head, item, job)
+            if delta is None:
+                continue
+            extras = job.extras(delta)
+            if delta.text or extras:
+                for event in output.say(delta.text, extras):
+                    yield event
+            for call in delta.calls:
+                for event in (*output.end_text(choice.text, "completed"), *output.call(call)):
+                    yield event
+    if not choice.calls:
+        for event in (*output.say("", {}), *output.end_text(choice.text, _status(job))):
+            yield event
+    last = await _finished(head, output.items, job)
     yield {"type": f"response.{last['status']}", "response": last}

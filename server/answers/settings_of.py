@@ -20,6 +20,7 @@ from mirrorsd.server.wire.fields import PenalisedRequest, TextRequest
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
 _PLAINLY = ("presence_penalty", "frequency_penalty", "logit_bias")
 Settings = dict[str, Any]
+_ANY_OBJECT = {"type": "object", "additionalProperties": True}
 _MAPPINGS = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")
 """Keywords of a schema under which schemas stand by name."""
 _CONSTANTS = ("const", "enum", "default", "example", "examples")
@@ -106,7 +107,7 @@ def format_settings(wanted: object, limits: Limits, param: str) -> Settings:
     if isinstance(wanted, SchemaFormat) and wanted.json_schema is not None:
         return _form("json_schema", wanted.json_schema.schema_, limits, f"{param}.json_schema.schema")
     if isinstance(wanted, ObjectFormat | SchemaFormat):
-        return _form("json_schema", wanted.schema_ or {"type": "object"}, limits, f"{param}.schema")
+        return _form("json_schema", wanted.schema_ or _ANY_OBJECT, limits, f"{param}.schema")
     if isinstance(wanted, RegexFormat | GrammarFormat):
         return _form(wanted.type, getattr(wanted, wanted.type), limits, param)
     return {}
@@ -134,7 +135,7 @@ def form_settings(body: FormedRequest, limits: Limits) -> Settings:
             ("structured_outputs.regex", "regex", outer.regex),
             ("structured_outputs.choice", "grammar", _alternatives(outer.choice)),
             ("structured_outputs.grammar", "grammar", outer.grammar),
-            ("structured_outputs.json_object", "json_schema", {"type": "object"} if outer.json_object else None),
+            ("structured_outputs.json_object", "json_schema", _ANY_OBJECT if outer.json_object else None),
         ]
     found |= {name: _form(kind, value, limits, name) for name, kind, value in given if value is not None}
     ways = [name for name, form in found.items() if form]

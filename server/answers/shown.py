@@ -21,10 +21,11 @@ class ShownTokens:
     Args:
         bundle: whose tokenizer makes text of them.
         prompt: ids before them.
+        skip_special_tokens: as the answer was asked for.
     """
 
-    def __init__(self, bundle: LoadedBundle, prompt: Sequence[int]) -> None:
-        self._decoder = bundle.tokenizer.decoder(prompt)
+    def __init__(self, bundle: LoadedBundle, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> None:
+        self._decoder = bundle.tokenizer.decoder(prompt, skip_special_tokens=skip_special_tokens)
         self._waiting: deque[Placed] = deque()
         self._pieces: deque[tuple[str, str]] = deque()
         self._decoded = self._shown = 0

@@ -1,22 +1,28 @@
-"""Tools: what a choice of tools demands of the text, and calls read out of it.
+"""Tools: what a request's tools demand of the text, as a grammar, and calls read out of it.
 
-Where a call is demanded, the text is constrained to one by a JSON schema, whatever the family. Where the model may
-choose, it writes calls in its family's own form, which is known by its chat template.
+Where a call is demanded the text is one; where the model may choose, its text is free until it begins a call, and from
+there on constrained to the tools' names and schemas. See `call_forms.py` for how calls are written.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from mirrorsd.server.answers.settings_of import check_schema
+from mirrorsd.runtime.text.finite_schema import finite_schema
+from mirrorsd.server.answers.settings_of import Settings, check_schema
+from mirrorsd.server.bundles.call_forms import ID_LENGTH, ID_MARK, CallForm, Speech, told_plainly
+from mirrorsd.server.bundles.loaded import LoadedBundle
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.settings import Limits
-from mirrorsd.server.wire.chat import ChatRequest, NamedChoice, Tool
+from mirrorsd.server.wire.chat import Tool
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_COMPACT = {"whitespace_flexible": False}
-"""For llguidance: a call is read by programs, and a small model may write spaces between its parts for ever."""
+_AS_WRITTEN = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
+"""For llguidance: arguments as `json.dumps` and templates write them, with and without spaces."""
+_ID = f"[A-Za-z0-9]{{{ID_LENGTH}}}"
+_NAME = r"([A-Za-z0-9_.-]{1,64})"
 
 
 class Call(NamedTuple):
@@ -51,169 +57,283 @@ class Reader:
         return Read("")
 
 
-class DemandedCall(Reader):
-    """Reads an answer that is one call, as JSON from its first character to its last."""
+class CallReader(Reader):
+    """Reads calls of a form out of text; a call that was cut short stays text.
 
-    def __init__(self) -> None:
-        self._text = ""
+    Args:
+        form: how calls are written.
+        specials: special tokens, which are left out of what is shown.
+    """
 
-    def push(self, text: str) -> Read:
-        """Nothing is certain before the end."""
-        self._text += text
-        return Read("")
-
-    def finish(self) -> Read:
-        """The call, or where the text was cut short its beginning as text."""
-        call = _call_of(self._text)
-        return Read("", [call]) if call else Read(self._text)
-
-
-class TaggedCalls(Reader):
-    """Reads calls between `<tool_call>` and `</tool_call>` (Hermes, Qwen) out of text; what is no call stays text."""
-
-    def __init__(self) -> None:
-        self._held = self._lines = ""
-        self._is_behind_call = False
+    def __init__(self, form: CallForm, specials: Sequence[str] = ()) -> None:
+        self._form = form
+        self._hidden = re.compile("|".join(map(re.escape, specials)) or "(?!)")
+        self._name = re.compile(_NAME + _pattern(form.middle))
+        self._ends = [re.compile(_pattern(text)) for text in (form.separator, form.closing) if text is not None]
+        self._held, self._begun = "", ""
+        self._is_call = self._has_shown = False
 
     def push(self, text: str) -> Read:
-        """Text up to the next call that has begun or may begin, and the calls that have ended."""
+        """Text up to where a call has begun or may begin, and the calls that have ended."""
         self._held += text
-        shown, calls = "", []
-        while (start := self._held.find(_OPEN)) >= 0:
-            stop = self._held.find(_CLOSE, start)
-            if stop < 0:
-                break
-            call = _call_of(self._held[start + len(_OPEN) : stop])
-            end = stop + len(_CLOSE)
-            shown += self._show(self._held[: start if call else end])
-            if call:
-                calls.append(call)
-                self._lines, self._is_behind_call = "", True
-            self._held = self._held[end:]
-        keep = len(self._held) - start if start >= 0 else _begins(self._held, _OPEN)
-        shown += self._show(self._held[: len(self._held) - keep])
-        self._held = self._held[len(self._held) - keep :]
-        return Read(shown, calls)
+        shown = "" if self._is_call else self._before_call()
+        return Read(shown, self._calls() if self._is_call else ())
 
     def finish(self) -> Read:
-        """What is left: a call that only lacks its end mark, or text."""
-        held, self._held = self._held, ""
-        call = _call_of(held.removeprefix(_OPEN)) if held.startswith(_OPEN) else None
-        return Read("", [call]) if call else Read(self._show(held) + self._lines)
+        """What is left: text, or the beginning of a call."""
+        shown = "" if self._is_call else self._before_call()
+        calls = self._calls(is_last=True) if self._is_call else []
+        rest = self._begun + self._held
+        self._held = self._begun = ""
+        return Read(shown + self._hidden.sub("", rest), calls)
 
-    def _show(self, text: str) -> str:
-        """Hold line ends back: beside a call they belong to its form."""
-        if self._is_behind_call:
-            text = text.lstrip("\n")
-            self._is_behind_call = not text
-        text = self._lines + text
-        shown = text.rstrip("\n")
-        self._lines = text[len(shown) :]
-        return shown
+    def _before_call(self) -> str:
+        opening, held = self._form.opening, self._held
+        is_anywhere = bool(self._form.marker)
+        start = held.find(opening) if is_anywhere else (0 if held.startswith(opening) and not self._has_shown else -1)
+        if start >= 0:
+            self._is_call, self._begun, self._held = True, opening, held[start + len(opening) :]
+            return self._shown(held[:start].rstrip("\n"))
+        keep = _begins(held, opening) if is_anywhere or not self._has_shown else 0
+        if not is_anywhere and keep < len(held):
+            keep = 0
+        lines = len(held) - keep - len(held[: len(held) - keep].rstrip("\n"))
+        keep += lines if is_anywhere else 0  # line ends before a call belong to its form
+        self._held = held[len(held) - keep :]
+        return self._shown(held[: len(held) - keep])
+
+    def _shown(self, text: str) -> str:
+        self._has_shown = self._has_shown or bool(text)
+        return self._hidden.sub("", text)
+
+    def _calls(self, *, is_last: bool = False) -> list[Call]:
+        found = []
+        while self._is_call and (name := self._name.match(self._held)):
+            try:
+                value, end = json.JSONDecoder().raw_decode(self._held, name.end())
+            except (ValueError, RecursionError):
+                break
+            behind = next((match for pattern in self._ends if (match := pattern.match(self._held, end))), None)
+            if behind is None and not (is_last and isinstance(value, dict)):
+                break
+            marks = [*name.groups()[1:], *(behind.groups() if behind else ())]
+            given = marks[0] if marks else uuid4().hex[:ID_LENGTH]
+            found.append(Call(given, name[1], json.dumps(value, ensure_ascii=False)))
+            self._is_call = behind is not None and behind.re is not self._ends[-1]
+            self._begun = behind[0] if behind is not None and self._is_call else ""
+            self._held = self._held[behind.end() :] if behind is not None else ""
+        return found
 
 
-class ToolPlan(NamedTuple):
-    """What tools demand of a request: what the template is told, the schema of a demanded call, who reads calls."""
+class Wish(NamedTuple):
+    """What a request says about tools, whichever way it was asked.
 
+    Attributes:
+        tools: that may be called.
+        choice: `none`, `auto` or `required`; or the name of a tool.
+        is_named: whether `choice` is a name.
+        is_parallel: whether several calls may come at once; None where the request does not say.
+    """
+
+    tools: Sequence[Tool] = ()
+    choice: str = "auto"
+    is_named: bool = False
+    is_parallel: bool | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the model chooses."""
+        return self.choice == "auto" and not self.is_named
+
+    @property
+    def wants_call(self) -> bool:
+        """Whether a call may come."""
+        return bool(self.tools) and (self.is_named or self.choice != "none")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolPlan:
+    """What tools mean for a request.
+
+    Attributes:
+        form: how calls are written; None where none may come.
+        tools: what the template is told.
+        grammar: of the text; None where it is free.
+        specials: special tokens by text, where the form has some: they must be in the text.
+    """
+
+    form: CallForm | None = None
     tools: Sequence[dict[str, Any]] = ()
-    schema: dict[str, Any] | None = None
-    reads_tags: bool = False
+    grammar: str | None = None
+    specials: Mapping[str, int] | None = None
 
     def reader(self) -> Reader:
         """A reader for one choice."""
-        if self.schema is not None:
-            return DemandedCall()
-        return TaggedCalls() if self.reads_tags else Reader()
+        return CallReader(self.form, list(self.specials or ())) if self.form and self.grammar else Reader()
+
+    def told(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], Sequence[dict[str, Any]]]:
+        """Messages and tools for the chat template."""
+        if self.form is not None and self.form.is_own:
+            return told_plainly(messages, self.tools, self.form), ()
+        return [dict(message) for message in messages], self.tools
+
+    def settings_of(self, settings: Settings) -> Settings:
+        """The request's fields of `GenerationConfig`; the grammar takes the place of a schema, which is in it."""
+        if self.grammar is None:
+            return settings
+        found = {name: value for name, value in settings.items() if name != "json_schema"} | {"grammar": self.grammar}
+        return found | ({"skip_special_tokens": False} if self.specials else {})
 
 
-def plan_tools(body: ChatRequest, template: str, limits: Limits) -> ToolPlan:
-    """What the request's tools demand; `template` is the text of the chat template.
+def check_wish(wish: Wish, limits: Limits) -> None:
+    """Refuse what no bundle could do.
 
     Raises:
-        ApiError: too many or too big, a tool that is not there, or a free choice that this family has no form for.
+        ApiError: too many or too big, or a tool that is not there.
     """
-    tools, choice = body.tools or [], body.tool_choice
-    _check(tools, limits)
-    if not tools:
-        if choice not in (None, "none", "auto"):
-            raise ApiError(400, "tool_choice demands a tool, but no tools are given.", param="tool_choice")
-        return ToolPlan()
-    if choice == "none":
-        return ToolPlan()
-    documents = [tool.model_dump(exclude_none=True) for tool in tools]
-    if choice in (None, "auto"):
-        if _OPEN not in template:
-            raise ApiError(
-                400,
-                "This model's chat template has no form for tools that it may choose. Set tool_choice to 'required', "
-                "to a named function, or to 'none'.",
-                param="tool_choice",
-                code="unsupported_tool_choice",
-            )
-        return ToolPlan(documents, reads_tags=True)
-    if body.response_format is not None and body.response_format.type != "text":
-        raise ApiError(400, "response_format and a demanded tool exclude each other.", param="response_format")
-    wanted = tools
-    if isinstance(choice, NamedChoice):
-        wanted = [tool for tool in tools if tool.function.name == choice.function.name]
-        if not wanted:
-            raise ApiError(400, f"tool_choice names {choice.function.name!r}, which is no tool.", param="tool_choice")
-    return ToolPlan(documents, schema=call_schema(wanted))
-
-
-def call_schema(tools: Sequence[Tool]) -> dict[str, Any]:
-    """The schema of `{"name": ..., "arguments": {...}}` for one of these tools; their definitions move to its root."""
-    calls, definitions = [], dict[str, Any]()
-    for number, tool in enumerate(tools):
-        prefix = f"tool{number}_"
-        parameters = dict(tool.function.parameters or {"type": "object"})
-        for key in ("$defs", "definitions"):
-            for name, definition in dict(parameters.pop(key, None) or {}).items():
-                definitions[prefix + name] = _moved(definition, prefix)
-        properties = {"name": {"const": tool.function.name}, "arguments": _moved(parameters, prefix)}
-        required = ["name", "arguments"]
-        calls.append({"type": "object", "properties": properties, "required": required, "additionalProperties": False})
-    schema: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
-    more = {"$defs": definitions} if definitions else {}
-    return {**schema, **more, "x-guidance": _COMPACT}
-
-
-def _moved(schema: Any, prefix: str) -> Any:
-    if isinstance(schema, Mapping):
-        return {
-            name: _new_place(value, prefix) if name == "$ref" else _moved(value, prefix)
-            for name, value in schema.items()
-        }
-    return [_moved(item, prefix) for item in schema] if isinstance(schema, list) else schema
-
-
-def _new_place(reference: Any, prefix: str) -> Any:
-    for root in ("#/$defs/", "#/definitions/"):
-        if isinstance(reference, str) and reference.startswith(root):
-            return f"#/$defs/{prefix}{reference.removeprefix(root)}"
-    return reference
-
-
-def _check(tools: Sequence[Tool], limits: Limits) -> None:
-    if len(tools) > limits.tools:
+    if len(wish.tools) > limits.tools:
         raise ApiError(400, f"tools: at most {limits.tools} are taken.", param="tools")
-    names = [tool.function.name for tool in tools]
+    names = [tool.function.name for tool in wish.tools]
     if len(set(names)) < len(names):
         raise ApiError(400, "tools: two have the same name.", param="tools")
-    for number, tool in enumerate(tools):
+    for number, tool in enumerate(wish.tools):
         check_schema(tool.function.parameters, limits, f"tools.{number}.function.parameters")
+    if not names and (wish.is_named or wish.choice == "required"):
+        raise ApiError(400, "tool_choice demands a tool, but no tools are given.", param="tool_choice")
+    if wish.is_named and wish.choice not in names:
+        raise ApiError(400, f"tool_choice names {wish.choice!r}, which is no tool.", param="tool_choice")
 
 
-def _call_of(text: str) -> Call | None:
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(document, dict) or not isinstance(document.get("name"), str):
-        return None
-    arguments = document.get("arguments", document.get("parameters", {}))
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return Call(f"call_{uuid4().hex[:24]}", document["name"], written)
+async def plan(
+    bundle: LoadedBundle, wish: Wish, settings: Settings, messages: Sequence[Mapping[str, Any]], limits: Limits
+) -> ToolPlan:
+    """What a request's tools and messages demand of a bundle.
+
+    Args:
+        bundle: who answers.
+        wish: what the request says about tools.
+        settings: fields of `GenerationConfig`, among them the form that the text shall have.
+        messages: the conversation.
+        limits: see there.
+
+    Raises:
+        ApiError: see `check_wish`; or a form of the text that has no place beside calls.
+    """
+    check_wish(wish, limits)
+    has_called = any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
+    if not wish.tools and not has_called:
+        return ToolPlan()
+    if wish.wants_call:
+        if settings.get("ignore_eos"):
+            raise ApiError(400, "ignore_eos has no place beside tools: a call ends the text.", param="ignore_eos")
+        for name in ("json_schema", "regex", "grammar") if not wish.is_free else ("regex", "grammar"):
+            if name in settings:
+                raise ApiError(
+                    400,
+                    f"A text by {name} has no place beside "
+                    f"{'tools that the model may call' if wish.is_free else 'a call that is demanded'}: "
+                    f"set tool_choice to 'none'{'' if wish.is_free else ' or to auto'}.",
+                    param="response_format",
+                )
+    speech = await bundle.speech()
+    return await bundle.read("", lambda: plan_tools(wish, speech, limits, settings.get("json_schema")))
+
+
+def plan_tools(wish: Wish, speech: Speech, limits: Limits, answer: Any = None) -> ToolPlan:
+    """What tools demand of the text; `answer` is the schema that it has where it is no call, None where it is free."""
+    form = speech.form
+    if not wish.wants_call:
+        return ToolPlan(form)
+    documents = [tool.model_dump(exclude_none=True) for tool in wish.tools]
+    wanted = [tool for tool in wish.tools if not wish.is_named or tool.function.name == wish.choice]
+    is_usual = wish.is_free and not form.is_own  # a model that was trained for tools ends its calls by itself
+    is_several = is_usual if wish.is_parallel is None else wish.is_parallel
+    most = limits.calls if is_several and not wish.is_named and form.separator is not None else 1
+    parts = form.opening + form.middle + (form.separator or "") + form.closing
+    is_special = any(text in parts for text in speech.specials)
+    grammar = call_grammar(wanted, speech, most=most, is_free=wish.is_free, answer=answer)
+    return ToolPlan(form, documents, grammar, speech.specials if is_special else None)
+
+
+def call_grammar(
+    tools: Sequence[Tool], speech: Speech, *, most: int = 1, is_free: bool = False, answer: Any = None
+) -> str:
+    """A grammar in Lark's notation: calls of these tools, or text in which they may begin.
+
+    Args:
+        tools: of which one must be called.
+        speech: of the bundle.
+        most: calls in one answer.
+        is_free: text may come before the calls, or instead of them.
+        answer: the schema of a text without calls.
+    """
+    form, specials = speech.form, speech.specials
+    rules = [f"call_id: /{_ID}/"]
+    for number, tool in enumerate(tools):
+        schema = finite_schema(tool.function.parameters or {"type": "object"}, speech.context)
+        if isinstance(schema, dict):
+            schema = {
+                **schema,
+                "x-guidance": {**schema.get("x-guidance", {}), "whitespace_pattern": None, **_AS_WRITTEN},
+            }
+        name = json.dumps(tool.function.name)
+        rules.append(f"call_{number}: {name} {_spelled(form.middle, specials)} %json {json.dumps(schema)}")
+    rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(tools))))
+    more = (
+        f"({_spelled(form.separator, specials)} call){{0,{most - 1}}}"
+        if form.separator is not None and most > 1
+        else ""
+    )
+    tail = f"call {more} {_spelled(form.closing, specials)}"
+    if not is_free:
+        return _grammar([f"start: {_spelled(form.opening, specials)} {tail}", *rules])
+    if answer is not None:
+        schema = json.dumps(finite_schema(answer, speech.context))
+        return _grammar(
+            [f"start: answer | {_spelled(form.opening, specials)} {tail}", f"answer: %json {schema}", *rules]
+        )
+    return _grammar([*_free_start(form, speech, tail), *rules])
+
+
+def _grammar(rules: Sequence[str]) -> str:
+    return "\n".join(["%llguidance {}", *rules, ""])
+
+
+def _free_start(form: CallForm, speech: Speech, tail: str) -> list[str]:
+    """Rules of a text in which calls may begin: anywhere with their mark, or at the beginning where they have none."""
+    marker, specials = form.marker, speech.specials
+    used = {specials[marker]} if marker in specials else set()
+    others = sorted(set(specials.values()) - set(speech.eos_ids) - used)
+    other = [f"other: <[{','.join(map(str, others))}]>"] if others else []
+    lead = "(TEXT? other)*" if others else ""
+    rest = f"{_spelled(form.opening[len(marker) :], specials)} {tail}"
+    if not marker:
+        first = f"FIRST: /(?s:.+)/ & ~/{_pattern(form.opening, slash=True)}(?s:.*)/"
+        said = "FIRST? (other TEXT?)*" if others else "FIRST?"
+        return [f"start: {said} | {_spelled(form.opening, specials)} {tail}", "TEXT: /(?s:.+)/", first, *other]
+    if marker in specials:
+        return [f"start: {lead} TEXT? (<[{specials[marker]}]> {rest})?", "TEXT: /(?s:.+)/", *other]
+    begun = [f"begun[lazy]: ANY {json.dumps(marker, ensure_ascii=False)}", "ANY: /(?s:.*)/"]
+    return [f"start: {lead} TEXT? | {lead} begun {rest}", "TEXT: /(?s:.+)/", *begun, *other]
+
+
+def _spelled(text: str, specials: Mapping[str, int]) -> str:
+    """A text as a grammar has it: special tokens by number, ids of calls by their rule."""
+    marks = "|".join(map(re.escape, [ID_MARK, *sorted(specials, key=len, reverse=True)]))
+    found = []
+    for piece in re.split(f"({marks})", text):
+        if piece == ID_MARK:
+            found.append("call_id")
+        elif piece in specials:
+            found.append(f"<[{specials[piece]}]>")
+        elif piece:
+            found.append(json.dumps(piece, ensure_ascii=False))
+    return " ".join(found)
+
+
+def _pattern(text: str, *, slash: bool = False) -> str:
+    found = re.escape(text).replace(re.escape(ID_MARK), f"({_ID})")
+    return found.replace("/", r"\/").replace("\\\n", r"\n") if slash else found
 
 
 def _begins(text: str, mark: str) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError, ContextLengthError
@@ -18,6 +18,7 @@ from mirrorsd.runtime import CancelToken, Chunk, GenerationConfig, MirrorPipelin
 from mirrorsd.runtime.decoding.request import check_prompt_fits
 from mirrorsd.runtime.sampling.noise import nth_seed
 from mirrorsd.runtime.text.messages import Message
+from mirrorsd.server.bundles.call_forms import Messages, Speech, read_form
 from mirrorsd.server.bundles.fingerprint import fingerprint
 from mirrorsd.server.bundles.reading import BrokenOff, Reading
 from mirrorsd.server.bundles.threaded import Threaded
@@ -41,6 +42,7 @@ class Part(NamedTuple):
 
 
 Event = Started | Part
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,7 @@ class LoadedBundle:
         self.context = pipe.manifest.target.context
         self.fingerprint = fingerprint(folder, pipe)
         self.created = int(time.time())
+        self._speech: Speech | None = None
         self._running: set[Threaded[Event]] = set()
         self._settings = settings
         with suppress(ConfigError):  # said to whoever asks for a constrained text
@@ -95,7 +98,7 @@ class LoadedBundle:
             ApiError: its template runs for ever.
             ContextLengthError: more than fits. What has too many bytes, tools included, is not read for that.
         """
-        found = await self._read(what, lambda: self.pipe.encode(**what))
+        found = await self.read(what, lambda: self.pipe.encode(**what))
         check_prompt_fits(len(found), self.context)
         return found
 
@@ -108,7 +111,7 @@ class LoadedBundle:
     ) -> list[int]:
         """As `encode`, of a conversation; `ends` says how its text ends: see `BundleTokenizer.encode_chat`."""
         read = partial(self.tokenizer.encode_chat, messages, tools, variables, **ends)
-        found = await self._read([messages, tools, variables], read)
+        found = await self.read([messages, tools, variables], read)
         check_prompt_fits(len(found), self.context)
         return found
 
@@ -118,9 +121,15 @@ class LoadedBundle:
         Raises:
             ContextLengthError: a text of too many bytes.
         """
-        return await self._read(text, lambda: self.tokenizer.encode(text, add_special_tokens=add_special))
+        return await self.read(text, lambda: self.tokenizer.encode(text, add_special_tokens=add_special))
 
-    async def _read(self, what: object, read: Callable[[], list[int]]) -> list[int]:
+    async def read(self, what: object, read: Callable[[], Found]) -> Found:
+        """What `read` makes of a request's words, on a thread, where they are not too many.
+
+        Raises:
+            ApiError: it takes too long.
+            ContextLengthError: the words have more bytes than the context can hold.
+        """
         size = len(json.dumps(what, ensure_ascii=False, default=str).encode("utf-8", "replace"))
         if size > self.context * self._settings.limits.token_bytes:
             raise ContextLengthError.of(self.context, f"the prompt, tools included, has {size} bytes")
@@ -132,6 +141,25 @@ class LoadedBundle:
             raise ApiError(
                 400, f"Reading the prompt took over {self._settings.limits.read_s:g} seconds and was broken off."
             ) from None
+
+    async def speech(self) -> Speech:
+        """How this bundle's model calls tools: read out of its chat template at the first request that has some.
+
+        Raises:
+            ApiError: its template runs for ever.
+        """
+        if self._speech is None:
+            self._speech = await self.read("", self._read_speech)
+        return self._speech
+
+    def _read_speech(self) -> Speech:
+        specials, eos_ids = self.tokenizer.special_tokens, self.pipe.manifest.tokens.eos_ids
+        ends = [self.tokenizer.decode([token], skip_special_tokens=False) for token in eos_ids]
+
+        def render(messages: Messages, tools: Sequence[Mapping[str, Any]], is_prompt: bool) -> str:
+            return self.tokenizer.render_chat(messages, tools, add_generation_prompt=is_prompt)
+
+        return Speech(read_form(render, ends), specials, eos_ids, self.context)
 
     async def predict(self, text: str) -> list[int]:
         """Token ids of a text that an answer will probably contain."""

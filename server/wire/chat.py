@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from mirrorsd.runtime.text.messages import joined_text
 from mirrorsd.server.wire.fields import JsonObject, PenalisedRequest, Wire
@@ -14,27 +14,35 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 class TextPart(Wire):
     """A piece of a message's content; others than text are refused, and no address is ever opened."""
 
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
     type: Literal["text"]
     text: str
 
 
 class FunctionCall(Wire):
-    """Which function an assistant called; `arguments` is JSON text."""
+    """Which function an assistant called; `arguments` is JSON text, or what it says."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
     name: str
-    arguments: str
+    arguments: str | JsonObject
 
 
 class ToolCall(Wire):
     """An assistant's call of a tool."""
 
-    id: str
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    id: str | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
 class Message(Wire):
-    """One turn of a conversation."""
+    """One turn of a conversation; what else it says is the template's to read."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
     role: Role
     content: str | list[TextPart] | None = None
@@ -57,6 +65,8 @@ class Message(Wire):
 
 class FunctionDefinition(Wire):
     """A function that the model may call; `parameters` is a JSON schema."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
     description: str | None = None

@@ -1,35 +1,67 @@
 """`/v1/responses`: the request. Nothing is stored: every request brings its whole conversation along."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from mirrorsd.server.wire.chat import GrammarFormat, ObjectFormat, RegexFormat, TextFormat
+from mirrorsd.server.wire.chat import FunctionDefinition, GrammarFormat, ObjectFormat, RegexFormat, TextFormat
 from mirrorsd.server.wire.fields import JsonObject, TextRequest, Wire
+
+_PARTS = ("input_text", "output_text", "reasoning_text", "summary_text", "text")
+_NEEDED = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": (),
+}
 
 
 class InputText(Wire):
     """A piece of a turn; others than text are refused."""
 
-    type: Literal["input_text", "output_text", "text"]
+    type: Literal["input_text", "output_text", "reasoning_text", "summary_text", "text"]
     text: str
 
 
-class InputMessage(Wire):
-    """One turn."""
+class InputItem(Wire):
+    """One item of a conversation: a message, a call of a tool, its result, or what a model thought."""
 
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[InputText]
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | list[InputText] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[InputText] | None = None
 
-    @field_validator("content", mode="before")
+    @field_validator("content", "output", mode="before")
     @classmethod
     def _refuse_media(cls, value: Any) -> Any:
         for part in value if isinstance(value, list) else ():
             kind = part.get("type") if isinstance(part, dict) else None
-            if isinstance(kind, str) and kind not in ("input_text", "output_text", "text"):
+            if isinstance(kind, str) and kind not in _PARTS:
                 raise ValueError("bundles read text only: no images, sounds or files, and no URL is ever opened")
         return value
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        missing = [name for name in _NEEDED[self.type] if getattr(self, name) is None]
+        if missing:
+            raise ValueError(f"an item of the type {self.type} needs {missing[0]}")
+        return self
+
+
+class FunctionTool(FunctionDefinition):
+    """A function that the model may call; here its fields stand beside the type."""
+
+    type: Literal["function"]
+
+
+class ToolName(Wire):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    name: str
 
 
 class SchemaTextFormat(Wire):
@@ -56,13 +88,16 @@ class TextOptions(Wire):
 class ResponseRequest(TextRequest):
     """A conversation to answer, in the newer form."""
 
-    input: str | Annotated[list[InputMessage], Field(min_length=1)]
+    model: str  # this interface has no model of its own choice
+    input: str | Annotated[list[InputItem], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     text: TextOptions | None = None
     metadata: dict[str, str] | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolName | None = None
+    parallel_tool_calls: bool | None = None
     # What would be silently wrong: refused where it says something.
-    tools: list[Any] | None = None
     previous_response_id: str | None = None
     conversation: Any = None
     background: bool | None = None

@@ -2,15 +2,20 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from mirrorsd.server import Running
+from mirrorsd.server.answers import tools
+from mirrorsd.server.bundles.call_forms import Speech
+from mirrorsd.server.settings import Limits
 
 openai = pytest.importorskip("openai")
 MESSAGES: list[Any] = [{"role": "user", "content": "Every morning the fox"}]
 LONG = {"ignore_eos": True}
+PLAN = tools.plan_tools
 COMPACT = {"x-guidance": {"whitespace_flexible": False}}
 SCHEMA = {
     "type": "object",
@@ -26,10 +31,8 @@ TOOLS: list[Any] = [
             "name": name,
             "parameters": {
                 "type": "object",
-                "properties": {"city": {"$ref": "#/$defs/city"}},
+                "properties": {"city": {"enum": ["Rome", "Oslo"]}},
                 "required": ["city"],
-                "additionalProperties": False,
-                "$defs": {"city": {"enum": ["Rome", "Oslo"]}},
             },
         },
     }
@@ -183,30 +186,74 @@ def test_a_demanded_tool_is_called(client: Any, choice: Any) -> None:
     assert found.finish_reason == "tool_calls"
 
 
-def test_a_tool_that_may_be_called_is_read_out_of_the_text(client: Any, serving: Running) -> None:
-    bundle = serving.service.shelf.loaded["tiny"]
-    text = r'well <tool_call>\n\{"name": "weather", "arguments": \{"city": "Oslo"\}\}\n</tool_call>'
-    settings = {"tools": TOOLS[:1], "max_tokens": 200}
-    wanted = {"response_format": {"type": "regex", "regex": text}}
-    usual, bundle.chat_template = bundle.chat_template, "a family with <tool_call>"
-    try:
-        answer = chat(client, **{**settings, "extra": {"ignore_eos": False, **wanted}})
-        chunks = list(chat(client, stream=True, **{**settings, "extra": {"ignore_eos": False, **wanted}}))
-    finally:
-        bundle.chat_template = usual
-    assert answer.choices[0].finish_reason == "tool_calls"
-    assert answer.choices[0].message.content == "well "
-    assert json.loads(answer.choices[0].message.tool_calls[0].function.arguments) == {"city": "Oslo"}
+def calling(wish: tools.Wish, speech: Speech, limits: Limits, answer: Any = None) -> tools.ToolPlan:
+    """A plan by which the text is words and then a call: the tiny model would not choose to call."""
+    found = PLAN(wish._replace(choice="time", is_named=True), speech, limits, answer)
+    assert found.grammar is not None
+    return replace(found, grammar=found.grammar.replace("start: ", 'start: "I look.\\n" '))
+
+
+@pytest.mark.parametrize("choice", [None, "auto"])
+def test_tools_are_free_where_nothing_is_demanded(client: Any, choice: str | None) -> None:
+    """Whatever the template: the tiny model's takes no tools, so that our own form tells them."""
+    settings: dict[str, Any] = {"tools": TOOLS, "max_tokens": 40, "extra": {"ignore_eos": False}}
+    settings |= {"tool_choice": choice} if choice else {}
+    answer = chat(client, **settings).choices[0]
+    assert answer.finish_reason in ("stop", "length", "tool_calls")
+    assert answer.message.content or answer.message.tool_calls
+    assert chat(client, tools=TOOLS, tool_choice="none").choices[0].message.tool_calls is None
+
+
+def test_a_tool_that_may_be_called_is_read_out_of_the_text(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "plan_tools", calling)
+    settings: dict[str, Any] = {"tools": TOOLS, "max_tokens": 200, "extra": {"ignore_eos": False}}
+    answer = chat(client, **settings).choices[0]
+    assert answer.finish_reason == "tool_calls"
+    assert answer.message.content == "I look."
+    assert answer.message.tool_calls[0].function.name == "time"
+    chunks = list(chat(client, stream=True, **settings))
     pieces = [call for c in chunks if c.choices for call in c.choices[0].delta.tool_calls or []]
     assert [bool(piece.id) for piece in pieces] == [True, False]
+    assert pieces[1].function.arguments == answer.message.tool_calls[0].function.arguments
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
-def test_tools_of_a_family_without_a_form_are_refused_unless_demanded(client: Any) -> None:
-    with pytest.raises(openai.BadRequestError) as found:
-        chat(client, tools=TOOLS)
-    assert found.value.param == "tool_choice"
-    assert chat(client, tools=TOOLS, tool_choice="none").choices[0].message.tool_calls is None
+def test_a_second_turn_shows_calls_and_results_to_a_template_without_tools(client: Any) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    turns = [*MESSAGES, said, {"role": "tool", "tool_call_id": "c1", "content": "rain"}]
+    plain = chat(client, messages=[*MESSAGES, {"role": "user", "content": "rain"}])
+    for given in ({}, {"tools": TOOLS[:1]}):
+        answer = chat(client, messages=turns, extra={"ignore_eos": False}, **given)
+        assert answer.usage.prompt_tokens > plain.usage.prompt_tokens + 10
+
+
+def test_tools_in_responses(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    settings: dict[str, Any] = {"model": "tiny", "input": MESSAGES, "tools": told}
+    answer = client.responses.create(tool_choice="required", **settings)
+    call = answer.output[0]
+    assert (len(answer.output), call.type, answer.status) == (1, "function_call", "completed")
+    assert json.loads(call.arguments)["city"] in ("Rome", "Oslo")
+    turns = [
+        *MESSAGES,
+        {"type": "reasoning", "id": "rs_1", "summary": []},
+        {"type": "function_call", "call_id": call.call_id, "name": call.name, "arguments": call.arguments},
+        {"type": "function_call_output", "call_id": call.call_id, "output": "rain"},
+    ]
+    again = client.responses.create(**{**settings, "input": turns}, max_output_tokens=8)
+    assert again.usage.input_tokens > answer.usage.input_tokens + 10
+    monkeypatch.setattr(tools, "plan_tools", calling)
+    with client.responses.stream(**settings) as stream:
+        events = list(stream)
+        found = stream.get_final_response()
+    assert [item.type for item in found.output] == ["message", "function_call"]
+    assert found.output_text == "I look."
+    kinds = [event.type for event in events]
+    assert kinds.count("response.output_item.added") == kinds.count("response.output_item.done") == 2
+    given = "".join(event.delta for event in events if event.type == "response.function_call_arguments.delta")
+    assert json.loads(given) == json.loads(found.output[1].arguments)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
 
 
 def test_completions_of_text_tokens_and_several_prompts(client: Any) -> None:
@@ -241,6 +288,15 @@ def test_responses_in_text_and_json(client: Any) -> None:
     assert json.loads(found.output_text)["place"] in ("river", "forest")
     assert kinds[0] == "response.created"
     assert kinds[-1] == "response.completed"
+
+
+def test_responses_need_a_model_and_have_every_field(client: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as found:
+        client.post("/responses", body={"input": "x"}, cast_to=object)
+    assert found.value.param == "model"
+    answer = client.responses.create(model="tiny", input="Every morning", max_output_tokens=4)
+    needed = "completed_at instructions metadata reasoning service_tier store text tool_choice tools top_logprobs usage"
+    assert set(needed.split()) <= answer.model_fields_set | set(answer.model_extra or {})
 
 
 def test_a_second_turn_finds_the_first_in_the_cache(client: Any) -> None:

@@ -12,7 +12,7 @@ from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.runtime.text.constraint import Constraint, ConstraintCompiler
 from mirrorsd.runtime.text.tokenizer import BundleTokenizer
 
-VOCAB = 261
+VOCAB, CONTEXT = 261, 512
 END, AB, ABC = 256, 257, 258
 
 
@@ -27,7 +27,7 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> ConstraintCompiler:
     tokenizer.add_special_tokens(["<end>"])
     (folder / "tokenizer").mkdir()
     tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
-    return ConstraintCompiler(BundleTokenizer(folder), VOCAB, (END,))
+    return ConstraintCompiler(BundleTokenizer(folder), VOCAB, (END,), CONTEXT)
 
 
 def constraint_of(compiler: ConstraintCompiler, **settings: str) -> Constraint:
@@ -133,13 +133,13 @@ def test_without_the_package_the_error_names_what_installs_it(
 
 
 def test_a_model_without_an_end_cannot_end_a_form(compiler: ConstraintCompiler) -> None:
-    endless = ConstraintCompiler(compiler._tokenizer, VOCAB, ())
+    endless = ConstraintCompiler(compiler._tokenizer, VOCAB, (), CONTEXT)
     with pytest.raises(ConfigError, match="regex needs a model with an end-of-sequence token"):
         endless.compile(GenerationConfig(regex="a"))
 
 
 def test_a_vocabulary_that_is_smaller_than_the_tokenizer_is_cut(compiler: ConstraintCompiler) -> None:
-    small = ConstraintCompiler(compiler._tokenizer, 200, (END,))
+    small = ConstraintCompiler(compiler._tokenizer, 200, (END,), CONTEXT)
     constraint = small.compile(GenerationConfig(regex="abc"))
     assert constraint is not None
     assert constraint.allowed(200).shape == (200,)

@@ -1,0 +1,232 @@
+"""How a template writes calls is read out of it; what comes by that form is allowed and read, wherever it is cut."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from mirrorsd.graphs import names
+from mirrorsd.runtime.config import GenerationConfig
+from mirrorsd.runtime.text.constraint import Constraint, ConstraintCompiler
+from mirrorsd.runtime.text.tokenizer import BundleTokenizer
+from mirrorsd.server.answers.tools import CallReader, Wish, plan_tools
+from mirrorsd.server.bundles.call_forms import ID_MARK, OWN, CallForm, Speech, read_form, told_plainly
+from mirrorsd.server.settings import Limits
+from mirrorsd.server.wire.chat import Tool
+
+END, CONTEXT = "<|end|>", 1024
+SPECIALS = (END, "[CALLS]", "<|calls|>", "<|call|>", "<|sep|>", "<|/call|>", "<|/calls|>")
+TOLD = "{% if tools %}{{ tools | tojson }}{% endif %}"
+SAID = "<{{ m.role }}>{{ m.content or '' }}"
+ENDED = END + "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+NAME, GIVEN = "{{ c.function.name }}", "{{ c.function.arguments | tojson }}"
+
+
+def template(calls: str, told: str = TOLD) -> str:
+    return f"{told}{{% for m in messages %}}{SAID}{{% if m.tool_calls %}}{calls}{{% endif %}}{ENDED}"
+
+
+def each(call: str, between: str = "") -> str:
+    return f"{{% for c in m.tool_calls %}}{call}{{% if not loop.last %}}{between}{{% endif %}}{{% endfor %}}"
+
+
+ONLY = "{% if m.tool_calls | length > 1 %}{{ raise_exception('one call at once') }}{% endif %}"
+LINE = "{{ '\\n' }}"
+TAGGED = f'{LINE}<tool_call>\n{{"name": "{NAME}", "arguments": {GIVEN}}}\n</tool_call>'
+LISTED = f'{{"name": "{NAME}", "arguments": {GIVEN}, "id": "{{{{ c.id }}}}"}}'
+FENCED = f"<|call|>function<|sep|>{NAME}\n```json\n{GIVEN}\n```<|/call|>"
+ITEMS = "{% for k, v in c.function.arguments.items() %}<{{ k }}>{{ v }}</{{ k }}>{% endfor %}"
+SPELLED = f"<function={NAME}>{ITEMS}"
+TEMPLATES = {
+    "in tags": template(each(TAGGED)),
+    "a list behind a special token": template(f"[CALLS][{each(LISTED, ', ')}]"),
+    "JSON alone": template(ONLY + each(f'{{"name": "{NAME}", "parameters": {GIVEN}}}')),
+    "fenced between special tokens": template(f"<|calls|>{each(FENCED, LINE)}<|/calls|>"),
+    "parameters as elements": template(each(SPELLED)),
+    "tools are not told": template(each(TAGGED), told=""),
+    "tools are refused": "{% if tools %}{{ raise_exception('no tools') }}{% endif %}" + template(""),
+}
+FORMS = {
+    "in tags": CallForm(
+        '<tool_call>\n{"name": "', '", "arguments": ', '}\n</tool_call>\n<tool_call>\n{"name": "', "}\n</tool_call>"
+    ),
+    "a list behind a special token": CallForm(
+        '[CALLS][{"name": "', '", "arguments": ', f', "id": "{ID_MARK}"}}, {{"name": "', f', "id": "{ID_MARK}"}}]'
+    ),
+    "JSON alone": CallForm('{"name": "', '", "parameters": ', None, "}"),
+    "fenced between special tokens": CallForm(
+        "<|calls|><|call|>function<|sep|>",
+        "\n```json\n",
+        "\n```<|/call|>\n<|call|>function<|sep|>",
+        "\n```<|/call|><|/calls|>",
+    ),
+}
+TOOLS = [
+    Tool.model_validate({"type": "function", "function": {"name": "look", "parameters": parameters}})
+    for parameters in [{"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}]
+] + [Tool.model_validate({"type": "function", "function": {"name": "wait"}})]
+CALLS = [("look", {"at": "a </tool_call> in it, é"}), ("wait", {})]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], BundleTokenizer]:
+    """A tokenizer of single bytes and special tokens, with a template."""
+
+    def make(template: str) -> BundleTokenizer:
+        folder = tmp_path_factory.mktemp("bundle") / names.TOKENIZER_FOLDER
+        folder.mkdir()
+        letters = {letter: place for place, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+        tokenizer = Tokenizer(models.BPE(letters, []))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.add_special_tokens(list(SPECIALS))
+        tokenizer.save(str(folder / "tokenizer.json"))
+        (folder / names.CHAT_TEMPLATE_FILE).write_text(template)
+        return BundleTokenizer(folder.parent)
+
+    return make
+
+
+def form_of(tokenizer: BundleTokenizer) -> CallForm:
+    def render(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], is_prompt: bool) -> str:
+        return tokenizer.render_chat(messages, tools, add_generation_prompt=is_prompt)
+
+    return read_form(render, [END])
+
+
+@pytest.fixture(scope="module")
+def speak(make: Callable[[str], BundleTokenizer]) -> Callable[[CallForm], tuple[Speech, ConstraintCompiler]]:
+    """What the server knows about a bundle with a form, and who compiles its grammars."""
+    tokenizer = make("")
+    end = tokenizer.special_tokens[END]
+    compiler = ConstraintCompiler(tokenizer, 256 + len(SPECIALS), (end,), CONTEXT)
+    return lambda form: (Speech(form, tokenizer.special_tokens, [end], CONTEXT), compiler)
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_a_form_is_read_out_of_a_template_else_it_is_ours(make: Callable[[str], BundleTokenizer], kind: str) -> None:
+    assert form_of(make(TEMPLATES[kind])) == FORMS.get(kind, OWN)
+
+
+def test_templates_without_system_messages_are_noticed(make: Callable[[str], BundleTokenizer]) -> None:
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + template("", "")
+    assert not form_of(make(refusing)).has_system
+
+
+def written(form: CallForm, calls: Sequence[tuple[str, dict[str, Any]]]) -> str:
+    return form.written([(name, json.dumps(given, ensure_ascii=False)) for name, given in calls]).replace(
+        ID_MARK, "abc123XYZ"
+    )
+
+
+def read_all(reader: CallReader, text: str, size: int) -> tuple[str, list[tuple[str, Any]], list[str]]:
+    found, calls = "", []
+    for read in [*(reader.push(text[at : at + size]) for at in range(0, len(text), size)), reader.finish()]:
+        found += read.text
+        calls += read.calls
+    return found, [(call.name, json.loads(call.arguments)) for call in calls], [call.id for call in calls]
+
+
+def count_of(form: CallForm) -> int:
+    return 1 if form.separator is None else 2
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 500])
+@pytest.mark.parametrize("form", [*FORMS.values(), OWN], ids=[*FORMS, "ours"])
+def test_calls_are_found_wherever_the_text_is_cut(form: CallForm, size: int) -> None:
+    calls = CALLS[: count_of(form)]
+    lead = "I look.\n" if form.marker else ""
+    text = lead + written(form, calls)
+    found, read, ids = read_all(CallReader(form, SPECIALS), text, size)
+    assert (found, read) == (lead.rstrip("\n"), calls)
+    assert len(set(ids)) == len(ids) or ids == ["abc123XYZ"] * 2
+    assert (ID_MARK in form.closing) == (ids[0] == "abc123XYZ")
+
+
+@pytest.mark.parametrize("text", ["a < b", "<tool", '<tool_call>\n{"name": "look", "argu', "</tool_call>", "so\n\n"])
+@pytest.mark.parametrize("size", [1, 4, 100])
+def test_what_is_no_call_stays_text(text: str, size: int) -> None:
+    assert read_all(CallReader(OWN), text, size) == (text, [], [])
+
+
+def test_an_answer_in_json_is_no_call_where_calls_have_no_mark() -> None:
+    form = FORMS["JSON alone"]
+    for text in ('{"names": ["a"]}', 'It is {"name": "look", "parameters": {}}', '{"name": 5}'):
+        assert read_all(CallReader(form), text, 3) == (text, [], [])
+
+
+def test_a_last_call_may_lack_what_closes_it() -> None:
+    text = written(OWN, CALLS[1:])
+    assert read_all(CallReader(OWN), text.removesuffix(OWN.closing), 3)[:2] == ("", CALLS[1:])
+
+
+def steps(constraint: Constraint, tokens: Sequence[int], vocab_size: int) -> Iterator[bool]:
+    """Whether each token may come after those before it."""
+    for token in tokens:
+        may_come = bool(constraint.allowed(vocab_size)[token])
+        yield may_come
+        if not may_come:
+            return
+        constraint.advance(token)
+
+
+def is_allowed(speak: Any, form: CallForm, text: str, **wish: Any) -> bool:
+    """Whether the grammar of a wish allows a whole answer and its end."""
+    speech, compiler = speak(form)
+    plan = plan_tools(Wish(TOOLS, **wish), speech, Limits(), wish.pop("answer", None))
+    constraint = compiler.compile(GenerationConfig(grammar=plan.grammar))
+    assert constraint is not None
+    tokens = [*(compiler._tokenizer.encode(text) if text else ()), speech.eos_ids[0]]
+    return all(steps(constraint, tokens, 256 + len(SPECIALS)))
+
+
+@pytest.mark.parametrize("form", [*FORMS.values(), OWN], ids=[*FORMS, "ours"])
+def test_a_grammar_allows_calls_of_its_form_and_text(speak: Any, form: CallForm) -> None:
+    one, calls = written(form, CALLS[:1]), CALLS[: count_of(form)]
+    assert is_allowed(speak, form, one)
+    assert is_allowed(speak, form, one, choice="required")
+    assert is_allowed(speak, form, one, choice="look", is_named=True)
+    assert not is_allowed(speak, form, one, choice="wait", is_named=True)
+    assert is_allowed(speak, form, "Only words, 1 < 2.")
+    assert is_allowed(speak, form, "")
+    assert not is_allowed(speak, form, "Only words.", choice="required")
+    assert is_allowed(speak, form, written(form, calls), is_parallel=True)
+    assert is_allowed(speak, form, written(form, calls), is_parallel=False) == (len(calls) == 1)
+    if form.marker:
+        assert is_allowed(speak, form, f"I look.\n{one}")
+
+
+@pytest.mark.parametrize("form", [*FORMS.values(), OWN], ids=[*FORMS, "ours"])
+@pytest.mark.parametrize("call", [("look", {}), ("look", {"at": "a", "more": 1}), ("other", {}), ("wait", {"at": "a"})])
+def test_a_call_that_has_begun_has_a_name_and_its_schema(speak: Any, form: CallForm, call: Any) -> None:
+    assert not is_allowed(speak, form, written(form, [call]))
+    assert not is_allowed(speak, form, written(form, [call]), choice="required")
+
+
+OPEN = [{"role": "user", "content": "Is it wet?"}]
+CALLED = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "look", "arguments": {"at": "x"}}}]}
+RESULTS = [{"role": "tool", "content": "wet"}, {"role": "tool", "content": [{"type": "text", "text": "cold"}]}]
+
+
+def test_a_template_that_knows_no_tools_gets_them_as_words() -> None:
+    tools = [tool.model_dump(exclude_none=True) for tool in TOOLS]
+    messages = [*OPEN, CALLED, *RESULTS, {"role": "user", "content": "So?"}]
+    found = told_plainly(messages, tools, OWN)
+    assert [message["role"] for message in found] == ["system", "user", "assistant", "user"]
+    assert all(set(message) == {"role", "content"} for message in found)
+    assert '"name":"wait"' in found[0]["content"]
+    assert found[2]["content"] == '<tool_call>\n{"name": "look", "arguments": {"at": "x"}}\n</tool_call>'
+    assert [part in found[3]["content"] for part in ("wet", "cold", "So?")] == [True] * 3
+    assert messages[0] == OPEN[0]
+
+
+def test_a_system_message_keeps_its_words_and_may_be_none() -> None:
+    tools = [TOOLS[1].model_dump(exclude_none=True)]
+    both = told_plainly([{"role": "system", "content": "Be brief."}, *OPEN], tools, OWN)
+    assert both[0]["content"].startswith("Be brief.\n\n")
+    assert len(both) == 2
+    without = told_plainly(OPEN, tools, CallForm("<c>", "|", None, "</c>", is_own=True, has_system=False))
+    assert [message["role"] for message in without] == ["user"]
+    assert without[0]["content"].endswith("Is it wet?")
