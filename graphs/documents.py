@@ -28,6 +28,10 @@ _WRONG_TYPE = re.compile(r"^Expected `(\w+)(?: \| null)?`")
 _MISSING = re.compile(r"^Object missing required field `(.+)`")
 
 
+_LONGEST = 2000
+"""Characters of an error: a value of a thousand and what surrounds it are shown whole."""
+
+
 class DocumentError(ValueError):
     """What is wrong with a document; `str` of it goes on from the document's name: "is not valid JSON (...)".
 
@@ -49,7 +53,7 @@ class DocumentError(ValueError):
         expected: str = "",
         known: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(words)
+        super().__init__(words if len(words) <= _LONGEST else f"{words[:_LONGEST]} ...")
         self.flaw, self.where, self.found, self.expected, self.known = flaw, where, found, expected, known
 
     @property

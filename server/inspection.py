@@ -1,5 +1,6 @@
 """What the server says about itself: models, health, metrics, properties, seats, tokens."""
 
+from functools import partial
 from typing import Any
 
 from mirrorsd import __version__
@@ -131,5 +132,5 @@ async def apply_template(service: Service, exchange: Exchange, body: TemplateReq
         tools = await plan(bundle, Wish(body.tools or ()), {}, messages, service.settings.limits)
         messages, told = tools.told(messages)
         variables = body.chat_template_kwargs or {}
-        tokens = await bundle.encode_chat(messages, told, variables, **conversation_ends(body))
-        await exchange.json({"prompt": bundle.tokenizer.decode(tokens, skip_special_tokens=False)})
+        render = partial(bundle.tokenizer.render_chat, messages, told, variables, **conversation_ends(body))
+        await exchange.json({"prompt": await bundle.read([messages, told, variables], render)})

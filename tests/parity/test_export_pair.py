@@ -165,7 +165,7 @@ def test_a_killed_export_goes_on_from_its_finished_stages(
     _kill(llama_pair, pair, stage)
     with (pair / ".out.mirror.partial" / "target" / "weights.bin").open("ab") as stream:
         stream.write(b"half-written")
-    (pair / ".out.mirror.partial" / "tokenizer").mkdir()
+    (pair / ".out.mirror.partial" / "tokenizer").mkdir(exist_ok=True)
     progress: list[str] = []
     export_pair(
         pair / "target",
