@@ -40,6 +40,8 @@ _SIZES = (
 _LICENCE_MARKS = {"Apache License": "Apache-2.0", "MIT License": "MIT", "BSD 3-Clause": "BSD-3-Clause"}
 
 
+_MOST_LABELS = 1_000_000
+"""Names that transformers makes of a number in config.json before anything else is looked at."""
 WHOLE_BYTES = 1 << 30
 """Up to this the float32 numbers of a whole model are held at once, for a moment, to run it as transformers does."""
 
@@ -225,6 +227,12 @@ def _completed(folder: Path, role: Role, written: dict[str, Any], num_tensors: i
                     f"the {role}'s {path} has {name} {value}; {folder} holds {num_tensors} tensors, fewer than one for "
                     "each: its config.json and its weights do not belong together"
                 )
+    labels = written.get("num_labels")
+    if isinstance(labels, int | float) and not abs(labels) <= _MOST_LABELS:
+        raise ExportError(
+            f"the {role}'s {path} has num_labels {labels!r}, and transformers makes a name for each; expected at most "
+            f"{_MOST_LABELS}, or none: a language model has no labels"
+        )
     try:
         config = completed(written)
     except ValueError as error:

@@ -192,6 +192,7 @@ def test_a_damaged_index_is_refused_with_its_place(folder: Path, index: object, 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"num_labels": 10**20}, "has num_labels 100000000000000000000.*a language model has no labels"),
         ({"num_attention_heads": 0}, "has num_attention_heads 0; expected a whole number of 1 or more"),
         ({"num_attention_heads": True}, "has num_attention_heads True"),
         ({"num_attention_heads": "2"}, "has num_attention_heads '2'"),
