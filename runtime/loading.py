@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 
 _MEASURING_S = 0.2
-_FURTHER_ROWS = (16, 4, 2, 32)
-"""Measured behind a pass of one row and one of a window, as far as there is time."""
+_FURTHER_ROWS = (32, 16, 4, 2)
+"""Measured behind a pass of one row and one of a window, as far as there is time: the longest repeats first."""
 
 
 class Parts(NamedTuple):
