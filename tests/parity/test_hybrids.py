@@ -195,6 +195,15 @@ def test_a_saved_conversation_holds_its_states(pipe: MirrorPipeline, tmp_path: P
             assert found.stats.num_reused_tokens == min(num_saved, len(text) - 1)
 
 
+def test_stages_are_what_transformers_computes(hybrid_pair: Any) -> None:
+    """Prefill, single rows and windows with rejected rows, in the export's own comparison."""
+    by_stage = {result.stage: result for result in hybrid_pair.manifest.verify}
+    assert {"prefix", "exit2", "suffix", names.RECURRENCE} < by_stage.keys()
+    assert max(result.max_relative_error for result in by_stage.values()) <= 1e-4
+    assert min(result.top1_agreement for result in by_stage.values()) == 1.0
+    assert by_stage[names.RECURRENCE].max_abs_error == 0.0
+
+
 def test_what_states_take_is_counted(hybrid_pair: Any) -> None:
     target = hybrid_pair.manifest.target
     assert target.shape.attention_layers == (1,)
@@ -202,7 +211,6 @@ def test_what_states_take_is_counted(hybrid_pair: Any) -> None:
     assert target.shape.state_bytes == 3 * (conv + state) * 4
     assert target_cache_bytes(target) == 2 * 2 * target.capacity * 64 * 4 + MOST_STATES * target.shape.state_bytes
     assert hybrid_pair.manifest.used_files().count(names.stage_file(names.RECURRENCE)) == 1
-    assert {result.stage: result.max_abs_error for result in hybrid_pair.manifest.verify}[names.RECURRENCE] == 0.0
 
 
 def test_devices_without_the_recurrence_are_refused(hybrid_pair: Any) -> None:
