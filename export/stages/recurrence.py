@@ -75,8 +75,8 @@ def _mix(mixer: GatedDelta, hidden_states: Tensor, *, states: SegmentStates, **_
     counts = (torch.arange(hidden_states.shape[1]) < states.num_rows)[None, :, None].to(hidden_states.dtype)
     fed = Fed(given.conv, given.decay * counts, given.rate * counts)
     past = states.past[layer]
-    answer, (_, state) = recur(mixer, fed, past)
-    states.present[layer] = last_rows(past[0], fed.conv, states.num_rows), state
+    answer, after = recur(mixer, fed, past)
+    states.present[layer] = last_rows(past[0], fed.conv, states.num_rows), after[1]
     states.fed[layer] = fed
     return mixer.finish(answer, gate)
 
