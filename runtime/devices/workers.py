@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
 from mirrorsd.graphs.errors import DeviceError, GenerationError
-from mirrorsd.runtime.backends.protocol import TargetPass
+from mirrorsd.runtime.backends.protocol import TargetOutput, TargetPass
 from mirrorsd.runtime.devices.company import Company
 from mirrorsd.runtime.devices.tickets import Entry, Ticket
 
@@ -254,11 +254,12 @@ class DeviceWorker:
     def _do_together(self, entries: Sequence[Entry]) -> None:
         """Run jobs in one pass, or each by itself where there is one, or where the device could not."""
         company = self.company
-        results, failure = None, None
+        results: list[TargetOutput | None] | None = None
+        failure: BaseException | None = None
         if company is not None and len(entries) > 1:
             self._job_started = perf_counter()
             try:
-                results = company.run(entries)
+                results = [*company.run(entries)]
             except BaseException as error:  # whose rows it was cannot be told: each is asked alone
                 failure = error
             self._job_started = None

@@ -25,14 +25,16 @@ from mirrorsd.runtime.backends.protocol import NO_OUTPUT, TargetOutput, TargetPa
 from mirrorsd.runtime.ledger import Ledger, Span
 
 Caches = Mapping[str, ort.OrtValue]
-_ROWS_ASKED, _PAST = 8, 5
+_ROWS_ASKED, _PAST = 16, 6
 """A text's rows, and how many of them have passed, when a batch is asked whether it gives the bits of passes alone."""
 
 
 class BatchedSession(Protocol):
     """What a session has for a batch."""
 
-    caches: Caches
+    @property
+    def caches(self) -> Caches:
+        """Past and present keys and values, by name."""
 
     def rows_of(self, tokens: NDArray[np.int64], start: int, *, is_prefill: bool) -> NDArray[np.int64]:
         """What is computed for so many rows: whole groups."""
@@ -186,7 +188,7 @@ class OnnxBatch:
             own[slot] = list(range(at, at + count))
             slot_rows[slot] = own[slot] + [at + count - 1] * spare
             if one.with_logits is not None:
-                logit_rows += range(at, at + len(one.tokens))
+                logit_rows += range(at, at + count)  # whole groups here too
             seqlens, total, _ = self._lengths[slot]
             length = one.start + count + spare
             seqlens[0], total[()] = length - 1, length
@@ -288,7 +290,7 @@ def is_as_alone(batch: OnnxBatch, sessions: Sequence[Any], vocab_size: int) -> b
     """
     rows = np.arange(_ROWS_ASKED) * 7 % vocab_size
     texts = [rows, rows[::-1].copy()]
-    plans = [(_PAST, 1), (_PAST - 2, 3)]
+    plans = [(_PAST, 5), (_PAST - 1, 3)]
     found = []
     for session, text, (past, count) in zip(sessions, texts, plans, strict=True):
         session.prefill(text[:past], 0, ledger=Ledger())

@@ -101,7 +101,7 @@ class OnnxTargetModel:
 
     def _has_room(self) -> bool:
         weights = (self._bundle / self.entry.weights_file).stat().st_size
-        return psutil.virtual_memory().available > _ROOM * weights
+        return int(psutil.virtual_memory().available) > _ROOM * weights
 
     def leave_batches(self, session: "OnnxTarget") -> None:
         """Its caches are about to go."""
