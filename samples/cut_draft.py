@@ -8,15 +8,11 @@ right; it needs no second model to try a target with, and `mirrorsd train draft 
 
 import argparse
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-
-from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
-from mirrorsd.graphs.errors import MirrorError
-from mirrorsd.training.models.whole_model import load_whole
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 SMALL_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template.jinja", "LICENSE*", "README.md")
 
@@ -25,23 +21,34 @@ def cut(target: Path, out: Path, first: int, last: int) -> None:
     """Write the model of the first `first` and the last `last` layers of `target` into the folder `out`.
 
     Raises:
-        MirrorError: the target is no model that can be read.
-        SystemExit: it has fewer layers, or is laid out otherwise.
+        SystemExit: there is no such target, it is laid out otherwise, or it has fewer layers.
     """
-    checkpoint = open_checkpoint(target, "target")
-    num_layers = int(checkpoint.config["num_hidden_layers"])
+    if not target.exists():
+        raise SystemExit(f"{target} does not exist; give a Hugging Face folder or a GGUF file")
+    is_file = target.is_file()
+    place: dict[str, Any] = {"gguf_file": target.name} if is_file else {}
+    folder = target.parent if is_file else target
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **place)
+    if is_file:  # transformers marks it as quantised, and would not save it
+        whole = type(model)(model.config)
+        whole.load_state_dict(model.state_dict())
+        del whole.config.quantization_config
+        model = whole
+    if not isinstance(getattr(getattr(model, "model", None), "layers", None), torch.nn.ModuleList):
+        raise SystemExit(f"{target} is a {model.config.model_type}, which is not laid out like Llama")
+    num_layers = model.config.num_hidden_layers
     if first < 1 or last < 0 or first + last > num_layers:
         raise SystemExit(f"{target} has {num_layers} layers; --first {first} and --last {last} do not fit")
-    model: Any = load_whole(target)
-    if not isinstance(getattr(getattr(model, "model", None), "layers", None), torch.nn.ModuleList):
-        raise SystemExit(f"{target} is of the family {checkpoint.source.family}, which is not laid out like Llama")
     kept = [*range(first), *range(num_layers - last, num_layers)]
     model.model.layers = torch.nn.ModuleList(model.model.layers[number] for number in kept)
     if getattr(model.config, "layer_types", None) is not None:
         model.config.layer_types = [model.config.layer_types[number] for number in kept]
     model.config.num_hidden_layers = len(kept)
     model.save_pretrained(out)
-    for path in (path for pattern in SMALL_FILES for path in checkpoint.folder.glob(pattern)):
+    if is_file:
+        AutoTokenizer.from_pretrained(folder, **place).save_pretrained(out)
+        return
+    for path in (path for pattern in SMALL_FILES for path in target.glob(pattern)):
         shutil.copy(path, out)
 
 
@@ -52,7 +59,4 @@ if __name__ == "__main__":
     parser.add_argument("--first", type=int, default=3)
     parser.add_argument("--last", type=int, default=3)
     asked = parser.parse_args()
-    try:
-        cut(asked.target, asked.out, asked.first, asked.last)
-    except MirrorError as error:
-        sys.exit(f"error: {error}")
+    cut(asked.target, asked.out, asked.first, asked.last)

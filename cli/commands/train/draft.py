@@ -146,11 +146,9 @@ def draft(
     checkpoint = shared.open_target(target, trained=size, tokens=batch * length, threads=threads, device=device)
     runs = [("draft", streams, output), ("baseline", 0, output.with_name(f"{output.name}-s0"))][: 1 + baseline]
     shared.check_fresh(*(work / name for name, *_ in runs), resume=resume)
-    source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts)
-    shared.check_text(work, source, more_text or (), (batch, length), document_share)
-    shared.note_plan(source, seconds * len(runs), work)
-    loss = replace(loss, remembered_bytes=shared.spare_memory(checkpoint, trained=size, tokens=batch * length))
-    model = _train_all(checkpoint, plan, runs, ([work, *(more_text or ())], source, document_share), (config, loss))
+    source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts, more=tuple(more_text or ()))
+    shared.check_text(work, source, (batch, length), document_share, seconds * len(runs))
+    model = _train_all(checkpoint, plan, runs, (work, source, document_share, size), (config, loss))
     (print_json if as_json else print_report)(measure_drafts(model, output, runs[1][2] if baseline else None, work))
 
 
@@ -171,17 +169,19 @@ def _train_all(
     checkpoint: Any,
     plan: "DraftPlan",
     runs: list[tuple[str, int, Path]],
-    given: tuple[list[Path], shared.TextSource, float],
+    given: tuple[Path, shared.TextSource, float, int],
     how: tuple[Any, Any],
 ) -> Any:
     """Train the draft, and its baseline if `runs` has one; return the target."""
-    works, source, document_share = given
+    work, source, document_share, size = given
     config, loss = how
-    model, documents = open_target_and_text(checkpoint, source, works[0], document_share)
+    spare = shared.spare_memory(checkpoint, trained=size, tokens=loss.sequences * loss.length)
+    loss = replace(loss, remembered_bytes=spare)
+    model, documents = open_target_and_text(checkpoint, source, work, document_share)
     for name, num_streams, folder in runs:
-        text = training_text(works, documents, document_share)
-        places = (checkpoint.folder, works[0], folder)
-        _train(model, plan.make(model, num_streams), text, places, (replace(config, out=works[0] / name), loss))
+        text = training_text([work, *source.more], documents, document_share)
+        places = (checkpoint.folder, work, folder)
+        _train(model, plan.make(model, num_streams), text, places, (replace(config, out=work / name), loss))
     return model
 
 

@@ -1,6 +1,7 @@
 """`mirrorsd train head`: a drafting head that reads the hidden states of its target, trained on text by that target."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,8 @@ from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:
     from mirrorsd.training.divergence import LossMix
+    from mirrorsd.training.heads.head_shape import HeadPlan
+    from mirrorsd.training.heads.head_training import HeadTrainingConfig
 
 SHAPE, LOSS = "Shape", "Loss"
 _REPORTED_TEXTS = 40
@@ -101,18 +104,19 @@ def head(
     config = run_config(work / kind, (seconds, deadline, False), (save_every, report_every, count_cpu))
     checkpoint = shared.open_target(target, trained=0, tokens=batch * length, threads=threads, device=device)
     shared.check_fresh(work / kind, resume=resume)
-    source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts)
-    shared.check_text(work, source, more_text or (), (batch, length), document_share)
-    shared.note_plan(source, seconds, work)
-
-    def check(model: Any) -> None:
-        how.spans(plan.config(model).length)
-
+    source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts, more=tuple(more_text or ()))
+    shared.check_text(work, source, (batch, length), document_share, seconds)
+    check = partial(_check_plan, plan, how)
     model, documents = open_target_and_text(checkpoint, source, work, document_share, check)
     text = training_text([work, *(more_text or ())], documents, document_share)
     network = _train(model, plan, text, (work, output), (config, how))
     found = measure_head(model, network, work, checkpoint.eos_ids[0])
     print_json(found) if as_json else print_head_report(found)
+
+
+def _check_plan(plan: "HeadPlan", how: "HeadTrainingConfig", model: Any) -> None:
+    """Refuse what no head of this target can be, before the target writes any text."""
+    how.spans(plan.config(model).length)
 
 
 def _train(model: Any, plan: Any, text: Any, places: tuple[Path, Path], how: tuple[Any, Any]) -> Any:

@@ -1,6 +1,5 @@
 """What every `mirrorsd train` command begins with: a checked target that fits into memory, and text that it wrote."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -63,13 +62,17 @@ _HELD_BACK_TOKENS = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSource:
-    """Where prompts come from and how many; without a corpus, the text must be in the work folder already."""
+    """Where prompts come from and how many; without a corpus, the text must be in the work folder already.
+
+    `more` are other work folders, whose text is read too.
+    """
 
     corpus: Path | None
     held_back: Path | None
     count: int
     part: tuple[int, int] = (0, 1)
     longest_prompt: int | None = None
+    more: tuple[Path, ...] = ()
 
 
 def open_target(path: Path, *, trained: int, tokens: int, threads: int = 0, device: str = "cpu") -> "Checkpoint":
@@ -123,24 +126,19 @@ def load_target(checkpoint: "Checkpoint") -> Any:
     return model
 
 
-def check_text(
-    work: Path, source: TextSource, more_text: Sequence[Path], batch: tuple[int, int], document_share: float = 0.0
-) -> None:
-    """Refuse text that cannot be had, or is too little for one step, before the target is loaded or writes any.
+def check_text(work: Path, source: TextSource, batch: tuple[int, int], document_share: float, seconds: float) -> None:
+    """Refuse text that cannot be had, or is too little for one step, before the target writes any; then say what comes.
 
     Args:
         work: The folder that the target writes into.
         source: What it writes.
-        more_text: Other folders of that kind, which are read too.
         batch: Texts of a step, and tokens of each.
         document_share: The share of a step that is documents.
+        seconds: Of training.
 
     Raises:
         ConfigError: A corpus with bad lines, no corpus and no text, or too few tokens.
     """
-    from mirrorsd.training.text.self_prompts import PromptRules
-    from mirrorsd.training.text.self_text import SelfTextConfig
-
     only_held_back = document_share == 1 or not source.count
     if source.corpus is not None:
         _read_corpus(source.corpus, source.held_back)
@@ -151,20 +149,31 @@ def check_text(
             raise ConfigError(
                 f"{work / missing[0]} holds no text of the target; give --corpus, so that it can write some"
             )
-    for folder in more_text:
+    for folder in source.more:
         if not _has_text(folder / TEXT_FOLDER):
             raise ConfigError(
                 f"--more-text {folder}: {folder / TEXT_FOLDER} holds no text; give a --work of `train text`"
             )
+    _check_amount(work, source, batch, document_share, only_held_back=only_held_back)
+    writes = f"the target writes up to {source.count} texts into {work}, then " if source.corpus is not None else ""
+    note(f"{writes}{seconds:.0f} s of training (--seconds), then measuring on held-back text")
+
+
+def _check_amount(
+    work: Path, source: TextSource, batch: tuple[int, int], document_share: float, *, only_held_back: bool
+) -> None:
+    from mirrorsd.training.text.self_prompts import PromptRules
+    from mirrorsd.training.text.self_text import SelfTextConfig
+
     sequences, length = batch
     sequences -= round(document_share * sequences)
     if not sequences:
         return
-    if only_held_back and not more_text and not _has_text(work / TEXT_FOLDER):
+    if only_held_back and not source.more and not _has_text(work / TEXT_FOLDER):
         raise ConfigError(
             "--texts is 0, so that there is no text of the target: give more, --more-text, or documents alone"
         )
-    most = sum(map(_num_tokens, (folder / TEXT_FOLDER for folder in (work, *more_text))))
+    most = sum(map(_num_tokens, (folder / TEXT_FOLDER for folder in (work, *source.more))))
     if source.corpus is not None and not only_held_back:
         longest = source.longest_prompt or PromptRules().longest
         most += source.count * (longest + SelfTextConfig(end=0).max_new_tokens)
@@ -184,12 +193,6 @@ def _num_tokens(folder: Path) -> int:
     from mirrorsd.training.text.text_folder import load_texts
 
     return sum(len(text.tokens) for text in load_texts(folder)) if _has_text(folder) else 0
-
-
-def note_plan(source: TextSource, seconds: float, work: Path) -> None:
-    """Say at the start what comes, and what of it `--seconds` bounds."""
-    writes = f"the target writes up to {source.count} texts into {work}, " if source.corpus is not None else ""
-    note(f"{writes}then {seconds:.0f} s of training (--seconds), then measuring on held-back text")
 
 
 def prepare_texts(
