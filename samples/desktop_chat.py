@@ -28,14 +28,14 @@ class Window:
         self.text = tk.Text(root, wrap="word", width=72, height=24, font=("TkDefaultFont", 12), state="disabled")
         self.text.pack(fill="both", expand=True, padx=8, pady=8)
         bar = ttk.Frame(root)
-        bar.pack(fill="x", padx=8, pady=(0, 8))
+        bar.pack(fill="x", padx=8)
         self.entry = ttk.Entry(bar)
         self.entry.pack(side="left", fill="x", expand=True)
         self.entry.bind("<Return>", lambda _: self.ask())
         self.stop = ttk.Button(bar, text="Stop", command=lambda: self.cancel.cancel(), state="disabled")
         self.stop.pack(side="left", padx=(8, 0))
         self.status = ttk.Label(root, text="loading ...")
-        self.status.pack(fill="x", padx=8, pady=(0, 8))
+        self.status.pack(fill="x", padx=8, pady=8)
         for source, colour in COLOURS.items():
             self.text.tag_configure(source, foreground=colour)
         self.text.tag_configure("you", font=("TkDefaultFont", 12, "bold"))
@@ -58,24 +58,21 @@ class Window:
         self.entry.delete(0, "end")
         self.show(f"\n{question}\n", "you")
         self.messages.append({"role": "user", "content": question})
-        self.cancel = CancelToken()
-        self.stop["state"] = "normal"
+        self.cancel, self.stop["state"] = CancelToken(), "normal"
         threading.Thread(target=self.answer, args=(self.cancel,), daemon=True).start()
 
     def answer(self, cancel: CancelToken) -> None:
         """In a thread: stream the answer; every piece says where its first token came from."""
         said = ""
-        defaults = {"temperature": 0.8, "top_p": 0.95, "min_p": 0.05}
+        defaults = self.pipe.manifest.chat_defaults.generation
         try:
             for chunk in self.pipe.stream(messages=self.messages, max_new_tokens=400, cancel=cancel, **defaults):
                 said += chunk.text
                 self.events.put((chunk.tokens[0].source if chunk.tokens else "plain", chunk.text))
                 if chunk.result is not None:
                     self.events.put(("done", str(chunk.result.stats)))
-        except Cancelled:
-            self.events.put(("done", "stopped"))
-        except MirrorError as error:
-            self.events.put(("done", str(error)))
+        except (Cancelled, MirrorError) as error:
+            self.events.put(("done", "stopped" if isinstance(error, Cancelled) else str(error)))
         self.messages.append({"role": "assistant", "content": said})
 
     def poll(self) -> None:
@@ -83,8 +80,7 @@ class Window:
         while not self.events.empty():
             kind, text = self.events.get()
             if kind in ("ready", "done"):
-                self.stop["state"] = "disabled"
-                self.status["text"] = text
+                self.stop["state"], self.status["text"] = "disabled", text
             else:
                 self.status["text"] = f"now: {WORDS[kind]}   (green drafted, violet looked up, brown corrected)"
                 self.show(text, kind)
