@@ -2,8 +2,7 @@
 
     python samples/desktop_chat.py smollm2.mirror
 
-It imports nothing but mirrorsd and the standard library, and freezes as it is: `pyinstaller samples/desktop_chat.py`
-(docs/installing.md). The model works in a thread of its own; the window reads what it says from a queue.
+It imports nothing but mirrorsd and the standard library. The model works in a thread of its own.
 """
 
 import queue
