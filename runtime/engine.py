@@ -75,6 +75,7 @@ class Engine:
         self._process = os.getpid()
         self._left_for_later: list[threading.Thread] = []
         self._later: threading.Thread | None = None
+        self._is_waited_for = threading.Event()
         # An engine that is dropped without having been closed lets its threads end.
         self._end_workers = weakref.finalize(self, _end, self.draft_worker, self.preparing_worker, self.target_worker)
         self._end_workers.atexit = False
@@ -129,10 +130,13 @@ class Engine:
         """One line per device."""
         return [self.target_model.describe(), self.draft_model.describe()]
 
-    def leave_for_later(self, job: Callable[[Callable[[], bool]], object]) -> None:
-        """Keep a job that no first token needs for `settle`; it is told when to leave off."""
-        is_over = partial(_is_closed, weakref.ref(self))
-        self._left_for_later.append(threading.Thread(target=job, args=(is_over,), name="mirrorsd-later", daemon=True))
+    def leave_for_later(self, job: Callable[[Callable[[float], bool]], object]) -> None:
+        """Keep a job that no first token needs for `settle`.
+
+        It gets a function that rests so many seconds, or less where somebody waits, and says whether to leave off.
+        """
+        rest = partial(_rest, weakref.ref(self), self._is_waited_for)
+        self._left_for_later.append(threading.Thread(target=job, args=(rest,), name="mirrorsd-later", daemon=True))
 
     def settle(self, *, wait: bool = False) -> None:
         """Begin what was left for later, once, on a thread of its own. May be called from any thread."""
@@ -141,6 +145,7 @@ class Engine:
             later.start()
             self._later = later
         if wait and self._later is not None:
+            self._is_waited_for.set()
             self._later.join()
 
     def close(self) -> None:
@@ -156,6 +161,7 @@ class Engine:
         for session in sessions:
             session.finish_closing(max(0.0, until - perf_counter()))
         self._left_for_later.clear()
+        self._is_waited_for.set()
         if self._later is not None:
             self._later.join(_LATER_S)
         self._end_workers()
@@ -209,7 +215,8 @@ def rows_beside(target_ms: Curve) -> int:
     return max((rows for rows in _CHUNKS if most and interpolate(target_ms, rows) <= most), default=_CHUNKS[0])
 
 
-def _is_closed(engine: "weakref.ref[Engine]") -> bool:
+def _rest(engine: "weakref.ref[Engine]", is_waited_for: threading.Event, seconds: float) -> bool:
+    is_waited_for.wait(seconds)
     found = engine()
     return found is None or not found.is_open
 

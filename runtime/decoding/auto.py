@@ -141,7 +141,7 @@ class AutoSource:
         num_missing = self._num_missing
         self._free_guess = self._free_rows.guess()
         if windows is not None:
-            windows.budget = self._account.credit
+            windows.budget = self._account.trial_budget if self._is_trial else self._account.credit
         before = ledger.drafted_s
         if was_in_step:
             found = self._drafting.next(*done) if done is not None else Found(self._serial.fresh_window(), "fresh")
