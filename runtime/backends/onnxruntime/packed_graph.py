@@ -125,13 +125,15 @@ def _packed_nodes(nodes: Sequence[_Node], num_slots: int, spare_rows: int) -> It
             continue
         rows, attended = one.inputs[_ROWS], one.outputs[0]
         if spare_rows:
-            pads = [producers[name] for name in rows if name]
+            pads = [producers[name] for name in rows if name in producers]
             cuts = [reader for reader in nodes if attended in reader.inputs]
-            if [cut.operator for cut in cuts] != ["Slice"] or {pad.operator for pad in pads} != {"Pad"}:
+            if [cut.operator for cut in cuts] != ["Slice"] or [pad.operator for pad in pads] != ["Pad"] * sum(
+                map(bool, rows)
+            ):
                 raise NotPackableError(f"{one.name} has no spare rows of its own")
             if any(readers[pad.outputs[0]] != 1 for pad in pads):
                 raise NotPackableError(f"the spare rows of {one.name} are read elsewhere")
-            replaced |= {id(found) for found in (*pads, *cuts)}
+            replaced |= {id(left_out) for left_out in (*pads, *cuts)}
             rows, attended = [producers[name].inputs[0] if name else "" for name in rows], cuts[0].outputs[0]
         attentions[id(one)] = (rows, attended)
     for one in nodes:
