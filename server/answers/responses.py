@@ -8,7 +8,7 @@ from uuid import uuid4
 from mirrorsd.runtime.text.messages import text_of
 from mirrorsd.server.answers.figures import usage
 from mirrorsd.server.answers.job import Job, ping
-from mirrorsd.server.answers.settings_of import check_schema, format_settings, refuse_fields, text_settings
+from mirrorsd.server.answers.settings_of import check_schema, format_settings, refuse_fields, sampled, text_settings
 from mirrorsd.server.answers.tools import Call, Wish, plan
 from mirrorsd.server.bundles.loaded import seeded_configs
 from mirrorsd.server.service import Service
@@ -31,7 +31,8 @@ async def responses(service: Service, exchange: Exchange, body: ResponseRequest)
     )
     async with service.shelf.use(body.model) as bundle:
         limits = service.settings.limits
-        settings = text_settings(body, bundle.pipe.manifest.generation)
+        defaults = bundle.pipe.manifest.chat_settings(body.temperature)
+        settings = sampled(text_settings(body, defaults), defaults)
         settings["max_new_tokens"] = min(body.max_output_tokens or bundle.context, bundle.context)
         wanted = body.text.format if body.text is not None else None
         if isinstance(wanted, SchemaTextFormat):

@@ -17,6 +17,7 @@ import onnx_ir as ir
 import openvino as ov
 import pytest
 import torch
+from joint_rows import count_different
 
 from mirrorsd import GenerationConfig, MirrorPipeline
 from mirrorsd.export.bundle.draft_ir import write_draft
@@ -55,6 +56,8 @@ FIXTURES = {"llama": "llama_pair", "qwen3": "qwen3_pair"}
 SHARDED = {"gpt2", "olmo2"}
 PUBLISHED = {"llama": ("SmolLM2-135M-Instruct",)}
 """Checkpoints that were exported by hand, and whose texts were compared with Hugging Face's."""
+ALONE = {"gpt2", "opt"}
+"""Families whose conversations take turns: their positions are learned, so more than attention asks where a row is."""
 _INT8 = BlockChoice(bits=8)
 FORMATS = {"fp32": FLOAT_WEIGHTS, "int8": WeightFormats(layers=_INT8, head=_INT8, embedding=_INT8)}
 LARGEST_INT8_ERROR, SMALLEST_INT8_AGREEMENT = 0.45, 0.9
@@ -311,6 +314,10 @@ def check_text(bundle: Path, plan: TargetPlan, checkpoint: Checkpoint, llama_pai
         if is_invariant:
             session = pipe.engine.target_worker.run(pipe.engine.target_model.new_session)
             assert pipe.engine.target_worker.run(partial(largest_row_difference, session)) == 0.0
+            batch = pipe.engine.target_model.open_batch(2)
+            assert (batch is None) == (checkpoint.source.family in ALONE)
+            if batch is not None:
+                assert pipe.engine.target_worker.run(partial(count_different, pipe.engine.target_model, batch))[0] == 0
         plain, mirror, auto = (
             pipe.generate("The lighthouse keeper", config, method=method).token_ids
             for method in ("plain", "mirror", "auto")

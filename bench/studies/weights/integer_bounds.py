@@ -1,9 +1,9 @@
 """What the bounds of integer products decide: exports of one pair with other bounds, their quality and their passes.
 
-    python bench/studies/integer_bounds.py TARGET DRAFT --set most_error=0.0005 --set most_error=1 --set dearer=1.0
+    python bench/studies/weights/integer_bounds.py TARGET DRAFT --set most_error=0.0005 --set most_error=1
 
-The first row has the bounds as they are, each further one those that it names (joined by commas): `most_error` (a
-product that loses more keeps blocks), `dearer` (one range for all rows), `worth_a_node` (factors where no norm takes
+The first row has the bounds as they are, each further one those that it names (joined by commas): "most_error" (a
+product that loses more keeps blocks), `dearer` (one range for all rows), "worth_a_node" (factors where no norm takes
 them in). Says how many kinds of products kept blocks, the best tokens kept and the perplexity on the export's own
 text, and the milliseconds of passes of 1, 8 and 16 rows.
 """
