@@ -192,7 +192,8 @@ def test_a_saved_conversation_holds_its_states(pipe: MirrorPipeline, tmp_path: P
             assert session.load_cache(tmp_path / "cache") == num_saved
             found = session.generate(token_ids=text, method=method, **options)
             assert found.token_ids == expected.token_ids
-            assert found.stats.num_reused_tokens == min(num_saved, len(text) - 1)
+            reused = 0 if method == "mtp" else min(num_saved, len(text) - 1)  # a head reads the text along
+            assert found.stats.num_reused_tokens == reused
 
 
 def test_stages_are_what_transformers_computes(hybrid_pair: Any) -> None:
