@@ -56,6 +56,8 @@ ENDPOINTS = (
     Endpoint(
         "/v1/responses", "POST", responses, ResponseRequest, "Answer a conversation (newer form).", needs_model=True
     ),
+    Endpoint("/v1/answers/{key}", "GET", inspection.resume, None, "A kept answer, from its start."),
+    Endpoint("/v1/answers/{key}", "DELETE", inspection.cancel, None, "End a kept answer."),
     Endpoint("/v1/models", "GET", inspection.models, None, "The models that can be asked for."),
     Endpoint("/v1/models/{model}", "GET", inspection.model, None, "One of them."),
     Endpoint("/health", "GET", inspection.health, None, "Whether requests are taken."),
@@ -121,13 +123,8 @@ class _Answered:
         exchange = Exchange(scope, receive, send, service.settings.limits)
         is_left = False
         try:
-            is_left = not await self._answer(exchange)
-        except ApiError as error:
-            await exchange.fail(error)
-        except MirrorError as error:
-            if not isinstance(error, ApiError) and api_error(error).status >= 500:
-                _log.warning("%s: %s", type(error).__name__, error, extra={"facts": {"request": exchange.id}})
-            await exchange.fail(api_error(error))
+            async with _telling(exchange):
+                is_left = not await self._answer(exchange)
         except ClientDisconnect:
             is_left = True
         finally:
@@ -148,7 +145,35 @@ class _Answered:
             _look_at_fields(exchange, body)
         if endpoint.needs_model and (service.is_closing or service.failure is not None):
             raise ApiError(503, f"The server is {service.status}.", code=service.status, headers={"Retry-After": "5"})
+        key = getattr(arguments[-1], "mirror_keep", None)
+        if key is not None:
+            return await self._keep(key, exchange, arguments[-1])
         return await while_connected(exchange, lambda: endpoint.handler(*arguments))
+
+    async def _keep(self, key: str, exchange: Exchange, body: ChatRequest) -> bool:
+        """Answer into a kept answer, and follow it while the client is there."""
+        if not body.stream:
+            raise ApiError(400, "mirror_keep: only streams are kept.", param="mirror_keep")
+
+        async def work(inner: Exchange) -> None:
+            async with _telling(inner):
+                await self._endpoint.handler(self._service, inner, body)
+
+        self._service.kept.begin(key, exchange, work)
+        return await while_connected(exchange, lambda: self._service.kept.read(key, exchange))
+
+
+@asynccontextmanager
+async def _telling(exchange: Exchange) -> AsyncIterator[None]:
+    """Answer with what goes wrong within it."""
+    try:
+        yield
+    except ApiError as error:
+        await exchange.fail(error)
+    except MirrorError as error:
+        if not isinstance(error, ApiError) and api_error(error).status >= 500:
+            _log.warning("%s: %s", type(error).__name__, error, extra={"facts": {"request": exchange.id}})
+        await exchange.fail(api_error(error))
 
 
 def _look_at_fields(exchange: Exchange, body: BaseModel) -> None:

@@ -49,6 +49,18 @@ async def metrics(service: Service, exchange: Exchange) -> None:
     await exchange.whole(service.metrics.text(), {"content-type": CONTENT_TYPE_LATEST})
 
 
+async def resume(service: Service, exchange: Exchange) -> None:
+    """`GET /v1/answers/{key}`: an answer that was asked for with `mirror_keep`, from its start."""
+    await service.kept.read(exchange.request.path_params["key"], exchange)
+
+
+async def cancel(service: Service, exchange: Exchange) -> None:
+    """`DELETE /v1/answers/{key}`: end such an answer."""
+    key = exchange.request.path_params["key"]
+    service.kept.cancel(key)
+    await exchange.json({"id": key, "cancelled": True})
+
+
 async def props(service: Service, exchange: Exchange) -> None:
     """`GET /props`: what a program that shows answers wants to know of the model."""
     async with service.shelf.use(exchange.request.query_params.get("model")) as bundle:
