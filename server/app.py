@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from mirrorsd.server.service import Service
 from mirrorsd.server.settings import ServerSettings
 from mirrorsd.server.transport.exchange import ClientDisconnect, Exchange, while_connected
 from mirrorsd.server.transport.guard import Guard
+from mirrorsd.server.transport.kept import KeptAnswers, kept_answers
 from mirrorsd.server.transport.memory import LONG_BODY, give_back
 from mirrorsd.server.transport.page_files import PageFiles
 from mirrorsd.server.wire.chat import ChatRequest
@@ -91,6 +93,7 @@ def build_app(bundles: Mapping[str, Path], settings: ServerSettings | None = Non
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
+        await app.state.kept.close()
         await service.close()
 
     routes: list[BaseRoute] = [
@@ -107,7 +110,7 @@ def build_app(bundles: Mapping[str, Path], settings: ServerSettings | None = Non
     handlers = {404: _not_found, 405: _wrong_method, 500: _failed}
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False
-    app.state.service = service
+    app.state.service, app.state.kept = service, KeptAnswers(settings.limits.ping_s)
     return app
 
 
@@ -159,8 +162,13 @@ class _Answered:
             async with _telling(inner):
                 await self._endpoint.handler(self._service, inner, body)
 
-        self._service.kept.begin(key, exchange, work)
-        return await while_connected(exchange, lambda: self._service.kept.read(key, exchange))
+        kept = kept_answers(exchange)
+        kept.begin(key, exchange, work)
+        return await while_connected(exchange, partial(_follow, kept, key, exchange))
+
+
+async def _follow(kept: KeptAnswers, key: str, exchange: Exchange) -> None:
+    await kept.read(key, exchange)
 
 
 @asynccontextmanager

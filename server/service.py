@@ -8,7 +8,6 @@ from pathlib import Path
 from mirrorsd.server.bundles.shelf import Shelf
 from mirrorsd.server.metrics import Metrics
 from mirrorsd.server.settings import ServerSettings
-from mirrorsd.server.transport.kept import KeptAnswers
 
 _log = logging.getLogger("mirrorsd.server")
 
@@ -20,7 +19,6 @@ class Service:
         settings: what it was told.
         shelf: its bundles.
         metrics: what it counts.
-        kept: answers that go on without their readers.
         failure: why the first bundle could not be loaded.
         is_closing: whether it takes no more requests.
     """
@@ -29,7 +27,6 @@ class Service:
         self.settings = settings
         self.shelf = Shelf(folders, settings)
         self.metrics = Metrics(self._num_running, self._num_waiting)
-        self.kept = KeptAnswers(settings.limits.ping_s)
         self.failure: BaseException | None = None
         self.is_closing = False
 
@@ -60,7 +57,6 @@ class Service:
     async def close(self) -> None:
         """Release all devices."""
         self.is_closing = True
-        await self.kept.close()
         await self.shelf.close()
 
     def _num_running(self) -> float:

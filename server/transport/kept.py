@@ -83,13 +83,11 @@ class KeptAnswers:
         self._tasks[key] = asyncio.ensure_future(self._run(key, kept, inner, work))
         return kept
 
-    async def read(self, key: str, exchange: Exchange) -> None:
-        """Follow the answer of an id; without readers it is forgotten after a while.
-
-        Raises:
-            ApiError: there is none.
-        """
-        kept = self._known(key)
+    async def read(self, key: str, exchange: Exchange) -> bool:
+        """Follow the answer of an id, which is forgotten after a while without readers; False where there is none."""
+        kept = self._answers.get(key)
+        if kept is None:
+            return False
         kept.num_readers += 1
         if timer := self._timers.pop(key, None):
             timer.cancel()
@@ -100,15 +98,13 @@ class KeptAnswers:
             if not kept.num_readers and self._answers.get(key) is kept:
                 later = asyncio.get_running_loop().call_later
                 self._timers[key] = later(UNHEARD_S, self._forget, key)
+        return True
 
-    def cancel(self, key: str) -> None:
-        """End the answer of an id within one step.
-
-        Raises:
-            ApiError: there is none.
-        """
-        self._known(key)
+    def cancel(self, key: str) -> bool:
+        """End the answer of an id within one step; False where there is none."""
+        is_there = key in self._answers
         self._forget(key)
+        return is_there
 
     async def close(self) -> None:
         """End all."""
@@ -131,14 +127,15 @@ class KeptAnswers:
             for name in finished[:-_MOST_FINISHED]:
                 self._forget(name)
 
-    def _known(self, key: str) -> KeptAnswer:
-        if key not in self._answers:
-            raise ApiError(404, "No answer of this id is kept: it was never asked for, or nobody read it for a minute.")
-        return self._answers[key]
-
     def _forget(self, key: str) -> None:
         self._answers.pop(key, None)
         if timer := self._timers.pop(key, None):
             timer.cancel()
         if task := self._tasks.pop(key, None):
             task.cancel()
+
+
+def kept_answers(exchange: Exchange) -> KeptAnswers:
+    """Those of the server that an exchange belongs to."""
+    found: KeptAnswers = exchange.request.app.state.kept
+    return found

@@ -49,9 +49,9 @@ def wait_until_free(running: Running) -> None:
         time.sleep(0.002)
 
 
-def delete(running: Running, key: str) -> int:
+def delete(running: Running, key: str) -> bool:
     request = f"DELETE /v1/answers/{key} HTTP/1.1\r\nHost: 127.0.0.1:{running.port}\r\nConnection: close\r\n\r\n"
-    return status_of(raw(running, request.encode()))
+    return bool(json.loads(raw(running, request.encode()).split(b"\r\n\r\n", 1)[1])["cancelled"])
 
 
 def test_an_answer_goes_on_and_is_read_again_from_its_start(running: Running) -> None:
@@ -68,10 +68,10 @@ def test_an_answer_goes_on_and_is_read_again_from_its_start(running: Running) ->
 
 def test_it_ends_by_its_id(running: Running) -> None:
     leave(running, "a-second-answer-of-mine")
-    assert delete(running, "a-second-answer-of-mine") == 200
+    assert delete(running, "a-second-answer-of-mine")
     wait_until_free(running)
-    assert status_of(get(running, "/v1/answers/a-second-answer-of-mine")) == 404
-    assert delete(running, "a-second-answer-of-mine") == 404
+    assert status_of(get(running, "/v1/answers/a-second-answer-of-mine")) == 204
+    assert not delete(running, "a-second-answer-of-mine")
 
 
 def test_nobody_reads_it_for_a_while_and_it_ends(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,9 +79,9 @@ def test_nobody_reads_it_for_a_while_and_it_ends(running: Running, monkeypatch: 
     leave(running, "a-third-answer-of-mine")
     wait_until_free(running)
     until = time.monotonic() + 10
-    while status_of(get(running, "/v1/answers/a-third-answer-of-mine")) != 404 and time.monotonic() < until:
+    while status_of(get(running, "/v1/answers/a-third-answer-of-mine")) != 204 and time.monotonic() < until:
         time.sleep(0.1)
-    assert status_of(get(running, "/v1/answers/a-third-answer-of-mine")) == 404
+    assert status_of(get(running, "/v1/answers/a-third-answer-of-mine")) == 204
 
 
 @pytest.mark.parametrize(
@@ -97,5 +97,5 @@ def test_a_refusal_is_told_and_not_kept(running: Running) -> None:
     long = [{"role": "user", "content": "fox " * 600}]
     answer = raw(running, post(running, CHAT, body_of("a-fifth-answer-of-mine", messages=long)))
     assert status_of(answer) == 400 and b"context_length_exceeded" in answer
-    assert status_of(get(running, "/v1/answers/a-fifth-answer-of-mine")) == 404
+    assert status_of(get(running, "/v1/answers/a-fifth-answer-of-mine")) == 204
     assert status_of(raw(running, post(running, CHAT, body_of("a-fifth-answer-of-mine", max_tokens=4)))) == 200
