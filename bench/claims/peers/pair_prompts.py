@@ -1,4 +1,4 @@
-"""Prompts for a pair that writes code: write this function, edit this one, chat. In Spec-Bench's form, three categories.
+"""Prompts for a pair that writes code: write a function, edit one, chat. In Spec-Bench's form, three categories.
 
     python bench/claims/peers/pair_prompts.py code.jsonl.xz spec_bench.jsonl prompts.jsonl --count 20
     mirrorsd compare pair.mirror --prompts prompts.jsonl --greedy --by-category --methods plain,serial,lookup,auto
@@ -14,6 +14,7 @@ import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 _FUNCTION = re.compile(r"(?m)^def (\w{6,})\([^)]*\)[^:]*:\n(?:    .*\n|\n)+")
 _LEAST, _MOST = 250, 700
@@ -60,7 +61,7 @@ def functions(path: Path) -> Iterator[tuple[str, str]]:
             yield found[1], found[0].rstrip()
 
 
-def lines(path: Path) -> list[dict[str, str]]:
+def lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSONL file, packed by xz or not."""
     opened = lzma.open if path.suffix == ".xz" else open
     with opened(path, "rt", encoding="utf-8") as stream:  # type: ignore[operator]
