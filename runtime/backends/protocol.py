@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -138,11 +139,28 @@ class TargetOutput(NamedTuple):
     short_rows: Sequence[ShortRow] | None = None
 
 
+_NOTHING: NDArray[np.int64] = np.empty(0, np.int64)
+NO_OUTPUT = TargetOutput(_NOTHING, np.empty(0, np.float32), None)
+"""Of rows that were only read."""
+
+
 class HeadGuesses(NamedTuple):
     """What a head guesses, best first: `ids` and `logprobs` `[K, m]`; `[:, 0]` is one chain behind the head token."""
 
     ids: NDArray[np.int64]
     logprobs: NDArray[np.float32]
+
+
+class Kept(NamedTuple):
+    """What a target keeps of a text's first `num_rows` tokens.
+
+    `rows` are keys and values by layer, each `[1, heads, num_rows, size]`; `states` those of recurrent layers, whose
+    sizes do not depend on the text.
+    """
+
+    num_rows: int
+    rows: Sequence[NDArray[Any]]
+    states: Sequence[NDArray[Any]] = ()
 
 
 class TargetSession(Protocol):
@@ -171,12 +189,19 @@ class TargetSession(Protocol):
     ) -> TargetOutput:
         """Run rows `tokens [S]` at positions `start ..`; the cache before `start` is kept, anything after replaced.
 
-        `with_logits` may be all that will be done with the logits: then `short_rows` may come in their place.
+        `start` is one of `resumable`. `with_logits` may be all that will be done with the logits: then `short_rows` may
+        come in their place.
         `on_exit` hears the exits after the layers `exits`, every one where that is None; no other exit is run.
         """
 
     def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
         """Like `run`, but only the cache is wanted: no exit, at most one row of logits."""
+
+    def resumable(self, position: int) -> int:
+        """The last position, at most `position`, at which `run` and `prefill` can start in the text that is cached.
+
+        That is `position` itself, but for recurrent layers: these keep states at some places only.
+        """
 
     def guess(
         self,
@@ -197,15 +222,15 @@ class TargetSession(Protocol):
             ledger: where the time goes.
         """
 
-    def read_cache(self, num_rows: int) -> list[NDArray[Any]]:
-        """Copies of the first rows of all caches, each `[1, heads, num_rows, size]`: keys and values by layer.
+    def read_cache(self, num_rows: int) -> Kept:
+        """Copies of what is kept of the first rows; `num_rows` is one of `resumable`.
 
         Raises:
             DeviceError: the caches' kind of number is none that the host has.
         """
 
-    def write_cache(self, rows: Sequence[NDArray[Any]]) -> None:
-        """Put what `read_cache` gave into the first rows."""
+    def write_cache(self, kept: Kept) -> None:
+        """Take over what `read_cache` gave."""
 
     def terminate(self) -> None:
         """Ask the pass that is running to end early with a `DeviceError`. May be called from any thread."""
@@ -214,11 +239,76 @@ class TargetSession(Protocol):
         """Release the device."""
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class TargetPass:
+    """One session's rows, to be run alone (by calling it) or together with those of others.
+
+    Attributes:
+        with_logits: as in `TargetSession.run`; None where only the cache is wanted (`TargetSession.prefill`).
+        on_start: called on the target's thread before its device starts.
+    """
+
+    session: TargetSession
+    tokens: NDArray[np.int64]
+    start: int
+    ledger: Ledger
+    with_logits: bool | ShortlistFilter | None = None
+    on_start: Callable[[], None] | None = None
+    on_exit: Callable[[ExitGuesses], None] | None = None
+    exits: Collection[int] | None = None
+
+    @property
+    def may_join(self) -> bool:
+        """Whether it can be run with others: nobody listens to the exits on the way."""
+        return self.on_exit is None
+
+    def __call__(self) -> TargetOutput:
+        """Run it alone."""
+        if self.on_start is not None:
+            self.on_start()
+        if self.with_logits is None:
+            self.session.prefill(self.tokens, self.start, ledger=self.ledger)
+            return NO_OUTPUT
+        return self.session.run(
+            self.tokens,
+            self.start,
+            with_logits=self.with_logits,
+            ledger=self.ledger,
+            on_exit=self.on_exit,
+            exits=self.exits,
+        )
+
+
+class TargetBatch(Protocol):
+    """Runs the rows of several sessions in one pass; every row has the bits that it has alone.
+
+    Attributes:
+        num_slots: how many sessions it takes at once.
+        is_given_up: whether the last pass was ended early because none of its sessions wanted it any more.
+    """
+
+    num_slots: int
+
+    @property
+    def is_given_up(self) -> bool:
+        """See above."""
+
+    def run(self, passes: Sequence[TargetPass]) -> list[TargetOutput]:
+        """Run passes of different sessions, all of which may join, on the target's thread.
+
+        Raises:
+            DeviceError: the device failed. No row counts then, and each pass may be run alone.
+        """
+
+
 class TargetModel(Protocol):
     """A loaded target, from which sessions are made."""
 
     def new_session(self) -> TargetSession:
         """A session with a cache of its own."""
+
+    def open_batch(self, num_slots: int) -> TargetBatch | None:
+        """What runs several sessions together; None where this target runs one after another. Takes seconds."""
 
     def describe(self) -> str:
         """One line: what runs where."""

@@ -1,16 +1,24 @@
 """The scheduler's line to the target worker: chunked prefill, passes over windows, the record of what is cached."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, TargetOutput, TargetSession
+from mirrorsd.runtime.backends.protocol import (
+    ExitGuesses,
+    HeadGuesses,
+    Kept,
+    TargetOutput,
+    TargetPass,
+    TargetSession,
+)
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.devices.workers import DeviceWorker, Overdue, Ticket
+from mirrorsd.runtime.devices.tickets import Ticket
+from mirrorsd.runtime.devices.workers import DeviceWorker, Overdue
 from mirrorsd.runtime.draft.tree import longest_common_prefix
 
 Result = TypeVar("Result")
@@ -82,19 +90,22 @@ class TargetLink:
     def prefill(self, request: Request, reader: RowReader | None = None) -> None:
         """Feed all tokens but the last, in chunks, after the longest common prefix with what is cached already.
 
-        What is cached and `reader` has not read is fed again.
+        What is cached and `reader` has not read is fed again; so is what is cached behind the last place where the
+        target can go on.
         """
         tokens = request.tokens[:-1]
         start = longest_common_prefix(self._cached[: self._num_cached], tokens)
         if reader is not None:
             start = min(start, reader.num_read(request.tokens))
+        start = self._session.resumable(start)
         request.num_reused = start
         self._num_cached = start  # before the first row is written over: an interrupted chunk leaves anything behind
         while start < len(tokens):
             request.raise_if_cancelled()
-            stop = min(start + request.speculation.prefill_rows, len(tokens))
+            most = self._worker.chunk_rows(request.ledger, request.speculation.prefill_rows)
+            stop = min(start + most, len(tokens))
             chunk = tokens[start:stop]
-            job = partial(self._session.prefill, chunk, start, ledger=request.ledger)
+            job = TargetPass(session=self._session, tokens=chunk, start=start, ledger=request.ledger)
             self.result(request, self._worker.submit(job, request.ledger))
             self._remember(start, chunk)
             if reader is not None:
@@ -143,16 +154,16 @@ class TargetLink:
         padded = request.speculation.pad_rows_to
         if len(rows) < padded <= self.context - head:
             rows = np.concatenate([rows, np.zeros(padded - len(rows), dtype=np.int64)])
-        run = partial(
-            self._session.run,
-            rows,
-            head,
-            with_logits=request.chooser.filters or request.chooser.needs_logits,
+        job = TargetPass(
+            session=self._session,
+            tokens=rows,
+            start=head,
             ledger=request.ledger,
+            with_logits=request.chooser.filters or request.chooser.needs_logits,
+            on_start=on_start,
             on_exit=on_exit,
             exits=None if request.speculation.exits == "all" else request.speculation.exits,
         )
-        job = run if on_start is None else partial(_after, on_start, run)
         if request.chooser.draws_ahead:
             return self._worker.submit(job, request.ledger)
         overdue = Overdue(request.speculation.target_deadline_s, self._session.terminate)
@@ -183,14 +194,14 @@ class TargetLink:
         """The tokens whose rows are cached."""
         return self._cached[: self._num_cached]
 
-    def read_cache(self, num_rows: int) -> list[NDArray[Any]]:
+    def read_cache(self, num_rows: int) -> Kept:
         """Copies of the first rows; see `TargetSession.read_cache`. Between two requests' steps only."""
         return self._worker.run(partial(self._session.read_cache, num_rows))
 
-    def write_cache(self, tokens: NDArray[np.int64], rows: Sequence[NDArray[Any]]) -> None:
-        """Take over the rows of a text; see `TargetSession.write_cache`. Between two requests' steps only."""
+    def write_cache(self, tokens: NDArray[np.int64], kept: Kept) -> None:
+        """Take over what was kept of a text; see `TargetSession.write_cache`. Between two requests' steps only."""
         self._num_cached = 0
-        self._worker.run(partial(self._session.write_cache, rows))
+        self._worker.run(partial(self._session.write_cache, kept))
         self._remember(0, tokens)
 
     def forget(self) -> None:
@@ -213,8 +224,3 @@ class TargetLink:
     def _remember(self, start: int, tokens: NDArray[np.int64]) -> None:
         self._cached[start : start + len(tokens)] = tokens
         self._num_cached = start + len(tokens)
-
-
-def _after(first: Callable[[], None], then: Callable[[], TargetOutput]) -> TargetOutput:
-    first()
-    return then()
