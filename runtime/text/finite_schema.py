@@ -17,6 +17,7 @@ items, which together have `2 r`.
 from collections.abc import Mapping
 from math import isqrt
 from typing import Any, TypeGuard
+from urllib.parse import unquote
 
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.runtime.text.finite_pattern import finite_pattern
@@ -354,7 +355,7 @@ def _pointed(root: Any, target: Any) -> Any:
         return None
     found = root
     for step in filter(None, target[1:].split("/")):
-        name = step.replace("~1", "/").replace("~0", "~")
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
         if _is_map(found) and name in found:
             found = found[name]
         elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):

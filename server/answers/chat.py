@@ -10,11 +10,11 @@ from mirrorsd.server.answers.figures import usage
 from mirrorsd.server.answers.job import Job, ping
 from mirrorsd.server.answers.logprobs import chat_logprobs
 from mirrorsd.server.answers.settings_of import chat_settings
-from mirrorsd.server.answers.tools import Call, Wish, plan
+from mirrorsd.server.answers.tools import Call, Wish, demanded, plan
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.service import Service
 from mirrorsd.server.transport.exchange import DONE, Exchange
-from mirrorsd.server.wire.chat import ChatRequest, Message, NamedChoice, text_of
+from mirrorsd.server.wire.chat import AllowedChoice, ChatRequest, Message, NamedChoice, text_of
 from mirrorsd.server.wire.completions import TemplateRequest
 
 _ROLES = {"developer": "system"}
@@ -72,9 +72,13 @@ def template_message(message: Message) -> dict[str, Any]:
 
 def _wish(body: ChatRequest) -> Wish:
     """What the request says about tools."""
-    choice = body.tool_choice or "auto"
-    name = choice.function.name if isinstance(choice, NamedChoice) else None
-    return Wish(body.tools or (), name or str(choice), name is not None, body.parallel_tool_calls)
+    choice, tools = body.tool_choice or "auto", body.tools or ()
+    if isinstance(choice, NamedChoice):
+        return demanded(tools, choice.function.name)
+    if isinstance(choice, AllowedChoice):
+        allowed = choice.allowed_tools
+        return Wish(tools, allowed.mode, [tool.function.name for tool in allowed.tools], body.parallel_tool_calls)
+    return Wish(tools, choice, None, body.parallel_tool_calls)
 
 
 def _head(job: Job, kind: str) -> dict[str, Any]:

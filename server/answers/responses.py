@@ -9,12 +9,12 @@ from mirrorsd.runtime.text.messages import text_of
 from mirrorsd.server.answers.figures import usage
 from mirrorsd.server.answers.job import Job, ping
 from mirrorsd.server.answers.settings_of import check_schema, format_settings, refuse_fields, text_settings
-from mirrorsd.server.answers.tools import Call, Wish, plan
+from mirrorsd.server.answers.tools import Call, Wish, demanded, plan
 from mirrorsd.server.bundles.loaded import seeded_configs
 from mirrorsd.server.service import Service
 from mirrorsd.server.transport.exchange import Exchange
 from mirrorsd.server.wire.chat import FunctionDefinition, Tool
-from mirrorsd.server.wire.responses import InputText, ResponseRequest, SchemaTextFormat, ToolName
+from mirrorsd.server.wire.responses import AllowedNames, InputText, ResponseRequest, SchemaTextFormat, ToolName
 
 _ROLES = {"developer": "system"}
 _ABOUT_TOOL: dict[str, Any] = {"description": None, "parameters": None, "strict": None}
@@ -55,8 +55,11 @@ def _wish(body: ResponseRequest) -> Wish:
         Tool(type="function", function=FunctionDefinition(**tool.model_dump(exclude={"type"})))
         for tool in body.tools or ()
     ]
-    is_named = isinstance(choice, ToolName)
-    return Wish(tools, choice.name if isinstance(choice, ToolName) else choice, is_named, body.parallel_tool_calls)
+    if isinstance(choice, ToolName):
+        return demanded(tools, choice.name)
+    if isinstance(choice, AllowedNames):
+        return Wish(tools, choice.mode, [tool.name for tool in choice.tools], body.parallel_tool_calls)
+    return Wish(tools, choice, None, body.parallel_tool_calls)
 
 
 def _messages(body: ResponseRequest) -> list[dict[str, Any]]:
@@ -123,7 +126,7 @@ def _head(body: ResponseRequest, job: Job) -> dict[str, Any]:
         "store": False,
         "temperature": config.temperature or 0.0,
         "text": {"format": format_},
-        "tool_choice": choice.model_dump() if isinstance(choice, ToolName) else choice,
+        "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
         "tools": [_ABOUT_TOOL | tool.model_dump() for tool in body.tools or ()],
         "top_logprobs": 0,
         "top_p": config.top_p or 1.0,

@@ -4,7 +4,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from mirrorsd.server.wire.chat import FunctionDefinition, GrammarFormat, ObjectFormat, RegexFormat, TextFormat
+from mirrorsd.server.wire.chat import (
+    FunctionDefinition,
+    GrammarFormat,
+    ObjectFormat,
+    RegexFormat,
+    TextFormat,
+    text_parts,
+)
 from mirrorsd.server.wire.fields import JsonObject, TextRequest, Wire
 
 _PARTS = ("input_text", "output_text", "reasoning_text", "summary_text", "text")
@@ -37,11 +44,7 @@ class InputItem(Wire):
     @field_validator("content", "output", mode="before")
     @classmethod
     def _refuse_media(cls, value: Any) -> Any:
-        for part in value if isinstance(value, list) else ():
-            kind = part.get("type") if isinstance(part, dict) else None
-            if isinstance(kind, str) and kind not in _PARTS:
-                raise ValueError("bundles read text only: no images, sounds or files, and no URL is ever opened")
-        return value
+        return text_parts(value, _PARTS)
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -62,6 +65,14 @@ class ToolName(Wire):
 
     type: Literal["function"]
     name: str
+
+
+class AllowedNames(Wire):
+    """Some of the functions, of which one may or must be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ToolName], Field(min_length=1)]
 
 
 class SchemaTextFormat(Wire):
@@ -95,7 +106,7 @@ class ResponseRequest(TextRequest):
     text: TextOptions | None = None
     metadata: dict[str, str] | None = None
     tools: list[FunctionTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolName | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolName | AllowedNames | None = None
     parallel_tool_calls: bool | None = None
     # What would be silently wrong: refused where it says something.
     previous_response_id: str | None = None
