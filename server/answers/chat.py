@@ -9,7 +9,7 @@ from mirrorsd.server.answers.choices import Choice, Delta
 from mirrorsd.server.answers.figures import usage
 from mirrorsd.server.answers.job import Job, ping
 from mirrorsd.server.answers.logprobs import chat_logprobs
-from mirrorsd.server.answers.settings_of import chat_settings
+from mirrorsd.server.answers.settings_of import chat_settings, template_variables
 from mirrorsd.server.answers.tools import Call, Wish, demanded, plan
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.service import Service
@@ -33,23 +33,11 @@ async def chat(service: Service, exchange: Exchange, body: ChatRequest) -> None:
         if body.prediction is not None:
             settings["prediction"] = await bundle.predict(text_of(body.prediction.content))
         messages, told = tools.told(messages)
-        variables = _variables(body, bundle.chat_template)
+        named = {"documents": body.documents, "reasoning_effort": body.reasoning_effort}
+        variables = {**(body.chat_template_kwargs or {}), **template_variables(bundle.chat_template, **named)}
         token_ids = await bundle.encode_chat(messages, told, variables, **conversation_ends(body))
         job = Job(service, body, bundle, token_ids, settings, body.n or 1, tools)
         await (_stream if body.stream else _whole)(exchange, body, job)
-
-
-def _variables(body: ChatRequest, template: str) -> dict[str, Any]:
-    """What the template is told besides the conversation; fields that it would not read are refused."""
-    found: dict[str, Any] = dict(body.chat_template_kwargs or {})
-    for name in ("documents", "reasoning_effort"):
-        value = getattr(body, name)
-        if value:
-            if name not in template:
-                message = f"{name}: this model's chat template does not read it. Leave it away."
-                raise ApiError(400, message, param=name, code="unsupported_parameter")
-            found[name] = value
-    return found
 
 
 def conversation_ends(body: ChatRequest | TemplateRequest) -> dict[str, bool]:

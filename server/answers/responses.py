@@ -8,15 +8,23 @@ from uuid import uuid4
 from mirrorsd.runtime.text.messages import text_of
 from mirrorsd.server.answers.figures import usage
 from mirrorsd.server.answers.job import Job, ping
-from mirrorsd.server.answers.settings_of import check_schema, format_settings, refuse_fields, text_settings
+from mirrorsd.server.answers.settings_of import (
+    check_schema,
+    format_settings,
+    refuse_fields,
+    template_variables,
+    text_settings,
+)
 from mirrorsd.server.answers.tools import Call, Wish, demanded, plan
 from mirrorsd.server.bundles.loaded import seeded_configs
+from mirrorsd.server.errors import ApiError
 from mirrorsd.server.service import Service
 from mirrorsd.server.transport.exchange import Exchange
 from mirrorsd.server.wire.chat import FunctionDefinition, Tool
 from mirrorsd.server.wire.responses import AllowedNames, InputText, ResponseRequest, SchemaTextFormat, ToolName
 
 _ROLES = {"developer": "system"}
+_LOGPROBS = "message.output_text.logprobs"
 _ABOUT_TOOL: dict[str, Any] = {"description": None, "parameters": None, "strict": None}
 
 
@@ -29,6 +37,8 @@ async def responses(service: Service, exchange: Exchange, body: ResponseRequest)
         background=None,
         prompt="input",
     )
+    if _LOGPROBS in (body.include or ()):
+        raise ApiError(400, f"include: {_LOGPROBS} is not given here: use chat.", param="include")
     async with service.shelf.use(body.model) as bundle:
         limits = service.settings.limits
         settings = text_settings(body, bundle.pipe.manifest.generation)
@@ -43,7 +53,9 @@ async def responses(service: Service, exchange: Exchange, body: ResponseRequest)
         tools = await plan(bundle, _wish(body), settings, messages, limits)
         settings = tools.settings_of(settings)
         messages, told = tools.told(messages)
-        token_ids = await bundle.encode(messages=messages, tools=told)
+        effort = body.reasoning.effort if body.reasoning is not None else None
+        variables = template_variables(bundle.chat_template, reasoning_effort=effort)
+        token_ids = await bundle.encode_chat(messages, told, variables)
         job = Job(service, body, bundle, token_ids, settings, tools=tools)
         await (_stream if body.stream else _whole)(exchange, body, job)
 
@@ -120,7 +132,7 @@ def _head(body: ResponseRequest, job: Job) -> dict[str, Any]:
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "prompt_cache_key": None,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
         "safety_identifier": None,
         "service_tier": "default",
         "store": False,

@@ -189,13 +189,18 @@ def _refusal(error: ValidationError, document: object) -> ApiError:
     errors = error.errors(include_url=False, include_input=False, include_context=False)
     places = [_place(found["loc"], document, is_missing=found["type"] == "missing") for found in errors]
     deepest = [place for place in places if not any(place == other[: len(place)] != other for other in places)]
-    number = next(number for number, place in enumerate(places) if place == deepest[0])
-    first, place = errors[number], ".".join(map(str, deepest[0]))
+    number = min(range(len(errors)), key=lambda at: _rank(errors[at]["type"], places[at], deepest))
+    first, place = errors[number], ".".join(map(str, places[number]))
     count = len({str(place[:1]) for place in places})
     more = f" ({count} fields have problems)" if count > 1 else ""
     where = f"{place}: " if place else ""
     message = first["msg"].removeprefix("Value error, ")
     return ApiError(400, f"{where}{message}{more}.", param=place[:200] or None, code=first["type"][:64])
+
+
+def _rank(kind: str, place: list[int | str], deepest: list[list[int | str]]) -> tuple[bool, ...]:
+    """The error that is told is the one with the least: deep, about what something is, not about another form of it."""
+    return place not in deepest, place[:1] != deepest[0][:1], place[-1:] != ["type"], kind.endswith("_type")
 
 
 def _place(steps: Sequence[int | str], document: object, *, is_missing: bool = False) -> list[int | str]:

@@ -94,6 +94,14 @@ class TextOptions(Wire):
     """What form the text has."""
 
     format: ResponseFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(Wire):
+    """How much a model thinks, where its template reads that; thoughts are no items of their own, nor summed up."""
+
+    effort: str | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class ResponseRequest(TextRequest):
@@ -104,6 +112,8 @@ class ResponseRequest(TextRequest):
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    include: list[str] | None = None
     metadata: dict[str, str] | None = None
     tools: list[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolName | AllowedNames | None = None

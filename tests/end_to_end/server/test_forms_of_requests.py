@@ -35,6 +35,12 @@ def ask(running: Running, path: str, **more: Any) -> tuple[int, Any]:
         ),
         (RESPONSES, {"input": [{"content": "x"}]}, "input.0", "needs role"),
         (RESPONSES, {"input": 5}, "input", "valid string"),
+        (RESPONSES, {"input": []}, "input", "at least 1"),
+        (RESPONSES, {"tools": [{"type": "web_search"}]}, "tools.0.type", "function"),
+        (RESPONSES, {"text": {"verbosity": "low"}}, "text.verbosity", "medium"),
+        (RESPONSES, {"include": ["message.output_text.logprobs"]}, "include", "logprobs"),
+        (RESPONSES, {"reasoning": {"effort": "low"}}, "reasoning_effort", "does not read"),
+        (CHAT, {"web_search_options": {}}, "web_search_options", "search"),
         (RESPONSES, {"model": None}, "model", "valid string"),
         (CHAT, {"tool_choice": "some"}, "tool_choice", "auto"),
         (CHAT, {"tool_choice": {"type": "function", "name": "look"}}, "tool_choice.function", "required"),
@@ -54,6 +60,20 @@ def test_what_is_wrong_is_told_with_its_place(
     assert word in error["message"]
     assert error["message"].startswith(error["param"])
     assert not any(mark in error["message"] for mark in ("Value error", "list[", "literal[", "problems"))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"reasoning": {"effort": None, "summary": None}},
+        {"reasoning": {"effort": "none", "summary": "auto"}},
+        {"stream_options": {"include_obfuscation": False}},
+        {"text": {"verbosity": "medium"}},
+        {"include": ["reasoning.encrypted_content"]},
+    ],
+)
+def test_what_changes_no_response_is_taken(serving: Running, more: dict[str, Any]) -> None:
+    assert ask(serving, RESPONSES, max_output_tokens=1, **more)[0] == 200
 
 
 @pytest.mark.parametrize("name", NAMES)
