@@ -126,6 +126,9 @@ class AllowedChoice(Wire):
     allowed_tools: AllowedTools
 
 
+Chosen = Annotated[NamedChoice | AllowedChoice, Field(discriminator="type")]
+
+
 class JsonSchema(Wire):
     """OpenAI's frame around a schema."""
 
@@ -221,7 +224,7 @@ class ChatRequest(FormedRequest):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | Chosen | None = None
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None

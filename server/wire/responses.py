@@ -75,6 +75,9 @@ class AllowedNames(Wire):
     tools: Annotated[list[ToolName], Field(min_length=1)]
 
 
+Chosen = Annotated[ToolName | AllowedNames, Field(discriminator="type")]
+
+
 class SchemaTextFormat(Wire):
     """JSON by a schema; here the schema stands beside the type."""
 
@@ -116,7 +119,7 @@ class ResponseRequest(TextRequest):
     include: list[str] | None = None
     metadata: dict[str, str] | None = None
     tools: list[FunctionTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolName | AllowedNames | None = None
+    tool_choice: Literal["none", "auto", "required"] | Chosen | None = None
     parallel_tool_calls: bool | None = None
     # What would be silently wrong: refused where it says something.
     previous_response_id: str | None = None
