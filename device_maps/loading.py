@@ -10,12 +10,18 @@ from pathlib import Path
 from mirrorsd.device_maps.card import DeviceMap
 from mirrorsd.graphs.documents import DocumentError, build, parse_toml, read_text
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.shipped_files import shipped
 
 _CARDS = Path(__file__).parent
 
 
 def builtin_names() -> tuple[str, ...]:
-    """Names of the cards that ship with mirrorsd, sorted."""
+    """Names of the cards that ship with mirrorsd, sorted.
+
+    Raises:
+        ConfigError: the installation lacks them.
+    """
+    shipped(_CARDS / "cpu.toml")
     return tuple(sorted(path.stem for path in _CARDS.glob("*.toml")))
 
 

@@ -22,6 +22,7 @@ from mirrorsd.export.bundle.read_bytes import with_costs
 from mirrorsd.export.bundle.target_graphs import WEIGHTS, TargetPlan, write_target
 from mirrorsd.export.bundle.token_table import find_table
 from mirrorsd.export.checkpoints.carried_files import (
+    chat_entry,
     copy_licences,
     copy_tokenizer,
     exit_coverage,
@@ -387,6 +388,7 @@ def _finish(job: PairJob, bundle: Path, target: _BuiltTarget, draft: _BuiltDraft
         quality=target.quality,
         exit_coverage=exit_coverage(job.target),
         generation=generation_defaults(job.target),
+        chat=chat_entry(job.target, bundle),
         heads=heads,
     )
 

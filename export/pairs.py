@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mirrorsd.graphs.documents import build, parse_toml, read_text
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.shipped_files import shipped
 
 _TABLE = Path(__file__).with_suffix(".toml")
 
@@ -42,7 +43,7 @@ class _Table:
 @cache
 def known_pairs() -> tuple[Pair, ...]:
     """All pairs of the table, in its order."""
-    return build(_Table, parse_toml(read_text(_TABLE))).pairs
+    return build(_Table, parse_toml(read_text(shipped(_TABLE)))).pairs
 
 
 def draft_for(target: str) -> str:

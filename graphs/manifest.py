@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from mirrorsd.graphs import names
+from mirrorsd.graphs.chat_defaults import ChatDefaults, chat_defaults
 from mirrorsd.graphs.contract import DraftShape, HeadShape, TargetShape
 
 SCHEMA_VERSION = 2
@@ -323,7 +324,11 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The whole document. `generation` holds the checkpoint's own defaults (temperature, top_k, ...)."""
+    """The whole document.
+
+    `generation` holds the checkpoint's own defaults (temperature, top_k, ...), `chat` those of a chat with it, and
+    where they came from; None where it has no chat template, or where an older export did not say.
+    """
 
     schema: int
     target: TargetEntry
@@ -338,6 +343,19 @@ class Manifest:
     exit_coverage: dict[str, Any] = field(default_factory=dict)
     generation: dict[str, Any] = field(default_factory=dict)
     heads: tuple[Head, ...] = ()
+    chat: ChatDefaults | None = None
+
+    @property
+    def chat_defaults(self) -> ChatDefaults:
+        """How a chat with this model is sampled where its reader leaves that open."""
+        return self.chat or chat_defaults(self.target.source.family, self.generation)
+
+    def chat_settings(self, temperature: float | None) -> dict[str, Any]:
+        """What a chat's request takes for the fields that it leaves open.
+
+        One that names a temperature says itself how it is sampled: it takes no more than the checkpoint's own.
+        """
+        return self.chat_defaults.generation if temperature is None else self.generation
 
     def to_json(self) -> str:
         """The document and its checksum as indented JSON with a newline at the end."""

@@ -322,8 +322,10 @@ def _report_rules(manifest: Manifest) -> Iterator[Rule]:
         yield Rule(longest + 8 <= room or not longest, "accepted_length.texts", longest, f"at most {room - 8} tokens")
         windows = sum(max(0, len(text) - 1 - length.num_prompt) for text in length.texts)
         yield Rule(windows == length.num_windows, "accepted_length.num_windows", length.num_windows, str(windows))
-    for name, value in manifest.generation.items():
-        yield Rule(_is_setting(value), f"generation.{name}", value, "a number, or true or false")
+    of_chat = {} if manifest.chat is None else manifest.chat.generation
+    for where, settings in (("generation", manifest.generation), ("chat.generation", of_chat)):
+        for name, value in settings.items():
+            yield Rule(_is_setting(value), f"{where}.{name}", value, "a number, or true or false")
     for name, entry in manifest.files.items():
         yield _within(f"files[{name!r}].bytes", entry.bytes, 0, _LARGEST_INT)
         is_digest = fullmatch("[0-9a-f]{64}", entry.sha256) is not None

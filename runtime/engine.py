@@ -10,16 +10,21 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
-from mirrorsd.device_maps.pace import interpolate
+from mirrorsd.device_maps.pace import Curve, interpolate
 from mirrorsd.graphs.errors import ConfigError, GenerationError
 from mirrorsd.graphs.manifest import Manifest, TargetEntry
 from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
 from mirrorsd.runtime.config import HEAD_METHODS, GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.devices import endings
-from mirrorsd.runtime.devices.workers import DeviceWorker
+from mirrorsd.runtime.devices.company import Company
+from mirrorsd.runtime.devices.workers import DeviceWorker, pinned
 from mirrorsd.runtime.policy.account import Knowledge
 
 _LATER_S = 1.0
+_SLOTS = (2, 4, 8)
+"""Conversations that share a pass at most. The more slots, the more those that are empty cost: see docs/limits.md."""
+_CHUNKS = (8, 16, 32, 64)
+"""Rows of a prompt that may ride along."""
 _CLOSE_S = 5.0
 
 
@@ -61,7 +66,7 @@ class Engine:
         self.target_worker = DeviceWorker("target", target_cores, is_lent=is_target_lent)
         self.draft_worker = DeviceWorker("draft", draft_cores)
         self.preparing_worker = DeviceWorker("preparing", draft_cores)
-        self.takes_turns = takes_turns
+        self.takes_turns, self._target_cores = takes_turns, target_cores
         self.known = known or Knowledge()
         self.sessions: weakref.WeakSet[Closable] = weakref.WeakSet()
         self.seats: weakref.WeakSet[object] = weakref.WeakSet()
@@ -70,6 +75,7 @@ class Engine:
         self._process = os.getpid()
         self._left_for_later: list[threading.Thread] = []
         self._later: threading.Thread | None = None
+        self._is_waited_for = threading.Event()
         # An engine that is dropped without having been closed lets its threads end.
         self._end_workers = weakref.finalize(self, _end, self.draft_worker, self.preparing_worker, self.target_worker)
         self._end_workers.atexit = False
@@ -80,6 +86,8 @@ class Engine:
             draft = self.draft_worker.submit(load_draft)
             self.target_model, self.draft_model = target.result(), draft.result()
             unless_loaded.pop_all()
+        self._num_slots = 0
+        self.target_worker.on_company = partial(_open_company, weakref.ref(self))
 
     def _give_up(self, kind: type[BaseException] | None, *_: object) -> None:
         """End what the other device is still loading, and wait for it unless the user wants to leave."""
@@ -122,10 +130,13 @@ class Engine:
         """One line per device."""
         return [self.target_model.describe(), self.draft_model.describe()]
 
-    def leave_for_later(self, job: Callable[[Callable[[], bool]], object]) -> None:
-        """Keep a job that no first token needs for `settle`; it is told when to leave off."""
-        is_over = partial(_is_closed, weakref.ref(self))
-        self._left_for_later.append(threading.Thread(target=job, args=(is_over,), name="mirrorsd-later", daemon=True))
+    def leave_for_later(self, job: Callable[[Callable[[float], bool]], object]) -> None:
+        """Keep a job that no first token needs for `settle`.
+
+        It gets a function that rests so many seconds, or less where somebody waits, and says whether to leave off.
+        """
+        rest = partial(_rest, weakref.ref(self), self._is_waited_for)
+        self._left_for_later.append(threading.Thread(target=job, args=(rest,), name="mirrorsd-later", daemon=True))
 
     def settle(self, *, wait: bool = False) -> None:
         """Begin what was left for later, once, on a thread of its own. May be called from any thread."""
@@ -134,6 +145,7 @@ class Engine:
             later.start()
             self._later = later
         if wait and self._later is not None:
+            self._is_waited_for.set()
             self._later.join()
 
     def close(self) -> None:
@@ -149,6 +161,7 @@ class Engine:
         for session in sessions:
             session.finish_closing(max(0.0, until - perf_counter()))
         self._left_for_later.clear()
+        self._is_waited_for.set()
         if self._later is not None:
             self._later.join(_LATER_S)
         self._end_workers()
@@ -156,12 +169,54 @@ class Engine:
         self.preparing_worker.close()
         self.target_worker.close()
 
+    def open_company(self) -> None:
+        """Have several conversations share passes from soon on: some of them are decoding at once. From any thread.
+
+        What that needs is opened beside the texts that run, for as many as there may be; see `TargetModel.open_batch`.
+        """
+        num_slots = next(size for size in _SLOTS if size >= min(len(self.seats) - 1, _SLOTS[-1]))
+        with self._lock:
+            if num_slots <= self._num_slots or not self.is_open:
+                return
+            self._num_slots = num_slots
+        self.preparing_worker.leave(partial(_open_batch, weakref.ref(self), num_slots))
+
+    def join_passes(self, num_slots: int) -> None:
+        """Open what runs so many conversations together, and use it from then on; else they take turns."""
+        with pinned(self._target_cores):
+            batch = self.target_model.open_batch(num_slots)
+        if batch is not None:
+            self.target_worker.company = Company(batch, rows_beside(self.known.target_ms))
+
     def inherited(self) -> list[Any]:
         """See `endings.Watched`."""
         return [self, *self.seats]
 
 
-def _is_closed(engine: "weakref.ref[Engine]") -> bool:
+def _open_company(engine: "weakref.ref[Engine]") -> None:
+    found = engine()
+    if found is not None:
+        found.open_company()
+
+
+def _open_batch(engine: "weakref.ref[Engine]", num_slots: int) -> None:
+    found = engine()
+    if found is not None and found.is_open:
+        found.join_passes(num_slots)
+
+
+def rows_beside(target_ms: Curve) -> int:
+    """Rows of a prompt that ride along in a pass of others, which takes twice as long then at most.
+
+    >>> rows_beside(((1, 5.0), (8, 7.5), (16, 10.0), (32, 16.0))), rows_beside(())
+    (16, 8)
+    """
+    most = 2 * interpolate(target_ms, 1) if target_ms else 0.0
+    return max((rows for rows in _CHUNKS if most and interpolate(target_ms, rows) <= most), default=_CHUNKS[0])
+
+
+def _rest(engine: "weakref.ref[Engine]", is_waited_for: threading.Event, seconds: float) -> bool:
+    is_waited_for.wait(seconds)
     found = engine()
     return found is None or not found.is_open
 

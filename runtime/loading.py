@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 
 _MEASURING_S = 0.2
-_FURTHER_ROWS = (16, 4, 2, 32)
-"""Measured behind a pass of one row and one of a window, as far as there is time."""
+_FURTHER_ROWS = (32, 16, 4, 2)
+"""Measured behind a pass of one row and one of a window, as far as there is time: the longest repeats first."""
 
 
 class Parts(NamedTuple):
@@ -196,8 +196,8 @@ def _result_or_close(reading: Future[BundleTokenizer], engine: Engine) -> Bundle
         raise
 
 
-def _use_huge_pages(due: list[Region], placement: list[str], is_over: Callable[[], bool]) -> None:
-    if num_bytes := use_huge_pages(due, is_over):
+def _use_huge_pages(due: list[Region], placement: list[str], rest: Callable[[float], bool]) -> None:
+    if num_bytes := use_huge_pages(due, rest):
         placement.append(f"huge pages: {num_bytes >> 20} MiB")
 
 

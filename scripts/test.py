@@ -27,6 +27,7 @@ NOTHING_TO_CHECK = 4
 DEVICES = {
     "webgpu": ["scripts/check_webgpu.py", "--quick", "--install"],
     "npu compiler": ["scripts/npu_compiler/check.sh"],
+    "frozen program": ["scripts/check_frozen.py"],
 }
 """Each installs what it needs where that can be done, and says why not elsewhere."""
 SETUP_LIMIT_S = 120

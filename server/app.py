@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from mirrorsd.graphs.errors import MirrorError
+from mirrorsd.graphs.shipped_files import shipped
 from mirrorsd.server import inspection
 from mirrorsd.server.answers.chat import chat
 from mirrorsd.server.answers.completions import completions
@@ -83,7 +84,7 @@ def build_app(bundles: Mapping[str, Path], settings: ServerSettings | None = Non
     """
     settings = settings or ServerSettings()
     service = Service(bundles, settings)
-    files = PageFiles(Path(__file__).parent / "page")
+    files = PageFiles(shipped(Path(__file__).parent / "page" / "index.html").parent)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 
 from mirrorsd import __version__
+from mirrorsd.graphs.chat_defaults import CHECKPOINT, ChatDefaults
 from mirrorsd.server.answers.chat import conversation_ends, template_message
 from mirrorsd.server.answers.tools import Wish, plan
 from mirrorsd.server.errors import ApiError
@@ -53,6 +54,8 @@ async def props(service: Service, exchange: Exchange) -> None:
     async with service.shelf.use(exchange.request.query_params.get("model")) as bundle:
         pipe = bundle.pipe
         target, draft = pipe.manifest.target, pipe.manifest.draft
+        own = ChatDefaults(generation=pipe.manifest.generation, source=CHECKPOINT)
+        defaults = pipe.manifest.chat_defaults if bundle.chat_template else own
         document = {
             "model": bundle.name,
             "models": list(service.shelf.folders),
@@ -63,7 +66,8 @@ async def props(service: Service, exchange: Exchange) -> None:
             "layout": pipe.layout,
             "placement": pipe.placement,
             "methods": list(pipe.methods),
-            "defaults": {name: pipe.manifest.generation.get(name) for name in _DEFAULTS} | {"max_tokens": None},
+            "defaults": {name: defaults.generation.get(name) for name in _DEFAULTS} | {"max_tokens": None},
+            "defaults_source": defaults.source,
             "target": _part(target.source.name, target.source.num_parameters, target.precision),
             "draft": _part(draft.source.name, draft.source.num_parameters, draft.precision),
             "has_chat_template": bool(bundle.chat_template),

@@ -62,6 +62,9 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     draft = LlamaForCausalLM(LlamaConfig(num_hidden_layers=2, **sizes)).eval()
     draft.load_state_dict(target.state_dict(), strict=False)
     target.save_pretrained(folder / "target")
+    generation = folder / "target" / "generation_config.json"
+    named = json.loads(generation.read_text(encoding="utf-8")) | {"do_sample": False}
+    generation.write_text(json.dumps(named), encoding="utf-8")
     StreamingDraft(draft, num_streams=2, num_stream_layers=1).save(folder / "draft")
     for name in ("target", "draft"):
         _write_tokenizer(folder / name)

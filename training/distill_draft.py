@@ -77,11 +77,11 @@ class DistillConfig:
     def __post_init__(self) -> None:
         for name in ("stream_weight", "streams_from", "argmax_weight", "prompt_weight", "tip_share"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; allowed is 0..1")
+                raise ConfigError(f"DistillConfig.{name} is {getattr(self, name)}; allowed is 0..1")
         if self.loss not in LOSSES:
-            raise ConfigError(f"loss is {self.loss!r}; allowed: {', '.join(LOSSES)}")
+            raise ConfigError(f"DistillConfig.loss is {self.loss!r}; allowed: {', '.join(LOSSES)}")
         if self.rate <= 0:
-            raise ConfigError(f"rate is {self.rate}; it must be above 0, 1 is usual")
+            raise ConfigError(f"DistillConfig.rate is {self.rate}; it must be above 0, 1 is usual")
 
 
 class DistillLosses(NamedTuple):

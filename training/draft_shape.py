@@ -49,9 +49,10 @@ def check_draft_sizes(hidden: int, layers: int) -> None:
         ConfigError: A hidden size that is no multiple of the head size, or no layers.
     """
     if hidden < _HEAD_DIM or hidden % _HEAD_DIM or layers < 1:
+        field, found = ("layers", layers) if layers < 1 else ("hidden", hidden)
         raise ConfigError(
-            f"a draft of hidden size {hidden} and {layers} layers: hidden must be a multiple of {_HEAD_DIM}, "
-            "layers at least 1"
+            f"DraftPlan.{field} is {found}; a draft from scratch has a hidden size that is a multiple of {_HEAD_DIM}, "
+            "and at least 1 layer"
         )
 
 
@@ -156,7 +157,7 @@ def check_layers(layers: tuple[int, ...], num_layers: int, model_type: str) -> N
         ConfigError: layers that the target does not have, not in rising order, or a family laid out otherwise.
     """
     if not layers or list(layers) != sorted(set(layers)) or not 0 <= layers[0] <= layers[-1] < num_layers:
-        raise ConfigError(f"layers to start from are {layers}; give numbers within 0..{num_layers - 1} in rising order")
+        raise ConfigError(f"DraftPlan.from_layers is {layers}; give numbers within 0..{num_layers - 1} in rising order")
     if model_type not in _LIKE_LLAMA:
         raise ConfigError(
             f"a draft cut from the target wants a family of {', '.join(_LIKE_LLAMA)}; this target's is {model_type}: "

@@ -28,9 +28,19 @@ from mirrorsd.training.run.optimizers import descend, set_rate
 from mirrorsd.training.run.timed_run import RunConfig, RunProgress, TimedRun, print_progress
 from mirrorsd.training.text.token_stream import TokenStream
 
-__all__ = ["ExitAdapter", "load_adapters", "make_adapters", "save_adapters", "train_adapters"]
+__all__ = ["ExitAdapter", "check_rank", "load_adapters", "make_adapters", "save_adapters", "train_adapters"]
 
 PEAK_RATE = 3e-3
+
+
+def check_rank(rank: int, hidden: int) -> None:
+    """Check an adapter's rank for hidden states of width `hidden`.
+
+    Raises:
+        ConfigError: It is not within 1..hidden.
+    """
+    if not 1 <= rank <= hidden:
+        raise ConfigError(f"ExitAdapter.rank is {rank}; allowed are 1..{hidden} (the hidden size)")
 
 
 class ExitAdapter(nn.Module):
@@ -43,8 +53,7 @@ class ExitAdapter(nn.Module):
             ConfigError: The rank is not within 1..hidden.
         """
         super().__init__()
-        if not 1 <= rank <= hidden:
-            raise ConfigError(f"rank is {rank}; allowed are 1..{hidden} (the hidden size)")
+        check_rank(rank, hidden)
         self.down = nn.Linear(hidden, rank, bias=False)
         self.up = nn.Linear(rank, hidden, bias=False)
         nn.init.zeros_(self.up.weight)

@@ -35,6 +35,7 @@ class InProcess:
     def stream(self, messages: Messages, config: "GenerationConfig") -> Iterator[Piece]:
         """Answer, a piece per step."""
         self._cancel = CancelToken()
+        config = config.resolve(self._pipe.manifest.chat_settings(config.temperature))
         try:
             for chunk in self._pipe.stream(config=config, messages=messages, cancel=self._cancel):
                 num_from_windows = sum(token.source == "window" for token in chunk.tokens)

@@ -57,6 +57,8 @@ def generate(
     speed = options.read_settings(settings)
     check_fits(bundle, request)
     with open_pipeline(bundle, device_map, speed, layout, is_verbose=verbose) as pipe:
+        if request.messages is not None:
+            config = config.resolve(pipe.manifest.chat_settings(config.temperature))
         if as_json:
             result = pipe.generate(request.prompt, config, messages=request.messages)
             print_json(result_document(result, pipe.device_map.name))

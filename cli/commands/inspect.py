@@ -29,6 +29,9 @@ def inspect(bundle: options.Bundle, as_json: options.AsJson = False) -> None:
         return
     for table in (_model_table(manifest), _stage_table(manifest), _verify_table(manifest), _file_table(manifest)):
         print_table(table)
+    if manifest.chat is not None:
+        values = ", ".join(f"{name} {value}" for name, value in manifest.chat.generation.items())
+        print(f"Chats take {values} ({manifest.chat.source})")
     if manifest.draft_accuracy is not None:
         print(accuracy_line(manifest.draft_accuracy))
     if manifest.quality:

@@ -92,15 +92,14 @@ MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to produce.", rich_
 Temperature = Annotated[
     float | None,
     typer.Option(
-        help="Sample at this temperature; 0: greedy. Without it, what the checkpoint says, else greedy.",
+        help="Sample at this temperature; 0: greedy. Without it what the checkpoint says; else chats are sampled at "
+        "0.8 or as their model's makers say, and all else is greedy.",
         rich_help_panel=TEXT,
     ),
 ]
 Greedy = Annotated[
     bool,
-    typer.Option(
-        "--greedy", help="Take the best token, and none of the checkpoint's own defaults.", rich_help_panel=TEXT
-    ),
+    typer.Option("--greedy", help="Take the best token, and no defaults.", rich_help_panel=TEXT),
 ]
 TopK = Annotated[int | None, typer.Option(help="Keep the k best tokens; 0 keeps all.", rich_help_panel=TEXT)]
 TopP = Annotated[float | None, typer.Option(help="Keep the best tokens of this much mass.", rich_help_panel=TEXT)]

@@ -118,12 +118,12 @@ def show_share(title: str) -> Iterator[ReportShare]:
 
 
 def time_left(elapsed: float, fraction: float) -> str:
-    """Say about how long the rest will take if it goes on as it went; nothing before a twentieth is done.
+    """Say about how long the rest will take if it goes on as it went; nothing in the first seconds of a long work.
 
-    >>> time_left(60.0, 0.25), time_left(30.0, 0.9), time_left(3.0, 0.01)
-    ('about 3 min left', 'about 3 s left', '')
+    >>> time_left(60.0, 0.25), time_left(30.0, 0.9), time_left(3.0, 0.01), time_left(30.0, 0.01)
+    ('about 3 min left', 'about 3 s left', '', 'about 50 min left')
     """
-    if not 0.05 <= fraction < 1.0:
+    if not 0.0 < fraction < 1.0 or (fraction < 0.05 and elapsed < 20):
         return ""
     seconds = elapsed * (1 - fraction) / fraction
     return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"

@@ -32,14 +32,25 @@ _CODES: tuple[tuple[type[MirrorError], int], ...] = (
     (DeviceError, EXIT_NO_DEVICE),
     (Cancelled, EXIT_CANCELLED),
 )
-_FIELD = re.compile(
-    r"\b(GenerationConfig|SpeculationConfig|ExportOptions|DraftCompression|DistillConfig|RunConfig)\.(\w+)"
+_OWNERS = (
+    *("GenerationConfig", "SpeculationConfig", "ExportOptions", "DraftCompression"),
+    *("DistillConfig", "RunConfig", "WarmStableDecay", "DraftPlan", "StreamShape", "ExitAdapter", "SelfTextConfig"),
+    *("HeadPlan", "HeadTrainingConfig"),
 )
-_OTHER_NAMES = {
+_FIELD = re.compile(rf"\b({'|'.join(_OWNERS)})\.(\w+)")
+_OTHER_NAMES = {  # by the field's name, or by its owner's too where two have one of that name
     "stop_strings": "--stop",
     "do_sample": "--temperature",
     "rate": "--rate",
     "calibration_text": "--calibration",
+    "budget_s": "--seconds",
+    "decay_s": "--seconds",
+    "sequences": "--batch",
+    "num_streams": "--streams",
+    "num_stream_layers": "--stream-layers",
+    "num_logits": "--tokens",
+    "num_layers": "--layers",
+    "HeadPlan.length": "--guesses",
 }
 _EXTRAS = {
     **dict.fromkeys(("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "safetensors"), "export"),
@@ -61,6 +72,8 @@ def as_typed(message: str) -> str:
     '--max-new-tokens is 0; allowed: 1 or more.'
     >>> as_typed("SpeculationConfig.gamma is 99; allowed: 1 to 31.")
     '-S gamma is 99; allowed: 1 to 31.'
+    >>> as_typed("WarmStableDecay.budget_s is -1.0; it must be 0 or more")
+    '--seconds is -1.0; it must be 0 or more'
     """
     return _FIELD.sub(_option, message)
 
@@ -69,7 +82,7 @@ def _option(found: re.Match[str]) -> str:
     owner, field = found.groups()
     if owner == "SpeculationConfig":
         return f"-S {field}"
-    return _OTHER_NAMES.get(field) or f"--{field.replace('_', '-')}"
+    return _OTHER_NAMES.get(f"{owner}.{field}") or _OTHER_NAMES.get(field) or f"--{field.replace('_', '-')}"
 
 
 def about_import(error: ImportError) -> str:

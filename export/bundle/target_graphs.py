@@ -211,11 +211,15 @@ def segment_graph(model: WeightlessModel, plan: TargetPlan, segment: Segment) ->
 
 
 def exit_graph(model: WeightlessModel, plan: TargetPlan, point: Exit) -> ir.Model:
-    """Export one exit; its adapter is stored like the head. Its own logits are those of the scan, if there is one."""
+    """Export one exit; its adapter is stored like the head, what else it has as in the suffix.
+
+    Its own logits are those of the scan, if there is one.
+    """
     contract = exit_contract(plan.shape, point.name, num_candidates=plan.num_candidates)
     stage = ExitStage(parts_of(model.network), plan.num_candidates, plan.adapters[point.layer])
     graph = export_stage(stage, contract, model.lazy_weights(stage))
-    formats = replace(plan.formats, layers=plan.formats.in_blocks.head)
+    shared = {name: layer for name in plan.formats.inputs if (layer := plan.formats.of_layer(name)) is not None}
+    formats = replace(plan.formats, layers=plan.formats.in_blocks.head, finer={**plan.formats.finer, **shared})
     return optimise_stage(graph, formats, plan.shape.vocab_size, plan.choose_pack)
 
 

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, read_json
 from mirrorsd.graphs import names
+from mirrorsd.graphs.chat_defaults import ChatDefaults, chat_defaults
 from mirrorsd.graphs.errors import ExportError
 from mirrorsd.graphs.manifest import TokenEntry
 
@@ -159,6 +160,12 @@ def generation_defaults(target: Checkpoint) -> dict[str, Any]:
                 "false: correct it there"
             )
     return found
+
+
+def chat_entry(target: Checkpoint, bundle: Path) -> ChatDefaults | None:
+    """How a chat with the model in `bundle` is sampled; None where its tokenizer brings no chat template."""
+    is_chat_model = (bundle / names.TOKENIZER_FOLDER / names.CHAT_TEMPLATE_FILE).is_file()
+    return chat_defaults(target.source.family, generation_defaults(target)) if is_chat_model else None
 
 
 def exit_coverage(target: Checkpoint) -> dict[str, Any]:

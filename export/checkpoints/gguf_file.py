@@ -26,13 +26,21 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 _MADE_FROM = "made_from.json"
-_MADE_BY = 2
+_MADE_BY = 3
 """Counts the ways to make the small files: those of another one are made again."""
 _PART = re.compile(r"(?P<name>.+)-\d{5}-of-(?P<count>\d{5})(?P<end>(\.\w+)?)")
 _EMBEDDING, _NO_TOKEN = "token_embd.weight", 2**32 - 1
 _SPECIAL_ID = re.compile(r"tokenizer\.ggml\.\w+_token_id")
 _ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 """The tokens that end a text: of the whole text, of a turn, and of a message that calls a tool."""
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+"""What a file may recommend (`general.sampling.temp`), by the names of generation_config.json."""
 _READ_ERRORS = (ValueError, KeyError, IndexError, OSError, NotImplementedError, UnicodeDecodeError)
 
 
@@ -97,6 +105,7 @@ def small_files(file: Path) -> Path:
         tokenizer: Any = AutoTokenizer.from_pretrained(header.parent, gguf_file=header.name, local_files_only=True)
     generation: Any = GenerationConfig.from_model_config(config)
     generation.eos_token_id = _all_ends(config.eos_token_id, ends)
+    generation.update(**_sampling_of(file))
     try:
         folder.mkdir(exist_ok=True)
         config.save_pretrained(folder)
@@ -150,6 +159,14 @@ def _all_ends(given: Any, ends: Sequence[int]) -> Any:
     """The ids that end a text: those that transformers finds first, one alone where there is no other."""
     found = list(dict.fromkeys([*(given if isinstance(given, list) else [] if given is None else [given]), *ends]))
     return found if len(found) > 1 else next(iter(found), None)
+
+
+def _sampling_of(file: Path) -> dict[str, Any]:
+    """How the file says its model is sampled, as generation_config.json has it; empty where it does not."""
+    fields = open_header(file).fields
+    found = {name: fields.get(f"general.sampling.{of_file}") for of_file, name in _SAMPLING.items()}
+    given = {name: field.contents() for name, field in found.items() if field is not None}
+    return given | ({"do_sample": given["temperature"] > 0} if "temperature" in given else {})
 
 
 def licence_of(file: Path) -> str:

@@ -83,9 +83,10 @@ def collect_inputs(model: WeightlessModel, windows: Array, folder: Path, *, with
     latest: list[tuple[Tensor, Path]] = []
     from_norm: list[Tensor] = []
 
-    def note_last(module: nn.Module, given: Any, found: Any) -> None:
+    def note_last(module: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if inputs.head is not None:
-            note(module, (found[0],), inputs.head)
+            note(module, given, inputs.head)
+        return (given[0][:, -1:],)  # nobody wants the logits
 
     def note(module: nn.Module, given: tuple[Tensor, ...], name: str) -> None:
         source = given[0]
@@ -107,10 +108,10 @@ def collect_inputs(model: WeightlessModel, windows: Array, folder: Path, *, with
     hooks = [module.register_forward_pre_hook(partial(note, name=name)) for module, name in names_by_module.items()]
     norms = [module for module in network.modules() if type(module).__name__.endswith("Norm")]
     hooks += [module.register_forward_hook(note_norm) for module in norms]
-    hooks.append(network.base_model.register_forward_hook(note_last))
+    hooks.append(head.register_forward_pre_hook(note_last))
     try:
         with torch.no_grad(), model.on_demand():
-            network(torch.from_numpy(windows), use_cache=False, logits_to_keep=1)
+            network(torch.from_numpy(windows), use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()

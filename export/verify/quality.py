@@ -18,6 +18,7 @@ from mirrorsd.export.verify.comparison import divergences, log_softmax
 from mirrorsd.export.verify.target import Pass, TargetRun
 from mirrorsd.graphs.errors import ExportError, ParityError
 from mirrorsd.graphs.manifest import QualityEntry
+from mirrorsd.graphs.shipped_files import shipped
 
 Array = npt.NDArray[Any]
 
@@ -84,7 +85,7 @@ def calibration_text(target: Checkpoint, given: str | None, context: int) -> Cal
 def range_windows(target: Checkpoint, given: str | None, context: int) -> Array:
     """Windows `[W, L]` of text of many kinds, and of what is fitted of the calibration text: half of each."""
     fitted = calibration_text(target, given, context).fitted[-RANGE_WINDOWS // 2 :]
-    ids, rows = _ids_of(target, _RANGES.read_text(encoding="utf-8")), fitted.shape[1]
+    ids, rows = _ids_of(target, shipped(_RANGES).read_text(encoding="utf-8")), fitted.shape[1]
     windows = np.array(ids[: len(ids) // rows * rows], np.int64).reshape(-1, rows)
     return np.concatenate([fitted, windows[: RANGE_WINDOWS - len(fitted)]])
 
@@ -102,7 +103,7 @@ def _find_text(target: Checkpoint, given: str | None) -> tuple[str, str]:
     own = target.folder / CALIBRATION_FILE
     if own.is_file():
         return own.read_text(encoding="utf-8"), CALIBRATION_FILE
-    return _BUILT_IN.read_text(encoding="utf-8"), "built-in"
+    return shipped(_BUILT_IN).read_text(encoding="utf-8"), "built-in"
 
 
 def reference_choices(model: WeightlessModel, windows: Array) -> Choices:

@@ -32,8 +32,8 @@ from mirrorsd.graphs.manifest import Segment, VerifyResult
 Array = npt.NDArray[Any]
 
 ONNX_ERRORS = errors_of(onnxruntime_pybind11_state)
-WINDOW = 6
-REJECTED = 3
+SINGLE_ROWS, WINDOW, REJECTED = 20, 6, 3
+"""Passes of one row, rows of a window, and wrong ones behind it; a pass of a large model takes a second here."""
 _NEAR = 2e-3
 """Of a row's standard deviation: what arithmetic may change (`tolerances.py`)."""
 
@@ -125,15 +125,16 @@ def _stored(half: Tensor, plan: TargetPlan, dtype: torch.dtype) -> Tensor:
 
 
 def plan_passes(ids: tuple[int, ...]) -> Iterator[Pass]:
-    """Cover `ids`: half by one prefill, a quarter row by row, the rest by windows whose end is rejected.
+    """Cover `ids`: half by one prefill, some row by row, the rest by windows whose end is rejected.
 
     A window of 6 keeps 6; the next one adds 3 wrong rows, which `seqlens_k` alone rolls back.
     """
-    half, three_quarters = len(ids) // 2, len(ids) * 3 // 4
+    half = len(ids) // 2
+    first_window = half + min(len(ids) // 4, SINGLE_ROWS)
     yield Pass(0, ids[:half], half)
-    for start in range(half, three_quarters):
+    for start in range(half, first_window):
         yield Pass(start, ids[start : start + 1], 1)
-    for number, start in enumerate(range(three_quarters, len(ids), WINDOW)):
+    for number, start in enumerate(range(first_window, len(ids), WINDOW)):
         kept = ids[start : start + WINDOW]
         wrong = ids[:REJECTED] if number % 2 else ()
         yield Pass(start, (*kept, *wrong), len(kept))

@@ -16,7 +16,7 @@ from mirrorsd.machine.tuning.recording import RecordedText, Recording
 from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, RowBlock, TargetOutput, TipGuesses
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.target_link import RowReader
-from mirrorsd.runtime.devices.workers import Ticket
+from mirrorsd.runtime.devices.tickets import Ticket
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 
 _ALIAS_STRIDE = 7919

@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import Head
-from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, RowBlock, TargetOutput, TipGuesses
+from mirrorsd.runtime.backends.protocol import (
+    ExitGuesses,
+    HeadGuesses,
+    RowBlock,
+    TargetBatch,
+    TargetOutput,
+    TargetPass,
+    TipGuesses,
+)
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
@@ -28,10 +36,14 @@ HeadHandler = Callable[[list[int]], Sequence[int]]
 
 
 class FakeModel(Generic[Session]):
-    """A model whose sessions come from `make`, one after another."""
+    """A model whose sessions come from `make`, one after another, and run together in `batch` if there is one."""
 
-    def __init__(self, make: Callable[[], Session]) -> None:
-        self._make = make
+    def __init__(self, make: Callable[[], Session], batch: TargetBatch | None = None) -> None:
+        self._make, self._batch = make, batch
+
+    def open_batch(self, num_slots: int) -> TargetBatch | None:
+        """See `TargetModel.open_batch`."""
+        return self._batch
 
     def new_session(self) -> Session:
         """The next session."""
@@ -40,6 +52,23 @@ class FakeModel(Generic[Session]):
     def describe(self) -> str:
         """Say that this is a fake."""
         return "fake"
+
+
+class FakeBatch:
+    """A `TargetBatch` that asks one session after another, and notes who was together."""
+
+    def __init__(self, num_slots: int = 8, fail: Callable[[Sequence[TargetPass]], None] = lambda _: None) -> None:
+        """`fail` may raise what the device would."""
+        self.num_slots, self._fail, self.is_given_up = num_slots, fail, False
+        self.passes: list[list[TargetPass]] = []
+
+    def run(self, passes: Sequence[TargetPass]) -> list[TargetOutput]:
+        """See `TargetBatch.run`."""
+        if len(passes) > self.num_slots or len({id(one.session) for one in passes}) < len(passes):
+            raise AssertionError("these passes are no batch")
+        self.passes.append(list(passes))
+        self._fail(passes)
+        return [one() for one in passes]
 
 
 class FakeTarget:

@@ -38,6 +38,9 @@ class PacedTargetModel:
         """A paced session with a cache of its own."""
         return PacedTarget(self._model.new_session(), self._pace, self._num_layers)
 
+    def open_batch(self, num_slots: int) -> None:
+        """A pace is one of passes of one conversation."""
+
     def describe(self) -> str:
         """What runs, and that it is paced."""
         return f"{self._model.describe()}, PACED ({_points(self._pace.target_ms)}; exit {self._pace.exit_ms:g} ms)"

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -138,6 +139,11 @@ class TargetOutput(NamedTuple):
     short_rows: Sequence[ShortRow] | None = None
 
 
+_NOTHING: NDArray[np.int64] = np.empty(0, np.int64)
+NO_OUTPUT = TargetOutput(_NOTHING, np.empty(0, np.float32), None)
+"""Of rows that were only read."""
+
+
 class HeadGuesses(NamedTuple):
     """What a head guesses, best first: `ids` and `logprobs` `[K, m]`; `[:, 0]` is one chain behind the head token."""
 
@@ -214,11 +220,76 @@ class TargetSession(Protocol):
         """Release the device."""
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class TargetPass:
+    """One session's rows, to be run alone (by calling it) or together with those of others.
+
+    Attributes:
+        with_logits: as in `TargetSession.run`; None where only the cache is wanted (`TargetSession.prefill`).
+        on_start: called on the target's thread before its device starts.
+    """
+
+    session: TargetSession
+    tokens: NDArray[np.int64]
+    start: int
+    ledger: Ledger
+    with_logits: bool | ShortlistFilter | None = None
+    on_start: Callable[[], None] | None = None
+    on_exit: Callable[[ExitGuesses], None] | None = None
+    exits: Collection[int] | None = None
+
+    @property
+    def may_join(self) -> bool:
+        """Whether it can be run with others: nobody listens to the exits on the way."""
+        return self.on_exit is None
+
+    def __call__(self) -> TargetOutput:
+        """Run it alone."""
+        if self.on_start is not None:
+            self.on_start()
+        if self.with_logits is None:
+            self.session.prefill(self.tokens, self.start, ledger=self.ledger)
+            return NO_OUTPUT
+        return self.session.run(
+            self.tokens,
+            self.start,
+            with_logits=self.with_logits,
+            ledger=self.ledger,
+            on_exit=self.on_exit,
+            exits=self.exits,
+        )
+
+
+class TargetBatch(Protocol):
+    """Runs the rows of several sessions in one pass; every row has the bits that it has alone.
+
+    Attributes:
+        num_slots: how many sessions it takes at once.
+        is_given_up: whether the last pass was ended early because none of its sessions wanted it any more.
+    """
+
+    num_slots: int
+
+    @property
+    def is_given_up(self) -> bool:
+        """See above."""
+
+    def run(self, passes: Sequence[TargetPass]) -> list[TargetOutput]:
+        """Run passes of different sessions, all of which may join, on the target's thread.
+
+        Raises:
+            DeviceError: the device failed. No row counts then, and each pass may be run alone.
+        """
+
+
 class TargetModel(Protocol):
     """A loaded target, from which sessions are made."""
 
     def new_session(self) -> TargetSession:
         """A session with a cache of its own."""
+
+    def open_batch(self, num_slots: int) -> TargetBatch | None:
+        """What runs several sessions together; None where this target runs one after another. Takes seconds."""
 
     def describe(self) -> str:
         """One line: what runs where."""

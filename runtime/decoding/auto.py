@@ -99,7 +99,8 @@ class AutoSource:
         self._free_guess = NO_TOKENS
         if not self._request.window_limit():
             return self._decline(done)
-        if not self._draft.is_ready() or not self._known.is_plain_known:  # a text needs no draft to repeat itself
+        is_slowing = self._request.num_beside and self._draft.takes_turns  # others' passes would wait for its rounds
+        if is_slowing or not self._draft.is_ready() or not self._known.is_plain_known:  # a text can repeat itself still
             return self._repeat(done, 0.0) or self._decline(done)
         forced = self._serial.forced(*done) if done is not None and self._is_in_step else None
         if forced is not None:
@@ -140,7 +141,7 @@ class AutoSource:
         num_missing = self._num_missing
         self._free_guess = self._free_rows.guess()
         if windows is not None:
-            windows.budget = self._account.credit
+            windows.budget = self._account.trial_budget if self._is_trial else self._account.credit
         before = ledger.drafted_s
         if was_in_step:
             found = self._drafting.next(*done) if done is not None else Found(self._serial.fresh_window(), "fresh")
@@ -160,6 +161,9 @@ class AutoSource:
     def observe(self, step: StepRecord) -> None:
         """Learn from the step."""
         if self._draft.is_preparing:  # a step beside a compiler teaches nothing
+            return
+        if self._request.num_beside:  # one beside others teaches nothing of plain decoding alone
+            self._serial.observe(step)
             return
         is_plain, seconds = step.method == "plain", step.own_seconds - self._drafted_s
         now = self._plain_seconds_now(step)

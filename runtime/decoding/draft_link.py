@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.devices.workers import DeviceWorker, Ticket
+from mirrorsd.runtime.devices.tickets import Ticket
+from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.ledger import Ledger
 

@@ -42,6 +42,7 @@ class Request:
         gamma: most window tokens.
         num_reused: prompt tokens that were cached from an earlier request.
         windows: what cuts them; None leaves them as long as they come.
+        num_beside: conversations that shared the last pass.
         repeats: what the text, and its prediction if there is one, has said before; None where nobody asks.
         prefilled: when the target had read the prompt, in seconds of the ledger's clock: where the speed's starts.
         constraint: what its text may say; None where it may say anything.
@@ -67,6 +68,7 @@ class Request:
         self.num_reused = 0
         self.prefilled = 0.0
         self.windows: WindowLength | None = None
+        self.num_beside = 0
         self.repeats: RepeatedText | None = None
         self.max_tokens = min(context, len(prompt) + config.max_new_tokens)
         self.steps: list[StepRecord] = []
@@ -135,6 +137,12 @@ class Request:
     def window_limit(self, most: int | None = None) -> int:
         """Window tokens that can still be useful, at most `most` (`gamma`): a step commits one more than it accepts."""
         return max(0, min(self.gamma if most is None else most, self.max_tokens - self.num_tokens - 1))
+
+    def in_company_of(self, num_beside: int) -> None:
+        """So many conversations have shared its last pass, and will probably share the next."""
+        self.num_beside = num_beside
+        if self.windows is not None:
+            self.windows.num_beside = num_beside
 
     def record(self, step: StepRecord) -> None:
         """Note all there is to know of the step that was committed last; it is over."""

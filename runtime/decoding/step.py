@@ -140,6 +140,7 @@ class StepDecoder:
         request.chooser.look_ahead(inflight.window)
         request.chooser.draw_ahead(inflight.head + 1, len(inflight.window) + 1, self.target.vocab_size)
         acceptance = self._accept(inflight, self.target.result(request, ticket))
+        request.in_company_of(ticket.num_beside)
         if beside is not None:
             beside.end(acceptance)
         tokens = self._commit(inflight, acceptance)

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, TargetOutput, TargetSession
+from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, TargetOutput, TargetPass, TargetSession
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.devices.workers import DeviceWorker, Overdue, Ticket
+from mirrorsd.runtime.devices.tickets import Ticket
+from mirrorsd.runtime.devices.workers import DeviceWorker, Overdue
 from mirrorsd.runtime.draft.tree import longest_common_prefix
 
 Result = TypeVar("Result")
@@ -92,9 +93,10 @@ class TargetLink:
         self._num_cached = start  # before the first row is written over: an interrupted chunk leaves anything behind
         while start < len(tokens):
             request.raise_if_cancelled()
-            stop = min(start + request.speculation.prefill_rows, len(tokens))
+            most = self._worker.chunk_rows(request.ledger, request.speculation.prefill_rows)
+            stop = min(start + most, len(tokens))
             chunk = tokens[start:stop]
-            job = partial(self._session.prefill, chunk, start, ledger=request.ledger)
+            job = TargetPass(session=self._session, tokens=chunk, start=start, ledger=request.ledger)
             self.result(request, self._worker.submit(job, request.ledger))
             self._remember(start, chunk)
             if reader is not None:
@@ -143,16 +145,16 @@ class TargetLink:
         padded = request.speculation.pad_rows_to
         if len(rows) < padded <= self.context - head:
             rows = np.concatenate([rows, np.zeros(padded - len(rows), dtype=np.int64)])
-        run = partial(
-            self._session.run,
-            rows,
-            head,
-            with_logits=request.chooser.filters or request.chooser.needs_logits,
+        job = TargetPass(
+            session=self._session,
+            tokens=rows,
+            start=head,
             ledger=request.ledger,
+            with_logits=request.chooser.filters or request.chooser.needs_logits,
+            on_start=on_start,
             on_exit=on_exit,
             exits=None if request.speculation.exits == "all" else request.speculation.exits,
         )
-        job = run if on_start is None else partial(_after, on_start, run)
         if request.chooser.draws_ahead:
             return self._worker.submit(job, request.ledger)
         overdue = Overdue(request.speculation.target_deadline_s, self._session.terminate)
@@ -213,8 +215,3 @@ class TargetLink:
     def _remember(self, start: int, tokens: NDArray[np.int64]) -> None:
         self._cached[start : start + len(tokens)] = tokens
         self._num_cached = start + len(tokens)
-
-
-def _after(first: Callable[[], None], then: Callable[[], TargetOutput]) -> TargetOutput:
-    first()
-    return then()

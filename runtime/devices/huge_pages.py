@@ -10,6 +10,7 @@ import ctypes
 import re
 from collections.abc import Callable, Collection
 from pathlib import Path
+from time import perf_counter
 from typing import NamedTuple
 
 _MAPS = Path("/proc/self/smaps")
@@ -17,8 +18,11 @@ _HEADER = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ \d+ *(.*)")
 _OF_NOBODY = ("", "[heap]")
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 _LEAST_BYTES = 4 << 20
-_PIECE_BYTES = 32 << 20
-"""What is collapsed in a go: some 50 ms, which is how long whoever closes a pipeline may wait for it."""
+_PIECE_BYTES = 8 << 20
+"""What is collapsed in a go: some 12 ms, which a step of a text and whoever closes a pipeline may wait for."""
+_RESTS = 9
+"""Times that a piece took, until the next: all at once, a model of 1.5 GB on two cores halves its first texts' speed
+for nine seconds (`bench/studies/huge_pages.py`)."""
 _LEAST_RESIDENT = 0.9
 """A collapsed page is resident as a whole: stacks and caches that are hardly used are left alone."""
 
@@ -79,21 +83,28 @@ def new_regions(before: Collection[Region]) -> list[Region]:
     ]
 
 
-def use_huge_pages(due: Collection[Region], is_over: Callable[[], bool] = lambda: False) -> int:
-    """Collapse this memory into huge pages, until `is_over`; how many bytes of it are on some then.
+def use_huge_pages(due: Collection[Region], rest: Callable[[float], bool] = lambda _: False) -> int:
+    """Collapse this memory into huge pages; how many bytes of it are on some then.
 
     May be called from any thread, while others use that memory.
+
+    Args:
+        due: The memory.
+        rest: Waits so many seconds before the next piece, and says whether to leave off.
     """
     if not due:
         return 0
     advise = ctypes.CDLL(None).madvise
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    seconds = 0.0
     for region in due:
         end = region.start + region.size
         for start in range(region.start, end, _PIECE_BYTES):
-            if is_over():
+            if rest(_RESTS * seconds):
                 return 0
+            began = perf_counter()
             for advice in (_MADV_HUGEPAGE, _MADV_COLLAPSE):  # a refusal leaves the pages as they are
                 advise(start, min(_PIECE_BYTES, end - start), advice)
+            seconds = perf_counter() - began
     starts = {region.start for region in due}
     return sum(region.huge for region in regions_now() if region.start in starts)

@@ -6,14 +6,18 @@ Each keeps to its cores: two devices on one processor must not wait for each oth
 import os
 import queue
 import threading
-from collections import Counter
+import warnings
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import get_ident
 from time import perf_counter
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 from mirrorsd.graphs.errors import DeviceError, GenerationError
+from mirrorsd.runtime.backends.protocol import TargetOutput, TargetPass
+from mirrorsd.runtime.devices.company import Company
+from mirrorsd.runtime.devices.tickets import Entry, Ticket
 
 Result = TypeVar("Result")
 _MAX_PENDING = 32
@@ -22,60 +26,6 @@ _LOOK_S = 0.05
 """Seconds between two looks at whether what is waited for has been given up."""
 _RUN_S = 120.0
 _WATCH_S = 1.0
-
-
-class Ticket(Generic[Result]):
-    """What a submitted job gives: its result or its error, once it is done.
-
-    A step hands over between threads several times, so this is one lock where a `concurrent.futures.Future` is a
-    condition, its lock and a list of waiters: half the time from the end of a job until its waiter runs.
-
-    Attributes:
-        error: what the job raised.
-        queued_s: seconds that the job stood behind another owner's; 0 if it did not.
-    """
-
-    __slots__ = ("_is_done", "_result", "_wake", "error", "queued_s")
-
-    def __init__(self) -> None:
-        self.error: BaseException | None = None
-        self.queued_s = 0.0
-        self._result: Result | None = None
-        self._is_done = False
-        self._wake = threading.Lock()
-        self._wake.acquire()
-
-    def finish(self, result: Result | None, error: BaseException | None = None) -> None:
-        """Give the result, or the error, to whoever waits; once."""
-        self._result, self.error = result, error
-        self._is_done = True
-        self._wake.release()
-
-    def done(self) -> bool:
-        """Whether the job is over."""
-        return self._is_done
-
-    def wait(self, timeout_s: float = -1.0) -> bool:
-        """Wait until the job is over, by default as long as it takes; False if it is not within `timeout_s`."""
-        if not self._is_done and self._wake.acquire(timeout=timeout_s):
-            self._wake.release()
-        return self._is_done
-
-    def result(self) -> Result:
-        """Wait for the job; its result, or its error raised here."""
-        self.wait()
-        if self.error is not None:
-            raise self.error
-        return cast(Result, self._result)
-
-
-class _Entry(NamedTuple):
-    """A job in the queue; `queued_at` (seconds of `perf_counter`) if another owner's job is before it."""
-
-    job: Callable[[], Any]
-    ticket: Ticket[Any]
-    owner: object
-    queued_at: float | None
 
 
 class _Loan(NamedTuple):
@@ -101,13 +51,19 @@ class DeviceWorker:
     An owner whose jobs the device does not get done waits for room; others do not wait for that. The lock is one that a
     thread may take twice, since a finaliser may leave a job wherever Python happens to run it. A forked child has no
     such thread, and perhaps a lock that nobody will release: there nothing is touched.
+
+    Where there is `company`, passes of several owners that wait are run together.
+
+    Attributes:
+        company: who shares passes; None where each owner's are run by themselves.
+        on_company: called, from any thread, when passes of more owners wait than can be run together.
     """
 
     def __init__(self, name: str, cores: Sequence[int] = (), *, is_lent: bool = False) -> None:
         self.name = name
         self._cores, self._is_lent = tuple(cores), is_lent
         self._device = threading.Lock()
-        self._jobs: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
         self._num_pending = 0
         self._pending_by_owner: Counter[object] = Counter()
         self._lock = threading.RLock()
@@ -116,6 +72,9 @@ class DeviceWorker:
         self._job_started: float | None = None
         self._overdue: Overdue | None = None
         self._loan: _Loan | None = None
+        self._backlog: deque[Entry | None] = deque()
+        self.company: Company | None = None
+        self.on_company: Callable[[], None] | None = None
         self._is_closed = False
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._work, name=f"mirrorsd-{name}", daemon=True)
@@ -138,7 +97,10 @@ class DeviceWorker:
                 self._wait_for_room(owner, deadline_s)
             is_behind = self.serves_others(owner)
             self._count(owner, 1)
-            self._jobs.put(_Entry(job, ticket, owner, perf_counter() if is_behind else None))
+            self._arrives(job, owner)
+            self._jobs.put(Entry(job, ticket, owner, perf_counter() if is_behind else None))
+        if is_behind and self.company is None:
+            self._ask_for_company(job)
         return ticket
 
     def perform(
@@ -159,13 +121,14 @@ class DeviceWorker:
             try:
                 with self._lock:
                     self._check_open()
-                    if self._is_lent and not self.has_pending():
+                    if self._is_lent and not self.has_pending() and not self._is_awaiting_others(owner):
                         self._loan = loan
+                        self._arrives(job, owner)
                 if self._loan is not loan:
                     return self.submit(job, owner)
                 with self._device, pinned(self._cores):
                     self._overdue = overdue
-                    self._do(_Entry(job, ticket, owner, None))
+                    self._do(Entry(job, ticket, owner, None))
             finally:
                 self._give_back(loan)
         finally:  # an interrupt may have come in between
@@ -183,7 +146,7 @@ class DeviceWorker:
             with self._lock:
                 if not self._is_closed:
                     self._count(owner, 1)
-                    self._jobs.put(_Entry(job, Ticket(), owner, None))
+                    self._jobs.put(Entry(job, Ticket(), owner, None))
 
     def run(self, job: Callable[[], Result], owner: object = None, *, deadline_s: float = _RUN_S) -> Result:
         """Submit a job and wait for it.
@@ -217,7 +180,7 @@ class DeviceWorker:
 
     def has_waiting(self) -> bool:
         """Whether another job waits behind the running one."""
-        return not self._jobs.empty()
+        return bool(self._backlog) or not self._jobs.empty()
 
     def serves(self, owner: object) -> bool:
         """Whether a job of this owner is waiting or running."""
@@ -261,12 +224,15 @@ class DeviceWorker:
     def _work(self) -> None:
         pin_current_thread(self._cores)
         while (entry := self._next_entry()) is not None:
+            entries = self._with_others(entry)
             with self._device:
-                self._do(entry, then=self._count)
-            del entry
+                self._do_together(entries)
+            del entry, entries
 
-    def _next_entry(self) -> _Entry | None:
+    def _next_entry(self) -> Entry | None:
         """The next job; meanwhile, an eye on one that runs on the thread it was lent to."""
+        if self._backlog:
+            return self._backlog.popleft()
         while True:
             try:
                 return self._jobs.get(timeout=_WATCH_S if self._is_lent else None)
@@ -275,17 +241,76 @@ class DeviceWorker:
                 if overdue is not None and self.running_seconds() > overdue.deadline_s:
                     overdue.terminate()
 
-    def _do(self, entry: _Entry, then: Callable[[object, int], None] | None = None) -> None:
+    def _with_others(self, entry: Entry) -> list[Entry]:
+        """The job, and passes that can be run together with it, of those that wait and those that are about to."""
+        company = self.company
+        if company is None or not entry.may_join:
+            return [entry]
+        entries = company.gather(entry, self._backlog, self._jobs)
+        if any(one is not None and one.may_join for one in self._backlog):
+            self._ask_for_company(entry.job)
+        return entries
+
+    def _do_together(self, entries: Sequence[Entry]) -> None:
+        """Run jobs in one pass, or each by itself where there is one, or where the device could not."""
+        company = self.company
+        results: list[TargetOutput | None] | None = None
+        failure: BaseException | None = None
+        if company is not None and len(entries) > 1:
+            self._job_started = perf_counter()
+            try:
+                results = [*company.run(entries)]
+            except BaseException as error:  # whose rows it was cannot be told: each is asked alone
+                failure = error
+            self._job_started = None
+            if failure is not None and company.batch.is_given_up:
+                results = [None] * len(entries)
+            elif failure is not None:
+                self._part(len(entries), failure)
+        for number, entry in enumerate(entries):
+            if results is None:
+                self._do(entry, then=self._count)
+            else:
+                self._count(entry.owner, -1)
+                entry.ticket.finish(results[number], failure)
+
+    def _part(self, num_passes: int, error: BaseException) -> None:
+        """Run nobody's passes together any more."""
+        self.company = self.on_company = None
+        words = f"Conversations take turns from here on, as a pass of {num_passes} of them failed: {error}"
+        warnings.warn(words, RuntimeWarning, stacklevel=1)
+
+    def _arrives(self, job: object, owner: object) -> None:
+        if self.company is not None and isinstance(job, TargetPass):
+            self.company.arrives(owner)
+
+    def _is_awaiting_others(self, owner: object) -> bool:
+        return self.company is not None and self.company.seconds_to_wait((owner,)) > 0
+
+    def _ask_for_company(self, job: object) -> None:
+        if self.on_company is not None and isinstance(job, TargetPass):
+            self.on_company()
+
+    def chunk_rows(self, owner: object, most: int) -> int:
+        """How many rows of a prompt, at most `most`, shall pass at once: few where others have passes meanwhile."""
+        company = self.company
+        if company is None or not (self.serves_others(owner) or company.seconds_to_wait((owner,))):
+            return most
+        return min(most, company.chunk_rows)
+
+    def _do(self, entry: Entry, then: Callable[[object, int], None] | None = None) -> None:
         """Run a job; `then` counts it as over before its ticket says so."""
         if entry.queued_at is not None:
             entry.ticket.queued_s = perf_counter() - entry.queued_at
         result, failure = None, None
-        self._job_started = perf_counter()
+        self._job_started = started = perf_counter()
         try:
             result = entry.job()
         except BaseException as error:  # handed to whoever waits, on its own thread
             failure = error
         self._job_started = None
+        if self.company is not None and isinstance(entry.job, TargetPass):
+            self.company.ends((entry.owner,), perf_counter() - started)
         if then is not None:
             then(entry.owner, -1)
         entry.ticket.finish(result, failure)

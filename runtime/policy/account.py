@@ -241,6 +241,14 @@ class Account:
         self._tried: tuple[float, float] | None = None
         self._since, self._pause = 0, _BY.first_pause
 
+    @property
+    def trial_budget(self) -> float:
+        """Tokens that a trial's rounds may cost in all: no more than the one that it must get right to have paid.
+
+        A draft of ordinary rounds is so tried by one or two of them, and several times, instead of by a whole window.
+        """
+        return min(self.credit, 1.0)
+
     def worth_of_drafting(self, speed: float, *, is_ready: bool) -> float:
         """Tokens that a window of the draft should bring, less its time: asked for, or one that `is_ready`."""
         if self._brought is None or self.is_resting:

@@ -153,6 +153,7 @@ class WindowLength:
 
     Attributes:
         slowdown: how many times longer passes take now than was measured.
+        num_beside: conversations that share the passes: all of them wait for a guessed row.
         budget: tokens that the passes of the draft for a window may cost in all; `auto` says so, nobody else minds.
         worth: of the window that was cut last, in tokens.
     """
@@ -168,7 +169,7 @@ class WindowLength:
         self._acceptance_rate = FIRST_RATE
         self._expected: list[tuple[float, bool]] = []
         self._awaited: tuple[int, float, float] | None = None
-        self.slowdown, self.budget = 1.0, inf
+        self.slowdown, self.budget, self.num_beside = 1.0, inf, 0
         self.worth = 0.0
 
     def pass_seconds(self, num_rows: int) -> float:
@@ -250,8 +251,9 @@ class WindowLength:
 
     @property
     def speed(self) -> float:
-        """Tokens per second of the text, lately; at least what plain decoding brings."""
-        return max(self._learned.tokens_per_second, 1.0 / max(self.slowdown * self._pass_seconds[0], 1e-9))
+        """Tokens per second of the text, lately; at least what plain decoding brings in this company."""
+        plain_seconds = self.slowdown * self.pass_seconds(1 + self.num_beside)
+        return max(self._learned.tokens_per_second, 1.0 / max(plain_seconds, 1e-9))
 
     def _reach(self, shares: Sequence[Share], num_main: int) -> Reach:
         weights, rate = self._weights, min(max(self._acceptance_rate, LEAST_RATE), 1 - LEAST_RATE)
@@ -268,9 +270,13 @@ class WindowLength:
         return found
 
     def _worths(self, reach: Sequence[float]) -> list[float]:
-        """What windows of `0 .. n` tokens bring, in tokens, less what their rows' time would have brought."""
-        speed = self.speed * self.slowdown
-        gains = (right - speed * seconds for right, seconds in zip(reach, self._row_seconds, strict=False))
+        """What windows of `0 .. n` tokens bring, in tokens, less what their rows' time would have brought to all.
+
+        Rows stand behind those of the other conversations in a pass.
+        """
+        speed, beside = self.speed * self.slowdown * (1 + self.num_beside), self.num_beside
+        costs = self._row_seconds[beside : beside + len(reach)]
+        gains = (right - speed * seconds for right, seconds in zip(reach, costs, strict=False))
         return [0.0, *accumulate(gains)]
 
 

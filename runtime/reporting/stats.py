@@ -20,6 +20,8 @@ _ENDS = {
     "context": "cut off, the context is full",
 }
 """Why a text ended, in words."""
+_PLAIN_SHARE = 0.9
+"""Of a text's tokens, when so many came one by one, the text was plain decoding's: the rest were trials."""
 _LEAST_PLAIN_STEPS = 8
 """With fewer, a text says too little of how fast plain decoding is: a single step may take twice as long."""
 
@@ -94,11 +96,13 @@ class GenerationStats:
 
     @property
     def times_plain(self) -> float | None:
-        """Speed over that of plain decoding, where that is known and something else ran too.
+        """Speed over that of plain decoding, where that is known and the text was decoded otherwise.
 
-        A text that was decoded plainly throughout has nothing to compare.
+        A text that was decoded plainly, but for a few trials, has nothing to compare: a ratio would tell how the two
+        measurements of plain decoding differ.
         """
-        if self.plain_tokens_per_second is None or set(self.steps_by_method) <= {"plain"}:
+        num_plain = self.steps_by_method.get("plain", 0)
+        if self.plain_tokens_per_second is None or num_plain >= _PLAIN_SHARE * self.tokens_per_step * self.steps:
             return None
         return self.tokens_per_second / self.plain_tokens_per_second
 

@@ -9,7 +9,7 @@ from mirrorsd.server.answers.choices import Choice, Delta
 from mirrorsd.server.answers.figures import usage
 from mirrorsd.server.answers.job import Job, ping
 from mirrorsd.server.answers.logprobs import chat_logprobs
-from mirrorsd.server.answers.settings_of import chat_settings, template_variables
+from mirrorsd.server.answers.settings_of import chat_settings, sampled, template_variables
 from mirrorsd.server.answers.tools import Call, Wish, demanded, plan
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.service import Service
@@ -24,7 +24,8 @@ async def chat(service: Service, exchange: Exchange, body: ChatRequest) -> None:
     """Answer a conversation, at once or as a stream."""
     async with service.shelf.use(body.model) as bundle:
         limits = service.settings.limits
-        settings = chat_settings(body, bundle.pipe.manifest.generation, limits)
+        defaults = bundle.pipe.manifest.chat_settings(body.temperature)
+        settings = sampled(chat_settings(body, defaults, limits), defaults)
         messages = [template_message(message) for message in body.messages]
         tools = await plan(bundle, _wish(body), settings, messages, limits)
         settings = tools.settings_of(settings)

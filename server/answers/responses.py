@@ -12,6 +12,7 @@ from mirrorsd.server.answers.settings_of import (
     check_schema,
     format_settings,
     refuse_fields,
+    sampled,
     template_variables,
     text_settings,
 )
@@ -41,7 +42,8 @@ async def responses(service: Service, exchange: Exchange, body: ResponseRequest)
         raise ApiError(400, f"include: {_LOGPROBS} is not given here: use chat.", param="include")
     async with service.shelf.use(body.model) as bundle:
         limits = service.settings.limits
-        settings = text_settings(body, bundle.pipe.manifest.generation)
+        defaults = bundle.pipe.manifest.chat_settings(body.temperature)
+        settings = sampled(text_settings(body, defaults), defaults)
         settings["max_new_tokens"] = min(body.max_output_tokens or bundle.context, bundle.context)
         wanted = body.text.format if body.text is not None else None
         if isinstance(wanted, SchemaTextFormat):

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from mirrorsd.graphs.chat_defaults import SAMPLING
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.settings import Limits
 from mirrorsd.server.wire.chat import (
@@ -30,9 +31,9 @@ _LARGEST_DIVISOR = 100_000
 
 
 def text_settings(body: TextRequest, defaults: Mapping[str, Any]) -> Settings:
-    """What every request says about its text; `defaults` are the checkpoint's own.
+    """What every request says about its text; `defaults` are the checkpoint's own, or a chat's.
 
-    A text is greedy with temperature 0. Without one it is sampled if the checkpoint says so, or if the request speaks
+    A text is greedy with temperature 0. Without one it is sampled if the defaults say so, or if the request speaks
     of sampling: then at temperature 1, OpenAI's default. A seed beside temperature 0 changes nothing and is left out.
     """
     found: Settings = {"method": body.method, "ignore_eos": body.ignore_eos}
@@ -46,6 +47,17 @@ def text_settings(body: TextRequest, defaults: Mapping[str, Any]) -> Settings:
     if given and "temperature" not in given and not defaults.get("do_sample"):
         given["temperature"] = 1.0
     return found | given
+
+
+def sampled(settings: Settings, defaults: Mapping[str, Any]) -> Settings:
+    """The same of a chat, with its own defaults where the request leaves open how it is sampled.
+
+    >>> sampled({"min_p": 0.1}, {"do_sample": True, "temperature": 0.8, "min_p": 0.05})
+    {'do_sample': True, 'temperature': 0.8, 'min_p': 0.1}
+    """
+    if settings.get("temperature") == 0 or not defaults.get("do_sample"):
+        return settings
+    return {name: defaults[name] for name in SAMPLING if name in defaults} | settings
 
 
 def penalised_settings(body: PenalisedRequest, defaults: Mapping[str, Any], limits: Limits) -> Settings:

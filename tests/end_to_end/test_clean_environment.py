@@ -29,6 +29,18 @@ sys.exit(run(sys.argv[1:]))
 """
 
 
+SERVES = """
+import sys
+from pathlib import Path
+from urllib.request import urlopen
+from mirrorsd.server import Running, ServerSettings
+
+with Running({"tiny": Path(sys.argv[1])}, ServerSettings(port=0, device_map="cpu")) as running:
+    for path in ("/", "/page/app.js", "/page/vendor/marked.js"):
+        assert urlopen(running.url.rstrip("/") + path).status == 200
+"""
+
+
 def arguments_for(bundle: Path, method: str) -> list[str]:
     settings = ["--method", method, "--max-new-tokens", "16", "--device-map", "cpu", "--json"]
     return ["generate", str(bundle), "Once upon a time", *settings]
@@ -109,12 +121,15 @@ def test_generate_from_the_wheel_in_a_fresh_environment(tiny_bundle: Path, tmp_p
     run_quietly([sys.executable, "-m", "venv", str(environment)])
     scripts = environment / ("Scripts" if os.name == "nt" else "bin")
     pins = ["-c", str(ROOT / "constraints.txt")]
-    run_quietly([str(scripts / "python"), "-m", "pip", "install", "--quiet", *pins, f"{wheel}[cpu,cli]"])
+    run_quietly([str(scripts / "python"), "-m", "pip", "install", "--quiet", *pins, f"{wheel}[cpu,server]"])
     for package in EXPORT_ONLY:
         module = "optimum.exporters" if package == "optimum" else package  # our wheel adds a command below `optimum`
         probe = subprocess.run([str(scripts / "python"), "-c", f"import {module}"], capture_output=True, check=False)
         assert probe.returncode != 0, f"{package} is installed"
     assert len(token_ids([str(scripts / "mirrorsd"), *arguments_for(tiny_bundle, "mirror")])) <= 16
+    for words in (["devices"], ["inspect", str(tiny_bundle)], ["doctor", "--help"], ["chat", "--help"]):
+        run_quietly([str(scripts / "mirrorsd"), *words])
+    run_quietly([str(scripts / "python"), "-c", SERVES, str(tiny_bundle)])
 
 
 def build_wheel(folder: Path) -> Path:

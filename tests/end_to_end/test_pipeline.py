@@ -117,7 +117,7 @@ def test_weights_go_to_huge_pages_unless_the_card_says_no(
 ) -> None:
     card = tmp_path / "pages.toml"
     card.write_text(f"[target]\nhuge_pages = {str(is_wanted).lower()}\n")
-    monkeypatch.setattr("mirrorsd.runtime.loading.use_huge_pages", lambda due, is_over: 8 << 20)
+    monkeypatch.setattr("mirrorsd.runtime.loading.use_huge_pages", lambda due, rest: 8 << 20)
     with MirrorPipeline.load(tiny_bundle, device_map=str(card)) as loaded:
         pieces = loaded.stream(PROMPT, max_new_tokens=20, ignore_eos=True)
         next(pieces)

@@ -1,7 +1,9 @@
 """`mirrorsd train text`, `exit`, `draft` and `report` on the tiny pair, one after the other, and into a bundle."""
 
+import importlib
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +11,8 @@ import pytest
 import torch
 
 from mirrorsd.cli.application import run
+from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
+from mirrorsd.export.checkpoints.compatibility import check_compatible
 from mirrorsd.training.models.streaming_draft import StreamingDraft
 
 SIZES = ("--batch", "2", "--length", "32")
@@ -227,3 +231,81 @@ def test_a_draft_cut_from_a_gguf_file_trains_on_documents_alone(
     assert run(second) == 0
     assert run([*second, "--from-layers", "0"]) == 2
     assert "give one of them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "words"),
+    [
+        ("draft", ("--layers", "0"), "--layers is 0"),
+        ("draft", ("--hidden", "100"), "--hidden is 100"),
+        ("draft", ("--streams", "-1"), "--streams is -1"),
+        ("draft", ("--stream-layers", "5"), "--stream-layers is 5"),
+        ("draft", ("--from-layers", "0,9"), "--from-layers is (0, 9)"),
+        ("draft", ("--loss", "far"), "--loss is 'far'"),
+        ("draft", ("--rate", "0"), "--rate is 0.0"),
+        ("draft", ("--stream-weight", "2"), "--stream-weight is 2.0"),
+        ("draft", ("--length", "0"), "--length"),
+        ("draft", ("--batch", "0"), "--batch"),
+        ("draft", ("--seconds", "-1"), "--seconds"),
+        ("draft", ("--report-every", "0"), "--report-every"),
+        ("draft", ("--device", "abacus"), "--device is 'abacus'"),
+        ("draft", ("--length", "4096"), "--length 4096 needs 8193 tokens"),
+        ("draft", ("--more-text", "nowhere"), "--more-text nowhere"),
+        ("draft", ("--held-back", "nowhere.txt"), "nowhere.txt does not exist"),
+        ("exit", ("--rank", "0"), "--rank is 0"),
+        ("exit", ("--rank", "65"), "--rank is 65; allowed are 1..64"),
+        ("exit", ("--layers", "9"), "--layers names layer 9"),
+        ("head", ("--taps", "9"), "--taps: tap 9"),
+        ("head", ("--vocabulary", "large"), "--vocabulary is 'large'"),
+        ("head", ("--guesses", "40"), "--length is 32"),
+        ("head", ("--decay", "2"), "--decay"),
+    ],
+)
+def test_an_error_names_the_option_and_comes_before_any_text(
+    kind: str, wrong: tuple[str, str], words: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = {"draft": ["-o", str(tmp_path / "out"), *DRAFT], "head": ["-o", str(tmp_path / "out"), *SIZES]}
+    command = ["train", kind, str(trained / "target"), *output.get(kind, SIZES), "--work", str(tmp_path / "work")]
+    corpus = ["--corpus", str(trained / "corpus.jsonl"), "--texts", "2"]
+    assert run([*command, *corpus, *(["--kind", "medusa"] if kind == "head" else []), *wrong]) == 2
+    assert words in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert not (tmp_path / "work" / "text").exists()
+
+
+def test_a_training_says_what_comes_and_how_far_it_is(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Steps between rows are many here: the first step is told all the same."""
+    shutil.copytree(trained / "work", tmp_path / "work", ignore=shutil.ignore_patterns("draft*", "baseline", "exits"))
+    command = [
+        "train",
+        "draft",
+        str(trained / "target"),
+        "-o",
+        str(tmp_path / "draft"),
+        "--work",
+        str(tmp_path / "work"),
+    ]
+    assert run([*command, *DRAFT, *QUICK, "--report-every", "100000"]) == 0
+    said = capsys.readouterr().err
+    assert "s of training (--seconds), then measuring" in said.replace("\n", " ")
+    assert "step 1, " in said and "s left" in said
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_a_draft_is_cut_from_a_folder_and_from_a_gguf_file(
+    is_file: bool, tiny_pair: tuple[Path, Path], write_gguf: Callable[..., Path], tmp_path: Path
+) -> None:
+    target = write_gguf("Q8_0") if is_file else tiny_pair[0]
+    samples = Path(__file__).resolve().parents[2] / "samples"
+    sys.path.insert(0, str(samples))
+    try:
+        cut_draft = importlib.import_module("cut_draft")
+    finally:
+        sys.path.remove(str(samples))
+    cut_draft.cut(target, tmp_path / "out", 1, 1)
+    kept = open_checkpoint(tmp_path / "out", "draft")
+    assert kept.config["num_hidden_layers"] == 2
+    check_compatible(open_checkpoint(target, "target"), kept)
+    with pytest.raises(SystemExit, match="--first 9"):
+        cut_draft.cut(target, tmp_path / "out", 9, 1)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from joint_rows import count_different
 
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.export import ExportOptions
@@ -50,7 +51,13 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 
 def open_session(
-    checkpoint: Checkpoint, bundle: Path, *, is_scanned: bool = False, is_integer: bool = False, **settings: Any
+    checkpoint: Checkpoint,
+    bundle: Path,
+    *,
+    is_scanned: bool = False,
+    is_integer: bool = False,
+    threads: int = 2,
+    **settings: Any,
 ) -> OnnxTarget:
     options = ExportOptions(**settings)
     bundle.mkdir(exist_ok=True)
@@ -64,7 +71,7 @@ def open_session(
     plan = TargetPlan(shape=shape, context=CONTEXT, num_candidates=8, adapters={shape.num_layers // 2: None}, **how)
     write_target(model, plan, bundle, lambda stage, share: None, Journal(bundle, ""))
     entry = plan.entry(checkpoint.source, options.precision)
-    return OnnxTargetModel(bundle, entry, TargetPlacement(threads=2)).new_session()
+    return OnnxTargetModel(bundle, entry, TargetPlacement(threads=threads)).new_session()
 
 
 @pytest.mark.parametrize("settings", FORMATS.values(), ids=list(FORMATS))
@@ -75,6 +82,19 @@ def test_every_bit_is_the_same_whatever_the_number_of_rows(
     session = open_session(checkpoint, tmp_path, **settings)
     sizes = (2, 3, 5, 6, 7, 8, 13, 16, 33)
     assert largest_row_difference(session, num_rows=session.context, pass_sizes=sizes) == 0.0
+
+
+@pytest.mark.parametrize("settings", FORMATS.values(), ids=list(FORMATS))
+def test_every_bit_is_the_same_whoever_is_beside_it(
+    checkpoint: Checkpoint, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """Rows of several conversations in one pass, more of them than there are slots, some of which only read."""
+    model = open_session(checkpoint, tmp_path, threads=1, **settings)._model
+    for num_slots in (2, 4, 8):
+        batch = model.open_batch(num_slots)
+        assert batch is not None
+        different, compared = count_different(model, batch)
+        assert (different, compared >= 12) == (0, True)
 
 
 def test_every_bit_is_the_same_with_the_blocks_of_a_file(file: Checkpoint, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ MIRRORSD_WRITE_PAGES=1 python -m pytest tests/parity/test_families.py    writes 
 
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ import onnx_ir as ir
 import openvino as ov
 import pytest
 import torch
+from joint_rows import count_different
 
 from mirrorsd import GenerationConfig, MirrorPipeline
 from mirrorsd.export.bundle.draft_ir import write_draft
@@ -25,7 +26,10 @@ from mirrorsd.export.bundle.target_graphs import TargetPlan, write_target
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mirrorsd.export.checkpoints.loading import draft_shape, target_shape
 from mirrorsd.export.checkpoints.weightless import WeightlessModel, open_model
+from mirrorsd.export.integer_choice import by_row
+from mirrorsd.export.passes.aware_quantisation import collect_inputs
 from mirrorsd.export.passes.graph_passes import optimise_draft
+from mirrorsd.export.passes.input_scaling import scale_inputs
 from mirrorsd.export.passes.torch_to_onnx import export_stage
 from mirrorsd.export.stages.attention import TREE_ATTENTION
 from mirrorsd.export.stages.draft import DraftStage
@@ -52,6 +56,8 @@ FIXTURES = {"llama": "llama_pair", "qwen3": "qwen3_pair"}
 SHARDED = {"gpt2", "olmo2"}
 PUBLISHED = {"llama": ("SmolLM2-135M-Instruct",)}
 """Checkpoints that were exported by hand, and whose texts were compared with Hugging Face's."""
+ALONE = {"gpt2", "opt"}
+"""Families whose conversations take turns: their positions are learned, so more than attention asks where a row is."""
 _INT8 = BlockChoice(bits=8)
 FORMATS = {"fp32": FLOAT_WEIGHTS, "int8": WeightFormats(layers=_INT8, head=_INT8, embedding=_INT8)}
 LARGEST_INT8_ERROR, SMALLEST_INT8_AGREEMENT = 0.45, 0.9
@@ -142,13 +148,12 @@ CASES = (
     Case("opt", "projections around the layers", True, {"num_key_value_heads": 4, "word_embed_proj_dim": 32}),
 )
 PROVED: dict[str, str] = {}
-QUICK = {"qwen2", "phi3", "opt"}
 
 
-def marked(cases: Iterable[Case]) -> list[Any]:
-    """Three families that are least alike run always, the others with the long tests."""
+def marked(cases: Iterable[Case], always: Collection[str] = ("qwen2", "phi3", "opt")) -> list[Any]:
+    """Families that are least alike run always, the others with the long tests."""
     return [
-        pytest.param(case, id=case.family, marks=() if case.family in QUICK else pytest.mark.long) for case in cases
+        pytest.param(case, id=case.family, marks=() if case.family in always else pytest.mark.long) for case in cases
     ]
 
 
@@ -241,6 +246,36 @@ def test_a_family(
     PROVED[case.family] = row_of(case)
 
 
+@pytest.mark.parametrize("case", marked(CASES, ("opt",)))
+def test_a_family_with_products_of_integers(
+    case: Case,
+    make_checkpoint: Callable[..., Path],
+    llama_pair: Any,
+    tmp_path: Path,
+    knows_integer_kernels: bool,
+) -> None:
+    """Its weights by row, its rows scaled by what a text gives them: parity, the bits of rows, and one text."""
+    checkpoint = open_checkpoint(make(case, tmp_path / "target", make_checkpoint), "target")
+    model = open_model(checkpoint)
+    shape = target_shape(model.network, "fp32")
+    windows = np.random.default_rng(5).integers(0, shape.vocab_size, (2, 64))
+    inputs = scale_inputs(model, collect_inputs(model, windows, tmp_path, with_head=True))
+    network = model.network
+    is_tied = network.get_output_embeddings().weight is network.get_input_embeddings().weight
+    formats = by_row(FORMATS["int8"], inputs, is_tied=is_tied)
+    plan = TargetPlan(shape=shape, context=CONTEXT, num_candidates=8, adapters={1: None}, formats=formats)
+    ids = np.random.default_rng(7).integers(0, shape.vocab_size, 200).tolist()
+    reference = target_reference(model, plan, ids)
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    write_target(model, plan, bundle, lambda stage, share: None, Journal(bundle, ""))
+    check(compare_target(TargetRun(bundle, plan, in_float32=True), stored_reference(checkpoint, plan, ids), "random"))
+    check_int8(compare_target(TargetRun(bundle, plan), reference, "random"), spread=float(reference.logits.std()))
+    nodes = onnx.load(bundle / "target" / "suffix.onnx", load_external_data=False).graph.node
+    assert "MatMulIntegerToFloat" in {node.op_type for node in nodes}
+    check_text(bundle, plan, checkpoint, llama_pair, is_invariant=knows_integer_kernels)
+
+
 def check_int8(results: tuple[VerifyResult, ...], spread: float) -> None:
     for result in results:
         if result.stage == "prefix":
@@ -265,6 +300,10 @@ def check_text(bundle: Path, plan: TargetPlan, checkpoint: Checkpoint, llama_pai
         if is_invariant:
             session = pipe.engine.target_worker.run(pipe.engine.target_model.new_session)
             assert pipe.engine.target_worker.run(partial(largest_row_difference, session)) == 0.0
+            batch = pipe.engine.target_model.open_batch(2)
+            assert (batch is None) == (checkpoint.source.family in ALONE)
+            if batch is not None:
+                assert pipe.engine.target_worker.run(partial(count_different, pipe.engine.target_model, batch))[0] == 0
         plain, mirror, auto = (
             pipe.generate("The lighthouse keeper", config, method=method).token_ids
             for method in ("plain", "mirror", "auto")

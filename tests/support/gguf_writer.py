@@ -1,5 +1,6 @@
 """A tiny random Llama with its tokenizer, as a GGUF file in the blocks that a test asks for."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ def write_file(
     output: str | None = None,
     down: str | None = None,
     stray: gguf.GGMLQuantizationType | None = None,
+    sampling: Mapping[str, float] | None = None,
 ) -> Path:
     """Write the model with matrices as `kind` ("Q4_0"), values' ones as `mixed`; `stray` adds a tensor of that kind.
 
@@ -56,6 +58,8 @@ def write_file(
     width = WIDE if WIDE in sizes else HIDDEN
     _write_sizes(writer, architecture, context, width)
     _write_tokenizer(writer)
+    for name, value in (sampling or {}).items():
+        writer.add_float32(f"general.sampling.{name}", value)
     rng = np.random.default_rng(3)
     for name, shape in _shapes(width, has_head=head is not None).items():
         numbers = rng.standard_normal(shape, dtype=np.float32) * 0.15

@@ -39,7 +39,9 @@ def check_taps(taps: tuple[int | str, ...], num_layers: int) -> None:
     """
     beyond = [tap for tap in taps if isinstance(tap, int) and tap > num_layers]
     if beyond:
-        raise ConfigError(f"tap {beyond[0]} asked of a target with {num_layers} layers; give 0 to {num_layers}")
+        raise ConfigError(
+            f"HeadPlan.taps: tap {beyond[0]} asked of a target with {num_layers} layers; give 0 to {num_layers}"
+        )
 
 
 class Teacher:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from mirrorsd.families import DecoderParts, parts_of
 from mirrorsd.families.heads import HeadConfig, HeadNetwork, build_head
-from mirrorsd.families.heads.config import FINAL
+from mirrorsd.families.heads.config import FINAL, VOCABULARIES
 from mirrorsd.families.heads.lending import check_lending
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.draft_shape import low_rank_head
@@ -51,7 +51,9 @@ class HeadPlan:
 
     def __post_init__(self) -> None:
         if self.kind not in _LENGTHS:
-            raise ConfigError(f"a head's kind is {self.kind!r}; allowed: {', '.join(_LENGTHS)}")
+            raise ConfigError(f"HeadPlan.kind is {self.kind!r}; allowed: {', '.join(_LENGTHS)}")
+        if self.vocabulary not in VOCABULARIES:
+            raise ConfigError(f"HeadPlan.vocabulary is {self.vocabulary!r}; allowed: {', '.join(VOCABULARIES)}")
 
     def config(self, target: PreTrainedModel) -> HeadConfig:
         """Return the config of such a head for `target`.

@@ -81,11 +81,12 @@ class HeadTrainingConfig:
     def __post_init__(self) -> None:
         for name in ("prompt_weight", "decay", "row_share"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; allowed is 0..1")
-        if min(self.sequences, self.span) < 1 or self.rate <= 0:
-            raise ConfigError(
-                f"sequences={self.sequences}, span={self.span} and rate={self.rate} must be at least 1, 1 and above 0"
-            )
+                raise ConfigError(f"HeadTrainingConfig.{name} is {getattr(self, name)}; allowed is 0..1")
+        for name in ("sequences", "length", "span"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"HeadTrainingConfig.{name} is {getattr(self, name)}; it must be at least 1")
+        if self.rate <= 0:
+            raise ConfigError(f"HeadTrainingConfig.rate is {self.rate}; it must be above 0, 1 is usual")
 
     def spans(self, num_guesses: int) -> tuple[int, int]:
         """How many spans a sequence has, and how many rows each.
@@ -95,7 +96,10 @@ class HeadTrainingConfig:
         """
         usable = self.length - num_guesses
         if usable < 1:
-            raise ConfigError(f"texts of {self.length} tokens have no row with {num_guesses} more behind it; give more")
+            raise ConfigError(
+                f"HeadTrainingConfig.length is {self.length}: such a text has no row with {num_guesses} more behind "
+                "it; give more tokens, or a head of fewer guesses"
+            )
         span = min(self.span, usable)
         return max(1, min(round(self.row_share * self.length / span), usable // span)), span
 

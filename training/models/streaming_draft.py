@@ -80,9 +80,11 @@ def check_stream_layers(num_streams: int, num_stream_layers: int, num_layers: in
         ConfigError: Fewer streams than none, or more stream layers than there are layers.
     """
     if num_streams < 0:
-        raise ConfigError(f"num_streams is {num_streams}; allowed are 0 (an ordinary draft) and more")
+        raise ConfigError(f"StreamShape.num_streams is {num_streams}; allowed are 0 (an ordinary draft) and more")
     if num_streams and not 1 <= num_stream_layers <= num_layers:
-        raise ConfigError(f"num_stream_layers is {num_stream_layers}; allowed are 1..{num_layers} (the draft's layers)")
+        raise ConfigError(
+            f"StreamShape.num_stream_layers is {num_stream_layers}; allowed are 1..{num_layers} (the draft's layers)"
+        )
 
 
 class StreamAdapter(nn.Module):

@@ -32,12 +32,12 @@ def use_device(asked: str) -> torch.device:
         ConfigError: another word, or CUDA where there is none.
     """
     if asked not in DEVICES:
-        raise ConfigError(f"device is {asked!r}; allowed: {', '.join(DEVICES)}")
+        raise ConfigError(f"RunConfig.device is {asked!r}; allowed: {', '.join(DEVICES)}")
     has_cuda = torch.cuda.is_available()
     if asked == "cuda" and not has_cuda:
         raise ConfigError(
-            "device is 'cuda', but this PyTorch finds no CUDA device: install a build of PyTorch with CUDA, or ask for "
-            "'cpu'"
+            "RunConfig.device is 'cuda', but this PyTorch finds no CUDA device: install a build of PyTorch with CUDA, "
+            "or ask for 'cpu'"
         )
     device = torch.device("cpu" if asked == "cpu" or not has_cuda else "cuda")
     if device.type == "cpu":

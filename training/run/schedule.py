@@ -32,10 +32,13 @@ class WarmStableDecay:
     decay_s: float = 600.0
 
     def __post_init__(self) -> None:
-        if min(self.budget_s, self.warm_steps, self.decay_s) < 0 or self.decay_s > self.budget_s:
+        for name in ("budget_s", "warm_steps", "decay_s"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"WarmStableDecay.{name} is {getattr(self, name)}; it must be 0 or more")
+        if self.decay_s > self.budget_s:
             raise ConfigError(
-                f"budget_s={self.budget_s} must hold decay_s={self.decay_s}, and neither they nor "
-                f"warm_steps={self.warm_steps} may be negative; give a longer budget"
+                f"WarmStableDecay.budget_s is {self.budget_s}; it must hold decay_s {self.decay_s}: give a longer "
+                "budget"
             )
 
     def share(self, trained_s: float, step: int) -> float:

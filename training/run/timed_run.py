@@ -37,6 +37,8 @@ __all__ = [
 LOSSES_FILE = "losses.csv"
 CHECKPOINT_FILE = "last.pt"
 LOCK_FILE = "run.lock"
+_SHOW_S = 20.0
+"""Somebody who waits hears how far it is after the first step, and then this often, however slow steps are."""
 
 
 class Stateful(Protocol):
@@ -124,6 +126,7 @@ class TimedRun:
         trained_s = self._resume(load_checkpoint(config.out / CHECKPOINT_FILE))
         self.clock = TrainingClock(trained_s, counts_cpu=config.counts_cpu)
         self._saved_at = self._checked_at = trained_s
+        self._shown_at = -_SHOW_S
 
     def _resume(self, state: dict[str, Any] | None) -> float:
         """Put a saved state in place; return the seconds trained so far."""
@@ -180,8 +183,9 @@ class TimedRun:
         step_s = self.clock.tick()
         self.step += 1
         self.tokens += tokens
-        if self.step % self._config.report_every == 0:
-            self._report(losses, step_s)
+        is_row = self.step % self._config.report_every == 0
+        if is_row or time.monotonic() - self._shown_at >= _SHOW_S:
+            self._report(losses, step_s, is_row=is_row)
 
     def _save_and_check(self, check: Callable[[], None]) -> None:
         if self.clock.trained_s - self._saved_at > self._config.save_every_s:
@@ -191,7 +195,8 @@ class TimedRun:
             self._checked_at = self.clock.trained_s
             check()
 
-    def _report(self, losses: dict[str, float], step_s: float) -> None:
+    def _report(self, losses: dict[str, float], step_s: float, *, is_row: bool) -> None:
+        self._shown_at = time.monotonic()
         self._show(
             RunProgress(
                 step=self.step,
@@ -202,6 +207,8 @@ class TimedRun:
                 losses=losses,
             )
         )
+        if not is_row:
+            return
         path = self._config.out / LOSSES_FILE
         is_new = not path.exists()
         with path.open("a", newline="", encoding="utf-8") as file:

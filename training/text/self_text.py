@@ -9,6 +9,7 @@ target's choices, so nothing is padded and every position is the true one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -93,7 +94,11 @@ class BatchedDecoder:
 
 @torch.inference_mode()
 def generate_batch(
-    target: PreTrainedModel, prompts: list[list[int]], temperatures: Tensor, config: SelfTextConfig
+    target: PreTrainedModel,
+    prompts: list[list[int]],
+    temperatures: Tensor,
+    config: SelfTextConfig,
+    show: Callable[[float], None] = lambda share: None,
 ) -> list[list[int]]:
     """Continue every prompt until `config.end` or `max_new_tokens`; return prompts and continuations together.
 
@@ -102,13 +107,18 @@ def generate_batch(
         prompts: Token ids, beginning with the begin-of-text token.
         temperatures: `[B]`, 0 for greedy.
         config: Limits and seed.
+        show: Told the share of the longest text that is there, token by token.
     """
     with training_attention_in(target):
-        return _generate(target, prompts, temperatures, config)
+        return _generate(target, prompts, temperatures, config, show)
 
 
 def _generate(
-    target: PreTrainedModel, prompts: list[list[int]], temperatures: Tensor, config: SelfTextConfig
+    target: PreTrainedModel,
+    prompts: list[list[int]],
+    temperatures: Tensor,
+    config: SelfTextConfig,
+    show: Callable[[float], None],
 ) -> list[list[int]]:
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     capacity = min(int(lengths.max()) + config.max_new_tokens, target.config.max_position_embeddings)
@@ -124,6 +134,7 @@ def _generate(
     while len(active) and decoder.position < capacity - 1:
         logits = decoder.feed(fed)
         place = decoder.position
+        show(place / capacity)
         if place == capacity:
             break
         chosen = _choose(logits, temperatures[active], generator)

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +63,16 @@ def write_self_text(
         if place % part[1] != part[0] or path.exists():
             continue
         numbers = batches[batch_number]
+        words = f"batch {place + 1} of {len(batches)}"
+        report = partial(_show_part, show, words, place, len(batches))
         with narrowed(target.parameters()):
-            texts = generate_batch(target, [prompts[number] for number in numbers], drawn[numbers], config)
+            texts = generate_batch(target, [prompts[number] for number in numbers], drawn[numbers], config, report)
         _save_batch(path, texts, [len(prompts[number]) for number in numbers], drawn[numbers].cpu().numpy())
         show(f"batch {place + 1} of {len(batches)}: {sum(map(len, texts))} tokens", (place + 1) / len(batches))
+
+
+def _show_part(show: Callable[[str, float], None], words: str, place: int, count: int, share: float) -> None:
+    show(words, (place + share) / count)
 
 
 def _check_plan(folder: Path, target: PreTrainedModel, prompts: list[list[int]], config: SelfTextConfig) -> None:

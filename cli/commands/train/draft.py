@@ -1,5 +1,6 @@
 """`mirrorsd train draft`: a streaming draft for a target, distilled on text that the target writes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -123,8 +124,8 @@ def draft(
     baseline: Baseline = False,
     resume: shared.Resume = False,
     compile_loss: Annotated[bool, typer.Option("--compile/--no-compile", help="Compile the loss first.")] = True,
-    save_every: Annotated[float, typer.Option(help="Seconds of training between checkpoints.")] = 100.0,
-    report_every: Annotated[int, typer.Option(help="Steps between rows of losses.csv.")] = 20,
+    save_every: shared.SaveEvery = 100.0,
+    report_every: shared.ReportEvery = 20,
     threads: shared.Threads = 0,
     device: shared.Device = "auto",
     count_cpu: shared.CountCpu = False,
@@ -145,9 +146,9 @@ def draft(
     checkpoint = shared.open_target(target, trained=size, tokens=batch * length, threads=threads, device=device)
     runs = [("draft", streams, output), ("baseline", 0, output.with_name(f"{output.name}-s0"))][: 1 + baseline]
     shared.check_fresh(*(work / name for name, *_ in runs), resume=resume)
-    loss = replace(loss, remembered_bytes=shared.spare_memory(checkpoint, trained=size, tokens=batch * length))
-    source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts)
-    model = _train_all(checkpoint, plan, runs, ([work, *(more_text or ())], source, document_share), (config, loss))
+    source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts, more=tuple(more_text or ()))
+    shared.check_text(work, source, (batch, length), document_share, seconds * len(runs))
+    model = _train_all(checkpoint, plan, runs, (work, source, document_share, size), (config, loss))
     (print_json if as_json else print_report)(measure_drafts(model, output, runs[1][2] if baseline else None, work))
 
 
@@ -168,24 +169,36 @@ def _train_all(
     checkpoint: Any,
     plan: "DraftPlan",
     runs: list[tuple[str, int, Path]],
-    given: tuple[list[Path], shared.TextSource, float],
+    given: tuple[Path, shared.TextSource, float, int],
     how: tuple[Any, Any],
 ) -> Any:
     """Train the draft, and its baseline if `runs` has one; return the target."""
-    works, source, document_share = given
+    work, source, document_share, size = given
     config, loss = how
-    model, documents = open_target_and_text(checkpoint, source, works[0], document_share)
+    spare = shared.spare_memory(checkpoint, trained=size, tokens=loss.sequences * loss.length)
+    loss = replace(loss, remembered_bytes=spare)
+    model, documents = open_target_and_text(checkpoint, source, work, document_share)
     for name, num_streams, folder in runs:
-        text = training_text(works, documents, document_share)
-        places = (checkpoint.folder, works[0], folder)
-        _train(model, plan.make(model, num_streams), text, places, (replace(config, out=works[0] / name), loss))
+        text = training_text([work, *source.more], documents, document_share)
+        places = (checkpoint.folder, work, folder)
+        _train(model, plan.make(model, num_streams), text, places, (replace(config, out=work / name), loss))
     return model
 
 
-def open_target_and_text(checkpoint: Any, source: shared.TextSource, work: Path, document_share: float) -> Any:
-    """The target, once it has written its text, and the corpus's documents if some are wanted."""
+def open_target_and_text(
+    checkpoint: Any,
+    source: shared.TextSource,
+    work: Path,
+    document_share: float,
+    check: Callable[[Any], object] = lambda model: None,
+) -> Any:
+    """The target, once it has written its text, and the corpus's documents if some are wanted.
+
+    `check` is called with the target before it writes: what does not go with it is refused there.
+    """
     documents = shared.open_documents(checkpoint, source) if document_share else None
     model = shared.load_target(checkpoint)
+    check(model)
     shared.prepare_texts(model, checkpoint, work, source, only_held_back=document_share == 1)
     return model, documents
 

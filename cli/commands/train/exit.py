@@ -38,17 +38,20 @@ def exit_command(
     Writes exit_adapters.safetensors, exit_coverage.json and exit_coverage.png beside the target's weights; `export`
     carries them into the bundle. Seconds of 0 only measure.
     """
+    from mirrorsd.training.exit_adapter import check_rank
+    from mirrorsd.training.run.schedule import WarmStableDecay
+    from mirrorsd.training.run.timed_run import RunConfig
+
     checkpoint = shared.open_target(target, trained=0, tokens=batch * length, threads=threads, device=device)
     chosen = chosen_layers(layers, int(checkpoint.config["num_hidden_layers"]))
+    check_rank(rank, int(checkpoint.config["hidden_size"]))
+    schedule = WarmStableDecay(budget_s=seconds, decay_s=seconds / 2)
     run_folder = work / "exits"
     shared.check_fresh(run_folder, resume=resume)
     source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts)
+    shared.check_text(work, source, (batch, length) if seconds else (0, 0), document_share, seconds)
     model, documents = open_target_and_text(checkpoint, source, work, document_share)
     if seconds:
-        from mirrorsd.training.run.schedule import WarmStableDecay
-        from mirrorsd.training.run.timed_run import RunConfig
-
-        schedule = WarmStableDecay(budget_s=seconds, decay_s=seconds / 2)
         config = RunConfig(
             out=run_folder, schedule=schedule, deadline=deadline, save_every_s=60.0, counts_cpu=count_cpu
         )

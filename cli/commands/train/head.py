@@ -1,6 +1,7 @@
 """`mirrorsd train head`: a drafting head that reads the hidden states of its target, trained on text by that target."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,8 @@ from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:
     from mirrorsd.training.divergence import LossMix
+    from mirrorsd.training.heads.head_shape import HeadPlan
+    from mirrorsd.training.heads.head_training import HeadTrainingConfig
 
 SHAPE, LOSS = "Shape", "Loss"
 _REPORTED_TEXTS = 40
@@ -26,25 +29,27 @@ Taps = Annotated[
     str | None,
     typer.Option(help="What is read, such as 2,15,27 (layers passed) or final.", rich_help_panel=SHAPE),
 ]
-Guesses = Annotated[int, typer.Option("--guesses", help="Guesses per step; 0: 4, 5 or 7.", rich_help_panel=SHAPE)]
+Guesses = Annotated[int, typer.Option("--guesses", min=0, help="Guesses; 0: 4, 5 or 7.", rich_help_panel=SHAPE)]
 VocabularyKind = Annotated[
     str, typer.Option("--vocabulary", help="shared, own, low-rank or reduced.", rich_help_panel=SHAPE)
 ]
-HeadRank = Annotated[int, typer.Option(help="Rank of a low-rank vocabulary.", rich_help_panel=SHAPE)]
-NumLogits = Annotated[int, typer.Option("--tokens", help="Tokens of a reduced one.", rich_help_panel=SHAPE)]
-Depth = Annotated[int, typer.Option(help="Residual blocks of each Medusa or Hydra head.", rich_help_panel=SHAPE)]
+HeadRank = Annotated[int, typer.Option(min=1, help="Rank of a low-rank vocabulary.", rich_help_panel=SHAPE)]
+NumLogits = Annotated[int, typer.Option("--tokens", min=1, help="Tokens of a reduced one.", rich_help_panel=SHAPE)]
+Depth = Annotated[int, typer.Option(min=1, help="Residual blocks of each Medusa or Hydra head.", rich_help_panel=SHAPE)]
 Layers = Annotated[
     int | None,
-    typer.Option(help="Decoder layers; 1 gives Hydra its prefix layer. Default: 0, 1, 2 or 4.", rich_help_panel=SHAPE),
+    typer.Option(min=0, help="Decoder layers; 1: Hydra's prefix layer. Default: 0, 1, 2 or 4.", rich_help_panel=SHAPE),
 ]
-LinkRank = Annotated[int, typer.Option(help="Hidden units of a block's link; 0: none, -1: 128.", rich_help_panel=SHAPE)]
-AdapterRank = Annotated[int, typer.Option(help="Hidden units of streams' adapters.", rich_help_panel=SHAPE)]
+LinkRank = Annotated[
+    int, typer.Option(min=-1, help="Units of a block's link; 0: none, -1: 128.", rich_help_panel=SHAPE)
+]
+AdapterRank = Annotated[int, typer.Option(min=1, help="Hidden units of streams' adapters.", rich_help_panel=SHAPE)]
 Loss = Annotated[
     str | None,
     typer.Option(help="Shares of kl, tv and hard, such as tv=0.9,hard=0.1; default: the kind's.", rich_help_panel=LOSS),
 ]
-Decay = Annotated[float, typer.Option(help="Guess k counts this to the power of k.", rich_help_panel=LOSS)]
-RowShare = Annotated[float, typer.Option(help="Share of the rows that guess in a step.", rich_help_panel=LOSS)]
+Decay = Annotated[float, typer.Option(min=0, max=1, help="Guess k counts its k-th power.", rich_help_panel=LOSS)]
+RowShare = Annotated[float, typer.Option(min=0, max=1, help="Share of rows that guess.", rich_help_panel=LOSS)]
 Rate = Annotated[float, typer.Option(min=0, help="Peak learning rate, as a share of the usual.", rich_help_panel=LOSS)]
 
 
@@ -77,8 +82,8 @@ def head(
     seconds: shared.Seconds = 1300.0,
     resume: shared.Resume = False,
     compile_loss: Annotated[bool, typer.Option("--compile/--no-compile", help="Compile the loss first.")] = True,
-    save_every: Annotated[float, typer.Option(help="Seconds of training between checkpoints.")] = 100.0,
-    report_every: Annotated[int, typer.Option(help="Steps between rows of losses.csv.")] = 20,
+    save_every: shared.SaveEvery = 100.0,
+    report_every: shared.ReportEvery = 20,
     threads: shared.Threads = 0,
     device: shared.Device = "auto",
     count_cpu: shared.CountCpu = False,
@@ -99,12 +104,19 @@ def head(
     config = run_config(work / kind, (seconds, deadline, False), (save_every, report_every, count_cpu))
     checkpoint = shared.open_target(target, trained=0, tokens=batch * length, threads=threads, device=device)
     shared.check_fresh(work / kind, resume=resume)
-    source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts)
-    model, documents = open_target_and_text(checkpoint, source, work, document_share)
+    source = shared.TextSource(corpus=corpus, held_back=held_back, count=texts, more=tuple(more_text or ()))
+    shared.check_text(work, source, (batch, length), document_share, seconds)
+    check = partial(_check_plan, plan, how)
+    model, documents = open_target_and_text(checkpoint, source, work, document_share, check)
     text = training_text([work, *(more_text or ())], documents, document_share)
     network = _train(model, plan, text, (work, output), (config, how))
     found = measure_head(model, network, work, checkpoint.eos_ids[0])
     print_json(found) if as_json else print_head_report(found)
+
+
+def _check_plan(plan: "HeadPlan", how: "HeadTrainingConfig", model: Any) -> None:
+    """Refuse what no head of this target can be, before the target writes any text."""
+    how.spans(plan.config(model).length)
 
 
 def _train(model: Any, plan: Any, text: Any, places: tuple[Path, Path], how: tuple[Any, Any]) -> Any:

@@ -37,11 +37,18 @@ PromptWeight = Annotated[
     float, typer.Option(min=0, max=1, help="Weight of prompts and documents; what the target wrote has 1.")
 ]
 DocumentShare = Annotated[float, typer.Option(min=0, max=1, help="Share of each batch that is --corpus as it is.")]
-Batch = Annotated[int, typer.Option(help="Texts per step of training.")]
-Length = Annotated[int, typer.Option(help="Tokens of each.")]
-Seconds = Annotated[float, typer.Option(help="Seconds of training.")]
+Batch = Annotated[int, typer.Option(min=1, help="Texts per step of training.")]
+Length = Annotated[int, typer.Option(min=1, help="Tokens of each.")]
+Seconds = Annotated[
+    float,
+    typer.Option(
+        min=0, help="Seconds of training alone: the target's writing before it and the measuring behind it come on top."
+    ),
+]
+SaveEvery = Annotated[float, typer.Option(min=0, help="Seconds of training between checkpoints.")]
+ReportEvery = Annotated[int, typer.Option(min=1, help="Steps between rows of losses.csv.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the training in --work.")]
-Threads = Annotated[int, typer.Option(help="Threads; 0 leaves it to PyTorch.")]
+Threads = Annotated[int, typer.Option(min=0, help="Threads; 0 leaves it to PyTorch.")]
 Device = Annotated[str, typer.Option(help="Where to compute: auto (CUDA where there is some), cuda, cpu.")]
 CountCpu = Annotated[bool, typer.Option("--count-cpu", help="Count seconds of a core: fair where others compute too.")]
 Deadline = Annotated[
@@ -55,13 +62,17 @@ _HELD_BACK_TOKENS = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSource:
-    """Where prompts come from and how many; without a corpus, the text must be in the work folder already."""
+    """Where prompts come from and how many; without a corpus, the text must be in the work folder already.
+
+    `more` are other work folders, whose text is read too.
+    """
 
     corpus: Path | None
     held_back: Path | None
     count: int
     part: tuple[int, int] = (0, 1)
     longest_prompt: int | None = None
+    more: tuple[Path, ...] = ()
 
 
 def open_target(path: Path, *, trained: int, tokens: int, threads: int = 0, device: str = "cpu") -> "Checkpoint":
@@ -115,6 +126,75 @@ def load_target(checkpoint: "Checkpoint") -> Any:
     return model
 
 
+def check_text(work: Path, source: TextSource, batch: tuple[int, int], document_share: float, seconds: float) -> None:
+    """Refuse text that cannot be had, or is too little for one step, before the target writes any; then say what comes.
+
+    Args:
+        work: The folder that the target writes into.
+        source: What it writes.
+        batch: Texts of a step, and tokens of each.
+        document_share: The share of a step that is documents.
+        seconds: Of training.
+
+    Raises:
+        ConfigError: A corpus with bad lines, no corpus and no text, or too few tokens.
+    """
+    only_held_back = document_share == 1 or not source.count
+    if source.corpus is not None:
+        _read_corpus(source.corpus, source.held_back)
+    else:
+        needed = (HELD_BACK_FOLDER,) if only_held_back else (TEXT_FOLDER, HELD_BACK_FOLDER)
+        missing = [name for name in needed if not _has_text(work / name)]
+        if missing:
+            raise ConfigError(
+                f"{work / missing[0]} holds no text of the target; give --corpus, so that it can write some"
+            )
+    for folder in source.more:
+        if not _has_text(folder / TEXT_FOLDER):
+            raise ConfigError(
+                f"--more-text {folder}: {folder / TEXT_FOLDER} holds no text; give a --work of `train text`"
+            )
+    _check_amount(work, source, batch, document_share, only_held_back=only_held_back)
+    writes = f"the target writes up to {source.count} texts into {work}, then " if source.corpus is not None else ""
+    note(f"{writes}{seconds:.0f} s of training (--seconds), then measuring on held-back text")
+
+
+def _check_amount(
+    work: Path, source: TextSource, batch: tuple[int, int], document_share: float, *, only_held_back: bool
+) -> None:
+    from mirrorsd.training.text.self_prompts import PromptRules
+    from mirrorsd.training.text.self_text import SelfTextConfig
+
+    sequences, length = batch
+    sequences -= round(document_share * sequences)
+    if not sequences:
+        return
+    if only_held_back and not source.more and not _has_text(work / TEXT_FOLDER):
+        raise ConfigError(
+            "--texts is 0, so that there is no text of the target: give more, --more-text, or documents alone"
+        )
+    most = sum(map(_num_tokens, (folder / TEXT_FOLDER for folder in (work, *source.more))))
+    if source.corpus is not None and not only_held_back:
+        longest = source.longest_prompt or PromptRules().longest
+        most += source.count * (longest + SelfTextConfig(end=0).max_new_tokens)
+    if most < sequences * length + 1:
+        raise ConfigError(
+            f"--batch {batch[0]} with --length {length} needs {sequences * length + 1} tokens of the target's for a "
+            f"step; its text will have {most} at most: give more --texts, a smaller --batch or a smaller --length"
+        )
+
+
+def _has_text(folder: Path) -> bool:
+    return next(folder.glob("batch_*.npz"), None) is not None
+
+
+def _num_tokens(folder: Path) -> int:
+    """Tokens of what lies in a folder already."""
+    from mirrorsd.training.text.text_folder import load_texts
+
+    return sum(len(text.tokens) for text in load_texts(folder)) if _has_text(folder) else 0
+
+
 def prepare_texts(
     target: Any, checkpoint: "Checkpoint", work: Path, source: TextSource, *, only_held_back: bool = False
 ) -> None:
@@ -123,16 +203,10 @@ def prepare_texts(
     `only_held_back` is for a training on documents alone; a count of 0 says the same.
 
     Raises:
-        ConfigError: no corpus and no text, a corpus with bad lines, or text in the folder that was made otherwise.
+        ConfigError: a corpus with bad lines, or text in the folder that was made otherwise.
     """
     only_held_back = only_held_back or not source.count
     if source.corpus is None:
-        needed = (HELD_BACK_FOLDER,) if only_held_back else (TEXT_FOLDER, HELD_BACK_FOLDER)
-        missing = [name for name in needed if not list((work / name).glob("batch_*.npz"))]
-        if missing:
-            raise ConfigError(
-                f"{work / missing[0]} holds no text of the target; give --corpus, so that it can write some"
-            )
         return
     from mirrorsd.training.text.self_text import SelfTextConfig
 

@@ -28,6 +28,7 @@ _TYPE_NAMES = {
     "int32": "tensor(int32)",
     "int64": "tensor(int64)",
 }
+_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _ON_CUDA = ("CUDAExecutionProvider", "NvTensorRTRTXExecutionProvider")
 
 
@@ -53,8 +54,8 @@ class OnnxDevice:
         handle = None if self.stream is None else self.stream.get_handle()
         self.best_logits = BestLogits(placement, handle) if self.place.is_device else None
 
-    def open(self, path: Path, dtype: str, *, is_exit: bool = False) -> OnnxStage:
-        """Open a stage; an exit goes into the second queue.
+    def open(self, path: Path, dtype: str, *, is_exit: bool = False, rewritten: bytes | None = None) -> OnnxStage:
+        """Open a stage; an exit goes into the second queue. One that was `rewritten` has its weights beside `path`.
 
         Raises:
             BundleError: the file is missing or damaged.
@@ -68,10 +69,13 @@ class OnnxDevice:
         stream = self.side_stream if is_exit else self.stream
         handle = None if stream is None else stream.get_handle()
         options = provider_options(self.placement, dtype=dtype, captures=self.captures, stream=handle)
+        settings = session_options(self.placement)
+        if rewritten is not None:
+            settings.add_session_config_entry(_WEIGHTS_FOLDER, str(path.parent))
         try:
             session = ort.InferenceSession(
-                str(path),
-                session_options(self.placement),
+                str(path) if rewritten is None else rewritten,
+                settings,
                 providers=[(self.placement.provider, options)],
                 enable_fallback=0,
             )

@@ -2,12 +2,12 @@
 
 `DeviceMemory` reserves (`Expand` of a zero) and copies to the host (`Identity`) where only a graph can. `BestLogits`
 finds the best logits of every row on the device that has them, so that a few kilobytes are read instead of a
-vocabulary. The graphs are written byte by byte (protocol buffers, onnx.proto): what runs bundles has no `onnx` package.
-Does not own: whether the best logits are enough (`sampling/short_rows`).
+vocabulary. Does not own: the bytes of a graph (`onnx_bytes`), nor whether the best logits are enough
+(`sampling/short_rows`).
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,22 +16,17 @@ from numpy.typing import NDArray
 
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.graphs.errors import DeviceError, raised_as
+from mirrorsd.runtime.backends.onnxruntime.onnx_bytes import ONNX_TYPES, Port, model, node
 from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS, provider_options, session_options
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 from mirrorsd.runtime.sampling.short_rows import ShortRow
 
-_IR_VERSION, _OPSET = 10, 18
-_INTEGER_ATTRIBUTE = 2
-ONNX_TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "float16": 10, "bfloat16": 16}
 _INT64 = ONNX_TYPES["int64"]
 _NAMES = {number: name for name, number in ONNX_TYPES.items()}
 NUM_BEST = 128
 """Twice as many as the widest top-k of the models' own settings (64); 8 rows of them are 12 KB."""
 _LEAST_SAVED = 8
 """A vocabulary that is not so many times larger is read whole."""
-
-Port = tuple[str, int, int]
-"""Name, type of the elements, number of dimensions."""
 
 
 class DeviceMemory:
@@ -89,57 +84,6 @@ def _session(placement: TargetPlacement, graph: bytes) -> ort.InferenceSession:
 def _graph(operator: str, inputs: list[Port], output: Port) -> bytes:
     """A model of one operator."""
     return model([node(operator, [name for name, _, _ in inputs], [output[0]])], inputs, [output])
-
-
-def node(operator: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: int) -> bytes:
-    """One operator, with attributes that are integers."""
-    names = b"".join(_field(1, name) for name in inputs) + b"".join(_field(2, name) for name in outputs)
-    settings = b"".join(
-        _field(5, _field(1, name) + _field(3, value) + _field(20, _INTEGER_ATTRIBUTE))
-        for name, value in attributes.items()
-    )
-    return names + _field(4, operator) + settings
-
-
-def model(
-    nodes: Sequence[bytes],
-    inputs: Sequence[Port],
-    outputs: Sequence[Port],
-    constants: Mapping[str, NDArray[np.int64]] | None = None,
-) -> bytes:
-    """A model of these nodes, in order."""
-    graph = b"".join(_field(1, one) for one in nodes) + _field(2, "small")
-    graph += b"".join(_field(5, _tensor(name, values)) for name, values in (constants or {}).items())
-    graph += b"".join(_field(11, _port(*port)) for port in inputs)
-    graph += b"".join(_field(12, _port(*port)) for port in outputs)
-    return _field(1, _IR_VERSION) + _field(7, graph) + _field(8, _field(1, "") + _field(2, _OPSET))
-
-
-def _port(name: str, kind: int, rank: int) -> bytes:
-    dimensions = b"".join(_field(1, _field(2, f"{name}{number}")) for number in range(rank))
-    return _field(1, name) + _field(2, _field(1, _field(1, kind) + _field(2, dimensions)))
-
-
-def _tensor(name: str, values: NDArray[np.int64]) -> bytes:
-    sizes = b"".join(_field(1, size) for size in values.shape)
-    return sizes + _field(2, ONNX_TYPES["int64"]) + _field(8, name) + _field(9, values.astype("<i8").tobytes())
-
-
-def _field(number: int, content: int | str | bytes) -> bytes:
-    """A field of a message: a number as it is, text and messages with their length before them."""
-    if isinstance(content, int):
-        return _varint(number << 3) + _varint(content)
-    content = content.encode() if isinstance(content, str) else content
-    return _varint(number << 3 | 2) + _varint(len(content)) + content
-
-
-def _varint(value: int) -> bytes:
-    """Seven bits a byte, lowest first.
-
-    >>> _varint(300).hex()
-    'ac02'
-    """
-    return bytes([value & 127 | 128]) + _varint(value >> 7) if value > 127 else bytes([value])
 
 
 class BestLogits:

@@ -19,7 +19,8 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import DeviceError, raised_as
-from mirrorsd.runtime.backends.onnxruntime.device_memory import ONNX_TYPES, DeviceMemory
+from mirrorsd.runtime.backends.onnxruntime.device_memory import DeviceMemory
+from mirrorsd.runtime.backends.onnxruntime.onnx_bytes import ONNX_TYPES
 from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS, why_failed
 
 _GRAPH_KEY, _NO_GRAPH = "gpu_graph_id", "-1"

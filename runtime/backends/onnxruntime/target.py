@@ -6,12 +6,14 @@ device captures graphs, each is one, replayed at fixed addresses. All passes of 
 device has a queue of ours, the layers behind an exit are in it before the exit is read.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+import psutil
 from numpy.typing import NDArray
 
 from mirrorsd.device_maps import TargetPlacement
@@ -19,12 +21,14 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import exit_contract, segment_contract
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Head, TargetEntry
+from mirrorsd.runtime.backends.onnxruntime.batch import OnnxBatch, SharedRun, is_as_alone
 from mirrorsd.runtime.backends.onnxruntime.bound_pass import BoundPass, BoundSegment, RowBuffers
 from mirrorsd.runtime.backends.onnxruntime.device import OnnxDevice, check_ports, describe_stages
 from mirrorsd.runtime.backends.onnxruntime.device_memory import integers_are_exact
 from mirrorsd.runtime.backends.onnxruntime.head import OnnxHead, OnnxHeads
+from mirrorsd.runtime.backends.onnxruntime.packed_graph import NotPackableError
 from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS
-from mirrorsd.runtime.backends.onnxruntime.stage import Place
+from mirrorsd.runtime.backends.onnxruntime.stage import Place, Tensor
 from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
 from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, TargetOutput
 from mirrorsd.runtime.ledger import Ledger
@@ -37,6 +41,9 @@ _FLOATS = {"fp32", "fp16", "bf16"}
 _MOST_PASSES, _MOST_PREFILLS = 64, 8
 """Bindings that a session keeps; those used last. Prompts end with any number of rows: they have places of their own.
 """
+_ROOM = 2
+"""Times the size of the weights' file that must be free before they are packed once more: 1.4 are taken, and another
+program may want the rest."""
 _CAPTURED_ROWS = (1, 2, 4, 8, 16, 32)
 """Where passes are captured, others are filled up to one of these: a session captures six graphs, when it opens."""
 
@@ -53,6 +60,7 @@ class OnnxTargetModel:
         heads: Sequence[Head] = (),
     ) -> None:
         """Load the stages; `exits`, if given, stand in for the target's own. A head is loaded when it is asked."""
+        self._bundle = bundle
         self.entry, self.placement, self.exits_elsewhere = entry, placement, exits
         self.heads = OnnxHeads(bundle, entry, heads)
         self.device = OnnxDevice(placement)
@@ -71,6 +79,34 @@ class OnnxTargetModel:
         for e, stage in self.exits.values():
             check_ports(stage, exit_contract(entry.shape, e.name, num_candidates=e.num_candidates))
         self._row_group: int | None = None
+        self._batches: list[OnnxBatch] = []
+
+    def open_batch(self, num_slots: int) -> OnnxBatch | None:
+        """See `TargetModel.open_batch`: on the processor, where it gives the bits of passes alone, and fits.
+
+        Takes the target's weights once more: ONNX Runtime packs them for every stage that it opens.
+        """
+        if self.device.place.is_device or not self._has_room():
+            return None
+        try:
+            batch = OnnxBatch(self, self.segments, num_slots)
+        except NotPackableError:
+            return None
+        with ExitStack() as closing_all:
+            sessions = [closing_all.enter_context(closing(self.new_session())) for _ in range(2)]
+            if not is_as_alone(batch, sessions, self.entry.shape.vocab_size):
+                return None
+        self._batches = [batch]
+        return batch
+
+    def _has_room(self) -> bool:
+        weights = (self._bundle / self.entry.weights_file).stat().st_size
+        return int(psutil.virtual_memory().available) > _ROOM * weights
+
+    def leave_batches(self, session: "OnnxTarget") -> None:
+        """Its caches are about to go."""
+        for batch in self._batches:
+            batch.leave(session)
 
     def new_session(self) -> "OnnxTarget":
         """A session with a cache of its own on the shared graphs; where the device captures passes, they are."""
@@ -116,10 +152,11 @@ class OnnxTarget:
         self.vocab_size = entry.shape.vocab_size
         self.near_tie_gap = _NEAR_TIE_GAPS.get(entry.shape.dtype, 5e-2)
         self._model = model
-        self._cache = make_cache(entry, model.device.place)
+        self.caches = make_cache(entry, model.device.place)
         self.heads = model.heads.entries
         self._running: ort.RunOptions | None = None
-        self._last: BoundPass | None = None
+        self._shared: SharedRun | None = None
+        self._taps: Mapping[int, Tensor] | None = None
         self._own_heads: dict[str, OnnxHead] = {}
         self._buffers = RowBuffers(model.device.place)
         self._passes: dict[int, BoundPass] = {}
@@ -137,7 +174,7 @@ class OnnxTarget:
     ) -> TargetOutput:
         """See `TargetSession.run`."""
         num_rows = len(tokens)
-        tokens = self._filled_up(tokens, self._size(num_rows, start))
+        tokens = self.rows_of(tokens, start, is_prefill=False)
         bound = self._bound(len(tokens), is_prefill=False)
         bound.write(tokens, start)
         for segment, before in zip(bound.segments, (None, *bound.segments), strict=False):
@@ -157,6 +194,15 @@ class OnnxTarget:
         found = self.run(tokens, start, with_logits=True, ledger=Ledger(), exits=()).logits
         assert found is not None  # they were asked for
         return found.copy()
+
+    def rows_of(self, tokens: NDArray[np.int64], start: int, *, is_prefill: bool) -> NDArray[np.int64]:
+        """See `BatchedSession.rows_of`."""
+        group = len(tokens) + -len(tokens) % self.row_group
+        return self._filled_up(tokens, group if is_prefill else self._size(len(tokens), start))
+
+    def joins(self, running: SharedRun, taps: Mapping[int, Tensor]) -> None:
+        """See `BatchedSession.joins`."""
+        self._running, self._shared, self._taps = None, running, taps
 
     def _filled_up(self, tokens: NDArray[np.int64], size: int) -> NDArray[np.int64]:
         """`size` rows: what comes behind the pass's own ones is overwritten by the next pass."""
@@ -187,7 +233,7 @@ class OnnxTarget:
 
     def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
         """See `TargetSession.prefill`."""
-        tokens = self._filled_up(tokens, len(tokens) + -len(tokens) % self.row_group)
+        tokens = self.rows_of(tokens, start, is_prefill=True)
         bound = self._bound(len(tokens), is_prefill=True)
         bound.write(tokens, start)
         with ledger.time("target", "prefill"):
@@ -205,14 +251,14 @@ class OnnxTarget:
         ledger: Ledger,
     ) -> HeadGuesses:
         """See `TargetSession.guess`."""
-        assert self._last is not None  # there was a pass: the caller has its rows
+        assert self._taps is not None  # there was a pass: the caller has its rows
         if kind not in self._own_heads:
             self._own_heads[kind] = self._model.heads.new(kind, self._model.device)
         head = self._own_heads[kind]
         self._running = head.options
         self._running.terminate = False
         with ledger.time("target", "head"):
-            return head.run(self._last.taps, tokens, start, noise)
+            return head.run(self._taps, tokens, start, noise)
 
     def warm_up(self, num_rows: int) -> None:
         """Run once with 1 and with `num_rows` rows, so that the first request pays nothing."""
@@ -234,24 +280,31 @@ class OnnxTarget:
 
     def _past_values(self) -> list[ort.OrtValue]:
         layers = range(self._model.entry.shape.num_layers)
-        return [self._cache[name(layer)] for layer in layers for name in (names.past_key, names.past_value)]
+        return [self.caches[name(layer)] for layer in layers for name in (names.past_key, names.past_value)]
 
     def terminate(self) -> None:
-        """See `TargetSession.terminate`: ONNX Runtime looks at the flag between two operators."""
-        running = self._running
-        if running is not None:
+        """See `TargetSession.terminate`: ONNX Runtime looks at the flag between two operators.
+
+        A pass that is others' too goes on, unless they want it as little.
+        """
+        running, shared = self._running, self._shared
+        self._shared = None
+        if shared is not None:
+            shared.give_up()
+        elif running is not None:
             running.terminate = True
 
     def close(self) -> None:
         """Drop bindings, captured graphs, buffers and cache."""
+        self._model.leave_batches(self)
         for passes in (self._passes, self._prefills):
             for bound in passes.values():
                 bound.release()
             passes.clear()
-        self._last = None
+        self._taps = None
         self._own_heads.clear()
         self._buffers.clear()
-        self._cache.clear()
+        self.caches.clear()
 
     def _bound(self, num_rows: int, *, is_prefill: bool) -> BoundPass:
         """The pass of so many rows; where there is no place for another, the one that was not used for longest goes."""
@@ -262,9 +315,9 @@ class OnnxTarget:
                 passes.pop(next(iter(passes))).release()
             logit_rows = 1 if is_prefill else num_rows
             with raised_as(DeviceError, f"ONNX Runtime could not bind a pass of {num_rows} rows", ONNX_ERRORS):
-                bound = BoundPass(self._model, self._cache, self._buffers, num_rows, logit_rows=logit_rows)
-        passes[num_rows] = self._last = bound
-        self._running = bound.options
+                bound = BoundPass(self._model, self.caches, self._buffers, num_rows, logit_rows=logit_rows)
+        passes[num_rows] = bound
+        self._taps, self._running, self._shared = bound.taps, bound.options, None
         self._running.terminate = False
         return bound
 

@@ -116,10 +116,15 @@ def pass_buckets(entry: DraftEntry, placement: DraftPlacement, *, is_shared: boo
     cache is of use to the next only if that has the same shape. So the passes of a window, of few rows each, all go
     through one: what would have had fewer tips costs a little more alone, and less where the target runs in between.
     A bucket of one tip is kept for long prompts only, with more rows than any round.
+
+    One model for all shapes takes rounds of one row and of two as they are: no padding is computed.
     """
     ordered = sorted(entry.buckets, key=lambda bucket: (bucket.rows, bucket.tips))
+    if is_shared:
+        small = [DraftBucket(rows=rows, tips=rows) for rows in (1, 2) if rows < ordered[0].rows]
+        return [*small, *ordered]
     rounds = [bucket for bucket in ordered if bucket.tips > 1]
-    if placement.device != "CPU" or is_shared or not rounds:
+    if placement.device != "CPU" or not rounds:
         return ordered
     return [bucket for bucket in ordered if bucket in rounds or bucket.rows > rounds[-1].rows]
 

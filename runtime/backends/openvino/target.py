@@ -52,6 +52,9 @@ class OpenVinoTargetModel:
         with raised_as(DeviceError, "OpenVINO has no room for a session of the target", (*OPENVINO_ERRORS, ValueError)):
             return OpenVinoTarget(self)
 
+    def open_batch(self, num_slots: int) -> None:
+        """Conversations take turns here."""
+
     def describe(self) -> str:
         """One line for `pipe.placement`, with the devices that the graphs really use."""
         devices = sorted({device for _, compiled in self.segments for device in _devices(compiled)})

@@ -44,7 +44,9 @@ class ScriptedPipeline:
     def __init__(self, answer: Callable[[str, str], list[int]]) -> None:
         self.device_map = load_device_map("cpu")
         self.layout = "apart"
-        self.manifest = SimpleNamespace(generation={}, accepted_length=None)
+        self.chat: dict[str, Any] = {}
+        settings = {"generation": {}, "chat_settings": lambda given: self.chat if given is None else {}}
+        self.manifest = SimpleNamespace(accepted_length=None, **settings)
         self.placement = ["target: here", "draft: there"]
         self.requests: list[tuple[str | None, Any, GenerationConfig]] = []
         self.stats: dict[str, Any] = {}

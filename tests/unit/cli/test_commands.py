@@ -11,6 +11,7 @@ import pytest
 from mirrorsd.cli.application import run
 from mirrorsd.cli.commands.machine.doctor import check_cards, check_cores, check_flavours
 from mirrorsd.device_maps import load_device_map
+from mirrorsd.graphs.chat_defaults import chat_defaults
 from mirrorsd.graphs.manifest import with_checksum
 
 STATS_FIELDS = {
@@ -145,6 +146,22 @@ def test_the_checkpoint_s_defaults_are_taken_unless_greedy_says_no(use_pipeline:
         assert run(["generate", "b.mirror", "Once", *options]) == 0
     configs = [config for _, _, config in pipeline.requests]
     assert [(config.temperature, config.top_k) for config in configs] == [(0.6, 20), (0.0, 0), (0.0, 0)]
+
+
+def test_a_question_is_sampled_as_a_chat_and_a_raw_text_is_not(
+    use_pipeline: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipeline = use_pipeline(same_answer)
+    pipeline.chat = chat_defaults("llama", {}).generation
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-8")
+    asked = ([], ["--raw"], ["--greedy"], ["--temperature", "0"], ["--seed", "7"], ["--temperature", "0.5"])
+    for options in asked:
+        assert run(["generate", str(tmp_path), "Hi", *options]) == 0
+    configs = [config for _, _, config in pipeline.requests]
+    assert [config.temperature for config in configs] == [0.8, 0.0, 0.0, 0.0, 0.8, 0.5]
+    assert [config.min_p for config in configs] == [0.05, 0.0, 0.0, 0.0, 0.05, 0.0]
+    assert configs[4].seed == 7 and f" | seed {configs[0].seed}\n" in capsys.readouterr().err
 
 
 def test_compare_draws_one_seed_for_all_methods_and_tells_it(

@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[3]
 TRAINERS = {"numpy", "torch", "transformers", "safetensors", "tokenizers"}
 COMPILERS = {"huggingface_hub", "onnx", "onnx_ir", "onnxscript", "optimum", "onnxruntime", "openvino", "nncf", "gguf"}
 ALLOWED = {
+    "freezing": {"PyInstaller"},
     "graphs": {"numpy", "filelock", "msgspec", "platformdirs"},
     "device_maps": {"mirrorsd.graphs"},
     "families": {"mirrorsd.graphs", "torch", "transformers", "huggingface_hub"},

@@ -4,6 +4,8 @@ import re
 import tomllib
 from pathlib import Path
 
+from mirrorsd.freezing import hook_folders
+
 ROOT = Path(__file__).resolve().parents[3]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
@@ -51,6 +53,34 @@ def test_pins_hold_on_every_system() -> None:
     pins = [line for line in lines if line and not line.startswith("#")]
     assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][0-9A-Za-z.]*", line) for line in pins)
     assert "torch==2.13.0" in pins
+
+
+def test_the_page_names_every_extra_and_what_it_brings() -> None:
+    page = (ROOT / "docs" / "installing.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `([\w-]+)` \| (.*?) \|", page, flags=re.M))
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    assert rows.keys() >= extras.keys() and not rows.keys() - extras.keys()
+    for name in extras.keys() - {"dev"}:
+        found = {word.lower().replace("_", "-") for word in re.findall(r"[\w-]+", rows[name])} - {"and"}
+        own = {requirement_name(need) for need in extras[name]} - {"mirrorsd"}
+        inner = {part for need in extras[name] for part in re.findall(r"mirrorsd\[(.*)\]", need)}
+        assert found == own | {part for parts in inner for part in parts.split(",")}, name
+
+
+def test_pyinstaller_finds_the_hooks() -> None:
+    assert PYPROJECT["project"]["entry-points"]["pyinstaller40"] == {"hook-dirs": "mirrorsd.freezing:hook_folders"}
+    (folder,) = hook_folders()
+    assert {path.name for path in Path(folder).glob("hook-*.py")} == {"hook-mirrorsd.py", "hook-mirrorsd.cli.py"}
+    shipped = PYPROJECT["tool"]["setuptools"]["package-data"]
+    assert "hook-*.py" in shipped["mirrorsd.freezing"]
+    hook = (Path(folder) / "hook-mirrorsd.py").read_text(encoding="utf-8")
+    files = {
+        f"{package.removeprefix('mirrorsd').strip('.').replace('.', '/')}/{pattern}".strip("/")
+        for package, patterns in shipped.items()
+        if package != "mirrorsd.freezing"
+        for pattern in patterns
+    }
+    assert not [pattern for pattern in files if f'"{pattern}"' not in hook], "what ships is taken along"
 
 
 def test_version_is_one() -> None:

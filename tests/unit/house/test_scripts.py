@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
+from mirrorsd.cli.input.prompt_file import read_questions
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.runtime.devices.inventory import check_computes
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.fixture(params=["environment", "demo", "test", "check_gpu", "check_webgpu"])
+@pytest.fixture(params=["environment", "demo", "test", "check_gpu", "check_webgpu", "check_frozen"])
 def any_script(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return load_script(request.param, monkeypatch)
 
@@ -101,15 +102,44 @@ def test_typing_link_points_at_the_root(tmp_path: Path, monkeypatch: pytest.Monk
     assert (tmp_path / ".typing" / "mirrorsd").resolve() == tmp_path.resolve()
 
 
-def test_demo_report_is_a_table_with_a_verdict(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_demo_asks_what_speculation_is_for_and_says_what_next(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script = load_script("demo", monkeypatch)
-    row = dict.fromkeys(script.COLUMNS, 1.5) | {"method": "plain", "reuse_rate": None}
-    script.print_report({"rows": [row], "device_map": "cpu", "identical": True})
-    printed = capsys.readouterr().out
-    assert "tokens_per_second" in printed
-    assert "identical: yes" in printed
+    script, commands = load_script("demo", monkeypatch), []
+    monkeypatch.setattr(script, "WORKPLACE", tmp_path / ".demo")
+    monkeypatch.setattr(script, "ensure_environment", lambda _: None)
+    monkeypatch.setattr(script, "run_here", lambda command: commands.append(command) or 0)
+    weights = tmp_path / ".demo" / "smollm2" / script.WEIGHTS
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"weights")
+    monkeypatch.setattr(sys, "argv", ["demo.py"])
+    assert script.main() == 0
+    assert [command[1] for command in commands] == ["export", "generate", "generate", "compare"]
+    questions = read_questions(tmp_path / ".demo" / "prompts.jsonl")
+    assert [question.category for question in questions] == ["edit", "summary", "follow-up", "chat"]
+    assert len(questions[2].turns) == 2 and script.FUNCTION in questions[0].turns[0]
+    said = capsys.readouterr().out
+    assert "one processor takes turns" in said and "What next:" in said and "--pair qwen-coder" in said
+
+
+def test_the_demo_s_large_pair_tells_its_costs_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, commands = load_script("demo", monkeypatch), []
+    monkeypatch.setattr(script, "WORKPLACE", tmp_path / ".demo")
+    monkeypatch.setattr(script, "ensure_environment", lambda _: commands.append("install"))
+    monkeypatch.setattr(script, "run_here", lambda command: commands.append(command) or 3)
+    monkeypatch.setattr(sys, "argv", ["demo.py", "--pair", "qwen-coder"])
+    assert script.main() == 3, "the export's status is the demo's"
+    assert list(script.QWEN) == [commands[1][2], commands[1][4]]
+    assert "GB for the bundle" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["demo.py", "--pair", "qwen-coder", "--files", str(tmp_path)])
+    assert script.main() == 2
+    assert "has no Qwen2.5-Coder-1.5B-Instruct*.gguf" in capsys.readouterr().err
+    for name in script.QWEN:
+        (tmp_path / f"{name.partition('/')[2]}-Q4_K_M.gguf").write_bytes(b"")
+    assert script.main() == 3
+    assert commands[-1][2].endswith("Qwen2.5-Coder-1.5B-Instruct-Q4_K_M.gguf")
 
 
 def test_the_demo_takes_the_model_out_of_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -140,8 +170,7 @@ def test_without_its_package_the_demo_says_so_and_shows_the_storyteller(
     monkeypatch.setattr(script, "WORKPLACE", tmp_path / ".demo")
     monkeypatch.setattr(script, "ensure_environment", installed.update)
     monkeypatch.setattr(script, "run_here", lambda command: commands.append(command) or int("pip" in command))
-    report = {"rows": [], "device_map": "cpu", "identical": True}
-    monkeypatch.setattr(script, "compare_methods", lambda *_: (0, report))
+    monkeypatch.setattr(script, "compare_methods", lambda *_: 0)
     monkeypatch.setattr(sys, "argv", ["demo.py"])
     assert script.main() == 0
     assert installed == {"cpu", "cli", "export", "compress"}, "an int8 draft wants what compresses it"
@@ -187,7 +216,7 @@ def test_stand_ins_for_devices_fail_skip_and_pass(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script, asked = load_script("test", monkeypatch), []
-    statuses = {"webgpu": 4, "npu compiler": 1}
+    statuses = {"webgpu": 4, "npu compiler": 1, "frozen program": 0}
 
     def run(command: list[str], variables: dict[str, str] | None = None) -> int:
         asked.append(command)

@@ -185,15 +185,21 @@ def test_what_no_first_token_needs_is_left_until_the_second_step_and_done_once(e
 def test_an_engine_that_is_closed_has_what_was_left_for_later_leave_off(engine: Engine) -> None:
     ended = threading.Event()
 
-    def work(is_over: Callable[[], bool]) -> None:
-        while not is_over():
-            time.sleep(0.001)
+    def work(rest: Callable[[float], bool]) -> None:
+        while not rest(60.0):
+            pass
         ended.set()
 
     engine.leave_for_later(work)
     engine.settle()
     engine.close()
     assert ended.wait(5)
+
+
+def test_work_that_somebody_waits_for_rests_no_more(engine: Engine) -> None:
+    engine.leave_for_later(lambda rest: rest(3600.0))
+    engine.settle()
+    engine.settle(wait=True)
 
 
 def test_what_was_left_for_later_is_never_begun_once_the_engine_is_closed(engine: Engine) -> None:

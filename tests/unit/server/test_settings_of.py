@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mirrorsd.server.answers.settings_of import check_schema, depth_of, text_settings
+from mirrorsd.server.answers.settings_of import check_schema, depth_of, sampled, text_settings
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.settings import Limits
 from mirrorsd.server.wire.fields import TextRequest
@@ -23,6 +23,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 def test_sampling(given: dict[str, Any], defaults: dict[str, Any], expected: dict[str, Any]) -> None:
     found = text_settings(TextRequest(**given), defaults)
     assert found == {"method": "auto", "ignore_eos": False, **expected}
+
+
+def test_a_chat_is_sampled_where_the_request_says_nothing() -> None:
+    chat = {"do_sample": True, "temperature": 0.8, "min_p": 0.05}
+    found = {name: sampled(text_settings(TextRequest(**given), chat), chat) for name, (given, _, _) in CASES.items()}
+    assert found["greedy"] == {"method": "auto", "ignore_eos": False, "temperature": 0.0}
+    assert found["nothing said"] == {"method": "auto", "ignore_eos": False, **chat}
+    assert found["a seed alone samples"] == {"method": "auto", "ignore_eos": False, **chat, "seed": 5}
+    assert found["a negative seed"]["temperature"] == 1.0
 
 
 def test_schemas_are_bounded_without_recursion() -> None:

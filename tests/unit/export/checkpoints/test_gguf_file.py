@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from mirrorsd.export.checkpoints.carried_files import generation_defaults
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.estimate import estimate_export
 from mirrorsd.export.options import ExportOptions
@@ -48,6 +49,13 @@ def test_tokenizer_and_chat_template_come_from_the_file(write_gguf: WriteGguf) -
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.decode(tokenizer("abba").input_ids) == "abba"
     assert (folder / "chat_template.jinja").read_text() == "{{ messages[0]['content'] }}"
+
+
+def test_what_a_file_recommends_for_sampling_is_taken(write_gguf: WriteGguf) -> None:
+    assert generation_defaults(open_checkpoint(write_gguf("Q8_0"), "target")) == {}
+    file = write_gguf("Q8_0", sampling={"temp": 0.5, "top_p": 0.75})
+    found = generation_defaults(open_checkpoint(file, "target"))
+    assert found == {"do_sample": True, "temperature": 0.5, "top_p": 0.75}
 
 
 @pytest.mark.parametrize("kind", ["Q4_1", "Q4_K", "Q5_0", "Q6_K"])

@@ -1,5 +1,6 @@
 """Products of integers compute what the float products did, to their rounding, and every row alike."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import onnxruntime as ort
 import pytest
 
 from mirrorsd.export.passes.quantise import QuantiseWeights
-from mirrorsd.export.passes.upcast import _widened
+from mirrorsd.export.passes.upcast import float32_copies
 from mirrorsd.export.weights.block_formats import BlockChoice, InputScaling, WeightFormats
 from mirrorsd.export.weights.lazy_weight import LazyWeight
 from mirrorsd.graphs import names
@@ -97,8 +98,8 @@ def quantised(inputs: dict[str, InputScaling]) -> ir.Model:
     return model
 
 
-def run(model: ir.Model, ids: list[int]) -> Array:
-    content = ir.serde.serialize_model(model).SerializeToString()
+def run(model: ir.Model | Path, ids: list[int]) -> Array:
+    content = model if isinstance(model, Path) else ir.serde.serialize_model(model).SerializeToString()
     (found,) = ort.InferenceSession(content, providers=["CPUExecutionProvider"]).run(
         None, {names.INPUT_IDS: np.array([ids])}
     )
@@ -114,11 +115,13 @@ def test_close_to_floats_and_every_row_has_the_same_bits(inputs: dict[str, Input
         assert np.array_equal(run(quantised(inputs), ids[:size]), found[:size])
 
 
-def test_its_float_twin_has_the_rounded_weights_alone() -> None:
+def test_its_float_twin_has_the_rounded_weights_alone(tmp_path: Path) -> None:
     """What is left between the twin and the floats is the weights' rounding: half of it at the most."""
     ids = [3, 17, 5, 39]
     exact, integer = run(layer(), ids), run(quantised(SCALED), ids)
-    twin = run(_widened(quantised(SCALED)), ids)
+    ir.save(quantised(SCALED), tmp_path / "stage.onnx")
+    with float32_copies(tmp_path, ["stage.onnx"]) as copies:
+        twin = run(tmp_path / copies["stage.onnx"], ids)
     assert 0 < np.abs(twin - exact).mean() < np.abs(integer - exact).mean()
 
 

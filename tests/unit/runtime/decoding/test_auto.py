@@ -10,7 +10,7 @@ import pytest
 from mirrorsd.device_maps import Pace
 from mirrorsd.machine.tuning.recorder import record_text
 from mirrorsd.machine.tuning.recording import Recording
-from mirrorsd.machine.tuning.simulation import Scenario, SimulatedLink, simulate, tokens_per_second
+from mirrorsd.machine.tuning.simulation import Scenario, SimulatedLink, replay, simulate, tokens_per_second
 from mirrorsd.runtime.backends.fake import FakeDraft
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 
@@ -110,6 +110,20 @@ def test_what_auto_promises(
         for method in (*rivals, "auto")
     }
     assert speeds["auto"] >= least * max(speeds[method] for method in rivals)
+
+
+def test_an_ordinary_draft_is_tried_by_few_of_its_rounds(
+    recordings: dict[float, Recording], make_bench: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round of a third of a pass: a whole window would spend on one trial what the text may lose in all."""
+    monkeypatch.setattr(SimulatedLink, "takes_turns", True)
+    pace = Pace(target_ms=((1.0, 42.5), (8.0, 66.0)), draft_ms=((1.0, 15.0), (32.0, 30.0)))
+    speculation = SpeculationConfig(root_source="progressive", passes=6, gamma=6)
+    scenario = Scenario(pace=pace, speculation=speculation, method="auto", num_streams=0)
+    (request,) = replay(recorded(recordings, make_bench, 0.0), scenario)
+    tried = [step.num_window for step in request.steps if step.num_window]
+    assert len(tried) > 1
+    assert max(tried) <= 3
 
 
 def test_a_slow_useless_draft_leaves_plain_decoding(make_bench: Make) -> None:

@@ -52,8 +52,19 @@ def test_who_has_closed_everything_is_not_kept_waiting() -> None:
     before = regions_now()
     array = _private_memory(_SIZE)
     array[:] = 1
-    assert use_huge_pages(new_regions(before), lambda: True) == 0
+    assert use_huge_pages(new_regions(before), lambda _: True) == 0
     assert _region_of(array).huge == 0
+
+
+@pytest.mark.usefixtures("has_huge_pages")
+def test_pieces_rest_longer_than_they_take() -> None:
+    before = regions_now()
+    array = _private_memory(_SIZE)
+    array[:] = 1
+    rests: list[float] = []
+    use_huge_pages(new_regions(before), lambda seconds: rests.append(seconds) or False)
+    assert len(rests) > 1
+    assert rests[0] == 0.0 < min(rests[1:])
 
 
 @pytest.mark.usefixtures("has_huge_pages")

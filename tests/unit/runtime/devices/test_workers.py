@@ -7,7 +7,8 @@ import time
 import pytest
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.devices.workers import DeviceWorker, Overdue, Ticket
+from mirrorsd.runtime.devices.tickets import Ticket
+from mirrorsd.runtime.devices.workers import DeviceWorker, Overdue
 
 
 def test_jobs_run_in_order_on_one_thread() -> None:

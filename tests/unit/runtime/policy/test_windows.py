@@ -37,6 +37,18 @@ def test_rows_that_cost_nothing_are_all_verified() -> None:
     assert length(FLAT).cut([SURE] * 9, 9, 12) == 9
 
 
+def test_windows_shrink_as_company_grows() -> None:
+    """A guessed row holds up everybody, so it must be worth its time to all of them."""
+    windows = length(((1.0, 5.0), (33.0, 21.0)), LearnedLengths(150.0))
+    chances = [0.8**row for row in range(1, 10)]
+    found = []
+    for num_beside in (0, 1, 3, 7):
+        windows.num_beside = num_beside
+        found.append(windows.cut_repeat(chances, 0.0))
+    assert found == sorted(found, reverse=True)
+    assert found[0] > found[-1]
+
+
 def test_limit_is_kept() -> None:
     assert length(FLAT).cut([SURE] * 9, 9, 4) == 4
 

@@ -1,6 +1,6 @@
 """What each precision of a target costs: size, perplexity, best tokens, and plain tokens per second, in one run.
 
-    python bench/studies/precisions.py TARGET --output bench/results/precisions_NAME.json
+    python bench/studies/weights/precisions.py TARGET --output bench/results/precisions_NAME.json
 
 The target is exported as one graph per variant (traced once) and run by ONNX Runtime on the CPU. Speed is that of
 greedy decoding with this graph alone, row by row, variants taking turns; the median of the turns is kept.

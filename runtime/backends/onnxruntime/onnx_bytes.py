@@ -1,0 +1,129 @@
+"""ONNX models byte by byte (protocol buffers, onnx.proto): what runs bundles has no `onnx` package.
+
+Owns: writing small graphs, and taking a message apart into its fields. Does not own: what a graph computes.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+_IR_VERSION, _OPSET = 10, 18
+_INTEGER_ATTRIBUTE = 2
+_VARINT, _LENGTH = 0, 2
+"""How a number, and how anything with a length before it, is written."""
+ONNX_TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "float16": 10, "bfloat16": 16}
+
+Port = tuple[str, int, int]
+"""Name, type of the elements, number of dimensions."""
+
+
+class Field(NamedTuple):
+    """A field of a message: its number, and a whole number or the bytes within."""
+
+    number: int
+    content: int | bytes
+
+    @property
+    def data(self) -> bytes:
+        """The bytes of a text or a message."""
+        assert isinstance(self.content, bytes)
+        return self.content
+
+    @property
+    def text(self) -> str:
+        """A text."""
+        return self.data.decode()
+
+
+def fields(message: bytes) -> list[Field]:
+    """Take a message apart; messages within stay bytes.
+
+    Raises:
+        ValueError: it has a field of another kind than numbers, texts and messages, or ends in the middle of one.
+
+    >>> fields(field(7, "graph") + field(1, 300))
+    [Field(number=7, content=b'graph'), Field(number=1, content=300)]
+    """
+    found, at = [], 0
+    while at < len(message):
+        key, at = _read_varint(message, at)
+        kind = key & 7
+        if kind not in (_VARINT, _LENGTH):
+            raise ValueError(f"field {key >> 3} of a message is of kind {kind}")
+        value, at = _read_varint(message, at)
+        if kind == _VARINT:
+            found.append(Field(key >> 3, value))
+            continue
+        if at + value > len(message):
+            raise ValueError(f"field {key >> 3} of a message ends behind it")
+        found.append(Field(key >> 3, message[at : at + value]))
+        at += value
+    return found
+
+
+def joined(parts: Sequence[Field]) -> bytes:
+    """The message of these fields, in order."""
+    return b"".join(field(*part) for part in parts)
+
+
+def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+    value, shift = 0, 0
+    while at < len(message):
+        byte = message[at]
+        value, at = value | (byte & 127) << shift, at + 1
+        if byte < 128:
+            return value, at
+        shift += 7
+    raise ValueError("a message ends in the middle of a number")
+
+
+def node(operator: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: int) -> bytes:
+    """One operator, with attributes that are integers."""
+    names = b"".join(field(1, name) for name in inputs) + b"".join(field(2, name) for name in outputs)
+    settings = b"".join(
+        field(5, field(1, name) + field(3, value) + field(20, _INTEGER_ATTRIBUTE)) for name, value in attributes.items()
+    )
+    return names + field(4, operator) + settings
+
+
+def model(
+    nodes: Sequence[bytes],
+    inputs: Sequence[Port],
+    outputs: Sequence[Port],
+    constants: Mapping[str, NDArray[np.int64]] | None = None,
+) -> bytes:
+    """A model of these nodes, in order."""
+    graph = b"".join(field(1, one) for one in nodes) + field(2, "small")
+    graph += b"".join(field(5, _tensor(name, values)) for name, values in (constants or {}).items())
+    graph += b"".join(field(11, _port(*port)) for port in inputs)
+    graph += b"".join(field(12, _port(*port)) for port in outputs)
+    return field(1, _IR_VERSION) + field(7, graph) + field(8, field(1, "") + field(2, _OPSET))
+
+
+def _port(name: str, kind: int, rank: int) -> bytes:
+    dimensions = b"".join(field(1, field(2, f"{name}{number}")) for number in range(rank))
+    return field(1, name) + field(2, field(1, field(1, kind) + field(2, dimensions)))
+
+
+def _tensor(name: str, values: NDArray[np.int64]) -> bytes:
+    sizes = b"".join(field(1, size) for size in values.shape)
+    return sizes + field(2, ONNX_TYPES["int64"]) + field(8, name) + field(9, values.astype("<i8").tobytes())
+
+
+def field(number: int, content: int | str | bytes) -> bytes:
+    """A field of a message: a number as it is, text and messages with their length before them."""
+    if isinstance(content, int):
+        return _varint(number << 3) + _varint(content)
+    content = content.encode() if isinstance(content, str) else content
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    """Seven bits a byte, lowest first.
+
+    >>> _varint(300).hex()
+    'ac02'
+    """
+    return bytes([value & 127 | 128]) + _varint(value >> 7) if value > 127 else bytes([value])

@@ -1,0 +1,125 @@
+"""Who decodes on a device beside whom, and for whom a joint pass waits.
+
+Owns: when each conversation's last pass ended, and whether it comes back at once. Does not own: the passes
+(`workers`), how rows are put together (`backends/protocol.TargetBatch`).
+
+A conversation that joins a pass late needs another one, so the others wait for it, but no longer than half a pass: that
+is what they would lose if it came while their own pass runs. Nobody waits for one that did not come back in that time
+the last time, as one whose client is slow or whose draft is at work, nor twice for one that has gone.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from time import perf_counter
+
+from mirrorsd.runtime.backends.protocol import TargetBatch, TargetOutput, TargetPass
+from mirrorsd.runtime.devices.tickets import Entry
+
+_WAIT_SHARE = 0.5
+"""Of a pass's time that the others wait for who is late."""
+_SECONDS_MEMORY = 0.8
+"""Of a pass's seconds, per pass."""
+
+
+@dataclass(slots=True)
+class _Member:
+    ended: float
+    is_prompt: bool
+
+
+class Company:
+    """The conversations that share a device's passes.
+
+    Attributes:
+        batch: runs their rows together.
+        chunk_rows: rows of a prompt that ride along in a pass.
+    """
+
+    def __init__(self, batch: TargetBatch, chunk_rows: int) -> None:
+        self.batch, self.chunk_rows = batch, chunk_rows
+        self._members: dict[object, _Member] = {}
+        self._seconds = 0.0
+
+    def gather(self, first: Entry, backlog: "deque[Entry | None]", jobs: "SimpleQueue[Entry | None]") -> list[Entry]:
+        """A job and the passes to run with it: of those that wait, and of those that are about to come.
+
+        What else is in the queue moves to the backlog, in its order. Where somebody waits there, nobody is awaited.
+        """
+        entries, most = [first], self.batch.num_slots
+        while True:
+            with suppress(Empty):
+                while True:
+                    backlog.append(jobs.get_nowait())
+            others = _joinable(backlog, {entry.job.session for entry in entries}, most - len(entries))
+            for entry in others:
+                backlog.remove(entry)
+            entries += others
+            seconds = self.seconds_to_wait({entry.owner for entry in entries})
+            if backlog or len(entries) == most or not seconds:
+                return entries
+            try:
+                backlog.append(jobs.get(timeout=seconds))
+            except Empty:
+                return entries
+
+    def run(self, entries: Sequence[Entry]) -> list[TargetOutput]:
+        """Run passes together, and say in their tickets how long they stood in the queue and in what company.
+
+        Raises:
+            DeviceError: the device failed.
+        """
+        started = perf_counter()
+        for entry in entries:
+            entry.ticket.queued_s = started - entry.queued_at if entry.queued_at is not None else 0.0
+            entry.ticket.num_beside = len(entries) - 1
+        outputs = self.batch.run([entry.job for entry in entries])
+        self.ends([entry.owner for entry in entries], perf_counter() - started)
+        return outputs
+
+    def arrives(self, owner: object) -> None:
+        """A conversation wants a pass. From any thread."""
+        member = self._members.get(owner)
+        if member is not None:
+            member.is_prompt = perf_counter() - member.ended <= self._most_seconds
+
+    def ends(self, owners: Collection[object], seconds: float) -> None:
+        """A pass of these conversations is over, and took so long."""
+        now, known = perf_counter(), self._seconds
+        self._seconds = _SECONDS_MEMORY * known + (1 - _SECONDS_MEMORY) * seconds if known else seconds
+        for owner in owners:
+            member = self._members.setdefault(owner, _Member(now, is_prompt=False))
+            member.ended = now
+
+    def seconds_to_wait(self, present: Collection[object]) -> float:
+        """For how long the `present` wait for somebody who is about to come; 0 where there is nobody."""
+        now, most = perf_counter(), self._most_seconds
+        left = 0.0
+        for owner, member in list(self._members.items()):
+            if owner in present:
+                continue
+            seconds = member.ended + most - now
+            if seconds <= 0:
+                self._members.pop(owner, None)
+            elif member.is_prompt:
+                left = max(left, seconds)
+        return left
+
+    @property
+    def _most_seconds(self) -> float:
+        return _WAIT_SHARE * self._seconds
+
+
+def _joinable(backlog: Iterable[Entry | None], sessions: set[object], most: int) -> list[Entry]:
+    """The first passes of sessions that are not in the pass yet: of one session's jobs, the first that waits."""
+    found: list[Entry] = []
+    for entry in backlog:
+        if entry is None or len(found) == most:
+            break
+        if entry.may_join and entry.job.session not in sessions:
+            found.append(entry)
+        if isinstance(entry.job, TargetPass):
+            sessions.add(entry.job.session)
+    return found

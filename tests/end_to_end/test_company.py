@@ -1,0 +1,84 @@
+"""Conversations that share passes: every text is the one alone, whatever the method and whoever comes and goes."""
+
+import threading
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from mirrorsd import Cancelled, MirrorPipeline
+from mirrorsd.bench.claims.serving.company import count_different, mixed, open_company
+
+PROMPTS = [
+    [{"role": "user", "content": text}] for text in ("Once upon a time", "The fox went", "News of the old heron")
+]
+
+
+@pytest.fixture(scope="module")
+def pipe(headed_bundle: tuple[Path, list[int]]) -> Iterator[MirrorPipeline]:
+    with MirrorPipeline.load(headed_bundle[0], device_map="cpu") as pipe:
+        yield pipe
+
+
+def test_all_methods_in_all_ways_say_in_company_what_they_say_alone(pipe: MirrorPipeline) -> None:
+    sessions = [pipe.session() for _ in range(8)]
+    open_company(pipe)
+    company = pipe.engine.target_worker.company
+    assert company is not None
+    assert company.batch.num_slots == 8
+    asked = list(islice(mixed(PROMPTS, pipe.methods, 24), 5 * len(pipe.methods)))
+    assert count_different(sessions, asked) == 0
+    assert pipe.engine.target_worker.company is company, "no joint pass has failed"
+    for session in sessions:
+        session.close()
+
+
+def test_a_cancelled_text_leaves_the_others_as_they_are(pipe: MirrorPipeline) -> None:
+    sessions = [pipe.session() for _ in range(4)]
+    open_company(pipe)
+    options = {"max_new_tokens": 60, "ignore_eos": True, "method": "plain"}
+    alone = sessions[0].generate("Once upon a time", **options).token_ids
+    found: list[list[int]] = []
+    cancelled: list[Cancelled] = []
+
+    def read(number: int) -> None:
+        try:
+            for count, chunk in enumerate(sessions[number].stream("Once upon a time", **options)):
+                if number == 3 and count == 5:
+                    sessions[number].cancel()
+                if chunk.result is not None:
+                    found.append(chunk.result.token_ids)
+        except Cancelled as error:
+            cancelled.append(error)
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [alone] * 3
+    assert len(cancelled) == 1
+    assert sessions[3].generate("Once upon a time", **options).token_ids == alone
+    for session in sessions:
+        session.close()
+
+
+def test_closed_sessions_give_their_slots_and_caches_back(pipe: MirrorPipeline) -> None:
+    first = [pipe.session() for _ in range(4)]
+    open_company(pipe)
+    options = {"max_new_tokens": 8, "ignore_eos": True, "method": "plain"}
+    for _ in range(3):
+        threads = [threading.Thread(target=session.generate, args=("The fox",), kwargs=options) for session in first]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for session in first:
+            session.close()
+        first = [pipe.session() for _ in range(4)]
+    pipe.engine.target_worker.run(lambda: None)
+    batch = pipe.engine.target_model.open_batch(2)
+    assert batch is not None
+    for session in first:
+        session.close()

@@ -1,0 +1,190 @@
+"""Passes of several conversations at once: who is together, for whom is waited, and what a failure does."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.runtime.backends.fake import FakeBatch, FakeTarget
+from mirrorsd.runtime.backends.protocol import TargetPass
+from mirrorsd.runtime.devices import company as company_module
+from mirrorsd.runtime.devices.company import Company
+from mirrorsd.runtime.devices.workers import DeviceWorker
+from mirrorsd.runtime.ledger import Ledger
+
+VOCAB = 8
+
+
+@pytest.fixture
+def worker() -> Iterator[DeviceWorker]:
+    found = DeviceWorker("target")
+    yield found
+    assert found.close()
+
+
+def new_pass(session: FakeTarget | None = None, **options: Any) -> TargetPass:
+    session = session or FakeTarget(lambda text: np.eye(VOCAB)[sum(text) % VOCAB], vocab_size=VOCAB)
+    tokens = np.array([options.pop("token", 3)])
+    return TargetPass(session=session, tokens=tokens, start=0, ledger=Ledger(), **{"with_logits": False} | options)
+
+
+def submit_behind_another(worker: DeviceWorker, jobs: Sequence[Any]) -> list[Any]:
+    """All of them wait when the device comes free; each has an owner of its own."""
+    release = threading.Event()
+    worker.submit(lambda: release.wait(5), "somebody")
+    tickets = [worker.submit(job, number) for number, job in enumerate(jobs)]
+    release.set()
+    for ticket in tickets:
+        assert ticket.wait(5)
+    return tickets
+
+
+def sizes(batch: FakeBatch) -> list[int]:
+    return [len(passes) for passes in batch.passes]
+
+
+def test_passes_that_wait_are_run_together_in_their_order(worker: DeviceWorker) -> None:
+    batch = FakeBatch(4)
+    worker.company = Company(batch, 8)
+    jobs = [new_pass(token=number) for number in range(6)]
+    tickets = submit_behind_another(worker, jobs)
+    assert [ticket.result().argmax_ids.tolist() for ticket in tickets] == [[number] for number in range(6)]
+    assert batch.passes == [jobs[:4], jobs[4:]], "who came first is served first"
+    assert [ticket.num_beside for ticket in tickets] == [3, 3, 3, 3, 1, 1]
+    assert all(ticket.queued_s > 0 for ticket in tickets)
+    assert not worker.has_pending()
+
+
+def test_without_company_each_is_run_by_itself(worker: DeviceWorker) -> None:
+    asked: list[int] = []
+    worker.on_company = lambda: asked.append(1)
+    tickets = submit_behind_another(worker, [new_pass(), new_pass()])
+    assert [ticket.num_beside for ticket in tickets] == [0, 0]
+    assert asked, "somebody is told that there might be some"
+
+
+def test_who_listens_to_the_exits_and_what_is_no_pass_have_their_own_turn(worker: DeviceWorker) -> None:
+    batch = FakeBatch()
+    worker.company = Company(batch, 8)
+    heard: list[int] = []
+    jobs = [new_pass(), new_pass(on_exit=lambda guesses: heard.append(guesses.layer)), lambda: "read", new_pass()]
+    tickets = submit_behind_another(worker, jobs)
+    assert batch.passes == [[jobs[0], jobs[3]]]
+    assert (heard, tickets[2].result()) == ([1], "read")
+
+
+def test_two_passes_of_one_session_are_never_together(worker: DeviceWorker) -> None:
+    """As when a text was cancelled that had a pass in the queue, and the next one of its session begins."""
+    batch, session = FakeBatch(), FakeTarget(lambda text: np.eye(VOCAB)[0], vocab_size=VOCAB)
+    worker.company = Company(batch, 8)
+    submit_behind_another(worker, [new_pass(session), new_pass(session), new_pass()])
+    assert sizes(batch) == [2]
+    assert session.num_passes == 2
+
+
+def test_rows_that_are_only_read_ride_along(worker: DeviceWorker) -> None:
+    batch = FakeBatch()
+    worker.company = Company(batch, 8)
+    prompt = new_pass(with_logits=None)
+    tickets = submit_behind_another(worker, [prompt, new_pass()])
+    assert (sizes(batch), tickets[0].result().logits) == ([2], None)
+
+
+def test_prompts_are_read_in_small_parts_only_beside_others(worker: DeviceWorker) -> None:
+    release = threading.Event()
+    assert worker.chunk_rows("one", 128) == 128
+    worker.company = Company(FakeBatch(), 16)
+    assert worker.chunk_rows("one", 128) == 128
+    worker.submit(lambda: release.wait(5), "another")
+    assert (worker.chunk_rows("one", 128), worker.chunk_rows("one", 4)) == (16, 4)
+    release.set()
+
+
+def test_a_pass_that_fails_is_run_again_for_each_alone_and_nobody_joins_any_more(worker: DeviceWorker) -> None:
+    def fail(_: Any) -> None:
+        raise DeviceError("no room")
+
+    class Broken(FakeTarget):
+        def run(self, *_: Any, **__: Any) -> Any:
+            raise DeviceError("broken cache")
+
+    worker.company = Company(FakeBatch(fail=fail), 8)
+    broken = Broken(lambda text: np.eye(VOCAB)[0], vocab_size=VOCAB)
+    with pytest.warns(RuntimeWarning, match="take turns from here on, as a pass of 3 of them failed: no room"):
+        tickets = submit_behind_another(worker, [new_pass(token=5), new_pass(broken), new_pass(token=6)])
+    assert tickets[0].result().argmax_ids.tolist() == [5]
+    assert tickets[2].result().argmax_ids.tolist() == [6]
+    with pytest.raises(DeviceError, match="broken cache"):
+        tickets[1].result()
+    assert worker.company is None
+    assert not worker.has_pending()
+
+
+def test_a_pass_that_nobody_wants_any_more_is_not_run_again(worker: DeviceWorker) -> None:
+    def give_up(_: Any) -> None:
+        batch.is_given_up = True
+        raise DeviceError("ended early")
+
+    batch = FakeBatch(fail=give_up)
+    worker.company = Company(batch, 8)
+    tickets = submit_behind_another(worker, [new_pass(), new_pass()])
+    assert [str(ticket.error) for ticket in tickets] == ["ended early"] * 2
+    assert worker.company is not None
+
+
+def test_a_closing_worker_runs_what_waits(worker: DeviceWorker) -> None:
+    batch, release = FakeBatch(), threading.Event()
+    worker.company = Company(batch, 8)
+    worker.submit(lambda: release.wait(5), "somebody")
+    tickets = [worker.submit(new_pass(), number) for number in range(3)]
+    worker.end()
+    release.set()
+    assert worker.close()
+    assert [ticket.done() for ticket in tickets] == [True] * 3
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    now = [0.0]
+    monkeypatch.setattr(company_module, "perf_counter", lambda: now[0])
+
+    def set_clock(seconds: float) -> None:
+        now[0] = seconds
+
+    return set_clock
+
+
+def test_who_comes_back_at_once_is_waited_for_and_who_does_not_is_not(at: Callable[[float], None]) -> None:
+    company = Company(FakeBatch(), 8)
+    company.ends(["quick", "slow", "new"], 0.010)
+    assert company.seconds_to_wait(()) == 0, "nobody has come back yet"
+    at(0.001)
+    company.arrives("quick")
+    at(0.006)
+    company.arrives("slow")
+    company.ends(["quick", "slow"], 0.010)
+    at(0.007)
+    assert company.seconds_to_wait(("slow",)) == pytest.approx(0.004), "half a pass, from its end on"
+    assert company.seconds_to_wait(("quick",)) == 0
+    at(0.012)
+    assert company.seconds_to_wait(("slow",)) == 0, "it has gone, and was waited for once"
+    company.arrives("quick")
+    company.ends(["quick"], 0.010)
+    assert company.seconds_to_wait(()) == 0, "until it comes back quickly again"
+
+
+def test_the_others_wait_for_one_that_is_about_to_come(worker: DeviceWorker) -> None:
+    batch = FakeBatch()
+    worker.company = Company(batch, 8)
+    first, second = new_pass(), new_pass()
+    worker.company.ends(["second"], 20.0)
+    worker.company.arrives("second")
+    worker.company.ends(["second"], 20.0)
+    one = worker.submit(first, "first")
+    assert not one.wait(0.02)
+    worker.submit(second, "second").result()
+    assert one.wait(5)
+    assert batch.passes == [[first, second]]
