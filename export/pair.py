@@ -225,7 +225,7 @@ def _build_target(job: PairJob, bundle: Path, journal: Journal, report: ExportPr
         reference = stored_reference(job.target, plan, ids)
     finally:
         shutil.rmtree(inputs, ignore_errors=True)
-    with journal.forgetting(WEIGHTS, *plan.files, *(head.name for head in plan.heads)):
+    with journal.forgetting(WEIGHTS, names.RECURRENCE, *plan.files, *(head.name for head in plan.heads)):
         run = TargetRun(bundle, plan, in_float32=True)
         results = (*compare_target(run, reference, text), *compare_heads(run, job.target, reference, text))
         check_parity(results, tolerance_of(plan.shape.dtype, job.options.accept_error))

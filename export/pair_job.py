@@ -15,7 +15,7 @@ from mirrorsd.export.options import ExportOptions, check_exit_layers, resolve_co
 from mirrorsd.export.weights.block_formats import FILE, WeightFormats
 from mirrorsd.export.weights.gguf_tensors import FileBlocks
 from mirrorsd.families.low_rank_head import HEAD_TOKENS
-from mirrorsd.families.registry import most_positions, smallest_window
+from mirrorsd.families.registry import FAMILIES, most_positions, smallest_window
 from mirrorsd.graphs.errors import ConfigError
 
 
@@ -56,6 +56,7 @@ def plan_job(target: Checkpoint, draft: Checkpoint, options: ExportOptions) -> P
             f"the draft has layers that see {window} tokens, the context is {context}: sliding windows that end within "
             f"the context are supported in targets only. Ask for a context of {window}, or take another draft"
         )
+    _check_floats(target, options)
     return PairJob(
         target=target,
         draft=draft,
@@ -65,6 +66,15 @@ def plan_job(target: Checkpoint, draft: Checkpoint, options: ExportOptions) -> P
         context=context,
         heads=open_heads(options.heads, target),
     )
+
+
+def _check_floats(target: Checkpoint, options: ExportOptions) -> None:
+    """Refuse floats that recurrent layers cannot compute with: their operators know float32 on the processor."""
+    if FAMILIES[str(target.config["model_type"])].recurrent is not None and options.computes_in != "fp32":
+        raise ConfigError(
+            f"precision {options.precision!r} computes in {options.computes_in}; the recurrent layers of "
+            f"{target.config['model_type']} compute in fp32: choose fp32, int8 or int4"
+        )
 
 
 def _formats(target: Checkpoint, options: ExportOptions) -> WeightFormats:

@@ -4,12 +4,15 @@ Owns: where Hugging Face keeps these parts in each family, and the factors betwe
 Does not own: which families are supported (`registry.py`), attention (`attention.py`), the stages.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
+
+from .gated_delta import GatedDelta
 
 Angles = tuple[Tensor, Tensor] | None
 
@@ -79,7 +82,8 @@ class DecoderParts:
     """The parts of a causal LM that stages are made of.
 
     `rotary` is HF's module of rotary positions, None for learned ones. `rotary_types` names each layer's kind of
-    rotary position where there are several kinds, else it is None.
+    rotary position where there are several kinds, else it is None. `mixers` are the layers that have a recurrence in
+    place of attention, by layer.
     """
 
     embed: RowEmbedding
@@ -90,6 +94,7 @@ class DecoderParts:
     rotary: nn.Module | None = None
     rotary_types: tuple[str, ...] | None = None
     logit_scale: LogitScale = LogitScale()
+    mixers: Mapping[int, GatedDelta] = field(default_factory=dict)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Turn the last layer's output `[..., H]` into logits `[..., V]`: final norm, LM head, factors."""
@@ -116,6 +121,13 @@ def general_parts(model: Any) -> DecoderParts:
         num_heads=model.config.num_attention_heads,
         rotary=decoder.rotary_emb,
     )
+
+
+def qwen3_5_parts(model: Any) -> DecoderParts:
+    """Qwen3.5 has Gated DeltaNet in most layers, attention in the others."""
+    layers = enumerate(model.model.layers)
+    mixers = {number: GatedDelta(layer.linear_attn) for number, layer in layers if hasattr(layer, "linear_attn")}
+    return replace(general_parts(model), mixers=mixers)
 
 
 def granite_parts(model: Any) -> DecoderParts:

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 from transformers import CONFIG_MAPPING
 
+from mirrorsd.graphs.contract import RecurrentShape
+
 from .decoder_parts import (
     DecoderParts,
     gemma2_parts,
@@ -19,7 +21,9 @@ from .decoder_parts import (
     gpt2_parts,
     granite_parts,
     opt_parts,
+    qwen3_5_parts,
 )
+from .gated_delta import gated_delta_shape
 
 Built = TypeVar("Built")
 
@@ -45,13 +49,15 @@ _STANDARD_NAMES = (
 class Family:
     """One family: its name in config.json, models that people know, and what it has beyond Llama.
 
-    `refused` says, by name of a config entry, what an entry that is set stands for and why it stops the export.
+    `recurrent` gives the sizes of layers with a recurrence, by HF's config; None where a family has none. `refused`
+    says, by name of a config entry, what an entry that is set stands for and why it stops the export.
     """
 
     model_type: str
     models: str
     beyond: str
     parts: Callable[[Any], DecoderParts] = general_parts
+    recurrent: Callable[[Any], RecurrentShape | None] | None = None
     refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -63,6 +69,13 @@ FAMILIES: Mapping[str, Family] = {
         Family(model_type="llama", models="Llama 2, 3, 3.1, 3.2; TinyLlama", beyond="scaled rotary positions"),
         Family(model_type="qwen2", models="Qwen2, Qwen2.5", beyond="biases in attention"),
         Family(model_type="qwen3", models="Qwen3 (dense)", beyond="norms of queries and keys per head"),
+        Family(
+            model_type="qwen3_5_text",
+            models="Qwen3.5 (dense: 0.8B to 27B)",
+            beyond="Gated DeltaNet in three layers of four, gated attention with rope on part of a head",
+            parts=qwen3_5_parts,
+            recurrent=gated_delta_shape,
+        ),
         Family(model_type="mistral", models="Mistral 7B", beyond="sliding window"),
         Family(model_type="smollm3", models="SmolLM3", beyond="layers without rotary positions"),
         Family(model_type="granite", models="Granite 3 (dense)", beyond="four multipliers", parts=granite_parts),
@@ -102,19 +115,30 @@ FAMILIES: Mapping[str, Family] = {
     )
 }
 
+_TEXT_PARTS = MappingProxyType({"qwen3_5": "qwen3_5_text"})
+"""Of models that take images too, the family of their text part, which transformers loads alone as a causal LM."""
+_ABOUT_THE_WHOLE = ("quantization_config", "transformers_weights", "configuration_files")
+BESIDE_THE_TEXT = ("model.visual.", "mtp.")
+"""How the names of weights begin that transformers leaves out with them: what sees images, and heads of their own."""
+
 _KNOWN_REASONS = MappingProxyType(
     {
         "gemma3": "it takes images too (the text-only checkpoints have model_type 'gemma3_text')",
         "mixtral": "its layers are mixtures of experts",
         "qwen2_moe": "its layers are mixtures of experts",
         "qwen3_moe": "its layers are mixtures of experts",
+        "qwen3_5_moe": "its layers are mixtures of experts",
+        "qwen3_5_moe_text": "its layers are mixtures of experts",
         "phimoe": "its layers are mixtures of experts",
         "granitemoe": "its layers are mixtures of experts",
         "gpt_oss": "its layers are mixtures of experts and its attention has sinks",
-        "mamba": "it has state-space layers, which cannot be rolled back by a length",
-        "mamba2": "it has state-space layers, which cannot be rolled back by a length",
-        "falcon_h1": "it has state-space layers, which cannot be rolled back by a length",
-        "qwen3_next": "it has linear-attention layers, which cannot be rolled back by a length",
+        "mamba": "it has state-space layers of another kind than Gated DeltaNet",
+        "mamba2": "it has state-space layers of another kind than Gated DeltaNet",
+        "falcon_h1": "it has state-space layers of another kind than Gated DeltaNet",
+        "qwen3_next": "its layers are mixtures of experts",
+        "lfm2": "its layers with a convolution alone are not supported",
+        "granitemoehybrid": "it has state-space layers of another kind than Gated DeltaNet",
+        "nemotron_h": "it has state-space layers of another kind than Gated DeltaNet",
         "bloom": "its positions are slopes on the attention scores (ALiBi)",
         "t5": "it is an encoder and a decoder",
     }
@@ -126,7 +150,26 @@ def parts_of(model: Any) -> DecoderParts:
     return FAMILIES[model.config.model_type].parts(model)
 
 
-def find_obstacle(config: Mapping[str, Any]) -> str | None:
+def recurrent_shape(config: Any) -> RecurrentShape | None:
+    """Sizes of the recurrent layers of a model with this config of HF's; None where it has none."""
+    find = FAMILIES[config.model_type].recurrent
+    return None if find is None else find(config)
+
+
+def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a config.json says of the text model; of a model that takes images too, its part.
+
+    >>> text_part({"model_type": "qwen3_5", "text_config": {"hidden_size": 64}, "vision_config": {}})
+    {'hidden_size': 64, 'model_type': 'qwen3_5_text'}
+    """
+    name, part = str(config.get("model_type")), config.get("text_config")
+    if name not in _TEXT_PARTS or not isinstance(part, Mapping):
+        return dict(config)
+    about_all = {entry: config[entry] for entry in _ABOUT_THE_WHOLE if entry in config}
+    return {**part, **about_all, "model_type": _TEXT_PARTS[name]}
+
+
+def find_obstacle(config: Mapping[str, Any], *, is_draft: bool = False) -> str | None:
     """Say what in a config.json cannot be exported, as the end of "the target FOLDER ..."; None where all can."""
     name = str(config.get("model_type"))
     if name not in FAMILIES:
@@ -134,6 +177,12 @@ def find_obstacle(config: Mapping[str, Any]) -> str | None:
         return f"has model_type {name!r}, which is not supported{reason}; supported are {', '.join(FAMILIES)}"
     if config.get("quantization_config") is not None:
         return "is already quantised; export the unquantised checkpoint instead"
+    if is_draft and FAMILIES[name].recurrent is not None:
+        return (
+            f"has model_type {name!r}, whose recurrent layers hold one state for one text: a draft follows several at "
+            "once. Such a model can be a target; as its draft take one with attention in all layers, or train one "
+            "(`mirrorsd train draft`)"
+        )
     for entry, meaning in FAMILIES[name].refused.items():
         if config.get(entry):
             return f"sets {entry} in config.json: {meaning} is not supported"

@@ -5,12 +5,14 @@ rows `N`, tip rows `R`, capacity `C`, streams `s`, candidates `m` for the draft;
 rows `R`, guesses `K`, candidates `m` for a drafting head (see docs, "Stages").
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from mirrorsd.graphs import names
 
 Dim = int | str
+MOST_STATES = 10
+"""Of one conversation: the two that passes read and write, and eight snapshots, whatever the text's length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +34,32 @@ class StageContract:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentShape:
+    """The layers of a target that keep a state of fixed size in place of keys and values, and its sizes.
+
+    Attributes:
+        layers: which layers they are, by absolute layer number.
+        channels: width of the rows that the convolution in front of the recurrence reads.
+        conv_rows: rows before its own that it reads.
+        num_heads: heads of the recurrence; each has a decay and a rate per row.
+        key_dim: rows of a head's state.
+        value_dim: columns of a head's state.
+    """
+
+    layers: tuple[int, ...]
+    channels: int
+    conv_rows: int
+    num_heads: int
+    key_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TargetShape:
     """The sizes of a target that its contracts depend on.
 
-    `dtype` is the name of what hidden states and caches are made of (`float32`, `float16`, `bfloat16`).
+    `dtype` is the name of what hidden states and caches are made of (`float32`, `float16`, `bfloat16`). Layers that
+    are not among the `recurrent` ones have keys and values.
     """
 
     num_layers: int
@@ -44,6 +68,25 @@ class TargetShape:
     num_kv_heads: int
     head_dim: int
     dtype: str = "float32"
+    recurrent: RecurrentShape | None = None
+
+    @property
+    def recurrent_layers(self) -> tuple[int, ...]:
+        """The layers that have a state."""
+        return self.recurrent.layers if self.recurrent is not None else ()
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers that have keys and values."""
+        return tuple(layer for layer in range(self.num_layers) if layer not in self.recurrent_layers)
+
+    @property
+    def state_bytes(self) -> int:
+        """Size of the state of all layers together."""
+        if (sizes := self.recurrent) is None:
+            return 0
+        numbers = sizes.conv_rows * sizes.channels + sizes.num_heads * sizes.key_dim * sizes.value_dim
+        return len(sizes.layers) * numbers * self.bytes_per_number
 
     @property
     def logits_dtype(self) -> str:
@@ -110,6 +153,9 @@ def segment_contract(
     `seqlens_k[1]` is the number of cached rows after this pass, spare ones (`TargetEntry`) included, minus one;
     `total_length` is that number.
     Caches are share-buffer: `past_*` and `present_*` are one buffer of capacity `C`.
+
+    A recurrent layer takes `past_conv` and `past_state` and gives those after the first `num_rows[1]` rows: what stands
+    behind them fills a pass up. `fed_*` are what the pass's rows gave to the recurrence: see `recurrence_contract`.
     """
     is_first, is_last = first_layer == 0, end_layer == shape.num_layers
     hidden = TensorSpec(name=names.HIDDEN, dtype=shape.dtype, shape=(1, "S", shape.hidden_size))
@@ -119,9 +165,13 @@ def segment_contract(
         inputs.append(TensorSpec(name=names.LOGIT_ROWS, dtype="int64", shape=("R",)))
     inputs.append(TensorSpec(name=names.SEQLENS_K, dtype="int32", shape=(1,)))
     inputs.append(TensorSpec(name=names.TOTAL_LENGTH, dtype="int32", shape=()))
-    layers = range(first_layer, end_layer)
+    layers = [layer for layer in shape.attention_layers if first_layer <= layer < end_layer]
+    recurrent = [layer for layer in shape.recurrent_layers if first_layer <= layer < end_layer]
+    if recurrent:
+        inputs.append(TensorSpec(name=names.NUM_ROWS, dtype="int64", shape=(1,)))
     cache = (1, shape.num_kv_heads, "C", shape.head_dim)
     inputs += _per_layer(layers, names.past_key, names.past_value, shape.dtype, cache)
+    inputs += state_specs(shape, recurrent, names.past_conv, names.past_state)
     outputs = list(_logit_outputs(shape)) if is_last else [hidden_after]
     outputs += [
         replace(hidden, name=names.tap(layer))
@@ -129,7 +179,53 @@ def segment_contract(
         if first_layer < layer < end_layer or (is_last and layer in (end_layer, end_layer + 1))
     ]
     outputs += _per_layer(layers, names.present_key, names.present_value, shape.dtype, cache)
+    outputs += state_specs(shape, recurrent, names.present_conv, names.present_state)
+    outputs += fed_specs(shape, recurrent)
     return StageContract(name=name, inputs=tuple(inputs), outputs=tuple(outputs))
+
+
+def recurrence_contract(shape: TargetShape) -> StageContract:
+    """Contract of the stage that runs every layer's recurrence again, over the first `S` rows that a pass fed to it.
+
+    A state cannot be cut: after a pass whose last rows were rejected, the accepted ones are run from the state before
+    it. `fed_conv` are the rows that the convolution read, `fed_decay` the logs of what each head's state is multiplied
+    with, `fed_rate` how far each head follows a row.
+    """
+    layers = shape.recurrent_layers
+    return StageContract(
+        name=names.RECURRENCE,
+        inputs=(*fed_specs(shape, layers), *state_specs(shape, layers, names.past_conv, names.past_state)),
+        outputs=tuple(state_specs(shape, layers, names.present_conv, names.present_state)),
+    )
+
+
+def state_specs(
+    shape: TargetShape, layers: Iterable[int], conv_name: Callable[[int], str], state_name: Callable[[int], str]
+) -> list[TensorSpec]:
+    """The states of recurrent layers: the last rows of the convolution, then the recurrence's matrices."""
+    sizes = shape.recurrent
+    if sizes is None:
+        return []
+    conv = (1, sizes.conv_rows, sizes.channels)
+    state = (1, sizes.num_heads, sizes.key_dim, sizes.value_dim)
+    return [
+        TensorSpec(name=name(layer), dtype=shape.dtype, shape=dims)
+        for layer in layers
+        for name, dims in ((conv_name, conv), (state_name, state))
+    ]
+
+
+def fed_specs(shape: TargetShape, layers: Iterable[int]) -> list[TensorSpec]:
+    """What the rows of a pass give to the recurrence of each layer."""
+    sizes = shape.recurrent
+    if sizes is None:
+        return []
+    widths = ((names.fed_conv, sizes.channels), (names.fed_decay, sizes.num_heads), (names.fed_rate, sizes.num_heads))
+    return [
+        TensorSpec(name=name(layer), dtype=shape.dtype, shape=(1, "S", width))
+        for layer in layers
+        for name, width in widths
+    ]
 
 
 def _logit_outputs(shape: TargetShape) -> tuple[TensorSpec, ...]:

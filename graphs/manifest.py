@@ -127,6 +127,11 @@ class TargetEntry:
         return "integers" if has_integers else self.shape.dtype
 
     @property
+    def recurrence_file(self) -> str | None:
+        """The stage that runs recurrent layers over accepted rows; None where there are no such layers."""
+        return names.stage_file(names.RECURRENCE) if self.shape.recurrent is not None else None
+
+    @property
     def capacity(self) -> int:
         """Rows of a cache."""
         return self.context + self.row_group - 1 + self.spare_rows
@@ -366,6 +371,7 @@ class Manifest:
         target = self.target
         stages = [segment.file for segment in target.segments] + [point.file for point in target.exits]
         stages += [head.file for head in self.heads]
+        stages += [target.recurrence_file] if target.recurrence_file is not None else []
         return (*stages, target.weights_file, self.draft.file, self.draft.weights_file, names.TOKENIZER_FILE)
 
 

@@ -13,11 +13,18 @@ NEXT_HIDDEN = "next_hidden"
 SEQLENS_K = "seqlens_k"
 TOTAL_LENGTH = "total_length"
 LOGIT_ROWS = "logit_rows"
+NUM_ROWS = "num_rows"
 LOGITS = "logits"
 ARGMAX_IDS = "argmax_ids"
 ARGMAX_GAP = "argmax_gap"
 EXIT_IDS = "exit_ids"
 EXIT_LOGPROBS = "exit_logprobs"
+
+RECURRENCE = "recurrence"
+"""The stage that runs recurrent layers' states over accepted rows."""
+
+FED = "fed_"
+"""How the names begin of what a pass gives to the recurrences."""
 
 HEAD_VOCABULARIES = ("shared", "own", "low-rank", "reduced")
 HEAD_TOKENS = "tokens"
@@ -86,6 +93,41 @@ def present_key(layer: int) -> str:
 def present_value(layer: int) -> str:
     """Name of the value cache that comes out of `layer`."""
     return f"present_value.{layer}"
+
+
+def past_conv(layer: int) -> str:
+    """Name of the rows before a pass that the convolution of recurrent `layer` reads."""
+    return f"past_conv.{layer}"
+
+
+def past_state(layer: int) -> str:
+    """Name of the state that goes into the recurrence of `layer`."""
+    return f"past_state.{layer}"
+
+
+def present_conv(layer: int) -> str:
+    """Name of the last rows that the convolution of `layer` has read; another buffer than `past_conv`."""
+    return f"present_conv.{layer}"
+
+
+def present_state(layer: int) -> str:
+    """Name of the state that comes out of the recurrence of `layer`; another buffer than `past_state`."""
+    return f"present_state.{layer}"
+
+
+def fed_conv(layer: int) -> str:
+    """Name of the rows that a pass gives to the convolution of `layer`."""
+    return f"{FED}conv.{layer}"
+
+
+def fed_decay(layer: int) -> str:
+    """Name of the logs of the decays that a pass gives to the recurrence of `layer`."""
+    return f"{FED}decay.{layer}"
+
+
+def fed_rate(layer: int) -> str:
+    """Name of the rates that a pass gives to the recurrence of `layer`."""
+    return f"{FED}rate.{layer}"
 
 
 def new_key(layer: int) -> str:

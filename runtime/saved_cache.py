@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.graphs.whole_file import whole_file
+from mirrorsd.runtime.backends.protocol import Kept
 from mirrorsd.runtime.setting_rules import read_whole
 
 _MAGIC = b"mirrorsd-cache-1\n"
@@ -26,10 +27,10 @@ _DIGEST_BYTES, _LENGTH_BYTES = 32, 8
 
 
 class SavedCache(NamedTuple):
-    """Token ids `[n]` and what the target keeps of them: arrays `[1, heads, n, size]`, keys and values by layer."""
+    """Token ids `[n]` and what the target keeps of them."""
 
     token_ids: list[int]
-    rows: list[NDArray[Any]]
+    kept: Kept
 
 
 def origin_of(manifest: Manifest, target: str) -> dict[str, str]:
@@ -50,7 +51,8 @@ def write_cache(path: Path, cache: SavedCache, origin: dict[str, str]) -> None:
         OSError: there is no room, or no right to write.
     """
     header = json.dumps({"origin": origin, "token_ids": cache.token_ids}).encode()
-    parts = [len(header).to_bytes(_LENGTH_BYTES, "little"), header, *(rows.tobytes() for rows in cache.rows)]
+    arrays = (*cache.kept.rows, *cache.kept.states)
+    parts = [len(header).to_bytes(_LENGTH_BYTES, "little"), header, *(each.tobytes() for each in arrays)]
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)
@@ -58,8 +60,8 @@ def write_cache(path: Path, cache: SavedCache, origin: dict[str, str]) -> None:
         stream.writelines([_MAGIC, digest.digest(), *parts])
 
 
-def read_cache(path: Path, origin: dict[str, str], like: Sequence[NDArray[Any]]) -> SavedCache:
-    """Read what `write_cache` wrote; `like` are arrays of the same kinds, with any number of rows.
+def read_cache(path: Path, origin: dict[str, str], like: Kept) -> SavedCache:
+    """Read what `write_cache` wrote; `like` holds arrays of the same kinds, with any number of rows.
 
     Raises:
         BundleError: no such file, another kind of file, damaged, made elsewhere, or of other sizes.
@@ -82,7 +84,10 @@ def read_cache(path: Path, origin: dict[str, str], like: Sequence[NDArray[Any]])
                 f"{path} was made with another {name} ({_shown(made)}; here it is {_shown(here)}). Send the text "
                 "again instead: it is read anew."
             )
-    return SavedCache(token_ids, _arrays(path, body[stop:], len(token_ids), like))
+    shapes = [(*one.shape[:2], len(token_ids), *one.shape[3:]) for one in like.rows]
+    shapes += [one.shape for one in like.states]
+    found = _arrays(path, body[stop:], shapes, [one.dtype for one in (*like.rows, *like.states)])
+    return SavedCache(token_ids, Kept(len(token_ids), found[: len(like.rows)], found[len(like.rows) :]))
 
 
 def _header(path: Path, text: bytes) -> tuple[list[int], dict[str, str]]:
@@ -94,13 +99,14 @@ def _header(path: Path, text: bytes) -> tuple[list[int], dict[str, str]]:
         raise BundleError(f"{path} has a header that no saved cache has ({error!r}).") from error
 
 
-def _arrays(path: Path, content: memoryview, num_rows: int, like: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+def _arrays(
+    path: Path, content: memoryview, shapes: Sequence[tuple[int, ...]], dtypes: Sequence[np.dtype[Any]]
+) -> list[NDArray[Any]]:
     found, start = [], 0
-    for one in like:
-        shape = (*one.shape[:2], num_rows, *one.shape[3:])
-        stop = start + int(np.prod(shape)) * one.dtype.itemsize
+    for shape, dtype in zip(shapes, dtypes, strict=True):
+        stop = start + int(np.prod(shape)) * dtype.itemsize
         if stop <= len(content):
-            found.append(np.frombuffer(content[start:stop], dtype=one.dtype).reshape(shape))
+            found.append(np.frombuffer(content[start:stop], dtype=dtype).reshape(shape))
         start = stop
     if start != len(content):
         raise BundleError(f"{path} holds {len(content)} bytes of rows, expected {start}. Save the conversation again.")

@@ -8,6 +8,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.graphs.contract import MOST_STATES
 from mirrorsd.graphs.manifest import DraftEntry, Manifest, TargetEntry
 from mirrorsd.runtime.session import MirrorSession
 
@@ -93,9 +94,11 @@ def cache_bytes(manifest: Manifest) -> int:
 
 
 def target_cache_bytes(entry: TargetEntry) -> int:
-    """Return the bytes of the target's caches at its whole capacity."""
+    """Return the bytes of the target's caches at its whole capacity, and of states as many as are ever kept."""
     shape = entry.shape
-    return 2 * shape.num_layers * shape.num_kv_heads * entry.capacity * shape.head_dim * shape.bytes_per_number
+    num_layers = len(shape.attention_layers)
+    rows = 2 * num_layers * shape.num_kv_heads * entry.capacity * shape.head_dim * shape.bytes_per_number
+    return rows + MOST_STATES * shape.state_bytes
 
 
 def head_cache_bytes(manifest: Manifest) -> int:

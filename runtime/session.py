@@ -226,8 +226,8 @@ class MirrorSession:
         """
         with self._between_requests():
             tokens = self.cached_token_ids
-            rows = self._seat.target.read_cache(len(tokens))
-        write_cache(Path(path), SavedCache(tokens, rows), self._origin())
+            kept = self._seat.target.read_cache(len(tokens))
+        write_cache(Path(path), SavedCache(tokens, kept), self._origin())
         return len(tokens)
 
     def load_cache(self, path: str | Path) -> int:
@@ -249,7 +249,7 @@ class MirrorSession:
             outside = [token for token in saved.token_ids if not 0 <= token < num_ids]
             if outside:
                 raise BundleError(f"{path} holds the token id {outside[0]}; the model's ids are 0 to {num_ids - 1}.")
-            self._seat.target.write_cache(np.array(saved.token_ids, dtype=np.int64), saved.rows)
+            self._seat.target.write_cache(np.array(saved.token_ids, dtype=np.int64), saved.kept)
         return len(saved.token_ids)
 
     def _origin(self) -> dict[str, str]:

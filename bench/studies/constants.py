@@ -43,7 +43,7 @@ PROCESSORS = {
     ),
 }
 """Two cores of an AMD EPYC with AVX-512, int8 products of integers; drafts of 0.5 billion and ten million weights."""
-_NAME = re.compile(r"_?[A-Z][A-Z0-9_]+")
+_NAME = re.compile(r"_?(?!NUM_)[A-Z][A-Z0-9_]+")
 _LEAST = 0.01
 """A change of speed that counts."""
 Texts = dict[str, Recording]
@@ -62,8 +62,10 @@ def main() -> None:
     parser = runs.parser(__doc__)
     parser.add_argument("recordings", nargs="+", help="FILE@PACE")
     parser.add_argument("--only", default="", help="a part of the names of constants")
+    parser.add_argument("--texts", type=int, help="of each recording, the first so many")
     options = parser.parse_args()
     texts = {given: Recording.read(Path(given.rpartition("@")[0])) for given in options.recordings}
+    texts = {given: dataclasses.replace(found, texts=found.texts[: options.texts]) for given, found in texts.items()}
     base, rows = speeds(texts), []
     for constant in constants():
         if options.only not in constant.name:

@@ -22,13 +22,14 @@ from mirrorsd.export.passes.spare_row import SPARE_ROWS
 from mirrorsd.export.passes.torch_to_onnx import export_stage
 from mirrorsd.export.stages.attention import GQA_ATTENTION
 from mirrorsd.export.stages.head import HeadStage
+from mirrorsd.export.stages.recurrence import RecurrenceStage
 from mirrorsd.export.stages.target import ExitStage, SegmentStage
 from mirrorsd.export.weights.block_formats import FLOAT_WEIGHTS, WeightFormats
 from mirrorsd.export.weights.weights_file import WeightsFile
 from mirrorsd.families.heads.lending import lent_by
 from mirrorsd.families.registry import parts_of
 from mirrorsd.graphs import names
-from mirrorsd.graphs.contract import TargetShape, exit_contract, head_contract, segment_contract
+from mirrorsd.graphs.contract import TargetShape, exit_contract, head_contract, recurrence_contract, segment_contract
 from mirrorsd.graphs.manifest import Exit, Segment, SourceModel, TargetEntry, WeightStorage
 
 Adapter = tuple[Tensor, Tensor]
@@ -151,6 +152,8 @@ def write_target(
         **{point.name: partial(exit_graph, model, plan, point) for point in plan.exits},
         **{head.name: partial(head_graph, model, plan, head) for head in plan.heads},
     }
+    if plan.shape.recurrent is not None:
+        builders[names.RECURRENCE] = partial(recurrence_graph, model, plan)
     graphs = {}
     for name, build in builders.items():
         if journal.get(name) is None:
@@ -208,6 +211,14 @@ def segment_graph(model: WeightlessModel, plan: TargetPlan, segment: Segment) ->
     graph = export_stage(stage, contract, model.lazy_weights(stage))
     vocab_size, has_spare_rows = plan.shape.vocab_size, plan.spare_rows > 0
     return optimise_stage(graph, plan.formats, vocab_size, plan.choose_pack, has_spare_rows=has_spare_rows)
+
+
+def recurrence_graph(model: WeightlessModel, plan: TargetPlan) -> ir.Model:
+    """Export what runs the states of recurrent layers over accepted rows."""
+    contract = recurrence_contract(plan.shape)
+    stage = RecurrenceStage(parts_of(model.network), contract)
+    graph = export_stage(stage, contract, model.lazy_weights(stage))
+    return optimise_stage(graph, plan.formats, plan.shape.vocab_size, plan.choose_pack)
 
 
 def exit_graph(model: WeightlessModel, plan: TargetPlan, point: Exit) -> ir.Model:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from mirrorsd.export.checkpoints.gguf_file import licence_of, name_of, read_tensors, small_files
 from mirrorsd.export.hub import origin_of
 from mirrorsd.export.weights.stored_tensors import StoredTensor, read_header
-from mirrorsd.families.registry import completed, find_obstacle
+from mirrorsd.families.registry import BESIDE_THE_TEXT, completed, find_obstacle, text_part
 from mirrorsd.graphs import names
 from mirrorsd.graphs.documents import DocumentError, parse_json, read_text
 from mirrorsd.graphs.errors import ExportError
@@ -154,7 +154,7 @@ def _checkpoint(folder: Path, role: Role, config: dict[str, Any], tensors: Mappi
             name=origin.repository if origin else folder.resolve().name,
             family=str(config["model_type"]),
             licence=_find_licence(folder),
-            num_parameters=sum(stored.size for stored in tensors.values()),
+            num_parameters=sum(stored.size for name, stored in tensors.items() if not name.startswith(BESIDE_THE_TEXT)),
             revision=origin.revision if origin else "",
             training_seconds=training_seconds(folder, role),
         ),
@@ -198,8 +198,8 @@ def read_json(path: Path, role: str) -> dict[str, Any]:
 
 def _read_config(folder: Path, role: Role) -> dict[str, Any]:
     """config.json as it is written, of a model that can be exported."""
-    written = read_json(folder / "config.json", role)
-    obstacle = find_obstacle(written)
+    written = text_part(read_json(folder / "config.json", role))
+    obstacle = find_obstacle(written, is_draft=role == "draft")
     if obstacle is not None:
         raise ExportError(f"the {role} {folder} {obstacle}")
     if _OTHER_CONFIGS in written:

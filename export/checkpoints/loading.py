@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mirrorsd.export.weights.block_formats import COMPUTE_BY_PRECISION
 from mirrorsd.families.low_rank_head import SHARES_EMBEDDING, head_tokens
+from mirrorsd.families.registry import recurrent_shape
 from mirrorsd.families.stream_link import LinkWeights
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import DraftShape, TargetShape
@@ -68,6 +69,7 @@ def target_shape(model: Any, precision: str) -> TargetShape:
         num_kv_heads=_num_kv_heads(config),
         head_dim=_head_dim(config),
         dtype=str(DTYPE_BY_PRECISION[precision]).removeprefix("torch."),
+        recurrent=recurrent_shape(config),
     )
 
 

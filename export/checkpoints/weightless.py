@@ -21,8 +21,11 @@ from mirrorsd.export.checkpoints.checkpoint import Checkpoint, read_json
 from mirrorsd.export.weights.lazy_weight import LazyWeight, stored_weight
 from mirrorsd.export.weights.stored_tensors import StoredTensor
 from mirrorsd.families.low_rank_head import fit_head
-from mirrorsd.families.registry import built_from, error_words
+from mirrorsd.families.registry import built_from, error_words, text_part
 from mirrorsd.graphs.errors import ExportError, MirrorError
+
+_OF_TEXT = "language_model."
+"""Stands behind the base model's prefix where a model takes images too."""
 
 ReadWeight = Callable[[nn.Module, StoredTensor, torch.dtype], Tensor]
 
@@ -83,15 +86,18 @@ class WeightlessModel:
     def on_demand(self) -> Iterator[None]:
         """Lend each module of the network its own numbers whenever it is called, and only until it returns.
 
-        A module that reads another one's parameters without calling it sees NaN.
+        A convolution's numbers are lent with its parent's, which reads them without calling it. Any other module that
+        reads another one's parameters so sees NaN.
         """
-        running: dict[nn.Module, Callable[[], None]] = {}
+        running: dict[nn.Module, list[Callable[[], None]]] = {}
 
         def before(module: nn.Module, inputs: Any) -> None:
-            running[module] = self._lend(module, {})
+            read = [module, *(child for child in module.children() if isinstance(child, nn.Conv1d))]
+            running[module] = [self._lend(part, {}) for part in read]
 
         def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
-            running.pop(module)()
+            for give_back in running.pop(module):
+                give_back()
 
         owners = [module for module in self.network.modules() if module._parameters]
         hooks = [module.register_forward_pre_hook(before) for module in owners]
@@ -123,7 +129,7 @@ def open_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> We
     Raises:
         ExportError: its config.json describes no network, or weights are missing, of the wrong shape or no floats.
     """
-    config = read_json(checkpoint.folder / "config.json", checkpoint.role)
+    config = text_part(read_json(checkpoint.folder / "config.json", checkpoint.role))
     with torch.device("meta"):  # nothing takes memory before its sizes are known to be those of the weights
         sketch = _built(config, checkpoint, dtype)
     _untie(sketch, checkpoint)
@@ -163,7 +169,7 @@ def _failure(folder: Path | None, error: Exception) -> str:
         return f"the network cannot be run by transformers: {reason}"
     path = folder / "config.json"
     try:
-        built_from(read_json(path, "model"), run)
+        built_from(text_part(read_json(path, "model")), run)
     except ValueError as found:
         reason = str(found)
     return f"the network that {path} describes cannot be run by transformers: {reason}"
@@ -233,7 +239,13 @@ def _stored_by_name(network: Any, checkpoint: Checkpoint) -> dict[str, StoredTen
     found: dict[str, StoredTensor] = {}
     for stored_name in sorted(checkpoint.tensors, key=lambda name: name.split(".")):
         bare = stored_name.removeprefix(prefix)
-        candidates = (bare if bare != stored_name else "", prefix + stored_name, stored_name)
+        nested = bare.removeprefix(_OF_TEXT)
+        candidates = (
+            bare if bare != stored_name else "",
+            prefix + stored_name,
+            stored_name,
+            prefix + nested if nested != bare else "",
+        )
         name = next((candidate for candidate in candidates if candidate in known), None)
         if name is not None:
             found.setdefault(name, checkpoint.tensors[stored_name])

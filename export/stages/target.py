@@ -4,10 +4,13 @@ Owns: which HF modules a stage is made of, and its inputs and outputs in the ord
 Does not own: attention (`attention.py`), ONNX, weights on disk.
 """
 
+from collections.abc import Iterable, Mapping
+
 import torch
 from torch import Tensor, nn
 
-from mirrorsd.export.stages.attention import KeyValue, SegmentCaches
+from mirrorsd.export.stages.attention import SegmentCaches
+from mirrorsd.export.stages.recurrence import SegmentStates, recurrent_layers
 from mirrorsd.export.stages.rotary_tables import RotaryTables
 from mirrorsd.families.decoder_parts import DecoderParts
 from mirrorsd.graphs import names
@@ -83,6 +86,7 @@ class SegmentStage(nn.Module):
         self.context, self.spare_rows = context, spare_rows
         self.layers = parts.layers[first_layer:end_layer]
         numbers = range(first_layer, end_layer)
+        self.mixers = {number: parts.mixers[number] for number in numbers if number in parts.mixers}
         self.rotary = RotaryTables(parts, numbers, context, parts.lm_head.weight.dtype, capacity - context)
         if first_layer == 0:
             self.embed = parts.embed
@@ -95,18 +99,24 @@ class SegmentStage(nn.Module):
         seqlens_k = by_name[names.SEQLENS_K]
         flowing = by_name[names.INPUT_IDS if self.first_layer == 0 else names.HIDDEN]
         numbers = range(self.first_layer, self.end_layer)
-        past = {i: (by_name[names.past_key(i)], by_name[names.past_value(i)]) for i in numbers}
+        attending = [i for i in numbers if i not in self.mixers]
+        past = {i: (by_name[names.past_key(i)], by_name[names.past_value(i)]) for i in attending}
         caches = SegmentCaches(past, seqlens_k, by_name[names.TOTAL_LENGTH], self.context)
+        recurrent = {i: (by_name[names.past_conv(i)], by_name[names.past_state(i)]) for i in self.mixers}
+        states = SegmentStates(recurrent, by_name.get(names.NUM_ROWS))
         rows = torch.arange(flowing.shape[1])[None]
         positions = rows + (seqlens_k.to(torch.int64) + 1 - self.spare_rows - flowing.shape[1])[:, None]
         hidden = self.embed(flowing, positions) if self.first_layer == 0 else flowing
         angles = self.rotary(positions)
         tapped: list[Tensor] = []
-        for number, layer in zip(numbers, self.layers, strict=True):
-            hidden = layer(hidden, position_embeddings=angles[number], position_ids=positions, caches=caches)
-            if number + 1 < self.end_layer and names.tap(number + 1) in self.output_names:
-                tapped.append(hidden)
-        present = flatten(caches.present, numbers)
+        given = {"position_ids": positions, "caches": caches, **({"states": states} if self.mixers else {})}
+        with recurrent_layers(self.mixers):
+            for number, layer in zip(numbers, self.layers, strict=True):
+                hidden = layer(hidden, position_embeddings=angles[number], **given)
+                if number + 1 < self.end_layer and names.tap(number + 1) in self.output_names:
+                    tapped.append(hidden)
+        present = (*flatten(caches.present, attending), *flatten(states.present, self.mixers))
+        present += flatten(states.fed, self.mixers)
         if not hasattr(self, "head"):
             return (hidden, *tapped, *present)
         rows = by_name[names.LOGIT_ROWS]
@@ -137,8 +147,8 @@ def take_rows(hidden: Tensor, rows: Tensor) -> Tensor:
     return taken
 
 
-def flatten(caches: dict[int, KeyValue], layers: range) -> tuple[Tensor, ...]:
-    """Keys and values of `layers` in contract order: key, value, key, value, ..."""
+def flatten(caches: Mapping[int, tuple[Tensor, ...]], layers: Iterable[int]) -> tuple[Tensor, ...]:
+    """What `layers` keep in contract order: key, value, key, value, ..."""
     return tuple(tensor for layer in layers for tensor in caches[layer])
 
 

@@ -26,6 +26,7 @@ from mirrorsd.export.verify.rounded_weights import as_stored, stored_matrix
 from mirrorsd.export.weights.block_formats import FLOAT_WEIGHTS
 from mirrorsd.families.registry import parts_of
 from mirrorsd.graphs import names
+from mirrorsd.graphs.contract import state_specs
 from mirrorsd.graphs.errors import ExportError, errors_of, raised_as
 from mirrorsd.graphs.manifest import Segment, VerifyResult
 
@@ -34,6 +35,8 @@ Array = npt.NDArray[Any]
 ONNX_ERRORS = errors_of(onnxruntime_pybind11_state)
 SINGLE_ROWS, WINDOW, REJECTED = 20, 6, 3
 """Passes of one row, rows of a window, and wrong ones behind it; a pass of a large model takes a second here."""
+_KEPT = ("present_conv.", "present_state.", names.FED)
+"""How the outputs of recurrent layers begin."""
 _NEAR = 2e-3
 """Of a row's standard deviation: what arithmetic may change (`tolerances.py`)."""
 
@@ -127,7 +130,7 @@ def _stored(half: Tensor, plan: TargetPlan, dtype: torch.dtype) -> Tensor:
 def plan_passes(ids: tuple[int, ...]) -> Iterator[Pass]:
     """Cover `ids`: half by one prefill, some row by row, the rest by windows whose end is rejected.
 
-    A window of 6 keeps 6; the next one adds 3 wrong rows, which `seqlens_k` alone rolls back.
+    A window of 6 keeps 6; the next one adds 3 wrong rows, which `seqlens_k` rolls back, and `num_rows` for states.
     """
     half = len(ids) // 2
     first_window = half + min(len(ids) // 4, SINGLE_ROWS)
@@ -153,6 +156,7 @@ class TargetRun:
     plan: TargetPlan
     in_float32: bool = False
     _segments: list["_SegmentRun"] = field(default_factory=list)
+    _rolled: dict[str, Array] = field(default_factory=dict)
 
     def forward(self, step: Pass) -> tuple[dict[int, Array], Array]:
         """Run the chain of segments; return hidden `[S, H]` by border and logits `[S, V]`."""
@@ -192,6 +196,20 @@ class TargetRun:
             found = [session.run(None, {names.HIDDEN: rows[None]}) for rows in hidden]
         return [(ids[0], logprobs[0]) for ids, logprobs in found]
 
+    def recurrence_error(self) -> float | None:
+        """How far the recurrence stage is from the segments' own states after a pass whose last rows were rejected.
+
+        It must do exactly what they do. None where there is no such stage, or was no such pass of `outputs`.
+        """
+        if not self._rolled:
+            return None
+        session = self.open(names.stage_file(names.RECURRENCE))
+        given = {spec.name: self._rolled[spec.name] for spec in session.get_inputs()}
+        with raised_as(ExportError, "ONNX Runtime failed while running the recurrence, just exported", ONNX_ERRORS):
+            found = session.run(None, given)
+        wanted = [self._rolled[spec.name] for spec in session.get_outputs()]
+        return float(np.max([np.abs(ours - true).max() for ours, true in zip(found, wanted, strict=True)]))
+
     def _open_segment(self, segment: Segment) -> "_SegmentRun":
         layers = range(segment.first_layer, segment.end_layer)
         shape = self.plan.shape
@@ -200,9 +218,13 @@ class TargetRun:
         caches = {
             name(layer): ort.OrtValue.ortvalue_from_numpy(np.zeros(size, kind))
             for layer in layers
+            if layer in shape.attention_layers
             for name in (names.past_key, names.past_value)
         }
-        return _SegmentRun(self.open(segment.file), layers, caches, self.plan.spare_rows)
+        recurrent = [layer for layer in shape.recurrent_layers if layer in layers]
+        specs = state_specs(shape, recurrent, names.past_conv, names.past_state)
+        states = {spec.name: np.zeros([int(size) for size in spec.shape], kind) for spec in specs}
+        return _SegmentRun(self.open(segment.file), layers, caches, states, self.plan.spare_rows, self._rolled)
 
     @property
     def _is_copied(self) -> bool:
@@ -231,12 +253,17 @@ def open_stage(path: Path, **settings: list[str]) -> ort.InferenceSession:
 
 @dataclass(frozen=True, slots=True)
 class _SegmentRun:
-    """One open segment and the caches of its layers."""
+    """One open segment, the caches of its layers and their states.
+
+    `rolled` takes what the last pass with rejected rows did to the states: see `TargetRun.recurrence_error`.
+    """
 
     session: ort.InferenceSession
     layers: range
     caches: dict[str, ort.OrtValue]
+    states: dict[str, Array]
     spare_rows: int
+    rolled: dict[str, Array]
 
     def forward(self, step: Pass, flowing: Array, taps: dict[int, Array] | None = None) -> Array:
         """Run one pass over ids or hidden states; return hidden `[1, S, H]` or logits `[1, S, V]`.
@@ -250,7 +277,11 @@ class _SegmentRun:
             names.SEQLENS_K: np.array([total - 1], np.int32),
             names.TOTAL_LENGTH: np.array(total, np.int32),
             names.LOGIT_ROWS: np.arange(len(step.ids), dtype=np.int64),
+            names.NUM_ROWS: np.array([step.num_kept], np.int64),
         }
+        if step.start == 0:
+            self.states.update({name: np.zeros_like(state) for name, state in self.states.items()})
+        given |= self.states
         binding = self.session.io_binding()
         for spec in self.session.get_inputs():
             if spec.name in given:
@@ -259,17 +290,27 @@ class _SegmentRun:
         tapped = [layer for layer in range(self.layers.start + 1, self.layers.stop + 2) if names.tap(layer) in asked]
         for name in (asked[0], *map(names.tap, tapped)):
             binding.bind_output(name)
-        pairs = ((names.past_key, names.present_key), (names.past_value, names.present_value))
-        for layer in self.layers:
-            for past, present in pairs:
-                binding.bind_ortvalue_input(past(layer), self.caches[past(layer)])
-                binding.bind_ortvalue_output(present(layer), self.caches[past(layer)])
+        kept = [name for name in asked if name.startswith(_KEPT)]
+        for name in kept:
+            binding.bind_output(name)
+        for past, cache in self.caches.items():
+            binding.bind_ortvalue_input(past, cache)
+            binding.bind_ortvalue_output(past.replace("past", "present", 1), cache)
         with raised_as(ExportError, f"ONNX Runtime failed while running layers {self.layers}", ONNX_ERRORS):
             self.session.run_with_iobinding(binding)
-            found: list[Array] = [value.numpy() for value in binding.get_outputs()[: 1 + len(tapped)]]
+            found: list[Array] = [value.numpy() for value in binding.get_outputs()[: 1 + len(tapped) + len(kept)]]
+        self._move_on(step, dict(zip(kept, found[1 + len(tapped) :], strict=True)))
         if taps is not None:
-            taps |= {layer: rows[0] for layer, rows in zip(tapped, found[1:], strict=True)}
+            taps |= {layer: rows[0] for layer, rows in zip(tapped, found[1 : 1 + len(tapped)], strict=True)}
         return found[0]
+
+    def _move_on(self, step: Pass, kept: dict[str, Array]) -> None:
+        """Take the states after the kept rows; a pass with others is remembered, with what its kept rows fed."""
+        if step.num_kept < len(step.ids):
+            fed = {name: rows[:, : step.num_kept] for name, rows in kept.items() if name.startswith(names.FED)}
+            self.rolled.update(self.states | kept | fed)
+        present = {name: state for name, state in kept.items() if not name.startswith(names.FED)}
+        self.states.update({name.replace("present", "past", 1): state for name, state in present.items()})
 
 
 def compare_target(run: TargetRun, reference: TargetReference, text: str) -> tuple[VerifyResult, ...]:
@@ -295,6 +336,10 @@ def compare_target(run: TargetRun, reference: TargetReference, text: str) -> tup
             prefix = found[segment_before[point.layer]]
             prefix.add(state, wanted, wanted.std(axis=-1))
             _compare_exit((found[point.name], prefix), guesses, logprobs)
+    if (error := run.recurrence_error()) is not None:
+        found[names.RECURRENCE] = Comparison(names.RECURRENCE)
+        found[names.RECURRENCE].add(np.array([[error]]), np.zeros((1, 1)), np.ones(1))
+        found[names.RECURRENCE].add_choices(np.array([error == 0]), np.zeros(1))
     return tuple(comparison.result(text) for comparison in found.values())
 
 

@@ -5,7 +5,7 @@ For scheduler tests here, and for programs that embed mirrorsd and want to test 
 
 import threading
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from mirrorsd.graphs.manifest import Head
 from mirrorsd.runtime.backends.protocol import (
     ExitGuesses,
     HeadGuesses,
+    Kept,
     RowBlock,
     TargetBatch,
     TargetOutput,
@@ -162,13 +163,17 @@ class FakeTarget:
         """See `TargetSession.prefill`."""
         self._extend(tokens, start)
 
-    def read_cache(self, num_rows: int) -> list[NDArray[Any]]:
-        """See `TargetSession.read_cache`: its cache is the text."""
-        return [np.array(self._text[:num_rows], dtype=np.int64).reshape(1, 1, num_rows, 1)]
+    def resumable(self, position: int) -> int:
+        """See `TargetSession.resumable`."""
+        return position
 
-    def write_cache(self, rows: Sequence[NDArray[Any]]) -> None:
+    def read_cache(self, num_rows: int) -> Kept:
+        """See `TargetSession.read_cache`: its cache is the text."""
+        return Kept(num_rows, [np.array(self._text[:num_rows], dtype=np.int64).reshape(1, 1, num_rows, 1)])
+
+    def write_cache(self, kept: Kept) -> None:
         """See `TargetSession.write_cache`."""
-        self._text = rows[0].ravel().tolist()
+        self._text = kept.rows[0].ravel().tolist()
 
     def terminate(self) -> None:
         """See `TargetSession.terminate`."""

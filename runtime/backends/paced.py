@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from mirrorsd.runtime.backends.protocol import (
     DraftSession,
     ExitGuesses,
     HeadGuesses,
+    Kept,
     RowBlock,
     TargetModel,
     TargetOutput,
@@ -142,13 +142,17 @@ class PacedTarget:
             self._is_prompt = True
             wait_until(started + self._pace.prefill_ms_per_row * len(tokens) / 1e3)
 
-    def read_cache(self, num_rows: int) -> list[NDArray[Any]]:
+    def resumable(self, position: int) -> int:
+        """See `TargetSession.resumable`."""
+        return self._session.resumable(position)
+
+    def read_cache(self, num_rows: int) -> Kept:
         """See `TargetSession.read_cache`."""
         return self._session.read_cache(num_rows)
 
-    def write_cache(self, rows: Sequence[NDArray[Any]]) -> None:
+    def write_cache(self, kept: Kept) -> None:
         """See `TargetSession.write_cache`."""
-        self._session.write_cache(rows)
+        self._session.write_cache(kept)
 
     def terminate(self) -> None:
         """See `TargetSession.terminate`."""

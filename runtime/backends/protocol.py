@@ -151,6 +151,18 @@ class HeadGuesses(NamedTuple):
     logprobs: NDArray[np.float32]
 
 
+class Kept(NamedTuple):
+    """What a target keeps of a text's first `num_rows` tokens.
+
+    `rows` are keys and values by layer, each `[1, heads, num_rows, size]`; `states` those of recurrent layers, whose
+    sizes do not depend on the text.
+    """
+
+    num_rows: int
+    rows: Sequence[NDArray[Any]]
+    states: Sequence[NDArray[Any]] = ()
+
+
 class TargetSession(Protocol):
     """The target on one device, with one cache of `context` rows; rolled back by number.
 
@@ -177,12 +189,19 @@ class TargetSession(Protocol):
     ) -> TargetOutput:
         """Run rows `tokens [S]` at positions `start ..`; the cache before `start` is kept, anything after replaced.
 
-        `with_logits` may be all that will be done with the logits: then `short_rows` may come in their place.
+        `start` is one of `resumable`. `with_logits` may be all that will be done with the logits: then `short_rows` may
+        come in their place.
         `on_exit` hears the exits after the layers `exits`, every one where that is None; no other exit is run.
         """
 
     def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
         """Like `run`, but only the cache is wanted: no exit, at most one row of logits."""
+
+    def resumable(self, position: int) -> int:
+        """The last position, at most `position`, at which `run` and `prefill` can start in the text that is cached.
+
+        That is `position` itself, but for recurrent layers: these keep states at some places only.
+        """
 
     def guess(
         self,
@@ -203,15 +222,15 @@ class TargetSession(Protocol):
             ledger: where the time goes.
         """
 
-    def read_cache(self, num_rows: int) -> list[NDArray[Any]]:
-        """Copies of the first rows of all caches, each `[1, heads, num_rows, size]`: keys and values by layer.
+    def read_cache(self, num_rows: int) -> Kept:
+        """Copies of what is kept of the first rows; `num_rows` is one of `resumable`.
 
         Raises:
             DeviceError: the caches' kind of number is none that the host has.
         """
 
-    def write_cache(self, rows: Sequence[NDArray[Any]]) -> None:
-        """Put what `read_cache` gave into the first rows."""
+    def write_cache(self, kept: Kept) -> None:
+        """Take over what `read_cache` gave."""
 
     def terminate(self) -> None:
         """Ask the pass that is running to end early with a `DeviceError`. May be called from any thread."""

@@ -1,14 +1,21 @@
 """The scheduler's line to the target worker: chunked prefill, passes over windows, the record of what is cached."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, TargetOutput, TargetPass, TargetSession
+from mirrorsd.runtime.backends.protocol import (
+    ExitGuesses,
+    HeadGuesses,
+    Kept,
+    TargetOutput,
+    TargetPass,
+    TargetSession,
+)
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.devices.tickets import Ticket
 from mirrorsd.runtime.devices.workers import DeviceWorker, Overdue
@@ -83,12 +90,14 @@ class TargetLink:
     def prefill(self, request: Request, reader: RowReader | None = None) -> None:
         """Feed all tokens but the last, in chunks, after the longest common prefix with what is cached already.
 
-        What is cached and `reader` has not read is fed again.
+        What is cached and `reader` has not read is fed again; so is what is cached behind the last place where the
+        target can go on.
         """
         tokens = request.tokens[:-1]
         start = longest_common_prefix(self._cached[: self._num_cached], tokens)
         if reader is not None:
             start = min(start, reader.num_read(request.tokens))
+        start = self._session.resumable(start)
         request.num_reused = start
         self._num_cached = start  # before the first row is written over: an interrupted chunk leaves anything behind
         while start < len(tokens):
@@ -185,14 +194,14 @@ class TargetLink:
         """The tokens whose rows are cached."""
         return self._cached[: self._num_cached]
 
-    def read_cache(self, num_rows: int) -> list[NDArray[Any]]:
+    def read_cache(self, num_rows: int) -> Kept:
         """Copies of the first rows; see `TargetSession.read_cache`. Between two requests' steps only."""
         return self._worker.run(partial(self._session.read_cache, num_rows))
 
-    def write_cache(self, tokens: NDArray[np.int64], rows: Sequence[NDArray[Any]]) -> None:
-        """Take over the rows of a text; see `TargetSession.write_cache`. Between two requests' steps only."""
+    def write_cache(self, tokens: NDArray[np.int64], kept: Kept) -> None:
+        """Take over what was kept of a text; see `TargetSession.write_cache`. Between two requests' steps only."""
         self._num_cached = 0
-        self._worker.run(partial(self._session.write_cache, rows))
+        self._worker.run(partial(self._session.write_cache, kept))
         self._remember(0, tokens)
 
     def forget(self) -> None:

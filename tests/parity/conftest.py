@@ -38,6 +38,16 @@ SCALED_ROPE = {
     "original_max_position_embeddings": 96,
 }
 
+HYBRID = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
+
 MakeCheckpoint = Callable[..., Path]
 
 
@@ -87,6 +97,8 @@ def make_checkpoint(tokenizer_json: str) -> MakeCheckpoint:
             for name, parameter in model.named_parameters():
                 if "norm" in name:
                     parameter.add_(torch.randn_like(parameter) * 0.2)
+                elif name.endswith("A_log"):  # states that remember more than the row before
+                    parameter.uniform_(-5.0, -1.0)
         model.save_pretrained(folder)
         (folder / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
         settings = {"eos_token": "<|end|>", "chat_template": "{{ messages[0]['content'] }}"}
@@ -188,3 +200,13 @@ def qwen3_pair(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPat
         tie_word_embeddings=True,
     )
     return ExportedPair(folder, ExportOptions(precision="fp32", exit_layers=(1, 2), context=320))
+
+
+@pytest.fixture(scope="session")
+def hybrid_pair(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> ExportedPair:
+    """Untied Qwen3.5 in int8, three of its four layers recurrent; 3 linked streams in the top 2 of the draft's 3."""
+    folder = tmp_path_factory.mktemp("hybrid")
+    make_checkpoint(folder / "target", "qwen3_5_text", seed=5, tie_word_embeddings=False, **HYBRID)
+    streams = {"num_streams": 3, "stream_rank": 8, "link_rank": 8}
+    make_checkpoint(folder / "draft", "llama", seed=2, num_hidden_layers=3, tie_word_embeddings=True, **streams)
+    return ExportedPair(folder, ExportOptions(precision="int8", exit_layers=(2,), context=CONTEXT))

@@ -38,7 +38,7 @@ def count_different(model: OnnxTargetModel, batch: OnnxBatch, *, num_passes: int
             ]
         )
         for one, output in zip(present, outputs, strict=True):
-            found = [output.logits, *sessions[one].read_cache(int(pasts[one]) + len(windows[one]))]
+            found = [output.logits, *sessions[one].read_cache(int(pasts[one]) + len(windows[one])).rows]
             expected = alone[one] if one % 3 else [None, *alone[one][1:]]
             counts[0] += not all(map(_is_same, found, expected))
             counts[1] += 1
@@ -54,4 +54,4 @@ def _is_same(one: Any, other: Any) -> bool:
 
 def _found(session: Any, tokens: Any, start: int) -> list[Any]:
     logits = session.logits(tokens, start)
-    return [logits, *session.read_cache(start + len(tokens))]
+    return [logits, *session.read_cache(start + len(tokens)).rows]

@@ -71,6 +71,8 @@ def open_company(pipe: MirrorPipeline) -> None:
     """Have joint passes ready, as they are soon after several conversations have begun."""
     pipe.engine.open_company()
     pipe.engine.preparing_worker.run(lambda: None)
+    if pipe.engine.target_worker.company is None:
+        raise SystemExit("conversations take turns here: the target is no processor's, or there is no room")
 
 
 def measure(

@@ -295,7 +295,7 @@ def is_as_alone(batch: OnnxBatch, sessions: Sequence[Any], vocab_size: int) -> b
     for session, text, (past, count) in zip(sessions, texts, plans, strict=True):
         session.prefill(text[:past], 0, ledger=Ledger())
         logits = session.logits(text[past : past + count], past)
-        found.append([logits, *session.read_cache(past + count)])
+        found.append([logits, *session.read_cache(past + count).rows])
     passes = [
         TargetPass(session=session, tokens=text[past : past + count], start=past, ledger=Ledger(), with_logits=True)
         for session, text, (past, count) in zip(sessions, texts, plans, strict=True)
@@ -304,7 +304,7 @@ def is_as_alone(batch: OnnxBatch, sessions: Sequence[Any], vocab_size: int) -> b
     return all(
         np.array_equal(one, other)
         for session, output, (past, count), alone in zip(sessions, outputs, plans, found, strict=True)
-        for one, other in zip([output.logits, *session.read_cache(past + count)], alone, strict=True)
+        for one, other in zip([output.logits, *session.read_cache(past + count).rows], alone, strict=True)
     )
 
 

@@ -12,11 +12,13 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from mirrorsd.graphs import names
+from mirrorsd.graphs.contract import fed_specs
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Exit, Segment, TargetEntry
 from mirrorsd.runtime.backends.onnxruntime.device import OnnxDevice
 from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS
 from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, Place, Tensor, host_scalar, run_options
+from mirrorsd.runtime.backends.onnxruntime.states import SIDES, RecurrentStates
 from mirrorsd.runtime.backends.protocol import TargetOutput
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 
@@ -78,8 +80,12 @@ class BoundPass:
         num_rows: int,
         *,
         logit_rows: int,
+        states: RecurrentStates | None = None,
     ) -> None:
         shape, place = model.entry.shape, model.device.place
+        self.fed: dict[str, Tensor] = {}
+        self._states, self._keeps_all = states, logit_rows < num_rows
+        self._num_rows = place.message((1,), "int64")
         self._ids = place.message((1, num_rows), "int64")
         self._seqlens_k = place.message((1,), "int32")
         self._last_row = np.zeros(1, dtype=np.int32)
@@ -105,6 +111,7 @@ class BoundPass:
             names.LOGITS: self._logits.value,
             names.ARGMAX_IDS: self._argmax_ids.value,
             names.ARGMAX_GAP: self._argmax_gap.value,
+            names.NUM_ROWS: self._num_rows.value,
             **cache,
         }
         self._bind(model, values, buffers, num_rows)
@@ -129,7 +136,13 @@ class BoundPass:
                 tap = hidden if layer == segment.end_layer else None
                 tap = tap or buffers.rows(stage, names.tap(layer), size, shape.dtype)
                 self.taps[layer], values[names.tap(layer)] = tap, tap.value
-            bound = BoundSegment(segment, stage, options, values, hidden)
+            if not self._keeps_all:
+                layers = [layer for layer in shape.recurrent_layers if segment.first_layer <= layer < segment.end_layer]
+                for spec in fed_specs(shape, layers):
+                    size = (1, num_rows, int(spec.shape[2]))
+                    self.fed[spec.name] = fed = buffers.rows(stage, spec.name, size, spec.dtype)
+                    values[spec.name] = fed.value
+            bound = BoundSegment(segment, stage, options, values, hidden, self._states)
             if place.copies_when_bound:
                 bound.copy_messages({name: value for name, value in values.items() if value.device_name() == "cpu"})
             self.segments.append(bound)
@@ -137,10 +150,12 @@ class BoundPass:
                 entry, exit_stage = model.exits[segment.end_layer]
                 self.exits[segment.end_layer] = _BoundExit(entry, exit_stage, options, place, hidden.value)
 
-    def write(self, tokens: NDArray[np.int64], start: int) -> None:
-        """Set this pass's rows and how many cache rows there are after it."""
+    def write(self, tokens: NDArray[np.int64], start: int, num_rows: int) -> None:
+        """Set this pass's rows, of which so many count, and how many cache rows there are after it."""
         total = start + len(tokens) + self._spare_rows
         self._ids.write(tokens[None])
+        if self._states is not None:
+            self._num_rows.write(np.array([num_rows]))
         self._last_row[0] = total - 1
         self._seqlens_k.write(self._last_row)
         self._total_length[()] = self._fixed_length or total
@@ -173,15 +188,18 @@ class BoundSegment:
         options: ort.RunOptions,
         values: dict[str, ort.OrtValue],
         hidden: Tensor | None,
+        states: RecurrentStates | None,
     ) -> None:
         self.name, self.end_layer, self.stage, self.hidden = segment.name, segment.end_layer, stage, hidden
-        self._options, self._binding = options, stage.session.io_binding()
+        self._options, self._states = options, states
         self._messages: dict[str, ort.OrtValue] = {}
-        for spec in stage.session.get_inputs():
-            self._binding.bind_ortvalue_input(spec.name, values[spec.name])
-        for spec in stage.session.get_outputs():
-            name = names.NEXT_HIDDEN if spec.name == names.HIDDEN else spec.name
-            self._binding.bind_ortvalue_output(spec.name, values[name])
+        sets = [states.values(side) for side in SIDES] if states is not None else [{}]
+        self._bindings = [_bound_to(stage, values | by_side) for by_side in sets]
+
+    @property
+    def _binding(self) -> ort.IOBinding:
+        """Where states are, the one that reads the set which holds them now."""
+        return self._bindings[self._states.side if self._states is not None else 0]
 
     def copy_messages(self, values: dict[str, ort.OrtValue]) -> None:
         """Bind those inputs again before every run: that is what copies them from the host."""
@@ -205,6 +223,18 @@ class BoundSegment:
                 for name, value in self._messages.items():
                     self._binding.bind_ortvalue_input(name, value)
         self.stage.run(self._binding, self._options)
+
+
+def _bound_to(stage: OnnxStage, values: dict[str, ort.OrtValue]) -> ort.IOBinding:
+    """All inputs of a stage, and those of its outputs that have a place; what is fed to a recurrence may have none."""
+    binding = stage.session.io_binding()
+    for spec in stage.session.get_inputs():
+        binding.bind_ortvalue_input(spec.name, values[spec.name])
+    for spec in stage.session.get_outputs():
+        name = names.NEXT_HIDDEN if spec.name == names.HIDDEN else spec.name
+        if name in values or not name.startswith(names.FED):
+            binding.bind_ortvalue_output(spec.name, values[name])
+    return binding
 
 
 class _BoundExit:

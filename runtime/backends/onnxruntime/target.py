@@ -9,7 +9,6 @@ device has a queue of ours, the layers behind an exit are in it before the exit 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.graphs import names
-from mirrorsd.graphs.contract import exit_contract, segment_contract
+from mirrorsd.graphs.contract import exit_contract, recurrence_contract, segment_contract
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Head, TargetEntry
 from mirrorsd.runtime.backends.onnxruntime.batch import OnnxBatch, SharedRun, is_as_alone
@@ -28,9 +27,10 @@ from mirrorsd.runtime.backends.onnxruntime.device_memory import integers_are_exa
 from mirrorsd.runtime.backends.onnxruntime.head import OnnxHead, OnnxHeads
 from mirrorsd.runtime.backends.onnxruntime.packed_graph import NotPackableError
 from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS
-from mirrorsd.runtime.backends.onnxruntime.stage import Place, Tensor
+from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, Place, Tensor
+from mirrorsd.runtime.backends.onnxruntime.states import RecurrentStates
 from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
-from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, TargetOutput
+from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, Kept, TargetOutput
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 
@@ -78,15 +78,17 @@ class OnnxTargetModel:
             check_ports(stage, segment_contract(entry.shape, s.name, taps=s.taps, **span))
         for e, stage in self.exits.values():
             check_ports(stage, exit_contract(entry.shape, e.name, num_candidates=e.num_candidates))
+        self.recurrence = None if entry.recurrence_file is None else self._open_recurrence(bundle)
         self._row_group: int | None = None
         self._batches: list[OnnxBatch] = []
 
     def open_batch(self, num_slots: int) -> OnnxBatch | None:
         """See `TargetModel.open_batch`: on the processor, where it gives the bits of passes alone, and fits.
 
+        Texts of recurrent layers take turns: a pass of several would have to keep their states apart.
         Takes the target's weights once more: ONNX Runtime packs them for every stage that it opens.
         """
-        if self.device.place.is_device or not self._has_room():
+        if self.device.place.is_device or self.recurrence is not None or not self._has_room():
             return None
         try:
             batch = OnnxBatch(self, self.segments, num_slots)
@@ -107,6 +109,22 @@ class OnnxTargetModel:
         """Its caches are about to go."""
         for batch in self._batches:
             batch.leave(session)
+
+    def _open_recurrence(self, bundle: Path) -> OnnxStage:
+        """Open the stage that runs accepted rows of recurrent layers.
+
+        Raises:
+            DeviceError: this is no device for such layers.
+        """
+        if self.placement.provider != "CPUExecutionProvider":
+            raise DeviceError(
+                f"this bundle's target has recurrent layers, whose states run on the processor only; the device map "
+                f"asks for {self.placement.provider}. Choose a device map with the target on the processor "
+                "(`mirrorsd devices`)"
+            )
+        stage = self.device.open(bundle / str(self.entry.recurrence_file), self.entry.shape.dtype)
+        check_ports(stage, recurrence_contract(self.entry.shape))
+        return stage
 
     def new_session(self) -> "OnnxTarget":
         """A session with a cache of its own on the shared graphs; where the device captures passes, they are."""
@@ -153,6 +171,9 @@ class OnnxTarget:
         self.near_tie_gap = _NEAR_TIE_GAPS.get(entry.shape.dtype, 5e-2)
         self._model = model
         self.caches = make_cache(entry, model.device.place)
+        self._states = (
+            RecurrentStates(entry.shape, model.recurrence, model.device.place) if model.recurrence is not None else None
+        )
         self.heads = model.heads.entries
         self._running: ort.RunOptions | None = None
         self._shared: SharedRun | None = None
@@ -176,7 +197,10 @@ class OnnxTarget:
         num_rows = len(tokens)
         tokens = self.rows_of(tokens, start, is_prefill=False)
         bound = self._bound(len(tokens), is_prefill=False)
-        bound.write(tokens, start)
+        bound.write(tokens, start, num_rows)
+        if self._states is not None:
+            with ledger.time("target", bound.segments[0].name):
+                self._states.begin(start)
         for segment, before in zip(bound.segments, (None, *bound.segments), strict=False):
             segment.start()
             if before is not None and on_exit is not None and (exits is None or before.end_layer in exits):
@@ -186,6 +210,8 @@ class OnnxTarget:
             with ledger.time("target", segment.name):
                 is_heard = on_exit is not None and (exits is None or segment.end_layer in exits)
                 segment.finish(is_needed=is_heard or segment is bound.segments[-1])
+        if self._states is not None:
+            self._states.end(num_rows, bound.fed)
         with ledger.time("target", "read"):
             return bound.read(num_rows, with_logits=with_logits)
 
@@ -233,13 +259,22 @@ class OnnxTarget:
 
     def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
         """See `TargetSession.prefill`."""
+        num_rows = len(tokens)
         tokens = self.rows_of(tokens, start, is_prefill=True)
         bound = self._bound(len(tokens), is_prefill=True)
-        bound.write(tokens, start)
+        bound.write(tokens, start, num_rows)
         with ledger.time("target", "prefill"):
+            if self._states is not None:
+                self._states.begin(start, is_prefill=True)
             for segment in bound.segments:
                 segment.start()
                 segment.finish(is_needed=segment is bound.segments[-1])
+        if self._states is not None:
+            self._states.end(num_rows, None)
+
+    def resumable(self, position: int) -> int:
+        """See `TargetSession.resumable`."""
+        return position if self._states is None else self._states.resumable(position)
 
     def guess(
         self,
@@ -265,21 +300,24 @@ class OnnxTarget:
         for size in {1, num_rows}:
             self.run(np.zeros(size, dtype=np.int64), 0, with_logits=False, ledger=Ledger(), on_exit=lambda _: None)
 
-    def read_cache(self, num_rows: int) -> list[NDArray[Any]]:
+    def read_cache(self, num_rows: int) -> Kept:
         """See `TargetSession.read_cache`."""
         with raised_as(DeviceError, "ONNX Runtime could not read the cache", ONNX_ERRORS):
-            return [value.numpy()[:, :, :num_rows].copy() for value in self._past_values()]
+            rows = [value.numpy()[:, :, :num_rows].copy() for value in self._past_values()]
+            return Kept(num_rows, rows, [] if self._states is None else self._states.read(num_rows))
 
-    def write_cache(self, rows: Sequence[NDArray[Any]]) -> None:
+    def write_cache(self, kept: Kept) -> None:
         """See `TargetSession.write_cache`."""
         with raised_as(DeviceError, "ONNX Runtime could not write the cache", ONNX_ERRORS):
-            for value, new in zip(self._past_values(), rows, strict=True):
+            for value, new in zip(self._past_values(), kept.rows, strict=True):
                 whole = value.numpy().copy()
                 whole[:, :, : new.shape[2]] = new
                 value.update_inplace(whole)
+            if self._states is not None:
+                self._states.write(kept.states, kept.num_rows)
 
     def _past_values(self) -> list[ort.OrtValue]:
-        layers = range(self._model.entry.shape.num_layers)
+        layers = self._model.entry.shape.attention_layers
         return [self.caches[name(layer)] for layer in layers for name in (names.past_key, names.past_value)]
 
     def terminate(self) -> None:
@@ -315,7 +353,9 @@ class OnnxTarget:
                 passes.pop(next(iter(passes))).release()
             logit_rows = 1 if is_prefill else num_rows
             with raised_as(DeviceError, f"ONNX Runtime could not bind a pass of {num_rows} rows", ONNX_ERRORS):
-                bound = BoundPass(self._model, self.caches, self._buffers, num_rows, logit_rows=logit_rows)
+                bound = BoundPass(
+                    self._model, self.caches, self._buffers, num_rows, logit_rows=logit_rows, states=self._states
+                )
         passes[num_rows] = bound
         self._taps, self._running, self._shared = bound.taps, bound.options, None
         self._running.terminate = False
@@ -326,7 +366,7 @@ def make_cache(entry: TargetEntry, place: Place) -> dict[str, ort.OrtValue]:
     """Share-buffer caches: `past_*` and `present_*` of a layer are one value of `capacity` rows."""
     shape = (1, entry.shape.num_kv_heads, entry.capacity, entry.shape.head_dim)
     cache: dict[str, ort.OrtValue] = {}
-    for layer in range(entry.shape.num_layers):
+    for layer in entry.shape.attention_layers:
         key, value = (place.tensor(shape, entry.shape.dtype).value for _ in range(2))
         cache[names.past_key(layer)] = cache[names.present_key(layer)] = key
         cache[names.past_value(layer)] = cache[names.present_value(layer)] = value

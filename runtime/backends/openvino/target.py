@@ -20,7 +20,7 @@ from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Exit, Head, Segment, TargetEntry
 from mirrorsd.runtime.backends.openvino.draft_shapes import OPENVINO_ERRORS
 from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
-from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, TargetOutput
+from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, Kept, TargetOutput
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 
@@ -40,6 +40,11 @@ class OpenVinoTargetModel:
     ) -> None:
         """Compile the stages; `exits`, if given, stand in for the target's own. Heads do not run here."""
         self.entry, self.placement, self.exits_elsewhere = entry, placement, exits
+        if entry.shape.recurrent is not None:
+            raise DeviceError(
+                "this bundle's target has recurrent layers, which run on ONNX Runtime only; this device map's target "
+                "runs on OpenVINO. Choose another device map (`mirrorsd devices`)"
+            )
         core = ov.Core()
         self.segments = [(s, _compile(core, bundle / s.file, entry.capacity, placement)) for s in entry.segments]
         self.exits = {
@@ -129,14 +134,19 @@ class OpenVinoTarget:
         for size in {1, num_rows}:
             self.run(np.zeros(size, dtype=np.int64), 0, with_logits=False, ledger=Ledger(), on_exit=lambda _: None)
 
-    def read_cache(self, num_rows: int) -> list[NDArray[Any]]:
-        """See `TargetSession.read_cache`."""
-        return [cache[:, :, :num_rows].copy() for segment in self._segments for cache in segment.caches]
+    def resumable(self, position: int) -> int:
+        """See `TargetSession.resumable`."""
+        return position
 
-    def write_cache(self, rows: Sequence[NDArray[Any]]) -> None:
+    def read_cache(self, num_rows: int) -> Kept:
+        """See `TargetSession.read_cache`."""
+        caches = [cache for segment in self._segments for cache in segment.caches]
+        return Kept(num_rows, [cache[:, :, :num_rows].copy() for cache in caches])
+
+    def write_cache(self, kept: Kept) -> None:
         """See `TargetSession.write_cache`."""
         caches = [cache for segment in self._segments for cache in segment.caches]
-        for cache, new in zip(caches, rows, strict=True):
+        for cache, new in zip(caches, kept.rows, strict=True):
             cache[:, :, : new.shape[2]] = new
 
     def terminate(self) -> None:

@@ -100,7 +100,7 @@ def _configure(**changes: object) -> Callable[[Path], None]:
         (_break_header, "its header is not JSON"),
         (_write_index, "lacks model-2.safetensors, which its index names"),
         (_configure(model_type="new"), "has model_type 'new', which is not supported; supported are llama, qwen2"),
-        (_configure(model_type="mamba"), "not supported: it has state-space layers, which cannot be rolled back"),
+        (_configure(model_type="mamba"), "not supported: it has state-space layers of another kind"),
         (_configure(model_type="gemma3"), "it takes images too"),
         (_configure(model_type="gemma2", use_bidirectional_attention=True), "attention in both directions is not"),
         (_configure(model_type="gpt2", add_cross_attention=True), "cross-attention is not supported"),

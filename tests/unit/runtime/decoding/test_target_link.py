@@ -150,3 +150,16 @@ def test_a_pass_that_lasts_too_long_is_ended(worker: DeviceWorker) -> None:
     with pytest.raises(DeviceError, match="ended early"):
         link.result(request, link.submit(request, 2, NO_TOKENS))
     assert not worker.has_pending()
+
+
+def test_a_target_that_keeps_states_at_some_places_reads_again_from_the_last_of_them(worker: DeviceWorker) -> None:
+    class EveryThird(Noting):
+        def resumable(self, position: int) -> int:
+            return position // 3 * 3
+
+    target, following = EveryThird(), make_request([1, 2, 3, 4, 5, 9, 9])
+    link = TargetLink(target, worker)
+    link.prefill(make_request([1, 2, 3, 4, 5, 6, 7]))
+    link.prefill(following)
+    assert target.read[1:] == [(3, [4, 5, 9])]
+    assert following.num_reused == 3

@@ -1,0 +1,252 @@
+"""Targets with recurrent layers: states that cannot be cut, and texts that are plain decoding's all the same."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+
+from mirrorsd import GenerationConfig, MirrorPipeline
+from mirrorsd.device_maps import TargetPlacement
+from mirrorsd.export import ExportOptions
+from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
+from mirrorsd.export.checkpoints.weightless import open_model
+from mirrorsd.export.pair_job import plan_job
+from mirrorsd.graphs import names
+from mirrorsd.graphs.contract import MOST_STATES
+from mirrorsd.graphs.errors import ConfigError, DeviceError, ExportError
+from mirrorsd.runtime.backends.onnxruntime.states import RecurrentStates
+from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
+from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
+from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.seats import target_cache_bytes
+
+METHODS = ("serial", "mirror", "auto", "lookup")
+PROMPTS = ("The lighthouse keeper", "One two one two one two one", "x")
+VOCABULARY, LONGEST, CONTEXT = 320, 300, 384
+
+
+@pytest.fixture(scope="module")
+def model(hybrid_pair: Any) -> OnnxTargetModel:
+    return OnnxTargetModel(hybrid_pair.bundle, hybrid_pair.manifest.target, TargetPlacement(threads=1))
+
+
+@pytest.fixture
+def pipe(hybrid_pair: Any) -> Iterator[MirrorPipeline]:
+    with MirrorPipeline.load(hybrid_pair.bundle, device_map="cpu") as pipe:
+        yield pipe
+
+
+class Reader:
+    """A session that is fed pieces of one text, and compared with the text read row by row, bit by bit."""
+
+    def __init__(self, model: OnnxTargetModel, seed: int) -> None:
+        self.model, self.dice = model, np.random.default_rng(seed)
+        self.text = self.dice.integers(0, VOCABULARY, LONGEST)
+        alone = model.new_session()
+        self.truth = np.concatenate([alone.logits(self.text[row : row + 1], row) for row in range(LONGEST)])
+        self.session: OnnxTarget = model.new_session()
+        self.place = 0
+
+    def verify(self, num_rows: int) -> None:
+        """A window with a wrong token somewhere, or none; some of the right rows are kept."""
+        rows = self.text[self.place : self.place + num_rows].copy()
+        num_right = int(self.dice.integers(1, len(rows) + 1))
+        rows[num_right:] = (rows[num_right:] + 1) % VOCABULARY
+        found = self.session.logits(rows, self.place)
+        wanted = self.truth[self.place : self.place + num_right]
+        assert np.array_equal(found[:num_right], wanted), (self.place, num_rows, num_right)
+        self.place += int(self.dice.integers(1, num_right + 1))
+
+    def prefill(self, num_rows: int) -> None:
+        """Rows of a prompt."""
+        self.session.prefill(self.text[self.place : self.place + num_rows], self.place, ledger=Ledger())
+        self.place += num_rows
+
+    def rewind(self) -> None:
+        """Back to some place, as near to it as the session can."""
+        wanted = int(self.dice.integers(self.place // 2, self.place + 1))
+        found = self.session.resumable(wanted)
+        assert 0 <= found <= wanted
+        self.place = found
+
+    def move(self) -> None:
+        """What is kept goes into another session."""
+        kept = self.session.read_cache(self.place)
+        self.session = self.model.new_session()
+        self.session.write_cache(kept)
+
+
+def states_of(session: OnnxTarget) -> RecurrentStates:
+    states = session._states
+    assert states is not None
+    return states
+
+
+def test_a_state_is_where_a_pass_begins_whatever_was_rejected(model: OnnxTargetModel) -> None:
+    """Windows with wrong rows at every place, prompts, rewinds and moves between sessions."""
+    reader = Reader(model, seed=1)
+    for number in range(260):
+        room = LONGEST - reader.place
+        if number % 23 == 22 or room <= 40:
+            reader.rewind()
+        elif number % 17 == 16:
+            reader.prefill(int(reader.dice.integers(1, 40)))
+        elif number % 29 == 28:
+            reader.move()
+        else:
+            reader.verify(int(reader.dice.integers(1, 10)))
+
+
+def test_every_accepted_number_of_a_window_gives_the_state_of_single_rows(model: OnnxTargetModel) -> None:
+    reader = Reader(model, seed=2)
+    for num_accepted in range(1, 9):
+        session = model.new_session()
+        session.run(reader.text[:8], 0, with_logits=False, ledger=Ledger())
+        found = session.logits(reader.text[num_accepted : num_accepted + 1], num_accepted)
+        assert np.array_equal(found[0], reader.truth[num_accepted])
+
+
+def test_a_pass_cannot_begin_where_no_state_is(model: OnnxTargetModel) -> None:
+    session, tokens = model.new_session(), np.arange(20)
+    session.prefill(tokens, 0, ledger=Ledger())
+    assert [session.resumable(place) for place in (0, 1, 19, 20)] == [0, 0, 0, 20]
+    with pytest.raises(DeviceError, match="no state after 7 tokens; a pass can begin after 0"):
+        session.run(tokens[:1], 7, with_logits=False, ledger=Ledger())
+    session.run(tokens[:4], 20, with_logits=False, ledger=Ledger())
+    assert [session.resumable(place) for place in (19, 21, 22, 24)] == [0, 21, 22, 24]
+    session.run(tokens[:1], 24, with_logits=False, ledger=Ledger())
+    assert session.resumable(23) == 20  # the prompt's end
+
+
+def test_snapshots_are_bounded_and_ends_of_prompts_go_last(model: OnnxTargetModel) -> None:
+    session, tokens = model.new_session(), np.arange(CONTEXT) % VOCABULARY
+    for start in range(0, 240, 12):
+        session.prefill(tokens[start : start + 10], start, ledger=Ledger())
+        session.run(tokens[start + 10 : start + 12], start + 10, with_logits=False, ledger=Ledger())
+    kept = states_of(session)._snapshots
+    assert len(kept) == MOST_STATES - 2
+    assert kept[-1].position == 238
+    assert all(snapshot.ends_prompt for snapshot in kept)
+    gaps = np.diff([0, *(snapshot.position for snapshot in kept)])
+    assert gaps.max() <= 4 * gaps.min()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_all_methods_write_plain_text(pipe: MirrorPipeline, temperature: float) -> None:
+    config = GenerationConfig(
+        max_new_tokens=32, ignore_eos=True, temperature=temperature, seed=7 if temperature else None
+    )
+    for prompt in PROMPTS:
+        with pipe.session() as session:
+            plain = session.generate(prompt, config, method="plain").token_ids
+        assert len(plain) == 32
+        with pipe.session() as session:  # each goes on with what the one before has left
+            for method in METHODS:
+                assert session.generate(prompt, config, method=method).token_ids == plain, (prompt, method)
+
+
+def test_a_conversation_that_is_taken_back_goes_on_as_if_it_were_new(pipe: MirrorPipeline) -> None:
+    """Longer, changed in the middle of an answer, and the first prompt again; what is reused is said truly."""
+    options: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True, "temperature": 0.0}
+    with pipe.session() as session:
+        first = session.generate(PROMPTS[0], **options)
+        text = [*first.prompt_ids, *first.token_ids]
+        for ids in ([*text, 70, 71], [*text[:-9], 70], first.prompt_ids, [*text, 70, 71]):
+            for method in ("mirror", "plain"):
+                found = session.generate(token_ids=ids, method=method, **options)
+                with pipe.session() as other:
+                    expected = other.generate(token_ids=ids, method="plain", **options)
+                assert found.token_ids == expected.token_ids
+        again = session.generate(token_ids=first.prompt_ids, **options)
+        assert again.stats.num_reused_tokens == len(first.prompt_ids) - 1  # from the prompt's own snapshot
+        assert again.token_ids == first.token_ids
+
+
+def test_several_answers_read_their_prompt_once(pipe: MirrorPipeline) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 12, "ignore_eos": True, "temperature": 0.9, "seed": 3}
+    with pipe.session() as session:
+        several = session.generate_several(3, PROMPTS[0], **options)
+    reused = [result.stats.num_reused_tokens for result in several]
+    assert reused == [0, *[len(several[0].prompt_ids) - 1] * 2]
+    for result in several:
+        with pipe.session() as session:
+            alone = session.generate(PROMPTS[0], **(options | {"seed": result.seed}), method="plain")
+        assert alone.token_ids == result.token_ids
+
+
+def test_a_saved_conversation_holds_its_states(pipe: MirrorPipeline, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 16, "ignore_eos": True, "temperature": 0.8, "seed": 4}
+    with pipe.session() as session:
+        first = session.generate(PROMPTS[0], method="mirror", **options)
+        num_saved = session.save_cache(tmp_path / "cache")
+        text = [*first.prompt_ids, *first.token_ids]
+        expected = session.generate(token_ids=text, **options)
+    for method in ("plain", *METHODS):
+        with pipe.session() as session:
+            session.generate(PROMPTS[1], **options)
+            assert session.load_cache(tmp_path / "cache") == num_saved
+            found = session.generate(token_ids=text, method=method, **options)
+            assert found.token_ids == expected.token_ids
+            assert found.stats.num_reused_tokens == min(num_saved, len(text) - 1)
+
+
+def test_stages_are_what_transformers_computes(hybrid_pair: Any) -> None:
+    """Prefill, single rows and windows with rejected rows, in the export's own comparison."""
+    by_stage = {result.stage: result for result in hybrid_pair.manifest.verify}
+    assert {"prefix", "exit2", "suffix", names.RECURRENCE} < by_stage.keys()
+    assert max(result.max_relative_error for result in by_stage.values()) <= 1e-4
+    assert min(result.top1_agreement for result in by_stage.values()) == 1.0
+    assert by_stage[names.RECURRENCE].max_abs_error == 0.0
+
+
+def test_what_states_take_is_counted(hybrid_pair: Any) -> None:
+    target = hybrid_pair.manifest.target
+    assert target.shape.attention_layers == (1,)
+    conv, state = 3 * (2 * 32 + 96), 4 * 16 * 24
+    assert target.shape.state_bytes == 3 * (conv + state) * 4
+    assert target_cache_bytes(target) == 2 * 2 * target.capacity * 64 * 4 + MOST_STATES * target.shape.state_bytes
+    assert hybrid_pair.manifest.used_files().count(names.stage_file(names.RECURRENCE)) == 1
+
+
+def test_devices_without_the_recurrence_are_refused(hybrid_pair: Any) -> None:
+    target = hybrid_pair.manifest.target
+    with pytest.raises(DeviceError, match="recurrent layers, which run on ONNX Runtime only"):
+        OpenVinoTargetModel(hybrid_pair.bundle, target, TargetPlacement(runtime="openvino"))
+
+
+def test_as_a_draft_it_is_refused(hybrid_pair: Any) -> None:
+    with pytest.raises(ExportError, match="hold one state for one text: a draft follows several"):
+        open_checkpoint(hybrid_pair.target, "draft")
+
+
+def test_sixteen_bits_are_refused(hybrid_pair: Any) -> None:
+    target, draft = open_checkpoint(hybrid_pair.target, "target"), open_checkpoint(hybrid_pair.draft, "draft")
+    with pytest.raises(ConfigError, match="compute in fp32: choose fp32, int8 or int4"):
+        plan_job(target, draft, ExportOptions(precision="fp16"))
+
+
+def test_the_text_of_a_model_that_takes_images_is_read(hybrid_pair: Any, tmp_path: Path) -> None:
+    """As Qwen publishes them: text under `language_model`, what sees images and what predicts further on beside it."""
+    config = json.loads((hybrid_pair.target / "config.json").read_text())
+    tensors = load_file(hybrid_pair.target / "model.safetensors")
+    nested = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}
+    extra = {name: tensors["model.norm.weight"].clone() for name in ("model.visual.norm.weight", "mtp.norm.weight")}
+    save_file(nested | extra, tmp_path / "model.safetensors", {"format": "pt"})
+    whole = {"model_type": "qwen3_5", "text_config": config, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    of_text, of_whole = (open_checkpoint(folder, "target") for folder in (hybrid_pair.target, tmp_path))
+    assert of_whole.source.num_parameters == of_text.source.num_parameters
+    assert of_whole.config["model_type"] == "qwen3_5_text"
+    ids = np.arange(20)[None]
+    found, expected = (open_model(checkpoint).logits(ids) for checkpoint in (of_whole, of_text))
+    assert_same(found, expected)
+
+
+def assert_same(found: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
+    assert np.isfinite(expected).all()
+    assert np.array_equal(found, expected)
