@@ -10,7 +10,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
-from mirrorsd.device_maps.pace import Curve, interpolate
+from mirrorsd.device_maps.pace import interpolate
 from mirrorsd.graphs.errors import ConfigError, GenerationError
 from mirrorsd.graphs.manifest import Manifest, TargetEntry
 from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
@@ -23,8 +23,6 @@ from mirrorsd.runtime.policy.account import Knowledge
 _LATER_S = 1.0
 _SLOTS = (2, 4, 8)
 """Conversations that share a pass at most. The more slots, the more those that are empty cost: see docs/limits.md."""
-_CHUNKS = (8, 16, 32, 64)
-"""Rows of a prompt that may ride along."""
 _CLOSE_S = 5.0
 
 
@@ -186,7 +184,7 @@ class Engine:
         with pinned(self._target_cores):
             batch = self.target_model.open_batch(num_slots)
         if batch is not None:
-            self.target_worker.company = Company(batch, rows_beside(self.known.target_ms))
+            self.target_worker.company = Company(batch)
 
     def inherited(self) -> list[Any]:
         """See `endings.Watched`."""
@@ -203,16 +201,6 @@ def _open_batch(engine: "weakref.ref[Engine]", num_slots: int) -> None:
     found = engine()
     if found is not None and found.is_open:
         found.join_passes(num_slots)
-
-
-def rows_beside(target_ms: Curve) -> int:
-    """Rows of a prompt that ride along in a pass of others, which takes twice as long then at most.
-
-    >>> rows_beside(((1, 5.0), (8, 7.5), (16, 10.0), (32, 16.0))), rows_beside(())
-    (16, 8)
-    """
-    most = 2 * interpolate(target_ms, 1) if target_ms else 0.0
-    return max((rows for rows in _CHUNKS if most and interpolate(target_ms, rows) <= most), default=_CHUNKS[0])
 
 
 def _rest(engine: "weakref.ref[Engine]", is_waited_for: threading.Event, seconds: float) -> bool:

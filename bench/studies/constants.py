@@ -27,7 +27,7 @@ from mirrorsd.bench import runs
 from mirrorsd.device_maps import Pace, load_device_map
 from mirrorsd.machine.tuning.recording import Recording
 from mirrorsd.machine.tuning.simulation import Scenario, SimulatedLink, simulate, tokens_per_second
-from mirrorsd.runtime.config import SpeculationConfig
+from mirrorsd.runtime.loading import speculation_of
 from mirrorsd.runtime.policy import account
 
 ROOMS = ("policy", "decoding", "draft")
@@ -89,12 +89,13 @@ def speeds(texts: Texts) -> dict[str, float]:
     found = {}
     for given, recording in texts.items():
         pace_name = given.rpartition("@")[2]
-        pace = PROCESSORS.get(pace_name) or load_device_map(pace_name).pace
+        card = load_device_map("cpu" if pace_name in PROCESSORS else pace_name)
+        pace, speculation = PROCESSORS.get(pace_name) or card.pace, speculation_of(card)
         assert pace is not None, f"{pace_name} is no paced card"
         for method in METHODS:
             if method == "mirror" and pace_name in PROCESSORS:
                 continue  # nobody mirrors on one processor
-            scenario = Scenario(pace=pace, speculation=SpeculationConfig(), method=method)
+            scenario = Scenario(pace=pace, speculation=speculation, method=method)
             with patch.object(SimulatedLink, "takes_turns", pace_name in PROCESSORS):
                 found[f"{Path(given).name} {method}"] = tokens_per_second(simulate(recording, scenario))
     return found

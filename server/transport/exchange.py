@@ -11,7 +11,7 @@ from uuid import uuid4
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from mirrorsd.graphs.errors import ContextLengthError
 from mirrorsd.server.errors import ApiError, api_error
@@ -43,6 +43,18 @@ class Exchange:
         self.more_headers: dict[str, str] = {}
         self.is_stream = False
         self._receive, self._send, self._limits = receive, send, limits
+
+    def recorded(self, send: Send) -> "Exchange":
+        """The same request, answered into `send` and whatever becomes of its connection."""
+        found = Exchange(self.request.scope, self._receive, send, self._limits)
+        found.id, found.more_headers = self.id, dict(self.more_headers)
+        return found
+
+    async def relay(self, message: Message) -> None:
+        """Send what another exchange has sent."""
+        if message["type"] == "http.response.start":
+            self.status, self.is_stream = message["status"], True
+        await self._send(message)
 
     async def read(self, model: type[Model], context: int) -> Model:
         """The body as a model.

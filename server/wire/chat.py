@@ -234,6 +234,7 @@ class ChatRequest(FormedRequest):
     continue_final_message: bool = False
     add_special_tokens: Literal[False] = False
     modalities: list[str] | None = None
+    mirror_keep: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{16,64}$")] | None = None
 
 
 def text_of(content: str | list[TextPart]) -> str:
