@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from mirrorsd.server.service import Service
 from mirrorsd.server.settings import ServerSettings
 from mirrorsd.server.transport.exchange import ClientDisconnect, Exchange, while_connected
 from mirrorsd.server.transport.guard import Guard
+from mirrorsd.server.transport.kept import KeptAnswers, kept_answers
 from mirrorsd.server.transport.memory import LONG_BODY, give_back
 from mirrorsd.server.transport.page_files import PageFiles
 from mirrorsd.server.wire.chat import ChatRequest
@@ -56,6 +58,8 @@ ENDPOINTS = (
     Endpoint(
         "/v1/responses", "POST", responses, ResponseRequest, "Answer a conversation (newer form).", needs_model=True
     ),
+    Endpoint("/v1/answers/{key}", "GET", inspection.resume, None, "A kept answer, from its start."),
+    Endpoint("/v1/answers/{key}", "DELETE", inspection.cancel, None, "End a kept answer."),
     Endpoint("/v1/models", "GET", inspection.models, None, "The models that can be asked for."),
     Endpoint("/v1/models/{model}", "GET", inspection.model, None, "One of them."),
     Endpoint("/health", "GET", inspection.health, None, "Whether requests are taken."),
@@ -89,6 +93,7 @@ def build_app(bundles: Mapping[str, Path], settings: ServerSettings | None = Non
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
+        await app.state.kept.close()
         await service.close()
 
     routes: list[BaseRoute] = [
@@ -105,7 +110,7 @@ def build_app(bundles: Mapping[str, Path], settings: ServerSettings | None = Non
     handlers = {404: _not_found, 405: _wrong_method, 500: _failed}
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
     app.router.redirect_slashes = False
-    app.state.service = service
+    app.state.service, app.state.kept = service, KeptAnswers(settings.limits.ping_s)
     return app
 
 
@@ -121,13 +126,8 @@ class _Answered:
         exchange = Exchange(scope, receive, send, service.settings.limits)
         is_left = False
         try:
-            is_left = not await self._answer(exchange)
-        except ApiError as error:
-            await exchange.fail(error)
-        except MirrorError as error:
-            if not isinstance(error, ApiError) and api_error(error).status >= 500:
-                _log.warning("%s: %s", type(error).__name__, error, extra={"facts": {"request": exchange.id}})
-            await exchange.fail(api_error(error))
+            async with _telling(exchange):
+                is_left = not await self._answer(exchange)
         except ClientDisconnect:
             is_left = True
         finally:
@@ -148,7 +148,40 @@ class _Answered:
             _look_at_fields(exchange, body)
         if endpoint.needs_model and (service.is_closing or service.failure is not None):
             raise ApiError(503, f"The server is {service.status}.", code=service.status, headers={"Retry-After": "5"})
+        key = getattr(arguments[-1], "mirror_keep", None)
+        if key is not None:
+            return await self._keep(key, exchange, arguments[-1])
         return await while_connected(exchange, lambda: endpoint.handler(*arguments))
+
+    async def _keep(self, key: str, exchange: Exchange, body: ChatRequest) -> bool:
+        """Answer into a kept answer, and follow it while the client is there."""
+        if not body.stream:
+            raise ApiError(400, "mirror_keep: only streams are kept.", param="mirror_keep")
+
+        async def work(inner: Exchange) -> None:
+            async with _telling(inner):
+                await self._endpoint.handler(self._service, inner, body)
+
+        kept = kept_answers(exchange)
+        kept.begin(key, exchange, work)
+        return await while_connected(exchange, partial(_follow, kept, key, exchange))
+
+
+async def _follow(kept: KeptAnswers, key: str, exchange: Exchange) -> None:
+    await kept.read(key, exchange)
+
+
+@asynccontextmanager
+async def _telling(exchange: Exchange) -> AsyncIterator[None]:
+    """Answer with what goes wrong within it."""
+    try:
+        yield
+    except ApiError as error:
+        await exchange.fail(error)
+    except MirrorError as error:
+        if not isinstance(error, ApiError) and api_error(error).status >= 500:
+            _log.warning("%s: %s", type(error).__name__, error, extra={"facts": {"request": exchange.id}})
+        await exchange.fail(api_error(error))
 
 
 def _look_at_fields(exchange: Exchange, body: BaseModel) -> None:

@@ -11,6 +11,7 @@ from mirrorsd.server.errors import ApiError
 from mirrorsd.server.metrics import CONTENT_TYPE_LATEST
 from mirrorsd.server.service import Service
 from mirrorsd.server.transport.exchange import Exchange
+from mirrorsd.server.transport.kept import kept_answers
 from mirrorsd.server.wire.completions import DetokenizeRequest, TemplateRequest, TokenizeRequest
 
 SOURCES = {
@@ -47,6 +48,18 @@ def _model(service: Service, name: str) -> dict[str, Any]:
 async def metrics(service: Service, exchange: Exchange) -> None:
     """`GET /metrics`."""
     await exchange.whole(service.metrics.text(), {"content-type": CONTENT_TYPE_LATEST})
+
+
+async def resume(service: Service, exchange: Exchange) -> None:
+    """`GET /v1/answers/{key}`: an answer that was asked for with `mirror_keep`, from its start; 204 where none is."""
+    if not await kept_answers(exchange).read(exchange.request.path_params["key"], exchange):
+        await exchange.whole(b"", {}, 204)
+
+
+async def cancel(service: Service, exchange: Exchange) -> None:
+    """`DELETE /v1/answers/{key}`: end such an answer, if it is there."""
+    key = exchange.request.path_params["key"]
+    await exchange.json({"id": key, "cancelled": kept_answers(exchange).cancel(key)})
 
 
 async def props(service: Service, exchange: Exchange) -> None:

@@ -1,5 +1,6 @@
 """Our own OpenAPI document, made of the table of endpoints and the models of their bodies."""
 
+import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -72,8 +73,8 @@ def _operation(endpoint: Described) -> dict[str, Any]:
     found: dict[str, Any] = {"summary": endpoint.summary, "responses": responses}
     if endpoint.path.endswith("health"):
         found["responses"]["503"] = {"description": "Not yet, or no more.", "content": _content(endpoint)}
-    if "{model}" in endpoint.path:
-        found["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+    for name in re.findall(r"{(\w+)}", endpoint.path):
+        found["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
     if endpoint.path == "/props":
         found["parameters"] = [{"name": "model", "in": "query", "required": False, "schema": {"type": "string"}}]
     if endpoint.body is not None:

@@ -27,7 +27,7 @@ from mirrorsd.bench import runs
 from mirrorsd.device_maps import Pace, load_device_map
 from mirrorsd.machine.tuning.recording import Recording
 from mirrorsd.machine.tuning.simulation import Scenario, SimulatedLink, simulate, tokens_per_second
-from mirrorsd.runtime.config import SpeculationConfig
+from mirrorsd.runtime.loading import speculation_of
 from mirrorsd.runtime.policy import account
 
 ROOMS = ("policy", "decoding", "draft")
@@ -43,7 +43,7 @@ PROCESSORS = {
     ),
 }
 """Two cores of an AMD EPYC with AVX-512, int8 products of integers; drafts of 0.5 billion and ten million weights."""
-_NAME = re.compile(r"_?[A-Z][A-Z0-9_]+")
+_NAME = re.compile(r"_?(?!NUM_)[A-Z][A-Z0-9_]+")
 _LEAST = 0.01
 """A change of speed that counts."""
 Texts = dict[str, Recording]
@@ -62,8 +62,10 @@ def main() -> None:
     parser = runs.parser(__doc__)
     parser.add_argument("recordings", nargs="+", help="FILE@PACE")
     parser.add_argument("--only", default="", help="a part of the names of constants")
+    parser.add_argument("--texts", type=int, help="of each recording, the first so many")
     options = parser.parse_args()
     texts = {given: Recording.read(Path(given.rpartition("@")[0])) for given in options.recordings}
+    texts = {given: dataclasses.replace(found, texts=found.texts[: options.texts]) for given, found in texts.items()}
     base, rows = speeds(texts), []
     for constant in constants():
         if options.only not in constant.name:
@@ -87,12 +89,13 @@ def speeds(texts: Texts) -> dict[str, float]:
     found = {}
     for given, recording in texts.items():
         pace_name = given.rpartition("@")[2]
-        pace = PROCESSORS.get(pace_name) or load_device_map(pace_name).pace
+        card = load_device_map("cpu" if pace_name in PROCESSORS else pace_name)
+        pace, speculation = PROCESSORS.get(pace_name) or card.pace, speculation_of(card)
         assert pace is not None, f"{pace_name} is no paced card"
         for method in METHODS:
             if method == "mirror" and pace_name in PROCESSORS:
                 continue  # nobody mirrors on one processor
-            scenario = Scenario(pace=pace, speculation=SpeculationConfig(), method=method)
+            scenario = Scenario(pace=pace, speculation=speculation, method=method)
             with patch.object(SimulatedLink, "takes_turns", pace_name in PROCESSORS):
                 found[f"{Path(given).name} {method}"] = tokens_per_second(simulate(recording, scenario))
     return found

@@ -15,7 +15,7 @@ from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import Head
 from mirrorsd.runtime.backends.protocol import HeadGuesses
 from mirrorsd.runtime.decoding.request import Request, StepRecord
-from mirrorsd.runtime.decoding.step import Acceptance, Found, InFlight, ReadPrompt
+from mirrorsd.runtime.decoding.step import FEWEST_FORCED, Acceptance, Found, InFlight, ReadPrompt
 from mirrorsd.runtime.decoding.target_link import TargetLine
 from mirrorsd.runtime.draft.tree import NO_TOKENS, longest_common_prefix
 from mirrorsd.runtime.policy.windows import Share
@@ -23,8 +23,6 @@ from mirrorsd.runtime.sampling.chooser import TokenChooser
 
 _LEAST_SHARE = -20.0
 """In logs: what a guess without runners-up leaves to others."""
-_FEWEST_FORCED = 2
-"""Tokens that a form leaves no choice of, from which on they are a better window than the head's own."""
 
 
 class Headed(Protocol):
@@ -157,7 +155,7 @@ class HeadSource:
             found = self._head.guess(request, inflight.head, stop)
             request.ledger.drafted_s += request.ledger.now() - asked - (request.ledger.queued_s - queued_s)
         forced = request.constraint.forced(request.window_limit()) if request.constraint is not None else NO_TOKENS
-        return Found(forced, "forced") if len(forced) >= _FEWEST_FORCED else Found(self._window(found), "fresh")
+        return Found(forced, "forced") if len(forced) >= FEWEST_FORCED else Found(self._window(found), "fresh")
 
     def _window(self, found: HeadGuesses | None) -> NDArray[np.int64]:
         """As much of the chain as is of use, as a constrained text may say, and as is worth its rows' time."""

@@ -20,7 +20,7 @@ from mirrorsd.runtime.draft.tree import NO_TOKENS
 from mirrorsd.runtime.policy.windows import WindowOrder
 from mirrorsd.runtime.sampling.chooser import Choice, graph_choice
 
-_FEWEST_FORCED = 2
+FEWEST_FORCED = 2
 """Tokens that a form leaves no choice of, from which on they are a better window than the draft's own."""
 
 
@@ -259,7 +259,7 @@ class SerialSource:
         if constraint is None or not (self.draft.has_text and self.draft.is_working()):
             return None
         forced = constraint.forced(self.request.window_limit())
-        if len(forced) < _FEWEST_FORCED:
+        if len(forced) < FEWEST_FORCED:
             return None
         self.adopt(inflight, acceptance, forced)
         return Found(forced, "forced")

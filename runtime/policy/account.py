@@ -17,8 +17,8 @@ from statistics import median
 
 from mirrorsd.device_maps.pace import Curve, interpolate
 from mirrorsd.runtime.config import SpeculationConfig
-from mirrorsd.runtime.policy.roots import RootScores
-from mirrorsd.runtime.policy.windows import LearnedLengths, WindowLength
+from mirrorsd.runtime.policy.roots import RATE_MEMORY, RootScores
+from mirrorsd.runtime.policy.windows import TIME_MEMORY, LearnedLengths, WindowLength
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +48,11 @@ class Constants:
     """Per token, of what windows are worth. 0.95: a hard passage ends drafting, sampled int8 texts 5 to 14 % slower."""
     first_pause: int = 4
     """Tokens between two trials; triples with each that has not paid. 1: 0.99 to 1.01. 16: 0.47 to 0.94."""
-    longest_pause: int = 256
-    """16 makes no difference: then the credit decides."""
 
 
 _BY = Constants()
 _KNOWN_STEPS = 2
 """Plain steps after which plain decoding counts as measured. 1: 1.00. 8: 0.70 to 0.98."""
-_FAST, _SLOW = 0.8, 0.95
-"""Memories per step: of times, and of what free rows bring. 0.5: 0.96 to 0.99, 0.95: 0.72 to 1.00; 0.8, 0.99: 1.00."""
-_PACE_MEMORY = 0.8
-"""Of the passes' slowdown, from step to step. 0.5 and 0.95: 1.00 on a machine whose speed does not change."""
 _STEPS_BEFORE, _STEPS_AFTER = 16, 4
 """Plain steps that are compared with the first pass of speculation after them, and with its last ones before them. 2
 and 8 after: 1.00 on such a machine."""
@@ -93,7 +87,7 @@ class PlainPace:
             self._compare(slowdown)
             self._steps.clear()
             self._slowdown = 0.0
-        self._slowdown = _PACE_MEMORY * (self._slowdown or slowdown) + (1 - _PACE_MEMORY) * slowdown
+        self._slowdown = TIME_MEMORY * (self._slowdown or slowdown) + (1 - TIME_MEMORY) * slowdown
         return slowdown * self.reference
 
     def _compare(self, slowdown: float) -> None:
@@ -163,7 +157,7 @@ class PairKnowledge:
 
     def observe_free_rows(self, num_tokens: int) -> None:
         """Learn how many tokens a step of plain decoding brings, or would have brought."""
-        self.plain_tokens = _SLOW * self.plain_tokens + (1 - _SLOW) * num_tokens
+        self.plain_tokens = RATE_MEMORY * self.plain_tokens + (1 - RATE_MEMORY) * num_tokens
 
     def observe_pass(self, slowdown: float) -> float:
         """Learn that a pass, beside which nothing ran, took `slowdown` times what was measured before.
@@ -180,11 +174,11 @@ class PairKnowledge:
         if num_missing:
             self.joining_seconds, self.joining_tokens = seconds, num_missing
             return
-        self.draft_seconds = _FAST * (self.draft_seconds or seconds) + (1 - _FAST) * seconds
+        self.draft_seconds = TIME_MEMORY * (self.draft_seconds or seconds) + (1 - TIME_MEMORY) * seconds
 
     def _follow(self, seconds: float) -> None:
         known = self.plain_seconds or seconds
-        self.plain_seconds = _FAST * known + (1 - _FAST) * min(seconds, 2 * known)
+        self.plain_seconds = TIME_MEMORY * known + (1 - TIME_MEMORY) * min(seconds, 2 * known)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -280,7 +274,7 @@ class Account:
         known = self._known
         share = _BY.memory ** max(self._since, 2)
         self._brought = worth if self._brought is None else share * self._brought + (1 - share) * worth
-        known.brought = worth if known.brought is None else _FAST * known.brought + (1 - _FAST) * worth
+        known.brought = worth if known.brought is None else TIME_MEMORY * known.brought + (1 - TIME_MEMORY) * worth
         self._since = 0
         self._tried = (worth, self._loss(speed)) if is_trial else None
 
@@ -294,7 +288,7 @@ class Account:
             self.credit, self.is_resting = max(self.credit, _BY.resumes), False
             self._pause = _BY.first_pause
         else:
-            self._pause = min(3 * self._pause, _BY.longest_pause)
+            self._pause = 3 * self._pause
 
     def verified(self, num_right: int) -> None:
         """A window was verified."""

@@ -26,8 +26,6 @@ _MOST_ROWS = 33
 # Behind a number: what others do to the speed, over that with it. 20 recorded texts of the sample pair in simulated
 # time, by serial, mirror and `auto`, greedy and at T=1, at the times of `paced-laptop` and of int8 weights on a
 # processor: lowest and highest of the twelve.
-_SPEED_MEMORY = 0.95
-"""Of the text's speed, per step. 0.8: 0.98 to 1.05. 0.99: 1.00 to 1.04."""
 _LEAST_REPEAT = 0.1
 """Tokens that a repeat must be worth. On the sample pair 0, 1 and 2 differ by 1 % at most. SmolLM2's chats, whose
 second row costs next to nothing, are 9 % slower with 1 by calculation, the same with 0."""
@@ -37,8 +35,6 @@ _SUREST = 0.995
 """No token is likelier right. 0.97: 0.99 to 1.01. 1: 0.99 to 1.00."""
 _TRIAL_SHARE = 0.01
 """Of every token, what is put aside for passes that seem not to pay. 0: 1.00 to 1.04. 0.04: 0.99 to 1.01."""
-_MOST_ASIDE = 2.0
-"""The most of it that is kept, in tokens' time. 0.5 and 8: 1.00."""
 _LEAST_CONFIRMED = 0.5
 """Chance that what was confirmed is right, below which a pass teaches too little to be tried. 0: 0.98 to 1.02. 0.9:
 1.00 to 1.03."""
@@ -46,8 +42,8 @@ _RATIO_MEMORY = 0.98
 """Of what happened over what was expected, per case. 0.9: 0.99 to 1.02. 0.995: 0.99 to 1.01."""
 _PRIOR = 5.0
 """Cases that the first expectation counts for. 1: 0.98 to 1.05. 20: 0.99 to 1.03."""
-_TIME_MEMORY = 0.8
-"""Of seconds, per measurement. 0.5: 0.99 to 1.03. 0.95: 0.99 to 1.01."""
+TIME_MEMORY = 0.8
+"""Of seconds, per measurement. 0.6: 0.98 to 1.01. 0.9: 0.95 to 1.01."""
 _FIRST_CHANCE = 0.5
 """That the draft confirms a guess, before any was seen. 0.2: 0.99 to 1.03. 0.8: 0.98 to 1.01."""
 _CHANCE_MEMORY = 0.97
@@ -57,8 +53,6 @@ _LENGTHS = (1, 2, 3, 4, 6, 9, 14)
 _FIRST_OF_REPEATS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95)
 _FIRST_AGAINST_DRAFT = 0.5
 """Of the chance of a repeat, where the draft thinks otherwise, before any such case was seen."""
-_SUREST_REPEAT = 0.99
-"""No token of a repeat is likelier right. 0.9 and 1: 1.00."""
 MOST_COMPARED = _LENGTHS[-1] + 1
 """Tokens before two places that are compared: more agreement says nothing more."""
 
@@ -101,7 +95,7 @@ class RepeatChances:
 
     def chance(self, length: int) -> float:
         """That the next token is right."""
-        return min(self._share(length).value, _SUREST_REPEAT)
+        return min(self._share(length).value, _SUREST)
 
     def settle(self, chance: float, *, is_right: bool) -> None:
         """Learn from a token of this chance that a draft, which has read the text too, did not think likeliest."""
@@ -244,10 +238,10 @@ class WindowLength:
             rate = self._acceptance_rate
             self._acceptance_rate = RATE_MEMORY * rate + (1 - RATE_MEMORY) * (row < num_accepted)
         self._expected = []
-        learned.aside = min(learned.aside + _TRIAL_SHARE * (1 + num_accepted), _MOST_ASIDE)
+        learned.aside += _TRIAL_SHARE * (1 + num_accepted)
         speed = (1 + num_accepted) / max(seconds, 1e-9)
         known = learned.tokens_per_second
-        learned.tokens_per_second = 1 / (_SPEED_MEMORY / known + (1 - _SPEED_MEMORY) / speed) if known else speed
+        learned.tokens_per_second = 1 / (RATE_MEMORY / known + (1 - RATE_MEMORY) / speed) if known else speed
 
     @property
     def speed(self) -> float:
@@ -300,7 +294,7 @@ class Estimate:
         if self.seconds is None:
             self.seconds = seconds
         else:
-            self.seconds = _TIME_MEMORY * self.seconds + (1 - _TIME_MEMORY) * min(seconds, 2 * self.seconds)
+            self.seconds = TIME_MEMORY * self.seconds + (1 - TIME_MEMORY) * min(seconds, 2 * self.seconds)
 
 
 class RoundClock:

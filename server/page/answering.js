@@ -1,6 +1,6 @@
 // One answer from question to figures. Knows the server and the conversation, not the page.
 
-import { Refusal, chunks } from "./api.js";
+import { Refusal, chunks, keptChunks } from "./api.js";
 import { addTokens } from "./sources.js";
 
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed"];
@@ -19,18 +19,40 @@ function systemMessage(settings) {
 
 /** Ask; `tell` is called for every chunk. A full context leaves the oldest turns out: `answer.dropped` says how many. */
 export async function ask(body, answer, signal, tell) {
+  const start = answer.content;
+  if (answer.pending) body.mirror_keep = answer.pending;
   for (;;) {
     try {
       for await (const chunk of chunks(body, signal)) take(answer, chunk, tell);
       return;
     } catch (error) {
-      if (!(error instanceof Refusal) || error.code !== "context_length_exceeded" || answer.content) throw error;
+      if (!(error instanceof Refusal) || error.code !== "context_length_exceeded" || answer.content !== start) throw error;
       const shorter = withoutOldestTurn(body.messages);
       if (!shorter) throw error;
       body.messages = shorter;
       answer.dropped = (answer.dropped ?? 0) + 1;
     }
   }
+}
+
+/** Read an answer that goes on without this page from its start; false where the server has it no more. */
+export async function resume(answer, signal, tell) {
+  const found = await keptChunks(answer.pending, signal);
+  if (found === null) return false;
+  const { content, runs } = answer.before ?? { content: "", runs: [] };
+  Object.assign(answer, { content, runs: structuredClone(runs) });
+  for await (const chunk of found) take(answer, chunk, tell);
+  return true;
+}
+
+/** The same request, to go on with the answer that it ends with. */
+export function continued(body) {
+  return { ...body, continue_final_message: true };
+}
+
+/** Whether an answer ends where its model would have gone on. */
+export function isCut(answer) {
+  return Boolean(answer.content) && (!answer.figures || answer.figures.stop_reason === "length");
 }
 
 function take(answer, chunk, tell) {
@@ -51,6 +73,7 @@ function withoutOldestTurn(messages) {
 /** The same request once more, decoded plainly with the seed that the answer had. */
 export function plainBody(body, figures) {
   const again = { ...body, method: "plain" };
+  delete again.mirror_keep;
   if (figures.seed !== null) again.seed = figures.seed;
   return again;
 }

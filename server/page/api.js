@@ -54,6 +54,22 @@ export async function* chunks(body, signal) {
     signal,
   });
   if (!response.ok) await refuse(response);
+  yield* framed(response);
+}
+
+/** Chunks of an answer that the server has kept, from its start; null where it has none of this id. */
+export async function keptChunks(id, signal) {
+  const response = await fetch(`/v1/answers/${id}`, { headers: headers(), signal });
+  if (response.status === 204) return null;
+  return response.ok ? framed(response) : refuse(response);
+}
+
+/** End a kept answer: hanging up would leave it going on. */
+export function endKept(id) {
+  return fetch(`/v1/answers/${id}`, { method: "DELETE", headers: headers(), keepalive: true }).catch(() => null);
+}
+
+async function* framed(response) {
   let rest = "";
   let isDone = false;
   for await (const text of texts(response.body)) {

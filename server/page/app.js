@@ -1,22 +1,25 @@
 // The page: wires the server, the conversations and what is shown together.
 
-import { Refusal, properties, setKey, takeKeyFromAddress } from "./api.js";
-import { ask, figuresInWords, millions, plainBody, requestBody, speedOf } from "./answering.js";
+import { Refusal, endKept, properties, setKey, takeKeyFromAddress } from "./api.js";
+import { ask, continued, figuresInWords, isCut, millions, plainBody, requestBody, resume, speedOf } from "./answering.js";
 import { AnswerBox, Comparison, button, element, questionBox } from "./messages.js";
 import { Panel } from "./panel.js";
-import { fillSettings, readSettings, setUpDrawers, setUpTheme } from "./controls.js";
+import { fillSettings, readSettings, setUpDrawers, setUpSliders, setUpTheme } from "./controls.js";
 import { Colours } from "./sources.js";
-import { Store } from "./store.js";
+import { Store, newId } from "./store.js";
+import { fileOf, readFiles, save } from "./transfer.js";
 
 const byId = (id) => document.getElementById(id);
 const FRAME_MS = 60;
 const LEAST_MEASURED = 24;
+const SAVED_MS = 2000;
 
 takeKeyFromAddress();
-const store = new Store();
+const store = await Store.open(changedElsewhere);
 const colours = new Colours();
 const panel = new Panel(byId);
-const page = { props: null, running: null };
+const page = { props: null, comparing: null, isSending: false };
+const runs = new Map(); // by the answer's id: answers that come, in whichever conversation
 
 const messages = byId("messages");
 const question = byId("question");
@@ -25,11 +28,31 @@ function announce(words) {
   byId("announcer").textContent = words;
 }
 
-function setRunning(controller) {
-  page.running = controller;
-  byId("send").hidden = controller !== null;
-  byId("stop").hidden = controller === null;
-  document.body.classList.toggle("is-answering", controller !== null);
+/** The answer that comes in the conversation that is shown. */
+function runHere() {
+  return [...runs.values()].find((run) => run.conversationId === store.currentId);
+}
+
+function isBusy() {
+  return Boolean(page.isSending || page.comparing || runHere());
+}
+
+function showBusy() {
+  byId("send").hidden = isBusy();
+  byId("stop").hidden = !isBusy();
+  document.body.classList.toggle("is-answering", isBusy());
+}
+
+function stop() {
+  page.comparing?.abort();
+  const run = runHere();
+  if (run) end(run);
+}
+
+function end(run) {
+  run.isStopped = true;
+  endKept(run.message.pending);
+  run.controller.abort();
 }
 
 async function connect(model) {
@@ -55,33 +78,56 @@ async function connect(model) {
 // Conversations
 
 function showList() {
-  const items = store.conversations.map((one) => {
+  const items = store.found(byId("search").value).map((one) => {
     const item = element("li", one.id === store.currentId ? "is-current" : "");
     const open = button(store.title(one), () => openConversation(one.id));
     if (one.id === store.currentId) open.setAttribute("aria-current", "true");
-    item.append(open, button("×", () => removeConversation(one), `Delete ${store.title(one)}`));
+    const rename = button("✎", () => renameConversation(one), `Rename ${store.title(one)}`);
+    item.append(open, rename, button("×", () => removeConversation(one), `Delete ${store.title(one)}`));
     return item;
   });
   byId("conversations").replaceChildren(...items);
 }
 
+/** Whatever answers elsewhere goes on. */
 function openConversation(id) {
-  page.running?.abort();
-  store.open(id);
+  page.comparing?.abort();
+  store.select(id);
+  panel.begin();
   show();
   closeDrawers();
   question.focus();
 }
 
-function removeConversation(one) {
+async function renameConversation(one) {
+  const title = prompt("A name for this conversation:", store.title(one));
+  if (title === null) return;
+  await keep(one.id, (conversation) => (conversation.title = title.trim()));
+  showList();
+}
+
+async function removeConversation(one) {
   if (one.messages.length && !confirm(`Delete "${store.title(one)}"?`)) return;
-  page.running?.abort();
-  store.remove(one.id);
+  for (const run of runs.values()) if (run.conversationId === one.id) end(run);
+  await store.remove(one.id);
   show();
 }
 
-function keep() {
-  if (!store.save()) byId("state").textContent = "This browser has no room left: delete a conversation.";
+/** Change what is kept; says where the browser has no room. */
+async function keep(id, act, isQuiet = false) {
+  try {
+    return await store.change(id, act, isQuiet);
+  } catch (error) {
+    if (error?.name !== "QuotaExceededError") throw error;
+    byId("state").textContent = "This browser has no room left: delete a conversation.";
+    return null;
+  }
+}
+
+function changedElsewhere(id) {
+  for (const message of store.of(id)?.messages ?? []) resumeOne(id, message);
+  if (id === store.currentId && !document.querySelector(".edit") && !runHere()) show();
+  else showList();
 }
 
 function show() {
@@ -90,10 +136,12 @@ function show() {
   const { messages: said } = store.current;
   said.forEach((message, place) => {
     if (message.role === "user") messages.append(questionBox(message, { edit }));
+    else if (runs.has(message.id)) messages.append(coming(runs.get(message.id)));
     else messages.append(finished(message, place === said.length - 1).box);
   });
   if (!said.length) messages.append(welcome());
   showList();
+  showBusy();
   messages.scrollTop = messages.scrollHeight;
 }
 
@@ -108,13 +156,23 @@ function welcome() {
 }
 
 function actsFor(isLast) {
-  const copy = (message) => navigator.clipboard.writeText(message.content).then(() => announce("Copied."));
-  return { copy, retry: isLast ? retry : null, compare: isLast ? compare : null };
+  return { retry: isLast ? retry : null, compare: isLast ? compare : null, proceed: null };
+}
+
+/** The box of an answer that comes. */
+function coming(run) {
+  run.draw?.stop();
+  const box = new AnswerBox(run.message, run.message.model ?? "", colours, actsFor(true));
+  box.box.classList.add("coming");
+  box.update();
+  run.draw = paced(box, () => box.update());
+  return box.box;
 }
 
 function finished(message, isLast) {
   const acts = actsFor(isLast);
-  if (!message.figures) acts.compare = null;
+  if (!message.figures || message.before) acts.compare = null;
+  if (isLast && isCut(message)) acts.proceed = proceed;
   const box = new AnswerBox(message, message.model ?? "", colours, acts);
   if (message.error) {
     box.update();
@@ -136,47 +194,83 @@ function hints() {
   return { ...page.props?.defaults, max_tokens: withRoom({}).max_tokens };
 }
 
-async function send(text) {
-  store.current.messages.push({ role: "user", content: text });
-  await answerLast();
+function newAnswer() {
+  return { id: newId(), role: "assistant", content: "", runs: [], figures: null, model: page.props?.model ?? "", pending: newId() };
 }
 
-async function answerLast() {
-  const conversation = store.current;
-  const body = requestBody(page.props?.model, withRoom(conversation.settings), conversation.messages);
-  const message = { role: "assistant", content: "", runs: [], figures: null, model: page.props?.model ?? "" };
-  conversation.messages.push(message);
-  show();
-  messages.lastElementChild.remove();
-  const box = new AnswerBox(message, message.model, colours, actsFor(true));
-  box.box.classList.add("coming");
-  messages.append(box.box);
-  messages.scrollTop = messages.scrollHeight;
+async function send(text, before = (conversation) => conversation.messages) {
+  await answer((conversation, message) => {
+    conversation.messages = [...before(conversation), { id: newId(), role: "user", content: text }, message];
+  });
+}
+
+/** Keep the question before anything is asked, and the answer's place with it; then answer. */
+async function answer(place, message = newAnswer(), form = (body) => body) {
+  const id = store.currentId;
+  page.isSending = true;
+  showBusy();
+  const conversation = await keep(id, (kept) => place(kept, message));
+  page.isSending = false;
+  if (!conversation) return show();
+  const upTo = conversation.messages.findIndex((one) => one.id === message.id) + (message.before ? 1 : 0);
+  const body = form(requestBody(page.props?.model, withRoom(conversation.settings), conversation.messages.slice(0, upTo)));
+  const run = { conversationId: id, message: structuredClone(message), controller: new AbortController(), savedAt: 0 };
+  runs.set(message.id, run);
   panel.begin();
-  const controller = new AbortController();
-  setRunning(controller);
   announce("Answering.");
-  const draw = paced(box, () => box.update());
-  try {
-    await ask(body, message, controller.signal, (chunk) => {
+  show();
+  await follow(run, (tell) => ask(body, run.message, run.controller.signal, tell));
+}
+
+/** Go on with an answer that another page, or this one before, has begun. */
+async function resumeOne(conversationId, message) {
+  if (!message.pending || runs.has(message.id)) return;
+  const run = { conversationId, message: structuredClone(message), controller: new AbortController(), savedAt: 0, isResumed: true };
+  runs.set(message.id, run);
+  if (conversationId === store.currentId) show();
+  await follow(run, (tell) => resume(run.message, run.controller.signal, tell));
+}
+
+async function follow(run, work) {
+  const { message, conversationId } = run;
+  const isShown = () => store.currentId === conversationId;
+  const tell = (chunk) => {
+    if (isShown()) {
       panel.take(chunk);
-      if (chunk.choices[0]?.delta?.content) draw();
-    });
-    panel.finish(message.figures);
+      if (chunk.choices[0]?.delta?.content) run.draw?.();
+    }
+    if (performance.now() - run.savedAt < SAVED_MS) return;
+    run.savedAt = performance.now();
+    keep(conversationId, (kept) => put(kept, structuredClone(message)), true);
+  };
+  try {
+    const isThere = await work(tell);
+    if (isThere === false) message.note = "The rest of this answer is lost: nobody read it for a minute.";
+    if (isShown()) panel.finish(message.figures);
     announce(`Answer: ${message.content}`);
   } catch (error) {
-    explain(error, message);
-    panel.finish(null);
+    explain(error, run);
+    if (isShown()) panel.finish(null);
   }
-  draw.stop();
+  run.draw?.stop();
   if (message.dropped) message.note = `The oldest ${message.dropped === 1 ? "turn was" : `${message.dropped} turns were`} left out: the context holds ${page.props.context} tokens.`;
-  if (page.running === controller) setRunning(null);
-  keep();
-  if (store.current === conversation) show();
+  message.pending = null;
+  await keep(conversationId, (kept) => {
+    const other = kept.messages.find((one) => one.id === message.id);
+    const isDoneElsewhere = run.isResumed && !run.isStopped && other && !other.pending;
+    if (!isDoneElsewhere) put(kept, message);
+  });
+  runs.delete(message.id);
+  if (isShown()) show();
+  else showList();
 }
 
-function explain(error, message) {
-  if (error.name === "AbortError") {
+function put(conversation, message) {
+  conversation.messages = conversation.messages.map((one) => (one.id === message.id ? message : one));
+}
+
+function explain(error, { message, isStopped }) {
+  if (isStopped || error.name === "AbortError") {
     message.note = "Stopped.";
     announce("Stopped.");
     return;
@@ -203,13 +297,24 @@ function paced(box, draw) {
 }
 
 async function retry() {
-  if (page.running) return;
-  store.current.messages.pop();
-  await answerLast();
+  if (isBusy()) return;
+  await answer((conversation, message) => {
+    if (conversation.messages.at(-1)?.role === "assistant") conversation.messages.pop();
+    conversation.messages.push(message);
+  });
+}
+
+/** Go on with the last answer where it was cut. */
+async function proceed() {
+  if (isBusy()) return;
+  const last = structuredClone(store.current.messages.at(-1));
+  const before = { content: last.content, runs: structuredClone(last.runs) };
+  const message = { ...last, before, pending: newId(), figures: null, note: "", error: "", dropped: 0 };
+  await answer(put, message, continued);
 }
 
 function edit(message, box) {
-  if (page.running) return;
+  if (isBusy()) return;
   const form = element("form", "edit");
   const field = element("textarea");
   field.value = message.content;
@@ -223,9 +328,8 @@ function edit(message, box) {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     if (!field.value.trim()) return;
-    const conversation = store.current;
-    conversation.messages = conversation.messages.slice(0, conversation.messages.indexOf(message));
-    send(field.value);
+    const isOf = (one) => one.id === message.id;
+    send(field.value, ({ messages: said }) => said.slice(0, said.findIndex(isOf)));
   });
   field.addEventListener("keydown", (event) => {
     if (event.key === "Escape") show();
@@ -239,15 +343,16 @@ function edit(message, box) {
 }
 
 async function compare(answerBox) {
-  if (page.running) return;
+  if (isBusy()) return;
   const conversation = store.current;
   const { message } = answerBox;
-  const before = conversation.messages.slice(0, conversation.messages.indexOf(message));
+  const before = conversation.messages.slice(0, conversation.messages.findIndex((one) => one.id === message.id));
   const body = requestBody(message.model, withRoom(conversation.settings), before);
   const comparison = new Comparison(answerBox, message.figures.seed);
   const plain = { content: "", runs: [], figures: null };
   const controller = new AbortController();
-  setRunning(controller);
+  page.comparing = controller;
+  showBusy();
   const draw = paced({}, () => comparison.update(plain.content));
   try {
     await ask(plainBody(body, message.figures), plain, controller.signal, draw);
@@ -261,7 +366,8 @@ async function compare(answerBox) {
     if (error.name !== "AbortError" && !(error instanceof Refusal) && !(error instanceof TypeError)) throw error;
     comparison.fail(error.name === "AbortError" ? "The comparison was stopped." : error.message);
   }
-  if (page.running === controller) setRunning(null);
+  page.comparing = null;
+  showBusy();
   messages.scrollTop = messages.scrollHeight;
 }
 
@@ -286,7 +392,7 @@ function grow() {
 byId("ask").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = question.value;
-  if (!text.trim() || page.running) return;
+  if (!text.trim() || isBusy()) return;
   question.value = "";
   grow();
   send(text);
@@ -299,10 +405,10 @@ question.addEventListener("keydown", (event) => {
   }
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && page.running && !document.querySelector("dialog[open]")) page.running.abort();
+  if (event.key === "Escape" && isBusy() && !document.querySelector("dialog[open]")) stop();
   if (event.altKey && event.key === "n") byId("new").click();
 });
-byId("stop").addEventListener("click", () => page.running?.abort());
+byId("stop").addEventListener("click", stop);
 byId("new").addEventListener("click", () => openConversation(store.add().id));
 byId("model").addEventListener("change", (event) => connect(event.target.value));
 byId("colours").addEventListener("change", (event) => {
@@ -316,13 +422,27 @@ byId("open-settings").addEventListener("click", () => {
 byId("clear-settings").addEventListener("click", () => fillSettings(byId("settings-form"), {}, hints()));
 byId("settings").addEventListener("close", () => {
   if (byId("settings").returnValue !== "ok") return;
-  store.current.settings = readSettings(byId("settings-form"));
-  keep();
+  const settings = readSettings(byId("settings-form"));
+  keep(store.currentId, (conversation) => (conversation.settings = settings));
 });
 byId("key-form").addEventListener("submit", (event) => {
   setKey(event.target.elements.key.value);
   connect();
 });
 
+byId("search").addEventListener("input", showList);
+byId("export").addEventListener("click", () => save(fileOf(store.conversations.filter((one) => one.messages.length), "json", store)));
+byId("export-text").addEventListener("click", () => save(fileOf([store.current], "md", store)));
+byId("import").addEventListener("change", async (event) => {
+  const { found, refused } = await readFiles(event.target.files);
+  await store.import(found);
+  const words = `${found.length} ${found.length === 1 ? "conversation" : "conversations"} read.`;
+  byId("state").textContent = refused.length ? `${words} Not read: ${refused.join("; ")}` : words;
+  event.target.value = "";
+  showList();
+});
+
+setUpSliders(byId("settings-form"));
 show();
+for (const one of store.conversations) for (const message of one.messages) resumeOne(one.id, message);
 connect();

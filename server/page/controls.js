@@ -10,6 +10,21 @@ export function fillSettings(form, settings, defaults) {
     field.value = settings[field.name] ?? (field.name === "method" ? "auto" : "");
     if (field.type === "number" && field.name !== "seed") field.placeholder = defaults[field.name] ?? "–";
   }
+  for (const slider of form.querySelectorAll("[data-for]")) follow(slider, form.elements[slider.dataset.for]);
+}
+
+/** A slider beside a field writes into it, and stands where the field or the model's default is. */
+export function setUpSliders(form) {
+  for (const slider of form.querySelectorAll("[data-for]")) {
+    const field = form.elements[slider.dataset.for];
+    slider.addEventListener("input", () => (field.value = slider.value));
+    field.addEventListener("input", () => follow(slider, field));
+  }
+}
+
+function follow(slider, field) {
+  const shown = field.value === "" ? Number(field.placeholder) : Number(field.value);
+  slider.value = Number.isFinite(shown) ? shown : slider.max;
 }
 
 /** Settings of the form; empty fields are left out. */

@@ -20,6 +20,32 @@ export function button(text, act, label = "") {
   return made;
 }
 
+/** A button that copies a text, and says whether it did. */
+function copyButton(text, label) {
+  const made = button("Copy", async () => {
+    made.textContent = (await copied(text)) ? "Copied" : "Not copied";
+    setTimeout(() => (made.textContent = "Copy"), 1500);
+  }, label);
+  made.setAttribute("aria-live", "polite");
+  return made;
+}
+
+/** Put a text on the clipboard; pages that are not served safely have no `navigator.clipboard`. */
+async function copied(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const field = element("textarea");
+    field.value = text;
+    document.body.append(field);
+    field.select();
+    const isDone = document.execCommand("copy");
+    field.remove();
+    return isDone;
+  }
+}
+
 /** A question with its buttons. */
 export function questionBox(message, { edit }) {
   const box = element("article", "message question");
@@ -62,13 +88,14 @@ export class AnswerBox {
     this.box.classList.remove("coming");
     for (const frame of this.text.querySelectorAll(".code-frame")) {
       const code = frame.textContent;
-      frame.prepend(button("Copy", () => navigator.clipboard.writeText(code), "Copy this code"));
+      frame.prepend(copyButton(code, "Copy this code"));
     }
     this.stripe.replaceChildren(...stripes(this.message.runs));
     const note = this.message.note ? [element("p", "note", this.message.note)] : [];
     const row = element("div", "buttons");
-    const { copy, retry, compare } = this.acts;
-    row.append(button("Copy", () => copy(this.message), "Copy this answer"));
+    const { retry, compare, proceed } = this.acts;
+    row.append(copyButton(this.message.content, "Copy this answer"));
+    if (proceed) row.append(button("Continue", () => proceed(), "Continue this answer"));
     if (retry) row.append(button("Retry", () => retry(), "Ask again"));
     if (compare) row.append(button("Compare with plain", () => compare(this)));
     this.foot.replaceChildren(...note, element("p", "figures", words), row);

@@ -1,40 +1,96 @@
-// Conversations, kept in this browser only.
+// Conversations, kept in this browser only: one record each, in its database, so that tabs never overwrite each other.
 //
-// A message is {role, content}; an answer also has `runs` ([characters, source, tokens] in order), `figures` and `note`.
+// A message is {id, role, content}; an answer also has `runs` ([characters, source, tokens] in order), `figures`, `note`,
+// and while it comes `pending`, the id by which the server keeps it.
 
-const CONVERSATIONS = "mirrorsd.conversations";
+const DATABASE = "mirrorsd";
+const TABLE = "conversations";
 const CURRENT = "mirrorsd.current";
+const OLD = "mirrorsd.conversations";
 const TITLE_LENGTH = 48;
 
+export function newId() {
+  const random = crypto.getRandomValues(new Uint8Array(16));
+  return Array.from(random, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
 export class Store {
-  constructor() {
-    this.conversations = read(CONVERSATIONS, []);
-    this.currentId = localStorage.getItem(CURRENT);
-    if (!this.current) this.open(this.conversations[0]?.id ?? this.add().id);
+  /** Open what is kept; `changed` is called with an id when another tab has changed, added or removed a conversation. */
+  static async open(changed) {
+    const store = new Store();
+    store.database = await opened();
+    store.conversations = sorted(await store.#done("readonly", (table) => table.getAll()));
+    await store.#takeOld();
+    store.channel = new BroadcastChannel(DATABASE);
+    store.channel.onmessage = async ({ data: id }) => {
+      await store.#refresh(id);
+      changed(id);
+    };
+    store.currentId = sessionStorage.getItem(CURRENT);
+    if (!store.current) store.select(store.conversations[0]?.id ?? store.add().id);
+    return store;
   }
 
   get current() {
-    return this.conversations.find((one) => one.id === this.currentId);
+    return this.of(this.currentId);
   }
 
+  of(id) {
+    return this.conversations.find((one) => one.id === id);
+  }
+
+  /** An empty conversation; it is kept once something is said. */
   add() {
     const empty = this.conversations.find((one) => one.messages.length === 0);
     if (empty) return empty;
     const settings = { ...(this.current?.settings ?? {}) };
-    const made = { id: crypto.randomUUID?.() ?? String(Math.random()), title: "", settings, messages: [] };
+    const made = { id: newId(), title: "", settings, messages: [], touched: Date.now() };
     this.conversations.unshift(made);
     return made;
   }
 
-  open(id) {
+  /** Each tab has its own. */
+  select(id) {
     this.currentId = id;
-    localStorage.setItem(CURRENT, id);
+    sessionStorage.setItem(CURRENT, id);
   }
 
-  remove(id) {
+  async remove(id) {
     this.conversations = this.conversations.filter((one) => one.id !== id);
-    if (this.currentId === id) this.open(this.conversations[0]?.id ?? this.add().id);
-    return this.save();
+    if (this.currentId === id) this.select(this.conversations[0]?.id ?? this.add().id);
+    await this.#done("readwrite", (table) => table.delete(id));
+    this.channel.postMessage(id);
+  }
+
+  /** Change a conversation as it is kept now, whichever tab wrote it last; `isQuiet` tells no other tab. */
+  async change(id, act, isQuiet = false) {
+    const shown = this.of(id);
+    let changed = null;
+    await this.#done("readwrite", (table) => {
+      const asked = table.get(id);
+      asked.onsuccess = () => {
+        changed = asked.result ?? (shown && !shown.messages.length ? structuredClone(shown) : null);
+        if (!changed) return;
+        act(changed);
+        if (!isQuiet) changed.touched = Date.now();
+        table.put(changed);
+      };
+      return asked;
+    });
+    if (!changed) return null;
+    this.#take(changed);
+    if (!isQuiet) this.channel.postMessage(id);
+    return this.of(id);
+  }
+
+  /** Add whole conversations, as an import has them: each gets an id of its own. */
+  async import(conversations) {
+    for (const one of conversations) {
+      const made = { ...one, id: newId(), touched: Date.now() };
+      await this.#done("readwrite", (table) => table.put(made));
+      this.#take(made);
+      this.channel.postMessage(made.id);
+    }
   }
 
   title(conversation) {
@@ -44,23 +100,64 @@ export class Store {
     return conversation.title || short || "New conversation";
   }
 
-  /** Whether everything could be kept: a browser gives a page a few megabytes. */
-  save() {
+  /** Those that hold these words, in title or text. */
+  found(words) {
+    const wanted = words.trim().toLowerCase();
+    if (!wanted) return this.conversations;
+    const says = (one) => [this.title(one), ...one.messages.map((message) => message.content)];
+    return this.conversations.filter((one) => says(one).some((text) => text.toLowerCase().includes(wanted)));
+  }
+
+  #take(record) {
+    const place = this.conversations.findIndex((one) => one.id === record.id);
+    if (place < 0) this.conversations.unshift(record);
+    else this.conversations[place] = record;
+  }
+
+  async #refresh(id) {
+    const record = await this.#done("readonly", (table) => table.get(id));
+    if (record) this.#take(record);
+    else this.conversations = this.conversations.filter((one) => one.id !== id || !one.messages.length);
+    if (!this.current) this.select(this.conversations[0]?.id ?? this.add().id);
+  }
+
+  /** What a transaction on the table gives, once it is written. */
+  #done(mode, act) {
+    return new Promise((resolve, reject) => {
+      const transaction = this.database.transaction(TABLE, mode);
+      const asked = act(transaction.objectStore(TABLE));
+      transaction.oncomplete = () => resolve(asked.result);
+      transaction.onerror = transaction.onabort = () => reject(transaction.error);
+    });
+  }
+
+  /** Conversations that an older page kept as one text. */
+  async #takeOld() {
+    let old = [];
     try {
-      localStorage.setItem(CONVERSATIONS, JSON.stringify(this.conversations));
-      return true;
+      old = JSON.parse(localStorage.getItem(OLD)) ?? [];
     } catch (error) {
-      if (!(error instanceof DOMException)) throw error;
-      return false;
+      if (!(error instanceof SyntaxError)) throw error;
     }
+    for (const [place, one] of old.filter((one) => one.messages?.length).entries()) {
+      const messages = one.messages.map((message) => ({ id: newId(), ...message }));
+      const made = { ...one, messages, touched: Date.now() - place };
+      await this.#done("readwrite", (table) => table.put(made));
+      this.conversations.push(made);
+    }
+    localStorage.removeItem(OLD);
   }
 }
 
-function read(name, otherwise) {
-  try {
-    return JSON.parse(localStorage.getItem(name)) ?? otherwise;
-  } catch (error) {
-    if (!(error instanceof SyntaxError)) throw error;
-    return otherwise;
-  }
+function sorted(conversations) {
+  return conversations.sort((one, other) => other.touched - one.touched);
+}
+
+function opened() {
+  return new Promise((resolve, reject) => {
+    const asked = indexedDB.open(DATABASE, 1);
+    asked.onupgradeneeded = () => asked.result.createObjectStore(TABLE, { keyPath: "id" });
+    asked.onsuccess = () => resolve(asked.result);
+    asked.onerror = () => reject(asked.error);
+  });
 }

@@ -140,7 +140,7 @@ def test_an_answer_streams_and_is_what_the_library_says(open_page: Any, tiny_bun
     reader = open_page()
     reader.settings(max_tokens=40, method="mirror")
     reader.ask("Tell me of the fox.")
-    kept = reader.page.evaluate("JSON.parse(localStorage['mirrorsd.conversations'])[0].messages[1]")
+    kept = kept_in(reader)[0]["messages"][1]
     with MirrorPipeline.load(tiny_bundle, device_map="cpu") as pipe:
         messages = [{"role": "user", "content": "Tell me of the fox."}]
         expected = pipe.generate(messages=messages, method="plain", max_new_tokens=40)
@@ -151,6 +151,21 @@ def test_an_answer_streams_and_is_what_the_library_says(open_page: Any, tiny_bun
     label = reader.page.locator("#timeline").get_attribute("aria-label")
     assert re.match(r"\d+ steps of the large model, \d+ tokens", label)
     assert reader.page.evaluate(PAINTED) > 100
+
+
+KEPT = """() => new Promise((resolve) => {
+  const asked = indexedDB.open("mirrorsd");
+  asked.onsuccess = () => {
+    const table = asked.result.transaction("conversations").objectStore("conversations");
+    const all = table.getAll();
+    all.onsuccess = () => resolve(all.result);
+  };
+})"""
+
+
+def kept_in(reader: Reader) -> list[dict[str, Any]]:
+    """The conversations of the browser's database, as they are kept."""
+    return list(reader.page.evaluate(KEPT))
 
 
 PAINTED = """() => {

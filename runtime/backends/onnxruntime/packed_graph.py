@@ -116,7 +116,7 @@ def check_packable(nodes: Sequence[_Node], constants: set[str]) -> None:
 
 
 def _packed_nodes(nodes: Sequence[_Node], num_slots: int, spare_rows: int) -> Iterable[bytes]:
-    producers = {name: one for one in nodes for name in one.outputs}
+    producers = {name: one for one in nodes for name in one.outputs if name}
     readers = Counter(name for one in nodes for name in one.inputs)
     replaced: set[int] = set()
     attentions: dict[int, tuple[list[str], str]] = {}
@@ -127,9 +127,7 @@ def _packed_nodes(nodes: Sequence[_Node], num_slots: int, spare_rows: int) -> It
         if spare_rows:
             pads = [producers[name] for name in rows if name in producers]
             cuts = [reader for reader in nodes if attended in reader.inputs]
-            if [cut.operator for cut in cuts] != ["Slice"] or [pad.operator for pad in pads] != ["Pad"] * sum(
-                map(bool, rows)
-            ):
+            if [found.operator for found in (*cuts, *pads)] != ["Slice", *("Pad" for name in rows if name)]:
                 raise NotPackableError(f"{one.name} has no spare rows of its own")
             if any(readers[pad.outputs[0]] != 1 for pad in pads):
                 raise NotPackableError(f"the spare rows of {one.name} are read elsewhere")

@@ -19,7 +19,7 @@ def stage(*, table: str = "table", more: tuple[bytes, ...] = (), is_padded: bool
     attention = node(
         "GroupQueryAttention", [rows, "", "", *CACHES, *LENGTHS, table], ["all", "present_key.0", "present_value.0"]
     )
-    pad = [node("Pad", ["rows", "pads"], ["padded"])] if is_padded else []
+    pad = [node("Norm", ["rows"], ["", "normal"]), node("Pad", ["normal", "pads"], ["padded"])] if is_padded else []
     cut = [node("Slice", ["all", "pads"], ["attended"])] if is_padded else [node("Identity", ["all"], ["attended"])]
     inputs = [("rows", 1, 3), *((name, 1, 4) for name in CACHES), *((name, 6, 1) for name in LENGTHS)]
     ports = [("attended", 1, 3), ("present_key.0", 1, 4), ("present_value.0", 1, 4)]
@@ -46,8 +46,8 @@ def names_of(message: bytes, number: int) -> list[str]:
 def test_each_slot_has_attention_of_its_own_and_all_rows_the_rest() -> None:
     rewritten = packed(stage(), 2, 1)
     operators = [operator for operator, _, _ in nodes_of(rewritten)]
-    assert operators == ["Gather", "Split", "GroupQueryAttention", "GroupQueryAttention", "Concat", "Gather"]
-    second = nodes_of(rewritten)[3][1]
+    assert operators == ["Norm", "Gather", "Split", "GroupQueryAttention", "GroupQueryAttention", "Concat", "Gather"]
+    second = nodes_of(rewritten)[4][1]
     assert second[3:7] == [f"{name}.slot1" for name in (*CACHES, *LENGTHS)]
     assert second[7] == "table"
     assert nodes_of(rewritten)[-1][2] == ["attended"]

@@ -1,0 +1,83 @@
+// Conversations as files: JSON holds everything, Markdown what was said. Both can be read again.
+
+const NAME = "mirrorsd";
+const HEADINGS = { user: "## You", assistant: "## Answer" };
+
+/** A file of conversations, {name, type, text}. */
+export function fileOf(conversations, kind, store) {
+  if (kind === "json") {
+    return { name: `${NAME}.json`, type: "application/json", text: JSON.stringify({ mirrorsd: 1, conversations }, null, 1) };
+  }
+  const text = conversations.map((one) => asMarkdown(store.title(one), one.messages)).join("\n");
+  return { name: `${NAME}.md`, type: "text/markdown", text };
+}
+
+/** Give a file to the reader. */
+export function save({ name, type, text }) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+/** Conversations of files, and why some were not read. */
+export async function readFiles(files) {
+  const found = [];
+  const refused = [];
+  for (const file of files) {
+    try {
+      const text = await file.text();
+      found.push(...(file.name.endsWith(".json") ? ofJson(text) : ofMarkdown(text)));
+    } catch (error) {
+      if (!(error instanceof SyntaxError)) throw error;
+      refused.push(`${file.name}: ${error.message}`);
+    }
+  }
+  return { found, refused };
+}
+
+function asMarkdown(title, messages) {
+  const said = messages.map(({ role, content }) => `${HEADINGS[role] ?? "## You"}\n\n${content}\n`);
+  return [`# ${title}\n`, ...said].join("\n");
+}
+
+function ofMarkdown(text) {
+  return text.split(/^# /m).slice(1).map((part) => {
+    const [head, ...rest] = part.split(/^(?=## (?:You|Answer)$)/m);
+    const messages = rest.map((one) => {
+      const role = one.startsWith(HEADINGS.user) ? "user" : "assistant";
+      return { role, content: one.slice(one.indexOf("\n") + 1).trim() };
+    });
+    return checked({ title: head.trim(), messages });
+  });
+}
+
+function ofJson(text) {
+  const document = JSON.parse(text);
+  const listed = Array.isArray(document) ? document : document?.conversations;
+  if (!Array.isArray(listed)) throw new SyntaxError("it holds no list of conversations");
+  return listed.map(checked);
+}
+
+/** A conversation in the form of the page, whatever a file says: words are kept, everything else is made anew. */
+function checked(one) {
+  const said = Array.isArray(one?.messages) ? one.messages : [];
+  if (!said.length) throw new SyntaxError("a conversation has no messages");
+  const messages = said.map((message) => {
+    if (!["user", "assistant"].includes(message?.role) || typeof message.content !== "string") {
+      throw new SyntaxError("a message is not {role, content} of user or assistant");
+    }
+    const runs = Array.isArray(message.runs) && message.runs.every(isRun) ? message.runs : [];
+    const figures = message.figures && typeof message.figures === "object" ? message.figures : null;
+    const { role, content } = message;
+    const random = crypto.getRandomValues(new Uint32Array(4)).join("");
+    return { id: random, role, content, runs, figures, note: String(message.note ?? ""), model: String(message.model ?? "") };
+  });
+  const settings = one.settings && typeof one.settings === "object" ? one.settings : {};
+  return { title: String(one.title ?? ""), settings, messages };
+}
+
+function isRun(run) {
+  return Array.isArray(run) && Number.isFinite(run[0]) && typeof run[1] === "string" && Number.isFinite(run[2]);
+}

@@ -1,0 +1,207 @@
+"""The page keeps one's work: over reloads, beside other tabs, while other conversations are read, and as files."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mirrorsd import MirrorPipeline
+from mirrorsd.tests.end_to_end.test_page import (
+    CHROMIUM,
+    Reader,
+    browser,  # noqa: F401 - fixtures
+    kept_in,
+    open_page,  # noqa: F401
+    playwright,
+    url,  # noqa: F401
+)
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt install chromium")
+LONG, MAX = "Tell me of the fox.", 300
+ONCE_BEGUN = """(act) => new MutationObserver((_, observer) => {
+  if (!document.querySelector(".coming")) return;
+  observer.disconnect();
+  if (act === "reload") location.reload();
+  else document.querySelector(act).click();
+}).observe(document.getElementById("messages"), { subtree: true, childList: true, characterData: true })"""
+"""What is done as soon as an answer begins: these answers are over within half a second."""
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_bundle: Path) -> str:
+    """What the model says to the long question."""
+    with MirrorPipeline.load(tiny_bundle, device_map="cpu") as pipe:
+        asked = [{"role": "user", "content": LONG}]
+        return pipe.generate(messages=asked, method="plain", max_new_tokens=MAX, ignore_eos=False).text
+
+
+def begin(reader: Reader, act: str = "") -> None:
+    """Ask the long question, and do something as soon as its answer has begun."""
+    reader.settings(max_tokens=MAX, method="plain")
+    reader.page.fill("#question", LONG)
+    if act:
+        reader.page.evaluate(ONCE_BEGUN, act)
+    reader.page.keyboard.press("Enter")
+
+
+def second_tab(reader: Reader) -> Reader:
+    return Reader(reader.page.context.new_page(), reader.url)
+
+
+def reload(reader: Reader) -> None:
+    reader.page.reload()
+    reader.page.wait_for_selector("#model option", state="attached")
+
+
+def test_a_reload_in_mid_answer_loses_nothing(open_page: Any, whole: str) -> None:  # noqa: F811
+    reader = open_page()
+    with reader.page.expect_navigation():
+        begin(reader, "reload")
+    reader.page.wait_for_selector("#model option", state="attached")
+    reader.wait()
+    (conversation,) = kept_in(reader)
+    assert [message["content"] for message in conversation["messages"]] == [LONG, whole]
+    assert conversation["messages"][1]["pending"] is None and conversation["messages"][1]["figures"]["predicted_n"] > 20
+
+
+def test_an_answer_goes_on_while_another_conversation_is_read(open_page: Any, whole: str) -> None:  # noqa: F811
+    reader = open_page()
+    begin(reader, "#new")
+    reader.page.wait_for_selector(".welcome")
+    reader.settings(max_tokens=4)
+    reader.ask("heron")
+    reader.page.click(f"text={LONG}")
+    reader.wait()
+    said = {one["messages"][0]["content"]: one["messages"][1]["content"] for one in kept_in(reader)}
+    assert said[LONG] == whole and said["heron"]
+
+
+def test_tabs_do_not_overwrite_each_other(open_page: Any, whole: str) -> None:  # noqa: F811
+    reader = open_page()
+    reader.settings(max_tokens=4)
+    reader.ask("the first")
+    other = second_tab(reader)
+    other.page.click("#new")
+    begin(other)
+    reader.ask("the second")
+    other.wait()
+    reader.page.wait_for_selector(f"text={LONG}")
+    reader.page.click(f"#conversations >> text={LONG}")
+    assert len(reader.page.locator(".answer .text").inner_text()) > 50, "the other tab's answer is shown here as well"
+    reload(reader)
+    said = [[message["content"] for message in one["messages"][::2]] for one in kept_in(reader)]
+    assert sorted(said) == [[LONG], ["the first", "the second"]]
+    assert other.complaints == []
+
+
+def test_a_cut_answer_goes_on(open_page: Any) -> None:  # noqa: F811
+    reader = open_page()
+    reader.settings(max_tokens=10, method="plain")
+    first = reader.ask(LONG)
+    reader.page.click("text=Continue")
+    longer = reader.wait()
+    assert longer.startswith(first.rstrip()) and len(longer) > len(first)
+    assert reader.bodies[-1]["continue_final_message"] is True
+    assert len(kept_in(reader)[0]["messages"]) == 2
+
+
+def test_a_name_and_words_find_a_conversation(open_page: Any) -> None:  # noqa: F811
+    reader = open_page()
+    reader.settings(max_tokens=4)
+    reader.ask("fox")
+    reader.page.click("#new")
+    reader.ask("heron")
+    reader.page.on("dialog", lambda dialog: dialog.accept("a bird"))
+    reader.page.click("[aria-label='Rename heron']")
+    reader.page.wait_for_selector("#conversations >> text=a bird")
+    reader.page.fill("#search", "FOX")
+    assert reader.page.locator("#conversations li button:first-child").all_inner_texts() == ["fox"]
+    reader.page.fill("#search", "bird")
+    assert reader.page.locator("#conversations li button:first-child").all_inner_texts() == ["a bird"]
+
+
+@pytest.mark.parametrize("kind", ["json", "md"])
+def test_what_is_exported_can_be_imported(open_page: Any, kind: str, tmp_path: Path) -> None:  # noqa: F811
+    reader = open_page()
+    reader.script("# A title\n\n## You\n\nnot a turn of mine")
+    reader.ask("fox\n\n```\n# code\n```")
+    with reader.page.expect_download() as download:
+        reader.page.click("#export" if kind == "json" else "#export-text")
+    file = tmp_path / f"kept.{kind}"
+    download.value.save_as(file)
+    (tmp_path / "broken.json").write_text('{"conversations": [{"messages": [{"role": "root"}]}]}')
+    before = kept_in(reader)
+    reader.page.set_input_files("#import", [str(file), str(tmp_path / "broken.json")])
+    reader.page.wait_for_function("() => document.getElementById('state').textContent.includes('read')")
+    assert "Not read: broken.json: a message is not {role, content}" in reader.page.locator("#state").inner_text()
+    if kind == "json":
+        again = [one for one in kept_in(reader) if one["id"] != before[0]["id"]]
+        words = [[m["role"], m["content"]] for m in again[0]["messages"]]
+        assert words == [[m["role"], m["content"]] for m in before[0]["messages"]]
+        assert json.loads(file.read_text(encoding="utf-8"))["mirrorsd"] == 1
+
+
+def test_copying_says_what_it_did_without_a_clipboard(open_page: Any) -> None:  # noqa: F811
+    reader = open_page()
+    reader.page.add_init_script("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    reload(reader)
+    reader.script("The fox ran.")
+    reader.ask("fox")
+    reader.page.click("[aria-label='Copy this answer']")
+    playwright.expect(reader.page.locator("[aria-label='Copy this answer']")).to_have_text("Copied")
+    reader.page.locator("#question").focus()
+    reader.page.keyboard.press("Control+V")
+    assert reader.page.input_value("#question") == "The fox ran."
+
+
+def test_a_slider_sets_its_field(open_page: Any) -> None:  # noqa: F811
+    reader = open_page()
+    reader.page.click("#open-settings")
+    reader.page.locator("[data-for=temperature]").fill("0.5")
+    assert reader.page.input_value("[name=temperature]") == "0.5"
+    reader.page.fill("[name=top_p]", "0.9")
+    assert reader.page.input_value("[data-for=top_p]") == "0.9"
+
+
+@pytest.mark.parametrize("count", [12, pytest.param(50, marks=pytest.mark.long)])
+def test_random_acts_lose_nothing(open_page: Any, count: int) -> None:  # noqa: F811
+    """Questions are asked, pages reloaded, tabs opened and conversations switched in mid-answer."""
+    rng, asked = random.Random(7), []
+    tabs = [open_page()]
+    tabs[0].settings(max_tokens=40, method="plain")
+    for number in range(count):
+        tab = rng.choice(tabs)
+        act = rng.choice(("ask", "ask", "ask", "reload", "switch", "new", "tab"))
+        if act == "ask" and tab.page.locator("#send").is_visible():
+            asked.append(f"question {number} of the fox")
+            tab.page.fill("#question", asked[-1])
+            tab.page.keyboard.press("Enter")
+            tab.page.wait_for_selector(f"#messages >> text={asked[-1]}")
+        elif act == "reload":
+            reload(tab)
+        elif act == "switch":
+            rng.choice(tab.page.locator("#conversations li button:first-child").all()).click()
+        elif act == "new":
+            tab.page.click("#new")
+        elif act == "tab" and len(tabs) < 3:
+            tabs.append(second_tab(tabs[0]))
+    for tab in tabs:
+        tab.page.wait_for_selector("body:not(.is-answering) #send:visible", timeout=60_000)
+    tabs[0].page.wait_for_function(f"async () => !(await ({PENDING})())", timeout=60_000)
+    messages = [message for one in kept_in(tabs[0]) for message in one["messages"]]
+    assert sorted(m["content"] for m in messages if m["role"] == "user") == sorted(asked)
+    answers = [message for message in messages if message["role"] == "assistant"]
+    assert len(answers) == len(asked)
+    assert all(answer["content"] and not answer.get("error") for answer in answers), answers
+    assert all(tab.complaints == [] for tab in tabs)
+
+
+PENDING = """() => new Promise((resolve) => {
+  const asked = indexedDB.open("mirrorsd");
+  asked.onsuccess = () => {
+    const all = asked.result.transaction("conversations").objectStore("conversations").getAll();
+    all.onsuccess = () => resolve(all.result.some((one) => one.messages.some((message) => message.pending)));
+  };
+})"""
