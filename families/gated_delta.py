@@ -19,14 +19,30 @@ _FUSED = ("silu", "swish")
 
 
 class Fed(NamedTuple):
-    """What rows give to the recurrence: `conv` `[1, S, channels]`, `decay` and `rate` `[1, S, heads]`.
+    """What moves the state of a layer: of rows `[1, S, ...]`.
 
-    `decay` is the log of what a head's state is multiplied with, `rate` how far the state follows the row.
+    Attributes:
+        conv: what the convolution reads, `channels` wide.
+        key: keys of length 1, all heads' side by side.
+        value: values, all heads' side by side.
+        decay: by head, the log of what the state is multiplied with.
+        rate: by head, how far the state follows the row.
     """
+
+    conv: Tensor
+    key: Tensor
+    value: Tensor
+    decay: Tensor
+    rate: Tensor
+
+
+class Given(NamedTuple):
+    """What a layer makes of rows before its convolution: see `Fed`, and the `gate` of its answer."""
 
     conv: Tensor
     decay: Tensor
     rate: Tensor
+    gate: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +72,13 @@ class GatedDelta:
         """What the convolution's operator applies itself: "silu", or "none"."""
         return "silu" if self.module.activation in _FUSED else "none"
 
-    def feed(self, hidden: Tensor) -> tuple[Fed, Tensor]:
-        """Return what rows `[1, S, H]` give, and the gate of the answer `[1, S, value width]`."""
+    def feed(self, hidden: Tensor) -> Given:
+        """Return what rows `[1, S, H]` give."""
         module = self.module
         conv, gate = module.in_proj_qkv(hidden), module.in_proj_z(hidden)
         rate, steps = module.in_proj_b(hidden).sigmoid(), module.in_proj_a(hidden)
         decay = -module.A_log.float().exp() * softplus(steps.float() + module.dt_bias[None, None])
-        return Fed(conv, decay.to(hidden.dtype), rate), gate
+        return Given(conv, decay.to(hidden.dtype), rate, gate)
 
     def split(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Turn the convolution's answer `[1, S, channels]` into queries, keys of length 1, and values."""
@@ -97,6 +113,7 @@ def gated_delta_shape(config: Any) -> RecurrentShape | None:
         channels=2 * key_width + config.linear_num_value_heads * config.linear_value_head_dim,
         conv_rows=config.linear_conv_kernel_dim - 1,
         num_heads=config.linear_num_value_heads,
+        num_key_heads=config.linear_num_key_heads,
         key_dim=config.linear_key_head_dim,
         value_dim=config.linear_value_head_dim,
     )

@@ -42,6 +42,7 @@ class RecurrentShape:
         channels: width of the rows that the convolution in front of the recurrence reads.
         conv_rows: rows before its own that it reads.
         num_heads: heads of the recurrence; each has a decay and a rate per row.
+        num_key_heads: heads of queries and of keys; each serves several of the others.
         key_dim: rows of a head's state.
         value_dim: columns of a head's state.
     """
@@ -50,6 +51,7 @@ class RecurrentShape:
     channels: int
     conv_rows: int
     num_heads: int
+    num_key_heads: int
     key_dim: int
     value_dim: int
 
@@ -188,8 +190,8 @@ def recurrence_contract(shape: TargetShape) -> StageContract:
     """Contract of the stage that runs every layer's recurrence again, over the first `S` rows that a pass fed to it.
 
     A state cannot be cut: after a pass whose last rows were rejected, the accepted ones are run from the state before
-    it. `fed_conv` are the rows that the convolution read, `fed_decay` the logs of what each head's state is multiplied
-    with, `fed_rate` how far each head follows a row.
+    it. `fed_conv` are the rows that the convolution read, `fed_key` and `fed_value` what it made of them, `fed_decay`
+    the logs of what each head's state is multiplied with, `fed_rate` how far each head follows a row.
     """
     layers = shape.recurrent_layers
     return StageContract(
@@ -220,11 +222,12 @@ def fed_specs(shape: TargetShape, layers: Iterable[int]) -> list[TensorSpec]:
     sizes = shape.recurrent
     if sizes is None:
         return []
-    widths = ((names.fed_conv, sizes.channels), (names.fed_decay, sizes.num_heads), (names.fed_rate, sizes.num_heads))
+    key_width, value_width = sizes.num_key_heads * sizes.key_dim, sizes.num_heads * sizes.value_dim
+    widths = (sizes.channels, key_width, value_width, sizes.num_heads, sizes.num_heads)
     return [
         TensorSpec(name=name(layer), dtype=shape.dtype, shape=(1, "S", width))
         for layer in layers
-        for name, width in widths
+        for name, width in zip(names.FED_NAMES, widths, strict=True)
     ]
 
 

@@ -122,6 +122,16 @@ def fed_conv(layer: int) -> str:
     return f"{FED}conv.{layer}"
 
 
+def fed_key(layer: int) -> str:
+    """Name of the keys that a pass gives to the recurrence of `layer`."""
+    return f"{FED}key.{layer}"
+
+
+def fed_value(layer: int) -> str:
+    """Name of the values that a pass gives to the recurrence of `layer`."""
+    return f"{FED}value.{layer}"
+
+
 def fed_decay(layer: int) -> str:
     """Name of the logs of the decays that a pass gives to the recurrence of `layer`."""
     return f"{FED}decay.{layer}"
@@ -130,6 +140,10 @@ def fed_decay(layer: int) -> str:
 def fed_rate(layer: int) -> str:
     """Name of the rates that a pass gives to the recurrence of `layer`."""
     return f"{FED}rate.{layer}"
+
+
+FED_NAMES = (fed_conv, fed_key, fed_value, fed_decay, fed_rate)
+"""What a pass gives to the recurrence of a layer, in the order of contracts."""
 
 
 def new_key(layer: int) -> str:

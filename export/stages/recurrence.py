@@ -42,16 +42,17 @@ class RecurrenceStage(nn.Module):
         super().__init__()
         self.input_names = [spec.name for spec in contract.inputs]
         self.mixers = parts.mixers
-        self.convolutions = nn.ModuleList(mixer.module.conv1d for mixer in parts.mixers.values())
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Return the states after the rows, in the contract's order."""
         by_name = dict(zip(self.input_names, inputs, strict=True))
         found: list[Tensor] = []
         for layer, mixer in self.mixers.items():
-            fed = Fed(*(by_name[name(layer)] for name in (names.fed_conv, names.fed_decay, names.fed_rate)))
-            state = by_name[names.past_conv(layer)], by_name[names.past_state(layer)]
-            found += recur(mixer, fed, state)[1]
+            fed = Fed(*(by_name[name(layer)] for name in names.FED_NAMES))
+            past = by_name[names.past_conv(layer)]
+            both = torch.cat((past, fed.conv), dim=1)
+            found.append(both[:, both.shape[1] - past.shape[1] :])
+            found.append(recur(mixer, fed.key, fed, by_name[names.past_state(layer)])[1])
         return tuple(found)
 
 
@@ -70,14 +71,14 @@ def recurrent_layers(mixers: Mapping[int, GatedDelta]) -> Iterator[None]:
 def _mix(mixer: GatedDelta, hidden_states: Tensor, *, states: SegmentStates, **_: Any) -> Tensor:
     """What HF's module does, over the states of a segment."""
     layer = int(mixer.module.layer_idx)
-    given, gate = mixer.feed(hidden_states)
+    conv, decay, rate, gate = mixer.feed(hidden_states)
     assert states.num_rows is not None  # a segment with such a layer has the input
     counts = (torch.arange(hidden_states.shape[1]) < states.num_rows)[None, :, None].to(hidden_states.dtype)
-    fed = Fed(given.conv, given.decay * counts, given.rate * counts)
     past = states.past[layer]
-    answer, after = recur(mixer, fed, past)
-    states.present[layer] = last_rows(past[0], fed.conv, states.num_rows), after[1]
-    states.fed[layer] = fed
+    query, key, value = mixer.split(convolve(mixer, conv, past[0]))
+    states.fed[layer] = fed = Fed(conv, key, value, decay * counts, rate * counts)
+    answer, state = recur(mixer, query, fed, past[1])
+    states.present[layer] = last_rows(past[0], conv, states.num_rows), state
     return mixer.finish(answer, gate)
 
 
@@ -91,32 +92,35 @@ def last_rows(before: Tensor, rows: Tensor, num_rows: Tensor) -> Tensor:
     return moved
 
 
-def recur(mixer: GatedDelta, fed: Fed, past: State) -> tuple[Tensor, State]:
-    """Run convolution and recurrence over rows: `com.microsoft::CausalConvWithState` and `::LinearAttention`.
-
-    Returns:
-        The answer `[1, S, value width]`, and the state after all rows.
-    """
-    num_rows = fed.conv.shape[1]
-    convolved, conv = torch.onnx.ops.symbolic_multi_out(
+def convolve(mixer: GatedDelta, rows: Tensor, past: Tensor) -> Tensor:
+    """Convolve rows `[1, S, channels]` behind those of `past`: `com.microsoft::CausalConvWithState`."""
+    convolved, _ = torch.onnx.ops.symbolic_multi_out(
         "com.microsoft::CausalConvWithState",
-        (fed.conv, mixer.kernel, None, past[0]),
+        (rows, mixer.kernel, None, past),
         {"activation": mixer.fused_activation, "channels_last": 1},
-        dtypes=(fed.conv.dtype,) * 2,
-        shapes=(fed.conv.shape, past[0].shape),
+        dtypes=(rows.dtype,) * 2,
+        shapes=(rows.shape, past.shape),
         version=1,
     )
-    query, key, value = mixer.split(convolved)
+    return convolved
+
+
+def recur(mixer: GatedDelta, query: Tensor, fed: Fed, past: Tensor) -> tuple[Tensor, Tensor]:
+    """Run the recurrence over rows: `com.microsoft::LinearAttention`.
+
+    Returns:
+        The answer `[1, S, value width]` to `query`, and the state after all rows, which does not depend on it.
+    """
     answer, state = torch.onnx.ops.symbolic_multi_out(
         "com.microsoft::LinearAttention",
-        (query, key, value, past[1], fed.decay, fed.rate),
+        (query, fed.key, fed.value, past, fed.decay, fed.rate),
         {
             "q_num_heads": mixer.num_key_heads,
             "kv_num_heads": mixer.num_value_heads,
             "update_rule": "gated_delta",
         },
-        dtypes=(value.dtype,) * 2,
-        shapes=((1, num_rows, value.shape[2]), past[1].shape),
+        dtypes=(fed.value.dtype,) * 2,
+        shapes=(fed.value.shape, past.shape),
         version=1,
     )
-    return answer, (conv, state)
+    return answer, state
