@@ -260,6 +260,11 @@ def check_head(method: str, manifest: Manifest, heads: Collection[str]) -> None:
             "runs on OpenVINO; choose another device map (`mirrorsd devices`) or method."
         )
     present = ", ".join(head.kind for head in manifest.heads) or "none"
+    if method == "mtp":
+        raise ConfigError(
+            f"method is 'mtp'; this bundle has no such head (it has: {present}). It comes with some checkpoints "
+            "(`mtp.*` in their weights, as Qwen3.5's); this one's had none when it was exported."
+        )
     raise ConfigError(
         f"method is {method!r}; this bundle has no such head (it has: {present}). Train one with `mirrorsd train head "
         f"--kind {method}`, and export the target again with `--head FOLDER`."
