@@ -17,6 +17,7 @@ from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
 from mirrorsd.runtime.config import HEAD_METHODS, GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.devices import endings
 from mirrorsd.runtime.devices.company import Company
+from mirrorsd.runtime.devices.huge_pages import new_regions, regions_now, use_huge_pages
 from mirrorsd.runtime.devices.workers import DeviceWorker, pinned
 from mirrorsd.runtime.policy.account import Knowledge
 
@@ -60,11 +61,12 @@ class Engine:
         draft_cores: tuple[int, ...] = (),
         is_target_lent: bool = False,
         takes_turns: bool = False,
+        huge_pages: bool = False,
     ) -> None:
         self.target_worker = DeviceWorker("target", target_cores, is_lent=is_target_lent)
         self.draft_worker = DeviceWorker("draft", draft_cores)
         self.preparing_worker = DeviceWorker("preparing", draft_cores)
-        self.takes_turns, self._target_cores = takes_turns, target_cores
+        self.takes_turns, self._target_cores, self._huge_pages = takes_turns, target_cores, huge_pages
         self.known = known or Knowledge()
         self.sessions: weakref.WeakSet[Closable] = weakref.WeakSet()
         self.seats: weakref.WeakSet[object] = weakref.WeakSet()
@@ -181,10 +183,13 @@ class Engine:
 
     def join_passes(self, num_slots: int) -> None:
         """Open what runs so many conversations together, and use it from then on; else they take turns."""
+        before = regions_now() if self._huge_pages else []
         with pinned(self._target_cores):
             batch = self.target_model.open_batch(num_slots)
         if batch is not None:
             self.target_worker.company = Company(batch)
+            if self._huge_pages:
+                use_huge_pages(new_regions(before), partial(_rest, weakref.ref(self), self._is_waited_for))
 
     def inherited(self) -> list[Any]:
         """See `endings.Watched`."""
@@ -255,6 +260,11 @@ def check_head(method: str, manifest: Manifest, heads: Collection[str]) -> None:
             "runs on OpenVINO; choose another device map (`mirrorsd devices`) or method."
         )
     present = ", ".join(head.kind for head in manifest.heads) or "none"
+    if method == "mtp":
+        raise ConfigError(
+            f"method is 'mtp'; this bundle has no such head (it has: {present}). It comes with some checkpoints "
+            "(`mtp.*` in their weights, as Qwen3.5's); this one's had none when it was exported."
+        )
     raise ConfigError(
         f"method is {method!r}; this bundle has no such head (it has: {present}). Train one with `mirrorsd train head "
         f"--kind {method}`, and export the target again with `--head FOLDER`."
