@@ -39,6 +39,7 @@ _STANDARD_NAMES = (
     "num_key_value_heads",
     "head_dim",
     "max_position_embeddings",
+    "intermediate_size",
     "rope_parameters",
     "sliding_window",
     "layer_types",

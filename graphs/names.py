@@ -2,7 +2,9 @@
 
 from typing import Literal, get_args
 
-Method = Literal["plain", "serial", "mirror", "auto", "lookup", "medusa", "hydra", "eagle3", "block", "streaming"]
+Method = Literal[
+    "plain", "serial", "mirror", "auto", "lookup", "medusa", "hydra", "eagle3", "block", "streaming", "mtp"
+]
 METHODS: tuple[Method, ...] = get_args(Method)
 HEAD_KINDS = METHODS[METHODS.index("lookup") + 1 :]
 """Of heads that draft from the target's hidden states; each is also the name of the method that uses it."""

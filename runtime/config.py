@@ -135,7 +135,7 @@ class GenerationConfig:
         ignore_eos: do not end at the model's own end-of-sequence ids.
         use_defaults: whether the checkpoint's defaults are taken.
         method: `mirror`, `serial`, `plain`, `auto`, `lookup`, or the kind of a head that the bundle has (`medusa`,
-            `hydra`, `eagle3`, `block`, `streaming`). Never changes the text.
+            `hydra`, `eagle3`, `block`, `streaming`, `mtp`). Never changes the text.
     """
 
     max_new_tokens: int = 256

@@ -10,21 +10,20 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
-from mirrorsd.device_maps.pace import Curve, interpolate
+from mirrorsd.device_maps.pace import interpolate
 from mirrorsd.graphs.errors import ConfigError, GenerationError
 from mirrorsd.graphs.manifest import Manifest, TargetEntry
 from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
 from mirrorsd.runtime.config import HEAD_METHODS, GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.devices import endings
 from mirrorsd.runtime.devices.company import Company
+from mirrorsd.runtime.devices.huge_pages import new_regions, regions_now, use_huge_pages
 from mirrorsd.runtime.devices.workers import DeviceWorker, pinned
 from mirrorsd.runtime.policy.account import Knowledge
 
 _LATER_S = 1.0
 _SLOTS = (2, 4, 8)
 """Conversations that share a pass at most. The more slots, the more those that are empty cost: see docs/limits.md."""
-_CHUNKS = (8, 16, 32, 64)
-"""Rows of a prompt that may ride along."""
 _CLOSE_S = 5.0
 
 
@@ -62,11 +61,12 @@ class Engine:
         draft_cores: tuple[int, ...] = (),
         is_target_lent: bool = False,
         takes_turns: bool = False,
+        huge_pages: bool = False,
     ) -> None:
         self.target_worker = DeviceWorker("target", target_cores, is_lent=is_target_lent)
         self.draft_worker = DeviceWorker("draft", draft_cores)
         self.preparing_worker = DeviceWorker("preparing", draft_cores)
-        self.takes_turns, self._target_cores = takes_turns, target_cores
+        self.takes_turns, self._target_cores, self._huge_pages = takes_turns, target_cores, huge_pages
         self.known = known or Knowledge()
         self.sessions: weakref.WeakSet[Closable] = weakref.WeakSet()
         self.seats: weakref.WeakSet[object] = weakref.WeakSet()
@@ -183,10 +183,13 @@ class Engine:
 
     def join_passes(self, num_slots: int) -> None:
         """Open what runs so many conversations together, and use it from then on; else they take turns."""
+        before = regions_now() if self._huge_pages else []
         with pinned(self._target_cores):
             batch = self.target_model.open_batch(num_slots)
         if batch is not None:
-            self.target_worker.company = Company(batch, rows_beside(self.known.target_ms))
+            self.target_worker.company = Company(batch)
+            if self._huge_pages:
+                use_huge_pages(new_regions(before), partial(_rest, weakref.ref(self), self._is_waited_for))
 
     def inherited(self) -> list[Any]:
         """See `endings.Watched`."""
@@ -203,16 +206,6 @@ def _open_batch(engine: "weakref.ref[Engine]", num_slots: int) -> None:
     found = engine()
     if found is not None and found.is_open:
         found.join_passes(num_slots)
-
-
-def rows_beside(target_ms: Curve) -> int:
-    """Rows of a prompt that ride along in a pass of others, which takes twice as long then at most.
-
-    >>> rows_beside(((1, 5.0), (8, 7.5), (16, 10.0), (32, 16.0))), rows_beside(())
-    (16, 8)
-    """
-    most = 2 * interpolate(target_ms, 1) if target_ms else 0.0
-    return max((rows for rows in _CHUNKS if most and interpolate(target_ms, rows) <= most), default=_CHUNKS[0])
 
 
 def _rest(engine: "weakref.ref[Engine]", is_waited_for: threading.Event, seconds: float) -> bool:
@@ -267,6 +260,11 @@ def check_head(method: str, manifest: Manifest, heads: Collection[str]) -> None:
             "runs on OpenVINO; choose another device map (`mirrorsd devices`) or method."
         )
     present = ", ".join(head.kind for head in manifest.heads) or "none"
+    if method == "mtp":
+        raise ConfigError(
+            f"method is 'mtp'; this bundle has no such head (it has: {present}). It comes with some checkpoints "
+            "(`mtp.*` in their weights, as Qwen3.5's); this one's had none when it was exported."
+        )
     raise ConfigError(
         f"method is {method!r}; this bundle has no such head (it has: {present}). Train one with `mirrorsd train head "
         f"--kind {method}`, and export the target again with `--head FOLDER`."

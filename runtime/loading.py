@@ -156,6 +156,7 @@ def _start_engine(
         draft_cores=card.draft.cores,
         is_target_lent=card.target.is_on_cpu,
         takes_turns=layout.name == SHARED,
+        huge_pages=_wants_huge_pages(card),
     )
 
 

@@ -18,6 +18,7 @@ from mirrorsd.export.weights.stored_tensors import read_header
 from mirrorsd.families.heads import HeadConfig, HeadNetwork, build_head
 from mirrorsd.families.heads.config import FINAL, TOKEN_MAP
 from mirrorsd.families.heads.lending import check_lending, lent_by
+from mirrorsd.families.heads.mtp import PREFIX, is_offset, mtp_config, mtp_names
 from mirrorsd.families.heads.published import PUBLISHED_KIND, convert_head
 from mirrorsd.families.registry import error_words
 from mirrorsd.graphs import names
@@ -133,17 +134,39 @@ def open_head(folder: Path, target: Checkpoint) -> HeadCheckpoint:
 
 
 def open_heads(folders: tuple[str, ...], target: Checkpoint) -> tuple[HeadCheckpoint, ...]:
-    """Open several heads of one target.
+    """Open several heads of one target, and the one that its checkpoint brings along, if it does.
 
     Raises:
         ExportError: two are of one kind; and what `open_head` raises.
     """
     heads = tuple(open_head(Path(folder), target) for folder in folders)
+    if any(name.startswith(PREFIX) for name in target.tensors):
+        heads += (_own_head(target),)
     kinds = [head.config.head_kind for head in heads]
     for index, kind in enumerate(kinds):
         if kind in kinds[:index]:
             raise ExportError(f"two heads are of the kind {kind!r}; a bundle has one of a kind: leave one away")
     return heads
+
+
+def _own_head(target: Checkpoint) -> HeadCheckpoint:
+    """The head among a target's own tensors, which transformers leaves out.
+
+    Raises:
+        ExportError: it has more layers than one.
+    """
+    stored = mtp_names(target.tensors)
+    if any(name.startswith("layers.1.") for name in stored.values()):
+        raise ExportError(
+            f"the target {target.path} brings a head of more layers than one along (`mtp.layers.1`): such are not read"
+        )
+    tensors = {name: target.tensors[of].read(torch.float32) for of, name in stored.items()}
+    return HeadCheckpoint(
+        folder=target.folder,
+        config=mtp_config(target.config),
+        tensors={name: tensor + 1 if is_offset(name) else tensor for name, tensor in tensors.items()},
+        num_target_layers=int(target.config["num_hidden_layers"]),
+    )
 
 
 def _read(folder: Path, num_target_layers: int) -> tuple[HeadConfig, Mapping[str, Tensor]]:

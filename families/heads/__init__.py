@@ -17,6 +17,7 @@ _NETWORKS: dict[str, type[HeadNetwork]] = {
     "eagle3": Eagle3Network,
     "block": BlockNetwork,
     "streaming": StreamingNetwork,
+    "mtp": Eagle3Network,
 }
 
 

@@ -14,7 +14,7 @@ from mirrorsd.graphs.errors import ConfigError
 
 HEAD_KIND = "head_kind"
 """Entry of config.json that makes a folder a head's."""
-KINDS = ("medusa", "hydra", "eagle3", "block", "streaming")
+KINDS = ("medusa", "hydra", "eagle3", "block", "streaming", "mtp")
 VOCABULARIES = ("shared", "own", "low-rank", "reduced")
 FINAL = "final"
 """The tap behind the target's final norm: what its LM head reads."""
@@ -36,7 +36,7 @@ class HeadConfig:
     """A head's sizes and switches; `H` and `V` are its target's.
 
     Attributes:
-        head_kind: `medusa`, `hydra`, `eagle3`, `block` or `streaming`.
+        head_kind: `medusa`, `hydra`, `eagle3`, `block`, `streaming` or `mtp`.
         taps: What of the target is read: numbers of layers passed (0 is the embedding's output, the last number stands
             before the final norm), or "final" (behind it).
         length: Guesses `K` per step.
@@ -53,10 +53,11 @@ class HeadConfig:
         head_dim: Width of a head.
         intermediate_size: Width inside a layer's gated feed-forward part.
         rms_norm_eps: Of every norm.
-        rope: Rotary positions, as Hugging Face's `rope_parameters`.
+        rope: Rotary positions, as Hugging Face's `rope_parameters`; `partial_rotary_factor` of a head turns.
         max_positions: Positions that the target was made for.
         qk_norm: Queries and keys of every head are normed (Qwen3).
         attention_bias: Projections of attention have a bias.
+        attention_gate: What a head has attended to is multiplied with a gate, which stands beside its query.
         tap_norm: Norm over the taps of eagle3: `none`, `each`, or one over all of them `joined`.
         joins: How eagle3 joins token and state: `attention` reads both, or a `projection` before the layer (MTP).
         norm_before_residual: Eagle3's residual is the normed state.
@@ -89,6 +90,7 @@ class HeadConfig:
     max_positions: int = 2048
     qk_norm: bool = False
     attention_bias: bool = False
+    attention_gate: bool = False
     tap_norm: str = "none"
     joins: str = "attention"
     norm_before_residual: bool = False
@@ -112,7 +114,7 @@ class HeadConfig:
         self._check_vocabulary()
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(f"a head has {self.num_heads} query heads for {self.num_kv_heads} key-value heads")
-        if (self.num_layers > 0 or self.head_kind in ("eagle3", "block", "streaming")) and min(
+        if (self.num_layers > 0 or self.head_kind in ("eagle3", "block", "streaming", "mtp")) and min(
             self.num_layers, self.intermediate_size
         ) < 1:
             raise ConfigError(

@@ -49,7 +49,7 @@ class Eagle3Network(HeadNetwork):
             inputs = layer.input_layernorm(hidden) if joined is None else joined
             joined = None
             rows.new.append(layer.keys_and_values(inputs, angles))
-            hidden = layer.finish(hidden, rows.attend(number, layer.queries(inputs, angles)))
+            hidden = layer.finish(hidden, rows.attend(number, layer.queries(inputs, angles)), inputs)
         return hidden
 
     def guess(self, rows: FeatureRows, states: Tensor | None, listener: Listener) -> None:
@@ -76,7 +76,7 @@ class Eagle3Network(HeadNetwork):
             keys, values = (torch.stack(parts, dim=3) for parts in zip(*chains[number], strict=True))
             queries = layer.queries(inputs, angles)[:, :, :, None]
             attended = rows.attend_at_tips(number, queries, (keys, values))
-            hidden = layer.finish(hidden, attended[:, :, :, 0])
+            hidden = layer.finish(hidden, attended[:, :, :, 0], inputs)
         return hidden
 
     def _project(self, features: Tensor) -> Tensor:

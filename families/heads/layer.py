@@ -47,9 +47,11 @@ class Rotary(nn.Module):
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
         sizes: Any = {"hidden_size": config.num_heads * config.head_dim, "num_attention_heads": config.num_heads}
-        sizes |= {"head_dim": config.head_dim, "max_position_embeddings": config.max_positions}
+        rope = dict(config.rope)
+        width = int(config.head_dim * rope.pop("partial_rotary_factor", 1.0))
+        sizes |= {"head_dim": width, "max_position_embeddings": config.max_positions}
         with torch.device("cpu"):
-            made: Any = LlamaRotaryEmbedding(LlamaConfig(**sizes, rope_parameters=dict(config.rope)))
+            made: Any = LlamaRotaryEmbedding(LlamaConfig(**sizes, rope_parameters=rope))
         self.factor = float(made.attention_scaling)
         self.register_buffer("frequencies", made.inv_freq.float(), persistent=False)
 
@@ -62,10 +64,13 @@ class Rotary(nn.Module):
 
 
 def rotate(heads: Tensor, angles: Angles) -> Tensor:
-    """Turn `heads [B, h, rows, hd]` by their positions."""
-    first, second = heads.chunk(2, dim=-1)
+    """Turn `heads [B, h, rows, hd]` by their positions; of wider heads than the angles are, the first part."""
+    width = angles.cos.shape[-1]
+    part = heads[..., :width]
+    first, second = part.chunk(2, dim=-1)
     turned = torch.cat((-second, first), dim=-1)
-    return (heads * angles.cos + turned * angles.sin).to(heads.dtype)
+    rotated = (part * angles.cos + turned * angles.sin).to(heads.dtype)
+    return rotated if heads.shape[-1] == width else torch.cat((rotated, heads[..., width:]), dim=-1)
 
 
 class HeadLayer(nn.Module):
@@ -75,13 +80,13 @@ class HeadLayer(nn.Module):
         """Make a layer whose attention reads `num_inputs * H` wide rows."""
         super().__init__()
         hidden, width = config.hidden_size, config.head_dim
-        self.num_kv_heads, self.head_dim = config.num_kv_heads, width
+        self.num_kv_heads, self.head_dim, self.has_gate = config.num_kv_heads, width, config.attention_gate
         self.input_layernorm = Norm(hidden, config.rms_norm_eps)
         self.post_attention_layernorm = Norm(hidden, config.rms_norm_eps)
         bias, inner = config.attention_bias, config.intermediate_size
         self.self_attn = nn.ModuleDict(
             {
-                "q_proj": nn.Linear(num_inputs * hidden, config.num_heads * width, bias=bias),
+                "q_proj": nn.Linear(num_inputs * hidden, config.num_heads * width * (1 + self.has_gate), bias=bias),
                 "k_proj": nn.Linear(num_inputs * hidden, config.num_kv_heads * width, bias=bias),
                 "v_proj": nn.Linear(num_inputs * hidden, config.num_kv_heads * width, bias=bias),
                 "o_proj": nn.Linear(config.num_heads * width, hidden, bias=bias),
@@ -99,21 +104,34 @@ class HeadLayer(nn.Module):
 
     def queries(self, rows: Tensor, angles: Angles) -> Tensor:
         """Rotated queries `[B, h, n, hd]` of normed rows `[B, n, inputs]`."""
-        return rotate(self._normed("q", self._split(self.self_attn["q_proj"](rows))), angles)
+        split = self._queries_and_gates(rows)[0] if self.has_gate else self._split(self.self_attn["q_proj"](rows))
+        return rotate(self._normed("q", split), angles)
 
     def keys_and_values(self, rows: Tensor, angles: Angles) -> KeyValue:
         """Rotated keys, and values, `[B, kvh, n, hd]` each, of normed rows."""
         keys = self._normed("k", self._split(self.self_attn["k_proj"](rows)))
         return rotate(keys, angles), self._split(self.self_attn["v_proj"](rows))
 
-    def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
-        """Add what was attended to, `[B, h, n, hd]`, and the feed-forward part to `residual [B, n, H]`."""
+    def finish(self, residual: Tensor, attended: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Add what was attended to, `[B, h, n, hd]`, and the feed-forward part to `residual [B, n, H]`.
+
+        `rows` are those that gave the queries; a layer with gates reads them again.
+        """
+        if self.has_gate:
+            assert rows is not None
+            attended = attended * torch.sigmoid(self._queries_and_gates(rows)[1])
         joined = attended.transpose(1, 2).flatten(2)
         hidden = residual + self.self_attn["o_proj"](joined)
         normed = self.post_attention_layernorm(hidden)
         added: Tensor = self.mlp["down_proj"](silu(self.mlp["gate_proj"](normed)) * self.mlp["up_proj"](normed))
         whole: Tensor = hidden + added
         return whole
+
+    def _queries_and_gates(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Both `[B, h, n, hd]`, of a layer with gates: a head's query stands before its gate."""
+        heads = (*rows.shape[:2], -1, 2 * self.head_dim)
+        query, gate = self.self_attn["q_proj"](rows).reshape(heads).transpose(1, 2).chunk(2, dim=-1)
+        return query, gate
 
     def _split(self, rows: Tensor) -> Tensor:
         return rows.reshape(rows.shape[0], rows.shape[1], -1, self.head_dim).transpose(1, 2)

@@ -20,6 +20,10 @@ from mirrorsd.runtime.devices.tickets import Entry
 
 _WAIT_SHARE = 0.5
 """Of a pass's time that the others wait for who is late."""
+_FIRST_CHUNK, _MOST_CHUNK = 8, 128
+"""Rows of a prompt. The first counts for a few passes only."""
+_MOST_TIMES = 2.0
+"""What a pass with rows of a prompt may take, over one without: texts stand still for no more than a step."""
 _SECONDS_MEMORY = 0.8
 """Of a pass's seconds, per pass."""
 
@@ -35,11 +39,12 @@ class Company:
 
     Attributes:
         batch: runs their rows together.
-        chunk_rows: rows of a prompt that ride along in a pass.
+        chunk_rows: rows of a prompt that ride along in a pass, so many that it takes up to twice as long. What they
+            cost depends on how long their text is already, so it is learned from every such pass.
     """
 
-    def __init__(self, batch: TargetBatch, chunk_rows: int) -> None:
-        self.batch, self.chunk_rows = batch, chunk_rows
+    def __init__(self, batch: TargetBatch) -> None:
+        self.batch, self.chunk_rows = batch, _FIRST_CHUNK
         self._members: dict[object, _Member] = {}
         self._seconds = 0.0
 
@@ -76,8 +81,19 @@ class Company:
             entry.ticket.queued_s = started - entry.queued_at if entry.queued_at is not None else 0.0
             entry.ticket.num_beside = len(entries) - 1
         outputs = self.batch.run([entry.job for entry in entries])
-        self.ends([entry.owner for entry in entries], perf_counter() - started)
+        seconds = perf_counter() - started
+        num_prompts = sum(entry.job.with_logits is None for entry in entries)
+        if self._seconds and 0 < num_prompts < len(entries):
+            self._learn_chunk(seconds / self._seconds)
+        self.ends([entry.owner for entry in entries], 0.0 if num_prompts else seconds)
         return outputs
+
+    def _learn_chunk(self, times: float) -> None:
+        """A pass with rows of a prompt took so many times as long as those without."""
+        if times > _MOST_TIMES:
+            self.chunk_rows = max(self.chunk_rows // 2, 1)
+        elif times <= (1 + _MOST_TIMES) / 2:  # twice the rows take at most twice the time beyond a pass without
+            self.chunk_rows = min(2 * self.chunk_rows, _MOST_CHUNK)
 
     def arrives(self, owner: object) -> None:
         """A conversation wants a pass. From any thread."""
@@ -86,9 +102,10 @@ class Company:
             member.is_prompt = perf_counter() - member.ended <= self._most_seconds
 
     def ends(self, owners: Collection[object], seconds: float) -> None:
-        """A pass of these conversations is over, and took so long."""
+        """A pass of these conversations is over, and took so long; 0 where that says nothing of others."""
         now, known = perf_counter(), self._seconds
-        self._seconds = _SECONDS_MEMORY * known + (1 - _SECONDS_MEMORY) * seconds if known else seconds
+        if seconds:
+            self._seconds = _SECONDS_MEMORY * known + (1 - _SECONDS_MEMORY) * seconds if known else seconds
         for owner in owners:
             member = self._members.setdefault(owner, _Member(now, is_prompt=False))
             member.ended = now

@@ -310,7 +310,7 @@ class DeviceWorker:
             failure = error
         self._job_started = None
         if self.company is not None and isinstance(entry.job, TargetPass):
-            self.company.ends((entry.owner,), perf_counter() - started)
+            self.company.ends((entry.owner,), 0.0 if entry.job.with_logits is None else perf_counter() - started)
         if then is not None:
             then(entry.owner, -1)
         entry.ticket.finish(result, failure)

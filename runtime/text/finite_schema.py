@@ -17,19 +17,22 @@ items, which together have `2 r`.
 from collections.abc import Mapping
 from math import isqrt
 from typing import Any, TypeGuard
+from urllib.parse import unquote
 
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.runtime.text.finite_pattern import finite_pattern
 
 LEAST_ROOM = 16
 """Characters that any string may have. Where less is left, an object within its own kind is left out."""
 KEY_LENGTH = 64
-"""Most characters of a key that the schema does not name."""
+"""Most characters of a key that the schema does not name; and how often a part of a key's pattern may come."""
 DIGITS, DECIMALS = 18, 9
 """Of a number, before and behind the point; an exponent would have no end either."""
 WHITESPACE = r"[ ]|\r?\n[ \t]{0,32}"
 """Between two parts of a document: nothing, a space, or a line's end and the next line's indent."""
 _NARROW = 1e-6
-"""A range of numbers that so few decimals would leave too little of: they are not bounded there."""
+"""A range of numbers that so few decimals would leave too little of: there it has so many values at equal distances."""
+_VALUES = 33
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
 _KEYWORDS = {
     "object": ("properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties"),
@@ -124,7 +127,7 @@ class _Expander:
             return self._array(schema, room)
         if kind == "string":
             return _string(schema, room, self._room)
-        return {"type": kind, **(_number(schema, kind) if kind in ("integer", "number") else {})}
+        return _number(schema, kind) if kind in ("integer", "number") else {"type": kind}
 
     def _object(self, schema: Schema, room: int, others: Names) -> Schema | None:
         given, required = schema.get("properties", {}), schema.get("required", [])
@@ -147,10 +150,11 @@ class _Expander:
         patterns, more = schema.get("patternProperties"), schema.get("additionalProperties", False)
         count = _count(schema, "minProperties", "maxProperties", room)
         share = _share(room, count)
+        length = min(max(share, LEAST_ROOM), KEY_LENGTH)
         if _is_map(patterns) and patterns:
-            values = {pattern: self.at(value, share) for pattern, value in patterns.items()}
+            values = {finite_pattern(pattern, length): self.at(value, share) for pattern, value in patterns.items()}
         else:
-            value, length = None if more is False else self.at(more, share), min(max(share, LEAST_ROOM), KEY_LENGTH)
+            value = None if more is False else self.at(more, share)
             values = {} if value is None else {f"^(?s:.){{1,{length}}}$": value}
         values = {pattern: value for pattern, value in values.items() if value is not None}
         closed: Schema = {"additionalProperties": False}
@@ -167,6 +171,7 @@ class _Expander:
         return {
             "properties": {},
             "required": [],
+            "patternProperties": {},
             "additionalProperties": True,
             "anyOf": [both | closed, alone | closed | limits],
         }
@@ -295,20 +300,29 @@ def _string(schema: Schema, room: int, room_of_all: int) -> Schema:
     return {"type": "string", "maxLength": max(most, 2 * least if isinstance(least, int) else 0)}
 
 
-def _number(schema: Schema, kind: str) -> Schema:
-    """Bounds for the digits of a number that has none."""
+def _number(schema: Schema, kind: str) -> Schema | None:
+    """Bounds for the digits of a number that has none; None where no value is left."""
     low = [schema[name] for name in ("minimum", "exclusiveMinimum") if _is_number(schema.get(name))]
     high = [schema[name] for name in ("maximum", "exclusiveMaximum") if _is_number(schema.get(name))]
     largest = 10**DIGITS
-    found: Schema = {}
+    found: Schema = {"type": kind}
     if not high:
         found["maximum"] = max([largest, *(10 * abs(int(bound)) for bound in low)])
     if not low:
         found["minimum"] = -max([largest, *(10 * abs(int(bound)) for bound in high)])
-    is_narrow = bool(high and low) and max(high) - min(low) < _NARROW
-    if kind == "number" and "multipleOf" not in schema and not is_narrow:
-        found["multipleOf"] = float(f"1e-{DECIMALS}")
-    return found
+    if kind == "integer" or "multipleOf" in schema:
+        return found
+    if low and high and min(high) - max(low) < _NARROW:
+        return _narrow(schema, max(low), min(high))
+    return found | {"multipleOf": float(f"1e-{DECIMALS}")}
+
+
+def _narrow(schema: Schema, low: float, high: float) -> Schema | None:
+    """Numbers of a narrow range by their names; None where there are none, or where other types are allowed too."""
+    steps = (low + (high - low) * number / (_VALUES - 1) for number in range(_VALUES))
+    excluded = [schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")]
+    values = sorted({value for value in steps if low <= value <= high and value not in excluded})
+    return {"type": "number", "enum": values} if values and len(_types(schema)) == 1 else None
 
 
 def _count(schema: Schema, least: str, most: str, room: int) -> int:
@@ -341,7 +355,7 @@ def _pointed(root: Any, target: Any) -> Any:
         return None
     found = root
     for step in filter(None, target[1:].split("/")):
-        name = step.replace("~1", "/").replace("~0", "~")
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
         if _is_map(found) and name in found:
             found = found[name]
         elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):

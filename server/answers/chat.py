@@ -9,12 +9,12 @@ from mirrorsd.server.answers.choices import Choice, Delta
 from mirrorsd.server.answers.figures import usage
 from mirrorsd.server.answers.job import Job, ping
 from mirrorsd.server.answers.logprobs import chat_logprobs
-from mirrorsd.server.answers.settings_of import chat_settings, sampled
-from mirrorsd.server.answers.tools import Call, Wish, plan
+from mirrorsd.server.answers.settings_of import chat_settings, sampled, template_variables
+from mirrorsd.server.answers.tools import Call, Wish, demanded, plan
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.service import Service
 from mirrorsd.server.transport.exchange import DONE, Exchange
-from mirrorsd.server.wire.chat import ChatRequest, Message, NamedChoice, text_of
+from mirrorsd.server.wire.chat import AllowedChoice, ChatRequest, Message, NamedChoice, text_of
 from mirrorsd.server.wire.completions import TemplateRequest
 
 _ROLES = {"developer": "system"}
@@ -34,23 +34,11 @@ async def chat(service: Service, exchange: Exchange, body: ChatRequest) -> None:
         if body.prediction is not None:
             settings["prediction"] = await bundle.predict(text_of(body.prediction.content))
         messages, told = tools.told(messages)
-        variables = _variables(body, bundle.chat_template)
+        named = {"documents": body.documents, "reasoning_effort": body.reasoning_effort}
+        variables = {**(body.chat_template_kwargs or {}), **template_variables(bundle.chat_template, **named)}
         token_ids = await bundle.encode_chat(messages, told, variables, **conversation_ends(body))
         job = Job(service, body, bundle, token_ids, settings, body.n or 1, tools)
         await (_stream if body.stream else _whole)(exchange, body, job)
-
-
-def _variables(body: ChatRequest, template: str) -> dict[str, Any]:
-    """What the template is told besides the conversation; fields that it would not read are refused."""
-    found: dict[str, Any] = dict(body.chat_template_kwargs or {})
-    for name in ("documents", "reasoning_effort"):
-        value = getattr(body, name)
-        if value:
-            if name not in template:
-                message = f"{name}: this model's chat template does not read it. Leave it away."
-                raise ApiError(400, message, param=name, code="unsupported_parameter")
-            found[name] = value
-    return found
 
 
 def conversation_ends(body: ChatRequest | TemplateRequest) -> dict[str, bool]:
@@ -73,9 +61,13 @@ def template_message(message: Message) -> dict[str, Any]:
 
 def _wish(body: ChatRequest) -> Wish:
     """What the request says about tools."""
-    choice = body.tool_choice or "auto"
-    name = choice.function.name if isinstance(choice, NamedChoice) else None
-    return Wish(body.tools or (), name or str(choice), name is not None, body.parallel_tool_calls)
+    choice, tools = body.tool_choice or "auto", body.tools or ()
+    if isinstance(choice, NamedChoice):
+        return demanded(tools, choice.function.name)
+    if isinstance(choice, AllowedChoice):
+        allowed = choice.allowed_tools
+        return Wish(tools, allowed.mode, [tool.function.name for tool in allowed.tools], body.parallel_tool_calls)
+    return Wish(tools, choice, None, body.parallel_tool_calls)
 
 
 def _head(job: Job, kind: str) -> dict[str, Any]:

@@ -8,15 +8,24 @@ from uuid import uuid4
 from mirrorsd.runtime.text.messages import text_of
 from mirrorsd.server.answers.figures import usage
 from mirrorsd.server.answers.job import Job, ping
-from mirrorsd.server.answers.settings_of import check_schema, format_settings, refuse_fields, sampled, text_settings
-from mirrorsd.server.answers.tools import Call, Wish, plan
+from mirrorsd.server.answers.settings_of import (
+    check_schema,
+    format_settings,
+    refuse_fields,
+    sampled,
+    template_variables,
+    text_settings,
+)
+from mirrorsd.server.answers.tools import Call, Wish, demanded, plan
 from mirrorsd.server.bundles.loaded import seeded_configs
+from mirrorsd.server.errors import ApiError
 from mirrorsd.server.service import Service
 from mirrorsd.server.transport.exchange import Exchange
 from mirrorsd.server.wire.chat import FunctionDefinition, Tool
-from mirrorsd.server.wire.responses import InputText, ResponseRequest, SchemaTextFormat, ToolName
+from mirrorsd.server.wire.responses import AllowedNames, InputText, ResponseRequest, SchemaTextFormat, ToolName
 
 _ROLES = {"developer": "system"}
+_LOGPROBS = "message.output_text.logprobs"
 _ABOUT_TOOL: dict[str, Any] = {"description": None, "parameters": None, "strict": None}
 
 
@@ -29,6 +38,8 @@ async def responses(service: Service, exchange: Exchange, body: ResponseRequest)
         background=None,
         prompt="input",
     )
+    if _LOGPROBS in (body.include or ()):
+        raise ApiError(400, f"include: {_LOGPROBS} is not given here: use chat.", param="include")
     async with service.shelf.use(body.model) as bundle:
         limits = service.settings.limits
         defaults = bundle.pipe.manifest.chat_settings(body.temperature)
@@ -44,7 +55,9 @@ async def responses(service: Service, exchange: Exchange, body: ResponseRequest)
         tools = await plan(bundle, _wish(body), settings, messages, limits)
         settings = tools.settings_of(settings)
         messages, told = tools.told(messages)
-        token_ids = await bundle.encode(messages=messages, tools=told)
+        effort = body.reasoning.effort if body.reasoning is not None else None
+        variables = template_variables(bundle.chat_template, reasoning_effort=effort)
+        token_ids = await bundle.encode_chat(messages, told, variables)
         job = Job(service, body, bundle, token_ids, settings, tools=tools)
         await (_stream if body.stream else _whole)(exchange, body, job)
 
@@ -56,8 +69,11 @@ def _wish(body: ResponseRequest) -> Wish:
         Tool(type="function", function=FunctionDefinition(**tool.model_dump(exclude={"type"})))
         for tool in body.tools or ()
     ]
-    is_named = isinstance(choice, ToolName)
-    return Wish(tools, choice.name if isinstance(choice, ToolName) else choice, is_named, body.parallel_tool_calls)
+    if isinstance(choice, ToolName):
+        return demanded(tools, choice.name)
+    if isinstance(choice, AllowedNames):
+        return Wish(tools, choice.mode, [tool.name for tool in choice.tools], body.parallel_tool_calls)
+    return Wish(tools, choice, None, body.parallel_tool_calls)
 
 
 def _messages(body: ResponseRequest) -> list[dict[str, Any]]:
@@ -118,13 +134,13 @@ def _head(body: ResponseRequest, job: Job) -> dict[str, Any]:
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "prompt_cache_key": None,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
         "safety_identifier": None,
         "service_tier": "default",
         "store": False,
         "temperature": config.temperature or 0.0,
         "text": {"format": format_},
-        "tool_choice": choice.model_dump() if isinstance(choice, ToolName) else choice,
+        "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
         "tools": [_ABOUT_TOOL | tool.model_dump() for tool in body.tools or ()],
         "top_logprobs": 0,
         "top_p": config.top_p or 1.0,

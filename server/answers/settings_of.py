@@ -114,6 +114,24 @@ def completion_settings(body: CompletionRequest, defaults: Mapping[str, Any], li
     return found | form_settings(body, limits)
 
 
+def template_variables(template: str, **named: Any) -> dict[str, Any]:
+    """Fields that are variables of the chat template; those that it would not read are refused.
+
+    A model whose template knows no effort does not reason: to ask for none changes nothing.
+
+    >>> template_variables("{{ documents }}", documents=["a"], reasoning_effort="none")
+    {'documents': ['a']}
+    """
+    found = {}
+    for name, value in named.items():
+        if value and name in template:
+            found[name] = value
+        elif value and (name, value) != ("reasoning_effort", "none"):
+            message = f"{name}: this model's chat template does not read it. Leave it away."
+            raise ApiError(400, message, param=name, code="unsupported_parameter")
+    return found
+
+
 def format_settings(wanted: object, limits: Limits, param: str) -> Settings:
     """The constraint of a text by its format."""
     if isinstance(wanted, SchemaFormat) and wanted.json_schema is not None:

@@ -22,7 +22,7 @@ from mirrorsd.server.wire.chat import Tool
 _AS_WRITTEN = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
 """For llguidance: arguments as `json.dumps` and templates write them, with and without spaces."""
 _ID = f"[A-Za-z0-9]{{{ID_LENGTH}}}"
-_NAME = r"([A-Za-z0-9_.-]{1,64})"
+_NAME = r"([A-Za-z0-9_.:/-]{1,128})"
 
 
 class Call(NamedTuple):
@@ -71,7 +71,7 @@ class CallReader(Reader):
         self._name = re.compile(_NAME + _pattern(form.middle))
         self._ends = [re.compile(_pattern(text)) for text in (form.separator, form.closing) if text is not None]
         self._held, self._begun = "", ""
-        self._is_call = self._has_shown = False
+        self._is_call = self._has_shown = self._has_called = False
 
     def push(self, text: str) -> Read:
         """Text up to where a call has begun or may begin, and the calls that have ended."""
@@ -84,6 +84,7 @@ class CallReader(Reader):
         shown = "" if self._is_call else self._before_call()
         calls = self._calls(is_last=True) if self._is_call else []
         rest = self._begun + self._held
+        rest = "" if self._has_called and rest.isspace() else rest
         self._held = self._begun = ""
         return Read(shown + self._hidden.sub("", rest), calls)
 
@@ -119,6 +120,7 @@ class CallReader(Reader):
             marks = [*name.groups()[1:], *(behind.groups() if behind else ())]
             given = marks[0] if marks else uuid4().hex[:ID_LENGTH]
             found.append(Call(given, name[1], json.dumps(value, ensure_ascii=False)))
+            self._has_called = True
             self._is_call = behind is not None and behind.re is not self._ends[-1]
             self._begun = behind[0] if behind is not None and self._is_call else ""
             self._held = self._held[behind.end() :] if behind is not None else ""
@@ -129,26 +131,31 @@ class Wish(NamedTuple):
     """What a request says about tools, whichever way it was asked.
 
     Attributes:
-        tools: that may be called.
-        choice: `none`, `auto` or `required`; or the name of a tool.
-        is_named: whether `choice` is a name.
+        tools: that the model is told of.
+        choice: `none`, `auto` or `required`.
+        names: of those that may be called; None for all.
         is_parallel: whether several calls may come at once; None where the request does not say.
     """
 
     tools: Sequence[Tool] = ()
     choice: str = "auto"
-    is_named: bool = False
+    names: Sequence[str] | None = None
     is_parallel: bool | None = None
 
     @property
     def is_free(self) -> bool:
         """Whether the model chooses."""
-        return self.choice == "auto" and not self.is_named
+        return self.choice == "auto"
 
     @property
     def wants_call(self) -> bool:
         """Whether a call may come."""
-        return bool(self.tools) and (self.is_named or self.choice != "none")
+        return bool(self.tools) and self.choice != "none"
+
+
+def demanded(tools: Sequence[Tool], name: str) -> Wish:
+    """The wish for one call of this tool."""
+    return Wish(tools, "required", (name,), is_parallel=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,10 +205,11 @@ def check_wish(wish: Wish, limits: Limits) -> None:
         raise ApiError(400, "tools: two have the same name.", param="tools")
     for number, tool in enumerate(wish.tools):
         check_schema(tool.function.parameters, limits, f"tools.{number}.function.parameters")
-    if not names and (wish.is_named or wish.choice == "required"):
+    if not names and wish.choice == "required":
         raise ApiError(400, "tool_choice demands a tool, but no tools are given.", param="tool_choice")
-    if wish.is_named and wish.choice not in names:
-        raise ApiError(400, f"tool_choice names {wish.choice!r}, which is no tool.", param="tool_choice")
+    unknown = next((name for name in wish.names or () if name not in names), None)
+    if unknown is not None:
+        raise ApiError(400, f"tool_choice names {unknown!r}, which is no tool.", param="tool_choice")
 
 
 async def plan(
@@ -226,13 +234,11 @@ async def plan(
     if wish.wants_call:
         if settings.get("ignore_eos"):
             raise ApiError(400, "ignore_eos has no place beside tools: a call ends the text.", param="ignore_eos")
-        for name in ("json_schema", "regex", "grammar") if not wish.is_free else ("regex", "grammar"):
+        for name in ("regex", "grammar"):
             if name in settings:
                 raise ApiError(
                     400,
-                    f"A text by {name} has no place beside "
-                    f"{'tools that the model may call' if wish.is_free else 'a call that is demanded'}: "
-                    f"set tool_choice to 'none'{'' if wish.is_free else ' or to auto'}.",
+                    f"A text by {name} has no place beside tools that may be called: set tool_choice to 'none'.",
                     param="response_format",
                 )
     speech = await bundle.speech()
@@ -245,10 +251,10 @@ def plan_tools(wish: Wish, speech: Speech, limits: Limits, answer: Any = None) -
     if not wish.wants_call:
         return ToolPlan(form)
     documents = [tool.model_dump(exclude_none=True) for tool in wish.tools]
-    wanted = [tool for tool in wish.tools if not wish.is_named or tool.function.name == wish.choice]
+    wanted = [tool for tool in wish.tools if wish.names is None or tool.function.name in wish.names]
     is_usual = wish.is_free and not form.is_own  # a model that was trained for tools ends its calls by itself
     is_several = is_usual if wish.is_parallel is None else wish.is_parallel
-    most = limits.calls if is_several and not wish.is_named and form.separator is not None else 1
+    most = limits.calls if is_several and form.separator is not None else 1
     parts = form.opening + form.middle + (form.separator or "") + form.closing
     is_special = any(text in parts for text in speech.specials)
     grammar = call_grammar(wanted, speech, most=most, is_free=wish.is_free, answer=answer)

@@ -3,9 +3,9 @@
 import asyncio
 import gc
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 from uuid import uuid4
 
 from pydantic import BaseModel, ValidationError
@@ -81,11 +81,13 @@ class Exchange:
         num_marks = sum(map(body.count, (b"[", b"{", b'":')))
         if num_marks > self._limits.marks_for(context):
             raise _too_long(context, f"the request has {num_marks} brackets and keys")
+        document = None
         try:
             with _no_collection():
-                return model.model_validate(from_json(body, allow_inf_nan=False))
+                document = from_json(body, allow_inf_nan=False)
+                return model.model_validate(document)
         except ValidationError as error:
-            raise _refusal(error) from None
+            raise _refusal(error, document) from None
         except ValueError as error:
             raise ApiError(400, f"The body is not JSON: {error}.", code="json_invalid") from None
 
@@ -191,13 +193,45 @@ def _too_long(context: int, found: str) -> ApiError:
     return api_error(ContextLengthError.of(context, found))
 
 
-def _refusal(error: ValidationError) -> ApiError:
-    """What is wrong with a body, without repeating what it said: values stay out of answers and logs."""
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    place = ".".join(str(part) for part in first["loc"])
-    more = f" ({error.error_count()} problems in all)" if error.error_count() > 1 else ""
+def _refusal(error: ValidationError, document: object) -> ApiError:
+    """What is wrong with a body, without repeating what it said: values stay out of answers and logs.
+
+    A field that may have several forms has an error for each of them: the one deepest within it is meant.
+    """
+    errors = error.errors(include_url=False, include_input=False, include_context=False)
+    places = [_place(found["loc"], document, is_missing=found["type"] == "missing") for found in errors]
+    deepest = [place for place in places if not any(place == other[: len(place)] != other for other in places)]
+    number = min(range(len(errors)), key=lambda at: _rank(errors[at]["type"], places[at], deepest))
+    first, place = errors[number], ".".join(map(str, places[number]))
+    count = len({str(place[:1]) for place in places})
+    more = f" ({count} fields have problems)" if count > 1 else ""
     where = f"{place}: " if place else ""
-    return ApiError(400, f"{where}{first['msg']}{more}.", param=place[:200] or None, code=first["type"][:64])
+    message = first["msg"].removeprefix("Value error, ")
+    return ApiError(400, f"{where}{message}{more}.", param=place[:200] or None, code=first["type"][:64])
+
+
+def _rank(kind: str, place: list[int | str], deepest: list[list[int | str]]) -> tuple[bool, ...]:
+    """The error that is told is the one with the least: deep, about what something is, not about another form of it."""
+    return place not in deepest, place[:1] != deepest[0][:1], place[-1:] != ["type"], kind.endswith("_type")
+
+
+def _place(steps: Sequence[int | str], document: object, *, is_missing: bool = False) -> list[int | str]:
+    """Where in a body something is wrong: steps that name one of a field's forms, not what stands in it, are left out.
+
+    >>> _place(("input", "list[InputItem]", 0, "role"), {"input": [{}]}, is_missing=True)
+    ['input', 0, 'role']
+    >>> _place(("input", "str"), {"input": 5})
+    ['input']
+    """
+    found: list[int | str] = []
+    for number, step in enumerate(steps, 1):
+        is_there = isinstance(document, Mapping) and step in document
+        is_there |= isinstance(document, list) and isinstance(step, int) and step < len(document)
+        if is_there:
+            document = cast(Any, document)[step]
+        if is_there or (is_missing and number == len(steps)):
+            found.append(step)
+    return found
 
 
 __all__ = ["DONE", "PING", "ClientDisconnect", "Exchange", "while_connected"]

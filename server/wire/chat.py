@@ -1,5 +1,6 @@
 """`/v1/chat/completions`: the request."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -18,6 +19,30 @@ class TextPart(Wire):
 
     type: Literal["text"]
     text: str
+
+
+def text_parts(content: Any, kinds: Sequence[str]) -> Any:
+    """Content whose refusals are text too: another model's history has them.
+
+    Raises:
+        ValueError: a part that is no text.
+    """
+    if not isinstance(content, list):
+        return content
+    found = [_said(part) for part in content]
+    for part in found:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind not in kinds:
+            raise ValueError(
+                f"bundles read text only: send parts of type '{kinds[0]}'. Images, sounds and files are not taken, and "
+                "no URL is ever opened"
+            )
+    return found
+
+
+def _said(part: Any) -> Any:
+    is_refusal = isinstance(part, dict) and part.get("type") == "refusal"
+    return {"type": "text", "text": part.get("refusal")} if is_refusal else part
 
 
 class FunctionCall(Wire):
@@ -53,14 +78,7 @@ class Message(Wire):
     @field_validator("content", mode="before")
     @classmethod
     def _refuse_media(cls, value: Any) -> Any:
-        for part in value if isinstance(value, list) else ():
-            kind = part.get("type") if isinstance(part, dict) else None
-            if isinstance(kind, str) and kind != "text":
-                raise ValueError(
-                    "bundles read text only: send parts of type 'text'. Images, sounds and files are not taken, and no "
-                    "URL is ever opened"
-                )
-        return value
+        return text_parts(value, ("text",))
 
 
 class FunctionDefinition(Wire):
@@ -68,7 +86,7 @@ class FunctionDefinition(Wire):
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")]
     description: str | None = None
     parameters: JsonObject | None = None
     strict: bool | None = None
@@ -92,6 +110,23 @@ class NamedChoice(Wire):
 
     type: Literal["function"]
     function: FunctionName
+
+
+class AllowedTools(Wire):
+    """Some of the tools, of which one may or must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedChoice], Field(min_length=1)]
+
+
+class AllowedChoice(Wire):
+    """OpenAI's frame around it."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+Chosen = Annotated[NamedChoice | AllowedChoice, Field(discriminator="type")]
 
 
 class JsonSchema(Wire):
@@ -189,7 +224,7 @@ class ChatRequest(FormedRequest):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | Chosen | None = None
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
     chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None

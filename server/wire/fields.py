@@ -39,6 +39,7 @@ class StreamOptions(Wire):
     """OpenAI's."""
 
     include_usage: bool = False
+    include_obfuscation: bool = False  # of padding that hides lengths: there is none here
 
 
 class TextRequest(Wire):
@@ -49,6 +50,7 @@ class TextRequest(Wire):
 
     model: str | None = None
     stream: bool | None = None
+    stream_options: StreamOptions | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, le=1 << 31)] | None = None
@@ -65,7 +67,6 @@ class TextRequest(Wire):
 class PenalisedRequest(TextRequest):
     """The same with what chat and completions, but not responses, have."""
 
-    stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1)] | None = None
     stop: str | list[str] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None

@@ -37,7 +37,8 @@ _WINDOWS = "use repetition_penalty, which looks at the whole text"
 
 REFUSED = {
     # OpenAI
-    **dict.fromkeys(("audio", "moderation", "web_search_options"), _OFF),
+    **dict.fromkeys(("audio", "moderation"), _OFF),
+    "web_search_options": Refusal("there is no search"),
     "functions": Refusal("use tools", _NOTHING),
     "function_call": Refusal("use tool_choice", ("none", *_NOTHING)),
     "suffix": Refusal("models here only go on with a text", ("",)),

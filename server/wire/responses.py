@@ -4,7 +4,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from mirrorsd.server.wire.chat import FunctionDefinition, GrammarFormat, ObjectFormat, RegexFormat, TextFormat
+from mirrorsd.server.wire.chat import (
+    FunctionDefinition,
+    GrammarFormat,
+    ObjectFormat,
+    RegexFormat,
+    TextFormat,
+    text_parts,
+)
 from mirrorsd.server.wire.fields import JsonObject, TextRequest, Wire
 
 _PARTS = ("input_text", "output_text", "reasoning_text", "summary_text", "text")
@@ -37,11 +44,7 @@ class InputItem(Wire):
     @field_validator("content", "output", mode="before")
     @classmethod
     def _refuse_media(cls, value: Any) -> Any:
-        for part in value if isinstance(value, list) else ():
-            kind = part.get("type") if isinstance(part, dict) else None
-            if isinstance(kind, str) and kind not in _PARTS:
-                raise ValueError("bundles read text only: no images, sounds or files, and no URL is ever opened")
-        return value
+        return text_parts(value, _PARTS)
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -64,6 +67,17 @@ class ToolName(Wire):
     name: str
 
 
+class AllowedNames(Wire):
+    """Some of the functions, of which one may or must be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ToolName], Field(min_length=1)]
+
+
+Chosen = Annotated[ToolName | AllowedNames, Field(discriminator="type")]
+
+
 class SchemaTextFormat(Wire):
     """JSON by a schema; here the schema stands beside the type."""
 
@@ -83,6 +97,14 @@ class TextOptions(Wire):
     """What form the text has."""
 
     format: ResponseFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(Wire):
+    """How much a model thinks, where its template reads that; thoughts are no items of their own, nor summed up."""
+
+    effort: str | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class ResponseRequest(TextRequest):
@@ -93,9 +115,11 @@ class ResponseRequest(TextRequest):
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    include: list[str] | None = None
     metadata: dict[str, str] | None = None
     tools: list[FunctionTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolName | None = None
+    tool_choice: Literal["none", "auto", "required"] | Chosen | None = None
     parallel_tool_calls: bool | None = None
     # What would be silently wrong: refused where it says something.
     previous_response_id: str | None = None

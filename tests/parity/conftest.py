@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from mirrorsd.export import ExportOptions, export_pair
@@ -204,9 +204,35 @@ def qwen3_pair(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="session")
 def hybrid_pair(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> ExportedPair:
-    """Untied Qwen3.5 in int8, three of its four layers recurrent; 3 linked streams in the top 2 of the draft's 3."""
+    """Untied Qwen3.5 in int8, three of its four layers recurrent, with its own head; a draft with 3 linked streams."""
     folder = tmp_path_factory.mktemp("hybrid")
     make_checkpoint(folder / "target", "qwen3_5_text", seed=5, tie_word_embeddings=False, **HYBRID)
+    add_own_head(folder / "target")
     streams = {"num_streams": 3, "stream_rank": 8, "link_rank": 8}
     make_checkpoint(folder / "draft", "llama", seed=2, num_hidden_layers=3, tie_word_embeddings=True, **streams)
     return ExportedPair(folder, ExportOptions(precision="int8", exit_layers=(2,), context=CONTEXT))
+
+
+def add_own_head(folder: Path) -> None:
+    """Write a random head for further tokens into a Qwen3.5 checkpoint, as published ones have it."""
+    import torch
+
+    path = folder / "model.safetensors"
+    tensors, hidden, inner = load_file(path), SIZES["hidden_size"], SIZES["intermediate_size"]
+    width, (heads, groups) = HYBRID["head_dim"], (SIZES["num_attention_heads"], SIZES["num_key_value_heads"])
+    shapes = {
+        "fc": (hidden, 2 * hidden),
+        "layers.0.self_attn.q_proj": (2 * heads * width, hidden),
+        "layers.0.self_attn.k_proj": (groups * width, hidden),
+        "layers.0.self_attn.v_proj": (groups * width, hidden),
+        "layers.0.self_attn.o_proj": (hidden, heads * width),
+        "layers.0.self_attn.q_norm": (width,),
+        "layers.0.self_attn.k_norm": (width,),
+        "layers.0.mlp.gate_proj": (inner, hidden),
+        "layers.0.mlp.up_proj": (inner, hidden),
+        "layers.0.mlp.down_proj": (hidden, inner),
+        **{f"layers.0.{name}_layernorm": (hidden,) for name in ("input", "post_attention")},
+        **dict.fromkeys(("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"), (hidden,)),
+    }
+    tensors |= {f"mtp.{name}.weight": torch.randn(shape) * 0.15 for name, shape in shapes.items()}
+    save_file(tensors, path, {"format": "pt"})

@@ -25,7 +25,7 @@ from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.seats import target_cache_bytes
 
-METHODS = ("serial", "mirror", "auto", "lookup")
+METHODS = ("serial", "mirror", "auto", "lookup", "mtp")
 PROMPTS = ("The lighthouse keeper", "One two one two one two one", "x")
 VOCABULARY, LONGEST, CONTEXT = 320, 300, 384
 
@@ -192,13 +192,15 @@ def test_a_saved_conversation_holds_its_states(pipe: MirrorPipeline, tmp_path: P
             assert session.load_cache(tmp_path / "cache") == num_saved
             found = session.generate(token_ids=text, method=method, **options)
             assert found.token_ids == expected.token_ids
-            assert found.stats.num_reused_tokens == min(num_saved, len(text) - 1)
+            reused = 0 if method == "mtp" else min(num_saved, len(text) - 1)  # a head reads the text along
+            assert found.stats.num_reused_tokens == reused
 
 
 def test_stages_are_what_transformers_computes(hybrid_pair: Any) -> None:
     """Prefill, single rows and windows with rejected rows, in the export's own comparison."""
     by_stage = {result.stage: result for result in hybrid_pair.manifest.verify}
     assert {"prefix", "exit2", "suffix", names.RECURRENCE} < by_stage.keys()
+    assert "head-mtp" in by_stage
     assert max(result.max_relative_error for result in by_stage.values()) <= 1e-4
     assert min(result.top1_agreement for result in by_stage.values()) == 1.0
     assert by_stage[names.RECURRENCE].max_abs_error == 0.0
@@ -234,8 +236,9 @@ def test_the_text_of_a_model_that_takes_images_is_read(hybrid_pair: Any, tmp_pat
     """As Qwen publishes them: text under `language_model`, what sees images and what predicts further on beside it."""
     config = json.loads((hybrid_pair.target / "config.json").read_text())
     tensors = load_file(hybrid_pair.target / "model.safetensors")
+    assert "mtp.fc.weight" in tensors
     nested = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}
-    extra = {name: tensors["model.norm.weight"].clone() for name in ("model.visual.norm.weight", "mtp.norm.weight")}
+    extra = {"model.visual.norm.weight": tensors["model.norm.weight"].clone()}
     save_file(nested | extra, tmp_path / "model.safetensors", {"format": "pt"})
     whole = {"model_type": "qwen3_5", "text_config": config, "vision_config": {}}
     (tmp_path / "config.json").write_text(json.dumps(whole))

@@ -2,10 +2,13 @@
 
     python bench/claims/serving/company.py smollm2.mirror --method plain --output company.json
     python bench/claims/serving/company.py smollm2.mirror --rounds 0 --texts 1000
+    python bench/claims/serving/company.py smollm2.mirror --rounds 0 --arriving 1500 --tokens 400
 
 Users take the prompts from one queue, each with a session of its own. Numbers of users take turns, round by round; a
 gain is the median of the rounds' ratios to one user. `--texts` asks that many texts of all methods in company of
 eight: greedy and sampled, with penalties, log-probabilities and forms. Each is compared with the same text alone.
+`--arriving` has a prompt of so many tokens come while seven texts are decoded, and says how long these stood still: the
+99th percentile of the times between two of their chunks, in medians of the same without the prompt.
 """
 
 import threading
@@ -14,13 +17,15 @@ from collections.abc import Iterator, Sequence
 from itertools import cycle, islice, product
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
 from mirrorsd import GenerationConfig, GenerationResult, MirrorPipeline
 from mirrorsd.bench import runs
 from mirrorsd.runtime.session import MirrorSession
 
+_NUM_IDS = 256
+"""Of a made-up prompt; every vocabulary has so many."""
 WAYS: tuple[dict[str, Any], ...] = (
     {},
     {"temperature": 0.8},
@@ -47,6 +52,7 @@ def main() -> None:
     parser.add_argument("--users", default="1,4,8")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--texts", type=int, default=0, help="how many texts to compare with those alone")
+    parser.add_argument("--arriving", type=int, default=0, help="tokens of a prompt that comes beside seven texts")
     options = parser.parse_args()
     prompts = runs.spread_prompts(options.prompts, options.count)
     users = [int(number) for number in options.users.split(",")]
@@ -59,6 +65,9 @@ def main() -> None:
         runs.print_rows(rows, ("users", "tokens_per_second", "gain"))
         asked = list(islice(mixed(prompts, pipe.methods, options.tokens), options.texts))
         num_different = count_different(sessions[:8], asked)
+        if options.arriving:
+            report["standing_still"] = standing_still(sessions, prompts, config, options.arriving)
+            print(report["standing_still"])
     report |= {"method": options.method, "rows": rows, "compared": len(asked), "different": num_different}
     report["ends"] = runs.ends(options)
     print(f"{num_different} of {len(asked)} texts differ from those alone")
@@ -103,6 +112,42 @@ def measure(
         for number, found in speeds.items()
         if found
     ]
+
+
+def standing_still(
+    sessions: Sequence[MirrorSession], prompts: Sequence[runs.Messages], config: GenerationConfig, num_arriving: int
+) -> dict[str, float]:
+    """Times between two chunks of seven texts, before a long prompt comes and while it is read."""
+    gaps: list[tuple[float, float]] = []
+    settings = config.with_overrides({"ignore_eos": True})
+
+    def read(session: MirrorSession, prompt: runs.Messages) -> None:
+        last = 0.0
+        for _ in session.stream(messages=prompt, config=settings):
+            now = perf_counter()
+            gaps.append((now, now - last if last else 0.0))
+            last = now
+
+    readers = [threading.Thread(target=read, args=pair) for pair in zip(sessions[:7], cycle(prompts), strict=False)]
+    for reader in readers:
+        reader.start()
+    while len(gaps) < settings.max_new_tokens:  # a seventh of each text
+        sleep(0.01)
+    began = perf_counter()
+    ids = [number % _NUM_IDS for number in range(num_arriving)]
+    sessions[7].generate(token_ids=ids, config=settings.with_overrides({"max_new_tokens": 1}))
+    ended = perf_counter()
+    for reader in readers:
+        reader.join()
+    before = sorted(gap for now, gap in gaps if gap and now < began)
+    beside = sorted(gap for now, gap in gaps if began < now < ended)
+    step = median(before)
+    return {
+        "step_ms": round(1e3 * step, 2),
+        "p99_before": round(before[int(0.99 * len(before))] / step, 2),
+        "p99_beside": round(beside[int(0.99 * len(beside))] / step, 2) if beside else 0.0,
+        "read_s": round(ended - began, 2),
+    }
 
 
 def mixed(prompts: Sequence[runs.Messages], methods: Sequence[str], tokens: int) -> Iterator[Asked]:

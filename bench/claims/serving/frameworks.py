@@ -22,6 +22,8 @@ from time import perf_counter
 from typing import Any
 
 _TURN_S = 600.0
+INSTRUCTIONS = "Answer in one short sentence."
+"""A small model repeats itself without an end where it is free to; and an answer that meets its bound is no answer."""
 TURNS = ("What is the weather in Oslo?", "And what time is it in Rome?", "Thank you. Which town did I ask about first?")
 Ask = Callable[[str], Awaitable[str]]
 
@@ -34,17 +36,23 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=8, help="most requests for one turn")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    rows = []
-    for name, agent in AGENTS.items():
-        called: list[str] = []
-        for row in asyncio.run(converse(name, agent(options.url, options, tools(called)), called)):
-            rows.append(row)
-            print(*row.values(), sep=" | ")
+    rows = asyncio.run(conversations(options))
     versions = {name: version(name) for name in ("langchain", "langchain-openai", "pydantic-ai-slim", "openai-agents")}
     report = {"model": model_of(options.url), "versions": versions, "turns": TURNS, "rows": rows}
     if options.output is not None:
         options.output.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     raise SystemExit(not all(row["has_ended"] for row in rows))
+
+
+async def conversations(options: Any) -> list[dict[str, Any]]:
+    """What became of every turn with every agent; in one loop, since clients keep their connections."""
+    rows = []
+    for name, agent in AGENTS.items():
+        called: list[str] = []
+        for row in await converse(name, agent(options.url, options, tools(called)), called):
+            rows.append(row)
+            print(*row.values(), sep=" | ")
+    return rows
 
 
 def model_of(url: str) -> str:
@@ -91,7 +99,7 @@ def langchain(url: str, options: Any, functions: list[Callable[..., str]]) -> As
     from langchain_openai import ChatOpenAI
 
     model = ChatOpenAI(base_url=url, api_key="none", model=model_of(url), max_tokens=options.tokens, max_retries=0)
-    agent = create_agent(model, functions)
+    agent = create_agent(model, functions, system_prompt=INSTRUCTIONS)
     history: list[Any] = []
 
     async def ask(question: str) -> str:
@@ -110,7 +118,7 @@ def pydantic_ai(url: str, options: Any, functions: list[Callable[..., str]]) -> 
     from pydantic_ai.providers.openai import OpenAIProvider
 
     model = OpenAIChatModel(model_of(url), provider=OpenAIProvider(base_url=url, api_key="none"))
-    agent = Agent(model, tools=functions, model_settings={"max_tokens": options.tokens})
+    agent = Agent(model, tools=functions, instructions=INSTRUCTIONS, model_settings={"max_tokens": options.tokens})
     history: list[Any] = []
 
     async def ask(question: str) -> str:
@@ -132,6 +140,7 @@ def openai_agents(url: str, options: Any, functions: list[Callable[..., str]], *
     kind = agents.OpenAIResponsesModel if uses_responses else agents.OpenAIChatCompletionsModel
     agent = agents.Agent(
         "assistant",
+        instructions=INSTRUCTIONS,
         model=kind(model_of(url), openai_client=client),
         tools=[agents.function_tool(function) for function in functions],
         model_settings=agents.ModelSettings(max_tokens=options.tokens),

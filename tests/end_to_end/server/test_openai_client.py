@@ -188,7 +188,7 @@ def test_a_demanded_tool_is_called(client: Any, choice: Any) -> None:
 
 def calling(wish: tools.Wish, speech: Speech, limits: Limits, answer: Any = None) -> tools.ToolPlan:
     """A plan by which the text is words and then a call: the tiny model would not choose to call."""
-    found = PLAN(wish._replace(choice="time", is_named=True), speech, limits, answer)
+    found = PLAN(tools.demanded(wish.tools, "time"), speech, limits, answer)
     assert found.grammar is not None
     return replace(found, grammar=found.grammar.replace("start: ", 'start: "I look.\\n" '))
 

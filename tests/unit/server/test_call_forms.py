@@ -162,6 +162,13 @@ def test_a_last_call_may_lack_what_closes_it() -> None:
     assert read_all(CallReader(OWN), text.removesuffix(OWN.closing), 3)[:2] == ("", CALLS[1:])
 
 
+@pytest.mark.parametrize("size", [1, 500])
+def test_line_ends_behind_a_call_belong_to_it(size: int) -> None:
+    text = written(OWN, CALLS)
+    assert read_all(CallReader(OWN), text + "\n\n", size)[:2] == ("", CALLS)
+    assert read_all(CallReader(OWN), text + "\nSo.", size)[:2] == ("\nSo.", CALLS)
+
+
 def steps(constraint: Constraint, tokens: Sequence[int], vocab_size: int) -> Iterator[bool]:
     """Whether each token may come after those before it."""
     for token in tokens:
@@ -187,8 +194,9 @@ def test_a_grammar_allows_calls_of_its_form_and_text(speak: Any, form: CallForm)
     one, calls = written(form, CALLS[:1]), CALLS[: count_of(form)]
     assert is_allowed(speak, form, one)
     assert is_allowed(speak, form, one, choice="required")
-    assert is_allowed(speak, form, one, choice="look", is_named=True)
-    assert not is_allowed(speak, form, one, choice="wait", is_named=True)
+    assert is_allowed(speak, form, one, choice="required", names=("look",))
+    for choice in ("required", "auto"):
+        assert not is_allowed(speak, form, one, choice=choice, names=("wait",))
     assert is_allowed(speak, form, "Only words, 1 < 2.")
     assert is_allowed(speak, form, "")
     assert not is_allowed(speak, form, "Only words.", choice="required")

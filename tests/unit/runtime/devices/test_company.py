@@ -12,6 +12,7 @@ from mirrorsd.runtime.backends.fake import FakeBatch, FakeTarget
 from mirrorsd.runtime.backends.protocol import TargetPass
 from mirrorsd.runtime.devices import company as company_module
 from mirrorsd.runtime.devices.company import Company
+from mirrorsd.runtime.devices.tickets import Entry, Ticket
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.ledger import Ledger
 
@@ -48,7 +49,7 @@ def sizes(batch: FakeBatch) -> list[int]:
 
 def test_passes_that_wait_are_run_together_in_their_order(worker: DeviceWorker) -> None:
     batch = FakeBatch(4)
-    worker.company = Company(batch, 8)
+    worker.company = Company(batch)
     jobs = [new_pass(token=number) for number in range(6)]
     tickets = submit_behind_another(worker, jobs)
     assert [ticket.result().argmax_ids.tolist() for ticket in tickets] == [[number] for number in range(6)]
@@ -68,7 +69,7 @@ def test_without_company_each_is_run_by_itself(worker: DeviceWorker) -> None:
 
 def test_who_listens_to_the_exits_and_what_is_no_pass_have_their_own_turn(worker: DeviceWorker) -> None:
     batch = FakeBatch()
-    worker.company = Company(batch, 8)
+    worker.company = Company(batch)
     heard: list[int] = []
     jobs = [new_pass(), new_pass(on_exit=lambda guesses: heard.append(guesses.layer)), lambda: "read", new_pass()]
     tickets = submit_behind_another(worker, jobs)
@@ -79,7 +80,7 @@ def test_who_listens_to_the_exits_and_what_is_no_pass_have_their_own_turn(worker
 def test_two_passes_of_one_session_are_never_together(worker: DeviceWorker) -> None:
     """As when a text was cancelled that had a pass in the queue, and the next one of its session begins."""
     batch, session = FakeBatch(), FakeTarget(lambda text: np.eye(VOCAB)[0], vocab_size=VOCAB)
-    worker.company = Company(batch, 8)
+    worker.company = Company(batch)
     submit_behind_another(worker, [new_pass(session), new_pass(session), new_pass()])
     assert sizes(batch) == [2]
     assert session.num_passes == 2
@@ -87,7 +88,7 @@ def test_two_passes_of_one_session_are_never_together(worker: DeviceWorker) -> N
 
 def test_rows_that_are_only_read_ride_along(worker: DeviceWorker) -> None:
     batch = FakeBatch()
-    worker.company = Company(batch, 8)
+    worker.company = Company(batch)
     prompt = new_pass(with_logits=None)
     tickets = submit_behind_another(worker, [prompt, new_pass()])
     assert (sizes(batch), tickets[0].result().logits) == ([2], None)
@@ -96,10 +97,10 @@ def test_rows_that_are_only_read_ride_along(worker: DeviceWorker) -> None:
 def test_prompts_are_read_in_small_parts_only_beside_others(worker: DeviceWorker) -> None:
     release = threading.Event()
     assert worker.chunk_rows("one", 128) == 128
-    worker.company = Company(FakeBatch(), 16)
+    worker.company = Company(FakeBatch())
     assert worker.chunk_rows("one", 128) == 128
     worker.submit(lambda: release.wait(5), "another")
-    assert (worker.chunk_rows("one", 128), worker.chunk_rows("one", 4)) == (16, 4)
+    assert (worker.chunk_rows("one", 128), worker.chunk_rows("one", 4)) == (8, 4)
     release.set()
 
 
@@ -111,7 +112,7 @@ def test_a_pass_that_fails_is_run_again_for_each_alone_and_nobody_joins_any_more
         def run(self, *_: Any, **__: Any) -> Any:
             raise DeviceError("broken cache")
 
-    worker.company = Company(FakeBatch(fail=fail), 8)
+    worker.company = Company(FakeBatch(fail=fail))
     broken = Broken(lambda text: np.eye(VOCAB)[0], vocab_size=VOCAB)
     with pytest.warns(RuntimeWarning, match="take turns from here on, as a pass of 3 of them failed: no room"):
         tickets = submit_behind_another(worker, [new_pass(token=5), new_pass(broken), new_pass(token=6)])
@@ -129,7 +130,7 @@ def test_a_pass_that_nobody_wants_any_more_is_not_run_again(worker: DeviceWorker
         raise DeviceError("ended early")
 
     batch = FakeBatch(fail=give_up)
-    worker.company = Company(batch, 8)
+    worker.company = Company(batch)
     tickets = submit_behind_another(worker, [new_pass(), new_pass()])
     assert [str(ticket.error) for ticket in tickets] == ["ended early"] * 2
     assert worker.company is not None
@@ -137,7 +138,7 @@ def test_a_pass_that_nobody_wants_any_more_is_not_run_again(worker: DeviceWorker
 
 def test_a_closing_worker_runs_what_waits(worker: DeviceWorker) -> None:
     batch, release = FakeBatch(), threading.Event()
-    worker.company = Company(batch, 8)
+    worker.company = Company(batch)
     worker.submit(lambda: release.wait(5), "somebody")
     tickets = [worker.submit(new_pass(), number) for number in range(3)]
     worker.end()
@@ -158,7 +159,7 @@ def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def test_who_comes_back_at_once_is_waited_for_and_who_does_not_is_not(at: Callable[[float], None]) -> None:
-    company = Company(FakeBatch(), 8)
+    company = Company(FakeBatch())
     company.ends(["quick", "slow", "new"], 0.010)
     assert company.seconds_to_wait(()) == 0, "nobody has come back yet"
     at(0.001)
@@ -178,7 +179,7 @@ def test_who_comes_back_at_once_is_waited_for_and_who_does_not_is_not(at: Callab
 
 def test_the_others_wait_for_one_that_is_about_to_come(worker: DeviceWorker) -> None:
     batch = FakeBatch()
-    worker.company = Company(batch, 8)
+    worker.company = Company(batch)
     first, second = new_pass(), new_pass()
     worker.company.ends(["second"], 20.0)
     worker.company.arrives("second")
@@ -188,3 +189,31 @@ def test_the_others_wait_for_one_that_is_about_to_come(worker: DeviceWorker) -> 
     worker.submit(second, "second").result()
     assert one.wait(5)
     assert batch.passes == [[first, second]]
+
+
+def test_parts_of_prompts_are_as_long_as_a_pass_of_twice_the_time_holds(at: Callable[[float], None]) -> None:
+    """Its time here: 4 ms, and 1 ms for every 16 rows."""
+    now = [0.0]
+
+    def take_time(passes: Sequence[TargetPass]) -> None:
+        now[0] += 0.004 + 0.001 / 16 * sum(len(one.tokens) for one in passes)
+        at(now[0])
+
+    company = Company(FakeBatch(fail=take_time))
+
+    def run(*num_rows: int) -> None:
+        jobs = [new_pass(with_logits=None if rows > 1 else False) for rows in num_rows]
+        for job, rows in zip(jobs, num_rows, strict=True):
+            job.tokens = np.zeros(rows, np.int64)
+        company.run([Entry(job, Ticket(), number, None) for number, job in enumerate(jobs)])
+
+    run(company.chunk_rows, 1)
+    assert company.chunk_rows == 8, "nobody knows yet what a pass takes"
+    run(1, 1)
+    for _ in range(9):
+        run(company.chunk_rows, 1)
+    assert company.chunk_rows == 64
+    run(300, 300)
+    assert company.chunk_rows == 64, "nobody stood still beside them"
+    run(300, 1)
+    assert company.chunk_rows == 32

@@ -25,6 +25,10 @@ def an_object(*required: str, **properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(required)}
 
 
+def keys_by(pattern: str) -> dict[str, Any]:
+    return {"type": "object", "patternProperties": {pattern: {"type": "integer"}}}
+
+
 ENDLESS: dict[str, Any] = {
     "anything": {},
     "an open object": {"type": "object", "additionalProperties": True},
@@ -46,6 +50,11 @@ ENDLESS: dict[str, Any] = {
     "a tree": {"$ref": "#/$defs/node", "$defs": {"node": NODE}},
     "a chain": an_object("v", "next", v={"type": "integer"}, next={"anyOf": [{"$ref": "#"}, {"type": "null"}]}),
     "a required property without a schema": {"type": "object", "required": ["x"]},
+    "a number within a hair": {"type": "number", "exclusiveMinimum": 0, "maximum": 1e-9},
+    "a number within a hair, or a text": {"type": ["number", "string"], "minimum": 0, "maximum": 1e-9},
+    **{f"keys by {name}": keys_by(name) for name in ("^a+$", "a", "^(a+,)*a*$", "(^a|,$)", "^[^]1]{2,}|a$", "")},
+    "keys by two patterns": {"type": "object", "patternProperties": {"^a.*$": YES, "^1": TEXT}},
+    "keys by a pattern beside a name": {**keys_by("^a+$"), "properties": {"b": YES}},
     "a union": {"anyOf": [TEXT, {"type": "array", "items": {"type": "number"}}]},
     "many strings": an_object(*"abcdefgh", **dict.fromkeys("abcdefgh", TEXT)),
 }
@@ -78,6 +87,15 @@ ALLOWED: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "a form nobody knows is a remark": ({**TEXT, "format": "phone"}, ["+1"], [1]),
     "remarks beside a type": ({**TEXT, "title": "T", "nullable": True, "x-order": 3, "example": "b"}, ["a"], [None]),
     "remarks alone": ({"description": "what you like"}, ["a", 1, [True], {"a": None}], []),
+    "keys by a pattern": (keys_by("^a+$"), [{"a" * 30: 1, "aa": 2}], [{"b": 1}, {"ab": 1}, {"a": True}]),
+    "keys by a pattern anywhere": (keys_by("_id"), [{"an_ids": 1}], [{"an_di": 1}]),
+    "keys by a pattern at an end": (keys_by("^x|_id$"), [{"an_id": 1}, {"xs": 1}], [{"ids": 1}, {"ax": 1}]),
+    "keys by alternatives": (keys_by("(?:^a$)|(?:^b)"), [{"a": 1}, {"bc": 1}], [{"ac": 1}, {"cb": 1}]),
+    "keys by a pattern beside a name": (
+        {**keys_by("^a+$"), "properties": {"b": YES}},
+        [{"b": True}, {"aa": 1}, {}],
+        [{"b": 1}, {"c": 1}],
+    ),
     "a tree ends in leaves": (
         {"$ref": "#/$defs/node", "$defs": {"node": NODE}},
         [{"v": "a", "kids": [{"v": "b", "kids": []}]}],
@@ -129,6 +147,11 @@ def test_every_text_ends(compiler: ConstraintCompiler, kind: str) -> None:
         json.loads(text)
 
 
+def test_a_number_within_a_hair_is_in_its_range(compiler: ConstraintCompiler) -> None:
+    schema = {"type": "number", "exclusiveMinimum": 0, "maximum": 3.2e-15}
+    assert all(0 < float(longest(compiler, schema, [], seed)[0]) <= 3.2e-15 for seed in range(8))
+
+
 @pytest.mark.parametrize("kind", ALLOWED)
 def test_what_a_schema_allows(compiler: ConstraintCompiler, kind: str) -> None:
     schema, good, bad = ALLOWED[kind]
@@ -150,6 +173,7 @@ def test_what_a_schema_allows(compiler: ConstraintCompiler, kind: str) -> None:
         {"$defs": 5},
         {"$ref": "#/$defs/a", "$defs": []},
         {"anyOf": {}},
+        {"type": "number", "exclusiveMinimum": 5, "exclusiveMaximum": 5},
     ],
     ids=str,
 )

@@ -1,0 +1,135 @@
+"""Names, sites and keys: who may ask, and that nobody else is told anything. Everything goes through raw sockets."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.server import Running, ServerSettings
+from mirrorsd.tests.end_to_end.server.serving_here import CHAT, chat, get, raw, served, status_of
+
+KEY = "a-key-of-enough-characters"
+pytestmark = pytest.mark.usefixtures("as_well_as_before")
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("evil.com", "localhost.evil.com:{port}", "127.0.0.1.evil.com:{port}", "evil.com:80@localhost:{port}"),
+        *(
+            "localhost",
+            "127.0.0.1",
+            "127.0.0.1:1",
+            "localhost.:{port}",
+            "0.0.0.0:{port}",
+            "[::]:{port}",
+            "127.1:{port}",
+        ),
+        *("2130706433:{port}", "localhost:{port}/", "user@127.0.0.1:{port}", "localhost:{port}.evil.com"),
+        *("127.0.0.1:{port},evil.com", "lоcalhost:{port}", " ", "*"),
+    ],
+)
+def test_a_name_that_is_not_ours_is_refused(serving: Running, host: str) -> None:
+    name = host.format(port=serving.port).encode().decode("latin-1")
+    assert status_of(get(serving, "/v1/models", host=name)) in (400, 421)
+    assert status_of(get(serving, "/", host=name)) in (400, 421)
+
+
+def test_no_host_and_two_hosts_are_refused(serving: Running) -> None:
+    own = f"Host: 127.0.0.1:{serving.port}\r\n".encode()
+    assert status_of(raw(serving, b"GET /v1/models HTTP/1.0\r\n\r\n")) == 421
+    assert status_of(raw(serving, b"GET /v1/models HTTP/1.1\r\nConnection: close\r\n\r\n")) == 400
+    assert status_of(raw(serving, b"GET /v1/models HTTP/1.1\r\n" + own + b"Host: evil.com\r\n\r\n")) == 400
+    assert status_of(raw(serving, b"GET /v1/models HTTP/1.0\r\n" + own + own + b"\r\n")) in (400, 421)
+    assert (
+        status_of(raw(serving, b"GET http://evil.com/v1/models HTTP/1.1\r\n" + own + b"Connection: close\r\n\r\n"))
+        == 404
+    )
+
+
+def test_our_own_names_are_taken_in_any_case(serving: Running) -> None:
+    for name in ("127.0.0.1", "LocalHost", "[::1]"):
+        assert status_of(get(serving, "/v1/models", host=f"{name}:{serving.port}")) == 200
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.com", "null", "http://localhost:1", "file://", "http://127.0.0.1.evil.com"]
+)
+def test_pages_of_other_sites_are_refused_before_anything_is_done(serving: Running, origin: str) -> None:
+    answer = chat(serving, Origin=origin)
+    assert status_of(answer) == 403
+    assert b"access-control" not in answer.lower()
+    for site in ("cross-site", "same-site"):
+        assert status_of(chat(serving, Sec_Fetch_Site=site)) == 403
+    preflight = (
+        f"OPTIONS {CHAT} HTTP/1.1\r\nHost: 127.0.0.1:{serving.port}\r\nOrigin: {origin}\r\nConnection: close\r\n\r\n"
+    )
+    answer = raw(serving, preflight.encode())
+    assert status_of(answer) == 403
+    assert b"access-control" not in answer.lower()
+
+
+def test_our_own_page_may_ask(serving: Running) -> None:
+    own = f"http://127.0.0.1:{serving.port}"
+    assert status_of(chat(serving, Origin=own, Sec_Fetch_Site="same-origin")) == 200
+    opened = get(serving, "/", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate")
+    assert status_of(opened) in (200, 404)  # a link to the page; 404 where no page is installed
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonp", "multipart/form-data"]
+)
+def test_a_form_of_another_site_cannot_post(serving: Running, kind: str) -> None:
+    assert status_of(chat(serving, Content_Type=kind)) == 415
+
+
+@pytest.fixture(scope="module")
+def locked(tiny_bundle: Path) -> Iterator[Running]:
+    with served({"tiny": tiny_bundle}, keys=(KEY, "another-key-of-enough"), seats=1) as running:
+        yield running
+
+
+PATHS = ["/v1/models", "/metrics", "/props", "/slots", "/openapi.json", "/nowhere"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "given", ["", "Bearer", "Bearer wrong-key-of-enough", f"Basic {KEY}", KEY, f"Bearer {KEY}x", f"Bearer {KEY[:-1]}"]
+)
+def test_without_its_key_nothing_is_told(locked: Running, path: str, given: str) -> None:
+    lines = [f"Authorization: {given}"] if given else []
+    assert status_of(get(locked, path, *lines)) == 401
+    assert status_of(get(locked, f"{path}?key={KEY}&api_key={KEY}", *lines)) == 401
+
+
+def test_with_a_key_everything_is_there(locked: Running) -> None:
+    for key in (KEY, "another-key-of-enough"):
+        assert status_of(get(locked, "/v1/models", f"Authorization: Bearer {key}")) == 200
+        assert status_of(chat(locked, Authorization=f"bearer {key}")) == 200
+    assert status_of(chat(locked)) == 401
+    assert status_of(get(locked, "/v1/models", f"Authorization: Bearer {KEY}", f"Authorization: Bearer {KEY}")) == 401
+    assert status_of(get(locked, "/health")) == 200
+
+
+def test_other_addresses_need_a_key() -> None:
+    for host in ("0.0.0.0", "::", "192.168.1.5", ""):
+        with pytest.raises(ConfigError, match="needs an API key"):
+            ServerSettings(host=host)
+    with pytest.raises(ConfigError, match="at least 16"):
+        ServerSettings(keys=("short",))
+    with pytest.raises(ConfigError, match="allowed_hosts"):
+        ServerSettings(allowed_hosts=("*.example.com",))
+
+
+def test_allowed_origins_and_hosts_are_exact(tiny_bundle: Path) -> None:
+    ours = "https://chat.example.com"
+    with served({"tiny": tiny_bundle}, allowed_origins=(ours,), allowed_hosts=("box.local",), seats=1) as running:
+        answer = chat(running, Origin=ours)
+        assert status_of(answer) == 200
+        assert b"access-control-allow-origin: https://chat.example.com" in answer.lower()
+        assert b"access-control-allow-credentials" not in answer.lower()
+        for wrong in (f"{ours}.evil.com", "http://chat.example.com", f"{ours}:8443", "null"):
+            assert status_of(chat(running, Origin=wrong)) == 403
+        assert status_of(get(running, "/v1/models", host="box.local")) == 200
+        assert status_of(get(running, "/v1/models", host="evil.box.local")) == 421
