@@ -192,7 +192,7 @@ def _look_at_fields(exchange: Exchange, body: BaseModel) -> None:
         raise ApiError(400, message, param=refused.name, code="unsupported_parameter")
     unknown = unknown_fields(body)
     if unknown:
-        exchange.more_headers["x-mirrorsd-unknown-fields"] = ", ".join(map(quote, unknown))
+        exchange.more_headers["x-mirrorsd-unknown-fields"] = ", ".join(quote(name) or '""' for name in unknown)
         _log.info("unknown fields", extra={"facts": {"request": exchange.id, "fields": unknown}})
 
 
@@ -224,7 +224,7 @@ def _cross_origin(settings: ServerSettings) -> Middleware:
     return Middleware(
         CORSMiddleware,
         allow_origins=settings.allowed_origins,
-        allow_methods=["GET", "POST"],
+        allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["authorization", "content-type"],
         expose_headers=["x-request-id", "retry-after", "x-mirrorsd-unknown-fields"],
     )

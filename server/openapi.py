@@ -73,6 +73,8 @@ def _operation(endpoint: Described) -> dict[str, Any]:
     found: dict[str, Any] = {"summary": endpoint.summary, "responses": responses}
     if endpoint.path.endswith("health"):
         found["responses"]["503"] = {"description": "Not yet, or no more.", "content": _content(endpoint)}
+    if endpoint.path.startswith("/v1/answers/"):
+        found["responses"]["204"] = {"description": "No answer of this id is kept."}
     for name in re.findall(r"{(\w+)}", endpoint.path):
         found["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
     if endpoint.path == "/props":

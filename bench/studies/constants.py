@@ -66,7 +66,7 @@ def main() -> None:
     options = parser.parse_args()
     texts = {given: Recording.read(Path(given.rpartition("@")[0])) for given in options.recordings}
     texts = {given: dataclasses.replace(found, texts=found.texts[: options.texts]) for given, found in texts.items()}
-    base, rows = speeds(texts), []
+    base, rows = speeds(texts), list[dict[str, Any]]()
     for constant in constants():
         if options.only not in constant.name:
             continue
@@ -80,8 +80,8 @@ def main() -> None:
             rows[-1] |= {"least": least, "most": most, "moves": "yes" if moves else "no"}
             runs.print_rows(rows[-1:], COLUMNS)
             rows[-1]["ratios"] = ratios
-    header = {"bundle": Path(options.recordings[0].rpartition("@")[0]), "recordings": len(texts), "SIMULATED": True}
-    runs.finish(runs.header(**header) | {"base": base, "rows": rows}, options.output)
+    header = runs.header(Path(options.recordings[0].rpartition("@")[0]), recordings=len(texts), SIMULATED=True)
+    runs.finish(header | {"base": base, "rows": rows}, options.output)
 
 
 def speeds(texts: Texts) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """Conversations that share passes: every text is the one alone, whatever the method and whoever comes and goes."""
 
+import json
 import threading
 from collections.abc import Iterator
 from itertools import islice
@@ -8,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from mirrorsd import Cancelled, MirrorPipeline
+from mirrorsd.bench.claims import soak
 from mirrorsd.bench.claims.serving.company import count_different, mixed, open_company
 
+ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = [
     [{"role": "user", "content": text}] for text in ("Once upon a time", "The fox went", "News of the old heron")
 ]
@@ -82,3 +85,18 @@ def test_closed_sessions_give_their_slots_and_caches_back(pipe: MirrorPipeline) 
     assert batch is not None
     for session in first:
         session.close()
+
+
+def test_a_round_of_the_soak_finds_no_text_that_differs(
+    headed_bundle: tuple[Path, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last round has a joint pass fail: the texts go on by turns."""
+    prompts, report = ROOT / "samples" / "storyteller" / "prompts.jsonl", tmp_path / "soak.json"
+    options = ["--minutes", "0", "--tokens", "8", "--prompts", str(prompts), "--output", str(report)]
+    monkeypatch.setattr("sys.argv", ["soak.py", str(headed_bundle[0]), *options])
+    with pytest.warns(RuntimeWarning, match="take turns from here on"):
+        soak.main()
+    rounds = json.loads(report.read_text(encoding="utf-8"))["rounds"]
+    assert len(rounds) == 2
+    assert (rounds[1]["different"], rounds[1]["failed"]) == (0, 0)
+    assert rounds[1]["texts"] == 2 * rounds[0]["texts"] > 0

@@ -273,9 +273,10 @@ def test_an_error_names_the_option_and_comes_before_any_text(
 
 
 def test_a_training_says_what_comes_and_how_far_it_is(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps between rows are many here: the first step is told all the same."""
+    """Steps between rows are many here: how far it is, is told all the same."""
+    monkeypatch.setattr("mirrorsd.training.run.timed_run._SHOW_S", 0.0)
     shutil.copytree(trained / "work", tmp_path / "work", ignore=shutil.ignore_patterns("draft*", "baseline", "exits"))
     command = [
         "train",

@@ -38,7 +38,7 @@ LOSSES_FILE = "losses.csv"
 CHECKPOINT_FILE = "last.pt"
 LOCK_FILE = "run.lock"
 _SHOW_S = 20.0
-"""Somebody who waits hears how far it is after the first step, and then this often, however slow steps are."""
+"""Somebody who waits hears how far it is this often, however few rows there are."""
 
 
 class Stateful(Protocol):
@@ -126,7 +126,7 @@ class TimedRun:
         trained_s = self._resume(load_checkpoint(config.out / CHECKPOINT_FILE))
         self.clock = TrainingClock(trained_s, counts_cpu=config.counts_cpu)
         self._saved_at = self._checked_at = trained_s
-        self._shown_at = -_SHOW_S
+        self._shown_at = time.monotonic()
 
     def _resume(self, state: dict[str, Any] | None) -> float:
         """Put a saved state in place; return the seconds trained so far."""

@@ -64,7 +64,7 @@ def functions(path: Path) -> Iterator[tuple[str, str]]:
 def lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSONL file, packed by xz or not."""
     opened = lzma.open if path.suffix == ".xz" else open
-    with opened(path, "rt", encoding="utf-8") as stream:  # type: ignore[operator]
+    with opened(path, "rt", encoding="utf-8") as stream:
         return [json.loads(line) for line in stream]
 
 

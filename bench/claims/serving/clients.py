@@ -46,7 +46,7 @@ class TestServer(ChatModelIntegrationTests):
     chat_model_class = ChatOpenAI
     model_override_value = MODEL
     has_tool_choice = supports_json_mode = True
-    chat_model_params = {"base_url": URL, "api_key": "none", "model": MODEL, "max_retries": 0, "stream_usage": True}
+    chat_model_params = {"base_url": URL, "api_key": "none", "model": MODEL, "temperature": 0, "stream_usage": True}
 """
 
 

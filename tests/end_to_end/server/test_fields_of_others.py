@@ -128,4 +128,5 @@ def test_fields_that_nobody_knows_are_told(serving: Running) -> None:
     assert status_of(answer) == 200
     head = answer.split(b"\r\n\r\n", 1)[0].lower()
     assert b"x-mirrorsd-unknown-fields: tomorrow, stream_options.next%0d%0aweek" in head
+    assert b'x-mirrorsd-unknown-fields: ""\r\n' in ask(serving, CHAT, max_tokens=1, **{"": 1})[1], "a name may be empty"
     assert b"x-mirrorsd-unknown-fields" not in ask(serving, CHAT, max_tokens=1, user="me")[1]

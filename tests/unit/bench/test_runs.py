@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from mirrorsd.bench import runs
-from mirrorsd.bench.claims import tasks, two_sessions, worst_case
+from mirrorsd.bench.claims import tasks, worst_case
+from mirrorsd.bench.claims.serving import two_sessions
 from mirrorsd.cli.input import prompt_file
 from mirrorsd.cli.input.prompt_file import Question, spread
 

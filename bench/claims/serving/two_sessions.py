@@ -1,6 +1,6 @@
 """Two conversations on one pair of devices: total throughput at once against one after the other.
 
-    python bench/claims/two_sessions.py storyteller.mirror --device-map paced-laptop --output two_sessions.json
+    python bench/claims/serving/two_sessions.py storyteller.mirror --device-map paced-laptop --output two_sessions.json
 
 Prompts wait in one queue for whichever session is free. `fairness` is the share of tokens of the session that got fewer
 (0.5 is even). Every text must be the same either way. Reading the prompts is part of the time. Texts end at the model's

@@ -1,0 +1,151 @@
+"""Hours of mixed clients on one target: texts that differ, memory, threads and descriptors over time.
+
+    python bench/claims/soak.py storyteller.mirror --minutes 120 --output soak.json
+
+Eight sessions ask for texts of all methods and forms at once. In every round some are cancelled in the middle, some
+sessions are closed and opened anew, and some save their caches and load them again. Every whole text is compared with
+the plain one of the same settings alone, every cancelled one with its beginning. In the last round a joint pass fails.
+Exit code 1: a text differed, or a request failed that nobody had cancelled.
+"""
+
+import random
+import tempfile
+import threading
+import warnings
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import psutil
+
+from mirrorsd import Cancelled, MirrorPipeline
+from mirrorsd.bench import runs
+from mirrorsd.bench.claims.serving.company import Asked, mixed, open_company
+from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.runtime.session import MirrorSession
+
+_CANCELLED, _REOPENED, _RELOADED = 0.1, 0.1, 0.2
+"""Shares of requests that are cancelled, and behind which a session is opened anew or reads its cache from a file."""
+
+
+class Soak:
+    """The counts of a run."""
+
+    def __init__(self, pipe: MirrorPipeline, folder: Path, seed: int) -> None:
+        self.pipe, self.folder, self.random = pipe, folder, random.Random(seed)
+        self.expected: dict[int, list[int]] = {}
+        self.counts = {"texts": 0, "cancelled": 0, "different": 0, "failed": 0, "reopened": 0, "reloaded": 0}
+        self.lock = threading.Lock()
+
+    def count(self, name: str) -> None:
+        """Count one."""
+        with self.lock:
+            self.counts[name] += 1
+
+    def round(self, sessions: list[MirrorSession], asked: Sequence[Asked]) -> None:
+        """Have every session answer its share of the requests, all sessions at once."""
+        shares = [list(enumerate(asked))[place :: len(sessions)] for place in range(len(sessions))]
+        threads = [
+            threading.Thread(target=self.work, args=(sessions, place, share)) for place, share in enumerate(shares)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def work(self, sessions: list[MirrorSession], place: int, share: Sequence[tuple[int, Asked]]) -> None:
+        """Answer requests one after another, and do to the session what clients do to theirs."""
+        for number, one in share:
+            try:
+                self.answer(sessions[place], number, one)
+                if self.random.random() < _RELOADED:
+                    sessions[place].save_cache(self.folder / f"{place}.cache")
+                    sessions[place].load_cache(self.folder / f"{place}.cache")
+                    self.count("reloaded")
+                if self.random.random() < _REOPENED:
+                    sessions[place].close()
+                    sessions[place] = self.pipe.session()
+                    self.count("reopened")
+            except Exception as error:
+                print(f"request {number} failed: {type(error).__name__}: {error}")
+                self.count("failed")
+
+    def answer(self, session: MirrorSession, number: int, one: Asked) -> None:
+        """Ask for a text, perhaps cancel it in the middle, and compare it."""
+        last = self.random.randrange(8) if self.random.random() < _CANCELLED else None
+        tokens: list[int] = []
+        try:
+            for place, chunk in enumerate(session.stream(messages=one.prompt, config=one.config)):
+                tokens += [token.id for token in chunk.tokens]
+                if place == last:
+                    session.cancel()
+            expected = self.expected[number]
+        except Cancelled:
+            self.count("cancelled")
+            expected = self.expected[number][: len(tokens)]
+        self.count("texts")
+        if tokens != expected:
+            print(f"request {number} differs: {one.config}")
+            self.count("different")
+
+
+def main() -> None:
+    """Run, print a line for every round, and write the report."""
+    parser = runs.parser(__doc__, count=16, tokens=48)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--device-map", default="cpu")
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    prompts = runs.spread_prompts(options.prompts, options.count)
+    warnings.simplefilter("always")
+    rows: list[dict[str, Any]] = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        MirrorPipeline.load(options.bundle, device_map=options.device_map) as pipe,
+    ):
+        soak = Soak(pipe, Path(folder), options.seed)
+        asked = list(islice(mixed(prompts, pipe.methods, options.tokens), 8 * len(pipe.methods)))
+        for number, one in enumerate(asked):
+            config = one.config.with_overrides({"method": "plain"})
+            soak.expected[number] = pipe.generate(messages=one.prompt, config=config).token_ids
+        sessions = [pipe.session() for _ in range(8)]
+        open_company(pipe)
+        until = perf_counter() + 60 * options.minutes
+        while not rows or perf_counter() < until:
+            soak.round(sessions, asked)
+            rows.append(measured(soak))
+            runs.print_rows(rows[-1:], tuple(rows[-1]))
+        fail_next_pass(pipe)
+        soak.round(sessions, asked)
+        rows.append(measured(soak))
+    report = runs.header(options.bundle, device_map=options.device_map, texts=len(asked), tokens=options.tokens)
+    runs.finish(report | {"minutes": options.minutes, "rounds": rows, "ends": runs.ends(options)}, options.output)
+    print(soak.counts)
+    if soak.counts["different"] or soak.counts["failed"]:
+        raise SystemExit(1)
+
+
+def measured(soak: Soak) -> dict[str, Any]:
+    """The counts so far, and what the process has."""
+    process = psutil.Process()
+    files = process.num_fds() if hasattr(process, "num_fds") else process.num_handles()
+    memory = round(process.memory_info().rss / 1e6, 1)
+    return {**soak.counts, "rss_mb": memory, "threads": process.num_threads(), "files": files}
+
+
+def fail_next_pass(pipe: MirrorPipeline) -> None:
+    """Have the next joint pass fail: from then on conversations take turns."""
+    company = pipe.engine.target_worker.company
+    assert company is not None  # `open_company` has seen it
+
+    def fail(_: object) -> Any:
+        raise DeviceError("a fault of the soak's")
+
+    vars(company.batch)["run"] = fail
+
+
+if __name__ == "__main__":
+    main()
