@@ -1,16 +1,15 @@
 // The page: wires the server, the conversations and what is shown together.
 
 import { Refusal, endKept, properties, setKey, takeKeyFromAddress } from "./api.js";
-import { ask, continued, figuresInWords, isCut, millions, plainBody, requestBody, resume, speedOf } from "./answering.js";
-import { AnswerBox, Comparison, button, element, questionBox } from "./messages.js";
+import { ask, continued, figuresInWords, isCut, plainBody, requestBody, resume, speedOf } from "./answering.js";
+import { AnswerBox, Comparison, button, editQuestion, element, paced, questionBox, welcomeBox } from "./messages.js";
 import { Panel } from "./panel.js";
 import { fillSettings, readSettings, setUpDrawers, setUpSliders, setUpTheme } from "./controls.js";
 import { Colours } from "./sources.js";
 import { Store, newId } from "./store.js";
-import { fileOf, readFiles, save } from "./transfer.js";
+import { setUpTransfer } from "./transfer.js";
 
 const byId = (id) => document.getElementById(id);
-const FRAME_MS = 60;
 const LEAST_MEASURED = 24;
 const SAVED_MS = 2000;
 
@@ -139,20 +138,10 @@ function show() {
     else if (runs.has(message.id)) messages.append(coming(runs.get(message.id)));
     else messages.append(finished(message, place === said.length - 1).box);
   });
-  if (!said.length) messages.append(welcome());
+  if (!said.length) messages.append(welcomeBox(page.props ?? {}));
   showList();
   showBusy();
   messages.scrollTop = messages.scrollHeight;
-}
-
-function welcome() {
-  const box = element("div", "welcome");
-  const { target, draft } = page.props ?? {};
-  box.append(element("h2", "", "Ask something"));
-  if (target) {
-    box.append(element("p", "", `A model of ${millions(target)} parameters answers. A draft of ${millions(draft)} works ahead of it, and changes no word of the answer.`));
-  }
-  return box;
 }
 
 function actsFor(isLast) {
@@ -165,7 +154,7 @@ function coming(run) {
   const box = new AnswerBox(run.message, run.message.model ?? "", colours, actsFor(true));
   box.box.classList.add("coming");
   box.update();
-  run.draw = paced(box, () => box.update());
+  run.draw = paced(messages, box, () => box.update());
   return box.box;
 }
 
@@ -280,22 +269,6 @@ function explain(error, { message, isStopped }) {
   if (error.status === 401) byId("key-dialog").showModal();
 }
 
-/** Draws at most so often that drawing takes a third of the time, and stays at the end if the reader is there. */
-function paced(box, draw) {
-  let waiting = null;
-  const now = () => {
-    waiting = null;
-    const isAtEnd = messages.scrollHeight - messages.scrollTop - messages.clientHeight < 80;
-    draw();
-    if (isAtEnd) messages.scrollTop = messages.scrollHeight;
-  };
-  const later = () => {
-    waiting ??= setTimeout(now, Math.max(FRAME_MS, 2 * (box.cost ?? 0)));
-  };
-  later.stop = () => clearTimeout(waiting);
-  return later;
-}
-
 async function retry() {
   if (isBusy()) return;
   await answer((conversation, message) => {
@@ -315,31 +288,9 @@ async function proceed() {
 
 function edit(message, box) {
   if (isBusy()) return;
-  const form = element("form", "edit");
-  const field = element("textarea");
-  field.value = message.content;
-  field.rows = Math.min(8, message.content.split("\n").length + 1);
-  field.setAttribute("aria-label", "Edit this question");
-  const row = element("div", "buttons");
-  const save = element("button", "small-button", "Ask this instead");
-  save.type = "submit";
-  row.append(save, button("Leave it", show));
-  form.append(field, row);
-  form.addEventListener("submit", (event) => {
-    event.preventDefault();
-    if (!field.value.trim()) return;
-    const isOf = (one) => one.id === message.id;
-    send(field.value, ({ messages: said }) => said.slice(0, said.findIndex(isOf)));
-  });
-  field.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") show();
-    else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-      event.preventDefault();
-      form.requestSubmit();
-    }
-  });
-  box.replaceChildren(form);
-  field.focus();
+  const isOf = (one) => one.id === message.id;
+  const again = (text) => send(text, ({ messages: said }) => said.slice(0, said.findIndex(isOf)));
+  editQuestion(message, box, { again, leave: show });
 }
 
 async function compare(answerBox) {
@@ -353,7 +304,7 @@ async function compare(answerBox) {
   const controller = new AbortController();
   page.comparing = controller;
   showBusy();
-  const draw = paced({}, () => comparison.update(plain.content));
+  const draw = paced(messages, {}, () => comparison.update(plain.content));
   try {
     await ask(plainBody(body, message.figures), plain, controller.signal, draw);
     draw.stop();
@@ -431,17 +382,7 @@ byId("key-form").addEventListener("submit", (event) => {
 });
 
 byId("search").addEventListener("input", showList);
-byId("export").addEventListener("click", () => save(fileOf(store.conversations.filter((one) => one.messages.length), "json", store)));
-byId("export-text").addEventListener("click", () => save(fileOf([store.current], "md", store)));
-byId("import").addEventListener("change", async (event) => {
-  const { found, refused } = await readFiles(event.target.files);
-  await store.import(found);
-  const words = `${found.length} ${found.length === 1 ? "conversation" : "conversations"} read.`;
-  byId("state").textContent = refused.length ? `${words} Not read: ${refused.join("; ")}` : words;
-  event.target.value = "";
-  showList();
-});
-
+setUpTransfer(byId, store, showList);
 setUpSliders(byId("settings-form"));
 show();
 for (const one of store.conversations) for (const message of one.messages) resumeOne(one.id, message);

@@ -1,8 +1,10 @@
 // The conversation on the page: a box per message, its buttons, its text as markdown with colours.
 
+import { millions } from "./answering.js";
 import { rendered } from "./markdown.js";
 import { SOURCES, counted } from "./sources.js";
 
+const FRAME_MS = 60;
 export const WORDS = { window: "drafted", lookup: "looked up", correction: "corrected", plain: "plain" };
 
 export function element(name, className = "", text = "") {
@@ -164,4 +166,57 @@ function firstDifference(one, other) {
   let place = 0;
   while (place < one.length && one[place] === other[place]) place++;
   return place;
+}
+
+/** Draws at most so often that drawing takes a third of the time, and stays at the end if the reader is there. */
+export function paced(list, box, draw) {
+  let waiting = null;
+  const now = () => {
+    waiting = null;
+    const isAtEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 80;
+    draw();
+    if (isAtEnd) list.scrollTop = list.scrollHeight;
+  };
+  const later = () => {
+    waiting ??= setTimeout(now, Math.max(FRAME_MS, 2 * (box.cost ?? 0)));
+  };
+  later.stop = () => clearTimeout(waiting);
+  return later;
+}
+
+/** What stands where nothing was said. */
+export function welcomeBox({ target, draft }) {
+  const box = element("div", "welcome");
+  box.append(element("h2", "", "Ask something"));
+  if (target) {
+    box.append(element("p", "", `A model of ${millions(target)} parameters answers. A draft of ${millions(draft)} works ahead of it, and changes no word of the answer.`));
+  }
+  return box;
+}
+
+/** A question's box becomes a form: it is asked `again` in other words, or left as it is. */
+export function editQuestion(message, box, { again, leave }) {
+  const form = element("form", "edit");
+  const field = element("textarea");
+  field.value = message.content;
+  field.rows = Math.min(8, message.content.split("\n").length + 1);
+  field.setAttribute("aria-label", "Edit this question");
+  const row = element("div", "buttons");
+  const save = element("button", "small-button", "Ask this instead");
+  save.type = "submit";
+  row.append(save, button("Leave it", leave));
+  form.append(field, row);
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (field.value.trim()) again(field.value);
+  });
+  field.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") leave();
+    else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      form.requestSubmit();
+    }
+  });
+  box.replaceChildren(form);
+  field.focus();
 }

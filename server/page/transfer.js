@@ -4,7 +4,7 @@ const NAME = "mirrorsd";
 const HEADINGS = { user: "## You", assistant: "## Answer" };
 
 /** A file of conversations, {name, type, text}. */
-export function fileOf(conversations, kind, store) {
+function fileOf(conversations, kind, store) {
   if (kind === "json") {
     return { name: `${NAME}.json`, type: "application/json", text: JSON.stringify({ mirrorsd: 1, conversations }, null, 1) };
   }
@@ -13,7 +13,7 @@ export function fileOf(conversations, kind, store) {
 }
 
 /** Give a file to the reader. */
-export function save({ name, type, text }) {
+function save({ name, type, text }) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([text], { type }));
   link.download = name;
@@ -22,7 +22,7 @@ export function save({ name, type, text }) {
 }
 
 /** Conversations of files, and why some were not read. */
-export async function readFiles(files) {
+async function readFiles(files) {
   const found = [];
   const refused = [];
   for (const file of files) {
@@ -80,4 +80,18 @@ function checked(one) {
 
 function isRun(run) {
   return Array.isArray(run) && Number.isFinite(run[0]) && typeof run[1] === "string" && Number.isFinite(run[2]);
+}
+
+/** The buttons that save and read conversations; `shown` is called when some were read. */
+export function setUpTransfer(byId, store, shown) {
+  byId("export").addEventListener("click", () => save(fileOf(store.conversations.filter((one) => one.messages.length), "json", store)));
+  byId("export-text").addEventListener("click", () => save(fileOf([store.current], "md", store)));
+  byId("import").addEventListener("change", async (event) => {
+    const { found, refused } = await readFiles(event.target.files);
+    await store.import(found);
+    const words = `${found.length} ${found.length === 1 ? "conversation" : "conversations"} read.`;
+    byId("state").textContent = refused.length ? `${words} Not read: ${refused.join("; ")}` : words;
+    event.target.value = "";
+    shown();
+  });
 }

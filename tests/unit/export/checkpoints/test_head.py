@@ -17,7 +17,7 @@ from mirrorsd.families.heads import HeadConfig
 from mirrorsd.graphs.errors import ConfigError, ExportError
 
 SIZES = {"hidden_size": 64, "vocab_size": 300, "num_hidden_layers": 4, "model_type": "llama"}
-TARGET: Any = SimpleNamespace(folder=Path("the-target"), config=SIZES)
+TARGET: Any = SimpleNamespace(folder=Path("the-target"), config=SIZES, tensors={})
 PUBLISHED = json.loads((Path(__file__).parents[2] / "families" / "published_heads.json").read_text(encoding="utf-8"))
 
 
