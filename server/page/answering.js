@@ -35,8 +35,31 @@ export async function ask(body, answer, signal, tell) {
   }
 }
 
-/** Read an answer that goes on without this page from its start; false where the server has it no more. */
-export async function resume(answer, signal, tell) {
+const UNHEARD_MS = 250;
+const MOST_LOOKS = 8;
+
+/**
+ * Read an answer that goes on without this page from its start; false where the server has it no more.
+ *
+ * A page that was left just after its question may not have asked: another page of it still may, else this one does.
+ */
+export async function resumeOrAsk(answer, signal, tell, body) {
+  const isNew = !answer.content && !answer.before;
+  for (let look = 0; look < (isNew ? MOST_LOOKS : 1); look += 1) {
+    if (await resume(answer, signal, tell)) return true;
+    if (isNew) await new Promise((resolve) => setTimeout(resolve, UNHEARD_MS));
+  }
+  if (!isNew) return false;
+  try {
+    await ask(body(), answer, signal, tell);
+  } catch (error) {
+    if (!(error instanceof Refusal) || error.code !== "in_use") throw error;
+    return resume(answer, signal, tell);
+  }
+  return true;
+}
+
+async function resume(answer, signal, tell) {
   const found = await keptChunks(answer.pending, signal);
   if (found === null) return false;
   const { content, runs } = answer.before ?? { content: "", runs: [] };

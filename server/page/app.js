@@ -1,7 +1,7 @@
 // The page: wires the server, the conversations and what is shown together.
 
 import { Refusal, endKept, properties, setKey, takeKeyFromAddress } from "./api.js";
-import { ask, continued, figuresInWords, isCut, plainBody, requestBody, resume, speedOf } from "./answering.js";
+import { ask, continued, figuresInWords, isCut, plainBody, requestBody, resumeOrAsk, speedOf } from "./answering.js";
 import { AnswerBox, Comparison, button, editQuestion, element, paced, questionBox, welcomeBox } from "./messages.js";
 import { Panel } from "./panel.js";
 import { fillSettings, readSettings, setUpDrawers, setUpSliders, setUpTheme } from "./controls.js";
@@ -17,7 +17,7 @@ takeKeyFromAddress();
 const store = await Store.open(changedElsewhere);
 const colours = new Colours();
 const panel = new Panel(byId);
-const page = { props: null, comparing: null, isSending: false };
+const page = { props: null, comparing: null };
 const runs = new Map(); // by the answer's id: answers that come, in whichever conversation
 
 const messages = byId("messages");
@@ -33,7 +33,7 @@ function runHere() {
 }
 
 function isBusy() {
-  return Boolean(page.isSending || page.comparing || runHere());
+  return Boolean(page.comparing || runHere());
 }
 
 function showBusy() {
@@ -193,18 +193,19 @@ async function send(text, before = (conversation) => conversation.messages) {
   });
 }
 
-/** Keep the question before anything is asked, and the answer's place with it; then answer. */
+/** Keep the question before anything is asked, and the answer's place with it; then answer. Both may be stopped. */
 async function answer(place, message = newAnswer(), form = (body) => body) {
   const id = store.currentId;
-  page.isSending = true;
-  showBusy();
-  const conversation = await keep(id, (kept) => place(kept, message));
-  page.isSending = false;
-  if (!conversation) return show();
-  const upTo = conversation.messages.findIndex((one) => one.id === message.id) + (message.before ? 1 : 0);
-  const body = form(requestBody(page.props?.model, withRoom(conversation.settings), conversation.messages.slice(0, upTo)));
   const run = { conversationId: id, message: structuredClone(message), controller: new AbortController(), savedAt: 0 };
   runs.set(message.id, run);
+  showBusy();
+  const conversation = await keep(id, (kept) => place(kept, message));
+  if (!conversation) {
+    runs.delete(message.id);
+    return show();
+  }
+  const upTo = conversation.messages.findIndex((one) => one.id === message.id) + (message.before ? 1 : 0);
+  const body = form(requestBody(page.props?.model, withRoom(conversation.settings), conversation.messages.slice(0, upTo)));
   panel.begin();
   announce("Answering.");
   show();
@@ -217,7 +218,8 @@ async function resumeOne(conversationId, message) {
   const run = { conversationId, message: structuredClone(message), controller: new AbortController(), savedAt: 0, isResumed: true };
   runs.set(message.id, run);
   if (conversationId === store.currentId) show();
-  await follow(run, (tell) => resume(run.message, run.controller.signal, tell));
+  const again = (said) => requestBody(page.props?.model, withRoom(said.settings), said.messages.slice(0, said.messages.findIndex((one) => one.id === message.id)));
+  await follow(run, (tell) => resumeOrAsk(run.message, run.controller.signal, tell, () => again(store.of(conversationId))));
 }
 
 async function follow(run, work) {

@@ -235,19 +235,20 @@ def test_stop_keeps_what_was_said_and_the_next_answer_is_whole(open_page: Any) -
     assert reader.page.locator(".note").count() == 0
 
 
-STOP_ONCE_BEGUN = """() => {
-  const isBegun = document.querySelector(".coming .text")?.textContent.length > 5;
-  if (isBegun) document.getElementById("stop").click();
-  return isBegun;
-}"""
+STOP_ONCE_BEGUN = """() => new MutationObserver((_, observer) => {
+  if (!(document.querySelector(".coming .text")?.textContent.length > 5)) return;
+  observer.disconnect();
+  document.getElementById("stop").click();
+}).observe(document.getElementById("messages"), { subtree: true, childList: true, characterData: true })"""
 
 
 def test_stopping_in_mid_stream_keeps_the_text(open_page: Any) -> None:
     reader = open_page()
     reader.settings(max_tokens=480, method="plain")
+    reader.page.evaluate(STOP_ONCE_BEGUN)
     reader.page.fill("#question", "Tell me of the fox.")
     reader.page.keyboard.press("Enter")
-    reader.page.wait_for_function(STOP_ONCE_BEGUN)
+    reader.page.wait_for_selector(".note")
     assert len(reader.wait()) > 5
 
 
@@ -278,7 +279,7 @@ def test_conversations_stay_over_a_reload_and_can_be_deleted(open_page: Any) -> 
     assert reader.page.locator(".answer .text").inner_text() == first
     reader.page.on("dialog", lambda dialog: dialog.accept())
     reader.page.click("[aria-label='Delete the first fox']")
-    assert reader.page.locator("#conversations li").count() == 1
+    reader.page.wait_for_function("() => document.querySelectorAll('#conversations li').length === 1")
 
 
 def test_a_full_context_leaves_the_oldest_turns_out_and_says_so(open_page: Any) -> None:
