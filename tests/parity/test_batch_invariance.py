@@ -90,6 +90,9 @@ def test_every_bit_is_the_same_whoever_is_beside_it(
 ) -> None:
     """Rows of several conversations in one pass, more of them than there are slots, some of which only read."""
     model = open_session(checkpoint, tmp_path, threads=1, **settings)._model
+    if model.entry.shape.dtype != "float32":
+        assert model.open_batch(2) is None
+        return
     for num_slots in (2, 4, 8):
         batch = model.open_batch(num_slots)
         assert batch is not None

@@ -85,10 +85,12 @@ class OnnxTargetModel:
     def open_batch(self, num_slots: int) -> OnnxBatch | None:
         """See `TargetModel.open_batch`: on the processor, where it gives the bits of passes alone, and fits.
 
-        Texts of recurrent layers take turns: a pass of several would have to keep their states apart.
+        Texts of recurrent layers take turns: a pass of several would have to keep their states apart. So do those of
+        targets in 16 bits, which ONNX Runtime computes in graphs of its own here.
         Takes the target's weights once more: ONNX Runtime packs them for every stage that it opens.
         """
-        if self.device.place.is_device or self.recurrence is not None or not self._has_room():
+        is_wide = self.entry.shape.dtype == "float32"
+        if self.device.place.is_device or self.recurrence is not None or not is_wide or not self._has_room():
             return None
         try:
             batch = OnnxBatch(self, self.segments, num_slots)
