@@ -21,8 +21,8 @@ _LEAST_BYTES = 4 << 20
 _PIECE_BYTES = 8 << 20
 """What is collapsed in a go: some 12 ms, which a step of a text and whoever closes a pipeline may wait for."""
 _RESTS = 9
-"""Times that a piece took, until the next: all at once, a model of 1.5 GB on two cores halves its first texts' speed
-for nine seconds (`bench/studies/huge_pages.py`)."""
+"""Times that a piece took, until the next: all at once, a model of 1.5 GB on two cores halved its first texts' speed
+for nine seconds. No study measures that yet; `bench/studies/huge_pages.py` measures what the pages bring afterwards."""
 _LEAST_RESIDENT = 0.9
 """A collapsed page is resident as a whole: stacks and caches that are hardly used are left alone."""
 

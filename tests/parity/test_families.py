@@ -26,10 +26,7 @@ from mirrorsd.export.bundle.target_graphs import TargetPlan, write_target
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mirrorsd.export.checkpoints.loading import draft_shape, target_shape
 from mirrorsd.export.checkpoints.weightless import WeightlessModel, open_model
-from mirrorsd.export.integer_choice import by_row
-from mirrorsd.export.passes.aware_quantisation import collect_inputs
 from mirrorsd.export.passes.graph_passes import optimise_draft
-from mirrorsd.export.passes.input_scaling import scale_inputs
 from mirrorsd.export.passes.torch_to_onnx import export_stage
 from mirrorsd.export.stages.attention import TREE_ATTENTION
 from mirrorsd.export.stages.draft import DraftStage
@@ -260,37 +257,6 @@ def test_a_family(
         if adapters and case in DRAFTS:
             check_as_draft(model)
     PROVED[case.family] = row_of(case)
-
-
-@pytest.mark.parametrize("case", marked(CASES, ("opt",)))
-def test_a_family_with_products_of_integers(
-    case: Case,
-    make_checkpoint: Callable[..., Path],
-    llama_pair: Any,
-    tmp_path: Path,
-    knows_integer_kernels: bool,
-) -> None:
-    """Its weights by row, its rows scaled by what a text gives them: parity, the bits of rows, and one text."""
-    checkpoint = open_checkpoint(make(case, tmp_path / "target", make_checkpoint), "target")
-    model = open_model(checkpoint)
-    shape = target_shape(model.network, "fp32")
-    windows = np.random.default_rng(5).integers(0, shape.vocab_size, (2, 64))
-    inputs = scale_inputs(model, collect_inputs(model, windows, tmp_path, with_head=True))
-    network = model.network
-    is_tied = network.get_output_embeddings().weight is network.get_input_embeddings().weight
-    formats = by_row(FORMATS["int8"], inputs, is_tied=is_tied)
-    plan = TargetPlan(shape=shape, context=CONTEXT, num_candidates=8, adapters={1: None}, formats=formats)
-    ids = np.random.default_rng(7).integers(0, shape.vocab_size, 200).tolist()
-    reference = target_reference(model, plan, ids)
-    bundle = tmp_path / "bundle"
-    bundle.mkdir()
-    write_target(model, plan, bundle, lambda stage, share: None, Journal(bundle, ""))
-    check(compare_target(TargetRun(bundle, plan, in_float32=True), stored_reference(checkpoint, plan, ids), "random"))
-    results = compare_target(TargetRun(bundle, plan), reference, "random")
-    check_int8(results, float(reference.logits.std()), case.largest_error)
-    nodes = onnx.load(bundle / "target" / "suffix.onnx", load_external_data=False).graph.node
-    assert "MatMulIntegerToFloat" in {node.op_type for node in nodes}
-    check_text(bundle, plan, checkpoint, llama_pair, is_invariant=knows_integer_kernels)
 
 
 def check_int8(results: tuple[VerifyResult, ...], spread: float, largest_error: float) -> None:

@@ -86,7 +86,7 @@ class OnnxTargetModel:
         """See `TargetModel.open_batch`: on the processor, where it gives the bits of passes alone, and fits.
 
         Texts of recurrent layers take turns: a pass of several would have to keep their states apart. So do those of
-        targets in 16 bits, which ONNX Runtime computes in graphs of its own here.
+        targets in 16 bits: ONNX Runtime fails in the rewritten graph's `Split` there, for a reason not yet found.
         Takes the target's weights once more: ONNX Runtime packs them for every stage that it opens.
         """
         is_wide = self.entry.shape.dtype == "float32"
