@@ -42,8 +42,7 @@ from mirrorsd.machine.npu.conformance import check_conformance
 from mirrorsd.runtime.backends.openvino.npu_graph import cut_for_npu
 from mirrorsd.runtime.backends.openvino.npu_request import CutRequest, HostParts
 
-TOLERANCE = 1e-4
-CONTEXT = 256
+TOLERANCE, CONTEXT = 1e-4, 256
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 HEADER = (
     "| `model_type` | models | beyond Llama | proved with | fp32 | int8 | draft | text | checkpoints |",
@@ -175,17 +174,8 @@ def row_of(case: Case) -> str:
     extra = "; checkpoint in shards" if case.family in SHARDED else ""
     ties = "tied, untied"
     tried = "; ".join(["random", *(f"published: {name}" for name in PUBLISHED.get(case.family, ()))])
-    cells = (
-        f"`{case.family}`",
-        family.models,
-        family.beyond,
-        case.proved_with + extra,
-        ties,
-        ties,
-        "yes" if case in DRAFTS else "no",
-        "yes",
-        tried,
-    )
+    proved = (case.proved_with + extra, ties, ties, "yes" if case in DRAFTS else "no", "yes", tried)
+    cells = (f"`{case.family}`", family.models, family.beyond, *proved)
     return f"| {' | '.join(cells)} |"
 
 
@@ -398,6 +388,6 @@ def test_the_page_says_what_was_proved() -> None:
 
 def write_page() -> None:
     lines = PAGE.read_text(encoding="utf-8").splitlines()
-    start, end = lines.index("<!-- table -->") + 1, lines.index("<!-- end of table -->")
-    lines[start:end] = [*HEADER, *(PROVED[family] for family in FAMILIES)]
+    table = slice(lines.index("<!-- table -->") + 1, lines.index("<!-- end of table -->"))
+    lines[table] = [*HEADER, *(PROVED[family] for family in FAMILIES)]
     PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
