@@ -171,8 +171,6 @@ class SeatedDecoder:
         self._seat.check_reachable()
         try:
             is_unchanged = self._turns.take(self)
-            if self.request.steps:  # its first token is out
-                self._seat.settle()
             decoder = self._decoder
             if decoder is None or not is_unchanged:
                 num_reused = self.request.num_reused

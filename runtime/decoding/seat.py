@@ -54,10 +54,6 @@ class Seat:
         link = self._head or self._link
         return link.failure if link else None
 
-    def settle(self) -> None:
-        """See `Engine.settle`."""
-        self._engine.settle()
-
     @property
     def heads(self) -> Collection[str]:
         """The kinds of heads that can run here."""

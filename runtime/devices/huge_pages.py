@@ -19,10 +19,7 @@ _OF_NOBODY = ("", "[heap]")
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 _LEAST_BYTES = 4 << 20
 _PIECE_BYTES = 8 << 20
-"""What is collapsed in a go: some 12 ms, which a step of a text and whoever closes a pipeline may wait for."""
-_RESTS = 9
-"""Times that a piece took, until the next: all at once, a model of 1.5 GB on two cores halved its first texts' speed
-for nine seconds. No study measures that yet; `bench/studies/huge_pages.py` measures what the pages bring afterwards."""
+"""What is collapsed in a go: some 3 ms, up to 15 beside a text, for which a step and whoever closes a pipeline wait."""
 _LEAST_RESIDENT = 0.9
 """A collapsed page is resident as a whole: stacks and caches that are hardly used are left alone."""
 
@@ -90,7 +87,7 @@ def use_huge_pages(due: Collection[Region], rest: Callable[[float], bool] = lamb
 
     Args:
         due: The memory.
-        rest: Waits so many seconds before the next piece, and says whether to leave off.
+        rest: Is told how many seconds a piece took, may wait, and says whether to leave off.
     """
     if not due:
         return 0
@@ -100,7 +97,7 @@ def use_huge_pages(due: Collection[Region], rest: Callable[[float], bool] = lamb
     for region in due:
         end = region.start + region.size
         for start in range(region.start, end, _PIECE_BYTES):
-            if rest(_RESTS * seconds):
+            if rest(seconds):
                 return 0
             began = perf_counter()
             for advice in (_MADV_HUGEPAGE, _MADV_COLLAPSE):  # a refusal leaves the pages as they are

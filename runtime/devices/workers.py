@@ -75,7 +75,7 @@ class DeviceWorker:
         self._backlog: deque[Entry | None] = deque()
         self.company: Company | None = None
         self.on_company: Callable[[], None] | None = None
-        self._is_closed = False
+        self._is_closed, self._last_ended = False, 0.0
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._work, name=f"mirrorsd-{name}", daemon=True)
         self._thread.start()
@@ -174,6 +174,10 @@ class DeviceWorker:
         started = self._job_started
         return 0.0 if started is None else perf_counter() - started
 
+    def idle_seconds(self) -> float:
+        """For how long the device has had nothing to do."""
+        return 0.0 if self.has_pending() else perf_counter() - self._last_ended
+
     def has_pending(self) -> bool:
         """Whether a job is waiting or running."""
         return self._num_pending > 0 or self._loan is not None
@@ -262,7 +266,7 @@ class DeviceWorker:
                 results = [*company.run(entries)]
             except BaseException as error:  # whose rows it was cannot be told: each is asked alone
                 failure = error
-            self._job_started = None
+            self._job_started, self._last_ended = None, perf_counter()
             if failure is not None and company.batch.is_given_up:
                 results = [None] * len(entries)
             elif failure is not None:
@@ -308,9 +312,9 @@ class DeviceWorker:
             result = entry.job()
         except BaseException as error:  # handed to whoever waits, on its own thread
             failure = error
-        self._job_started = None
+        self._job_started, self._last_ended = None, perf_counter()
         if self.company is not None and isinstance(entry.job, TargetPass):
-            self.company.ends((entry.owner,), 0.0 if entry.job.with_logits is None else perf_counter() - started)
+            self.company.ends((entry.owner,), 0.0 if entry.job.with_logits is None else self._last_ended - started)
         if then is not None:
             then(entry.owner, -1)
         entry.ticket.finish(result, failure)
