@@ -92,7 +92,7 @@ def test_a_round_of_the_soak_finds_no_text_that_differs(
 ) -> None:
     """Its last round has a joint pass fail: the texts go on by turns."""
     prompts, report = ROOT / "samples" / "storyteller" / "prompts.jsonl", tmp_path / "soak.json"
-    options = ["--minutes", "0", "--tokens", "8", "--prompts", str(prompts), "--output", str(report)]
+    options = ["--no-server", "--minutes", "0", "--tokens", "8", "--prompts", str(prompts), "--output", str(report)]
     monkeypatch.setattr("sys.argv", ["soak.py", str(headed_bundle[0]), *options])
     with pytest.warns(RuntimeWarning, match="take turns from here on"):
         soak.main()
