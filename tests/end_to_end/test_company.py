@@ -87,6 +87,7 @@ def test_closed_sessions_give_their_slots_and_caches_back(pipe: MirrorPipeline) 
         session.close()
 
 
+@pytest.mark.filterwarnings("ignore:The draft failed")  # one of the faults
 def test_a_round_of_the_soak_finds_no_text_that_differs(
     headed_bundle: tuple[Path, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
