@@ -7,7 +7,7 @@ sessions are closed and opened anew, and some save their caches and load them ag
 the plain one of the same settings alone, every cancelled one with its beginning. Now and then a run of the draft or a
 pass fails, the disk is full or slow, and the clock jumps. In the last round a joint pass fails.
 
-Meanwhile clients ask a server of the same bundle, which is killed and started anew (`served_soak.py`; `--no-server`
+Meanwhile clients ask a server of the same bundle, which is killed and started anew (`serving/soak.py`; `--no-server`
 leaves them out). Exit code 1: a text differed, or a request failed without a fault of the soak's.
 """
 
@@ -30,8 +30,8 @@ import psutil
 
 from mirrorsd import Cancelled, MirrorPipeline
 from mirrorsd.bench import runs
-from mirrorsd.bench.claims.served_soak import ServedSoak
 from mirrorsd.bench.claims.serving.company import Asked, mixed, open_company
+from mirrorsd.bench.claims.serving.soak import ServedSoak
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget
 from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraft

@@ -1,4 +1,4 @@
-"""The served half of `soak.py`: clients of a server that is killed now and then, and what they got.
+"""The served half of `../soak.py`: clients of a server that is killed now and then, and what they got.
 
 Each client asks one thing after the other: chats whole and as streams, tools, prompts that fill half of the context,
 streams that are left in the middle, and requests that are refused. A text must be the one that a plain request of the
