@@ -17,6 +17,7 @@ from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
 from mirrorsd.runtime.config import HEAD_METHODS, GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.devices import endings
 from mirrorsd.runtime.devices.company import Company
+from mirrorsd.runtime.devices.endings import Watched
 from mirrorsd.runtime.devices.huge_pages import new_regions, regions_now, use_huge_pages
 from mirrorsd.runtime.devices.workers import DeviceWorker, pinned
 from mirrorsd.runtime.policy.account import Knowledge
@@ -47,7 +48,7 @@ class Keeps(Protocol):
         """Keep it now."""
 
 
-class Engine:
+class Engine(Watched):
     """Target and draft models, one worker each, and one that gets the draft ready for longer texts.
 
     The models are loaded on their own workers' threads, so that whatever threads they start stay on their cores. A
@@ -207,7 +208,6 @@ class Engine:
                 use_huge_pages(new_regions(before), partial(_rest, weakref.ref(self), self._is_waited_for))
 
     def inherited(self) -> list[Any]:
-        """See `endings.Watched`."""
         return [self, *self.seats]
 
 

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import platform
+import threading
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
@@ -40,6 +41,7 @@ _KEEPS_EVERY_S = 10.0
 _DAMAGE = (ConfigError, OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What reading a document of any content may raise."""
 _log = logging.getLogger("mirrorsd")
+_writing = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,17 +156,19 @@ class Keeper:
         """Keep what is new since the last time, whole or not at all; what another process has tuned meanwhile stays."""
         self._next = perf_counter() + _KEEPS_EVERY_S
         learned = learned_of(self._known)
-        if learned == self._kept:
+        if learned == self._kept or not _writing.acquire(blocking=False):  # a signal's handler may come here, too
             return
-        self._kept = learned
         try:
             found = Tuned.read(self._bundle, self._card)
             if found is None or not (found.is_tuned or found.layout == self._layout):
                 found = Tuned(card=self._card.name, fingerprint=self._fingerprint, layout=self._layout)
             if found.layout == self._layout:
                 replace(found, learned=learned).write(self._bundle)
+            self._kept = learned
         except _DAMAGE as error:
             _log.info("what texts have taught is not kept: %s", error)
+        finally:
+            _writing.release()
 
 
 def fingerprint(bundle: Path, card: DeviceMap) -> str:

@@ -52,14 +52,14 @@ def tune(
     device_map: options.DeviceMapName = "auto",
     max_new_tokens: options.MaxNewTokens = 64,
     max_seconds: Annotated[
-        float, typer.Option("--seconds", help="What it may take once the models are loaded.", min=1)
-    ] = 90.0,
+        float, typer.Option("--seconds", help="What it may take; large models take longer for the least.", min=1)
+    ] = 80.0,
     show_all: Annotated[bool, typer.Option("--all", help="Show every time and every contest.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Find the fastest way to speculate on this machine; `generate` uses it from then on. Changes no token.
 
-    Takes a minute and a half once the models are loaded. Ctrl-C ends it, and keeps what it has found by then.
+    Takes a minute and a half. Ctrl-C ends it, and keeps what it has found by then.
     """
     end_on_ctrl_c()
     from mirrorsd import CancelToken

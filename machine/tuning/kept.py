@@ -26,7 +26,6 @@ class AsShares(Silent):
 
     @contextmanager
     def progress(self, title: str, total: int) -> Iterator[Advance]:
-        """See `Listener.progress`."""
         num_done = 0
 
         def advance(_: str) -> None:
@@ -57,7 +56,7 @@ def tune(
         texts: prompts or conversations like those that will come; a few built-in ones by default.
         device_map: name of a card, path of a card, or `auto`.
         max_new_tokens: most tokens of a text.
-        seconds: what it may take once the models are loaded.
+        seconds: what it may take, or a little more; a large model takes longer for the least there is to measure.
         cancel: ends it from any thread; what it has found by then is kept.
         on_progress: told what is being measured, and what share of it is done.
 

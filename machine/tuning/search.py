@@ -46,8 +46,8 @@ Advance = Callable[[str], None]
 
 NUM_TEXTS = 4
 """How many texts the finals decode."""
-SECONDS = 90.0
-"""What tuning may take once the models are loaded."""
+SECONDS = 80.0
+"""What tuning may take; the contest that is under way by then is fought to its end."""
 _ENDS = {"recording": 0.2, "greedy heats": 0.32, "sampled heats": 0.44, "greedy finals": 0.7, "sampled finals": 1.0}
 """Share of it by which a step ends: recordings and heats of SmolLM2 need less on two cores, finals take the rest."""
 _FINALISTS = {"greedy": 4, "sampled": 3}
@@ -75,21 +75,17 @@ class Listener(Protocol):
         """Work on `total` items begins; what it gives is called once per item, with words for what comes next."""
 
 
-class Silent:
+class Silent(Listener):
     """Nobody is told."""
 
-    def loaded(self, pipe: MirrorPipeline) -> None:
-        """See `Listener.loaded`."""
+    def loaded(self, pipe: MirrorPipeline) -> None: ...
 
-    def begun(self) -> None:
-        """See `Listener.begun`."""
+    def begun(self) -> None: ...
 
-    def note(self, text: str) -> None:
-        """See `Listener.note`."""
+    def note(self, text: str) -> None: ...
 
     @contextmanager
     def progress(self, title: str, total: int) -> Iterator[Advance]:
-        """See `Listener.progress`."""
         yield lambda _: None
 
 
@@ -136,7 +132,7 @@ def find_settings(
         texts: prompts or conversations to decode, `NUM_TEXTS` or so.
         device_map: a card, or `auto`.
         max_new_tokens: most tokens of a text.
-        seconds: what it may take once the models are loaded; the parts and a first text are measured anyway.
+        seconds: what it may take; the parts and a first text are measured anyway.
         cancel: ends it at once with what it has by then.
         listener: who is told how it goes on.
 
@@ -148,10 +144,10 @@ def find_settings(
     configs = {"greedy": greedy, "sampled": greedy.with_overrides(_SAMPLED)}
     contests: dict[str, list[Contest]] = {kind: [] for kind in configs}
     with ExitStack() as stack:
-        pipes = _load(stack, bundle, device_map, tell)
         allowed = Allowance(seconds, cancel)
+        pipes = _load(stack, bundle, device_map, tell)
         tell.begun()
-        tell.note(f"takes up to {seconds:.0f} s from here; it can be stopped at any time, with what it has by then")
+        tell.note(f"takes about {seconds:.0f} s in all; it can be stopped at any time, with what it has by then")
         parts = {layout: measure_parts(pipe.engine) for layout, pipe in pipes.items()}
         for layout, pipe in pipes.items():
             pipe.engine.known.target_ms = pass_ms(parts[layout])

@@ -120,7 +120,7 @@ class Seat:
 
     @property
     def is_forked(self) -> bool:
-        """See `Engine.is_forked`."""
+        """Whether the devices are another process's, of which this one is a fork."""
         return self._engine.is_forked
 
     def terminate(self) -> None:

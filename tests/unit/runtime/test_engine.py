@@ -15,8 +15,6 @@ from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.seat import Seat
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.engine import Engine
-from mirrorsd.runtime.generation import SeatedDecoder
-from mirrorsd.runtime.turns import Turns
 
 PROMPTS = [[3, 1, 4, 1, 5], [2, 7, 1, 8, 2, 8], [1, 1, 2, 3, 5, 8, 13]]
 
