@@ -99,6 +99,7 @@ def _known(card: DeviceMap, tuned: Tuned | None, found: Tuned | None) -> Knowled
     if tuned:
         known.root_scores = RootScores.from_dict(tuned.root_scores)
     if found:
+        known.is_tuned = found.is_tuned
         known.target_ms = found.target_ms or known.target_ms
         known.pairs[False].start_from(found.tokens_per_second, found.tokens_per_step, known.target_ms)
         known.pairs[True].start_from(found.sampled_tokens_per_second, found.sampled_tokens_per_step, known.target_ms)

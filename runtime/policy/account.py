@@ -213,6 +213,7 @@ class Knowledge:
         lengths: what texts have taught about windows, by whether they are sampled.
         lengths_of_heads: the same of windows that a head guesses, by its kind too.
         pairs: what texts have taught about drafting at all, by whether they are sampled.
+        is_tuned: whether `tune` has found the settings for them.
     """
 
     root_scores: RootScores = field(default_factory=RootScores)
@@ -222,6 +223,13 @@ class Knowledge:
     )
     lengths_of_heads: dict[tuple[str, bool], LearnedLengths] = field(default_factory=dict)
     pairs: dict[bool, PairKnowledge] = field(default_factory=lambda: {False: PairKnowledge(), True: PairKnowledge()})
+    is_tuned: bool = False
+
+    @property
+    def does_drafting_pay(self) -> bool:
+        """Whether windows of the draft are known to be worth more than the target's waiting: settings count then."""
+        accounts = [(Account(pair), pair.plain_speed) for pair in self.pairs.values() if pair.is_plain_known]
+        return any(account.worth_of_drafting(speed, is_ready=False) > 0 for account, speed in accounts)
 
     def windows(self, speculation: SpeculationConfig, *, is_sampling: bool, head: str = "") -> WindowLength | None:
         """What cuts the windows of a request, if it wants that and the target's times are known.

@@ -44,7 +44,7 @@ def clear_cache(
     orphans: Annotated[bool, typer.Option("--orphans", help="Only about bundles that are gone.")] = False,
     tuned: Annotated[bool, typer.Option("--tuned", help="Tuned settings and learned speeds, too.")] = False,
 ) -> None:
-    """Delete what is kept; the next load compiles and checks again. What was tuned or learned stays unless asked for."""
+    """Delete what is kept; the next load compiles and checks again. What was tuned or learned stays without --tuned."""
     chosen = [one for one in list_kept() if one.is_orphan or not orphans]
     if bundle is not None:
         chosen = [one for one in chosen if bundle.resolve() in one.bundles]
