@@ -104,7 +104,7 @@ class HeadConfig:
     logit_cap: float | None = None
 
     def __post_init__(self) -> None:
-        for name, allowed in ({"head_kind": tuple(KINDS)} | _CHOICES).items():
+        for name, allowed in ({"head_kind": tuple(sorted(KINDS))} | _CHOICES).items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"a head's {name} is {getattr(self, name)!r}; allowed: {', '.join(allowed)}")
         for name in _AT_LEAST_ONE:

@@ -50,7 +50,7 @@ class HeadPlan:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS or KINDS[self.kind].training is None:
-            trained = ", ".join(name for name, kind in KINDS.items() if kind.training is not None)
+            trained = ", ".join(name for name, kind in sorted(KINDS.items()) if kind.training is not None)
             raise ConfigError(f"HeadPlan.kind is {self.kind!r}; allowed: {trained}")
         if self.vocabulary not in VOCABULARIES:
             raise ConfigError(f"HeadPlan.vocabulary is {self.vocabulary!r}; allowed: {', '.join(VOCABULARIES)}")
