@@ -222,8 +222,15 @@ class SimulatedLink(DraftLine):
     def __init__(self, drafter: Drafter, devices: Devices) -> None:
         self.drafter = drafter
         self._devices = devices
-        self.post = self.hold = devices.post
-        self.has_waiting = devices.has_waiting
+
+    def post(self, job: Callable[[], object]) -> None:
+        self._devices.post(job)
+
+    def hold(self, job: Callable[[], object]) -> None:
+        self._devices.post(job)
+
+    def has_waiting(self) -> bool:
+        return self._devices.has_waiting()
 
     def release(self, job: Callable[[], object] | None = None) -> None:
         """Post a job; nothing is ever held, since posting takes no host time here."""
