@@ -115,7 +115,7 @@ class MirrorPipeline:
 
     @property
     def advice(self) -> str:
-        """What would probably make texts faster here, in a sentence: `mirrorsd tune`, where drafting pays; else empty."""
+        """What would probably make texts faster, in a sentence: `mirrorsd tune` where drafting pays; else empty."""
         known = self._engine.known
         if known.is_tuned or not known.does_drafting_pay:
             return ""
