@@ -80,9 +80,9 @@ def recall(known: Knowledge, learned: Mapping[str, Sequence[float]]) -> None:
         if plain := learned.get(f"{kind}.plain"):
             pair.start_plain(plain[0] * unit)
             pair.plain_tokens = plain[1]
-        for name in HEAD_KINDS:
-            if any(key.split(".")[:2] == [kind, name] for key in learned):
-                known.head(name, is_sampling=is_sampling)
+        for head in HEAD_KINDS:
+            if any(key.split(".")[:2] == [kind, head] for key in learned):
+                known.head(head, is_sampling=is_sampling)
         for name, source, lengths in _sources(known, is_sampling=is_sampling):
             if of_source := learned.get(f"{kind}.{name}"):
                 source.brought, (draft, joining, tokens) = of_source[0], of_source[1:]
