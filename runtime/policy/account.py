@@ -47,11 +47,17 @@ class Constants:
     """Of a window's drafting, what the credit must hold. 1: sampled int8 texts 10 % slower, hopeless ones the same."""
     memory: float = 0.985
     """Per token, of what windows are worth. 0.95: a hard passage ends drafting, sampled int8 texts 5 to 14 % slower."""
+    head_pause: int = 64
+    """As `first_pause`, of a head: it is tried beside sources that pay."""
+    head_credit: float = 1.0
+    """Tokens that a head may lose in a text: less than `first_credit`, which is for all sources together."""
     first_pause: int = 4
     """Tokens between two trials; triples with each that has not paid. 1: 0.99 to 1.01. 16: 0.47 to 0.94."""
 
 
 _BY = Constants()
+_LEAST_OF_HEADS = 1 - _BY.memory**2
+"""What a window of a head changes at least of what its windows are worth: as one of the draft, of two tokens, does."""
 _KNOWN_STEPS = 2
 """Plain steps after which plain decoding counts as measured. 1: 1.00. 8: 0.70 to 0.98."""
 _STEPS_BEFORE, _STEPS_AFTER = 16, 4
@@ -107,12 +113,16 @@ class SourceKnowledge:
         draft_seconds: what the target waits for one.
         joining_seconds: and for one of a source that has to catch up with the text first; 0 until measured.
         joining_tokens: by how many tokens it had to.
+        since, pause: tokens since the last window, and tokens between two trials of a head that does not seem to pay.
+        num_windows: of a head, so many that `brought` is made of.
     """
 
     def __init__(self) -> None:
         self.brought: float | None = None
         self.draft_seconds = self.joining_seconds = 0.0
         self.joining_tokens = 1
+        self.since, self.pause = 0, _BY.head_pause
+        self.num_windows = 0
 
     def observe_drafting(self, seconds: float, num_missing: int) -> None:
         """Learn how long the target has waited for a window of a source that lacked so many tokens of the text."""
@@ -120,6 +130,19 @@ class SourceKnowledge:
             self.joining_seconds, self.joining_tokens = seconds, num_missing
             return
         self.draft_seconds = TIME_MEMORY * (self.draft_seconds or seconds) + (1 - TIME_MEMORY) * seconds
+
+    def observe_head(self, num_right: int, loss: float, promised: float, *, is_trial: bool) -> None:
+        """Learn what a window of a head has really been worth, in tokens: `loss` is that of its rows.
+
+        The first one counts as much as what it `promised`: heads are surer of themselves than they are right.
+        """
+        self.num_windows += 1
+        share = max(1 / (1 + self.num_windows), _LEAST_OF_HEADS)
+        before = promised if self.brought is None else self.brought
+        self.brought = before + share * (num_right - loss - before)
+        self.since = 0
+        if is_trial:
+            self.pause = 3 * self.pause if num_right <= loss else _BY.head_pause
 
 
 class PairKnowledge(SourceKnowledge):
@@ -160,6 +183,7 @@ class PairKnowledge(SourceKnowledge):
             step_seconds = num_tokens / tokens_per_second[name]
             pass_seconds = interpolate(target_ms, round(num_tokens)) / 1e3 if target_ms else self.plain_seconds
             source.draft_seconds = max(step_seconds - pass_seconds, 0.0)
+            source.num_windows = round(1 / _LEAST_OF_HEADS)
             source.brought = num_tokens - 1 - speed * max(pass_seconds - self.plain_seconds, 0.0)
 
     def start_plain(self, seconds: float) -> None:
@@ -262,7 +286,7 @@ class Account:
         self._known = known
         self._brought = known.brought
         self.is_resting = False
-        may_pay = self._brought is None or self._brought > self._loss(0.0)
+        may_pay = any(one.brought is None or one.brought > self.cost(one) for one in (known, *known.heads.values()))
         self.credit = _BY.first_credit if may_pay else _BY.resumes
         self._earned = 0.0
         self._tried: tuple[float, float] | None = None
@@ -283,11 +307,26 @@ class Account:
         return self._brought - self._loss(speed, is_ready=is_ready)
 
     def _loss(self, speed: float, *, is_ready: bool = False) -> float:
-        return 0.0 if is_ready else self._known.draft_seconds * max(speed, self._known.plain_speed)
+        return 0.0 if is_ready else self.cost(self._known, speed)
+
+    def cost(self, source: SourceKnowledge, speed: float = 0.0) -> float:
+        """Tokens that waiting for a window costs."""
+        return source.draft_seconds * max(speed, self._known.plain_speed)
+
+    def worth_of_head(self, head: SourceKnowledge, speed: float, lost: float) -> float:
+        """As `worth_of_drafting`, of a head that has lost so much in this text; 0 where its credit is used up, too."""
+        cost = self.cost(head, speed)
+        if head.brought is None or lost >= _BY.head_credit or not self.covers(cost):
+            return 0.0
+        return head.brought - cost
 
     def is_covered(self, speed: float, *, is_ready: bool) -> bool:
         """Whether the credit suffices for another window."""
-        return not self.is_resting and self.credit >= _BY.covered_share * self._loss(speed, is_ready=is_ready)
+        return self.covers(self._loss(speed, is_ready=is_ready))
+
+    def covers(self, loss: float) -> bool:
+        """Whether the credit suffices for a window whose drafting costs so many tokens."""
+        return not self.is_resting and self.credit >= _BY.covered_share * loss
 
     def may_try(self, speed: float, num_missing: int, fresh_seconds: float = 0.0) -> bool:
         """Whether a window that does not seem to pay may be tried, of a draft that lacks so many tokens of the text.
