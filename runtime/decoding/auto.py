@@ -84,13 +84,13 @@ class AutoSource(WindowSource):
 
     def _readers(self) -> list[HeadArm]:
         """Heads that read the prompt along: the best that pays, and one that was not tried for long."""
-        if not self._known.is_plain_known or self._request.num_beside:
+        if self._request.num_beside:
             return []
         speed = self._speed
         usable = [head for head in self._heads if head.is_working]
-        best = max(usable, key=lambda head: self._worth_of(head, speed), default=None)
-        found = [best] if best is not None and self._worth_of(best, speed) > 0 else []
-        due = [head for head in usable if head is not best and head.is_due and head.may_read(self._request)]
+        paying = [head for head in usable if self._worth_of(head, speed) > 0]
+        found = sorted(paying, key=lambda head: -self._worth_of(head, speed))[:1]
+        due = [head for head in usable if head not in found and self._may_try(head) and head.may_read(self._request)]
         return found + sorted(due, key=lambda head: -head.known.since)[:1]
 
     def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
@@ -114,6 +114,7 @@ class AutoSource(WindowSource):
         is_slowing = self._request.num_beside and self._draft.takes_turns  # others' passes would wait for its rounds
         can_draft = not is_slowing and self._draft.is_ready()
         if not self._known.is_plain_known or not (can_draft or self._heads):  # a text can repeat itself still
+            self._read_along(done)
             return self._repeat(done, 0.0) or self._decline(done)
         forced = self._serial.forced(*done) if done is not None and self._is_in_step else None
         if forced is not None:
@@ -140,17 +141,23 @@ class AutoSource(WindowSource):
         best = max(usable, key=lambda head: self._worth_of(head, speed), default=None)
         if best is not None and self._worth_of(best, speed) > least:
             return best
-        due = (
-            head
-            for head in usable
-            if head.is_due and self._account.credit >= least + self._account.cost(head.known, speed)
-        )
-        tried = next(due, None)
+        tried = next((head for head in usable if self._may_try(head)), None)
         self._is_trial = tried is not None
         return tried
 
+    def _may_try(self, head: HeadArm) -> bool:
+        return self._account.may_try_head(head.known, self._speed, head.lost)
+
     def _worth_of(self, head: HeadArm, speed: float) -> float:
         return self._account.worth_of_head(head.known, speed, head.lost)
+
+    def _read_along(self, done: Verified | None) -> None:
+        """Heads that have read the prompt go on reading until plain decoding is known."""
+        before = self._request.ledger.drafted_s
+        for head in self._heads if done is not None else ():
+            if head.follows(done.inflight.head):
+                head.source.next(*done)
+        self._drafted_s = self._request.ledger.drafted_s - before
 
     def _head_window(self, done: Verified | None, head: HeadArm, speed: float) -> Found:
         """The head's window, or a repeat of the text that is worth more; the head has read along then."""
@@ -172,7 +179,9 @@ class AutoSource(WindowSource):
         if repeat is None:
             return None
         found = Found(repeat, "text")
-        if done is not None and self._is_in_step:
+        if self._is_in_step and done is None:
+            self._serial.begin_with(repeat)
+        elif self._is_in_step and done is not None:
             self._serial.adopt(*done, repeat)
             found = self._serial.allowed(found)
         return found
@@ -186,7 +195,9 @@ class AutoSource(WindowSource):
 
     def _keep_in_step(self, done: Verified | None, window: NDArray[np.int64]) -> None:
         """A window that is not the draft's: where it works beside the target, it hears of it."""
-        if done is not None and self._is_in_step:
+        if self._is_in_step and done is None:
+            self._serial.begin_with(window)
+        elif self._is_in_step and done is not None:
             self._is_in_step = self._is_overlapping and not self._account.is_resting and self._draft.is_working()
             if self._is_in_step:
                 self._serial.adopt(*done, window)
@@ -229,10 +240,12 @@ class AutoSource(WindowSource):
         if self._request.num_beside:  # one beside others teaches nothing of plain decoding alone
             return
         is_plain, seconds = step.method == "plain", step.own_seconds - self._drafted_s
-        now = self._plain_seconds_now(step)
-        self._account.observe_step(
-            seconds, self._drafted_s, 1 + step.num_accepted, is_plain=is_plain, plain_seconds=now
-        )
+        now, num_tokens = self._plain_seconds_now(step), 1 + step.num_accepted
+        drafted_s = 0.0 if self._head is not None else self._drafted_s
+        if of_head is not None:
+            self._account.observe_head_step(drafted_s, num_tokens)
+        else:
+            self._account.observe_step(seconds, drafted_s, num_tokens, is_plain=is_plain, plain_seconds=now)
         if windows is not None and self._known.is_plain_known:
             slowdown = self._known.plain_seconds / windows.pass_seconds(1)
             for one in (windows, *(head.source.windows for head in self._heads)):

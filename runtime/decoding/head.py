@@ -41,10 +41,11 @@ class HeadLink:
         length: tokens that it guesses.
         failure: why it was given up in the current request, or None while it works.
         has_run: whether it was opened, which the first run does.
+        read_share: what a run reads of weights, over what a pass does: so much of a pass it should take.
     """
 
     def __init__(self, kind: str, session: Headed, target: TargetLine) -> None:
-        shape = session.heads[kind].shape
+        shape, self.read_share = session.heads[kind].shape, session.heads[kind].read_share
         self.kind, self.length = kind, shape.length
         self.failure: str | None = None
         self.has_run = False
@@ -94,8 +95,8 @@ class HeadLink:
         return found
 
     def lacks_nothing(self, request: Request) -> bool:
-        """Whether it has read all that the target has cached of a prompt."""
-        return self.num_read(request.tokens) >= self._target.num_cached(request)
+        """Whether it has read all that the target has cached of a prompt, but for the row that it guesses from."""
+        return self.num_read(request.tokens) + 1 >= self._target.num_cached(request)
 
     def follows(self, head: int) -> bool:
         """Whether it can guess behind a pass that began at `head`, for it has read all before, or needs not to."""
@@ -154,6 +155,11 @@ class HeadSource(WindowSource, RowReader):
     def first_window(self) -> NDArray[np.int64]:
         """What it guesses behind the prompt, which it has read."""
         return self._window(self._first)
+
+    @property
+    def has_guessed(self) -> bool:
+        """Whether it has guesses behind the prompt."""
+        return self._first is not None
 
     def num_read(self, tokens: NDArray[np.int64]) -> int:
         return self._head.num_read(tokens)
@@ -214,13 +220,11 @@ class HeadArm(RowReader):
     def __init__(self, source: HeadSource, link: HeadLink, known: tuple[SourceKnowledge, LearnedLengths]) -> None:
         self.source, (self.known, self._lengths) = source, known
         self._link = link
+        windows = source.windows
+        if not self.known.draft_seconds and windows is not None:
+            self.known.draft_seconds = link.read_share * windows.pass_seconds(1)
         self.lost = self._promised = 0.0
         self._is_read = self._is_trial = False
-
-    @property
-    def is_due(self) -> bool:
-        """Whether it was not tried for so long that it may be."""
-        return self.known.brought is None or self.known.since >= self.known.pause
 
     @property
     def is_working(self) -> bool:

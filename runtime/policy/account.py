@@ -48,9 +48,9 @@ class Constants:
     memory: float = 0.985
     """Per token, of what windows are worth. 0.95: a hard passage ends drafting, sampled int8 texts 5 to 14 % slower."""
     head_pause: int = 64
-    """As `first_pause`, of a head: it is tried beside sources that pay."""
+    """As `first_pause`, of a head: it is tried beside sources that pay. 256: 0.99 to 1.01."""
     head_credit: float = 1.0
-    """Tokens that a head may lose in a text: less than `first_credit`, which is for all sources together."""
+    """Tokens that a head may lose in a text, so what a window of one that is tried may cost."""
     first_pause: int = 4
     """Tokens between two trials; triples with each that has not paid. 1: 0.99 to 1.01. 16: 0.47 to 0.94."""
 
@@ -134,10 +134,10 @@ class SourceKnowledge:
     def observe_head(self, num_right: int, loss: float, promised: float, *, is_trial: bool) -> None:
         """Learn what a window of a head has really been worth, in tokens: `loss` is that of its rows.
 
-        The first one counts as much as what it `promised`: heads are surer of themselves than they are right.
+        The first one counts twice what it `promised`: heads are surer of themselves than they are right.
         """
         self.num_windows += 1
-        share = max(1 / (1 + self.num_windows), _LEAST_OF_HEADS)
+        share = max(1 / (0.5 + self.num_windows), _LEAST_OF_HEADS)
         before = promised if self.brought is None else self.brought
         self.brought = before + share * (num_right - loss - before)
         self.since = 0
@@ -286,7 +286,7 @@ class Account:
         self._known = known
         self._brought = known.brought
         self.is_resting = False
-        may_pay = any(one.brought is None or one.brought > self.cost(one) for one in (known, *known.heads.values()))
+        may_pay = self._brought is None or self._brought > self._loss(0.0)
         self.credit = _BY.first_credit if may_pay else _BY.resumes
         self._earned = 0.0
         self._tried: tuple[float, float] | None = None
@@ -314,19 +314,19 @@ class Account:
         return source.draft_seconds * max(speed, self._known.plain_speed)
 
     def worth_of_head(self, head: SourceKnowledge, speed: float, lost: float) -> float:
-        """As `worth_of_drafting`, of a head that has lost so much in this text; 0 where its credit is used up, too."""
-        cost = self.cost(head, speed)
-        if head.brought is None or lost >= _BY.head_credit or not self.covers(cost):
+        """As `worth_of_drafting`, of a head that has lost so much in this text: it has a credit of its own."""
+        if head.brought is None or lost >= _BY.head_credit:
             return 0.0
-        return head.brought - cost
+        return head.brought - self.cost(head, speed)
+
+    def may_try_head(self, head: SourceKnowledge, speed: float, lost: float) -> bool:
+        """Whether a head that does not seem to pay may be tried: it was not for long, and its credit covers that."""
+        is_due = head.brought is None or head.since >= head.pause
+        return is_due and lost + self.cost(head, speed) <= _BY.head_credit
 
     def is_covered(self, speed: float, *, is_ready: bool) -> bool:
         """Whether the credit suffices for another window."""
-        return self.covers(self._loss(speed, is_ready=is_ready))
-
-    def covers(self, loss: float) -> bool:
-        """Whether the credit suffices for a window whose drafting costs so many tokens."""
-        return not self.is_resting and self.credit >= _BY.covered_share * loss
+        return not self.is_resting and self.credit >= _BY.covered_share * self._loss(speed, is_ready=is_ready)
 
     def may_try(self, speed: float, num_missing: int, fresh_seconds: float = 0.0) -> bool:
         """Whether a window that does not seem to pay may be tried, of a draft that lacks so many tokens of the text.
@@ -366,6 +366,11 @@ class Account:
         """A window was verified."""
         if self._tried is not None:
             self._settle_trial(num_right)
+
+    def observe_head_step(self, drafted_seconds: float, num_tokens: int) -> None:
+        """Settle for a window of the draft behind a step of a head, which settles for itself."""
+        self._since += num_tokens
+        self.credit -= drafted_seconds * self._known.plain_speed
 
     def observe_step(
         self, seconds: float, drafted_seconds: float, num_tokens: int, *, is_plain: bool, plain_seconds: float = 0.0
