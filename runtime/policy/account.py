@@ -53,6 +53,8 @@ class Constants:
     """Tokens that a head may lose in a text, so what a window of one that is tried may cost."""
     first_pause: int = 4
     """Tokens between two trials; triples with each that has not paid. 1: 0.99 to 1.01. 16: 0.47 to 0.94."""
+    longest_pause: int = 108
+    """That a text begins with, after texts in which trials have not paid: the next may be of another kind."""
 
 
 _BY = Constants()
@@ -113,7 +115,7 @@ class SourceKnowledge:
         draft_seconds: what the target waits for one.
         joining_seconds: and for one of a source that has to catch up with the text first; 0 until measured.
         joining_tokens: by how many tokens it had to.
-        since, pause: tokens since the last window, and tokens between two trials of a head that does not seem to pay.
+        since, pause: tokens since the last window, and between two trials of a source that does not seem to pay.
         num_windows: of a head, so many that `brought` is made of.
     """
 
@@ -157,7 +159,7 @@ class PairKnowledge(SourceKnowledge):
 
     def __init__(self) -> None:
         super().__init__()
-        self.method = ""
+        self.pause, self.method = _BY.first_pause, ""
         self.plain_seconds = 0.0
         self.plain_tokens = 1.0
         self.heads: dict[str, SourceKnowledge] = {}
@@ -290,14 +292,11 @@ class Account:
         self.credit = _BY.first_credit if may_pay else _BY.resumes
         self._earned = 0.0
         self._tried: tuple[float, float] | None = None
-        self._since, self._pause = 0, _BY.first_pause
+        self._since, self._pause = known.since, min(known.pause, _BY.longest_pause)
 
     @property
     def trial_budget(self) -> float:
-        """Tokens that a trial's rounds may cost in all: no more than the one that it must get right to have paid.
-
-        A draft of ordinary rounds is so tried by one or two of them, and several times, instead of by a whole window.
-        """
+        """Tokens that a trial's rounds may cost in all: no more than the one that it must get right to have paid."""
         return min(self.credit, 1.0)
 
     def worth_of_drafting(self, speed: float, *, is_ready: bool) -> float:
@@ -347,7 +346,7 @@ class Account:
         share = _BY.memory ** max(self._since, 2)
         self._brought = worth if self._brought is None else share * self._brought + (1 - share) * worth
         known.brought = worth if known.brought is None else TIME_MEMORY * known.brought + (1 - TIME_MEMORY) * worth
-        self._since = 0
+        self._since = known.since = 0
         self._tried = (worth, self._loss(speed)) if is_trial else None
 
     def _settle_trial(self, num_right: int) -> None:
@@ -361,15 +360,21 @@ class Account:
             self._pause = _BY.first_pause
         else:
             self._pause = 3 * self._pause
+        self._known.pause = self._pause
 
     def verified(self, num_right: int) -> None:
         """A window was verified."""
         if self._tried is not None:
             self._settle_trial(num_right)
 
+    def _count(self, num_tokens: int) -> None:
+        """So many tokens more without a window of the draft, as far as is known."""
+        self._since += num_tokens
+        self._known.since += num_tokens
+
     def observe_head_step(self, drafted_seconds: float, num_tokens: int) -> None:
         """Settle for a window of the draft behind a step of a head, which settles for itself."""
-        self._since += num_tokens
+        self._count(num_tokens)
         self.credit -= drafted_seconds * self._known.plain_speed
 
     def observe_step(
@@ -379,7 +384,7 @@ class Account:
 
         `plain_seconds` are what a plain step would have taken just then; lately, where nobody knows.
         """
-        self._since += num_tokens
+        self._count(num_tokens)
         known = self._known
         speed = known.plain_tokens / plain_seconds if plain_seconds else known.plain_speed
         if is_plain:
