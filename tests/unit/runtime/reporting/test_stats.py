@@ -205,6 +205,7 @@ def test_a_text_that_came_one_by_one_is_not_compared_with_plain_decoding(
         made.steps.append(StepRecord(1.0 + number, 2.0 + number, 0, 0, "none", "plain", 1.0))
     now = 1.0 + num_plain
     made.steps.append(StepRecord(now, now + 1.0, num_accepted + 1, num_accepted, "fresh", "serial", 1.0))
+    made.num_tokens += num_plain + 1 + num_accepted
     stats = summarise(made, 0.0, now + 1.0, plain_tokens_per_second=1.0)
     assert round(stats.tokens_per_step * stats.steps) == num_plain + 1 + num_accepted
     assert (stats.times_plain is None) == is_plain
