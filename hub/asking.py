@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mirrorsd.graphs.errors import MirrorError
 
@@ -25,6 +25,13 @@ def the_hub() -> "HfApi":
     from huggingface_hub.hf_api import HfApi
 
     return HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
+
+
+def web() -> Any:
+    """Where `huggingface_hub` has its session, headers and refusals, which it does not export to type checkers."""
+    from huggingface_hub import utils
+
+    return utils
 
 
 def patience_s() -> float:

@@ -7,7 +7,8 @@ content is right (its reader has the hashes), words for what a hub refuses (`ask
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+
+from mirrorsd.hub.asking import web
 
 _TRIES = 4
 """In a row that bring nothing new."""
@@ -66,7 +67,6 @@ def download(
 def _go_on(link: str, path: Path, headers: dict[str, str], num_bytes: int | None, on_bytes: OnBytes) -> None:
     """Append the rest of the file; begin anew where the server cannot give a part, or what is there is too long."""
     from huggingface_hub.constants import HF_HUB_DOWNLOAD_TIMEOUT
-    from huggingface_hub.utils import get_session, hf_raise_for_status
 
     had = _bytes_of(path)
     if num_bytes is not None and had > num_bytes:
@@ -74,12 +74,11 @@ def _go_on(link: str, path: Path, headers: dict[str, str], num_bytes: int | None
     headers["Accept-Encoding"] = "identity"  # a compressed answer has no bytes to go on from
     if had:
         headers["Range"] = f"bytes={had}-"
-    session: Any = get_session()
-    with session.stream("GET", link, headers=headers, timeout=HF_HUB_DOWNLOAD_TIMEOUT) as response:
+    with web().get_session().stream("GET", link, headers=headers, timeout=HF_HUB_DOWNLOAD_TIMEOUT) as response:
         if had and response.status_code == _NOTHING_MORE:  # what is there is of another file, or all of it
             path.unlink()
             return
-        hf_raise_for_status(response)
+        web().hf_raise_for_status(response)
         is_rest = response.headers.get("Content-Range", "").startswith(f"bytes {had}-")
         done = had if had and response.status_code == _PART and is_rest else 0
         with path.open("ab" if done else "wb") as stream:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 from urllib.parse import parse_qs, unquote, urldefrag, urlsplit
 
 from mirrorsd.graphs.bundle_files import describe_file
 from mirrorsd.graphs.errors import BundleError, ConfigError
 from mirrorsd.hub.archives import opened
-from mirrorsd.hub.asking import lacks_room, patience_s, readable_bytes
+from mirrorsd.hub.asking import lacks_room, patience_s, readable_bytes, web
 from mirrorsd.hub.downloads import download
 
 OnProgress = Callable[[str, float], None]
@@ -117,10 +117,7 @@ def _prepare(link: Link, archive: Path) -> int | None:
 
     What is there is of the same archive if the hash will show it, or the server's mark of its content is the same.
     """
-    from huggingface_hub.utils import get_session
-
-    session: Any = get_session()
-    answer = session.head(link.address, headers={"Accept-Encoding": "identity"}, timeout=patience_s())
+    answer = web().get_session().head(link.address, headers={"Accept-Encoding": "identity"}, timeout=patience_s())
     known = answer.headers if answer.is_success else {}  # some servers know no HEAD: what is wrong shows at the GET
     mark, marked = known.get("ETag", ""), archive.with_name(_MARK)
     is_same = mark and not mark.startswith("W/") and marked.is_file() and marked.read_text(encoding="utf-8") == mark

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mirrorsd.graphs.errors import BundleError
-from mirrorsd.hub.asking import patience_s, the_hub
+from mirrorsd.hub.asking import patience_s, the_hub, web
 from mirrorsd.hub.packing import TAG
 
 _MOST = 100
@@ -28,16 +28,13 @@ def offered_bundles() -> list[Offered]:
         BundleError: the hub does not answer, or not with a list.
     """
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
-    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
     hub = the_hub()
     asked = {"filter": TAG, "expand[]": "usedStorage", "sort": "downloads", "limit": _MOST}
     try:
-        session: Any = get_session()
-        answer = session.get(
-            f"{hub.endpoint}/api/models", params=asked, headers=build_hf_headers(), timeout=patience_s()
-        )
-        hf_raise_for_status(answer)
+        headers, address = web().build_hf_headers(), f"{hub.endpoint}/api/models"
+        answer = web().get_session().get(address, params=asked, headers=headers, timeout=patience_s())
+        web().hf_raise_for_status(answer)
         return [_read(one) for one in answer.json()]
     except (HTTPError, OSError, ValueError, LookupError, TypeError) as error:
         raise BundleError(f"{hub.endpoint} gives no list of bundles ({error}); try again later") from error

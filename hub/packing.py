@@ -44,11 +44,10 @@ def pack(bundle: Path, output: Path, card: str, *, overwrite: bool) -> int:
         raise BundleError(f"{output} {lack}, or write it elsewhere")
     if output.suffix == SUFFIX:
         prefix = f"{output.name.removesuffix(SUFFIX).removesuffix('.mirror')}.mirror"
+        inside: dict[str, Path | bytes] = {**files, CARD_FILE: card.encode()}
         try:
             with whole_file(output) as stream:
-                write_archive(
-                    stream, {f"{prefix}/{n}": path for n, path in {**files, CARD_FILE: card.encode()}.items()}
-                )
+                write_archive(stream, {f"{prefix}/{name}": content for name, content in inside.items()})
         except OSError as error:
             reason = "no space is left" if error.errno == errno.ENOSPC else error
             raise BundleError(f"{output} cannot be written: {reason}; nothing is left of it") from error

@@ -14,7 +14,7 @@ from mirrorsd.graphs.documents import DocumentError, read_text
 from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.graphs.manifest_values import read_manifest
-from mirrorsd.hub.asking import explained, lacks_room, patience_s, readable_bytes, the_hub
+from mirrorsd.hub.asking import explained, lacks_room, patience_s, readable_bytes, the_hub, web
 from mirrorsd.hub.downloads import download
 
 OnProgress = Callable[[str, float], None]
@@ -98,7 +98,6 @@ def _fetch(
     found: Revision, file: str, folder: Path, on_bytes: Callable[[int], None], num_bytes: int | None = None
 ) -> None:
     from huggingface_hub.file_download import hf_hub_url
-    from huggingface_hub.utils import build_hf_headers
 
     hub = the_hub()
     link = hf_hub_url(found.repository, file, revision=found.commit, endpoint=hub.endpoint)
@@ -106,7 +105,7 @@ def _fetch(
     path.parent.mkdir(parents=True, exist_ok=True)
     size = found.sizes[file] if num_bytes is None else num_bytes
     with explained(hub, found.repository, found.commit, BundleError):
-        download(link, path, headers=build_hf_headers(), num_bytes=size, on_bytes=on_bytes)
+        download(link, path, headers=web().build_hf_headers(), num_bytes=size, on_bytes=on_bytes)
 
 
 def _manifest_in(found: Revision, folder: Path) -> Manifest:

@@ -30,17 +30,16 @@ def list_cache(as_json: options.AsJson = False) -> None:
         return
     if found:
         table = Table("fetched bundle", "size", "fetched on")
-        for one in found:
-            add_row(
-                table, one.reference, readable_size(one.num_bytes), f"{datetime.fromtimestamp(one.when, UTC):%Y-%m-%d}"
-            )
+        for bundle in found:
+            add_row(table, bundle.reference, readable_size(bundle.num_bytes), _day(bundle.when))
         print_table(table)
     if kept:
         table = Table("bundle", "kept", "last used", "tuned for")
         for one in kept:
-            add_row(table, _name(one), readable_size(one.num_bytes), _day(one), ", ".join(one.tuned) or "-")
+            add_row(table, _name(one), readable_size(one.num_bytes), _day(one.last_used), ", ".join(one.tuned) or "-")
         print_table(table)
-    print(f"{readable_size(sum(one.num_bytes for one in [*kept, *found]))} in {cache_folder()}")
+    total = sum(one.num_bytes for one in kept) + sum(bundle.num_bytes for bundle in found)
+    print(f"{readable_size(total)} in {cache_folder()}")
 
 
 @app.command(
@@ -77,8 +76,8 @@ def _name(kept: Kept) -> str:
     return f"{where} (gone)" if kept.is_orphan else where
 
 
-def _day(kept: Kept) -> str:
-    return f"{datetime.fromtimestamp(kept.last_used, UTC):%Y-%m-%d}" if kept.last_used else "unknown"
+def _day(when: float) -> str:
+    return f"{datetime.fromtimestamp(when, UTC):%Y-%m-%d}" if when else "unknown"
 
 
 def _document(kept: Kept) -> dict[str, object]:
