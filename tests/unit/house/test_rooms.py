@@ -75,7 +75,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     },
     "hub": {
         "asking": set(),
-        "downloads": set(),
+        "downloads": {"asking"},
         "archives": set(),
         "checkpoints": {"asking"},
         "repositories": {"asking", "downloads"},
