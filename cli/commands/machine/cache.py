@@ -21,7 +21,7 @@ app = typer.Typer(cls=Group, help="What is kept about bundles on this machine: l
 
 @app.command("list", cls=Command, epilog=examples("mirrorsd cache list"))
 def list_cache(as_json: options.AsJson = False) -> None:
-    """Show what is kept for each bundle: compiled drafts, passed checks, tuned settings."""
+    """Show what is kept for each bundle: compiled drafts, passed checks, tuned settings, learned speeds."""
     kept, found = list_kept(), fetched_bundles()
     if as_json:
         documents = [{**asdict(one), "folder": str(one.folder)} for one in found]
@@ -34,7 +34,7 @@ def list_cache(as_json: options.AsJson = False) -> None:
             add_row(table, bundle.reference, readable_size(bundle.num_bytes), _day(bundle.when))
         print_table(table)
     if kept:
-        table = Table("bundle", "kept", "last used", "tuned for")
+        table = Table("bundle", "kept", "last used", "tuned or learned for")
         for one in kept:
             add_row(table, _name(one), readable_size(one.num_bytes), _day(one.last_used), ", ".join(one.tuned) or "-")
         print_table(table)
@@ -55,10 +55,10 @@ def clear_cache(
         typer.Argument(help="Only what is kept about this bundle; itself, if it was fetched.", show_default=False),
     ] = None,
     orphans: Annotated[bool, typer.Option("--orphans", help="Only about bundles that are gone.")] = False,
-    tuned: Annotated[bool, typer.Option("--tuned", help="Tuned settings too, which took a measurement.")] = False,
+    tuned: Annotated[bool, typer.Option("--tuned", help="Tuned settings and learned speeds, too.")] = False,
     fetched: Annotated[bool, typer.Option("--fetched", help="Bundles that were fetched, too.")] = False,
 ) -> None:
-    """Delete what is kept; the next load makes it again. Tuned settings and fetched bundles stay unless asked for."""
+    """Delete what is kept; the next load makes it again. What was tuned, learned or fetched stays unless asked for."""
     chosen = [one for one in list_kept() if one.is_orphan or not orphans]
     gone = fetched_bundles() if fetched and bundle is None else [] if bundle is None else fetched_as(bundle)
     if bundle is not None:
