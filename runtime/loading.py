@@ -17,6 +17,7 @@ from mirrorsd.device_maps.card import SHARED
 from mirrorsd.device_maps.pace import Curve
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import Manifest
+from mirrorsd.hub.bundles import bundle_folder
 from mirrorsd.runtime.backends.paced import PacedDraftModel, PacedTargetModel
 from mirrorsd.runtime.backends.protocol import DraftModel, Progress, TargetModel
 from mirrorsd.runtime.config import SpeculationConfig, Speculations
@@ -53,7 +54,7 @@ class Parts(NamedTuple):
 
 
 def load_parts(
-    folder: Path,
+    bundle: str | Path,
     device_map: str,
     given: Mapping[str, object],
     *,
@@ -62,6 +63,7 @@ def load_parts(
     on_progress: Progress | None = None,
 ) -> Parts:
     """Load a bundle: see `MirrorPipeline.load`; `given` are the caller's values of `SpeculationConfig`."""
+    folder = bundle_folder(bundle, on_progress)
     manifest = read_bundle(folder)
     choice = choose_device_map(device_map, dtype=manifest.target.computes_in)
     check_computes(choice.device_map, manifest.target.computes_in)
@@ -137,6 +139,7 @@ def _start_engine(
     on_progress: Progress | None = None,
 ) -> Engine:
     """Load both models on their workers, run each once, and set the pace if the card has one."""
+    from mirrorsd.runtime.backends.onnxruntime.draft import OnnxDraftModel
     from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
     from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
 
@@ -152,7 +155,11 @@ def _start_engine(
         return PacedTargetModel(model, card.pace, manifest.target.shape.num_layers) if card.pace else model
 
     def load_draft() -> DraftModel:
-        model = OpenVinoDraftModel(folder, manifest.draft, card.draft, on_progress)
+        model: DraftModel
+        if manifest.draft.is_in_blocks:
+            model = OnnxDraftModel(folder, manifest.draft, card.draft)
+        else:
+            model = OpenVinoDraftModel(folder, manifest.draft, card.draft, on_progress)
         model.new_session().warm_up()
         return PacedDraftModel(model, card.pace) if card.pace else model
 
