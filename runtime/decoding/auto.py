@@ -153,8 +153,10 @@ class AutoSource(WindowSource):
 
     def _read_along(self, done: Verified | None) -> None:
         """Heads that have read the prompt go on reading until plain decoding is known."""
+        if done is None:
+            return
         before = self._request.ledger.drafted_s
-        for head in self._heads if done is not None else ():
+        for head in self._heads:
             if head.follows(done.inflight.head):
                 head.source.next(*done)
         self._drafted_s = self._request.ledger.drafted_s - before
