@@ -50,7 +50,7 @@ def with_integer_products(job: PairJob, folder: Path) -> PairJob:
     formats = by_row(job.formats, inputs, is_tied=head.weight is embedding.weight)
     assert job.formats.layers is not None  # `may_have_integer_products`
     left = {name: job.formats.layers for name in collected.files if name not in inputs}
-    return replace(job, formats=replace(formats, finer=left))
+    return replace(job, formats=replace(formats, finer={**left, **job.formats.finer}))
 
 
 def by_row(formats: WeightFormats, inputs: Mapping[str, Any], *, is_tied: bool) -> WeightFormats:

@@ -23,6 +23,7 @@ from .decoder_parts import (
     opt_parts,
     qwen3_5_parts,
 )
+from .experts import Mixture
 from .gated_delta import gated_delta_shape
 
 Built = TypeVar("Built")
@@ -50,8 +51,9 @@ _STANDARD_NAMES = (
 class Family:
     """One family: its name in config.json, models that people know, and what it has beyond Llama.
 
-    `recurrent` gives the sizes of layers with a recurrence, by HF's config; None where a family has none. `refused`
-    says, by name of a config entry, what an entry that is set stands for and why it stops the export.
+    `recurrent` gives the sizes of layers with a recurrence, by HF's config; None where a family has none. `mixture`
+    tells the weights of experts and routers, in families that have them. `refused` says, by name of a config entry,
+    what an entry that is set stands for and why it stops the export.
     """
 
     model_type: str
@@ -59,6 +61,7 @@ class Family:
     beyond: str
     parts: Callable[[Any], DecoderParts] = general_parts
     recurrent: Callable[[Any], RecurrentShape | None] | None = None
+    mixture: Mixture | None = None
     refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -70,6 +73,12 @@ FAMILIES: Mapping[str, Family] = {
         Family(model_type="llama", models="Llama 2, 3, 3.1, 3.2; TinyLlama", beyond="scaled rotary positions"),
         Family(model_type="qwen2", models="Qwen2, Qwen2.5", beyond="biases in attention"),
         Family(model_type="qwen3", models="Qwen3 (dense)", beyond="norms of queries and keys per head"),
+        Family(
+            model_type="qwen3_moe",
+            models="Qwen3-30B-A3B, Qwen3-Coder-30B-A3B, Qwen3-235B-A22B",
+            beyond="mixtures of experts, in all layers or some; norms of queries and keys per head",
+            mixture=Mixture(),
+        ),
         Family(
             model_type="qwen3_5_text",
             models="Qwen3.5 (dense: 0.8B to 27B)",
@@ -127,7 +136,6 @@ _KNOWN_REASONS = MappingProxyType(
         "gemma3": "it takes images too (the text-only checkpoints have model_type 'gemma3_text')",
         "mixtral": "its layers are mixtures of experts",
         "qwen2_moe": "its layers are mixtures of experts",
-        "qwen3_moe": "its layers are mixtures of experts",
         "qwen3_5_moe": "its layers are mixtures of experts",
         "qwen3_5_moe_text": "its layers are mixtures of experts",
         "phimoe": "its layers are mixtures of experts",
@@ -182,6 +190,12 @@ def find_obstacle(config: Mapping[str, Any], *, is_draft: bool = False) -> str |
         return (
             f"has model_type {name!r}, whose recurrent layers hold one state for one text: a draft follows several at "
             "once. Such a model can be a target; as its draft take one with attention in all layers, or train one "
+            "(`mirrorsd train draft`)"
+        )
+    if is_draft and FAMILIES[name].mixture is not None:
+        return (
+            f"has model_type {name!r}, a mixture of experts: each guess would read experts of its own, so it is no quick "
+            "draft. Such a model can be a target; as its draft take a small dense one, or train one "
             "(`mirrorsd train draft`)"
         )
     for entry, meaning in FAMILIES[name].refused.items():

@@ -11,6 +11,7 @@ from types import MappingProxyType
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
+from mirrorsd.export.passes.experts import SpreadExperts
 from mirrorsd.export.passes.graph_edits import take_over
 from mirrorsd.export.passes.projection import JoinProjections
 from mirrorsd.export.passes.quantise import ChoosePack, QuantiseWeights, round_to_nearest
@@ -168,6 +169,7 @@ def optimise_stage(
         ExportError: the graph has a form that a pass does not support.
     """
     chain: tuple[ir.passes.PassBase, ...] = (
+        SpreadExperts(),
         FoldRotary(),
         DropIdleReshapes(),
         common.RemoveUnusedNodesPass(),
