@@ -42,7 +42,7 @@ def with_integer_products(job: PairJob, folder: Path) -> PairJob:
     folder.mkdir(exist_ok=True)
     try:
         collected = collect_inputs(model, windows, folder, with_head=True)
-        inputs = scale_inputs(model, collected)
+        inputs = scale_inputs(model, collected, job.formats.finer)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     network = model.network

@@ -14,7 +14,6 @@ from mirrorsd.export.exit_choice import choose_exit_layer
 from mirrorsd.export.options import ExportOptions, check_exit_layers, resolve_context
 from mirrorsd.export.weights.block_formats import FILE, WeightFormats
 from mirrorsd.export.weights.gguf_tensors import FileBlocks
-from mirrorsd.families.experts import Mixture
 from mirrorsd.families.low_rank_head import HEAD_TOKENS
 from mirrorsd.families.registry import FAMILIES, most_positions, smallest_window
 from mirrorsd.graphs.errors import ConfigError
@@ -87,14 +86,12 @@ def _check_floats(target: Checkpoint, options: ExportOptions) -> None:
 
 def _formats(target: Checkpoint, options: ExportOptions) -> WeightFormats:
     formats = options.formats(int(target.config.get("word_embed_proj_dim") or target.config["hidden_size"]))
-    mixture = FAMILIES[str(target.config["model_type"])].mixture
-    if mixture is not None:
-        formats = _of_mixture(formats, mixture, [stored.name for stored in target.tensors.values()])
-        if formats.row_group > 1 and options.is_batch_invariant:
-            raise ConfigError(
-                f"block_size is {options.block_size}, with which rows are computed in pairs; the experts of a mixture "
-                "have rows one by one: choose a smaller block size, or leave it out"
-            )
+    formats = for_family(target, formats)
+    if formats.finer and formats.row_group > 1 and options.is_batch_invariant:
+        raise ConfigError(
+            f"block_size is {options.block_size}, with which rows are computed in pairs; the experts of a mixture "
+            "have rows one by one: choose a smaller block size, or leave it out"
+        )
     if options.precision != FILE:
         return formats
     if target.gguf is None:
@@ -104,8 +101,16 @@ def _formats(target: Checkpoint, options: ExportOptions) -> WeightFormats:
     return replace(formats, carried=FileBlocks(target.tensors))
 
 
-def _of_mixture(formats: WeightFormats, mixture: Mixture, weights: list[str]) -> WeightFormats:
-    """Experts in blocks whatever form other layers get, since rows reach them one by one; routers stay floats."""
+def for_family(target: Checkpoint, formats: WeightFormats) -> WeightFormats:
+    """What `formats` are for the target's family.
+
+    Experts of a mixture keep blocks whatever form other layers get, since rows reach them one by one; routers stay
+    floats.
+    """
+    mixture = FAMILIES[target.source.family].mixture
+    if mixture is None:
+        return formats
+    weights = [stored.name for stored in target.tensors.values()]
     formats = formats.of_single_rows
     experts = {} if formats.layers is None else dict.fromkeys(mixture.experts_of(weights), formats.layers)
     return replace(formats, finer=experts, floats=frozenset(mixture.routers_of(weights)))

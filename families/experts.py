@@ -103,7 +103,7 @@ class Experts(nn.ModuleList):
 
 
 def _product(rows: Tensor, counts: Tensor, experts: list[tuple[nn.Linear, ...]]) -> Tensor:
-    """Rows `[P, K]`, the first `counts[0]` of which are the first expert's, times its weights side by side: `[P, N]`."""
+    """Multiply rows `[P, K]`, the first `counts[0]` with the first expert's weights, to `[P, N]` for all of its `N`."""
     weights = [linear.weight for expert in experts for linear in expert]
     width = sum(linear.out_features for linear in experts[0])
     answers: Tensor = torch.onnx.ops.symbolic(
@@ -118,8 +118,9 @@ def _product(rows: Tensor, counts: Tensor, experts: list[tuple[nn.Linear, ...]])
 
 
 def _summed(parts: Tensor) -> Tensor:
-    """`[S, k, H]` to `[S, H]`, added one after the other: ONNX Runtime's `ReduceSum` adds the eight of a row alone
-    in another order than those of several rows.
+    """Add up the parts `[S, k, H]` of each row, one after the other.
+
+    ONNX Runtime's `ReduceSum` adds eight of them in another order where there is one row.
     """
     num_rows, num_parts, width = parts.shape
     given = torch.onnx.ops.symbolic_multi_out(
@@ -157,6 +158,37 @@ def separate_experts(network: Any) -> Iterator[None]:
     finally:
         for owner, fused in found:
             owner.experts = fused
+
+
+@contextmanager
+def watched_routers(layers: Iterable[nn.Module], near: float) -> Iterator[dict[int, Tensor]]:
+    """Note where a router's last chosen expert is hardly likelier than the next one.
+
+    Args:
+        layers: Of a network that runs in the block, once.
+        near: How close two logits are then, in standard deviations of a row's logits.
+
+    Yields:
+        By layer, which rows `[S]` these are; filled while the network runs.
+    """
+    found: dict[int, Tensor] = {}
+
+    def note(layer: int, given: tuple[Tensor, ...]) -> None:
+        logits, shares = given[:2]
+        best = torch.topk(logits, min(shares.shape[-1] + 1, logits.shape[-1])).values
+        found[layer] = best[:, -2] - best[:, -1] < near * logits.std(-1)
+
+    hooks = [
+        module.gate.register_forward_hook(lambda _, __, given, layer=layer: note(layer, given))
+        for layer, whole in enumerate(layers)
+        for module in whole.modules()
+        if isinstance(getattr(module, "experts", None), Experts)
+    ]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _fused_in(network: Any) -> list[tuple[Any, Any]]:

@@ -86,6 +86,14 @@ FAMILIES: Mapping[str, Family] = {
             parts=qwen3_5_parts,
             recurrent=gated_delta_shape,
         ),
+        Family(
+            model_type="qwen3_5_moe_text",
+            models="Qwen3.5-35B-A3B, Qwen3.6-35B-A3B",
+            beyond="layers of `qwen3_5_text`, with mixtures of experts and one expert that all rows share",
+            parts=qwen3_5_parts,
+            recurrent=gated_delta_shape,
+            mixture=Mixture(),
+        ),
         Family(model_type="mistral", models="Mistral 7B", beyond="sliding window"),
         Family(model_type="smollm3", models="SmolLM3", beyond="layers without rotary positions"),
         Family(model_type="granite", models="Granite 3 (dense)", beyond="four multipliers", parts=granite_parts),
@@ -125,7 +133,7 @@ FAMILIES: Mapping[str, Family] = {
     )
 }
 
-_TEXT_PARTS = MappingProxyType({"qwen3_5": "qwen3_5_text"})
+_TEXT_PARTS = MappingProxyType({"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"})
 """Of models that take images too, the family of their text part, which transformers loads alone as a causal LM."""
 _ABOUT_THE_WHOLE = ("quantization_config", "transformers_weights", "configuration_files")
 BESIDE_THE_TEXT = ("model.visual.", "mtp.")
@@ -136,8 +144,6 @@ _KNOWN_REASONS = MappingProxyType(
         "gemma3": "it takes images too (the text-only checkpoints have model_type 'gemma3_text')",
         "mixtral": "its layers are mixtures of experts",
         "qwen2_moe": "its layers are mixtures of experts",
-        "qwen3_5_moe": "its layers are mixtures of experts",
-        "qwen3_5_moe_text": "its layers are mixtures of experts",
         "phimoe": "its layers are mixtures of experts",
         "granitemoe": "its layers are mixtures of experts",
         "gpt_oss": "its layers are mixtures of experts and its attention has sinks",
@@ -194,8 +200,8 @@ def find_obstacle(config: Mapping[str, Any], *, is_draft: bool = False) -> str |
         )
     if is_draft and FAMILIES[name].mixture is not None:
         return (
-            f"has model_type {name!r}, a mixture of experts: each guess would read experts of its own, so it is no quick "
-            "draft. Such a model can be a target; as its draft take a small dense one, or train one "
+            f"has model_type {name!r}, a mixture of experts: each guess would read experts of its own, so it is no "
+            "quick draft. Such a model can be a target; as its draft take a small dense one, or train one "
             "(`mirrorsd train draft`)"
         )
     for entry, meaning in FAMILIES[name].refused.items():

@@ -76,6 +76,11 @@ class TargetShape:
     num_active: int = 0
 
     @property
+    def kept_on_processor(self) -> str:
+        """What ONNX Runtime computes on the processor only, or was only tried there; empty where nothing is."""
+        return "recurrent layers" if self.recurrent is not None else "mixtures of experts" if self.num_experts else ""
+
+    @property
     def recurrent_layers(self) -> tuple[int, ...]:
         """The layers that have a state."""
         return self.recurrent.layers if self.recurrent is not None else ()

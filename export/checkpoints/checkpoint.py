@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from mirrorsd.export.checkpoints.gguf_file import licence_of, name_of, read_tensors, small_files
 from mirrorsd.export.hub import origin_of
-from mirrorsd.export.weights.stored_tensors import StoredTensor, read_header
+from mirrorsd.export.weights.stored_tensors import StoredTensor, read_header, with_separate_experts
 from mirrorsd.families.registry import BESIDE_THE_TEXT, completed, find_obstacle, text_part
 from mirrorsd.graphs import names
 from mirrorsd.graphs.documents import DocumentError, parse_json, read_text
@@ -131,7 +131,7 @@ def open_checkpoint(path: Path, role: Role) -> Checkpoint:
         )
     written = _read_config(path, role)
     files = _weight_files(path, role, written)
-    tensors = {name: stored for file in files for name, stored in read_header(file).items()}
+    tensors = with_separate_experts({name: stored for file in files for name, stored in read_header(file).items()})
     return _checkpoint(path, role, _completed(path, role, written, len(tensors)), tensors)
 
 

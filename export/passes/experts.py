@@ -51,8 +51,9 @@ def _spread(graph: ir.Graph, node: ir.Node) -> None:
     found = [product.outputs[0] for product in products]
     joined = ir.Node("", "Concat", found, [ir.AttrInt64("axis", 0)], name=f"{node.name}_concat")
     for product, own in zip(products, split.outputs, strict=True):
-        own.name, own.type = f"{product.name}_rows", rows.type if rows is not None else None
-        product.outputs[0].name, product.outputs[0].type = f"{product.name}_answers", node.outputs[0].type
+        for value, word in ((own, "rows"), (product.outputs[0], "answers")):
+            value.name, value.type = f"{product.name}_{word}", node.outputs[0].type
+            value.shape = ir.Shape([None, None])  # as many rows as chose this expert
     graph.insert_before(node, [split, *products, joined])
     take_over(node.outputs[0], joined.outputs[0])
     graph.remove(node, safe=True)

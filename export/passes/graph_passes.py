@@ -138,7 +138,7 @@ def optimise_head(
     All products are packed like the LM head, but for those of the target's layers, whose formats are in `lent` by name.
     """
     chain: tuple[ir.passes.PassBase, ...] = (
-        JoinProjections(formats.carried),
+        JoinProjections(WeightFormats(carried=formats.carried)),
         common.ClearMetadataAndDocStringPass(),
         common.CommonSubexpressionEliminationPass(),
         common.RemoveUnusedNodesPass(),
@@ -175,7 +175,7 @@ def optimise_stage(
         common.RemoveUnusedNodesPass(),
         FuseSkipNorm(),
         common.RemoveUnusedNodesPass(),
-        JoinProjections(formats.carried),
+        JoinProjections(formats),
         *([AddSpareRows()] if has_spare_rows else []),
         common.ClearMetadataAndDocStringPass(),
         common.CommonSubexpressionEliminationPass(),

@@ -118,10 +118,11 @@ class InputScaling:
 class WeightFormats:
     """The formats of a target's weights; None stands for floats of the kind that the stages compute in.
 
-    What `carried` holds keeps the blocks of its file instead. `finer` has the layers' weights that are stored in more
-    bits than `layers` says, by name; `floats` names those that stay floats, such as routers. `inputs` says how what a weight is multiplied with is scaled before it is rounded,
-    for weights by row. Where there is a `scan`, the LM head's product is with weights in that format, and
-    the logits of a row's best `NUM_RESCORED` tokens are then computed again with the embedding's.
+    What `carried` holds keeps the blocks of its file instead. `finer` has the layers' weights that are stored in a form
+    of their own, mostly in more bits than `layers` says, by name; `floats` names those that stay floats: routers.
+    `inputs` says how what a weight is multiplied with is scaled before it is rounded, for weights by row. Where there
+    is a `scan`, the LM head's product is with weights in that format, and the logits of a row's best `NUM_RESCORED`
+    tokens are then computed again with the embedding's.
     """
 
     layers: BlockChoice | None = None
@@ -168,6 +169,13 @@ class WeightFormats:
     def of_layer(self, name: str) -> BlockChoice | None:
         """The format of a layer's weight."""
         return None if name in self.floats else self.finer.get(name, self.layers)
+
+    @property
+    def apart(self) -> list[str]:
+        """The layers' weights that have more bits than the others, or are in blocks where those are by row."""
+        layers = self.layers
+        forms = {name: (choice.bits, choice.is_by_row) for name, choice in self.finer.items()}
+        return [name for name, form in forms.items() if layers is None or form != (layers.bits, layers.is_by_row)]
 
     def with_finer(self, weights: Iterable[str]) -> "WeightFormats":
         """The same with `weights` of the layers in 8 bits, in the head's blocks where that has 8 bits too."""
