@@ -89,6 +89,20 @@ CASES = (
         },
         largest_error=1.0,  # as of both families that it joins
     ),
+    Case(
+        "qwen2_moe",
+        "12 experts, 4 of them for a row, and one for all; every second layer dense",
+        False,
+        {
+            "num_experts": 12,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 48,
+            "shared_expert_intermediate_size": 64,
+            "decoder_sparse_step": 2,
+        },
+        largest_error=0.8,
+    ),
+    Case("olmoe", "12 experts, 3 of them for a row", True, {"num_experts": 12, "num_experts_per_tok": 3}, 0.8),
     Case("mistral", "a window of 50", False, {"sliding_window": 50}),
     Case("smollm3", "every other layer without rope", True, {"no_rope_layer_interval": 2}),
     Case(

@@ -8,7 +8,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from mirrorsd.export.estimate import estimate_sizes
 from mirrorsd.export.options import ExportOptions
-from mirrorsd.families.experts import Mixture, separate_experts, with_separate_experts
+from mirrorsd.families.experts import Mixture, separate_experts, watched_routers, with_separate_experts
 from mirrorsd.families.registry import FAMILIES, find_obstacle
 
 TINY = {
@@ -50,6 +50,26 @@ def test_separate_experts_answer_as_the_fused_ones_and_hold_their_numbers() -> N
     assert (len(mixture.experts_of(names)), len(mixture.routers_of(names))) == (2 * 6 * 3, 2)
 
 
+def test_rows_between_two_experts_are_noted() -> None:
+    """Experts 0 and 1 are equally likely for all rows, and the third of three rows has them at the border."""
+    torch.manual_seed(2)
+    model = with_separate_experts(network(**TINY))
+    router = model.model.layers[1].mlp.gate
+    with torch.no_grad():
+        router.weight[1] = router.weight[0]
+        ids = torch.arange(12)[None]
+        with watched_routers(model.model.layers, 1e-4) as found:
+            model(ids)
+        noted: list[torch.Tensor] = []
+        router.register_forward_hook(lambda module, given, answer: noted.append(answer[0]))
+        model(ids)
+    order = noted[0].argsort(dim=-1, descending=True, stable=True)
+    expected = [set(row[2:4].tolist()) == {0, 1} for row in order]
+    assert found[1].tolist() == expected
+    assert any(expected)
+    assert not found[0].any()
+
+
 def test_the_published_size_on_paper() -> None:
     """Qwen3-30B-A3B: 30.5 billion parameters, 3.3 of them for a token; what its export needs in int8."""
     model = with_separate_experts(network("meta", **(QWEN3_30B_A3B | {"num_hidden_layers": 2})))
@@ -59,6 +79,7 @@ def test_the_published_size_on_paper() -> None:
     ends = sum(sizes.values()) - 2 * layer
     assert (48 * layer + ends) / 1e9 == pytest.approx(30.5, abs=0.05)
     assert (48 * (layer - experts + experts * 8 // 128) + ends) / 1e9 == pytest.approx(3.35, abs=0.05)
+    # what is promised: the disk, and 1.25 times the target's bytes
     estimate = estimate_sizes(48 * layer + ends, 100_000_000, ExportOptions(precision="int8"))
     assert estimate.bundle_bytes / 1e9 == pytest.approx(32.6, abs=0.3)
     assert estimate.memory_bytes / 1e9 == pytest.approx(41.4, abs=0.3)
