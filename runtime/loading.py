@@ -82,7 +82,7 @@ def load_parts(
     source = "tuned on this machine" if found else f"defaults of {choice.device_map.name}"
     placement = [*choice.reasons, laid_out.reason, *engine.describe(), f"speculation: {source}"]
     if _wants_huge_pages(laid_out.device_map):
-        engine.leave_for_later(partial(_use_huge_pages, new_regions(before), placement))
+        engine.do_beside(partial(_use_huge_pages, new_regions(before), placement))
     return Parts(engine, tokenizer, manifest, laid_out, speculations, placement)
 
 

@@ -120,8 +120,8 @@ class MirrorPipeline:
 
     @property
     def engine(self) -> Engine:
-        """The devices and their workers, for measuring them: all that loading has left for later is done."""
-        self._engine.settle(wait=True)
+        """The devices and their workers, for measuring them: what goes on beside texts after loading is done."""
+        self._engine.settle()
         return self._engine
 
     def session(self, speculation: SpeculationConfig | None = None) -> MirrorSession:

@@ -25,7 +25,6 @@ class AsShares(Silent):
 
     @contextmanager
     def progress(self, title: str, total: int) -> Iterator[Advance]:
-        """See `Listener.progress`."""
         num_done = 0
 
         def advance(_: str) -> None:

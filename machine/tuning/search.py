@@ -63,18 +63,15 @@ class Listener(Protocol):
         """Work on `total` items begins; what it gives is called once per item, with words for what comes next."""
 
 
-class Silent:
+class Silent(Listener):
     """Nobody is told."""
 
-    def loaded(self, pipe: MirrorPipeline) -> None:
-        """See `Listener.loaded`."""
+    def loaded(self, pipe: MirrorPipeline) -> None: ...
 
-    def note(self, text: str) -> None:
-        """See `Listener.note`."""
+    def note(self, text: str) -> None: ...
 
     @contextmanager
     def progress(self, title: str, total: int) -> Iterator[Advance]:
-        """See `Listener.progress`."""
         yield lambda _: None
 
 
