@@ -13,6 +13,8 @@ from mirrorsd.export.passes.graph_edits import add_tensor, take_over
 from mirrorsd.export.weights.lazy_weight import joined_rows, lazy_weight
 from mirrorsd.families.experts import DOMAIN, JOINED, PRODUCT
 
+EXPERT = "_expert_"
+"""In the name of every product of one expert."""
 _WEIGHTS = 2
 """Where the weights begin among the operator's inputs: rows and counts stand before them."""
 
@@ -45,7 +47,7 @@ def _spread(graph: ir.Graph, node: ir.Node) -> None:
         "", "Split", [rows, counts], [ir.AttrInt64("axis", 0)], num_outputs=len(groups), name=f"{node.name}_split"
     )
     products = [
-        ir.Node("", "MatMul", [own, _joined(graph, group)], name=f"{node.name}_expert_{number}")
+        ir.Node("", "MatMul", [own, _joined(graph, group)], name=f"{node.name}{EXPERT}{number}")
         for number, (own, group) in enumerate(zip(split.outputs, groups, strict=True))
     ]
     found = [product.outputs[0] for product in products]

@@ -14,6 +14,7 @@ from mirrorsd import GenerationConfig, MirrorPipeline
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.export import ExportOptions, export_pair
 from mirrorsd.export.bundle.journal import Journal
+from mirrorsd.export.bundle.read_bytes import read_bytes
 from mirrorsd.export.bundle.target_graphs import TargetPlan, write_target
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.checkpoints.loading import target_shape
@@ -75,6 +76,8 @@ def test_each_expert_is_a_product_of_its_own_and_the_router_is_of_floats(pair: P
     graph = onnx.load(pair.bundle / "target" / "suffix.onnx", load_external_data=False).graph
     kinds = [node.op_type for node in graph.node]
     assert kinds.count("MatMulNBits") >= 2 * 16
+    entry, stages = pair.manifest.target, [pair.bundle / segment.file for segment in pair.manifest.target.segments]
+    assert entry.read_bytes < 0.8 * sum(map(read_bytes, stages))  # half of the experts' weights count
     routers = {tensor.name: tensor.data_type for tensor in graph.initializer if "mlp.gate.weight" in tensor.name}
     assert len(routers) == 1  # of the two layers of the suffix, one is dense
     assert set(routers.values()) == {onnx.TensorProto.FLOAT}
