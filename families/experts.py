@@ -46,7 +46,7 @@ class Mixture:
 class Expert(nn.Module):
     """One expert: a gated network of three matrices."""
 
-    def __init__(self, gate: Tensor, up: Tensor, down: Tensor, activation: Any) -> None:
+    def __init__(self, gate: Tensor, up: Tensor, *, down: Tensor, activation: Any) -> None:
         """Build around matrices `[I, H]`, `[I, H]` and `[H, I]`, which are not copied."""
         super().__init__()
         self.gate_proj, self.up_proj, self.down_proj = map(_linear, (gate, up, down))
@@ -68,7 +68,7 @@ class Experts(nn.ModuleList):
         """Build around the tensors of Hugging Face's module, which are not copied."""
         activation = ACT2FN[fused.config.hidden_act]
         pairs = zip(fused.gate_up_proj, fused.down_proj, strict=True)
-        super().__init__(Expert(*gate_up.chunk(2), down, activation) for gate_up, down in pairs)
+        super().__init__(Expert(*gate_up.chunk(2), down=down, activation=activation) for gate_up, down in pairs)
 
     def forward(self, rows: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
         """Add up what each row's experts make of it.
@@ -81,7 +81,7 @@ class Experts(nn.ModuleList):
         if torch.onnx.is_in_onnx_export():
             return self._sorted(rows, chosen, shares)
         total = torch.zeros_like(rows)
-        for number in chosen.unique().tolist():
+        for number in sorted(set(chosen.flatten().tolist())):
             places, slots = torch.where(chosen == number)
             total.index_add_(0, places, self[number](rows[places]) * shares[places, slots, None])
         return total
@@ -91,13 +91,14 @@ class Experts(nn.ModuleList):
 
         Pairs of two rows with the experts [7, 2] and [2, 5] are sorted as 1, 2, 3, 0.
         """
+        experts: list[Any] = list(self)
         num_active, flat = chosen.shape[1], chosen.reshape(-1)
         places = torch.arange(flat.shape[0])
         order = torch.sort(flat * flat.shape[0] + places).indices
-        counts = (flat[:, None] == torch.arange(len(self))).to(torch.int64).sum(0)
-        gated = _product(rows[order // num_active], counts, [(one.gate_proj, one.up_proj) for one in self])
+        counts = (flat[:, None] == torch.arange(len(experts))).to(torch.int64).sum(0)
+        gated = _product(rows[order // num_active], counts, [(one.gate_proj, one.up_proj) for one in experts])
         gate, up = gated.chunk(2, dim=-1)
-        answers = _product(self[0].activation(gate) * up, counts, [(one.down_proj,) for one in self])
+        answers = _product(experts[0].activation(gate) * up, counts, [(one.down_proj,) for one in experts])
         by_row = answers[torch.sort(order).indices].reshape(-1, num_active, rows.shape[1])
         return _summed(by_row * shares[..., None])
 
@@ -178,11 +179,15 @@ def watched_routers(layers: Iterable[nn.Module], near: float) -> Iterator[dict[i
         best = torch.topk(logits, min(shares.shape[-1] + 1, logits.shape[-1])).values
         found[layer] = best[:, -2] - best[:, -1] < near * logits.std(-1)
 
-    hooks = [
-        module.gate.register_forward_hook(lambda _, __, given, layer=layer: note(layer, given))
+    mixtures: list[tuple[int, Any]] = [
+        (layer, module)
         for layer, whole in enumerate(layers)
         for module in whole.modules()
         if isinstance(getattr(module, "experts", None), Experts)
+    ]
+    hooks = [
+        mixture.gate.register_forward_hook(lambda _, __, given, layer=layer: note(layer, given))
+        for layer, mixture in mixtures
     ]
     try:
         yield found
