@@ -96,10 +96,13 @@ class Experts(nn.ModuleList):
         places = torch.arange(flat.shape[0])
         order = torch.sort(flat * flat.shape[0] + places).indices
         counts = (flat[:, None] == torch.arange(len(experts))).to(torch.int64).sum(0)
-        gated = _product(rows[order // num_active], counts, [(one.gate_proj, one.up_proj) for one in experts])
+        row_of = torch.onnx.ops.symbolic(
+            "Div", (order, torch.tensor(num_active)), dtype=order.dtype, shape=order.shape
+        )  # torch's own division of integers becomes eight nodes
+        gated = _product(rows.index_select(0, row_of), counts, [(one.gate_proj, one.up_proj) for one in experts])
         gate, up = gated.chunk(2, dim=-1)
         answers = _product(experts[0].activation(gate) * up, counts, [(one.down_proj,) for one in experts])
-        by_row = answers[torch.sort(order).indices].reshape(-1, num_active, rows.shape[1])
+        by_row = answers.index_select(0, torch.sort(order).indices).reshape(-1, num_active, rows.shape[1])
         return _summed(by_row * shares[..., None])
 
 
