@@ -7,10 +7,14 @@ const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty",
 
 /** The body of a request; settings that were left empty are left out. */
 export function requestBody(model, settings, messages) {
-  const body = { model, messages: [...systemMessage(settings), ...messages.map(({ role, content }) => ({ role, content }))] };
+  const body = { model, messages: [...systemMessage(settings), ...messages.map(asSent)] };
   for (const name of NUMBERS) if (Number.isFinite(settings[name])) body[name] = settings[name];
   if (settings.method) body.method = settings.method;
   return body;
+}
+
+function asSent({ role, content, reasoning }) {
+  return reasoning ? { role, content, reasoning_content: reasoning } : { role, content };
 }
 
 function systemMessage(settings) {
@@ -44,7 +48,7 @@ const MOST_LOOKS = 8;
  * A page that was left just after its question may not have asked: another page of it still may, else this one does.
  */
 export async function resumeOrAsk(answer, signal, tell, body) {
-  const isNew = !answer.content && !answer.before;
+  const isNew = answer.content === (answer.before?.content ?? "");
   for (let look = 0; look < (isNew ? MOST_LOOKS : 1); look += 1) {
     if (await resume(answer, signal, tell)) return true;
     if (isNew) await new Promise((resolve) => setTimeout(resolve, UNHEARD_MS));
@@ -62,8 +66,8 @@ export async function resumeOrAsk(answer, signal, tell, body) {
 async function resume(answer, signal, tell) {
   const found = await keptChunks(answer.pending, signal);
   if (found === null) return false;
-  const { content, runs } = answer.before ?? { content: "", runs: [] };
-  Object.assign(answer, { content, runs: structuredClone(runs) });
+  const { content, runs, reasoning = "" } = answer.before ?? { content: "", runs: [] };
+  Object.assign(answer, { content, runs: structuredClone(runs), reasoning });
   for await (const chunk of found) take(answer, chunk, tell);
   return true;
 }
@@ -79,8 +83,9 @@ export function isCut(answer) {
 }
 
 function take(answer, chunk, tell) {
-  const text = chunk.choices[0]?.delta?.content ?? "";
-  answer.content += text;
+  const { content, reasoning_content: thought } = chunk.choices[0]?.delta ?? {};
+  answer.content += content ?? "";
+  if (thought) answer.reasoning = (answer.reasoning ?? "") + thought;
   addTokens(answer.runs, chunk.mirror_tokens ?? []);
   answer.fingerprint = chunk.system_fingerprint ?? answer.fingerprint;
   if (chunk.mirror) answer.figures = { ...chunk.mirror, ...chunk.timings };
