@@ -30,13 +30,32 @@ export async function ask(body, answer, signal, tell) {
       for await (const chunk of chunks(body, signal)) take(answer, chunk, tell);
       return;
     } catch (error) {
-      if (!(error instanceof Refusal) || error.code !== "context_length_exceeded" || answer.content !== start) throw error;
+      if (!(error instanceof Refusal)) throw error;
+      if (error.code === "in_use" && (await resume(answer, signal, tell))) return;
+      if (error.code !== "context_length_exceeded" || answer.content !== start) throw error;
       const shorter = withoutOldestTurn(body.messages);
       if (!shorter) throw error;
       body.messages = shorter;
       answer.dropped = (answer.dropped ?? 0) + 1;
     }
   }
+}
+
+/** Ask as the only page that does. */
+export function askAlone(body, answer, signal, tell) {
+  return alone(answer, {}, () => ask(body, answer, signal, tell));
+}
+
+/** Act under the lock of an answer; false where another page has it and `ifAvailable` was said. Plain HTTP has no locks. */
+async function alone({ pending }, how, act) {
+  if (!navigator.locks) {
+    await act();
+    return true;
+  }
+  return navigator.locks.request(pending, how, async (lock) => {
+    if (lock) await act();
+    return Boolean(lock);
+  });
 }
 
 const UNHEARD_MS = 250;
@@ -49,18 +68,15 @@ const MOST_LOOKS = 8;
  */
 export async function resumeOrAsk(answer, signal, tell, body) {
   const isNew = answer.content === (answer.before?.content ?? "");
-  for (let look = 0; look < (isNew ? MOST_LOOKS : 1); look += 1) {
-    if (await resume(answer, signal, tell)) return true;
-    if (isNew) await new Promise((resolve) => setTimeout(resolve, UNHEARD_MS));
+  const resumed = () => resume(answer, signal, tell);
+  for (let look = 1; ; look += 1) {
+    if (await resumed()) return true;
+    if (!isNew) return false;
+    await new Promise((resolve) => setTimeout(resolve, UNHEARD_MS));
+    if (look < MOST_LOOKS) continue;
+    const act = async () => (await resumed()) || ask(body(), answer, signal, tell);
+    if (await alone(answer, { ifAvailable: true }, act)) return true;
   }
-  if (!isNew) return false;
-  try {
-    await ask(body(), answer, signal, tell);
-  } catch (error) {
-    if (!(error instanceof Refusal) || error.code !== "in_use") throw error;
-    return resume(answer, signal, tell);
-  }
-  return true;
 }
 
 async function resume(answer, signal, tell) {

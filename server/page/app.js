@@ -1,7 +1,7 @@
 // The page: wires the server, the conversations and what is shown together.
 
 import { Refusal, endKept, properties, setKey, takeKeyFromAddress } from "./api.js";
-import { ask, continued, figuresInWords, isCut, plainBody, requestBody, resumeOrAsk, speedOf } from "./answering.js";
+import { ask, askAlone, continued, figuresInWords, isCut, plainBody, requestBody, resumeOrAsk, speedOf } from "./answering.js";
 import { button, element } from "./elements.js";
 import { AnswerBox, Comparison, editQuestion, paced, questionBox, welcomeBox } from "./messages.js";
 import { Panel } from "./panel.js";
@@ -216,7 +216,7 @@ async function answer(place, message = newAnswer()) {
   panel.begin();
   announce("Answering.");
   show();
-  await follow(run, (tell) => ask(body, run.message, run.controller.signal, tell));
+  await follow(run, (tell) => askAlone(body, run.message, run.controller.signal, tell));
 }
 
 /** Go on with an answer that another page, or this one before, has begun. */

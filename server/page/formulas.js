@@ -11,8 +11,9 @@ function asCode(tex, name) {
 
 /** Where a line begins a whole formula, which then ends the paragraph before it. */
 function firstBlock(text) {
-  for (const { index } of text.matchAll(/\n(?= {0,3}(?:\$\$|\\\[|\\begin\{))/g)) {
-    if (BLOCK.test(text.slice(index + 1))) return index + 1;
+  const [paragraph] = text.split(/\n[ \t]*\n/, 1);
+  for (const { index } of paragraph.matchAll(/\n(?= {0,3}(?:\$\$|\\\[|\\begin\{))/g)) {
+    if (BLOCK.test(paragraph.slice(index + 1))) return index + 1;
   }
   return undefined;
 }

@@ -5,17 +5,18 @@ import { Growing } from "./growing.js";
 
 const OPENED = /^\s*(?:<(?:think|thinking|thought)>|\[THINK\])/i;
 const CLOSED = /(?:<\/(?:think|thinking|thought)>|\[\/THINK\])\s*/i;
+const CLOSED_ALONE = /(?<=^|\n)[ \t]*(?:<\/(?:think|thinking|thought)>|\[\/THINK\])[ \t]*(?:\n\s*|$)/i;
 const opened = new Set(); // ids of answers whose reasoning is read
 
 /**
  * What of an answer is reasoning: {thought, thoughtAt, said, saidAt, isThinking}, the places being those in its content.
  *
- * A server may send it apart (`reasoning`). In the content it stands between tags; the first one may be missing, where
- * the model's template has written it into the prompt.
+ * A server may send it apart (`reasoning`). In the content it stands between tags. The first one may be missing, where
+ * the model's template has written it into the prompt; the second one stands on a line of its own then.
  */
 export function parts({ content, reasoning = "" }) {
   const start = OPENED.exec(content)?.[0].length ?? 0;
-  const end = CLOSED.exec(content);
+  const end = (start ? CLOSED : CLOSED_ALONE).exec(content);
   if (!start && !end) return { thought: reasoning, thoughtAt: null, said: content, saidAt: 0, isThinking: Boolean(reasoning) && !content };
   const saidAt = end ? end.index + end[0].length : content.length;
   const inside = content.slice(start, end?.index);

@@ -84,12 +84,16 @@ def test_a_page_that_was_left_before_it_asked_asks_when_it_is_opened(open_page: 
     reader.page.fill("#question", LONG)
     reader.page.keyboard.press("Enter")
     reader.page.wait_for_function(f"async () => await ({PENDING})()")
-    assert reader.bodies == []
+    others = [second_tab(reader) for _ in range(2)]
+    assert not any(tab.bodies for tab in (reader, *others)), "a page that may still ask is there"
     reload(reader)
     reader.wait()
     (conversation,) = kept_in(reader)
     assert [message["content"] for message in conversation["messages"]] == [LONG, whole]
-    assert len(reader.bodies) == 1 and "continue_final_message" not in reader.bodies[0]
+    assert ["continue_final_message" in body for tab in (reader, *others) for body in tab.bodies] == [False]
+    for tab in others:
+        assert tab.wait() == reader.page.locator(".answer .text").inner_text()
+        assert tab.complaints == []
 
 
 def test_an_answer_that_was_to_go_on_goes_on_when_the_page_is_opened(open_page: Any) -> None:  # noqa: F811

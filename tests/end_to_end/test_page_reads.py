@@ -106,7 +106,8 @@ def test_words_around_a_formula_and_in_code_keep_their_colours(open_page: Any) -
     ("said", "thought", "shown"),
     [
         ("<think>\nA fox or a\n\n**heron**?\n</think>\n\nA fox.", "A fox or a", "A fox."),
-        ("It was in the prompt.</think>A fox.", "It was in the prompt.", "A fox."),
+        ("It was in the prompt.\n</think>\n\nA fox.", "It was in the prompt.", "A fox."),
+        ("A fox writes `</think>` so.", "", "A fox writes </think> so."),
         ("[THINK]Hm.[/THINK]A fox.", "Hm.", "A fox."),
         ("<think>cut before the", "cut before the", ""),
         ("<think>\n\n</think>\n\nA fox.", "", "A fox."),
