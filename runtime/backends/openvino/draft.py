@@ -19,7 +19,7 @@ from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
 from mirrorsd.runtime.backends.openvino.draft_compiler import DraftCompiler
 from mirrorsd.runtime.backends.openvino.draft_pass import DraftNoise, DraftRequest
 from mirrorsd.runtime.backends.openvino.draft_shapes import OPENVINO_ERRORS, Shape
-from mirrorsd.runtime.backends.protocol import Progress, RowBlock, TipGuesses
+from mirrorsd.runtime.backends.protocol import DraftSession, Progress, RowBlock, TipGuesses
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 
 
@@ -45,7 +45,7 @@ class OpenVinoDraftModel:
         return f"draft: openvino {where}, {placement.precision}, {placement.threads} thread(s){shapes}"
 
 
-class OpenVinoDraft:
+class OpenVinoDraft(DraftSession):
     """A `DraftSession` on an OpenVINO device: one cache, and the requests bound to it.
 
     Attributes:
@@ -81,22 +81,19 @@ class OpenVinoDraft:
         self._model.shapes.fill_cache()
 
     def is_prepared(self, num_slots: int) -> bool:
-        """See `DraftSession.is_prepared`."""
         return all(self._model.shapes.is_warm(*shape) for shape in self._shapes(num_slots))
 
     def prepare(self, num_slots: int) -> None:
-        """See `DraftSession.prepare`; a session that is closed meanwhile ends it."""
+        """Get all that ready; a session that is closed meanwhile ends it."""
         for shape in self._shapes(num_slots):
             if not self._is_closed:
                 self._model.shapes.warm_up(*shape)
 
     def use_noise(self, source: NoiseSource | None) -> None:
-        """See `DraftSession.use_noise`."""
         if self._noise is not None:
             self._noise.follow(source)
 
     def run(self, blocks: Sequence[RowBlock], tip_rows: Sequence[int]) -> TipGuesses:
-        """See `DraftSession.run`."""
         num_rows = sum(len(block.tokens) for block in blocks)
         self._reserve(max(_slots_needed(block) for block in blocks))
         request = self._request(self._smallest_bucket(num_rows, len(tip_rows)))
@@ -111,7 +108,6 @@ class OpenVinoDraft:
         return TipGuesses(request.tip_ids[:count], request.tip_logprobs[:count])
 
     def keep_rows(self, rows: Sequence[int], slots: Sequence[int]) -> None:
-        """See `DraftSession.keep_rows`."""
         if not len(slots) or self._last is None:
             return
         self._reserve(max(slots) + 1)
@@ -120,13 +116,12 @@ class OpenVinoDraft:
             cached[0][:, slot_index] = new[0][:, row_index]
 
     def move_slots(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        """See `DraftSession.move_slots`."""
         source_index, destination_index = np.asarray(sources), _index(destinations)
         for cached in self._cache.arrays:
             cached[0][:, destination_index] = cached[0][:, source_index]
 
     def forget_after(self, num_slots: int) -> None:
-        """See `DraftSession.forget_after`: move back to the smallest capacity that holds what is left."""
+        """Move back to the smallest capacity that holds what is left."""
         fitting = next(capacity for capacity in self._capacities if capacity >= num_slots)
         if fitting < self._cache.capacity:
             self._resize(fitting)
