@@ -1,6 +1,6 @@
 """The page in a browser: its first paint, and what a streamed answer costs its main thread.
 
-    python bench/claims/page_speed.py storyteller.mirror --text docs/how-it-works.md --output page_speed.json
+    python bench/claims/serving/page_speed.py storyteller.mirror --text docs/how-it-works.md --output page_speed.json
 
 First paint is what the browser itself notes (Paint Timing), from the request to the first text on the screen, with an
 empty cache. The answer is `--text`, cut to `--tokens` pieces of four letters, which come at `--pace` a second. Costs
