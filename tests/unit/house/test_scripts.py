@@ -215,12 +215,17 @@ def test_without_a_gpu_the_check_says_why(monkeypatch: pytest.MonkeyPatch, capsy
 def test_stand_ins_for_devices_fail_skip_and_pass(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script, asked = load_script("test", monkeypatch), []
-    statuses = {"webgpu": 4, "npu compiler": 1, "frozen program": 0}
+    script = load_script("test", monkeypatch)
+    asked: list[list[str]] = []
+    told: list[dict[str, str]] = []
 
-    def run(command: list[str], variables: dict[str, str] | None = None) -> int:
+    def run(command: list[str], variables: dict[str, str]) -> int:
         asked.append(command)
-        return next((statuses[name] for name, words in script.DEVICES.items() if words[0] in command), 0)
+        told.append(variables)
+        return int("tests/device" in command and "DEVICE" in variables and variables["DEVICE"] == "broken")
+
+    def stand_in(words: str, status: int) -> list[str]:
+        return ["sh", "-c", f"echo setting up; echo '{words}'; exit {status}"]
 
     monkeypatch.setattr(script.sys, "platform", "linux")
     monkeypatch.setattr(script, "run_here", run)
@@ -230,12 +235,25 @@ def test_stand_ins_for_devices_fail_skip_and_pass(
     assert [words[-1] for words in asked] == ["not long", "not long"], "without --devices nothing is installed"
     assert "unit 0 s, end-to-end 0 s" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["test.py", "--only", "tests", "--devices"])
-    assert script.main() == 1
-    printed = capsys.readouterr().out
-    assert "== webgpu: skipped (see above)" in printed
-    assert "== npu compiler: FAILED" in printed
-    statuses["npu compiler"] = 0
+    there = {"gpu": stand_in('{"DEVICE": "fine"}', 0), "npu": stand_in("no wine here", 1), "none": stand_in("x", 0)}
+    monkeypatch.setattr(script, "DEVICES", there)
     assert script.main() == 0
+    printed = capsys.readouterr().out
+    assert "== gpu: ready" in printed and "== none: ready" in printed
+    assert "== npu: skipped" in printed and "no wine here" in printed
+    assert [words[-1] for words in asked[2:]] == ["not long", "not long or npu_compiler"]
+    assert [variables.get("DEVICE") for variables in told[2:]] == [None, "fine"]
+    monkeypatch.setattr(script, "DEVICES", {"gpu": stand_in('{"DEVICE": "broken"}', 0)})
+    assert script.main() == 1
+    assert "FAILED: end-to-end" in capsys.readouterr().out
+
+
+def test_a_device_that_is_not_set_up_in_time_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load_script("test", monkeypatch)
+    monkeypatch.setattr(script, "SETUP_LIMIT_S", 0.01)
+    assert script.prepare(["sleep", "5"])[:2] == (None, "it was not set up within 0.01 s")
+    monkeypatch.setattr(script.sys, "platform", "win32")
+    assert script.prepare(["sleep", "5"]).variables is None
 
 
 def test_tests_run_in_tiers_unless_files_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,9 +265,9 @@ def test_tests_run_in_tiers_unless_files_are_named(monkeypatch: pytest.MonkeyPat
     assert {Path(folder).name for tier in script.TIERS.values() for folder in tier} == folders
     for status, is_fine in ((0, True), (5, True), (1, False)):
         monkeypatch.setattr(script, "run_here", lambda *_, status=status: status)
-        assert script.run_part("python", "unit", []) is is_fine
+        assert script.run_part("python", "unit", [], {}) is is_fine
     monkeypatch.setattr(script, "run_here", lambda *_: 5)
-    assert not script.run_part("python", "tests", ["tests/unit/house/test_pages.py", "-k", "nothing"])
+    assert not script.run_part("python", "tests", ["tests/unit/house/test_pages.py", "-k", "nothing"], {})
 
 
 def test_the_webgpu_check_says_what_a_software_gpu_needs(
