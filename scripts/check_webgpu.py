@@ -6,7 +6,7 @@ Makes an environment of its own (.venv-webgpu, with onnxruntime-webgpu), finds S
 (Debian's packages `chromium` and `libvulkan1` bring it, --install installs them as root; a C compiler is needed for
 the driver in front of it, `software_gpu/driver.c`), then runs tests/device/test_webgpu.py; --quick leaves out what the
 plain test command leaves out, --prepare runs no test and prints what they must be told. A software GPU proves
-placement, copies, order and texts, no speed. Exit status: pytest's; 4 and the reason where there is nothing to check on.
+placement, copies, order and texts, no speed. Exit status: pytest's; 4 and the reason where nothing was checked.
 """
 
 from __future__ import annotations
