@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from traced_once import traced_once
+from traced_once import traced_anew, traced_once
 
 from mirrorsd.export import ExportOptions, export_pair
 from mirrorsd.export.verify.text import PARITY_TEXT
@@ -49,7 +49,7 @@ HYBRID = {
     "linear_value_head_dim": 24,
 }
 
-__all__ = ["traced_once"]
+__all__ = ["traced_anew", "traced_once"]
 
 MakeCheckpoint = Callable[..., Path]
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+_AS_EVER: list[Any] = []
+
 
 @pytest.fixture(scope="session", autouse=True)
 def traced_once() -> Iterator[None]:
@@ -20,6 +22,7 @@ def traced_once() -> Iterator[None]:
     from mirrorsd.export.passes import torch_to_onnx
 
     trace, graphs = torch_to_onnx.trace, {}
+    _AS_EVER.append(trace)
 
     def remembered(module: Any, contract: Any) -> Any:
         from torch.onnx import ONNXProgram
@@ -34,6 +37,12 @@ def traced_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_to_onnx, "trace", remembered)
         yield
+
+
+@pytest.fixture
+def traced_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a test that changes how stages compute: no key shows that."""
+    monkeypatch.setattr("mirrorsd.export.passes.torch_to_onnx.trace", _AS_EVER[0])
 
 
 def key_of(*things: Any) -> str | None:
