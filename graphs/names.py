@@ -8,6 +8,9 @@ Method = Literal[
 METHODS: tuple[Method, ...] = get_args(Method)
 HEAD_KINDS = METHODS[METHODS.index("lookup") + 1 :]
 """Of heads that draft from the target's hidden states; each is also the name of the method that uses it."""
+OWN_HEAD = "mtp"
+"""The kind that comes with some checkpoints; the others are trained."""
+TRAINED_HEADS = tuple(kind for kind in HEAD_KINDS if kind != OWN_HEAD)
 
 INPUT_IDS = "input_ids"
 HIDDEN = "hidden"

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from mirrorsd.device_maps.pace import interpolate
 from mirrorsd.graphs.errors import ConfigError, GenerationError
 from mirrorsd.graphs.manifest import Manifest, TargetEntry
+from mirrorsd.graphs.names import OWN_HEAD
 from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
 from mirrorsd.runtime.config import HEAD_METHODS, GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.devices import endings
@@ -259,9 +260,9 @@ def check_head(method: str, manifest: Manifest, heads: Collection[str]) -> None:
             "runs on OpenVINO; choose another device map (`mirrorsd devices`) or method."
         )
     present = ", ".join(head.kind for head in manifest.heads) or "none"
-    if method == "mtp":
+    if method == OWN_HEAD:
         raise ConfigError(
-            f"method is 'mtp'; this bundle has no such head (it has: {present}). It comes with some checkpoints "
+            f"method is {method!r}; this bundle has no such head (it has: {present}). It comes with some checkpoints "
             "(`mtp.*` in their weights, as Qwen3.5's); this one's had none when it was exported."
         )
     raise ConfigError(
