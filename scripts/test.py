@@ -4,6 +4,7 @@ python3 scripts/test.py                  everything but the long tests
 python3 scripts/test.py --all            those too: hundreds of repetitions, installs, other tools
 python3 scripts/test.py --quick          without the slow tests
 python3 scripts/test.py --only types     one part: lint, types, unit, end-to-end, or tests (the last two)
+python3 scripts/test.py --only oldest    the unit tests with the oldest packages that pyproject.toml allows
 python3 scripts/test.py --devices        on what stands in for devices too: a GPU made of software, an NPU's compiler
 python3 scripts/test.py -k manifest      anything else goes to pytest
 """
@@ -18,13 +19,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
 from typing import NamedTuple
 
-from environment import ROOT, SetupError, ensure_environment, link_package, run_here
+from environment import ROOT, SetupError, ensure_environment, ensure_oldest, link_package, run_here
 
 TIERS = {"unit": ("tests/unit",), "end-to-end": ("tests/device", "tests/parity", "tests/end_to_end")}
 """The tests in two tiers: the first is part of the gate that every change passes within minutes.
 
 Folders of few and long tests come first, so that no process is left alone with them at the end."""
 PARTS = ("lint", "types", *TIERS)
+OLDEST = "oldest"
+"""The unit tests in an environment of its own, which takes minutes to make: only where it is asked for."""
 SLOWEST = "--durations=20"
 NO_TESTS = 5
 """What pytest says where nothing was chosen."""
@@ -54,7 +57,7 @@ def main() -> int:
     """Run the parts in order; every part runs even where an earlier one failed."""
     options, pytest_arguments = parse_arguments(sys.argv[1:])
     try:
-        python = str(ensure_environment({"dev"}))
+        python = str((ensure_oldest if options.only == OLDEST else ensure_environment)({"dev"}))
     except SetupError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -66,7 +69,7 @@ def main() -> int:
         stands = {name: beside.submit(prepare, words) for name, words in DEVICES.items()} if options.devices else {}
         for part in parts:
             started = monotonic()
-            needs_devices = part not in ("lint", "types", "unit")
+            needs_devices = part not in ("lint", "types", "unit", OLDEST)
             variables = ready(stands) if needs_devices else {}
             chosen = f"{left_out} or npu_compiler" if left_out and needs_devices and stands else left_out
             if not run_part(python, part, [*(["-m", chosen] if chosen else []), *pytest_arguments], variables):
@@ -117,8 +120,11 @@ def ready(stands: dict[str, Future[Stand]]) -> dict[str, str]:
 
 def run_part(python: str, part: str, pytest_arguments: list[str], variables: dict[str, str]) -> bool:
     """Run one part; True if all passed. `variables` are for tests on what stands in for devices."""
-    if part not in ("tests", *TIERS):
+    if part in ("lint", "types"):
         return run_checks(python, part)
+    if part == OLDEST:
+        link_package(ROOT)
+        part, variables = "unit", variables | {"PYTHONPATH": str(ROOT / ".typing")}
     print(f"== {part}", flush=True)
     folders = TIERS.get(part, ())
     status = run_here([python, "-m", "pytest", *WORKERS, SLOWEST, *folders, *pytest_arguments], ONE_THREAD | variables)
@@ -131,7 +137,7 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, list[str]
     parser.add_argument("--quick", action="store_true", help="leave the slow tests out")
     parser.add_argument("--all", action="store_true", help="the long tests too")
     parser.add_argument("--devices", action="store_true", help="the tests that need a device's stand-in, too")
-    parser.add_argument("--only", choices=(*PARTS, "tests"), help="run one part")
+    parser.add_argument("--only", choices=(*PARTS, "tests", OLDEST), help="run one part")
     return parser.parse_known_args(arguments)
 
 

@@ -86,6 +86,42 @@ def test_digest_follows_pyproject_and_constraints(tmp_path: Path, monkeypatch: p
     assert environment.needs_digest(tmp_path) != first
 
 
+def test_the_oldest_packages_are_resolved_from_the_lower_bounds_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    environment, asked = load_script("environment", monkeypatch), []
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    for name in ("pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_text("", encoding="utf-8")
+
+    def call(command: list[str], advice: str) -> None:
+        (tmp_path / ".venv-oldest").mkdir(exist_ok=True)
+        asked.append((command, advice))
+
+    monkeypatch.setattr(environment, "_call", call)
+    python = environment.ensure_oldest({"dev"})
+    assert python.is_relative_to(tmp_path / ".venv-oldest")
+    (_, _), (_, _), (resolving, advice), (installing, _) = asked
+    assert {"compile", "--extra", "dev", "--resolution", "lowest-direct"} <= set(resolving)
+    assert "lower bounds" in advice
+    assert resolving[-1] == installing[-1], "what was resolved is installed"
+    assert environment.ensure_oldest({"dev"}) == python
+    assert len(asked) == 4, "they are there"
+
+
+def test_the_oldest_packages_run_the_unit_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    script, asked = load_script("test", monkeypatch), []
+    monkeypatch.setattr(script, "run_here", lambda command, variables: asked.append((command, variables)) or 0)
+    monkeypatch.setattr(script, "ensure_oldest", lambda extras: Path("oldest-python"))
+    monkeypatch.setattr(script, "ensure_environment", lambda _: pytest.fail("it has one of its own"))
+    monkeypatch.setattr(sys, "argv", ["test.py", "--only", "oldest", "-k", "manifest"])
+    assert script.main() == 0
+    ((command, variables),) = asked
+    assert command[0] == "oldest-python" and {"tests/unit", "not long", "manifest"} <= set(command)
+    assert Path(variables["PYTHONPATH"]).name == ".typing"
+    assert "oldest" not in script.parts_of(None, [])
+
+
 def test_unknown_options_go_to_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
     script = load_script("test", monkeypatch)
     options, rest = script.parse_arguments(["--quick", "-k", "manifest", "--only", "tests", "-x"])
