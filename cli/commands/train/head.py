@@ -113,8 +113,7 @@ def head(
     check = partial(_check_plan, plan, how)
     model, documents = open_target_and_text(checkpoint, source, work, document_share, check)
     text = training_text([work, *(more_text or ())], documents, document_share)
-    network = _train(model, plan, text, (work, output), (config, how))
-    found = measure_head(model, network, work, checkpoint.eos_ids[0])
+    found = measure_head(model, _train(model, plan, text, (work, output), (config, how)), work, checkpoint.eos_ids[0])
     print_json(found) if as_json else print_head_report(found)
 
 
