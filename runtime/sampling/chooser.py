@@ -22,6 +22,8 @@ from mirrorsd.runtime.sampling.short_rows import ShortRow
 
 _DROPPED_BEHIND = 8.0
 """In logs: how far candidates that the target will probably drop stand behind where they would."""
+_FEW = 4
+"""One in so many tokens: the noise of more of them costs as much as a whole row's."""
 NoiseSource = Callable[[int, int], NDArray[np.float64]]
 """Position, size of the vocabulary -> what competes with the log-probabilities there, `[V]`."""
 
@@ -202,13 +204,15 @@ class TokenChooser:
         scores = logits.astype(np.float64)
         scores /= self._temperature
         row = self._noise_by_position.get(position)
-        if ids is None:
-            scores += gumbel_row(self._seed, position, vocab_size) if row is None else row[:vocab_size]
-            return _best(scores, position)
-        is_ready = row is not None and len(row) >= vocab_size
-        scores += row[ids] if row is not None and is_ready else gumbel(self._seed, np.array([position]), ids)
+        if row is not None and len(row) < vocab_size:
+            row = None
+        if ids is None or row is not None or len(ids) > vocab_size // _FEW:
+            whole = gumbel_row(self._seed, position, vocab_size) if row is None else row[:vocab_size]
+            scores += whole if ids is None else whole[ids]
+        else:
+            scores += gumbel(self._seed, np.array([position]), ids)
         place, gap = _best(scores, position)
-        return Choice(int(ids[place]), gap)
+        return Choice(place if ids is None else int(ids[place]), gap)
 
     def rank(
         self, ids: NDArray[np.int64], logprobs: NDArray[np.floating], positions: NDArray[np.int64]
