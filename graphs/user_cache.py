@@ -1,7 +1,7 @@
 """What is kept on this machine about bundles: one folder per user, nothing beside or inside a bundle.
 
 Owns: where it is, a folder per bundle in it, what it may take, listing and clearing. Does not own: what is kept
-(`bundle_files` remembers passed checks, the runtime keeps compiled drafts and tuned settings there).
+(`bundle_files` remembers passed checks, the runtime keeps compiled drafts and what was tuned or learned there).
 
 A bundle's folder is named after the bundle and its manifest, so that it is found again wherever the bundle is moved.
 """
@@ -37,7 +37,7 @@ class Kept:
         bundles: paths at which the bundle was loaded, most recent first.
         num_bytes: all of it.
         last_used: seconds since 1970; 0 where nobody says.
-        tuned: names of the cards that were tuned.
+        tuned: names of the cards that were tuned, or of which texts have taught the speeds.
     """
 
     folder: Path

@@ -39,6 +39,16 @@ class Closable(Protocol):
         """Release what it has on the devices."""
 
 
+class Keeps(Protocol):
+    """Who keeps what texts teach for later loads."""
+
+    def text_ended(self) -> None:
+        """Keep it now and then."""
+
+    def keep(self) -> None:
+        """Keep it now."""
+
+
 class Engine(Watched):
     """Target and draft models, one worker each, and one that gets the draft ready for longer texts.
 
@@ -50,6 +60,7 @@ class Engine(Watched):
         takes_turns: whether target and draft compute on the same cores, so that one waits rather than slow the other.
         sessions: those that use the devices, closed before them.
         seats: what has caches there.
+        keeper: keeps what texts teach, if anybody does.
         is_open: whether the devices may be used.
     """
 
@@ -70,6 +81,7 @@ class Engine(Watched):
         self.preparing_worker = DeviceWorker("preparing", draft_cores)
         self.takes_turns, self._target_cores, self._huge_pages = takes_turns, target_cores, huge_pages
         self.known = known or Knowledge()
+        self.keeper: Keeps | None = None
         self.sessions: weakref.WeakSet[Closable] = weakref.WeakSet()
         self.seats: weakref.WeakSet[object] = weakref.WeakSet()
         self.is_open = True
@@ -147,6 +159,11 @@ class Engine(Watched):
             self._is_waited_for.set()
             self._beside.join()
 
+    def text_ended(self) -> None:
+        """Have what it has taught kept now and then."""
+        if self.keeper is not None and not self.is_forked:
+            self.keeper.text_ended()
+
     def close(self) -> None:
         """Stop all sessions, then end the workers, within seconds: a device that hangs is left behind."""
         with self._lock:
@@ -156,6 +173,8 @@ class Engine(Watched):
         sessions = list(self.sessions)
         for session in sessions:
             session.begin_to_close()
+        if self.keeper is not None:
+            self.keeper.keep()
         until = perf_counter() + _CLOSE_S
         for session in sessions:
             session.finish_closing(max(0.0, until - perf_counter()))

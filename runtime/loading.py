@@ -26,9 +26,10 @@ from mirrorsd.runtime.devices.layouts import Layout, choose_layout, target_threa
 from mirrorsd.runtime.engine import Engine, check_exits, resolve_speculation
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.account import Knowledge
+from mirrorsd.runtime.policy.learned import recall
 from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.text.tokenizer import BundleTokenizer
-from mirrorsd.runtime.tuned import Tuned
+from mirrorsd.runtime.tuned import Keeper, Tuned
 
 if TYPE_CHECKING:
     from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
@@ -65,7 +66,7 @@ def load_parts(
     choice = choose_device_map(device_map, dtype=manifest.target.computes_in)
     check_computes(choice.device_map, manifest.target.computes_in)
     tuned = Tuned.read(folder, choice.device_map) if use_tuned else None
-    laid_out = choose_layout(choice.device_map, layout, tuned.layout if tuned else None)
+    laid_out = choose_layout(choice.device_map, layout, tuned.layout if tuned and tuned.is_tuned else None)
     found = tuned if tuned and tuned.layout == laid_out.name else None
     speculations = _resolve(choice.device_map, found, given)
     for one in speculations:
@@ -78,9 +79,15 @@ def load_parts(
         if not known.target_ms:
             most = 1 + speculations.greedy.gamma
             known.target_ms = engine.target_worker.submit(partial(measure_passes, engine.target_model, most)).result()
+        if found:
+            recall(known, found.learned)
+        if use_tuned:
+            engine.keeper = Keeper(folder, choice.device_map, laid_out.name, known)
     tokenizer = _result_or_close(reading, engine)
-    source = "tuned on this machine" if found else f"defaults of {choice.device_map.name}"
+    source = "tuned on this machine" if found and found.is_tuned else f"defaults of {choice.device_map.name}"
     placement = [*choice.reasons, laid_out.reason, *engine.describe(), f"speculation: {source}"]
+    if found and found.learned:
+        placement.append("speeds and chances: learned from earlier texts on this machine")
     if _wants_huge_pages(laid_out.device_map):
         engine.do_beside(partial(_use_huge_pages, new_regions(before), placement))
     return Parts(engine, tokenizer, manifest, laid_out, speculations, placement)
@@ -92,6 +99,7 @@ def _known(card: DeviceMap, tuned: Tuned | None, found: Tuned | None) -> Knowled
     if tuned:
         known.root_scores = RootScores.from_dict(tuned.root_scores)
     if found:
+        known.is_tuned = found.is_tuned
         known.target_ms = found.target_ms or known.target_ms
         known.pairs[False].start_from(found.tokens_per_second, found.tokens_per_step, known.target_ms)
         known.pairs[True].start_from(found.sampled_tokens_per_second, found.sampled_tokens_per_step, known.target_ms)

@@ -19,13 +19,13 @@ app = typer.Typer(cls=Group, help="What is kept about bundles on this machine: l
 
 @app.command("list", cls=Command, epilog=examples("mirrorsd cache list"))
 def list_cache(as_json: options.AsJson = False) -> None:
-    """Show what is kept for each bundle: compiled drafts, passed checks, tuned settings."""
+    """Show what is kept for each bundle: compiled drafts, passed checks, tuned settings, learned speeds."""
     kept = list_kept()
     if as_json:
         print_json({"folder": str(cache_folder()), "bundles": [_document(one) for one in kept]})
         return
     if kept:
-        table = Table("bundle", "kept", "last used", "tuned for")
+        table = Table("bundle", "kept", "last used", "tuned or learned for")
         for one in kept:
             add_row(table, _name(one), readable_size(one.num_bytes), _day(one), ", ".join(one.tuned) or "-")
         print_table(table)
@@ -42,9 +42,9 @@ def clear_cache(
         Path | None, typer.Argument(help="Only what is kept about this bundle.", show_default=False)
     ] = None,
     orphans: Annotated[bool, typer.Option("--orphans", help="Only about bundles that are gone.")] = False,
-    tuned: Annotated[bool, typer.Option("--tuned", help="Tuned settings too, which took a measurement.")] = False,
+    tuned: Annotated[bool, typer.Option("--tuned", help="Tuned settings and learned speeds, too.")] = False,
 ) -> None:
-    """Delete what is kept; the next load compiles and checks again. Tuned settings stay unless asked for."""
+    """Delete what is kept; the next load compiles and checks again. What was tuned or learned stays without --tuned."""
     chosen = [one for one in list_kept() if one.is_orphan or not orphans]
     if bundle is not None:
         chosen = [one for one in chosen if bundle.resolve() in one.bundles]

@@ -108,6 +108,7 @@ def doctor(
         print_tests(tests)
         if not show_all:
             print("\n".join(fit_lines(fits, picked)))
+        print("What other commands keep: `mirrorsd cache list`. `mirrorsd cache clear --tuned` deletes all of it.")
     if isinstance(picked, str):
         raise typer.Exit(EXIT_NO_DEVICE)
     if any(not test.is_fine for test in tests):
