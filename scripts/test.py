@@ -28,6 +28,8 @@ Folders of few and long tests come first, so that no process is left alone with 
 PARTS = ("lint", "types", *TIERS)
 OLDEST = "oldest"
 """The unit tests in an environment of its own, which takes minutes to make: only where it is asked for."""
+NO_DEVICES = {"lint", "types", "unit", OLDEST}
+"""Parts that need no stand-in for a device."""
 SLOWEST = "--durations=20"
 NO_TESTS = 5
 """What pytest says where nothing was chosen."""
@@ -66,12 +68,12 @@ def main() -> int:
     failed: list[str] = []
     seconds: dict[str, float] = {}
     with ThreadPoolExecutor(1) as beside:  # one after the other: two installations would get in each other's way
-        stands = {name: beside.submit(prepare, words) for name, words in DEVICES.items()} if options.devices else {}
+        wanted = DEVICES if options.devices and not set(parts) <= NO_DEVICES else {}
+        stands = {name: beside.submit(prepare, words) for name, words in wanted.items()}
         for part in parts:
             started = monotonic()
-            needs_devices = part not in ("lint", "types", "unit", OLDEST)
-            variables = ready(stands) if needs_devices else {}
-            chosen = f"{left_out} or npu_compiler" if left_out and needs_devices and stands else left_out
+            variables = {} if part in NO_DEVICES else ready(stands)
+            chosen = f"{left_out} or npu_compiler" if left_out and stands and part not in NO_DEVICES else left_out
             if not run_part(python, part, [*(["-m", chosen] if chosen else []), *pytest_arguments], variables):
                 print(f"FAILED: {part}", flush=True)
                 failed.append(part)
