@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mirrorsd.export.bundle.atomic_folder import atomic_folder, check_space
 from mirrorsd.export.bundle.draft_ir import write_draft
 from mirrorsd.export.bundle.journal import JOURNAL_FILE, Journal, digest_of, is_of
 from mirrorsd.export.bundle.read_bytes import with_costs
@@ -75,6 +74,7 @@ from mirrorsd.export.weights.gguf_tensors import kinds_of
 from mirrorsd.families.low_rank_head import head_width
 from mirrorsd.families.registry import parts_of
 from mirrorsd.graphs import names
+from mirrorsd.graphs.atomic_folder import atomic_folder, check_space
 from mirrorsd.graphs.bundle_files import describe_file
 from mirrorsd.graphs.contract import TargetShape, draft_contract
 from mirrorsd.graphs.manifest import (

@@ -8,12 +8,12 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from mirrorsd.export.bundle.atomic_folder import atomic_folder
 from mirrorsd.export.compression_plan import DraftCompression
 from mirrorsd.export.draft_compression import compress_draft
 from mirrorsd.export.verify.draft_accuracy import LookUps, length_on, write_texts
 from mirrorsd.export.verify.text import text_ids
 from mirrorsd.graphs import names
+from mirrorsd.graphs.atomic_folder import atomic_folder
 from mirrorsd.graphs.bundle_files import describe_file, read_bundle
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.graphs.token_rows import TokenRows

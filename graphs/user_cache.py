@@ -25,6 +25,7 @@ VARIABLE = "MIRRORSD_CACHE"
 MOST_BYTES = 2 << 30
 """What compiled drafts of all bundles may take: those of the bundles that were used longest ago make room."""
 COMPILED = "compiled"
+_FETCHED = "bundles"
 _CHECKED, _TUNED = "checked-*.json", "tuned-*.json"
 
 
@@ -62,6 +63,11 @@ def cache_folder() -> Path:
     """The user's cache folder for mirrorsd, which need not exist; `MIRRORSD_CACHE` names another."""
     given = os.environ.get(VARIABLE)
     return Path(given).absolute() if given else platformdirs.user_cache_path("mirrorsd", appauthor=False)
+
+
+def fetched_folder() -> Path:
+    """Where bundles are kept that were fetched, one folder each; it need not exist."""
+    return cache_folder() / _FETCHED
 
 
 def folder_of(bundle: Path) -> Path:
@@ -110,7 +116,7 @@ def list_kept() -> list[Kept]:
     with suppress(OSError):
         for folder in cache_folder().iterdir():
             with suppress(OSError):  # another process may be clearing it
-                found += [_describe(folder)] if folder.is_dir() else []
+                found += [_describe(folder)] if folder.is_dir() and folder.name != _FETCHED else []
     return sorted(found, key=lambda kept: -kept.last_used)
 
 

@@ -17,6 +17,7 @@ from mirrorsd.device_maps.card import SHARED
 from mirrorsd.device_maps.pace import Curve
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import Manifest
+from mirrorsd.hub.bundles import bundle_folder
 from mirrorsd.runtime.backends.paced import PacedDraftModel, PacedTargetModel
 from mirrorsd.runtime.backends.protocol import DraftModel, Progress, TargetModel
 from mirrorsd.runtime.config import SpeculationConfig, Speculations
@@ -53,7 +54,7 @@ class Parts(NamedTuple):
 
 
 def load_parts(
-    folder: Path,
+    bundle: str | Path,
     device_map: str,
     given: Mapping[str, object],
     *,
@@ -62,6 +63,7 @@ def load_parts(
     on_progress: Progress | None = None,
 ) -> Parts:
     """Load a bundle: see `MirrorPipeline.load`; `given` are the caller's values of `SpeculationConfig`."""
+    folder = bundle_folder(bundle, on_progress)
     manifest = read_bundle(folder)
     choice = choose_device_map(device_map, dtype=manifest.target.computes_in)
     check_computes(choice.device_map, manifest.target.computes_in)

@@ -85,7 +85,8 @@ class MirrorPipeline:
         """Load a bundle.
 
         Args:
-            bundle: the bundle's folder.
+            bundle: the bundle's folder, or another reference to one, as `hf:OWNER/NAME` on the hub (docs/ready.md):
+                what is not on this machine is fetched, once.
             device_map: name of a card, path of a card, or `auto`.
             speculation: values of `SpeculationConfig` to use instead of the card's own.
             use_tuned: start from what `mirrorsd tune` found, where it fits this machine.
@@ -99,7 +100,7 @@ class MirrorPipeline:
             DeviceError: a device of the map is absent, or cannot run the bundle.
         """
         parts = load_parts(
-            Path(bundle), device_map, speculation or {}, use_tuned=use_tuned, layout=layout, on_progress=on_progress
+            bundle, device_map, speculation or {}, use_tuned=use_tuned, layout=layout, on_progress=on_progress
         )
         return cls(*parts)
 
