@@ -139,6 +139,7 @@ def _start_engine(
     on_progress: Progress | None = None,
 ) -> Engine:
     """Load both models on their workers, run each once, and set the pace if the card has one."""
+    from mirrorsd.runtime.backends.onnxruntime.draft import OnnxDraftModel
     from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
     from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
 
@@ -154,7 +155,11 @@ def _start_engine(
         return PacedTargetModel(model, card.pace, manifest.target.shape.num_layers) if card.pace else model
 
     def load_draft() -> DraftModel:
-        model = OpenVinoDraftModel(folder, manifest.draft, card.draft, on_progress)
+        model: DraftModel
+        if manifest.draft.is_in_blocks:
+            model = OnnxDraftModel(folder, manifest.draft, card.draft)
+        else:
+            model = OpenVinoDraftModel(folder, manifest.draft, card.draft, on_progress)
         model.new_session().warm_up()
         return PacedDraftModel(model, card.pace) if card.pace else model
 

@@ -34,7 +34,7 @@ from mirrorsd.bench.claims.serving.company import Asked, mixed, open_company
 from mirrorsd.bench.claims.serving.soak import ServedSoak
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget
-from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraft
+from mirrorsd.runtime.backends.slot_draft import SlotDraft
 from mirrorsd.runtime.session import MirrorSession
 
 _CANCELLED, _REOPENED, _RELOADED = 0.1, 0.1, 0.2
@@ -127,7 +127,7 @@ class Soak:
         replace = failing("slow disk", failing("full disk", os.replace, fill), lambda: sleep(0.5))
         with ExitStack() as stack:
             for owner, name, run in (
-                (OpenVinoDraft, "run", failing("draft", OpenVinoDraft.run, fail)),
+                (SlotDraft, "run", failing("draft", SlotDraft.run, fail)),
                 (OnnxTarget, "run", failing("pass", OnnxTarget.run, fail)),
                 (os, "replace", replace),
                 (time, "time", now),
