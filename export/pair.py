@@ -286,7 +286,7 @@ def _target_entry(job: PairJob, plan: TargetPlan) -> TargetEntry:
         is_symmetric=formats.layers is None or formats.layers.is_symmetric,
         rounding=options.rounding,
         carried=kept if options.precision == FILE else (),
-        finer=tuple(by_kind((name,) for name in formats.finer)),
+        finer=tuple(by_kind((name,) for name in formats.apart)),
         num_rescored=formats.num_rescored,
         products=INTEGER_PRODUCTS if formats.layers is not None and formats.layers.is_by_row else "blocks",
         dequantised=others if options.precision == FILE else tuple(sorted({*kept, *others} - {*FLOATS})),
