@@ -85,7 +85,7 @@ class Metrics:
             self._new.labels(model).inc(result.num_tokens)
             self._first.observe(stats.time_to_first_token_ms / 1e3)
             self._whole.observe(stats.seconds)
-            windows = [step for step in result.steps if step.num_window]
+            windows = [step for step in result.steps if step.num_window and not step.is_replay]
             self._drafts.labels(model).inc(len(windows))
             self._drafted.labels(model).inc(sum(step.num_window for step in windows))
             self._accepted.labels(model).inc(sum(step.num_accepted for step in windows))
