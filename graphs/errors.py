@@ -88,8 +88,8 @@ class ContinuationError(GenerationError):
         'continue_from is not how this text begins: at its token 3, 5 was given, 7 is chosen'
         """
         return cls(
-            f"continue_from is not how this text begins: at its token {place}, {found}. The ids must come from a run of "
-            "the same request with the same seed, on the same bundle and arithmetic (an equal system_fingerprint)."
+            f"continue_from is not how this text begins: at its token {place}, {found}. The ids must come from a "
+            "run of the same request, seed, bundle and arithmetic (an equal system_fingerprint)."
         )
 
 

@@ -185,7 +185,7 @@ class GenerationConfig:
         found, most = len(self.continue_from), self.max_new_tokens
         if found > most:
             raise ConfigError(
-                f"{type(self).__name__}.continue_from has {found} ids; allowed: at most max_new_tokens, which is {most}."
+                f"{type(self).__name__}.continue_from has {found} ids; allowed: at most {most}, as max_new_tokens says."
             )
 
     def _require(self, is_fine: bool, field: str, allowed: str) -> None:

@@ -1,6 +1,6 @@
 """Prometheus metrics. Nothing of a text, no name that a client chose, no address is a label."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -94,6 +94,12 @@ class Metrics:
             for place in range(max((step.num_accepted for step in windows), default=0)):
                 count = sum(step.num_accepted > place for step in windows)
                 self._at_place.labels(model, str(place)).inc(count)
+
+    def samples(self) -> Iterator[tuple[str, dict[str, str], float]]:
+        """Name, labels and value of everything that is counted, for other systems of metrics."""
+        for family in self._registry.collect():
+            for sample in family.samples:
+                yield sample.name.replace(":", "_"), dict(sample.labels), sample.value
 
     def text(self) -> bytes:
         """In Prometheus' own format."""

@@ -16,7 +16,6 @@ from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.windows import RepeatChances, WindowLength
 from mirrorsd.runtime.sampling.chooser import Mask, TokenChooser
 
-
 REPLAY = "replay"
 """What steps over ids that the text goes on from are called."""
 
@@ -27,7 +26,8 @@ class StepRecord(NamedTuple):
     `next_source` says where the next window came from: `early`, `exit` (a branch was ready), `late` (a branch was being
     finished), `fresh` (drafted while the target waited), `text` (what the text had said before), `none` (no window was
     wanted), `forced` (the only way on, by the form that the text shall have).
-    `method` ran the step (`replay`: over ids that the text goes on from), and `own_seconds` are those in which devices did not work for other requests.
+    `method` ran the step (`replay`: over ids that the text goes on from), and `own_seconds` are those in which devices
+    did not work for other requests.
     """
 
     started: float

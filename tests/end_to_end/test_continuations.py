@@ -80,7 +80,9 @@ def test_it_goes_on_in_another_pipeline_that_has_read_nothing(tiny_bundle: Path,
     with MirrorPipeline.load(tiny_bundle, **options) as second:
         twice = second.generate(PROMPT, method="serial", continue_from=whole.token_ids[:70], **settings)
         assert told(twice) == told(whole)
-        assert told(second.generate(PROMPT, method="auto", continue_from=twice.token_ids[:71], **settings)) == told(whole)
+        assert told(second.generate(PROMPT, method="auto", continue_from=twice.token_ids[:71], **settings)) == told(
+            whole
+        )
         replays = [step for step in twice.steps if step.is_replay]
         assert len(replays) == (10 if padding else 3)
 
@@ -121,7 +123,9 @@ def test_ids_that_are_not_the_texts_own_are_an_error(pipe: MirrorPipeline, place
     whole = pipe.generate(PROMPT, **settings)
     wrong = list(whole.token_ids)
     wrong[place] = (wrong[place] + 1) % 300
-    with pytest.raises(ContinuationError, match=f"token {place}, {wrong[place]} was given, {whole.token_ids[place]} is"):
+    with pytest.raises(
+        ContinuationError, match=f"token {place}, {wrong[place]} was given, {whole.token_ids[place]} is"
+    ):
         pipe.generate(PROMPT, continue_from=wrong, **settings)
     assert told(pipe.generate(PROMPT, **settings)) == told(whole), "the session is as good as before"
 
@@ -136,7 +140,7 @@ def test_ids_behind_the_end_are_an_error(pipe: MirrorPipeline) -> None:
 
 
 def test_what_cannot_be_is_refused_before_anything_runs(pipe: MirrorPipeline) -> None:
-    with pytest.raises(ConfigError, match="continue_from has 9 ids; allowed: at most max_new_tokens, which is 8"):
+    with pytest.raises(ConfigError, match="continue_from has 9 ids; allowed: at most 8, as max_new_tokens says"):
         pipe.generate(PROMPT, continue_from=[1] * 9, max_new_tokens=8)
     with pytest.raises(GenerationError, match=r"continue_from\[1\] is 300"):
         pipe.generate(PROMPT, continue_from=[1, 300])
