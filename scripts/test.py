@@ -3,7 +3,7 @@
 python3 scripts/test.py                  everything but the long tests
 python3 scripts/test.py --all            those too: hundreds of repetitions, installs, other tools
 python3 scripts/test.py --quick          without the slow tests
-python3 scripts/test.py --only types     one part: lint, types, unit, end-to-end, or tests (the last two)
+python3 scripts/test.py --only types     one part: lint, types, unit, end-to-end, or tests (the last two); ray
 python3 scripts/test.py --devices        then what stands in for devices: a GPU made of software, Intel's NPU compiler
 python3 scripts/test.py -k manifest      anything else goes to pytest
 """
@@ -20,6 +20,8 @@ from environment import ROOT, SetupError, ensure_environment, link_package, run_
 TIERS = {"unit": ("tests/unit",), "end-to-end": ("tests/end_to_end", "tests/parity", "tests/device")}
 """The tests in two tiers: the first is part of the gate that every change passes within minutes."""
 PARTS = ("lint", "types", *TIERS)
+RAY = {"ray": ("tests/ray",)}
+"""A tier that nothing else includes: what it installs is big."""
 SLOWEST = "--durations=20"
 NO_TESTS = 5
 """What pytest says where nothing was chosen."""
@@ -39,7 +41,7 @@ def main() -> int:
     """Run the parts in order; every part runs even where an earlier one failed."""
     options, pytest_arguments = parse_arguments(sys.argv[1:])
     try:
-        python = str(ensure_environment({"dev"}))
+        python = str(ensure_environment({"dev", "ray"} if options.only in RAY else {"dev"}))
     except SetupError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -75,10 +77,10 @@ def parts_of(only: str | None, pytest_arguments: list[str]) -> tuple[str, ...]:
 
 def run_part(python: str, part: str, pytest_arguments: list[str]) -> bool:
     """Run one part; True if all passed."""
-    if part not in ("tests", *TIERS):
+    if part not in ("tests", *TIERS, *RAY):
         return run_checks(python, part)
     print(f"== {part}", flush=True)
-    folders = TIERS.get(part, ())
+    folders = (TIERS | RAY).get(part, ())
     status = run_here([python, "-m", "pytest", *WORKERS, SLOWEST, *folders, *pytest_arguments])
     return status == 0 or (status == NO_TESTS and bool(folders))
 
@@ -89,7 +91,7 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, list[str]
     parser.add_argument("--quick", action="store_true", help="leave the slow tests out")
     parser.add_argument("--all", action="store_true", help="the long tests too")
     parser.add_argument("--devices", action="store_true", help="the tests that need a device's stand-in, too")
-    parser.add_argument("--only", choices=(*PARTS, "tests"), help="run one part")
+    parser.add_argument("--only", choices=(*PARTS, "tests", *RAY), help="run one part")
     return parser.parse_known_args(arguments)
 
 

@@ -1,8 +1,10 @@
-"""A bundle on every PC of a Ray cluster, behind one address; a text whose PC dies goes on at another (docs/scale-out.md).
+"""A bundle on every PC of a Ray cluster, behind one address; a text whose PC dies goes on at another.
 
 export RAY_USAGE_STATS_ENABLED=0                       Ray's telemetry is off; on every PC
 ray start --head                                       on the first PC; on the others: ray start --address=FIRST:6379
 python samples/ray_serve/fleet.py /shared/pair.mirror  then ask http://127.0.0.1:8000/v1
+
+See docs/scale-out.md.
 """
 
 import argparse
@@ -33,6 +35,7 @@ class Replica:
         return self._app
 
     def check_health(self) -> None:
+        """Ray asks every few seconds: a replica that cannot answer is replaced. What is counted goes to Ray, too."""
         service = self._app.state.service
         if service.status not in ("ok", "closing"):
             raise RuntimeError(f"The server is {service.status}.")
@@ -51,6 +54,7 @@ class Front:
 
 
 def main() -> None:
+    """Deploy, and stay until Ctrl-C."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundles", nargs="+", help="folders, the same on every PC, or NAME=FOLDER")
     parser.add_argument(

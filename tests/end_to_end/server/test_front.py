@@ -240,7 +240,7 @@ def test_a_text_is_not_gone_on_with_where_the_fingerprint_differs(tiny_bundle: P
             once = Cutting(is_single=True)
             with (
                 served({"tiny": tiny_bundle}, allowed_hosts=(once.host,), speculation={}) as first,
-                front_of([once.url, other.url], elsewhere_s=5) as front,
+                front_of([once.url, other.url], elsewhere_s=1) as front,
             ):
                 once.target, once.left = first.port, 9000
                 answer = raw(front, post(front, CHAT, json.dumps({**body, "stream": is_stream}).encode()))
