@@ -230,6 +230,10 @@ class Front:
         self._first = 0
         self._client: httpx2.AsyncClient | None = None
 
+    def use(self, client: httpx2.AsyncClient) -> None:
+        """Reach servers by this client from now on: one with certificates of its own, or one that fails on purpose."""
+        self._client = client
+
     async def start(self) -> None:
         """There is nothing to load."""
 

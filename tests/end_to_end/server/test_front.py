@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from mirrorsd.bench.claims.serving import killed
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.server import Limits, Running, ServerSettings
 from mirrorsd.server.front import build_front, servers_of
@@ -248,6 +249,16 @@ def test_a_text_is_not_gone_on_with_where_the_fingerprint_differs(tiny_bundle: P
             assert other.service.shelf.loaded["tiny"].fingerprint.encode() in answer
             assert b"[DONE]" not in answer
             assert status_of(answer) == (200 if is_stream else 503)
+
+
+def test_the_campaign_of_kills_finds_no_text_that_differs(
+    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = tmp_path / "killed.json"
+    monkeypatch.setattr("sys.argv", ["killed.py", str(tiny_bundle), "--texts", "33", "--output", str(report)])
+    assert killed.main() == 0
+    found = json.loads(report.read_text(encoding="utf-8"))
+    assert (found["equal"], found["broken_off"]) == (33, {"token 0": 22, "token 1": 11})
 
 
 def test_no_server_at_all_is_an_error_that_says_so() -> None:
