@@ -165,7 +165,7 @@ def test_a_connection_that_breaks_anywhere_changes_nothing(behind: tuple[Cutting
             assert without_ids(text_of(frames(found))) == without_ids(text_of(frames(whole))), number
             assert usages(frames(found)) == usages(frames(whole))
             assert b": mirrorsd" not in found
-        assert cutting.num_cut - num_cut >= 2
+        assert cutting.num_cut > num_cut
         cutting.left = None
 
 
