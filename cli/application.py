@@ -1,12 +1,16 @@
 """The typer application: names of the sub-commands, the version, and what happens to errors."""
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
 from importlib import import_module
+from inspect import signature
 from typing import Annotated, Any
 
 import typer
 
 from mirrorsd import __version__
+from mirrorsd.cli.commands.loading import fetched
+from mirrorsd.cli.input import options
 from mirrorsd.cli.output import commit
 from mirrorsd.cli.output.console import note, note_error
 from mirrorsd.cli.output.failures import (
@@ -34,7 +38,9 @@ _COMMANDS = {
         "mirrorsd generate pair.mirror --raw < beginning.txt",
         'mirrorsd generate pair.mirror "Hi" -S gamma=4 --json',
     ),
-    "chat": examples("mirrorsd chat pair.mirror", "mirrorsd chat --url http://127.0.0.1:8080"),
+    "chat": examples(
+        "mirrorsd chat pair.mirror", "mirrorsd chat hf:OWNER/NAME", "mirrorsd chat --url http://127.0.0.1:8080"
+    ),
     "serve": examples("mirrorsd serve pair.mirror"),
     "front": examples("mirrorsd front http://127.0.0.1:8601 http://127.0.0.1:8602"),
     "compare": examples("mirrorsd compare pair.mirror", "mirrorsd compare pair.mirror --by-category"),
@@ -43,7 +49,9 @@ _COMMANDS = {
         "mirrorsd bench pair.mirror q.jsonl -o out --limit 10",
     ),
     "inspect": examples("mirrorsd inspect pair.mirror"),
-    "pairs": examples("mirrorsd pairs"),
+    "pairs": examples("mirrorsd pairs", "mirrorsd pairs --online"),
+    "pack": examples("mirrorsd pack pair.mirror", "mirrorsd pack pair.mirror -o packed"),
+    "push": examples("mirrorsd push packed OWNER/NAME"),
     "devices": examples("mirrorsd devices", "mirrorsd devices --all"),
     "doctor": examples("mirrorsd doctor", "mirrorsd doctor pair.mirror"),
     "simulate": examples("mirrorsd simulate pair.mirror --record pair.npz"),
@@ -51,9 +59,22 @@ _COMMANDS = {
     "tune": examples("mirrorsd tune pair.mirror"),
 }
 """Examples of each command; the command is the function of that name in the module of that name."""
-_OF_MACHINE = ("devices", "doctor")
+_FOLDERS = {"devices": "machine", "doctor": "machine", "pack": "sharing", "push": "sharing"}
+"""Where a command's module lies, if not beside the others'."""
 _GROUPS = {"train": "train.group", "cache": "machine.cache"}
 """Commands with commands of their own, and the modules whose `app` they are."""
+
+
+def with_folders(command: Callable[..., None]) -> Callable[..., None]:
+    """The same command, which gets a folder for each bundle reference once all that was typed is understood."""
+    parameters = signature(command).parameters.values()
+    names = [one.name for one in parameters if one.annotation in (options.Bundle, options.MaybeBundle)]
+
+    @wraps(command)
+    def begin(**given: Any) -> None:
+        command(**{name: fetched(value) if name in names and value else value for name, value in given.items()})
+
+    return begin if names else command
 
 
 @cache
@@ -71,8 +92,8 @@ def application(only: str | None = None) -> typer.Typer:
     app.callback()(_main)
     for name, epilog in _COMMANDS.items():
         if only in (None, name):
-            module = f"machine.{name}" if name in _OF_MACHINE else name
-            app.command(cls=Command, epilog=epilog)(getattr(import_module(f"{_PACKAGE}.{module}"), name))
+            module = ".".join(part for part in (_PACKAGE, _FOLDERS.get(name), name) if part)
+            app.command(cls=Command, epilog=epilog)(with_folders(getattr(import_module(module), name)))
     for name, module in _GROUPS.items():
         if only in (None, name):
             app.add_typer(import_module(f"{_PACKAGE}.{module}").app, name=name)

@@ -6,8 +6,9 @@ Owns: the choices. Does not own: doing it (`draft_compression.py`), measuring it
 from dataclasses import dataclass
 
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.manifest import IN_BLOCKS
 
-COMPRESSED = ("int8", "int4")
+COMPRESSED = ("int8", "int4", IN_BLOCKS)
 GROUP_SIZES = (-1, 32, 64, 128)
 
 
@@ -16,9 +17,10 @@ class DraftCompression:
     """How to compress a draft's weights; they are symmetric, which is what NPUs want.
 
     Attributes:
-        weights: "int8" (one scale per output row) or "int4".
-        group_size: int4 only: weights of a row that share a scale, -1 for the whole row. Rows whose length is no
-            multiple of it get one scale.
+        weights: "int8" (one scale per output row), "int4", or "int4-blocks": for ONNX Runtime on a processor, which
+            multiplies them faster than OpenVINO; ordinary drafts only.
+        group_size: int4 and int4-blocks only: weights of a row that share a scale, -1 for the whole row (int4). Rows
+            whose length is no multiple of it get one scale.
         is_data_aware: int4 only: choose roundings by what the draft computes on the target's own text.
         allows_loss: keep a draft that loses more of its accepted length than is accepted otherwise.
     """
@@ -35,6 +37,8 @@ class DraftCompression:
         if self.group_size not in GROUP_SIZES:
             allowed = ", ".join(map(str, GROUP_SIZES))
             raise ConfigError(f"the draft's group size is {self.group_size}; allowed: {allowed}")
+        if self.weights == IN_BLOCKS and self.group_size == -1:
+            raise ConfigError("int4-blocks have 32, 64 or 128 weights each; the draft's group size is -1")
         if self.is_data_aware and self.weights != "int4":
             raise ConfigError("data-aware compression is for int4: int8 rounds too finely for the data to matter")
 
@@ -43,4 +47,4 @@ class DraftCompression:
         """One word for the manifest: "int8", "int4-g128", "int4-g-1-data"."""
         if self.weights == "int8":
             return "int8"
-        return f"int4-g{self.group_size}{'-data' if self.is_data_aware else ''}"
+        return f"{self.weights}-g{self.group_size}{'-data' if self.is_data_aware else ''}"

@@ -9,7 +9,8 @@ import importlib
 import importlib.util
 import io
 import logging
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ def compress_draft(
     asked: DraftCompression,
     texts: DraftTexts,
     look_ups: LookUps = NO_LOOK_UPS,
+    pack: Callable[[Path], None] | None = None,
 ) -> DraftAccuracy:
     """Compress the fp32 draft `source`, and measure what that costs.
 
@@ -47,6 +49,7 @@ def compress_draft(
         asked: How to compress.
         texts: One half is for calibration, the other is held back and measured on.
         look_ups: Of the tokens' rows, where the draft has none of its own.
+        pack: Writes the compressed draft, where it is no IR.
 
     Returns:
         What compression costs. `path` now holds the compressed weights.
@@ -63,19 +66,18 @@ def compress_draft(
     samples = None
     if asked.is_data_aware:
         samples = list(draft_inputs(DraftRun(source, draft.shape, TEXT_IDS, look_ups.stored), texts.for_calibration))
-    halved, partial = (path.with_name(f"{path.stem}-{word}.xml") for word in ("halved", "compressed"))
-    try:
-        if draft.precision == "fp32":  # what is left in floating point needs no more than 16 bits
-            ov.save_model(ov.Core().read_model(source), halved, compress_to_fp16=True)
-        _write_compressed(halved if draft.precision == "fp32" else source, partial, asked, samples)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="compressed-") as folder:
+        halved, partial = Path(folder) / "halved.xml", Path(folder) / path.name
+        if pack is not None:
+            pack(partial)
+        else:
+            if draft.precision == "fp32":  # what is left in floating point needs no more than 16 bits
+                ov.save_model(ov.Core().read_model(source), halved, compress_to_fp16=True)
+            _write_compressed(halved if draft.precision == "fp32" else source, partial, asked, samples)
         accuracy = compare_drafts(source, partial, draft, texts, asked.scheme, look_ups)
         _check_loss(accuracy, asked)
-        for suffix in (".bin", ".xml"):
-            partial.with_suffix(suffix).replace(path.with_suffix(suffix))
-    finally:
-        for left in (halved, partial):
-            for suffix in (".bin", ".xml"):
-                left.with_suffix(suffix).unlink(missing_ok=True)
+        for name in (path.with_suffix(".bin").name, path.name):
+            (partial.parent / name).replace(path.parent / name)
     return accuracy
 
 
@@ -90,7 +92,7 @@ def _write_compressed(
 def _check_loss(accuracy: DraftAccuracy, asked: DraftCompression) -> None:
     if asked.allows_loss or not is_surely_lossy(accuracy):
         return
-    gentler = "int8, a smaller --draft-group or --draft-data-aware" if asked.weights == "int4" else "fp16"
+    gentler = "fp16" if asked.weights == "int8" else "int8, a smaller --draft-group or --draft-data-aware (int4)"
     raise ExportError(
         f"{loss_line(accuracy)}; at least {SMALLEST_ACCEPTED_SHARE:.0%} are wanted. What is finished is kept: choose "
         f"{gentler}, or keep this draft with --allow-draft-loss"

@@ -2,17 +2,16 @@
 
 From the checkpoints' headers and what exports of 1, 3 and 8 billion parameters took (`bench/studies/export_memory.py`,
 `bench/results/epyc/export_memory_*.json`): the peak is close to the target's own bytes in the bundle, or to what the
-draft's comparison with PyTorch takes. The time is nearly that of reading and rounding the weights.
+draft's comparison with PyTorch takes. The time is nearly that of reading and rounding the weights. What needs no
+checkpoint needs no PyTorch either.
 """
 
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from mirrorsd.export.checkpoints.checkpoint import open_checkpoint, whole_bytes
-from mirrorsd.export.hub import readable_bytes
 from mirrorsd.export.options import ExportOptions
-from mirrorsd.export.weights.gguf_tensors import bundle_bytes
+from mirrorsd.hub.asking import readable_bytes
 
 _BITS = {"fp32": 32.0, "fp16": 16.0, "bf16": 16.0, "int8": 8.5, "int4": 4.8}
 """Per parameter, scales and tables included."""
@@ -46,6 +45,9 @@ def estimate_export(target: Path, draft: Path, options: ExportOptions) -> Export
     Raises:
         ExportError: a checkpoint is missing, damaged or not supported.
     """
+    from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
+    from mirrorsd.export.weights.gguf_tensors import bundle_bytes
+
     of_target, of_draft = open_checkpoint(target, "target"), open_checkpoint(draft, "draft")
     file_bytes = bundle_bytes(of_target.tensors) if options.precision not in _BITS else None
     return estimate_sizes(of_target.source.num_parameters, of_draft.source.num_parameters, options, file_bytes)
@@ -55,8 +57,10 @@ def estimate_sizes(
     target_parameters: int, draft_parameters: int, options: ExportOptions, file_bytes: int | None = None
 ) -> ExportEstimate:
     """The same from numbers of parameters, and the bytes of a file's numbers where these are kept as they are."""
-    target_bytes = target_parameters * _BITS[options.precision] / 8 if file_bytes is None else file_bytes
-    draft_bytes = draft_parameters * _BITS[options.draft_precision] / 8
+    from mirrorsd.export.checkpoints.checkpoint import whole_bytes
+
+    target_bytes = stored_bytes(target_parameters, options.precision) if file_bytes is None else file_bytes
+    draft_bytes = stored_bytes(draft_parameters, options.draft_precision)
     billions = (target_parameters + draft_parameters) / 1e9
     mapped_bytes = 4 if options.draft_precision == "fp32" else 2
     memory = _LEAST_MEMORY + max(
@@ -69,6 +73,16 @@ def estimate_sizes(
     return ExportEstimate(
         bundle_bytes=round(target_bytes + draft_bytes), memory_bytes=round(memory), seconds=(seconds[0], seconds[1])
     )
+
+
+def stored_bytes(num_parameters: int, precision: str) -> float:
+    """Bytes of so many parameters in a bundle."""
+    return num_parameters * _BITS[precision] / 8
+
+
+def running_bytes(bundle_bytes: float) -> int:
+    """Memory that answering takes with a bundle of so many bytes; of one that is there `mirrorsd doctor` knows more."""
+    return round(_LEAST_MEMORY + _MEMORY_PER_BYTE * bundle_bytes)
 
 
 def shortages(estimate: ExportEstimate, output: Path, free_memory: int | None) -> list[str]:

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mirrorsd.export.bundle.atomic_folder import atomic_folder, check_space
-from mirrorsd.export.bundle.draft_ir import write_draft
+from mirrorsd.export.bundle.draft_blocks import check_ordinary, write_draft_in_blocks
+from mirrorsd.export.bundle.draft_ir import draft_graph, write_draft
 from mirrorsd.export.bundle.journal import JOURNAL_FILE, Journal, digest_of, is_of
 from mirrorsd.export.bundle.read_bytes import with_costs
 from mirrorsd.export.bundle.target_graphs import WEIGHTS, TargetPlan, write_target
@@ -48,10 +48,6 @@ from mirrorsd.export.options import (
 )
 from mirrorsd.export.pair_job import PairJob, plan_job
 from mirrorsd.export.passes.aware_quantisation import collect_inputs
-from mirrorsd.export.passes.graph_passes import optimise_draft
-from mirrorsd.export.passes.torch_to_onnx import export_stage
-from mirrorsd.export.stages.attention import TREE_ATTENTION
-from mirrorsd.export.stages.draft import DraftStage
 from mirrorsd.export.verify.draft import VERIFY_TREE_PARENTS, DraftRun, compare_draft, look_up_in
 from mirrorsd.export.verify.draft_accuracy import cut_texts, look_ups_of, measure_length
 from mirrorsd.export.verify.head import compare_heads
@@ -73,11 +69,12 @@ from mirrorsd.export.weights.block_formats import FILE, FLOAT_WEIGHTS, precision
 from mirrorsd.export.weights.gguf_blocks import FLOATS
 from mirrorsd.export.weights.gguf_tensors import kinds_of
 from mirrorsd.families.low_rank_head import head_width
-from mirrorsd.families.registry import parts_of
 from mirrorsd.graphs import names
+from mirrorsd.graphs.atomic_folder import atomic_folder, check_space
 from mirrorsd.graphs.bundle_files import describe_file
 from mirrorsd.graphs.contract import TargetShape, draft_contract
 from mirrorsd.graphs.manifest import (
+    IN_BLOCKS,
     INTEGER_PRODUCTS,
     SCHEMA_VERSION,
     DraftAccuracy,
@@ -317,19 +314,15 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
         num_candidates=options.num_draft_candidates,
         has_noise=options.draft_noise,
     )
+    if options.draft_precision == IN_BLOCKS:
+        check_ordinary(shape)
     report("export draft", 0.05)
-    contract = draft_contract(shape)
-    model.network.set_attn_implementation(TREE_ATTENTION)
-    stage = DraftStage(
-        parts_of(model.network), contract, shape, streams=streams, context=job.context, num_input_ids=num_input_ids
-    )
     file, written = (
         (_UNCOMPRESSED, "fp16") if options.draft_compression else (names.DRAFT_FILE, options.draft_precision)
     )
     if journal.get("draft") != [file, written]:
         (bundle / file).parent.mkdir(exist_ok=True)
-        graph = optimise_draft(export_stage(stage, contract, model.lazy_weights(stage)))
-        write_draft(graph, contract, bundle / file, written)
+        write_draft(draft_graph(job, shape, streams), draft_contract(shape), bundle / file, written)
         journal.record("draft", [file, written])
     entry = DraftEntry(
         source=replace(job.draft.source, compared=compared),
@@ -349,8 +342,13 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
     calibration = calibration_text(job.target, options.calibration_text, job.context)
     texts = cut_texts(calibration.fitted[:NUM_WINDOWS], calibration.measured, job.context)
     look_ups = look_ups_of(job.draft, job.formats, DTYPE_BY_PRECISION[options.computes_in], texts)
-    accuracy = compress_draft(bundle / file, bundle / names.DRAFT_FILE, entry, asked, texts, look_ups)
-    return _BuiltDraft(replace(entry, precision=asked.weights), results, accuracy)
+    own = names.DRAFT_IN_BLOCKS_FILE if asked.weights == IN_BLOCKS else names.DRAFT_FILE
+    pack = None
+    if asked.weights == IN_BLOCKS:
+        graph = draft_graph(job, shape, streams)
+        pack = partial(write_draft_in_blocks, graph, int(config.vocab_size), block_size=asked.group_size)
+    accuracy = compress_draft(bundle / file, bundle / own, entry, asked, texts, look_ups, pack)
+    return _BuiltDraft(replace(entry, precision=asked.weights, file=own), results, accuracy)
 
 
 def _verified_draft(

@@ -21,6 +21,7 @@ class Pair:
     Attributes:
         target: its name on the hub.
         draft: that of its draft; empty where one has to be made.
+        billions: parameters of the target and of the draft.
         heads: names of trained heads for it.
         exported: precisions in which the pair went through an export of this project.
         measured: what was found then; empty where nothing was.
@@ -29,6 +30,7 @@ class Pair:
 
     target: str
     draft: str
+    billions: tuple[float, float]
     heads: tuple[str, ...] = ()
     exported: tuple[str, ...] = ()
     measured: str = ""

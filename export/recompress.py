@@ -8,14 +8,15 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from mirrorsd.export.bundle.atomic_folder import atomic_folder
 from mirrorsd.export.compression_plan import DraftCompression
 from mirrorsd.export.draft_compression import compress_draft
 from mirrorsd.export.verify.draft_accuracy import LookUps, length_on, write_texts
 from mirrorsd.export.verify.text import text_ids
 from mirrorsd.graphs import names
+from mirrorsd.graphs.atomic_folder import atomic_folder
 from mirrorsd.graphs.bundle_files import describe_file, read_bundle
-from mirrorsd.graphs.manifest import Manifest
+from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.manifest import IN_BLOCKS, Manifest
 from mirrorsd.graphs.token_rows import TokenRows
 
 
@@ -29,9 +30,13 @@ def recompress_bundle(bundle: Path, asked: DraftCompression, text: str | None = 
 
     Raises:
         BundleError: the bundle is missing or damaged.
-        ConfigError: its draft is compressed already, or nncf is missing.
+        ConfigError: its draft is compressed already, nncf is missing, or blocks are asked for.
         ExportError: too much accepted length would be lost.
     """
+    if asked.weights == IN_BLOCKS:
+        raise ConfigError(
+            "a draft in int4-blocks is written from its checkpoint: mirrorsd export --draft-precision int4-blocks"
+        )
     folder = bundle.resolve()
     manifest = read_bundle(folder)
     # What was compiled of the old draft is of no use to the new one.

@@ -29,6 +29,6 @@ binaries = [
 ]
 hiddenimports = [
     module
-    for folder in ("graphs", "device_maps", "runtime", "machine")
+    for folder in ("graphs", "device_maps", "hub", "runtime", "machine")
     for module in collect_submodules(f"mirrorsd.{folder}")
 ]

@@ -206,11 +206,16 @@ class TokenTable:
         return ends
 
 
+IN_BLOCKS = "int4-blocks"
+"""The precision of a draft in blocks."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftEntry:
     """The draft: one OpenVINO IR with symbolic `N`, `R`, `C`, made static per bucket and capacity at load.
 
-    `embedding` is the target's, where the draft has none of its own.
+    A draft in blocks is an ONNX graph instead, which ONNX Runtime runs on a processor. `embedding` is the target's,
+    where the draft has none of its own.
     """
 
     source: SourceModel
@@ -224,8 +229,13 @@ class DraftEntry:
 
     @property
     def weights_file(self) -> str:
-        """The file beside `file` that OpenVINO reads the weights from."""
-        return f"{self.file.removesuffix('.xml')}.bin"
+        """The file beside `file` that the weights are read from."""
+        return f"{self.file.rpartition('.')[0]}.bin"
+
+    @property
+    def is_in_blocks(self) -> bool:
+        """Whether the weights are in blocks of four bits, for ONNX Runtime on a processor."""
+        return self.precision == IN_BLOCKS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,9 @@ Method = Literal[
 METHODS: tuple[Method, ...] = get_args(Method)
 HEAD_KINDS = METHODS[METHODS.index("lookup") + 1 :]
 """Of heads that draft from the target's hidden states; each is also the name of the method that uses it."""
+OWN_HEAD = "mtp"
+"""The kind that comes with some checkpoints; the others are trained."""
+TRAINED_HEADS = tuple(kind for kind in HEAD_KINDS if kind != OWN_HEAD)
 
 INPUT_IDS = "input_ids"
 HIDDEN = "hidden"
@@ -50,6 +53,7 @@ TARGET_FOLDER = "target"
 WEIGHTS_FILE = "target/weights.bin"
 GGUF_SUFFIX = ".gguf"
 DRAFT_FILE = "draft/draft.xml"
+DRAFT_IN_BLOCKS_FILE = "draft/draft.onnx"
 DRAFT_FOLDER = "draft"
 NPU_FOLDER = "draft/npu"
 NPU_REPORT_FILE = "report.json"

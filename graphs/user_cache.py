@@ -1,7 +1,7 @@
 """What is kept on this machine about bundles: one folder per user, nothing beside or inside a bundle.
 
 Owns: where it is, a folder per bundle in it, what it may take, listing and clearing. Does not own: what is kept
-(`bundle_files` remembers passed checks, the runtime keeps compiled drafts and tuned settings there).
+(`bundle_files` remembers passed checks, the runtime keeps compiled drafts and what was tuned or learned there).
 
 A bundle's folder is named after the bundle and its manifest, so that it is found again wherever the bundle is moved.
 """
@@ -25,6 +25,7 @@ VARIABLE = "MIRRORSD_CACHE"
 MOST_BYTES = 2 << 30
 """What compiled drafts of all bundles may take: those of the bundles that were used longest ago make room."""
 COMPILED = "compiled"
+_FETCHED = "bundles"
 _CHECKED, _TUNED = "checked-*.json", "tuned-*.json"
 
 
@@ -37,7 +38,7 @@ class Kept:
         bundles: paths at which the bundle was loaded, most recent first.
         num_bytes: all of it.
         last_used: seconds since 1970; 0 where nobody says.
-        tuned: names of the cards that were tuned.
+        tuned: names of the cards that were tuned, or of which texts have taught the speeds.
     """
 
     folder: Path
@@ -62,6 +63,11 @@ def cache_folder() -> Path:
     """The user's cache folder for mirrorsd, which need not exist; `MIRRORSD_CACHE` names another."""
     given = os.environ.get(VARIABLE)
     return Path(given).absolute() if given else platformdirs.user_cache_path("mirrorsd", appauthor=False)
+
+
+def fetched_folder() -> Path:
+    """Where bundles are kept that were fetched, one folder each; it need not exist."""
+    return cache_folder() / _FETCHED
 
 
 def folder_of(bundle: Path) -> Path:
@@ -110,7 +116,7 @@ def list_kept() -> list[Kept]:
     with suppress(OSError):
         for folder in cache_folder().iterdir():
             with suppress(OSError):  # another process may be clearing it
-                found += [_describe(folder)] if folder.is_dir() else []
+                found += [_describe(folder)] if folder.is_dir() and folder.name != _FETCHED else []
     return sorted(found, key=lambda kept: -kept.last_used)
 
 

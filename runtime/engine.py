@@ -4,7 +4,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -13,15 +13,17 @@ from typing import Any, Protocol
 from mirrorsd.device_maps.pace import interpolate
 from mirrorsd.graphs.errors import ConfigError, GenerationError
 from mirrorsd.graphs.manifest import Manifest, TargetEntry
+from mirrorsd.graphs.names import OWN_HEAD
 from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
 from mirrorsd.runtime.config import HEAD_METHODS, GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.devices import endings
 from mirrorsd.runtime.devices.company import Company
+from mirrorsd.runtime.devices.endings import Watched
 from mirrorsd.runtime.devices.huge_pages import new_regions, regions_now, use_huge_pages
 from mirrorsd.runtime.devices.workers import DeviceWorker, pinned
 from mirrorsd.runtime.policy.account import Knowledge
 
-_LATER_S = 1.0
+_BESIDE_S = 1.0
 _SLOTS = (2, 4, 8)
 """Conversations that share a pass at most. The more slots, the more those that are empty cost: see docs/limits.md."""
 _CLOSE_S = 5.0
@@ -37,7 +39,17 @@ class Closable(Protocol):
         """Release what it has on the devices."""
 
 
-class Engine:
+class Keeps(Protocol):
+    """Who keeps what texts teach for later loads."""
+
+    def text_ended(self) -> None:
+        """Keep it now and then."""
+
+    def keep(self) -> None:
+        """Keep it now."""
+
+
+class Engine(Watched):
     """Target and draft models, one worker each, and one that gets the draft ready for longer texts.
 
     The models are loaded on their own workers' threads, so that whatever threads they start stay on their cores. A
@@ -48,6 +60,7 @@ class Engine:
         takes_turns: whether target and draft compute on the same cores, so that one waits rather than slow the other.
         sessions: those that use the devices, closed before them.
         seats: what has caches there.
+        keeper: keeps what texts teach, if anybody does.
         is_open: whether the devices may be used.
     """
 
@@ -68,13 +81,13 @@ class Engine:
         self.preparing_worker = DeviceWorker("preparing", draft_cores)
         self.takes_turns, self._target_cores, self._huge_pages = takes_turns, target_cores, huge_pages
         self.known = known or Knowledge()
+        self.keeper: Keeps | None = None
         self.sessions: weakref.WeakSet[Closable] = weakref.WeakSet()
         self.seats: weakref.WeakSet[object] = weakref.WeakSet()
         self.is_open = True
         self._lock = threading.RLock()
         self._process = os.getpid()
-        self._left_for_later: list[threading.Thread] = []
-        self._later: threading.Thread | None = None
+        self._beside: threading.Thread | None = None
         self._is_waited_for = threading.Event()
         # An engine that is dropped without having been closed lets its threads end.
         self._end_workers = weakref.finalize(self, _end, self.draft_worker, self.preparing_worker, self.target_worker)
@@ -130,23 +143,26 @@ class Engine:
         """One line per device."""
         return [self.target_model.describe(), self.draft_model.describe()]
 
-    def leave_for_later(self, job: Callable[[Callable[[float], bool]], object]) -> None:
-        """Keep a job that no first token needs for `settle`.
+    def do_beside(self, job: Callable[[Callable[[float], bool]], object]) -> None:
+        """Begin a job that no token needs, on a thread of its own.
 
-        It gets a function that rests so many seconds, or less where somebody waits, and says whether to leave off.
+        After each piece, it calls a function with the seconds that the piece took. Where a device has worked meanwhile,
+        that rests as long, unless somebody waits for the job (`settle`). It says whether to leave off.
         """
         rest = partial(_rest, weakref.ref(self), self._is_waited_for)
-        self._left_for_later.append(threading.Thread(target=job, args=(rest,), name="mirrorsd-later", daemon=True))
+        self._beside = threading.Thread(target=job, args=(rest,), name="mirrorsd-beside", daemon=True)
+        self._beside.start()
 
-    def settle(self, *, wait: bool = False) -> None:
-        """Begin what was left for later, once, on a thread of its own. May be called from any thread."""
-        with suppress(IndexError):
-            later = self._left_for_later.pop()
-            later.start()
-            self._later = later
-        if wait and self._later is not None:
+    def settle(self) -> None:
+        """Wait for what `do_beside` has begun, which makes way no more. May be called from any thread."""
+        if self._beside is not None:
             self._is_waited_for.set()
-            self._later.join()
+            self._beside.join()
+
+    def text_ended(self) -> None:
+        """Have what it has taught kept now and then."""
+        if self.keeper is not None and not self.is_forked:
+            self.keeper.text_ended()
 
     def close(self) -> None:
         """Stop all sessions, then end the workers, within seconds: a device that hangs is left behind."""
@@ -157,13 +173,14 @@ class Engine:
         sessions = list(self.sessions)
         for session in sessions:
             session.begin_to_close()
+        if self.keeper is not None:
+            self.keeper.keep()
         until = perf_counter() + _CLOSE_S
         for session in sessions:
             session.finish_closing(max(0.0, until - perf_counter()))
-        self._left_for_later.clear()
         self._is_waited_for.set()
-        if self._later is not None:
-            self._later.join(_LATER_S)
+        if self._beside is not None:
+            self._beside.join(_BESIDE_S)
         self._end_workers()
         self.draft_worker.close()
         self.preparing_worker.close()
@@ -192,7 +209,6 @@ class Engine:
                 use_huge_pages(new_regions(before), partial(_rest, weakref.ref(self), self._is_waited_for))
 
     def inherited(self) -> list[Any]:
-        """See `endings.Watched`."""
         return [self, *self.seats]
 
 
@@ -209,8 +225,11 @@ def _open_batch(engine: "weakref.ref[Engine]", num_slots: int) -> None:
 
 
 def _rest(engine: "weakref.ref[Engine]", is_waited_for: threading.Event, seconds: float) -> bool:
-    is_waited_for.wait(seconds)
     found = engine()
+    if found is not None and min(found.target_worker.idle_seconds(), found.draft_worker.idle_seconds()) < seconds:
+        del found  # nothing keeps a dropped engine
+        is_waited_for.wait(seconds)
+        found = engine()
     return found is None or not found.is_open
 
 
@@ -260,9 +279,9 @@ def check_head(method: str, manifest: Manifest, heads: Collection[str]) -> None:
             "runs on OpenVINO; choose another device map (`mirrorsd devices`) or method."
         )
     present = ", ".join(head.kind for head in manifest.heads) or "none"
-    if method == "mtp":
+    if method == OWN_HEAD:
         raise ConfigError(
-            f"method is 'mtp'; this bundle has no such head (it has: {present}). It comes with some checkpoints "
+            f"method is {method!r}; this bundle has no such head (it has: {present}). It comes with some checkpoints "
             "(`mtp.*` in their weights, as Qwen3.5's); this one's had none when it was exported."
         )
     raise ConfigError(

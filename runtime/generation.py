@@ -11,7 +11,7 @@ from mirrorsd.runtime.decoding.seat import Seat
 from mirrorsd.runtime.decoding.step import Decoder, InFlight, Outcome
 from mirrorsd.runtime.reporting.results import Chunk, GeneratedToken
 from mirrorsd.runtime.text.shown_text import StopWatch
-from mirrorsd.runtime.turns import Turns
+from mirrorsd.runtime.turns import Turns, TurnTaker
 
 
 class Stop(NamedTuple):
@@ -149,7 +149,7 @@ def _is_of_generator(error: ValueError) -> bool:
     return str(error) == "generator already executing"
 
 
-class SeatedDecoder:
+class SeatedDecoder(Decoder, TurnTaker):
     """Takes the session's turn for every step; where another request had the caches meanwhile, it starts over.
 
     Starting over reads the text so far into the caches again, and changes no token.
@@ -167,7 +167,6 @@ class SeatedDecoder:
         self._is_replaying = False
 
     def start(self) -> InFlight:
-        """See `Decoder.start`."""
         self._seat.check_reachable()
         try:
             self._turns.take(self)
@@ -176,12 +175,9 @@ class SeatedDecoder:
             self._turns.pause(self)
 
     def step(self, inflight: InFlight) -> Outcome:
-        """See `Decoder.step`."""
         self._seat.check_reachable()
         try:
             is_unchanged = self._turns.take(self)
-            if self.request.steps:  # its first token is out
-                self._seat.settle()
             decoder = self._decoder
             if decoder is None or not is_unchanged or self._is_replayed:
                 num_reused = self.request.num_reused
@@ -200,13 +196,11 @@ class SeatedDecoder:
             self._turns.retire(self)
 
     def leave(self) -> None:
-        """See `TurnTaker.leave`."""
         decoder, self._decoder = self._decoder, None
         if decoder is not None:
             decoder.close()
 
     def raise_if_unwanted(self) -> None:
-        """See `TurnTaker.raise_if_unwanted`."""
         self.request.raise_if_cancelled()
 
     @property

@@ -11,7 +11,7 @@ from mirrorsd.runtime.config import CancelToken
 
 
 class GenerationOptions(TypedDict, total=False):
-    """See `GenerationConfig` for what each of them does."""
+    """The options of one text; `GenerationConfig` says what each of them does."""
 
     max_new_tokens: int
     do_sample: bool | None

@@ -17,6 +17,7 @@ from mirrorsd.device_maps.card import SHARED
 from mirrorsd.device_maps.pace import Curve
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import Manifest
+from mirrorsd.hub.bundles import bundle_folder
 from mirrorsd.runtime.backends.paced import PacedDraftModel, PacedTargetModel
 from mirrorsd.runtime.backends.protocol import DraftModel, Progress, TargetModel
 from mirrorsd.runtime.config import SpeculationConfig, Speculations
@@ -26,9 +27,10 @@ from mirrorsd.runtime.devices.layouts import Layout, choose_layout, target_threa
 from mirrorsd.runtime.engine import Engine, check_exits, resolve_speculation
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.account import Knowledge
+from mirrorsd.runtime.policy.learned import recall
 from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.text.tokenizer import BundleTokenizer
-from mirrorsd.runtime.tuned import Tuned
+from mirrorsd.runtime.tuned import Keeper, Tuned
 
 if TYPE_CHECKING:
     from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
@@ -52,7 +54,7 @@ class Parts(NamedTuple):
 
 
 def load_parts(
-    folder: Path,
+    bundle: str | Path,
     device_map: str,
     given: Mapping[str, object],
     *,
@@ -61,11 +63,12 @@ def load_parts(
     on_progress: Progress | None = None,
 ) -> Parts:
     """Load a bundle: see `MirrorPipeline.load`; `given` are the caller's values of `SpeculationConfig`."""
+    folder = bundle_folder(bundle, on_progress)
     manifest = read_bundle(folder)
     choice = choose_device_map(device_map, dtype=manifest.target.computes_in)
     check_computes(choice.device_map, manifest.target.computes_in)
     tuned = Tuned.read(folder, choice.device_map) if use_tuned else None
-    laid_out = choose_layout(choice.device_map, layout, tuned.layout if tuned else None)
+    laid_out = choose_layout(choice.device_map, layout, tuned.layout if tuned and tuned.is_tuned else None)
     found = tuned if tuned and tuned.layout == laid_out.name else None
     speculations = _resolve(choice.device_map, found, given)
     for one in speculations:
@@ -78,11 +81,17 @@ def load_parts(
         if not known.target_ms:
             most = 1 + speculations.greedy.gamma
             known.target_ms = engine.target_worker.submit(partial(measure_passes, engine.target_model, most)).result()
+        if found:
+            recall(known, found.learned)
+        if use_tuned:
+            engine.keeper = Keeper(folder, choice.device_map, laid_out.name, known)
     tokenizer = _result_or_close(reading, engine)
-    source = "tuned on this machine" if found else f"defaults of {choice.device_map.name}"
+    source = "tuned on this machine" if found and found.is_tuned else f"defaults of {choice.device_map.name}"
     placement = [*choice.reasons, laid_out.reason, *engine.describe(), f"speculation: {source}"]
+    if found and found.learned:
+        placement.append("speeds and chances: learned from earlier texts on this machine")
     if _wants_huge_pages(laid_out.device_map):
-        engine.leave_for_later(partial(_use_huge_pages, new_regions(before), placement))
+        engine.do_beside(partial(_use_huge_pages, new_regions(before), placement))
     return Parts(engine, tokenizer, manifest, laid_out, speculations, placement)
 
 
@@ -92,6 +101,7 @@ def _known(card: DeviceMap, tuned: Tuned | None, found: Tuned | None) -> Knowled
     if tuned:
         known.root_scores = RootScores.from_dict(tuned.root_scores)
     if found:
+        known.is_tuned = found.is_tuned
         known.target_ms = found.target_ms or known.target_ms
         known.pairs[False].start_from(found.tokens_per_second, found.tokens_per_step, known.target_ms)
         known.pairs[True].start_from(found.sampled_tokens_per_second, found.sampled_tokens_per_step, known.target_ms)
@@ -129,6 +139,7 @@ def _start_engine(
     on_progress: Progress | None = None,
 ) -> Engine:
     """Load both models on their workers, run each once, and set the pace if the card has one."""
+    from mirrorsd.runtime.backends.onnxruntime.draft import OnnxDraftModel
     from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
     from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
 
@@ -144,7 +155,11 @@ def _start_engine(
         return PacedTargetModel(model, card.pace, manifest.target.shape.num_layers) if card.pace else model
 
     def load_draft() -> DraftModel:
-        model = OpenVinoDraftModel(folder, manifest.draft, card.draft, on_progress)
+        model: DraftModel
+        if manifest.draft.is_in_blocks:
+            model = OnnxDraftModel(folder, manifest.draft, card.draft)
+        else:
+            model = OpenVinoDraftModel(folder, manifest.draft, card.draft, on_progress)
         model.new_session().warm_up()
         return PacedDraftModel(model, card.pace) if card.pace else model
 

@@ -85,7 +85,8 @@ class MirrorPipeline:
         """Load a bundle.
 
         Args:
-            bundle: the bundle's folder.
+            bundle: the bundle's folder, or another reference to one, as `hf:OWNER/NAME` on the hub (docs/ready.md):
+                what is not on this machine is fetched, once.
             device_map: name of a card, path of a card, or `auto`.
             speculation: values of `SpeculationConfig` to use instead of the card's own.
             use_tuned: start from what `mirrorsd tune` found, where it fits this machine.
@@ -99,7 +100,7 @@ class MirrorPipeline:
             DeviceError: a device of the map is absent, or cannot run the bundle.
         """
         parts = load_parts(
-            Path(bundle), device_map, speculation or {}, use_tuned=use_tuned, layout=layout, on_progress=on_progress
+            bundle, device_map, speculation or {}, use_tuned=use_tuned, layout=layout, on_progress=on_progress
         )
         return cls(*parts)
 
@@ -114,14 +115,22 @@ class MirrorPipeline:
         return tuple(method for method in METHODS if method not in HEAD_METHODS or method in self._own.heads)
 
     @property
+    def advice(self) -> str:
+        """What would probably make texts faster, in a sentence: `mirrorsd tune` where drafting pays; else empty."""
+        known = self._engine.known
+        if known.is_tuned or not known.does_drafting_pay:
+            return ""
+        return "Drafting pays here: `mirrorsd tune BUNDLE` looks for settings that pay more, in 90 s."
+
+    @property
     def tokenizer(self) -> BundleTokenizer:
         """The bundle's tokenizer and chat template."""
         return self._reader.tokenizer
 
     @property
     def engine(self) -> Engine:
-        """The devices and their workers, for measuring them: all that loading has left for later is done."""
-        self._engine.settle(wait=True)
+        """The devices and their workers, for measuring them: what goes on beside texts after loading is done."""
+        self._engine.settle()
         return self._engine
 
     def session(self, speculation: SpeculationConfig | None = None) -> MirrorSession:

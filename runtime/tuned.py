@@ -1,6 +1,7 @@
-"""What `mirrorsd tune` found, kept in the user's cache and used wherever the same machine runs the same bundle.
+"""What `mirrorsd tune` found and what texts have taught, kept in the user's cache for the same machine and bundle.
 
-One small file per bundle and card. It holds speed settings only: using it, losing it or faking it changes no token.
+One small file per bundle and card. It holds numbers about speed only, no text and no token of one: using it, losing it
+or faking it changes no token.
 """
 
 import hashlib
@@ -8,11 +9,13 @@ import json
 import logging
 import os
 import platform
+import threading
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from itertools import chain
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Self
 
 from mirrorsd.device_maps import DeviceMap
@@ -26,14 +29,19 @@ from mirrorsd.graphs.whole_file import write_whole
 from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.devices.inventory import ONNX_PACKAGES
 from mirrorsd.runtime.devices.layouts import processor_name
+from mirrorsd.runtime.policy.account import Knowledge
+from mirrorsd.runtime.policy.learned import Learned, check_learned, learned_of
 from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.setting_rules import require
 
-_METHODS = ("mirror", "serial", "plain")
+_METHODS = tuple(method for method in names.METHODS if method != "auto")
 _LEAST, _MOST = 1e-3, 1e6
+_KEEPS_EVERY_S = 10.0
+"""Between two times that what texts teach is kept: a program that is killed loses no more."""
 _DAMAGE = (ConfigError, OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What reading a document of any content may raise."""
 _log = logging.getLogger("mirrorsd")
+_writing = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +62,15 @@ class Tuned:
         sampled_speculation: as `speculation`, for sampled texts; empty if they were not measured.
         sampled_tokens_per_second: as `tokens_per_second`, for sampled texts.
         sampled_tokens_per_step: as `tokens_per_step`, for sampled texts.
+        learned: what texts have taught since, or without any tuning (`policy/learned.py`).
     """
 
     card: str
     fingerprint: str
-    speculation: dict[str, Any]
-    predicted_step_ms: float
-    measured_step_ms: float
-    tokens_per_second: dict[str, float]
+    speculation: dict[str, Any] = field(default_factory=dict)
+    predicted_step_ms: float = 0.0
+    measured_step_ms: float = 0.0
+    tokens_per_second: dict[str, float] = field(default_factory=dict)
     root_scores: dict[str, Any] = field(default_factory=dict)
     target_ms: Curve = ()
     layout: str = APART
@@ -69,6 +78,7 @@ class Tuned:
     sampled_tokens_per_second: dict[str, float] = field(default_factory=dict)
     tokens_per_step: dict[str, float] = field(default_factory=dict)
     sampled_tokens_per_step: dict[str, float] = field(default_factory=dict)
+    learned: Learned = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse what cannot have been measured, in words that name the field (`ConfigError`, `ValueError`)."""
@@ -89,6 +99,12 @@ class Tuned:
             for _, ms in self.target_ms:
                 _check_range("target_ms", ms, 0.0, _MOST)
         require(self.layout in LAYOUTS, "Tuned", "layout", self.layout, ", ".join(LAYOUTS))
+        check_learned(self.learned)
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether `mirrorsd tune` found settings; else there is only what texts have taught."""
+        return bool(self.speculation)
 
     def write(self, bundle: Path) -> Path:
         """Keep it, whole or not at all."""
@@ -101,14 +117,18 @@ class Tuned:
     def read(cls, bundle: Path, card: DeviceMap) -> Self | None:
         """What was found for this card, if it fits this machine, its devices, these versions and this bundle.
 
-        A file that is damaged is left out with a warning that says so: it holds nothing but speed.
+        A file that is damaged is left out with a warning that says so: it holds nothing but speed. One of another
+        machine or version is left out, too, and said to be so where information is logged.
         """
         path = _place(bundle, card.name)
         if not path.is_file():
             return None
         try:
             document = parse_json(read_text(path))
-            return build(cls, document) if document["fingerprint"] == fingerprint(bundle, card) else None
+            if document["fingerprint"] == fingerprint(bundle, card):
+                return build(cls, document)
+            _log.info("%s is of another machine, version or bundle, and is not used", path)
+            return None
         except _DAMAGE as error:
             _log.warning(
                 "%s is damaged (%s: %s) and is not used: settings are those of device map %s. Delete the file, or run "
@@ -118,9 +138,43 @@ class Tuned:
             return None
 
 
+class Keeper:
+    """Keeps what texts teach about a bundle on a card: now and then, and at the end. Never fails: it is but speed."""
+
+    def __init__(self, bundle: Path, card: DeviceMap, layout: str, known: Knowledge) -> None:
+        self._bundle, self._card, self._layout, self._known = bundle, card, layout, known
+        self._fingerprint = fingerprint(bundle, card)
+        self._kept = learned_of(known)
+        self._next = 0.0
+
+    def text_ended(self) -> None:
+        """Keep what it has taught, unless that was done a moment ago."""
+        if perf_counter() >= self._next:
+            self.keep()
+
+    def keep(self) -> None:
+        """Keep what is new since the last time, whole or not at all; what another process has tuned meanwhile stays."""
+        self._next = perf_counter() + _KEEPS_EVERY_S
+        learned = learned_of(self._known)
+        if learned == self._kept or not _writing.acquire(blocking=False):  # a signal's handler may come here, too
+            return
+        try:
+            found = Tuned.read(self._bundle, self._card)
+            if found is None or not (found.is_tuned or found.layout == self._layout):
+                found = Tuned(card=self._card.name, fingerprint=self._fingerprint, layout=self._layout)
+            if found.layout == self._layout:
+                replace(found, learned=learned).write(self._bundle)
+            self._kept = learned
+        except _DAMAGE as error:
+            _log.info("what texts have taught is not kept: %s", error)
+        finally:
+            _writing.release()
+
+
 def fingerprint(bundle: Path, card: DeviceMap) -> str:
-    """Hash of the processor, its cores, the card's other devices, the runtimes' versions and the bundle's manifest."""
-    parts = [platform.machine(), processor_name(), str(os.cpu_count())]
+    """Hash of processor, cores, the card's devices and pace, the runtimes' versions and the bundle's manifest."""
+    parts = [platform.machine(), processor_name(), str(os.cpu_count()), str(card.pace)]
+    parts += [card.target.runtime, card.target.provider, card.target.device, card.draft.device, card.exit.device]
     if not (card.target.is_on_cpu and card.draft.is_on_cpu and card.exit.device == "target"):
         from mirrorsd.runtime.devices.hardware import device_names
 

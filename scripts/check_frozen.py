@@ -3,7 +3,8 @@
 python3 scripts/check_frozen.py
 
 Runs tests/device/test_frozen.py, which builds the wheel, installs it with PyInstaller in an environment of its own, and
-freezes a program that loads a bundle and generates. Exit status: pytest's; 4 and the reason where nothing was checked.
+freezes a program that loads a bundle and generates, and the command `mirrorsd` itself. Exit status: pytest's; 4 and the
+reason where nothing was checked.
 """
 
 from __future__ import annotations

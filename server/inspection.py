@@ -87,6 +87,7 @@ async def props(service: Service, exchange: Exchange) -> None:
             "total_slots": service.settings.seats,
             "bytes_per_slot": bundle.bytes_per_seat,
             "queue": service.settings.queue,
+            "advice": pipe.advice,
             "plain_tokens_per_second": bundle.plain_tokens_per_second({}),
             "sources": SOURCES,
         }

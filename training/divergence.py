@@ -191,7 +191,10 @@ def distance(target: HeadRows, student: HeadRows, weights: Tensor, mix: LossMix)
 def _in_chunks(
     target: HeadRows, weights: Tensor, mix: LossMix, scale: LogitScale, rows: Tensor, head: Tensor, wants_head: bool
 ) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
-    """See `Work`. Products are in the target's type; those that give gradients are made once: to add up costs more."""
+    """A `Work` of whole rows.
+
+    Products are in the target's type; those that give gradients are made once: to add up costs more.
+    """
     dtypes, (by_target, its_head) = (rows.dtype, head.dtype), target[:2]
     rows, head = rows.to(by_target.dtype), head.to(by_target.dtype)
     slopes = rows.new_empty(len(rows), len(head))

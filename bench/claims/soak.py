@@ -4,30 +4,45 @@
 
 Eight sessions ask for texts of all methods and forms at once. In every round some are cancelled in the middle, some
 sessions are closed and opened anew, and some save their caches and load them again. Every whole text is compared with
-the plain one of the same settings alone, every cancelled one with its beginning. In the last round a joint pass fails.
-Exit code 1: a text differed, or a request failed that nobody had cancelled.
+the plain one of the same settings alone, every cancelled one with its beginning. Now and then a run of the draft or a
+pass fails, the disk is full or slow, and the clock jumps. In the last round a joint pass fails.
+
+Meanwhile clients ask a server of the same bundle, which is killed and started anew (`serving/soak.py`; `--no-server`
+leaves them out). Exit code 1: a text differed, or a request failed without a fault of the soak's.
 """
 
+import errno
+import os
 import random
 import tempfile
 import threading
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
+from unittest import mock
 
 import psutil
 
 from mirrorsd import Cancelled, MirrorPipeline
 from mirrorsd.bench import runs
 from mirrorsd.bench.claims.serving.company import Asked, mixed, open_company
+from mirrorsd.bench.claims.serving.soak import ServedSoak
 from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget
+from mirrorsd.runtime.backends.slot_draft import SlotDraft
 from mirrorsd.runtime.session import MirrorSession
 
 _CANCELLED, _REOPENED, _RELOADED = 0.1, 0.1, 0.2
 """Shares of requests that are cancelled, and behind which a session is opened anew or reads its cache from a file."""
+_FAULTS = {"draft": 1e-3, "pass": 2e-4, "full disk": 0.05, "slow disk": 0.05, "clock": 0.01}
+"""Shares of the draft's runs, of passes, of files and of looks at the clock that a fault befalls."""
+_ROUNDS_PER_KILL = 5
+_OWN = "a fault of the soak's"
 
 
 class Soak:
@@ -37,6 +52,7 @@ class Soak:
         self.pipe, self.folder, self.random = pipe, folder, random.Random(seed)
         self.expected: dict[int, list[int]] = {}
         self.counts = {"texts": 0, "cancelled": 0, "different": 0, "failed": 0, "reopened": 0, "reloaded": 0}
+        self.counts |= {"injected": 0, "lost_to_faults": 0}
         self.lock = threading.Lock()
 
     def count(self, name: str) -> None:
@@ -61,16 +77,63 @@ class Soak:
             try:
                 self.answer(sessions[place], number, one)
                 if self.random.random() < _RELOADED:
-                    sessions[place].save_cache(self.folder / f"{place}.cache")
-                    sessions[place].load_cache(self.folder / f"{place}.cache")
-                    self.count("reloaded")
+                    self.reload(sessions[place], self.folder / f"{place}.cache")
                 if self.random.random() < _REOPENED:
                     sessions[place].close()
                     sessions[place] = self.pipe.session()
                     self.count("reopened")
             except Exception as error:
-                print(f"request {number} failed: {type(error).__name__}: {error}")
-                self.count("failed")
+                is_own = _OWN in str(error)
+                if not is_own:
+                    print(f"request {number} failed: {type(error).__name__}: {error}")
+                self.count("lost_to_faults" if is_own else "failed")
+
+    def reload(self, session: MirrorSession, path: Path) -> None:
+        """Save a session's cache and load it; a disk that is full leaves the file as it was, or none."""
+        before = path.read_bytes() if path.exists() else b""
+        try:
+            session.save_cache(path)
+        except OSError as error:
+            if error.errno != errno.ENOSPC or (path.read_bytes() if path.exists() else b"") != before:
+                raise
+            self.count("lost_to_faults")
+        else:
+            session.load_cache(path)
+            self.count("reloaded")
+
+    @contextmanager
+    def faults(self) -> Iterator[None]:
+        """Have the draft, passes, the disk and the clock fail now and then."""
+
+        def failing(name: str, real: Callable[..., Any], fault: Callable[[], object]) -> Callable[..., Any]:
+            def run(*arguments: Any, **named: Any) -> Any:
+                if self.random.random() < _FAULTS[name]:
+                    self.count("injected")
+                    fault()
+                return real(*arguments, **named)
+
+            return run
+
+        def fail() -> None:
+            raise DeviceError(_OWN)
+
+        def fill() -> None:
+            raise OSError(errno.ENOSPC, _OWN)
+
+        clock, jumped = time.time, [0.0]
+        now = failing(
+            "clock", lambda: clock() + jumped[0], lambda: jumped.append(jumped.pop() + self.random.gauss(0, 3600))
+        )
+        replace = failing("slow disk", failing("full disk", os.replace, fill), lambda: sleep(0.5))
+        with ExitStack() as stack:
+            for owner, name, run in (
+                (SlotDraft, "run", failing("draft", SlotDraft.run, fail)),
+                (OnnxTarget, "run", failing("pass", OnnxTarget.run, fail)),
+                (os, "replace", replace),
+                (time, "time", now),
+            ):
+                stack.enter_context(mock.patch.object(owner, name, run))
+            yield
 
     def answer(self, session: MirrorSession, number: int, one: Asked) -> None:
         """Ask for a text, perhaps cancel it in the middle, and compare it."""
@@ -98,6 +161,7 @@ def main() -> None:
     parser.add_argument("--device-map", default="cpu")
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-server", action="store_true")
     options = parser.parse_args()
     prompts = runs.spread_prompts(options.prompts, options.count)
     warnings.simplefilter("always")
@@ -113,18 +177,31 @@ def main() -> None:
             soak.expected[number] = pipe.generate(messages=one.prompt, config=config).token_ids
         sessions = [pipe.session() for _ in range(8)]
         open_company(pipe)
-        until = perf_counter() + 60 * options.minutes
-        while not rows or perf_counter() < until:
-            soak.round(sessions, asked)
-            rows.append(measured(soak))
-            runs.print_rows(rows[-1:], tuple(rows[-1]))
+        with ExitStack() as stack:
+            served = (
+                None
+                if options.no_server
+                else stack.enter_context(
+                    ServedSoak(options.bundle, prompts, options.device_map, options.tokens, options.seed)
+                )
+            )
+            stack.enter_context(soak.faults())
+            until = perf_counter() + 60 * options.minutes
+            while not rows or perf_counter() < until:
+                soak.round(sessions, asked)
+                rows.append(measured(soak) | (served.measured() if served else {}))
+                runs.print_rows(rows[-1:], tuple(rows[-1]))
+                if served and len(rows) % _ROUNDS_PER_KILL == 0:
+                    served.kill()
         fail_next_pass(pipe)
         soak.round(sessions, asked)
-        rows.append(measured(soak))
+        rows.append(
+            measured(soak) | ({f"served_{name}": number for name, number in served.counts.items()} if served else {})
+        )
     report = runs.header(options.bundle, device_map=options.device_map, texts=len(asked), tokens=options.tokens)
     runs.finish(report | {"minutes": options.minutes, "rounds": rows, "ends": runs.ends(options)}, options.output)
-    print(soak.counts)
-    if soak.counts["different"] or soak.counts["failed"]:
+    print(rows[-1])
+    if any(number for name, number in rows[-1].items() if name.endswith(("different", "failed"))):
         raise SystemExit(1)
 
 
@@ -142,7 +219,7 @@ def fail_next_pass(pipe: MirrorPipeline) -> None:
     assert company is not None  # `open_company` has seen it
 
     def fail(_: object) -> Any:
-        raise DeviceError("a fault of the soak's")
+        raise DeviceError(_OWN)
 
     vars(company.batch)["run"] = fail
 

@@ -22,8 +22,9 @@ from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import DraftPlacement, load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
-from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraft, OpenVinoDraftModel
+from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
 from mirrorsd.runtime.backends.protocol import RowBlock
+from mirrorsd.runtime.backends.slot_draft import SlotDraft
 from mirrorsd.runtime.devices.workers import DeviceWorker
 
 _WIDTH = {"f32": 4, "bf16": 2, "f16": 2}
@@ -89,7 +90,7 @@ def measure(
 
 
 def row(
-    session: OpenVinoDraft, bucket: DraftBucket, capacity: int, work: Work, rates: Rates, repeats: int
+    session: SlotDraft, bucket: DraftBucket, capacity: int, work: Work, rates: Rates, repeats: int
 ) -> dict[str, Any]:
     """Median time of full rounds behind a cache that is nearly full."""
     cached = capacity - bucket.rows

@@ -31,7 +31,7 @@ class Entrant(Protocol):
         """Decode after the prompt `ids`, up to `most` new tokens or the end of the text; nothing of it is cached."""
 
 
-class OwnMethod:
+class OwnMethod(Entrant):
     """A method of the pipeline, on a session of its own."""
 
     is_own = True
@@ -42,7 +42,6 @@ class OwnMethod:
         self._session = pipe.session()
 
     def answer(self, ids: Sequence[int], *, most: int, seed: int | None) -> Answer:
-        """See `Entrant.answer`."""
         self._session.forget()
         result = self._session.generate(
             token_ids=list(ids),

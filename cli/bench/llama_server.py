@@ -99,7 +99,7 @@ class LlamaServer:
             raise
 
     def versions(self) -> dict[str, str]:
-        """See `Runtime.versions`."""
+        """The build of the program."""
         return {"llama.cpp": str(self._ask("GET", "/props", None).get("build_info", "unknown"))}
 
     def decode(self, ids: list[int], most: int, ends: list[int]) -> tuple[list[int], int, float]:

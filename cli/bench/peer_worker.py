@@ -57,7 +57,7 @@ class Runtime(Protocol):
         """What it decodes with."""
 
 
-class OpenVinoGenAi:
+class OpenVinoGenAi(Runtime):
     """openvino-genai's `LLMPipeline`, with its own defaults but for the threads and the options given."""
 
     def __init__(self, model: Path, draft: Path | None, threads: int, options: dict[str, Any]) -> None:
@@ -70,7 +70,6 @@ class OpenVinoGenAi:
         self._pipe = openvino_genai.LLMPipeline(str(model), "CPU", **properties)
 
     def decode(self, asked: Asked) -> Decoded:
-        """See `Runtime.decode`."""
         import numpy as np
         import openvino
 
@@ -87,11 +86,10 @@ class OpenVinoGenAi:
         return Decoded([int(token) for token in result.tokens[0]], None, first_s)
 
     def versions(self) -> dict[str, str]:
-        """See `Runtime.versions`."""
         return installed_versions("openvino-genai", "openvino")
 
 
-class OnnxRuntimeGenAi:
+class OnnxRuntimeGenAi(Runtime):
     """onnxruntime-genai's generator loop; `model` already names the draft, if there is one (see `prepare.py`)."""
 
     def __init__(self, model: Path, draft: Path | None, threads: int, options: dict[str, Any]) -> None:
@@ -103,7 +101,7 @@ class OnnxRuntimeGenAi:
         self._models: dict[tuple[int, ...], Any] = {}
 
     def decode(self, asked: Asked) -> Decoded:
-        """See `Runtime.decode`. It leaves the token that ends the text out."""
+        """Continue `asked`; the token that ends the text is left out."""
         params = self._genai.GeneratorParams(self._model(asked.ends))
         params.set_search_options(max_length=len(asked.ids) + asked.most, do_sample=False)
         num_drafted = asked.settings.get("num_drafted", 0)
@@ -121,7 +119,6 @@ class OnnxRuntimeGenAi:
         return Decoded(tokens, passes, first_s)
 
     def versions(self) -> dict[str, str]:
-        """See `Runtime.versions`."""
         return installed_versions("onnxruntime-genai", "onnxruntime")
 
     def _model(self, ends: list[int]) -> Any:
@@ -155,7 +152,7 @@ def never_said(settings: dict[str, Any]) -> int:
     return next(int(token) for token in candidates if token not in ends)
 
 
-class LlamaCpp:
+class LlamaCpp(Runtime):
     """llama.cpp's own server, a process of this one (see `llama_server`). This process is of our environment."""
 
     def __init__(self, model: Path, draft: Path | None, threads: int, options: dict[str, Any]) -> None:
@@ -164,15 +161,14 @@ class LlamaCpp:
         self._server = LlamaServer(model, draft, threads, options)
 
     def decode(self, asked: Asked) -> Decoded:
-        """See `Runtime.decode`. It leaves the token that ends the text out."""
+        """Continue `asked`; the token that ends the text is left out."""
         return Decoded(*self._server.decode(asked.ids, asked.most, asked.ends))
 
     def versions(self) -> dict[str, str]:
-        """See `Runtime.versions`."""
         return self._server.versions()
 
 
-class Mirrorsd:
+class Mirrorsd(Runtime):
     """Our own pipeline; `options` name the device map, and may set `speculation` (else what `tune` found)."""
 
     def __init__(self, model: Path, draft: Path | None, threads: int, options: dict[str, Any]) -> None:
@@ -185,7 +181,7 @@ class Mirrorsd:
         self._sessions: dict[str, Any] = {}
 
     def decode(self, asked: Asked) -> Decoded:
-        """See `Runtime.decode`. A session per method, which forgets: none finds a prompt that was read before."""
+        """Continue `asked` in a session per method, which forgets: none finds a prompt that was read before."""
         method = asked.settings["method"]
         if method not in self._sessions:
             self._sessions[method] = self._pipe.session()
@@ -203,7 +199,6 @@ class Mirrorsd:
         return Decoded(list(result.token_ids), result.stats.steps, first_s, seconds)
 
     def versions(self) -> dict[str, str]:
-        """See `Runtime.versions`."""
         return installed_versions("openvino", "onnxruntime")
 
 

@@ -18,6 +18,7 @@ from queue import Empty, Queue
 from typing import Any
 
 from mirrorsd.cli.bench.answers import Answer
+from mirrorsd.cli.bench.entrants import Entrant
 from mirrorsd.cli.bench.llama_server import PROGRAM, find_server
 from mirrorsd.cli.bench.peer_worker import RUNTIMES
 from mirrorsd.graphs.errors import ConfigError, GenerationError
@@ -160,7 +161,7 @@ class Worker:
         return GenerationError(f"{self.name} ended without an answer (status {status}); it says why above.")
 
 
-class Peer:
+class Peer(Entrant):
     """Another runtime, which decodes greedily; quantised weights are its own, so its texts may be, too."""
 
     is_own = False
@@ -205,7 +206,7 @@ class Peer:
         self._worker.close()
 
     def answer(self, ids: Sequence[int], *, most: int, seed: int | None) -> Answer:
-        """See `Entrant.answer`. The token that ended the text is taken for the first of those that may."""
+        """Answer; the token that ended the text is taken for the first of those that may."""
         request = {"ids": list(ids), "most": most, "ends": self._ends, "settings": self._settings}
         found = self._worker.decode(request)
         tokens = [int(token) for token in found["ids"]]

@@ -72,6 +72,10 @@ class Answers(Protocol):
     def context(self) -> int:
         """Most tokens of prompt and answer together."""
 
+    @property
+    def advice(self) -> str:
+        """What would make answers faster; empty where nothing is known that would."""
+
     def num_tokens(self, messages: "Messages") -> int:
         """How many tokens the model would read.
 

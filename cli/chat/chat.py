@@ -33,6 +33,7 @@ class Chat:
         self.conversation = Conversation(system)
         self.last: Ended | None = None
         self._last_sent: Messages = []
+        self._is_advised = False
 
     @property
     def toolbar(self) -> str:
@@ -60,6 +61,9 @@ class Chat:
             self.conversation.take_back()
             raise
         self.conversation.answer(self.last.text)
+        if self.answers.advice and not self._is_advised:
+            self._is_advised = True
+            self.screen.say(self.answers.advice)
 
     def retry(self) -> None:
         """Ask the last question again.

@@ -28,6 +28,11 @@ class InProcess:
         """The bundle's."""
         return self._pipe.manifest.target.context
 
+    @property
+    def advice(self) -> str:
+        """The pipeline's, by the bundle's name."""
+        return self._pipe.advice.replace("BUNDLE", self._name)
+
     def num_tokens(self, messages: Messages) -> int:
         """Tokens of a conversation through the chat template."""
         return len(self._pipe.encode(messages=messages))

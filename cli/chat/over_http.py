@@ -44,6 +44,7 @@ class OverHttp:
         self._is_cancelled = False
         props = self._json("GET", "/props" + (f"?{urlencode({'model': model})}" if model else ""))
         self._model, self._context = str(props["model"]), int(props["context"])
+        self._advice = str(props.get("advice", ""))
 
     @property
     def name(self) -> str:
@@ -54,6 +55,11 @@ class OverHttp:
     def context(self) -> int:
         """The model's."""
         return self._context
+
+    @property
+    def advice(self) -> str:
+        """The server's, when the conversation began."""
+        return self._advice
 
     def num_tokens(self, messages: Messages) -> int:
         """Tokens of a conversation, as the server's template and tokenizer have it."""

@@ -19,7 +19,7 @@ _KEY_VARIABLE = "MIRRORSD_API_KEY"
 
 
 def chat(
-    bundle: Annotated[Path | None, typer.Argument(help="Folder made by `mirrorsd export`.", show_default=False)] = None,
+    bundle: options.MaybeBundle = None,
     url: Annotated[str | None, typer.Option(help="Talk to a running `mirrorsd serve` instead.")] = None,
     model: Annotated[str | None, typer.Option(help="Which of the server's models.")] = None,
     system: Annotated[str, typer.Option(help="What the model is told before everything.")] = "",

@@ -127,8 +127,8 @@ def locate_pair(target: str, draft: str) -> tuple[Path, Path]:
         ConfigError: `auto`, and no draft is known for this target.
         ExportError: a name that the hub does not give.
     """
-    from mirrorsd.export.hub import locate, origin_of, parse_name
     from mirrorsd.export.pairs import draft_for
+    from mirrorsd.hub.checkpoints import locate, origin_of, parse_name
 
     if draft == "auto":
         name, origin = parse_name(target), origin_of(Path(target).resolve())
@@ -144,7 +144,7 @@ def locate_heads(heads: Sequence[str]) -> tuple[str, ...]:
     Raises:
         ExportError: a name that the hub does not give.
     """
-    from mirrorsd.export.hub import locate
+    from mirrorsd.hub.checkpoints import locate
 
     return tuple(str(locate(head, note)) for head in heads)
 

@@ -38,6 +38,18 @@ def open_pipeline(
     return pipe
 
 
+def fetched(reference: Path) -> Path:
+    """The folder of a bundle reference; what has to be fetched for it is shown.
+
+    Raises:
+        BundleError, ConfigError: see `bundle_folder`.
+    """
+    from mirrorsd.hub.bundles import bundle_folder
+
+    with show_loading("looking for the bundle") as show:
+        return bundle_folder(reference, show)
+
+
 def check_fits(bundle: Path, request: Request) -> None:
     """Refuse a prompt that is longer than the context before the models are loaded.
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mirrorsd.cli.input import options
-from mirrorsd.cli.output.console import note
+from mirrorsd.cli.output.console import note, show_loading
 from mirrorsd.graphs.errors import ConfigError
 
 KEY_VARIABLE = "MIRRORSD_API_KEY"
@@ -16,7 +16,10 @@ KEY_VARIABLE = "MIRRORSD_API_KEY"
 
 def serve(
     bundles: Annotated[
-        list[str], typer.Argument(help="Folders, or NAME=FOLDER: NAME is the model's name for clients.")
+        list[str],
+        typer.Argument(
+            help="Bundles (folders, hf:OWNER/NAME, archives), or NAME=BUNDLE: NAME is the model's name for clients."
+        ),
     ],
     host: Annotated[str, typer.Option(help="Address to listen on; others than this machine's own need a key.")] = (
         "127.0.0.1"
@@ -55,7 +58,9 @@ def serve(
         speculation={} if pad_rows_to is None else {"pad_rows_to": pad_rows_to},
     )
     server.log_to_stderr(is_quiet=quiet)
-    server.serve(server.named_folders(bundles), settings, note)
+    with show_loading("looking for the bundles") as show:
+        folders = server.named_folders(bundles, show)
+    server.serve(folders, settings, note)
 
 
 def server_package() -> ModuleType:

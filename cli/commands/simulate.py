@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from mirrorsd.cli.commands.loading import fetched
 from mirrorsd.cli.input import options
 from mirrorsd.cli.input.estimated_pace import estimated_pace, with_host_ms
 from mirrorsd.cli.input.prompt_file import BUILT_IN_QUESTIONS, read_questions
@@ -61,6 +62,7 @@ def simulate(
     names, wanted = options.read_methods(methods), options.read_settings(settings)
     exits = wanted.pop("exits", None)
     speculation = resolve_speculation(speculation_of(card), wanted)
+    source = source if source.is_file() else fetched(source)
     if source.is_dir():
         recording = _record(source, prompts, record, names, _text_settings(max_new_tokens, temperature, seed))
     else:

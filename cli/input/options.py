@@ -23,7 +23,7 @@ Compute = Annotated[
 PartPrecision = Literal["auto", "fp32", "fp16", "bf16", "int8", "int4"]
 HeadPrecision = Annotated[PartPrecision, typer.Option(help="Its LM head; auto is int8 with integer weights.")]
 EmbeddingPrecision = Annotated[PartPrecision, typer.Option(help="Its embedding; auto as for the head.")]
-DraftPrecision = Literal["fp32", "fp16", "int8", "int4"]
+DraftPrecision = Literal["fp32", "fp16", "int8", "int4", "int4-blocks"]
 ProductsName = Literal["auto", "integer", "blocks"]
 Products = Annotated[
     ProductsName,
@@ -34,7 +34,12 @@ YesNoAuto = Literal["yes", "no", "auto"]
 
 TEXT, SPEED = "Text", "Speed (changes no token)"
 
-Bundle = Annotated[Path, typer.Argument(help="Folder made by `mirrorsd export`.", show_default=False)]
+_BUNDLE: Any = typer.Argument(
+    help="Bundle: a folder, hf:OWNER/NAME[@REVISION], or an archive or its https address.", show_default=False
+)
+Bundle = Annotated[Path, _BUNDLE]
+MaybeBundle = Annotated[Path | None, _BUNDLE]
+"""References to bundles; a command begins with the folder that one stands for (`application`)."""
 DeviceMapName = Annotated[
     str,
     typer.Option(

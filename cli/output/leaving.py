@@ -12,10 +12,13 @@ import time
 from _thread import start_new_thread
 from contextlib import suppress
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from mirrorsd.cli.output.failures import EXIT_CANCELLED, EXIT_DONE, EXIT_FAILED, about_file
 from mirrorsd.cli.output.streams import EXIT_PIPE, flush_streams, is_of_pipe
+
+if TYPE_CHECKING:
+    from mirrorsd import CancelToken
 
 _PATIENCE_S = 1.5
 """How long an interrupted command may tidy up: close devices, remove a bar."""
@@ -35,6 +38,17 @@ def end_on_ctrl_c() -> None:
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, _interrupt)
+
+
+def first_ctrl_c_cancels(token: "CancelToken") -> None:
+    """From here on the first Ctrl-C only asks for an end, by `token`; the second is that of `end_on_ctrl_c`."""
+
+    def ask(_: int, __: FrameType | None) -> None:
+        token.cancel()
+        end_on_ctrl_c()
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, ask)
 
 
 def give_ctrl_c_back() -> None:

@@ -52,7 +52,7 @@ def readiness(picked: DeviceMap | str, num_cores: int) -> Readiness:
     """The verdict.
 
     >>> readiness(load_device_map("cpu"), 2)[1]
-    "Uses both cores (device map cpu). `mirrorsd tune BUNDLE` finds a pair's fastest settings in a minute."
+    "Uses both cores (device map cpu). `mirrorsd tune BUNDLE` finds a pair's fastest settings in 90 s."
 
     Args:
         picked: the card that `auto` picks, or why there is none.
@@ -63,7 +63,7 @@ def readiness(picked: DeviceMap | str, num_cores: int) -> Readiness:
     from mirrorsd.runtime.devices.layouts import choose_layout
 
     card = choose_layout(picked).device_map
-    tune = "`mirrorsd tune BUNDLE` finds a pair's fastest settings in a minute."
+    tune = "`mirrorsd tune BUNDLE` finds a pair's fastest settings in 90 s."
     caution = "" if card.tried else " Nobody has tried this card on such a machine yet: `mirrorsd doctor BUNDLE` does."
     if not card.target.is_on_cpu:
         return Readiness(True, f"Device map {card.name}: {card.description} {tune}{caution}")

@@ -47,7 +47,7 @@ def print_contests(title: str, contests: "Sequence[Contest]") -> None:
             table,
             contest.layout,
             contest.method,
-            *([""] * len(settings) if contest.method == "plain" else map(str, settings)),
+            *(map(str, settings) if contest.method in ("mirror", "serial") else [""] * len(settings)),
             f"{contest.tokens_per_second:.1f}",
             f"{contest.tokens_per_second / plain:.2f}",
             *(f"{figure:.2f}" for figure in figures),
@@ -65,11 +65,11 @@ def verdict(kind: str, contests: "Sequence[Contest]") -> str:
             "so `auto` drafts where it foresees a gain, and repeats what a text has said"
         )
     setting = best.speculation
-    how = f"gamma {setting.gamma}, {setting.passes} passes, windows {setting.window}"
-    if best.method == "mirror":
-        how += f", {setting.roots} roots from {setting.root_source}"
+    how = f" (gamma {setting.gamma}, {setting.passes} passes, windows {setting.window}"
+    how += f", {setting.roots} roots from {setting.root_source})" if best.method == "mirror" else ")"
     times = best.tokens_per_second / plain
-    return f"{kind} texts: {best.method} is {times:.1f} times plain, {best.tokens_per_second:.1f} tokens/s ({how})"
+    speed = f"{kind} texts: {best.method} is {times:.1f} times plain, {best.tokens_per_second:.1f} tokens/s"
+    return speed + how if best.method in ("mirror", "serial") else speed
 
 
 def named_exits(exits: Literal["all"] | tuple[int, ...]) -> str:

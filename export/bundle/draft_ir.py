@@ -1,6 +1,7 @@
 """The draft's graph as one OpenVINO IR with symbolic rows, tips and capacity.
 
-Owns: ONNX -> IR, and the names of the IR's ports. Does not own: fewer bits (`draft_compression.py`), compiling.
+Owns: checkpoint -> ONNX -> IR, and the names of the IR's ports. Does not own: fewer bits (`draft_compression.py`),
+compiling.
 """
 
 from pathlib import Path
@@ -8,7 +9,26 @@ from pathlib import Path
 import onnx_ir as ir
 import openvino as ov
 
-from mirrorsd.graphs.contract import StageContract
+from mirrorsd.export.checkpoints.loading import Streams
+from mirrorsd.export.checkpoints.weightless import open_model
+from mirrorsd.export.pair_job import PairJob
+from mirrorsd.export.passes.graph_passes import optimise_draft
+from mirrorsd.export.passes.torch_to_onnx import export_stage
+from mirrorsd.export.stages.attention import TREE_ATTENTION
+from mirrorsd.export.stages.draft import DraftStage
+from mirrorsd.families.registry import parts_of
+from mirrorsd.graphs.contract import DraftShape, StageContract, draft_contract
+
+
+def draft_graph(job: PairJob, shape: DraftShape, streams: Streams | None) -> ir.Model:
+    """The draft as ONNX, its weights in floats; they are read when the graph is written."""
+    model, contract = open_model(job.draft), draft_contract(shape)
+    model.network.set_attn_implementation(TREE_ATTENTION)
+    num_ids = int(job.target.config["vocab_size"])
+    stage = DraftStage(
+        parts_of(model.network), contract, shape, streams=streams, context=job.context, num_input_ids=num_ids
+    )
+    return optimise_draft(export_stage(stage, contract, model.lazy_weights(stage)))
 
 
 def write_draft(model: ir.Model, contract: StageContract, xml_path: Path, precision: str) -> None:

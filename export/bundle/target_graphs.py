@@ -12,7 +12,6 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from mirrorsd.export.bundle.atomic_folder import check_space, flush_to_disk
 from mirrorsd.export.bundle.journal import Journal
 from mirrorsd.export.checkpoints.head import HeadCheckpoint
 from mirrorsd.export.checkpoints.weightless import WeightlessModel
@@ -29,6 +28,7 @@ from mirrorsd.export.weights.weights_file import WeightsFile
 from mirrorsd.families.heads.lending import lent_by
 from mirrorsd.families.registry import parts_of
 from mirrorsd.graphs import names
+from mirrorsd.graphs.atomic_folder import check_space, flush_to_disk
 from mirrorsd.graphs.contract import TargetShape, exit_contract, head_contract, recurrence_contract, segment_contract
 from mirrorsd.graphs.manifest import Exit, Segment, SourceModel, TargetEntry, WeightStorage
 

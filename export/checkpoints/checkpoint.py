@@ -12,7 +12,6 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Literal
 
 from mirrorsd.export.checkpoints.gguf_file import licence_of, name_of, read_tensors, small_files
-from mirrorsd.export.hub import origin_of
 from mirrorsd.export.weights.stored_tensors import StoredTensor, read_header
 from mirrorsd.families.registry import BESIDE_THE_TEXT, completed, find_obstacle, text_part
 from mirrorsd.graphs import names
@@ -20,6 +19,7 @@ from mirrorsd.graphs.documents import DocumentError, parse_json, read_text
 from mirrorsd.graphs.errors import ExportError
 from mirrorsd.graphs.manifest import SourceModel
 from mirrorsd.graphs.whole_file import is_gguf
+from mirrorsd.hub.checkpoints import origin_of
 
 Role = Literal["target", "draft"]
 

@@ -17,8 +17,8 @@ from mirrorsd.export.checkpoints.checkpoint import Checkpoint, training_seconds
 from mirrorsd.export.weights.stored_tensors import read_header
 from mirrorsd.families.heads import HeadConfig, HeadNetwork, build_head
 from mirrorsd.families.heads.config import FINAL, TOKEN_MAP
+from mirrorsd.families.heads.kinds.mtp import PREFIX, is_offset, mtp_config, mtp_names
 from mirrorsd.families.heads.lending import check_lending, lent_by
-from mirrorsd.families.heads.mtp import PREFIX, is_offset, mtp_config, mtp_names
 from mirrorsd.families.heads.published import PUBLISHED_KIND, convert_head
 from mirrorsd.families.registry import error_words
 from mirrorsd.graphs import names

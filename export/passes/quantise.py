@@ -41,7 +41,7 @@ class QuantiseWeights(ir.passes.InPlacePass):
 
     The embedding's format is symmetric.
 
-    The head is the `Gemm` with transB that is `head_width` wide; the embedding is what `input_ids` gathers from. Where
+    The head is the `Gemm` with transB that is `head_width` wide; the embedding is what a text's ids gather from. Where
     a stage looks up what it has chosen itself, every table of `head_width` rows is one: in a drafting head, and for the
     best tokens of a scan. Equal weights in equal formats give equal tensors, so a tied embedding and head stay one.
     Weights that the formats carry from a file keep its blocks. Products with `lent` weights, by name, have the format
@@ -293,6 +293,6 @@ def _embedding_of(node: ir.Node) -> ir.Value | None:
     if node.op_type != "Gather":
         return None
     table, ids = node.inputs[:2]
-    if table is None or table.const_value is None or ids is None or ids.name != names.INPUT_IDS:
+    if table is None or table.const_value is None or ids is None or ids.name not in (names.INPUT_IDS, names.DRAFT_IDS):
         return None
     return table

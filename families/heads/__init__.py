@@ -1,26 +1,15 @@
-"""Drafting heads: small networks that read the target's hidden states (Medusa, Hydra, EAGLE-3, blocks, streams)."""
+"""Drafting heads: small networks that read the target's hidden states. Their kinds are files of `kinds/`."""
 
-from .block import BlockNetwork
+from . import kinds
 from .chain import HeadChain
-from .config import KINDS, HeadConfig
-from .eagle3 import Eagle3Network
-from .hydra import HydraNetwork
-from .medusa import MedusaNetwork
+from .config import HeadConfig
+from .kind import KINDS, HeadKind
 from .network import HeadNetwork
-from .streaming import StreamingNetwork
 
-__all__ = ["KINDS", "HeadChain", "HeadConfig", "HeadNetwork", "build_head"]
-
-_NETWORKS: dict[str, type[HeadNetwork]] = {
-    "medusa": MedusaNetwork,
-    "hydra": HydraNetwork,
-    "eagle3": Eagle3Network,
-    "block": BlockNetwork,
-    "streaming": StreamingNetwork,
-    "mtp": Eagle3Network,
-}
+__all__ = ["KINDS", "HeadChain", "HeadConfig", "HeadKind", "HeadNetwork", "build_head", "kinds"]
 
 
 def build_head(config: HeadConfig) -> HeadNetwork:
     """Return an untrained head; the tensors that it borrows (`config.borrowed`) are random until they are loaded."""
-    return _NETWORKS[config.head_kind](config)
+    network: HeadNetwork = config.kind.network(config)
+    return network

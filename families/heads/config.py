@@ -12,9 +12,10 @@ from typing import Any
 
 from mirrorsd.graphs.errors import ConfigError
 
+from .kind import KINDS, HeadKind
+
 HEAD_KIND = "head_kind"
 """Entry of config.json that makes a folder a head's."""
-KINDS = ("medusa", "hydra", "eagle3", "block", "streaming", "mtp")
 VOCABULARIES = ("shared", "own", "low-rank", "reduced")
 FINAL = "final"
 """The tap behind the target's final norm: what its LM head reads."""
@@ -22,7 +23,6 @@ EMBEDDING, LM_HEAD, TOKEN_MAP = "embed_tokens.weight", "lm_head.weight", "lm_hea
 """Names of the tensors that a head may borrow from its target `[V, H]`, and of a reduced vocabulary's map."""
 
 _CHOICES = {
-    "head_kind": KINDS,
     "vocabulary": VOCABULARIES,
     "tap_norm": ("none", "each", "joined"),
     "joins": ("attention", "projection"),
@@ -36,7 +36,7 @@ class HeadConfig:
     """A head's sizes and switches; `H` and `V` are its target's.
 
     Attributes:
-        head_kind: `medusa`, `hydra`, `eagle3`, `block`, `streaming` or `mtp`.
+        head_kind: A file of `kinds/`.
         taps: What of the target is read: numbers of layers passed (0 is the embedding's output, the last number stands
             before the final norm), or "final" (behind it).
         length: Guesses `K` per step.
@@ -104,7 +104,7 @@ class HeadConfig:
     logit_cap: float | None = None
 
     def __post_init__(self) -> None:
-        for name, allowed in _CHOICES.items():
+        for name, allowed in ({"head_kind": tuple(sorted(KINDS))} | _CHOICES).items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"a head's {name} is {getattr(self, name)!r}; allowed: {', '.join(allowed)}")
         for name in _AT_LEAST_ONE:
@@ -114,9 +114,10 @@ class HeadConfig:
         self._check_vocabulary()
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(f"a head has {self.num_heads} query heads for {self.num_kv_heads} key-value heads")
-        if (self.num_layers > 0 or self.head_kind in ("eagle3", "block", "streaming", "mtp")) and min(
-            self.num_layers, self.intermediate_size
-        ) < 1:
+        fewest, most = self.kind.layers
+        if self.num_layers > most:
+            raise ConfigError(f"a {self.head_kind} head has num_layers={self.num_layers}; at most {most} are allowed")
+        if (self.num_layers > 0 or fewest > 0) and min(self.num_layers, self.intermediate_size) < 1:
             raise ConfigError(
                 f"a {self.head_kind} head has num_layers={self.num_layers} and "
                 f"intermediate_size={self.intermediate_size}; both must be at least 1"
@@ -132,13 +133,14 @@ class HeadConfig:
         wrong = [tap for tap in self.taps if tap != FINAL and not (isinstance(tap, int) and tap >= 0)]
         if wrong or not self.taps:
             raise ConfigError(f"a head's taps are {list(self.taps)}; give numbers of layers, or {FINAL!r}")
-        if self.head_kind in ("medusa", "hydra") and len(self.taps) != 1:
+        if self.kind.reads_one_tap and len(self.taps) != 1:
             raise ConfigError(f"a {self.head_kind} head reads one tap, not {list(self.taps)}; {FINAL!r} is usual")
         first = self.taps[0]
         entering = range(first, first + self.num_layers) if isinstance(first, int) else ()
         if self.borrows_layers and self.taps != tuple(entering):
             raise ConfigError(
-                f"a streaming head reads what enters each of its {self.num_layers} layers, not taps {list(self.taps)}"
+                f"a {self.head_kind} head reads what enters each of its {self.num_layers} layers, not taps "
+                f"{list(self.taps)}"
             )
 
     def _check_vocabulary(self) -> None:
@@ -154,14 +156,19 @@ class HeadConfig:
             )
 
     @property
+    def kind(self) -> HeadKind:
+        """What is particular to its kind."""
+        return KINDS[self.head_kind]
+
+    @property
     def reads_tokens(self) -> bool:
-        """Whether the tokens behind the rows are read: all kinds but Medusa and streams."""
-        return self.head_kind not in ("medusa", "streaming")
+        """Whether the tokens behind the rows are read."""
+        return self.kind.reads_tokens
 
     @property
     def borrows_layers(self) -> bool:
         """Whether its layers are the target's last ones."""
-        return self.head_kind == "streaming"
+        return self.kind.borrows_layers
 
     @property
     def borrowed(self) -> tuple[str, ...]:
@@ -183,7 +190,7 @@ class HeadConfig:
     @property
     def num_vocabularies(self) -> int:
         """Heads over the vocabulary: one for all guesses, or one each."""
-        return self.length if self.vocabulary == "own" and self.head_kind in ("medusa", "hydra") else 1
+        return self.length if self.vocabulary == "own" and self.kind.has_vocabularies else 1
 
     @property
     def state_width(self) -> int:

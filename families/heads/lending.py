@@ -32,8 +32,9 @@ def check_lending(config: HeadConfig, target: Mapping[str, Any]) -> None:
     family, activation = target["model_type"], target.get("hidden_act", "silu")
     if family not in _LENDING or activation != "silu":
         raise ConfigError(
-            f"a streaming head passes its rows through the target's own last layers; those of {family} ({activation}) "
-            f"are not supported, only those of {' and '.join(_LENDING)} with silu: choose another kind of head"
+            f"a {config.head_kind} head passes its rows through the target's own last layers; those of {family} "
+            f"({activation}) are not supported, only those of {' and '.join(_LENDING)} with silu: choose another kind"
+            " of head"
         )
     last = int(target["num_hidden_layers"]) - 1
     if config.taps[-1] != last:

@@ -1,7 +1,7 @@
 """What all heads have in common: their embedding, their head over the vocabulary, and how they are driven.
 
 Owns: the interface.
-Does not own: the kinds (`medusa.py`, `hydra.py`, `eagle3.py`, `block.py`, `streaming.py`).
+Does not own: the kinds (`kinds/`).
 """
 
 from __future__ import annotations

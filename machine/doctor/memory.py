@@ -62,6 +62,11 @@ def memory_needs(manifest: Manifest, card: DeviceMap) -> list[MemoryNeed]:
     return [libraries, _target_need(manifest, card), _draft_need(manifest, card)]
 
 
+def total_memory() -> int:
+    """Bytes of system memory, free or not."""
+    return int(psutil.virtual_memory().total)
+
+
 def free_memory(device: str) -> int | None:
     """Free bytes of system memory or of a GPU's own; None where nobody says."""
     if device == SYSTEM:

@@ -14,6 +14,8 @@ import numpy as np
 
 from mirrorsd.device_maps import Pace
 from mirrorsd.device_maps.card import WINDOWS
+from mirrorsd.graphs.errors import Cancelled
+from mirrorsd.graphs.names import METHODS
 from mirrorsd.machine.tuning.recording import Recording
 from mirrorsd.machine.tuning.simulation import Scenario, simulate, tokens_per_second
 from mirrorsd.runtime.config import SpeculationConfig
@@ -21,6 +23,8 @@ from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.reporting.results import GenerationResult
 
 _SAME_SPEED = 0.97
+DRAFTING = ("mirror", "serial")
+"""What has settings to find: the methods of the draft."""
 
 
 class Entrant(NamedTuple):
@@ -79,15 +83,19 @@ def rank_settings(
     paces: Mapping[str, Pace],
     scores: RootScores,
     advance: Callable[[str], None] = lambda _: None,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> list[tuple[str, SpeculationConfig]]:
     """Replay every setting by every method, each method at its own pace: `(method, setting)`, fastest first.
 
-    Settings that differ in roots or exits only are one and the same to serial decoding, which has neither.
+    Once it `is_over` only the first setting of each method is replayed. Settings that differ in roots or exits only are
+    one and the same to serial decoding, which has neither.
     """
     speeds: dict[tuple[str, SpeculationConfig], float] = {}
     by_window = {(setting.gamma, setting.passes, setting.window): setting for setting in reversed(settings)}
     for method, pace in paces.items():
-        for setting in by_window.values() if method == "serial" else settings:
+        for number, setting in enumerate(by_window.values() if method == "serial" else settings):
+            if number and is_over():
+                break
             layers = None if setting.exits == "all" else setting.exits
             scenario = Scenario(pace=pace, speculation=setting, method=method, layers=layers, scores=scores)
             speeds[method, setting] = tokens_per_second(simulate(recording, scenario))
@@ -112,19 +120,36 @@ def _kind(method: str, setting: SpeculationConfig) -> tuple[str, bool]:
 
 
 def contend(
-    entrants: Sequence[Entrant], prompts: Sequence[Prompt], decode: Decode[Prompt], advance: Callable[[str], None]
+    entrants: Sequence[Entrant],
+    prompts: Sequence[Prompt],
+    decode: Decode[Prompt],
+    advance: Callable[[str], None],
+    is_over: Callable[[], bool] = lambda: False,
 ) -> list[Contest]:
-    """Let every entrant decode every prompt, in turn; fastest first. Who comes first rotates."""
+    """Let every entrant decode every prompt, in turn; fastest first. Who comes first rotates.
+
+    Ends behind the prompt at which it `is_over`, the first at the earliest; of one that is cancelled nothing counts.
+    """
     results: dict[Entrant, list[GenerationResult]] = {}
     for number, prompt in enumerate(prompts):
+        if number and is_over():
+            break
+        of_prompt: dict[Entrant, GenerationResult] = {}
         shift = number * max(len(entrants) // len(prompts), 1) % len(entrants)
         for entrant in (*entrants[shift:], *entrants[:shift]):
-            results.setdefault(entrant, []).append(decode(entrant, prompt))
+            try:
+                of_prompt[entrant] = decode(entrant, prompt)
+            except Cancelled:
+                break
             setting = entrant.speculation
             advance(
                 f"{entrant.layout}, {entrant.method}, gamma {setting.gamma}, {setting.passes} passes, "
                 f"{setting.roots} {setting.root_source} roots, exits {setting.exits}"
             )
+        if len(of_prompt) < len(entrants):
+            break
+        for entrant, result in of_prompt.items():
+            results.setdefault(entrant, []).append(result)
     contests = [_judge(entrant, texts) for entrant, texts in results.items()]
     return sorted(contests, key=lambda contest: -contest.tokens_per_second)
 
@@ -143,18 +168,18 @@ def fastest_layout(*groups: Sequence[Contest]) -> str:
         ]
         return float(np.exp(np.mean(np.log(speeds))))
 
-    overall = {layout: best(layout, {"plain", "serial", "mirror"}) for layout in layouts}
+    overall = {layout: best(layout, set(METHODS)) for layout in layouts}
     close = [layout for layout in layouts if overall[layout] >= _SAME_SPEED * max(overall.values())]
     return max(close, key=lambda layout: best(layout, {"plain"}))
 
 
 def best_speculation(contests: Sequence[Contest]) -> Contest:
-    """The fastest that speculates; of those by its method that differ from it by 3 % or less, the least bound one.
+    """The fastest with the draft; of those by its method that differ from it by 3 % or less, the least bound one.
 
     That is one whose windows are cut by what they are worth, with the most passes and tokens allowed: it can follow
     texts that are easier than those of the contest, and gives up little on those that are not.
     """
-    fastest = max((c for c in contests if c.method != "plain"), key=lambda contest: contest.tokens_per_second)
+    fastest = max((c for c in contests if c.method in DRAFTING), key=lambda contest: contest.tokens_per_second)
     least = _SAME_SPEED * fastest.tokens_per_second
     close = [c for c in contests if c.method == fastest.method and c.tokens_per_second >= least]
 

@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mirrorsd.graphs import names
-from mirrorsd.machine.tuning.search import Advance, Prompt, Silent, find_settings
+from mirrorsd.machine.tuning.search import SECONDS, Advance, Prompt, Silent, find_settings
+from mirrorsd.runtime.config import CancelToken
 from mirrorsd.runtime.tuned import Tuned
 
 Progress = Callable[[str, float], None]
@@ -25,7 +26,6 @@ class AsShares(Silent):
 
     @contextmanager
     def progress(self, title: str, total: int) -> Iterator[Advance]:
-        """See `Listener.progress`."""
         num_done = 0
 
         def advance(_: str) -> None:
@@ -43,17 +43,21 @@ def tune(
     *,
     device_map: str = "auto",
     max_new_tokens: int = 64,
+    seconds: float = SECONDS,
+    cancel: CancelToken | None = None,
     on_progress: Progress | None = None,
 ) -> Tuned:
     """Find the fastest way to speculate on this machine and keep it for later loads; changes no token.
 
-    Takes a minute or two, and memory for the models: what else runs a bundle should be idle meanwhile.
+    Takes memory for the models, and time that it measures: what else runs a bundle should be idle meanwhile.
 
     Args:
         bundle: the bundle's folder.
         texts: prompts or conversations like those that will come; a few built-in ones by default.
         device_map: name of a card, path of a card, or `auto`.
         max_new_tokens: most tokens of a text.
+        seconds: what it may take, or a little more; a large model takes longer for the least there is to measure.
+        cancel: ends it from any thread; what it has found by then is kept.
         on_progress: told what is being measured, and what share of it is done.
 
     Raises:
@@ -62,7 +66,15 @@ def tune(
     folder = Path(bundle)
     chosen = _built_in(folder) if texts is None else texts
     listener = AsShares(on_progress) if on_progress else None
-    found = find_settings(folder, chosen, device_map=device_map, max_new_tokens=max_new_tokens, listener=listener)
+    found = find_settings(
+        folder,
+        chosen,
+        device_map=device_map,
+        max_new_tokens=max_new_tokens,
+        seconds=seconds,
+        cancel=cancel,
+        listener=listener,
+    )
     found.tuned.write(folder)
     return found.tuned
 

@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.manifest import Head
 from mirrorsd.machine.tuning.recording import RecordedText, Recording
-from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, RowBlock, TargetOutput, TipGuesses
+from mirrorsd.runtime.backends.protocol import (
+    DraftSession,
+    ExitGuesses,
+    HeadGuesses,
+    RowBlock,
+    TargetOutput,
+    TipGuesses,
+)
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.target_link import RowReader
 from mirrorsd.runtime.devices.tickets import Ticket
@@ -66,7 +73,7 @@ def replayed_context(text: RecordedText) -> int:
     return len(text.tokens) + (text.depth + 1 if text.ends else 0)
 
 
-class ReplayDraft:
+class ReplayDraft(DraftSession):
     """A `DraftSession` that says what was recorded; `spend(num_rows)` takes the time of a round."""
 
     prefill_rows = 4096
@@ -101,7 +108,6 @@ class ReplayDraft:
         """What was recorded was ranked with its noise."""
 
     def run(self, blocks: Sequence[RowBlock], tip_rows: Sequence[int]) -> TipGuesses:
-        """See `DraftSession.run`."""
         self._rows = []
         for block in blocks:
             place = self._before(block)
@@ -117,15 +123,12 @@ class ReplayDraft:
         return TipGuesses(ids[heads, depths, :ahead], logprobs[heads, depths, :ahead])
 
     def keep_rows(self, rows: Sequence[int], slots: Sequence[int]) -> None:
-        """See `DraftSession.keep_rows`."""
         self._slots.update(zip(slots, (self._rows[row] for row in rows), strict=True))
 
     def move_slots(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        """See `DraftSession.move_slots`."""
         self._slots.update(zip(destinations, [self._slots[slot] for slot in sources], strict=True))
 
     def forget_after(self, num_slots: int) -> None:
-        """See `DraftSession.forget_after`."""
         self._slots = {slot: place for slot, place in self._slots.items() if slot < num_slots}
 
     def close(self) -> None:

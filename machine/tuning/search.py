@@ -1,18 +1,22 @@
 """Tuning a bundle: measure the parts, learn the pair, replay many settings, run the best for real, keep the fastest.
 
 Where a card permits several layouts of the processor's cores, the models are loaded once per layout, side by side, so
-that layouts compete by turns like everything else. Owns the order of these steps. Does not own the contests
-(`contest`), the recordings (`recorder`), what is shown of it (`cli`).
+that layouts compete by turns like everything else. Every step ends when its share of the time is over, or when somebody
+has had enough, with what it has by then. Owns the order of these steps. Does not own the contests (`contest`), the
+recordings (`recorder`), what is shown of it (`cli`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Protocol
 
 from mirrorsd.device_maps import DeviceMap
 from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.graphs.errors import Cancelled
 from mirrorsd.machine.doctor.memory import SYSTEM, free_memory, memory_needs
 from mirrorsd.machine.tuning.contest import (
     Contest,
@@ -28,9 +32,10 @@ from mirrorsd.machine.tuning.part_times import PartTimes, measure_parts, pace_of
 from mirrorsd.machine.tuning.recorder import record_texts
 from mirrorsd.machine.tuning.recording import Recording
 from mirrorsd.machine.tuning.score_fitting import coverage, fit_scores
-from mirrorsd.runtime.config import GenerationConfig
+from mirrorsd.runtime.config import HEAD_METHODS, CancelToken, GenerationConfig
 from mirrorsd.runtime.devices.inventory import choose_device_map
 from mirrorsd.runtime.pipeline import MirrorPipeline
+from mirrorsd.runtime.policy.learned import Learned, learned_of
 from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.tuned import Tuned, fingerprint
 
@@ -41,6 +46,10 @@ Advance = Callable[[str], None]
 
 NUM_TEXTS = 4
 """How many texts the finals decode."""
+SECONDS = 80.0
+"""What tuning may take; the contest that is under way by then is fought to its end."""
+_ENDS = {"recording": 0.2, "greedy heats": 0.32, "sampled heats": 0.44, "greedy finals": 0.7, "sampled finals": 1.0}
+"""Share of it by which a step ends: recordings and heats of SmolLM2 need less on two cores, finals take the rest."""
 _FINALISTS = {"greedy": 4, "sampled": 3}
 _SEEDS = {"greedy": 1, "sampled": 2}
 """How often the finals decode every text: sampled ones differ so much from seed to seed that one says little."""
@@ -56,6 +65,9 @@ class Listener(Protocol):
     def loaded(self, pipe: MirrorPipeline) -> None:
         """A pipeline is there."""
 
+    def begun(self) -> None:
+        """All is loaded: from here on there is something to keep, however it ends."""
+
     def note(self, text: str) -> None:
         """Something to know that is no result."""
 
@@ -63,19 +75,29 @@ class Listener(Protocol):
         """Work on `total` items begins; what it gives is called once per item, with words for what comes next."""
 
 
-class Silent:
+class Silent(Listener):
     """Nobody is told."""
 
-    def loaded(self, pipe: MirrorPipeline) -> None:
-        """See `Listener.loaded`."""
+    def loaded(self, pipe: MirrorPipeline) -> None: ...
 
-    def note(self, text: str) -> None:
-        """See `Listener.note`."""
+    def begun(self) -> None: ...
+
+    def note(self, text: str) -> None: ...
 
     @contextmanager
     def progress(self, title: str, total: int) -> Iterator[Advance]:
-        """See `Listener.progress`."""
         yield lambda _: None
+
+
+class Allowance:
+    """How long tuning may go on: so many seconds from now, or until somebody has had enough."""
+
+    def __init__(self, seconds: float, cancel: CancelToken) -> None:
+        self._started, self._seconds, self.cancel = perf_counter(), seconds, cancel
+
+    def is_over(self, step: str) -> bool:
+        """Whether a step (of `_ENDS`) must end."""
+        return self.cancel.is_cancelled or perf_counter() - self._started > _ENDS[step] * self._seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +106,7 @@ class Found:
 
     Attributes:
         parts: the times of the parts, by layout.
-        contests: who decoded how fast, fastest first, for greedy and for sampled texts.
+        contests: who decoded how fast, fastest first, for greedy and for sampled texts; what was not reached is not in.
         tuned: the winner.
     """
 
@@ -99,6 +121,8 @@ def find_settings(
     *,
     device_map: str = "auto",
     max_new_tokens: int = 64,
+    seconds: float = SECONDS,
+    cancel: CancelToken | None = None,
     listener: Listener | None = None,
 ) -> Found:
     """Find the fastest way to speculate with a bundle on this machine. Changes no token, and keeps nothing.
@@ -108,27 +132,35 @@ def find_settings(
         texts: prompts or conversations to decode, `NUM_TEXTS` or so.
         device_map: a card, or `auto`.
         max_new_tokens: most tokens of a text.
+        seconds: what it may take; the parts and a first text are measured anyway.
+        cancel: ends it at once with what it has by then.
         listener: who is told how it goes on.
 
     Raises:
         BundleError, ConfigError, DeviceError: as `MirrorPipeline.load`.
     """
-    tell = listener or Silent()
-    greedy = GenerationConfig(max_new_tokens=max_new_tokens, temperature=0.0, use_defaults=False)
+    tell, cancel = listener or Silent(), cancel or CancelToken()
+    greedy = GenerationConfig(max_new_tokens=max_new_tokens, temperature=0.0, use_defaults=False, cancel=cancel)
     configs = {"greedy": greedy, "sampled": greedy.with_overrides(_SAMPLED)}
+    contests: dict[str, list[Contest]] = {kind: [] for kind in configs}
     with ExitStack() as stack:
+        allowed = Allowance(seconds, cancel)
         pipes = _load(stack, bundle, device_map, tell)
-        tell.note("measuring the parts, alone and side by side")
+        tell.begun()
+        tell.note(f"takes about {seconds:.0f} s in all; it can be stopped at any time, with what it has by then")
         parts = {layout: measure_parts(pipe.engine) for layout, pipe in pipes.items()}
         for layout, pipe in pipes.items():
             pipe.engine.known.target_ms = pass_ms(parts[layout])
-        recordings, scores = _learn_pair(pipes, texts, configs, tell)
-        entrants = {kind: _heats(pipes, recordings[kind], scores, parts, _FINALISTS[kind], tell) for kind in configs}
-        contests = {kind: _finals(kind, pipes, entrants[kind], texts, configs[kind], tell) for kind in configs}
+        recordings = _record(pipes, texts, configs, allowed, tell)
+        scores = _fit(pipes, recordings, tell)
+        entrants = {
+            kind: _heats(kind, pipes, recording, scores, parts, allowed, tell) for kind, recording in recordings.items()
+        }
+        for kind, ones in entrants.items():
+            contests[kind] = _finals(kind, pipes, ones, texts, configs[kind], allowed, tell)
         card = next(iter(pipes.values())).device_map
-    tuned = _summary(bundle, card, contests, scores)
-    tuned = replace(tuned, target_ms=pass_ms(parts[tuned.layout]))
-    return Found(parts=parts, contests=contests, tuned=tuned)
+        learned = {layout: learned_of(pipe.engine.known) for layout, pipe in pipes.items()}
+    return Found(parts=parts, contests=contests, tuned=_summary(bundle, card, contests, scores, parts, learned))
 
 
 def _load(stack: ExitStack, bundle: Path, device_map: str, tell: Listener) -> Pipes:
@@ -149,33 +181,50 @@ def _load(stack: ExitStack, bundle: Path, device_map: str, tell: Listener) -> Pi
     return pipes
 
 
-def _learn_pair(
-    pipes: Pipes, texts: Sequence[Prompt], configs: dict[str, GenerationConfig], tell: Listener
-) -> tuple[dict[str, Recording], RootScores]:
-    """Record a few texts, greedy and sampled, and fit the root scores to them; the pipelines use them from here on."""
-    pipe = next(iter(pipes.values()))
-    chosen = list(texts[:_NUM_RECORDED])
-    with tell.progress("recording", 2 * len(chosen)) as advance:
-        recordings = {kind: record_texts(pipe, chosen, config, advance=advance) for kind, config in configs.items()}
-    gamma = pipe.speculation.gamma
+def _record(
+    pipes: Pipes, texts: Sequence[Prompt], configs: dict[str, GenerationConfig], allowed: Allowance, tell: Listener
+) -> dict[str, Recording]:
+    """Record a few texts, greedy and sampled by turns, as far as there is time; both kinds or none."""
+    pipe, found = next(iter(pipes.values())), dict[str, list[Recording]]()
+    with tell.progress("recording", 2 * _NUM_RECORDED) as advance:
+        for number, text in enumerate(texts[:_NUM_RECORDED]):
+            for kind, config in configs.items():
+                if allowed.cancel.is_cancelled or (number and allowed.is_over("recording")):
+                    break
+                try:
+                    seeded = config.with_overrides({"seed": number}) if config.is_sampling else config
+                    found.setdefault(kind, []).append(record_texts(pipe, [text], seeded, advance=advance))
+                except Cancelled:
+                    break
+    if len(found) < len(configs):
+        return {}
+    return {kind: replace(ones[0], texts=tuple(t for one in ones for t in one.texts)) for kind, ones in found.items()}
+
+
+def _fit(pipes: Pipes, recordings: dict[str, Recording], tell: Listener) -> RootScores:
+    """The root scores of the recorded texts; the pipelines use them from here on."""
+    if not recordings:
+        return RootScores()
+    gamma = next(iter(pipes.values())).speculation.gamma
     scores = fit_scores(list(recordings.values()), gamma)
     for kind, recording in recordings.items():
         pair = [coverage(recording, one, "both", gamma, [_COVERED_ROOTS])[0] for one in (RootScores(), scores)]
         tell.note(f"roots found among {_COVERED_ROOTS}, {kind}: {pair[0]:.2f} by default scores, {pair[1]:.2f} fitted")
     for one in pipes.values():
         one.engine.known.root_scores = scores
-    return recordings, scores
+    return scores
 
 
 def _heats(
+    kind: str,
     pipes: Pipes,
     recording: Recording,
     scores: RootScores,
     parts: dict[str, PartTimes],
-    count: int,
+    allowed: Allowance,
     tell: Listener,
 ) -> list[Entrant]:
-    """Replay every setting at the measured times of every layout; the best few of each, and plain, run for real."""
+    """Replay every setting at the measured times of every layout; the best few, plain and all heads run for real."""
     entrants = []
     for layout, pipe in pipes.items():
         exit_layers = [point.layer for point in pipe.manifest.target.exits]
@@ -185,9 +234,12 @@ def _heats(
             for method in ("mirror", "serial")
         }
         with tell.progress(f"replaying {layout}", 2 * len(settings)) as advance:
-            ranked = rank_settings(recording, settings, paces, scores, advance)
-        entrants += [Entrant(layout, *chosen) for chosen in finalists(ranked, count)]
-        entrants.append(Entrant(layout, "plain", pipe.speculation))
+            ranked = rank_settings(
+                recording, settings, paces, scores, advance, partial(allowed.is_over, f"{kind} heats")
+            )
+        entrants += [Entrant(layout, *chosen) for chosen in finalists(ranked, _FINALISTS[kind])]
+        undrafted = ("plain", "lookup", *(head for head in HEAD_METHODS if head in pipe.methods))
+        entrants += [Entrant(layout, method, pipe.speculation) for method in undrafted]
     return entrants
 
 
@@ -197,9 +249,10 @@ def _finals(
     entrants: list[Entrant],
     texts: Sequence[Prompt],
     config: GenerationConfig,
+    allowed: Allowance,
     tell: Listener,
 ) -> list[Contest]:
-    """All entrants on all texts, for real and by turns; fastest first."""
+    """All entrants on all texts, for real and by turns, as far as there is time; fastest first."""
     sessions: dict[Any, Any] = {}
 
     def decode(entrant: Entrant, asked: tuple[Prompt, int], **overrides: Any) -> Any:
@@ -211,35 +264,47 @@ def _finals(
         return sessions[place].generate(config=config, method=entrant.method, **given, **overrides)
 
     every = [(text, seed) for seed in range(_SEEDS[kind]) for text in texts]
-    for entrant in entrants:
-        decode(entrant, every[0], max_new_tokens=8)
-    with tell.progress(f"{kind} finals", len(every) * len(entrants)) as advance:
-        found = contend(entrants, every, decode, advance)
+    found: list[Contest] = []
+    with tell.progress(f"{kind} finals", len(every) * len(entrants)) as advance, suppress(Cancelled):
+        for entrant in entrants:
+            decode(entrant, every[0], max_new_tokens=8)
+        found = contend(entrants, every, decode, advance, partial(allowed.is_over, f"{kind} finals"))
     for session in sessions.values():
         session.close()
     return found
 
 
-def _summary(bundle: Path, card: DeviceMap, contests: dict[str, list[Contest]], scores: RootScores) -> Tuned:
-    """The fastest layout, and the fastest speculation in it, for greedy and for sampled texts."""
-    layout = fastest_layout(*contests.values())
-    here = {kind: [c for c in found if c.layout == layout] for kind, found in contests.items()}
-    best = {kind: best_speculation(found) for kind, found in here.items()}
-    here = {kind: [best[kind], *found] for kind, found in here.items()}
-    return Tuned(
+def _summary(
+    bundle: Path,
+    card: DeviceMap,
+    contests: dict[str, list[Contest]],
+    scores: RootScores,
+    parts: dict[str, PartTimes],
+    learned: dict[str, Learned],
+) -> Tuned:
+    """The fastest layout, and the fastest speculation in it; times and scores alone where no text was decoded."""
+    groups = [found for found in contests.values() if found]
+    layout = fastest_layout(*groups) if groups else next(iter(parts))
+    measured = Tuned(
         card=card.name,
         fingerprint=fingerprint(bundle, card),
         layout=layout,
-        speculation=settings_of(best["greedy"]),
-        predicted_step_ms=round(best["greedy"].predicted_step_ms, 3),
-        measured_step_ms=round(best["greedy"].step_ms, 3),
-        tokens_per_second=_best_by_method(here["greedy"], "tokens_per_second"),
-        tokens_per_step=_best_by_method(here["greedy"], "tokens_per_step"),
-        sampled_speculation=settings_of(best["sampled"]),
-        sampled_tokens_per_second=_best_by_method(here["sampled"], "tokens_per_second"),
-        sampled_tokens_per_step=_best_by_method(here["sampled"], "tokens_per_step"),
         root_scores=scores.to_dict(),
+        target_ms=pass_ms(parts[layout]),
+        learned=learned[layout],
     )
+    for kind, found in contests.items():
+        here = [contest for contest in found if contest.layout == layout]
+        if not here:
+            continue
+        best, prefix = best_speculation(here), "" if kind == "greedy" else f"{kind}_"
+        given: dict[str, Any] = {f"{prefix}speculation": settings_of(best)}
+        for figure in ("tokens_per_second", "tokens_per_step"):
+            given[f"{prefix}{figure}"] = _best_by_method([best, *here], figure)
+        if kind == "greedy":
+            given |= {"predicted_step_ms": round(best.predicted_step_ms, 3), "measured_step_ms": round(best.step_ms, 3)}
+        measured = replace(measured, **given)
+    return measured
 
 
 def _best_by_method(contests: list[Contest], figure: str) -> dict[str, float]:

@@ -19,6 +19,7 @@ from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.machine.tuning.recording import RecordedText, Recording
 from mirrorsd.machine.tuning.replay import ReplayDraft, ReplayTarget, replayed_context
 from mirrorsd.runtime.config import HEAD_METHODS, GenerationConfig, SpeculationConfig
+from mirrorsd.runtime.decoding.draft_link import DraftLine
 from mirrorsd.runtime.decoding.head import HeadLink
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.seat import decoder_with, head_decoder, lookup_decoder
@@ -213,7 +214,7 @@ class Devices:
             self._is_draft_working = False
 
 
-class SimulatedLink:
+class SimulatedLink(DraftLine):
     """A `DraftLine` in simulated time; this draft never fails."""
 
     takes_turns = has_text = is_preparing = False
@@ -221,8 +222,15 @@ class SimulatedLink:
     def __init__(self, drafter: Drafter, devices: Devices) -> None:
         self.drafter = drafter
         self._devices = devices
-        self.post = self.hold = devices.post
-        self.has_waiting = devices.has_waiting
+
+    def post(self, job: Callable[[], object]) -> None:
+        self._devices.post(job)
+
+    def hold(self, job: Callable[[], object]) -> None:
+        self._devices.post(job)
+
+    def has_waiting(self) -> bool:
+        return self._devices.has_waiting()
 
     def release(self, job: Callable[[], object] | None = None) -> None:
         """Post a job; nothing is ever held, since posting takes no host time here."""
@@ -230,7 +238,6 @@ class SimulatedLink:
             self.post(job)
 
     def ask(self, job: Callable[[], Result], default: Result) -> Result:
-        """See `DraftLink.ask`."""
         ledger = self._devices.ledger
         asked = ledger.now()
         result = self._devices.ask(job)
@@ -239,7 +246,6 @@ class SimulatedLink:
 
     @property
     def round_seconds(self) -> float:
-        """See `DraftLink.round_seconds`."""
         return self.drafter.clock.shortest_seconds
 
     def is_working(self) -> bool:
@@ -261,7 +267,6 @@ class SimulatedTable(BranchTable):
         devices.pass_ends = float("inf")
 
     def publish(self, branch: Branch, gamma: int) -> None:
-        """See `BranchTable.publish`."""
         if not self.is_closed:
             super().publish(branch, gamma)
 

@@ -14,6 +14,7 @@ from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import Head
 from mirrorsd.runtime.backends.protocol import (
+    DraftSession,
     ExitGuesses,
     HeadGuesses,
     Kept,
@@ -21,6 +22,7 @@ from mirrorsd.runtime.backends.protocol import (
     TargetBatch,
     TargetOutput,
     TargetPass,
+    TargetSession,
     TipGuesses,
 )
 from mirrorsd.runtime.ledger import Ledger
@@ -43,7 +45,7 @@ class FakeModel(Generic[Session]):
         self._make, self._batch = make, batch
 
     def open_batch(self, num_slots: int) -> TargetBatch | None:
-        """See `TargetModel.open_batch`."""
+        """The `batch` that was given."""
         return self._batch
 
     def new_session(self) -> Session:
@@ -55,16 +57,17 @@ class FakeModel(Generic[Session]):
         return "fake"
 
 
-class FakeBatch:
+class FakeBatch(TargetBatch):
     """A `TargetBatch` that asks one session after another, and notes who was together."""
+
+    is_given_up = False
 
     def __init__(self, num_slots: int = 8, fail: Callable[[Sequence[TargetPass]], None] = lambda _: None) -> None:
         """`fail` may raise what the device would."""
-        self.num_slots, self._fail, self.is_given_up = num_slots, fail, False
+        self.num_slots, self._fail = num_slots, fail
         self.passes: list[list[TargetPass]] = []
 
     def run(self, passes: Sequence[TargetPass]) -> list[TargetOutput]:
-        """See `TargetBatch.run`."""
         if len(passes) > self.num_slots or len({id(one.session) for one in passes}) < len(passes):
             raise AssertionError("these passes are no batch")
         self.passes.append(list(passes))
@@ -72,7 +75,7 @@ class FakeBatch:
         return [one() for one in passes]
 
 
-class FakeTarget:
+class FakeTarget(TargetSession):
     """A `TargetSession` that asks a handler for each row; the exit asks `exit_handler` (default: the same)."""
 
     near_tie_gap = 1e-6
@@ -118,7 +121,6 @@ class FakeTarget:
         noise: NDArray[np.float32] | None = None,
         ledger: Ledger,
     ) -> HeadGuesses:
-        """See `TargetSession.guess`."""
         following = [int(token) for token in tokens]
         rows = self._text[start : start + len(tokens)]
         if start != self._last_start or len(rows) != len(tokens) or rows[1:] != following[:-1]:
@@ -141,7 +143,6 @@ class FakeTarget:
         on_exit: Callable[[ExitGuesses], None] | None = None,
         exits: Collection[int] | None = None,
     ) -> TargetOutput:
-        """See `TargetSession.run`."""
         self.num_passes += 1
         self._extend(tokens, start)
         texts = [self._text[: start + row + 1] for row in range(len(tokens))]
@@ -160,23 +161,19 @@ class FakeTarget:
         return TargetOutput(logits.argmax(axis=-1), gap, logits if with_logits else None)
 
     def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
-        """See `TargetSession.prefill`."""
         self._extend(tokens, start)
 
     def resumable(self, position: int) -> int:
-        """See `TargetSession.resumable`."""
         return position
 
     def read_cache(self, num_rows: int) -> Kept:
-        """See `TargetSession.read_cache`: its cache is the text."""
+        """Its cache is the text."""
         return Kept(num_rows, [np.array(self._text[:num_rows], dtype=np.int64).reshape(1, 1, num_rows, 1)])
 
     def write_cache(self, kept: Kept) -> None:
-        """See `TargetSession.write_cache`."""
         self._text = kept.rows[0].ravel().tolist()
 
     def terminate(self) -> None:
-        """See `TargetSession.terminate`."""
         self._is_terminated.set()
 
     def close(self) -> None:
@@ -189,7 +186,7 @@ class FakeTarget:
         self._last_start = start
 
 
-class FakeDraft:
+class FakeDraft(DraftSession):
     """A `DraftSession` that rebuilds each row's text from cache slots, exactly as the mask would show it.
 
     A slot that was never written, or written for another position, fails loudly: cache bookkeeping is tested for real.
@@ -227,18 +224,15 @@ class FakeDraft:
         self.num_ready = capacity if num_ready is None else num_ready
 
     def is_prepared(self, num_slots: int) -> bool:
-        """See `DraftSession.is_prepared`."""
         return num_slots <= self.num_ready
 
     def prepare(self, num_slots: int) -> None:
-        """See `DraftSession.prepare`."""
         self.num_ready = max(self.num_ready, num_slots)
 
     def use_noise(self, source: NoiseSource | None) -> None:
         """Its handler knows no noise."""
 
     def run(self, blocks: Sequence[RowBlock], tip_rows: Sequence[int]) -> TipGuesses:
-        """See `DraftSession.run`."""
         self.num_passes += 1
         self._rows = []
         texts: list[list[int]] = []
@@ -257,19 +251,17 @@ class FakeDraft:
         return TipGuesses(ids, np.zeros(ids.shape, dtype=np.float32))
 
     def keep_rows(self, rows: Sequence[int], slots: Sequence[int]) -> None:
-        """See `DraftSession.keep_rows`."""
         for row, slot in zip(rows, slots, strict=True):
             if slot >= self.capacity:
                 raise AssertionError(f"slot {slot} is past the capacity {self.capacity}")
             self._slots[slot] = self._rows[row]
 
     def move_slots(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        """See `DraftSession.move_slots`."""
         moved = [self._slots[slot] for slot in sources]
         self._slots.update(zip(destinations, moved, strict=True))
 
     def forget_after(self, num_slots: int) -> None:
-        """See `DraftSession.forget_after`: a later look at a forgotten slot fails."""
+        """Forget slots: a later look at one of them fails."""
         self._slots = {slot: row for slot, row in self._slots.items() if slot < num_slots}
 
     def close(self) -> None:

@@ -62,7 +62,7 @@ class PacedDraftModel:
         return f"{self._model.describe()}, PACED ({_points(pace.draft_ms)}; hand-over {pace.transfer_ms:g} ms)"
 
 
-class PacedTarget:
+class PacedTarget(TargetSession):
     """A `TargetSession` slowed to the pace; `num_layers` places the exits within the pass."""
 
     def __init__(self, session: TargetSession, pace: Pace, num_layers: int) -> None:
@@ -84,7 +84,7 @@ class PacedTarget:
         on_exit: Callable[[ExitGuesses], None] | None = None,
         exits: Collection[int] | None = None,
     ) -> TargetOutput:
-        """See `TargetSession.run`. The ledger gets the paced times, not those of the stand-in."""
+        """Run rows; the ledger gets the paced times, not those of the stand-in."""
         started = mark = perf_counter()
         pass_ms = interpolate(self._pace.target_ms, len(tokens))
         num_exits = 0
@@ -126,7 +126,7 @@ class PacedTarget:
         noise: NDArray[np.float32] | None = None,
         ledger: Ledger,
     ) -> HeadGuesses:
-        """See `TargetSession.guess`. A head takes its share of what the pass takes."""
+        """Run a head, which takes its share of what the pass takes."""
         started = perf_counter()
         ms = self._pace.head_ms(self.heads[kind].read_share, len(tokens), is_prompt=self._is_prompt)
         with ledger.time("target", "head"):
@@ -135,7 +135,6 @@ class PacedTarget:
         return guesses
 
     def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
-        """See `TargetSession.prefill`."""
         started = perf_counter()
         with ledger.time("target", "prefill"):
             self._session.prefill(tokens, start, ledger=Ledger())
@@ -143,19 +142,15 @@ class PacedTarget:
             wait_until(started + self._pace.prefill_ms_per_row * len(tokens) / 1e3)
 
     def resumable(self, position: int) -> int:
-        """See `TargetSession.resumable`."""
         return self._session.resumable(position)
 
     def read_cache(self, num_rows: int) -> Kept:
-        """See `TargetSession.read_cache`."""
         return self._session.read_cache(num_rows)
 
     def write_cache(self, kept: Kept) -> None:
-        """See `TargetSession.write_cache`."""
         self._session.write_cache(kept)
 
     def terminate(self) -> None:
-        """See `TargetSession.terminate`."""
         self._session.terminate()
 
     def close(self) -> None:
@@ -163,7 +158,7 @@ class PacedTarget:
         self._session.close()
 
 
-class PacedDraft:
+class PacedDraft(DraftSession):
     """A `DraftSession` slowed to the pace; a round carries one hand-over."""
 
     def __init__(self, session: DraftSession, pace: Pace) -> None:
@@ -172,19 +167,15 @@ class PacedDraft:
         self._session, self._pace = session, pace
 
     def is_prepared(self, num_slots: int) -> bool:
-        """See `DraftSession.is_prepared`."""
         return self._session.is_prepared(num_slots)
 
     def prepare(self, num_slots: int) -> None:
-        """See `DraftSession.prepare`."""
         self._session.prepare(num_slots)
 
     def use_noise(self, source: NoiseSource | None) -> None:
-        """See `DraftSession.use_noise`."""
         self._session.use_noise(source)
 
     def run(self, blocks: Sequence[RowBlock], tip_rows: Sequence[int]) -> TipGuesses:
-        """See `DraftSession.run`."""
         started = perf_counter()
         guesses = self._session.run(blocks, tip_rows)
         num_rows = sum(len(block.tokens) for block in blocks)
@@ -194,15 +185,12 @@ class PacedDraft:
         return guesses
 
     def keep_rows(self, rows: Sequence[int], slots: Sequence[int]) -> None:
-        """See `DraftSession.keep_rows`."""
         self._session.keep_rows(rows, slots)
 
     def move_slots(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        """See `DraftSession.move_slots`."""
         self._session.move_slots(sources, destinations)
 
     def forget_after(self, num_slots: int) -> None:
-        """See `DraftSession.forget_after`."""
         self._session.forget_after(num_slots)
 
     def close(self) -> None:

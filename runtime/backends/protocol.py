@@ -284,14 +284,13 @@ class TargetBatch(Protocol):
 
     Attributes:
         num_slots: how many sessions it takes at once.
-        is_given_up: whether the last pass was ended early because none of its sessions wanted it any more.
     """
 
     num_slots: int
 
     @property
     def is_given_up(self) -> bool:
-        """See above."""
+        """Whether the last pass was ended early because none of its sessions wanted it any more."""
 
     def run(self, passes: Sequence[TargetPass]) -> list[TargetOutput]:
         """Run passes of different sessions, all of which may join, on the target's thread.

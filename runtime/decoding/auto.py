@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from mirrorsd.runtime.decoding.lookup import FreeRows, Repeats
 from mirrorsd.runtime.decoding.mirror import MirrorSource
 from mirrorsd.runtime.decoding.request import StepRecord
-from mirrorsd.runtime.decoding.step import Acceptance, Beside, Found, InFlight, ReadPrompt, SerialSource
+from mirrorsd.runtime.decoding.step import Acceptance, Beside, Found, InFlight, ReadPrompt, SerialSource, WindowSource
 from mirrorsd.runtime.draft.tree import NO_TOKENS
 from mirrorsd.runtime.policy.account import Account, PairKnowledge
 
@@ -21,7 +21,7 @@ class Verified(NamedTuple):
     acceptance: Acceptance
 
 
-class AutoSource:
+class AutoSource(WindowSource):
     """Takes every window from where it is worth most.
 
     Attributes:
@@ -77,7 +77,6 @@ class AutoSource:
         return window
 
     def begin(self, inflight: InFlight) -> Beside | None:
-        """See `WindowSource.begin`."""
         may_prepare = self._is_in_step and self._known.is_plain_known and not self._account.is_resting
         beside = self._drafting.begin(inflight) if may_prepare else None
         self.name = "plain" if self._is_plain and beside is None else self._drafting.name

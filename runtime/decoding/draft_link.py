@@ -60,7 +60,7 @@ class DraftLine(Protocol):
         """Give the draft up if what was posted at `asked` is not there in time."""
 
 
-class DraftLink:
+class DraftLink(DraftLine):
     """Posts jobs to the draft worker for one request and watches over their outcome.
 
     Attributes:

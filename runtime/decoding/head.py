@@ -15,8 +15,8 @@ from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import Head
 from mirrorsd.runtime.backends.protocol import HeadGuesses
 from mirrorsd.runtime.decoding.request import Request, StepRecord
-from mirrorsd.runtime.decoding.step import FEWEST_FORCED, Acceptance, Found, InFlight, ReadPrompt
-from mirrorsd.runtime.decoding.target_link import TargetLine
+from mirrorsd.runtime.decoding.step import FEWEST_FORCED, Acceptance, Found, InFlight, ReadPrompt, WindowSource
+from mirrorsd.runtime.decoding.target_link import RowReader, TargetLine
 from mirrorsd.runtime.draft.tree import NO_TOKENS, longest_common_prefix
 from mirrorsd.runtime.policy.windows import Share
 from mirrorsd.runtime.sampling.chooser import TokenChooser
@@ -115,7 +115,7 @@ def shares_of(scores: NDArray[np.floating]) -> list[Share]:
     return list(zip(own[:, 0].tolist(), others.tolist(), strict=True))
 
 
-class HeadSource:
+class HeadSource(WindowSource, RowReader):
     """Asks a head for every window, between two passes of the target.
 
     Attributes:
@@ -134,11 +134,9 @@ class HeadSource:
         return self._window(self._first)
 
     def num_read(self, tokens: NDArray[np.int64]) -> int:
-        """See `RowReader`."""
         return self._head.num_read(tokens)
 
     def read(self, start: int, stop: int) -> None:
-        """See `RowReader`."""
         self._first = self._head.read(self._request, start, stop)
 
     def begin(self, inflight: InFlight) -> None:

@@ -7,14 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.decoding.request import Request, StepRecord
-from mirrorsd.runtime.decoding.step import Acceptance, Found, InFlight, ReadPrompt
+from mirrorsd.runtime.decoding.step import Acceptance, Found, InFlight, ReadPrompt, WindowSource
 from mirrorsd.runtime.draft.tree import NO_TOKENS
 
 LONGEST_FREE = 31
 """Most tokens of a window that costs no drafting: with the head's, what `tune` measures passes of."""
 
 
-class FreeRows:
+class FreeRows(WindowSource):
     """Plain decoding: no window, but what fits into the rows that the target computes anyway (`row_group`)."""
 
     name = "plain"
@@ -23,7 +23,6 @@ class FreeRows:
         self._request, self._row_group = request, row_group
 
     def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:
-        """See `WindowSource.start`."""
         read_prompt()
         return self.guess()
 
@@ -62,7 +61,7 @@ class Repeats:
         return repeats.window(count) if count else None
 
 
-class LookupSource:
+class LookupSource(WindowSource):
     """Takes every window from the text itself, and drafts none: what fits into free rows, and more where it pays.
 
     Where nobody knows what rows cost, windows are as long as they may be.
@@ -76,7 +75,6 @@ class LookupSource:
         self._repeats, self._free_rows = Repeats(request), FreeRows(request, most)
 
     def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:
-        """See `WindowSource.start`."""
         read_prompt()
         return self._window()
 

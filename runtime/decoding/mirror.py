@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mirrorsd.runtime.backends.protocol import ExitGuesses
 from mirrorsd.runtime.decoding.draft_link import DraftLine
 from mirrorsd.runtime.decoding.request import StepRecord
-from mirrorsd.runtime.decoding.step import Acceptance, Found, InFlight, ReadPrompt, SerialSource
+from mirrorsd.runtime.decoding.step import Acceptance, Beside, Found, InFlight, ReadPrompt, SerialSource, WindowSource
 from mirrorsd.runtime.decoding.target_link import TargetLine
 from mirrorsd.runtime.draft.drafter import Offer, cut_window
 from mirrorsd.runtime.draft.tree import Branch, BranchTable, BranchWindow
@@ -64,7 +64,7 @@ class Occasion(NamedTuple):
     ready_by: float
 
 
-class MirrorPass:
+class MirrorPass(Beside):
     """What the draft prepares beside one pass of the target.
 
     Attributes:
@@ -82,16 +82,15 @@ class MirrorPass:
         self._expansion: Expansion | None = None
 
     def start(self) -> None:
-        """See `Beside.start`. What can be worked out on the draft's thread is: here, the target's device waits."""
+        """Work out on the draft's thread what can be: here, the target's device waits."""
         self._started = self._ledger.now()
         self._draft.release(self._prepare)
 
     def hear(self, guesses: ExitGuesses) -> None:
-        """See `Beside.hear`: hand the exit's guesses to the draft's device."""
+        """Hand the exit's guesses to the draft's device."""
         self._draft.post(partial(self._pass_on, guesses))
 
     def end(self, acceptance: Acceptance) -> None:
-        """See `Beside.end`."""
         self.table.close()
         self._draft.hold(partial(self._learn, acceptance.num_accepted, self._ledger.now() - self._started))
 
@@ -114,7 +113,7 @@ class MirrorPass:
         self._planner.observe(num_window, num_accepted)
 
 
-class MirrorSource:
+class MirrorSource(WindowSource):
     """The branch of the outcome that came true; where there is none, what `serial` asks the draft for."""
 
     name = "mirror"
@@ -132,7 +131,6 @@ class MirrorSource:
         self._pass: MirrorPass | None = None
 
     def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:
-        """See `SerialSource.start`."""
         return self._serial.start(read_prompt)
 
     def begin(self, inflight: InFlight) -> MirrorPass | None:
@@ -166,7 +164,6 @@ class MirrorSource:
         return self._serial.allowed(Found(window, found.source))
 
     def observe(self, step: StepRecord) -> None:
-        """See `SerialSource.observe`."""
         self._serial.observe(step)
 
     def close(self) -> None:

@@ -55,10 +55,6 @@ class Seat:
         link = self._head or self._link
         return link.failure if link else None
 
-    def settle(self) -> None:
-        """See `Engine.settle`."""
-        self._engine.settle()
-
     @property
     def heads(self) -> Collection[str]:
         """The kinds of heads that can run here."""
@@ -127,7 +123,7 @@ class Seat:
 
     @property
     def is_forked(self) -> bool:
-        """See `Engine.is_forked`."""
+        """Whether the devices are another process's, of which this one is a fork."""
         return self._engine.is_forked
 
     def terminate(self) -> None:

@@ -118,7 +118,7 @@ class Decoder(Protocol):
         """Leave nothing running that belongs to this request."""
 
 
-class StepDecoder:
+class StepDecoder(Decoder):
     """Decodes one request; `source` finds its windows."""
 
     def __init__(self, request: Request, target: TargetLine, source: WindowSource, name: str) -> None:
@@ -217,7 +217,7 @@ def accept_window(window: NDArray[np.int64], choose_row: Callable[[int], Choice]
     raise AssertionError("unreachable: no choice equals the None after the window")
 
 
-class SerialSource:
+class SerialSource(WindowSource):
     """Asks the draft for every window, and waits: both devices take turns. The ablation of what overlapping brings."""
 
     name = "serial"

@@ -76,7 +76,7 @@ class TargetLine(Protocol):
         """Whether the target is at work for another conversation, or will be first."""
 
 
-class TargetLink:
+class TargetLink(TargetLine):
     """Runs the target for one request at a time; its cache survives from request to request."""
 
     def __init__(self, session: TargetSession, worker: DeviceWorker) -> None:
@@ -120,7 +120,7 @@ class TargetLink:
         tokens: NDArray[np.int64],
         noise: NDArray[np.float32] | None,
     ) -> HeadGuesses:
-        """See `TargetLine.guess`.
+        """Run a head over the first rows of the last pass, and wait.
 
         Raises:
             Cancelled: the request was cancelled meanwhile.

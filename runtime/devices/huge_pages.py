@@ -9,20 +9,17 @@ stay so.
 import ctypes
 import re
 from collections.abc import Callable, Collection
+from mmap import PAGESIZE
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 _MAPS = Path("/proc/self/smaps")
+_SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 _HEADER = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ \d+ *(.*)")
 _OF_NOBODY = ("", "[heap]")
-_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
+_MADV_COLLAPSE = 25
 _LEAST_BYTES = 4 << 20
-_PIECE_BYTES = 8 << 20
-"""What is collapsed in a go: some 12 ms, which a step of a text and whoever closes a pipeline may wait for."""
-_RESTS = 9
-"""Times that a piece took, until the next: all at once, a model of 1.5 GB on two cores halved its first texts' speed
-for nine seconds. No study measures that yet; `bench/studies/huge_pages.py` measures what the pages bring afterwards."""
 _LEAST_RESIDENT = 0.9
 """A collapsed page is resident as a whole: stacks and caches that are hardly used are left alone."""
 
@@ -77,9 +74,7 @@ def new_regions(before: Collection[Region]) -> list[Region]:
     return [
         region
         for region in regions_now()
-        if region.size >= _LEAST_BYTES
-        and region.resident >= _LEAST_RESIDENT * region.size
-        and (region.start, region.size) not in known
+        if region.resident >= _LEAST_BYTES and (region.start, region.size) not in known
     ]
 
 
@@ -90,21 +85,44 @@ def use_huge_pages(due: Collection[Region], rest: Callable[[float], bool] = lamb
 
     Args:
         due: The memory.
-        rest: Waits so many seconds before the next piece, and says whether to leave off.
+        rest: Is told how many seconds a piece took, may wait, and says whether to leave off.
     """
-    if not due:
+    page_bytes = _huge_page_bytes()
+    if not (due and page_bytes):
         return 0
-    advise = ctypes.CDLL(None).madvise
-    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    advise = _of_the_system("madvise", ctypes.c_int)
     seconds = 0.0
     for region in due:
-        end = region.start + region.size
-        for start in range(region.start, end, _PIECE_BYTES):
-            if rest(_RESTS * seconds):
+        first, last = -(-region.start // page_bytes), (region.start + region.size) // page_bytes
+        for start in range(first * page_bytes, last * page_bytes, page_bytes):
+            if not _is_in_use(start, page_bytes):
+                continue
+            if rest(seconds):
                 return 0
             began = perf_counter()
-            for advice in (_MADV_HUGEPAGE, _MADV_COLLAPSE):  # a refusal leaves the pages as they are
-                advise(start, min(_PIECE_BYTES, end - start), advice)
+            advise(start, page_bytes, _MADV_COLLAPSE)  # a refusal leaves the pages as they are
             seconds = perf_counter() - began
     starts = {region.start for region in due}
     return sum(region.huge for region in regions_now() if region.start in starts)
+
+
+def _huge_page_bytes() -> int:
+    """A huge page's size; 0 where the system has none."""
+    try:
+        return int(_SIZE.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0
+
+
+def _is_in_use(start: int, size: int) -> bool:
+    """Whether most pages there are resident: a collapsed one is as a whole."""
+    found = (ctypes.c_ubyte * (size // PAGESIZE))()
+    failed = _of_the_system("mincore", ctypes.POINTER(ctypes.c_ubyte))(start, size, found)
+    return not failed and bytes(found).count(1) >= _LEAST_RESIDENT * len(found)
+
+
+def _of_the_system(name: str, last: Any) -> Callable[..., int]:
+    """A function of the C library that takes an address, a length and something of type `last`."""
+    function = getattr(ctypes.CDLL(None), name)
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, last)
+    return cast("Callable[..., int]", function)

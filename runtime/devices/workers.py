@@ -24,8 +24,7 @@ _MAX_PENDING = 32
 """Most jobs of one owner that wait: more of them mean that the device has stalled, however many owners there are."""
 _LOOK_S = 0.05
 """Seconds between two looks at whether what is waited for has been given up."""
-_RUN_S = 120.0
-_WATCH_S = 1.0
+_RUN_S, _WATCH_S = 120.0, 1.0
 
 
 class _Loan(NamedTuple):
@@ -64,18 +63,17 @@ class DeviceWorker:
         self._cores, self._is_lent = tuple(cores), is_lent
         self._device = threading.Lock()
         self._jobs: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
-        self._num_pending = 0
+        self._num_pending, self._num_without_room = 0, 0
         self._pending_by_owner: Counter[object] = Counter()
         self._lock = threading.RLock()
         self._has_room = threading.Condition(self._lock)
-        self._num_without_room = 0
         self._job_started: float | None = None
         self._overdue: Overdue | None = None
         self._loan: _Loan | None = None
         self._backlog: deque[Entry | None] = deque()
         self.company: Company | None = None
         self.on_company: Callable[[], None] | None = None
-        self._is_closed = False
+        self._is_closed, self._last_ended = False, 0.0
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._work, name=f"mirrorsd-{name}", daemon=True)
         self._thread.start()
@@ -108,8 +106,7 @@ class DeviceWorker:
     ) -> Ticket[Result]:
         """As `submit`, for a caller that would only wait: a free device that is lent does the job on its thread.
 
-        That saves waking two threads, 0.1-0.2 ms. The ticket is done then. `overdue` says what the worker's own thread
-        does about such a job that lasts too long.
+        That saves waking two threads, 0.1-0.2 ms. `overdue` says what the worker's own thread does about a late job.
 
         Raises:
             DeviceError: as `submit`.
@@ -162,10 +159,12 @@ class DeviceWorker:
     def wait(self, ticket: Ticket[Any], deadline_s: float, is_over: Callable[[], bool] = lambda: False) -> bool:
         """Wait for a job; False once `is_over`, or when the job that is running takes longer than `deadline_s`.
 
-        Time behind others' jobs does not count, as long as each of them ends in time.
+        Time behind others' jobs does not count, as long as each of them ends in time. A job that is late only since
+        the whole process had been stopped gets a moment.
         """
         while not ticket.wait(_LOOK_S):
-            if is_over() or self.running_seconds() > deadline_s:
+            late = self._job_started if self.running_seconds() > deadline_s else None
+            if is_over() or (late is not None and not ticket.wait(_WATCH_S) and self._job_started == late):
                 return ticket.done()
         return True
 
@@ -173,6 +172,10 @@ class DeviceWorker:
         """For how long the job that the device is at has been running; 0 where it has none."""
         started = self._job_started
         return 0.0 if started is None else perf_counter() - started
+
+    def idle_seconds(self) -> float:
+        """For how long the device has had nothing to do."""
+        return 0.0 if self.has_pending() else perf_counter() - self._last_ended
 
     def has_pending(self) -> bool:
         """Whether a job is waiting or running."""
@@ -197,8 +200,7 @@ class DeviceWorker:
     def close(self, timeout_s: float = 5.0) -> bool:
         """Let queued jobs finish and end the thread; False if it did not end in time (it is hung).
 
-        In a forked child, where the thread does not exist, there is nothing to wait for; nor is there for a signal
-        handler that has interrupted a job on its own thread.
+        There is nothing to wait for in a forked child, nor for a signal handler that interrupted a job on its thread.
         """
         if self._is_forked:
             return True
@@ -233,12 +235,14 @@ class DeviceWorker:
         """The next job; meanwhile, an eye on one that runs on the thread it was lent to."""
         if self._backlog:
             return self._backlog.popleft()
+        late: float | None = None
         while True:
             try:
                 return self._jobs.get(timeout=_WATCH_S if self._is_lent else None)
             except queue.Empty:
-                overdue = self._overdue
-                if overdue is not None and self.running_seconds() > overdue.deadline_s:
+                overdue, seen = self._overdue, late
+                late = self._job_started if overdue and self.running_seconds() > overdue.deadline_s else None
+                if overdue is not None and late is not None and late == seen:
                     overdue.terminate()
 
     def _with_others(self, entry: Entry) -> list[Entry]:
@@ -262,7 +266,7 @@ class DeviceWorker:
                 results = [*company.run(entries)]
             except BaseException as error:  # whose rows it was cannot be told: each is asked alone
                 failure = error
-            self._job_started = None
+            self._job_started, self._last_ended = None, perf_counter()
             if failure is not None and company.batch.is_given_up:
                 results = [None] * len(entries)
             elif failure is not None:
@@ -308,9 +312,9 @@ class DeviceWorker:
             result = entry.job()
         except BaseException as error:  # handed to whoever waits, on its own thread
             failure = error
-        self._job_started = None
+        self._job_started, self._last_ended = None, perf_counter()
         if self.company is not None and isinstance(entry.job, TargetPass):
-            self.company.ends((entry.owner,), 0.0 if entry.job.with_logits is None else perf_counter() - started)
+            self.company.ends((entry.owner,), 0.0 if entry.job.with_logits is None else self._last_ended - started)
         if then is not None:
             then(entry.owner, -1)
         entry.ticket.finish(result, failure)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from mirrorsd.device_maps.pace import Curve, interpolate
+from mirrorsd.graphs.names import HEAD_KINDS
 from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.policy.roots import RATE_MEMORY, RootScores
 from mirrorsd.runtime.policy.windows import TIME_MEMORY, LearnedLengths, WindowLength
@@ -98,25 +99,45 @@ class PlainPace:
         self.reference += share * (median(self._steps) / slowdown - self.reference)
 
 
-class PairKnowledge:
+class SourceKnowledge:
+    """What texts teach about windows that have to be waited for: those of the draft, or of a head.
+
+    Attributes:
+        brought: what such a window is worth, in tokens, the waiting not counted; None until there was one.
+        draft_seconds: what the target waits for one.
+        joining_seconds: and for one of a source that has to catch up with the text first; 0 until measured.
+        joining_tokens: by how many tokens it had to.
+    """
+
+    def __init__(self) -> None:
+        self.brought: float | None = None
+        self.draft_seconds = self.joining_seconds = 0.0
+        self.joining_tokens = 1
+
+    def observe_drafting(self, seconds: float, num_missing: int) -> None:
+        """Learn how long the target has waited for a window of a source that lacked so many tokens of the text."""
+        if num_missing:
+            self.joining_seconds, self.joining_tokens = seconds, num_missing
+            return
+        self.draft_seconds = TIME_MEMORY * (self.draft_seconds or seconds) + (1 - TIME_MEMORY) * seconds
+
+
+class PairKnowledge(SourceKnowledge):
     """What texts teach about drafting, kept from text to text; greedy and sampled texts have one each.
 
     Attributes:
         method: of speculation that `tune` found faster; empty where nothing was tuned.
-        brought: what a drafted window is worth, in tokens, its drafting not counted; None until one was drafted.
-        draft_seconds: what the target waits for one.
-        joining_seconds: and for one of a draft that has to catch up with the text first; 0 until measured.
-        joining_tokens: by how many tokens it had to.
         plain_seconds: what a step of plain decoding takes now; 0 until measured.
         plain_tokens: what it brings, free rows included.
+        heads: the same of windows that heads guess, by their kind.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.method = ""
-        self.brought: float | None = None
-        self.draft_seconds = self.joining_seconds = self.plain_seconds = 0.0
-        self.joining_tokens = 1
+        self.plain_seconds = 0.0
         self.plain_tokens = 1.0
+        self.heads: dict[str, SourceKnowledge] = {}
         self._num_plain = 0
         self._pace = PlainPace()
 
@@ -124,19 +145,27 @@ class PairKnowledge:
         self, tokens_per_second: dict[str, float], tokens_per_step: dict[str, float], target_ms: Curve
     ) -> None:
         """Begin with what was measured before."""
-        rivals = [name for name in tokens_per_second if name != "plain"]
+        rivals = [name for name in ("serial", "mirror") if name in tokens_per_second]
         if not rivals or "plain" not in tokens_per_second:
             return
         self.method = max(rivals, key=lambda name: tokens_per_second[name])
-        self.plain_seconds, self._num_plain = 1 / tokens_per_second["plain"], _KNOWN_STEPS
-        self._pace = PlainPace(self.plain_seconds)
-        name = "serial" if "serial" in rivals else rivals[0]
-        speed = max(tokens_per_second[name], tokens_per_second["plain"])
-        num_tokens = tokens_per_step.get(name, 1.0)
-        step_seconds = num_tokens / tokens_per_second[name]
-        pass_seconds = interpolate(target_ms, round(num_tokens)) / 1e3 if target_ms else self.plain_seconds
-        self.draft_seconds = max(step_seconds - pass_seconds, 0.0)
-        self.brought = num_tokens - 1 - speed * max(pass_seconds - self.plain_seconds, 0.0)
+        self.start_plain(1 / tokens_per_second["plain"])
+        sources: dict[str, SourceKnowledge] = {rivals[0]: self}
+        sources |= {
+            kind: self.heads.setdefault(kind, SourceKnowledge()) for kind in HEAD_KINDS if kind in tokens_per_second
+        }
+        for name, source in sources.items():
+            speed = max(tokens_per_second[name], tokens_per_second["plain"])
+            num_tokens = tokens_per_step.get(name, 1.0)
+            step_seconds = num_tokens / tokens_per_second[name]
+            pass_seconds = interpolate(target_ms, round(num_tokens)) / 1e3 if target_ms else self.plain_seconds
+            source.draft_seconds = max(step_seconds - pass_seconds, 0.0)
+            source.brought = num_tokens - 1 - speed * max(pass_seconds - self.plain_seconds, 0.0)
+
+    def start_plain(self, seconds: float) -> None:
+        """Begin with what a step of plain decoding took before."""
+        self.plain_seconds, self._num_plain = seconds, _KNOWN_STEPS
+        self._pace = PlainPace(seconds)
 
     @property
     def is_plain_known(self) -> bool:
@@ -169,13 +198,6 @@ class PairKnowledge:
             self._follow(seconds)
         return seconds
 
-    def observe_drafting(self, seconds: float, num_missing: int) -> None:
-        """Learn how long the target has waited for a window of a draft that lacked so many tokens of the text."""
-        if num_missing:
-            self.joining_seconds, self.joining_tokens = seconds, num_missing
-            return
-        self.draft_seconds = TIME_MEMORY * (self.draft_seconds or seconds) + (1 - TIME_MEMORY) * seconds
-
     def _follow(self, seconds: float) -> None:
         known = self.plain_seconds or seconds
         self.plain_seconds = TIME_MEMORY * known + (1 - TIME_MEMORY) * min(seconds, 2 * known)
@@ -191,6 +213,7 @@ class Knowledge:
         lengths: what texts have taught about windows, by whether they are sampled.
         lengths_of_heads: the same of windows that a head guesses, by its kind too.
         pairs: what texts have taught about drafting at all, by whether they are sampled.
+        is_tuned: whether `tune` has found the settings for them.
     """
 
     root_scores: RootScores = field(default_factory=RootScores)
@@ -200,6 +223,13 @@ class Knowledge:
     )
     lengths_of_heads: dict[tuple[str, bool], LearnedLengths] = field(default_factory=dict)
     pairs: dict[bool, PairKnowledge] = field(default_factory=lambda: {False: PairKnowledge(), True: PairKnowledge()})
+    is_tuned: bool = False
+
+    @property
+    def does_drafting_pay(self) -> bool:
+        """Whether windows of the draft are known to be worth more than the target's waiting: settings count then."""
+        accounts = [(Account(pair), pair.plain_speed) for pair in self.pairs.values() if pair.is_plain_known]
+        return any(account.worth_of_drafting(speed, is_ready=False) > 0 for account, speed in accounts)
 
     def windows(self, speculation: SpeculationConfig, *, is_sampling: bool, head: str = "") -> WindowLength | None:
         """What cuts the windows of a request, if it wants that and the target's times are known.
@@ -211,10 +241,13 @@ class Knowledge:
         padded = speculation.pad_rows_to
         target_ms = ((1.0, interpolate(self.target_ms, padded)),) if padded else self.target_ms
         weights = self.root_scores.weights("draft", 0, is_sampling=is_sampling)
-        learned = self.lengths[is_sampling]
-        if head:
-            learned = self.lengths_of_heads.setdefault((head, is_sampling), LearnedLengths())
+        learned = self.head(head, is_sampling=is_sampling)[1] if head else self.lengths[is_sampling]
         return WindowLength(target_ms, weights.accept, learned)
+
+    def head(self, kind: str, *, is_sampling: bool) -> tuple[SourceKnowledge, LearnedLengths]:
+        """What texts have taught about a head and its windows."""
+        source = self.pairs[is_sampling].heads.setdefault(kind, SourceKnowledge())
+        return source, self.lengths_of_heads.setdefault((kind, is_sampling), LearnedLengths())
 
 
 class Account:

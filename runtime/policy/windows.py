@@ -69,25 +69,25 @@ class Ratio:
     """How much of something came true, over how much was expected."""
 
     def __init__(self, first: float = 1.0) -> None:
-        self._happened, self._expected = first * _PRIOR, _PRIOR
+        self.happened, self.expected = first * _PRIOR, _PRIOR
 
     def observe(self, happened: float, expected: float) -> None:
         """Learn from one case."""
-        self._happened = _RATIO_MEMORY * self._happened + happened
-        self._expected = _RATIO_MEMORY * self._expected + expected
+        self.happened = _RATIO_MEMORY * self.happened + happened
+        self.expected = _RATIO_MEMORY * self.expected + expected
 
     @property
     def value(self) -> float:
         """1 where expectations are right."""
-        return self._happened / self._expected
+        return self.happened / self.expected
 
 
 class RepeatChances:
     """How often the next token is the one that followed before, by how many tokens before it agree."""
 
     def __init__(self) -> None:
-        self._shares = [Ratio(first) for first in _FIRST_OF_REPEATS]
-        self._against_draft = Ratio(_FIRST_AGAINST_DRAFT)
+        self.shares = [Ratio(first) for first in _FIRST_OF_REPEATS]
+        self.against_draft = Ratio(_FIRST_AGAINST_DRAFT)
 
     def observe(self, length: int, *, is_right: bool) -> None:
         """Learn from one token."""
@@ -99,18 +99,18 @@ class RepeatChances:
 
     def settle(self, chance: float, *, is_right: bool) -> None:
         """Learn from a token of this chance that a draft, which has read the text too, did not think likeliest."""
-        self._against_draft.observe(float(is_right), chance)
+        self.against_draft.observe(float(is_right), chance)
 
     def share(self, chance: float) -> float:
         """What it counts beside a draft: as much of its chance as came true where they disagreed."""
-        return min(self._against_draft.value, 1.0) * chance
+        return min(self.against_draft.value, 1.0) * chance
 
     def reach(self, length: int, count: int) -> list[float]:
         """Chance of each of the next `count` tokens to be right, and all before it."""
         return [*accumulate((self.chance(length + more) for more in range(count)), mul)]
 
     def _share(self, length: int) -> Ratio:
-        return self._shares[bisect_left(_LENGTHS, length)]
+        return self.shares[bisect_left(_LENGTHS, length)]
 
 
 class LearnedLengths:

@@ -12,6 +12,7 @@ from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.documents import DocumentError, read_text
 from mirrorsd.graphs.errors import BundleError, ConfigError
 from mirrorsd.graphs.manifest_values import read_manifest
+from mirrorsd.hub.bundles import bundle_folder, is_fetched_by
 from mirrorsd.machine.doctor.memory import free_memory, memory_needs
 from mirrorsd.runtime import MirrorPipeline, choose_device_map
 from mirrorsd.server.bundles.loaded import LoadedBundle
@@ -176,17 +177,21 @@ def _context(folder: Path) -> int:
         return 0
 
 
-def named_folders(given: Sequence[str]) -> dict[str, Path]:
-    """Bundles by name, from `FOLDER` or `NAME=FOLDER`; the folder's own name without `.mirror` where none is given.
+def named_folders(given: Sequence[str], on_progress: Callable[[str, float], None] | None = None) -> dict[str, Path]:
+    """Bundles by name, from `BUNDLE` or `NAME=BUNDLE`; the folder's own name without `.mirror` where none is given.
+
+    Args:
+        given: bundle references; what is not on this machine is fetched.
+        on_progress: told what is fetched, and the share that is there.
 
     Raises:
         ConfigError: two of one name, or none at all.
-        BundleError: a folder that is no bundle.
+        BundleError: a folder that is no bundle, or a bundle that cannot be fetched.
     """
     found: dict[str, Path] = {}
     for text in given:
-        name, mark, folder = text.rpartition("=")
-        path = Path(folder)
+        name, mark, reference = _split(text)
+        path = bundle_folder(reference, on_progress)
         chosen = name if mark else path.resolve().name.removesuffix(".mirror")
         if not chosen or not chosen.isprintable():
             raise ConfigError(f"{text!r} names no model: give NAME=FOLDER or a folder.")
@@ -198,3 +203,15 @@ def named_folders(given: Sequence[str]) -> dict[str, Path]:
     if not found:
         raise ConfigError("No bundle was given: name at least one folder.")
     return found
+
+
+def _split(text: str) -> tuple[str, str, str]:
+    """A name, an equals sign and a reference, or two empty texts and a reference; an address may have such signs.
+
+    >>> _split("mine=hf:tiny/pair"), _split("https://host/a.zip?b=c"), _split("a=b/c.mirror")
+    (('mine', '=', 'hf:tiny/pair'), ('', '', 'https://host/a.zip?b=c'), ('a', '=', 'b/c.mirror'))
+    """
+    name, mark, reference = text.partition("=")
+    if mark and is_fetched_by(reference):
+        return name, mark, reference
+    return ("", "", text) if is_fetched_by(text) else text.rpartition("=")

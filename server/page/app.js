@@ -70,6 +70,7 @@ async function connect(model) {
   byId("settings-form").elements.method.replaceChildren(...methods.map((name) => new Option(name, name)));
   panel.explain(sources);
   panel.plainSpeed ??= plain;
+  panel.advice = page.props.advice;
   panel.showPlain();
   show();
 }

@@ -12,6 +12,7 @@ export class Panel {
     this.byId = byId;
     this.timeline = new Timeline(byId("timeline"), byId("moment"));
     this.plainSpeed = null;
+    this.advice = "";
     this.begin();
     byId("work-keys").replaceChildren(
       ...Object.entries(WORK).map(([kind, [words]]) => {
@@ -34,7 +35,8 @@ export class Panel {
 
   showPlain() {
     const known = `Plain decoding makes ${this.plainSpeed?.toFixed(1)} tokens/s here.`;
-    this.byId("plain-note").textContent = this.plainSpeed ? known : "“Compare with plain” measures how fast plain decoding is here.";
+    const note = this.plainSpeed ? known : "“Compare with plain” measures how fast plain decoding is here.";
+    this.byId("plain-note").textContent = this.advice ? `${note} ${this.advice.replaceAll("`", "")}` : note;
   }
 
   begin() {

@@ -26,7 +26,7 @@ class BoundedConnection(H11Protocol):
         self._send_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See `asyncio.Protocol`; refuses a connection where too many are open."""
+        """Refuse a connection where too many are open, else wait for its first head."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)
         if len(self.connections) > self.limits.connections:
@@ -35,7 +35,7 @@ class BoundedConnection(H11Protocol):
         self._head_timer = self.loop.call_later(self.limits.head_s, transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
+        """Wait for the rest of a head, or for the next one."""
         super().data_received(data)
         is_waiting = self.conn.their_state is h11.IDLE
         if not is_waiting:
@@ -45,19 +45,19 @@ class BoundedConnection(H11Protocol):
             self._head_timer = self.loop.call_later(self.limits.head_s, self.transport.abort)
 
     def pause_writing(self) -> None:
-        """See `asyncio.Protocol`: something is unsent."""
+        """Something is unsent: the client has `send_s` to take it."""
         super().pause_writing()
         _stop(self._send_timer)
         self._send_timer = self.loop.call_later(self.limits.send_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """See `asyncio.Protocol`: everything was sent."""
+        """Everything was sent."""
         super().resume_writing()
         _stop(self._send_timer)
         self._send_timer = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
+        """Nobody is waited for any more."""
         _stop(self._head_timer)
         _stop(self._send_timer)
         super().connection_lost(exc)

@@ -27,7 +27,7 @@ class Guard:
         self._origins = frozenset(origin.lower() for origin in settings.allowed_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
+        """Answer as ASGI applications do."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return

@@ -1,10 +1,12 @@
-"""A program that PyInstaller has frozen from the wheel runs at the first try, and says the same (`check_frozen.py`)."""
+"""What PyInstaller has frozen from the wheel runs at the first try, and says the same (`check_frozen.py`)."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -27,6 +29,9 @@ times = {"import": imported - started, "load": loaded - imported, "first_token":
 print(json.dumps({"ids": list(result.token_ids), "map": pipe.device_map.name, "seconds": times}))
 """
 
+COMMAND = "from mirrorsd.cli import main\nmain()\n"
+FIRST_ANSWER_S = 120
+
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -36,30 +41,95 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_quietly([sys.executable, "-m", "venv", str(folder / "environment")])
     scripts = folder / "environment" / ("Scripts" if os.name == "nt" else "bin")
     pins = ["-c", str(ROOT / "constraints.txt")]
-    run_quietly([str(scripts / "python"), "-m", "pip", "install", "--quiet", *pins, f"{wheel}[cpu]", "pyinstaller"])
+    run_quietly(
+        [str(scripts / "python"), "-m", "pip", "install", "--quiet", *pins, f"{wheel}[cpu,server]", "pyinstaller"]
+    )
     return scripts
 
 
+def freeze(environment: Path, name: str, code: str, place: Path) -> tuple[Path, Path]:
+    """The program as a file, and as PyInstaller makes it, with no option that says what belongs to it."""
+    program = place / f"{name}.py"
+    program.write_text(code, encoding="utf-8")
+    run_quietly(
+        [
+            *(str(environment / "pyinstaller"), "--noconfirm", "--log-level", "ERROR", str(program)),
+            *("--distpath", str(place / "dist"), "--workpath", str(place / "work"), "--specpath", str(place)),
+        ]
+    )
+    return program, place / "dist" / name / (f"{name}.exe" if os.name == "nt" else name)
+
+
+def alone() -> dict[str, str]:
+    """The variables that a program needs on any machine."""
+    return {name: os.environ[name] for name in ("PATH", "HOME", "MIRRORSD_CACHE") if name in os.environ}
+
+
 def said(command: list[str]) -> dict[str, object]:
-    alone = {"PATH": os.environ.get("PATH", ""), "HOME": os.environ.get("HOME", "")}
-    finished = subprocess.run(command, capture_output=True, text=True, check=False, env=alone)
+    finished = subprocess.run(command, capture_output=True, text=True, check=False, env=alone())
     assert finished.returncode == 0, finished.stderr
     found: dict[str, object] = json.loads(finished.stdout.splitlines()[-1])
     return found
 
 
 def test_a_frozen_program_runs_at_the_first_try(environment: Path, tiny_bundle: Path, tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM, encoding="utf-8")
-    run_quietly(
-        [
-            *(str(environment / "pyinstaller"), "--noconfirm", "--log-level", "ERROR", str(program)),
-            *("--distpath", str(tmp_path / "dist"), "--workpath", str(tmp_path / "work"), "--specpath", str(tmp_path)),
-        ]
-    )
-    folder = tmp_path / "dist" / "program"
+    program, frozen_program = freeze(environment, "program", PROGRAM, tmp_path)
     plain = said([str(environment / "python"), str(program), str(tiny_bundle)])
-    frozen = said([str(folder / ("program.exe" if os.name == "nt" else "program")), str(tiny_bundle)])
+    frozen = said([str(frozen_program), str(tiny_bundle)])
     assert frozen["ids"] == plain["ids"] and frozen["map"] == plain["map"]
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    size = sum(path.stat().st_size for path in frozen_program.parent.rglob("*") if path.is_file())
     print(f"\nfrozen: {size / 1e6:.0f} MB, {frozen['seconds']}; from the wheel: {plain['seconds']}")
+
+
+@pytest.fixture(scope="module")
+def command(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """`mirrorsd` itself, frozen."""
+    return [str(freeze(environment, "mirrorsd_frozen", COMMAND, tmp_path_factory.mktemp("command"))[1])]
+
+
+def test_the_frozen_command_says_what_the_other_one_says(
+    command: list[str], environment: Path, tiny_bundle: Path
+) -> None:
+    installed = [str(environment / "mirrorsd")]
+    bundle, question = str(tiny_bundle), "Once upon a time\nAnd then?\n"
+    for words in (
+        ["--version"],
+        ["--help"],
+        ["inspect", bundle],
+        ["pairs", "--json"],
+        ["generate", bundle, "Once upon a time", "--max-new-tokens", "12", "--greedy"],
+        ["chat", bundle, "--max-new-tokens", "12", "--greedy"],
+        ["inspect", "hf:nobody"],
+        ["export", bundle, "--draft", bundle],
+    ):
+        theirs, ours = (
+            subprocess.run([*start, *words], input=question, capture_output=True, text=True, check=False, env=alone())
+            for start in (installed, command)
+        )
+        assert (ours.returncode, ours.stdout) == (theirs.returncode, theirs.stdout), (words, ours.stderr)
+
+
+@pytest.mark.parametrize("words", [["devices"], ["doctor"], ["doctor", "BUNDLE"]])
+def test_the_frozen_command_examines_the_machine(command: list[str], words: list[str], tiny_bundle: Path) -> None:
+    found = said([*command, *(str(tiny_bundle) if word == "BUNDLE" else word for word in words), "--json"])
+    assert found["device_maps"]
+    assert all(test["identical"] for test in found.get("self_tests", []))  # type: ignore[attr-defined]
+
+
+def test_the_frozen_command_serves_and_shows_its_page(command: list[str], tiny_bundle: Path) -> None:
+    serving = subprocess.Popen(
+        [*command, "serve", str(tiny_bundle), "--port", "0"], stderr=subprocess.PIPE, text=True, env=alone()
+    )
+    try:
+        assert serving.stderr is not None
+        lines = iter(serving.stderr.readline, "")
+        url = next(found[0] for line in lines if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))
+        for path in ("/", "/page/app.js", "/v1/models"):
+            assert urlopen(url + path, timeout=FIRST_ANSWER_S).status == 200
+        asked = {"prompt": "Once upon a time", "max_tokens": 4}
+        request = Request(f"{url}/v1/completions", json.dumps(asked).encode(), {"Content-Type": "application/json"})
+        with urlopen(request, timeout=FIRST_ANSWER_S) as answer:
+            assert json.load(answer)["usage"]["completion_tokens"] > 0
+    finally:
+        serving.terminate()
+        serving.communicate(timeout=60)

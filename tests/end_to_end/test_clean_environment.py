@@ -127,17 +127,28 @@ def test_generate_from_the_wheel_in_a_fresh_environment(tiny_bundle: Path, tmp_p
         probe = subprocess.run([str(scripts / "python"), "-c", f"import {module}"], capture_output=True, check=False)
         assert probe.returncode != 0, f"{package} is installed"
     assert len(token_ids([str(scripts / "mirrorsd"), *arguments_for(tiny_bundle, "mirror")])) <= 16
-    for words in (["devices"], ["inspect", str(tiny_bundle)], ["doctor", "--help"], ["chat", "--help"]):
+    packed, bundle = tmp_path / "pair.zip", str(tiny_bundle)
+    commands = (
+        ["devices"],
+        ["doctor", bundle],
+        ["pairs"],
+        ["pack", bundle, "-o", str(packed)],
+        ["inspect", str(packed)],
+    )
+    for words in commands:
         run_quietly([str(scripts / "mirrorsd"), *words])
+    chat = [str(scripts / "mirrorsd"), "chat", str(packed), "--greedy", "--max-new-tokens", "8"]
+    answers = subprocess.run(chat, input="Hello\nAnd?\n", capture_output=True, text=True, check=False)
+    assert answers.returncode == 0 and answers.stdout, answers.stderr
     run_quietly([str(scripts / "python"), "-c", SERVES, str(tiny_bundle)])
 
 
 def build_wheel(folder: Path) -> Path:
-    """Build from a copy, so that neither an old `build` folder nor stray files get in."""
+    """Build it of the source distribution of a copy, so that neither an old `build` folder nor stray files get in."""
     source = folder / "source"
     ignore = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "tests", "samples")
     shutil.copytree(ROOT, source, ignore=ignore)
-    run_quietly([sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", str(folder), str(source)])
+    run_quietly([sys.executable, "-m", "build", "--no-isolation", "-o", str(folder), str(source)])
     return next(folder.glob("*.whl"))
 
 

@@ -9,8 +9,8 @@ import pytest
 from mirrorsd.cli.application import run
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.machine.doctor import draft_check
-from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraft
 from mirrorsd.runtime.backends.protocol import TipGuesses
+from mirrorsd.runtime.backends.slot_draft import SlotDraft
 
 
 def test_every_shape_passes_through_the_npu_wrapper(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,7 +34,7 @@ def test_a_draft_that_says_something_else_is_refused(
     monkeypatch.setenv("COLUMNS", "140")
     counter = iter(range(1000))
     monkeypatch.setattr(draft_check, "best_tokens", lambda *_: np.full((100, 1), next(counter) % 2))
-    monkeypatch.setattr(OpenVinoDraft, "keep_rows", lambda *_: None)
+    monkeypatch.setattr(SlotDraft, "keep_rows", lambda *_: None)
     assert run(["compile", str(tiny_bundle), "--device-map", "cpu"]) == 1
     assert "0.0% of 100" in capsys.readouterr().out
 

@@ -12,9 +12,10 @@ from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.backends.openvino import draft_compiler, draft_shapes
-from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraft, OpenVinoDraftModel
+from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
 from mirrorsd.runtime.backends.openvino.draft_pass import run_request
 from mirrorsd.runtime.backends.protocol import RowBlock
+from mirrorsd.runtime.backends.slot_draft import SlotDraft
 
 NUM_SHAPES = 6
 
@@ -37,21 +38,21 @@ def compiled_bundle(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory)
     return folder
 
 
-def open_draft(bundle: Path) -> tuple[OpenVinoDraftModel, OpenVinoDraft]:
+def open_draft(bundle: Path) -> tuple[OpenVinoDraftModel, SlotDraft]:
     model = OpenVinoDraftModel(bundle, read_bundle(bundle).draft, load_device_map("cpu").draft)
     session = model.new_session()
     session.warm_up()
     return model, session
 
 
-def open_in_f32(bundle: Path) -> tuple[OpenVinoDraftModel, OpenVinoDraft]:
+def open_in_f32(bundle: Path) -> tuple[OpenVinoDraftModel, SlotDraft]:
     """Two kernels round differently: in bf16 that turns near ties of a random model round."""
     placement = replace(load_device_map("cpu").draft, precision="f32")
     model = OpenVinoDraftModel(bundle, read_bundle(bundle).draft, placement)
     return model, model.new_session()
 
 
-def guesses(session: OpenVinoDraft) -> list[int]:
+def guesses(session: SlotDraft) -> list[int]:
     return session.run([RowBlock([5, 6, 7], 0, 0)], [0, 1, 2]).ids.ravel().tolist()
 
 

@@ -5,8 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from random_heads import HEADS
 
 from mirrorsd.bench.claims import methods
+from mirrorsd.graphs.names import HEAD_KINDS
 
 QUESTIONS = (
     {"question_id": 1, "category": "qa", "turns": ["Why is the sky blue?", "And at night?"]},
@@ -31,7 +33,7 @@ def test_all_methods_in_one_table(
     assert methods.main() == 0
     report = json.loads((tmp_path / "table.json").read_text())
     assert report["identical"]
-    assert report["absent"] == ["hydra", "block", "mtp"]
+    assert report["absent"] == [kind for kind in HEAD_KINDS if kind not in HEADS]
     assert report["methods"]["medusa"]["parameters"] == 12480
     assert report["methods"]["lookup"]["parameters"] == 0
     rows = {(row["temperature"], row["task"], row["method"]): row for row in report["rows"]}

@@ -20,12 +20,13 @@ from mirrorsd.machine.doctor.draft_check import best_tokens
 from mirrorsd.machine.npu.ahead import device_graph
 from mirrorsd.machine.npu.conformance import check_conformance
 from mirrorsd.machine.npu.report import read_reports
-from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraft, OpenVinoDraftModel
+from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
 from mirrorsd.runtime.backends.openvino.draft_shapes import static_shapes
 from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
 from mirrorsd.runtime.backends.openvino.npu_blobs import BundleBlobs
 from mirrorsd.runtime.backends.openvino.npu_graph import cut_for_npu
 from mirrorsd.runtime.backends.protocol import RowBlock, TipGuesses
+from mirrorsd.runtime.backends.slot_draft import SlotDraft
 from mirrorsd.runtime.sampling.noise import gumbel_row
 
 ON_CPU = DraftPlacement(device="CPU", precision="f32")
@@ -34,11 +35,11 @@ IN_F16 = DraftPlacement(device="NPU", emulated=True, precision="f16")
 TOKENS = [5 + 7 * number % 250 for number in range(40)]
 
 
-def session(bundle: Path, placement: DraftPlacement) -> OpenVinoDraft:
+def session(bundle: Path, placement: DraftPlacement) -> SlotDraft:
     return OpenVinoDraftModel(bundle, read_bundle(bundle).draft, placement).new_session()
 
 
-def tree_after_text(draft: OpenVinoDraft) -> TipGuesses:
+def tree_after_text(draft: SlotDraft) -> TipGuesses:
     """Guesses of three branches behind 20 cached tokens, one of them in slots of its own."""
     draft.run([RowBlock(TOKENS[:20], 0, 0)], [19])
     draft.keep_rows(range(20), range(20))

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from mirrorsd.families.heads import HeadConfig, HeadNetwork, build_head
+from mirrorsd.families.heads import KINDS, HeadConfig, HeadNetwork, build_head
+from mirrorsd.graphs.names import TRAINED_HEADS
 
 SIZES: Any = {
     "length": 3, "hidden_size": 64, "vocab_size": 300, "num_logits": 300, "num_heads": 4, "num_kv_heads": 2,
@@ -36,6 +37,18 @@ OTHERS = {
     "streaming": replace(STREAMING, taps=(1, 2, 3), num_layers=3, vocabulary="low-rank", head_rank=16),
 }
 """Every kind, with other switches."""
+
+
+def usual_config(kind: str) -> HeadConfig:
+    """What the kind's defaults make of it, for the tiny target of four layers."""
+    usual = KINDS[kind].training
+    assert usual is not None
+    ranks = usual.entries({"link_rank": 8, "adapter_rank": 8})
+    num_layers = min(usual.num_layers, 2)
+    return HeadConfig(head_kind=kind, taps=usual.taps(4, num_layers), num_layers=num_layers, **SIZES, **ranks)
+
+
+OTHERS |= {kind: usual_config(kind) for kind in TRAINED_HEADS if kind not in OTHERS}
 
 
 def random_network(config: HeadConfig) -> HeadNetwork:

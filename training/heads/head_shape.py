@@ -1,6 +1,6 @@
 """What a head is before it is trained: its sizes for a target, and weights that begin as the target's where they can.
 
-Owns: the defaults of each kind. Does not own: training (`head_training.py`), the networks (`mirrorsd.families.heads`).
+Does not own: the defaults of each kind, the networks (`mirrorsd.families.heads.kinds`), training (`head_training.py`).
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mirrorsd.families import DecoderParts, parts_of
-from mirrorsd.families.heads import HeadConfig, HeadNetwork, build_head
-from mirrorsd.families.heads.config import FINAL, VOCABULARIES
+from mirrorsd.families.heads import KINDS, HeadConfig, HeadNetwork, build_head
+from mirrorsd.families.heads.config import VOCABULARIES
+from mirrorsd.families.heads.kind import Training
 from mirrorsd.families.heads.lending import check_lending
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.training.draft_shape import low_rank_head
 from mirrorsd.training.heads.features import check_taps
 from mirrorsd.training.heads.head_folder import lend
 
-__all__ = ["HeadPlan", "default_taps", "frequent_tokens", "make_head"]
+__all__ = ["HeadPlan", "frequent_tokens", "make_head"]
 
 _SEED = 22
-_LENGTHS = {"medusa": 4, "hydra": 4, "eagle3": 5, "block": 7, "streaming": 4}
-_LAYERS = {"medusa": 0, "hydra": 0, "eagle3": 1, "block": 2, "streaming": 4}
 _LINK_RANK = 128
 
 
@@ -50,10 +49,18 @@ class HeadPlan:
     adapter_rank: int = 128
 
     def __post_init__(self) -> None:
-        if self.kind not in _LENGTHS:
-            raise ConfigError(f"HeadPlan.kind is {self.kind!r}; allowed: {', '.join(_LENGTHS)}")
+        if self.kind not in KINDS or KINDS[self.kind].training is None:
+            trained = ", ".join(name for name, kind in sorted(KINDS.items()) if kind.training is not None)
+            raise ConfigError(f"HeadPlan.kind is {self.kind!r}; allowed: {trained}")
         if self.vocabulary not in VOCABULARIES:
             raise ConfigError(f"HeadPlan.vocabulary is {self.vocabulary!r}; allowed: {', '.join(VOCABULARIES)}")
+
+    @property
+    def usual(self) -> Training:
+        """The kind's defaults."""
+        training = KINDS[self.kind].training
+        assert training is not None
+        return training
 
     def config(self, target: PreTrainedModel) -> HeadConfig:
         """Return the config of such a head for `target`.
@@ -63,25 +70,22 @@ class HeadPlan:
         """
         parts, given = parts_of(target), target.config
         check_shareable(target, parts)
-        num_layers = _LAYERS[self.kind] if self.num_layers is None else self.num_layers
-        if self.kind == "streaming" and self.num_layers is None:
+        kind, usual = KINDS[self.kind], self.usual
+        num_layers = usual.num_layers if self.num_layers is None else self.num_layers
+        if kind.borrows_layers and self.num_layers is None:
             num_layers = max(1, min(num_layers, len(parts.layers) // 3))
-        taps = self.taps or default_taps(self.kind, len(parts.layers), num_layers)
+        taps = self.taps or usual.taps(len(parts.layers), num_layers)
         check_taps(taps, len(parts.layers))
         is_reduced = self.vocabulary == "reduced"
         rank = self.link_rank if self.link_rank >= 0 else _LINK_RANK
-        sizes: dict[str, Any] = _layer_sizes(given) if self.kind != "medusa" else {}
-        if self.kind == "block":
-            sizes |= {"link": "gated" if rank else "none", "link_rank": rank}
-        if self.kind in ("eagle3", "block"):
-            sizes["tap_norm"] = "each"
-        if self.kind == "streaming":
-            sizes |= {"adapter_rank": self.adapter_rank}
+        sizes: dict[str, Any] = _layer_sizes(given) if kind.layers[1] else {}
+        if kind.borrows_layers:
             sizes |= {"attention_bias": bool(getattr(given, "attention_bias", False))}
+        sizes |= usual.entries({"link_rank": rank, "adapter_rank": self.adapter_rank})
         config = HeadConfig(
             head_kind=self.kind,
             taps=taps,
-            length=self.length or _LENGTHS[self.kind],
+            length=self.length or usual.length,
             hidden_size=int(given.hidden_size),
             vocab_size=parts.lm_head.out_features,
             vocabulary=self.vocabulary,
@@ -112,24 +116,6 @@ def check_shareable(target: PreTrainedModel, parts: DecoderParts) -> None:
             f"drafting heads want a target whose embedding is as its LM head, {parts.lm_head.out_features} x {hidden} "
             f"without a bias; the embedding of this {target.config.model_type} is {list(shape)}"
         )
-
-
-def default_taps(kind: str, num_layers: int, num_own: int) -> tuple[int | str, ...]:
-    """The taps of the papers: the final one; EAGLE-3's low, middle and high; five for a block.
-
-    Streams read what enters each of the layers that they pass, the target's last `num_own`.
-
-    >>> default_taps("eagle3", 30, 1), default_taps("block", 30, 2), default_taps("streaming", 30, 4)
-    ((2, 15, 27), (1, 8, 14, 20, 27), (26, 27, 28, 29))
-    """
-    if kind == "streaming":
-        return tuple(range(max(1, num_layers - num_own), num_layers))
-    if kind in ("medusa", "hydra"):
-        return (FINAL,)
-    last = max(1, num_layers - 3)
-    if kind == "eagle3":
-        return tuple(sorted({min(2, last), num_layers // 2, last}))
-    return tuple(sorted({round(1 + (last - 1) * place / 4) for place in range(5)}))
 
 
 def _layer_sizes(given: Any) -> dict[str, Any]:

@@ -35,20 +35,8 @@ from mirrorsd.training.run.timed_run import RunConfig, RunProgress, TimedRun, pr
 from mirrorsd.training.text.held_back import print_held_back
 from mirrorsd.training.text.token_stream import MixedStream, TokenStream
 
-__all__ = ["LOSS_MIXES", "HeadTrainingConfig", "draw_spans", "head_losses", "train_head"]
+__all__ = ["HeadTrainingConfig", "draw_spans", "head_losses", "train_head"]
 
-LOSS_MIXES = {
-    "medusa": LossMix(hard=1.0),
-    "hydra": LossMix(kl=1.0),
-    "eagle3": LossMix(kl=1.0),
-    "block": LossMix(tv=0.9, hard=0.1),
-    "streaming": LossMix(kl=1.0),
-}
-"""What each kind's paper minimises; Medusa's cross-entropy is with the target's own best token."""
-MATRIX_RATES = {"medusa": 0.06, "hydra": 0.06, "eagle3": 0.024, "block": 0.024, "streaming": 0.06}
-"""Peak learning rates of the matrices (Muon). A draft's 0.008 is too little for short trainings: on the storyteller
-Medusa's first guess was right at 4 % after 60 steps with it, at 32 % after 50 with 0.06; a block's at 40 % after 50
-with 0.024."""
 _WITHOUT_LINK_EVERY = 3
 
 
@@ -203,7 +191,9 @@ def train_head(
     """
     text, held_back = streams
     target.requires_grad_(False)
-    optimizers = make_optimizers(network, matrix_rate=MATRIX_RATES[network.config.head_kind])
+    usual = network.config.kind.training
+    assert usual is not None, "such heads come with their checkpoints"
+    optimizers = make_optimizers(network, matrix_rate=usual.matrix_rate)
     timed = TimedRun(run, {"head": OwnWeights(network), "text": text, **optimizers}, show)
     compare = torch.compile(compare_rows, dynamic=False) if config.is_compiled else compare_rows
     has_link = network.config.link != "none"

@@ -58,7 +58,7 @@ class _Job:
     def run(
         self, states: Tensor, weight: Tensor, wants_weight: bool
     ) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
-        """See `divergence.Work`: the total, and by guess the weighted sums of losses and of agreement."""
+        """The total, and by guess the weighted sums of losses and of agreement."""
         of_states = torch.empty_like(states)
         of_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
         matrices = weight.to(self.dtype)

@@ -20,6 +20,7 @@ def make_optimizers(
     """Return Muon for the matrices inside the layers, and AdamW for embeddings, head and norms.
 
     Each parameter group remembers its peak rate as `peak_lr`. Parameters that need no gradient are left out.
+    A model may have weights of one sort only.
     """
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
@@ -28,8 +29,8 @@ def make_optimizers(
             is_matrix = weight.ndim == 2 and "embed" not in name and "lm_head" not in name
             (matrices if is_matrix else others).append(weight)
     optimizers: dict[str, torch.optim.Optimizer] = {
-        "muon": torch.optim.Muon(matrices, lr=matrix_rate, weight_decay=0.05, momentum=0.95),
-        "adamw": torch.optim.AdamW(others, lr=other_rate, betas=(0.9, 0.95), weight_decay=0.0),
+        "muon": torch.optim.Muon([{"params": matrices}], lr=matrix_rate, weight_decay=0.05, momentum=0.95),
+        "adamw": torch.optim.AdamW([{"params": others}], lr=other_rate, betas=(0.9, 0.95), weight_decay=0.0),
     }
     for optimizer in optimizers.values():
         for group in optimizer.param_groups:

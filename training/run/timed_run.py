@@ -44,9 +44,11 @@ _SHOW_S = 20.0
 class Stateful(Protocol):
     """What a checkpoint can hold: a model, an optimiser, a token stream."""
 
-    def state_dict(self) -> Any: ...  # noqa: D102 - torch's own protocol
+    def state_dict(self) -> Any:
+        """All that is needed to go on."""
 
-    def load_state_dict(self, state: Any, /) -> Any: ...  # noqa: D102
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Go on from what `state_dict` gave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

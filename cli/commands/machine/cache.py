@@ -1,5 +1,6 @@
 """`mirrorsd cache`: what is kept about bundles on this machine, and deleting it."""
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -13,45 +14,61 @@ from mirrorsd.cli.output.console import add_row, print_json, print_table
 from mirrorsd.cli.output.help_pages import Command, Group, examples
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.user_cache import Kept, cache_folder, clear, list_kept
+from mirrorsd.hub.bundles import fetched_as, fetched_bundles, forget, unfinished
 
 app = typer.Typer(cls=Group, help="What is kept about bundles on this machine: list or clear it.", no_args_is_help=True)
 
 
 @app.command("list", cls=Command, epilog=examples("mirrorsd cache list"))
 def list_cache(as_json: options.AsJson = False) -> None:
-    """Show what is kept for each bundle: compiled drafts, passed checks, tuned settings."""
-    kept = list_kept()
+    """Show what is kept for each bundle: compiled drafts, passed checks, tuned settings, learned speeds."""
+    kept, found = list_kept(), fetched_bundles()
     if as_json:
-        print_json({"folder": str(cache_folder()), "bundles": [_document(one) for one in kept]})
+        documents = [{**asdict(one), "folder": str(one.folder)} for one in found]
+        about = [_document(one) for one in kept]
+        print_json({"folder": str(cache_folder()), "bundles": about, "fetched": documents})
         return
-    if kept:
-        table = Table("bundle", "kept", "last used", "tuned for")
-        for one in kept:
-            add_row(table, _name(one), readable_size(one.num_bytes), _day(one), ", ".join(one.tuned) or "-")
+    if found:
+        table = Table("fetched bundle", "size", "fetched on")
+        for bundle in found:
+            add_row(table, bundle.reference, readable_size(bundle.num_bytes), _day(bundle.when))
         print_table(table)
-    print(f"{readable_size(sum(one.num_bytes for one in kept))} in {cache_folder()}")
+    if kept:
+        table = Table("bundle", "kept", "last used", "tuned or learned for")
+        for one in kept:
+            add_row(table, _name(one), readable_size(one.num_bytes), _day(one.last_used), ", ".join(one.tuned) or "-")
+        print_table(table)
+    total = sum(one.num_bytes for one in kept) + sum(bundle.num_bytes for bundle in found)
+    print(f"{readable_size(total)} in {cache_folder()}")
 
 
 @app.command(
     "clear",
     cls=Command,
-    epilog=examples("mirrorsd cache clear pair.mirror", "mirrorsd cache clear --orphans"),
+    epilog=examples(
+        "mirrorsd cache clear pair.mirror", "mirrorsd cache clear hf:OWNER/NAME", "mirrorsd cache clear --orphans"
+    ),
 )
 def clear_cache(
     bundle: Annotated[
-        Path | None, typer.Argument(help="Only what is kept about this bundle.", show_default=False)
+        str | None,
+        typer.Argument(help="Only what is kept about this bundle; itself, if it was fetched.", show_default=False),
     ] = None,
     orphans: Annotated[bool, typer.Option("--orphans", help="Only about bundles that are gone.")] = False,
-    tuned: Annotated[bool, typer.Option("--tuned", help="Tuned settings too, which took a measurement.")] = False,
+    tuned: Annotated[bool, typer.Option("--tuned", help="Tuned settings and learned speeds, too.")] = False,
+    fetched: Annotated[bool, typer.Option("--fetched", help="Bundles that were fetched, too.")] = False,
 ) -> None:
-    """Delete what is kept; the next load compiles and checks again. Tuned settings stay unless asked for."""
+    """Delete what is kept; the next load makes it again. What was tuned, learned or fetched stays unless asked for."""
     chosen = [one for one in list_kept() if one.is_orphan or not orphans]
+    gone = fetched_bundles() if fetched and bundle is None else [] if bundle is None else fetched_as(bundle)
     if bundle is not None:
-        chosen = [one for one in chosen if bundle.resolve() in one.bundles]
-        if not chosen:
+        places = {Path(bundle).resolve(), *(one.folder for one in gone)}
+        chosen = [one for one in chosen if places & set(one.bundles)]
+        if not (chosen or gone):
             raise ConfigError(f"Nothing is kept about {bundle}. `mirrorsd cache list` shows what is.")
     freed = sum(clear(one, with_tuned=tuned or one.is_orphan) for one in chosen)
-    print(f"deleted {readable_size(freed)} of {len(chosen)} bundle(s) in {cache_folder()}")
+    freed += sum(forget(folder) for folder in (*(one.folder for one in gone), *(unfinished() if fetched else ())))
+    print(f"deleted {readable_size(freed)} of {max(len(chosen), len(gone))} bundle(s) in {cache_folder()}")
 
 
 def _name(kept: Kept) -> str:
@@ -59,8 +76,8 @@ def _name(kept: Kept) -> str:
     return f"{where} (gone)" if kept.is_orphan else where
 
 
-def _day(kept: Kept) -> str:
-    return f"{datetime.fromtimestamp(kept.last_used, UTC):%Y-%m-%d}" if kept.last_used else "unknown"
+def _day(when: float) -> str:
+    return f"{datetime.fromtimestamp(when, UTC):%Y-%m-%d}" if when else "unknown"
 
 
 def _document(kept: Kept) -> dict[str, object]:

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
+from mirrorsd.cli.commands.inspect import readable_size
 from mirrorsd.cli.input import options
 from mirrorsd.cli.output.console import add_row, print_json, print_table
 from mirrorsd.cli.output.leaving import end_on_ctrl_c
 from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.cli.output.readiness import CardFit, card_fits, fit_lines, picked_card, print_readiness, readiness
+from mirrorsd.graphs.user_cache import cache_folder, list_kept
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +45,12 @@ def devices(show_all: options.ShowAll = False, as_json: options.AsJson = False) 
         print_table(_fit_table(fits))
     else:
         print("\n".join(fit_lines(fits, picked)))
+    kept = list_kept()
+    print(
+        f"Kept about {len(kept)} bundle(s) in {cache_folder()}: {readable_size(sum(one.num_bytes for one in kept))} of "
+        "compiled drafts, tuned settings and learned speeds (`mirrorsd cache list`). `mirrorsd cache clear --tuned` "
+        "deletes them."
+    )
 
 
 def _machine_table(inventory: "DeviceInventory") -> Table:

@@ -4,7 +4,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich import box
@@ -78,7 +78,7 @@ class SelfTest:
 
 @keeping_nothing()
 def doctor(
-    bundle: Annotated[Path | None, typer.Argument(help="A bundle to try on every card that fits.")] = None,
+    bundle: options.MaybeBundle = None,
     show_all: options.ShowAll = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -108,6 +108,7 @@ def doctor(
         print_tests(tests)
         if not show_all:
             print("\n".join(fit_lines(fits, picked)))
+        print("What other commands keep: `mirrorsd cache list`. `mirrorsd cache clear --tuned` deletes all of it.")
     if isinstance(picked, str):
         raise typer.Exit(EXIT_NO_DEVICE)
     if any(not test.is_fine for test in tests):

@@ -13,6 +13,7 @@ from mirrorsd.cli.commands.train.report import print_head_report
 from mirrorsd.cli.input import options
 from mirrorsd.cli.output.console import note, print_json, training_bar
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.names import TRAINED_HEADS
 
 if TYPE_CHECKING:
     from mirrorsd.training.divergence import LossMix
@@ -24,12 +25,12 @@ _REPORTED_TEXTS = 40
 _SAMPLED_TEXTS = 24
 _NEW_TOKENS = 128
 
-Kind = Annotated[str, typer.Option(help="medusa, hydra, eagle3, block or streaming.", show_default=False)]
+Kind = Annotated[str, typer.Option(help=f"One of {', '.join(TRAINED_HEADS)}.", show_default=False)]
 Taps = Annotated[
     str | None,
     typer.Option(help="What is read, such as 2,15,27 (layers passed) or final.", rich_help_panel=SHAPE),
 ]
-Guesses = Annotated[int, typer.Option("--guesses", min=0, help="Guesses; 0: 4, 5 or 7.", rich_help_panel=SHAPE)]
+Guesses = Annotated[int, typer.Option("--guesses", min=0, help="Guesses; 0: the kind's.", rich_help_panel=SHAPE)]
 VocabularyKind = Annotated[
     str, typer.Option("--vocabulary", help="shared, own, low-rank or reduced.", rich_help_panel=SHAPE)
 ]
@@ -38,7 +39,7 @@ NumLogits = Annotated[int, typer.Option("--tokens", min=1, help="Tokens of a red
 Depth = Annotated[int, typer.Option(min=1, help="Residual blocks of each Medusa or Hydra head.", rich_help_panel=SHAPE)]
 Layers = Annotated[
     int | None,
-    typer.Option(min=0, help="Decoder layers; 1: Hydra's prefix layer. Default: 0, 1, 2 or 4.", rich_help_panel=SHAPE),
+    typer.Option(min=0, help="Decoder layers; 1: Hydra's prefix layer. Default: the kind's.", rich_help_panel=SHAPE),
 ]
 LinkRank = Annotated[
     int, typer.Option(min=-1, help="Units of a block's link; 0: none, -1: 128.", rich_help_panel=SHAPE)
@@ -91,8 +92,9 @@ def head(
     as_json: options.AsJson = False,
 ) -> None:
     """Train a head that guesses from the target's hidden states, and measure it on held-back text."""
+    from mirrorsd.training.divergence import LossMix
     from mirrorsd.training.heads.head_shape import HeadPlan
-    from mirrorsd.training.heads.head_training import LOSS_MIXES, HeadTrainingConfig
+    from mirrorsd.training.heads.head_training import HeadTrainingConfig
 
     check_output(output)
     asked: dict[str, Any] = {"kind": kind, "taps": read_taps(taps), "length": guesses, "vocabulary": vocabulary}
@@ -100,7 +102,7 @@ def head(
     plan = HeadPlan(**asked, link_rank=link_rank, adapter_rank=adapter_rank)
     rows: dict[str, Any] = {"sequences": batch, "length": length, "row_share": row_share, "rate": rate}
     rows |= {"decay": decay, "prompt_weight": prompt_weight, "is_compiled": compile_loss}
-    how = HeadTrainingConfig(mix=read_mix(loss) or LOSS_MIXES[kind], **rows)
+    how = HeadTrainingConfig(mix=read_mix(loss) or LossMix(**plan.usual.loss), **rows)
     config = run_config(work / kind, (seconds, deadline, False), (save_every, report_every, count_cpu))
     checkpoint = shared.open_target(target, trained=0, tokens=batch * length, threads=threads, device=device)
     shared.check_fresh(work / kind, resume=resume)

@@ -21,7 +21,7 @@ from mirrorsd.runtime.backends.onnxruntime.bound_pass import OpenedTarget, RowBu
 from mirrorsd.runtime.backends.onnxruntime.packed_graph import OWN_ROWS, ROWS_OF_SLOTS, SLOT_ROWS, in_slot, packed
 from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS
 from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, Place, Tensor, host_scalar, run_options
-from mirrorsd.runtime.backends.protocol import NO_OUTPUT, TargetOutput, TargetPass
+from mirrorsd.runtime.backends.protocol import NO_OUTPUT, TargetBatch, TargetOutput, TargetPass
 from mirrorsd.runtime.ledger import Ledger, Span
 
 Caches = Mapping[str, ort.OrtValue]
@@ -74,8 +74,8 @@ class _Rows(NamedTuple):
     first_logits: list[int]
 
 
-class OnnxBatch:
-    """See `TargetBatch`."""
+class OnnxBatch(TargetBatch):
+    """Several sessions' rows in one pass of packed stages."""
 
     def __init__(self, model: OpenedTarget, files: Sequence[tuple[Segment, OnnxStage]], num_slots: int) -> None:
         """Open the packed stages of a model beside its own ones, `files`.
@@ -115,7 +115,6 @@ class OnnxBatch:
         self._results: dict[str, Tensor] = {}
 
     def run(self, passes: Sequence[TargetPass]) -> list[TargetOutput]:
-        """See `TargetBatch.run`."""
         with raised_as(DeviceError, f"ONNX Runtime could not bind {len(passes)} conversations", ONNX_ERRORS):
             slots = self._seat([_session_of(one) for one in passes])
             rows = self._rows(passes, slots)
@@ -140,7 +139,6 @@ class OnnxBatch:
 
     @property
     def is_given_up(self) -> bool:
-        """See `TargetBatch`."""
         return self._running is not None and self._running.is_ended
 
     def leave(self, session: BatchedSession) -> None:

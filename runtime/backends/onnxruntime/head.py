@@ -68,7 +68,7 @@ class OnnxHead:
     def run(
         self, taps: Mapping[int, Tensor], tokens: NDArray[np.int64], start: int, noise: NDArray[np.float32] | None
     ) -> HeadGuesses:
-        """See `TargetSession.guess`; `taps` are the pass's own, `[1, S, H]` with `S >= R`.
+        """Guess as `TargetSession.guess` does; `taps` are the pass's own, `[1, S, H]` with `S >= R`.
 
         Raises:
             DeviceError: the device failed, or its logits are not numbers.

@@ -26,6 +26,8 @@ def session_options(placement: TargetPlacement) -> ort.SessionOptions:
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = 3
+    # An arena keeps what loading needed for a moment: a head's weights as they are in the file, beside the packed ones.
+    options.enable_cpu_mem_arena = False
     if placement.threads > 1:
         # Each stage has a pool of its own: an idle one must not spin beside the one at work.
         options.add_session_config_entry("session.force_spinning_stop", "1")

@@ -30,7 +30,7 @@ from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS
 from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, Place, Tensor
 from mirrorsd.runtime.backends.onnxruntime.states import RecurrentStates
 from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
-from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, Kept, TargetOutput
+from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, Kept, TargetModel, TargetOutput, TargetSession
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 
@@ -48,7 +48,7 @@ _CAPTURED_ROWS = (1, 2, 4, 8, 16, 32)
 """Where passes are captured, others are filled up to one of these: a session captures six graphs, when it opens."""
 
 
-class OnnxTargetModel:
+class OnnxTargetModel(TargetModel):
     """The target's graphs, loaded once. Load it on the target worker's thread."""
 
     def __init__(
@@ -83,7 +83,7 @@ class OnnxTargetModel:
         self._batches: list[OnnxBatch] = []
 
     def open_batch(self, num_slots: int) -> OnnxBatch | None:
-        """See `TargetModel.open_batch`: on the processor, where it gives the bits of passes alone, and fits.
+        """What runs several sessions together: on the processor, where it gives the bits of passes alone, and fits.
 
         Texts of recurrent layers take turns: a pass of several would have to keep their states apart. So do those of
         targets in 16 bits: ONNX Runtime fails in the rewritten graph's `Split` there, for a reason not yet found.
@@ -162,7 +162,7 @@ class OnnxTargetModel:
         return describe_stages(stages, self.device) + elsewhere
 
 
-class OnnxTarget:
+class OnnxTarget(TargetSession):
     """A `TargetSession` on an ONNX Runtime provider: one cache, and the bindings to it."""
 
     def __init__(self, model: OnnxTargetModel, row_group: int) -> None:
@@ -195,7 +195,6 @@ class OnnxTarget:
         on_exit: Callable[[ExitGuesses], None] | None = None,
         exits: Collection[int] | None = None,
     ) -> TargetOutput:
-        """See `TargetSession.run`."""
         num_rows = len(tokens)
         tokens = self.rows_of(tokens, start, is_prefill=False)
         bound = self._bound(len(tokens), is_prefill=False)
@@ -224,12 +223,12 @@ class OnnxTarget:
         return found.copy()
 
     def rows_of(self, tokens: NDArray[np.int64], start: int, *, is_prefill: bool) -> NDArray[np.int64]:
-        """See `BatchedSession.rows_of`."""
+        """What is computed for so many rows: whole groups."""
         group = len(tokens) + -len(tokens) % self.row_group
         return self._filled_up(tokens, group if is_prefill else self._size(len(tokens), start))
 
     def joins(self, running: SharedRun, taps: Mapping[int, Tensor]) -> None:
-        """See `BatchedSession.joins`."""
+        """Note that its rows are in a batch that is `running`, which leaves `taps` of them."""
         self._running, self._shared, self._taps = None, running, taps
 
     def _filled_up(self, tokens: NDArray[np.int64], size: int) -> NDArray[np.int64]:
@@ -260,7 +259,6 @@ class OnnxTarget:
         return ExitGuesses(segment.end_layer, ids[:num_rows], logprobs[:num_rows])
 
     def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
-        """See `TargetSession.prefill`."""
         num_rows = len(tokens)
         tokens = self.rows_of(tokens, start, is_prefill=True)
         bound = self._bound(len(tokens), is_prefill=True)
@@ -275,7 +273,6 @@ class OnnxTarget:
             self._states.end(num_rows, None)
 
     def resumable(self, position: int) -> int:
-        """See `TargetSession.resumable`."""
         return position if self._states is None else self._states.resumable(position)
 
     def guess(
@@ -287,7 +284,6 @@ class OnnxTarget:
         noise: NDArray[np.float32] | None = None,
         ledger: Ledger,
     ) -> HeadGuesses:
-        """See `TargetSession.guess`."""
         assert self._taps is not None  # there was a pass: the caller has its rows
         if kind not in self._own_heads:
             self._own_heads[kind] = self._model.heads.new(kind, self._model.device)
@@ -303,13 +299,11 @@ class OnnxTarget:
             self.run(np.zeros(size, dtype=np.int64), 0, with_logits=False, ledger=Ledger(), on_exit=lambda _: None)
 
     def read_cache(self, num_rows: int) -> Kept:
-        """See `TargetSession.read_cache`."""
         with raised_as(DeviceError, "ONNX Runtime could not read the cache", ONNX_ERRORS):
             rows = [value.numpy()[:, :, :num_rows].copy() for value in self._past_values()]
             return Kept(num_rows, rows, [] if self._states is None else self._states.read(num_rows))
 
     def write_cache(self, kept: Kept) -> None:
-        """See `TargetSession.write_cache`."""
         with raised_as(DeviceError, "ONNX Runtime could not write the cache", ONNX_ERRORS):
             for value, new in zip(self._past_values(), kept.rows, strict=True):
                 whole = value.numpy().copy()
@@ -323,7 +317,7 @@ class OnnxTarget:
         return [self.caches[name(layer)] for layer in layers for name in (names.past_key, names.past_value)]
 
     def terminate(self) -> None:
-        """See `TargetSession.terminate`: ONNX Runtime looks at the flag between two operators.
+        """Ask the running pass to end early: ONNX Runtime looks at the flag between two operators.
 
         A pass that is others' too goes on, unless they want it as little.
         """

@@ -1,26 +1,18 @@
-"""The draft on OpenVINO (CPU, GPU, NPU, or the NPU plugin's wrapper on the CPU): a model, and its sessions.
+"""The draft on OpenVINO (CPU, GPU, NPU, or the NPU plugin's wrapper on the CPU).
 
 One IR with symbolic `N`, `R`, `C` is made static for each (rows, tips, capacity) that is used, or compiled once for all
-of them (`draft_compiler` says when). Each has a request with all its tensors (`draft_pass`). All requests of one
-capacity share one key/value cache; a text that outgrows it moves to the next capacity, which `prepare` has made ready
-before the draft read the text; a shorter text moves back.
+of them (`draft_compiler` says when). Each has a request with all its tensors (`draft_pass`).
 """
 
-from collections.abc import Sequence
 from pathlib import Path
-from time import perf_counter
-
-import numpy as np
-from numpy.typing import NDArray
 
 from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.graphs.errors import DeviceError, raised_as
-from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
+from mirrorsd.graphs.manifest import DraftEntry
 from mirrorsd.runtime.backends.openvino.draft_compiler import DraftCompiler
-from mirrorsd.runtime.backends.openvino.draft_pass import DraftNoise, DraftRequest
-from mirrorsd.runtime.backends.openvino.draft_shapes import OPENVINO_ERRORS, Shape
-from mirrorsd.runtime.backends.protocol import Progress, RowBlock, TipGuesses
-from mirrorsd.runtime.sampling.chooser import NoiseSource
+from mirrorsd.runtime.backends.openvino.draft_shapes import OPENVINO_ERRORS
+from mirrorsd.runtime.backends.protocol import Progress
+from mirrorsd.runtime.backends.slot_draft import SlotDraft
 
 
 class OpenVinoDraftModel:
@@ -33,9 +25,9 @@ class OpenVinoDraftModel:
         with raised_as(DeviceError, f"OpenVINO cannot use {placement.device} for the draft", OPENVINO_ERRORS):
             self.shapes = DraftCompiler(bundle, entry, placement, on_progress)
 
-    def new_session(self) -> "OpenVinoDraft":
+    def new_session(self) -> SlotDraft:
         """A session with a cache of its own on the shared compiled shapes."""
-        return OpenVinoDraft(self)
+        return SlotDraft(self)
 
     def describe(self) -> str:
         """One line for `pipe.placement`."""
@@ -43,147 +35,3 @@ class OpenVinoDraftModel:
         where = f"{placement.device}{' (emulated on CPU)' if placement.emulated else ''}"
         shapes = ", one model for all shapes" if self.shapes.is_shared else ""
         return f"draft: openvino {where}, {placement.precision}, {placement.threads} thread(s){shapes}"
-
-
-class OpenVinoDraft:
-    """A `DraftSession` on an OpenVINO device: one cache, and the requests bound to it.
-
-    Attributes:
-        last_pass_seconds: what the device took for the last pass, from start to finish.
-    """
-
-    def __init__(self, model: OpenVinoDraftModel) -> None:
-        entry = model.entry
-        self.shape = entry.shape
-        decode = [bucket for bucket in entry.buckets if bucket.tips > 1] or list(entry.buckets)
-        self.round_sizes = tuple(sorted({bucket.rows for bucket in decode}))
-        self.max_tips = max(bucket.tips for bucket in decode)
-        self.prefill_rows = max(bucket.rows for bucket in entry.buckets)
-        self.capacity = max(entry.capacities)
-        self._buckets = model.shapes.buckets
-        self._capacities = sorted(entry.capacities)
-        self._model = model
-        self._requests: dict[tuple[int, int, int], DraftRequest] = {}
-        self._cache = model.shapes.new_cache(self._capacities[0])
-        self._noise = DraftNoise(entry.shape) if entry.shape.num_noise_rows else None
-        self._last: DraftRequest | None = None
-        self._is_closed = False
-        self.last_pass_seconds = 0.0
-
-    @property
-    def cache_capacity(self) -> int:
-        """Slots of the cache in use now; `capacity` is the largest it may become."""
-        return self._cache.capacity
-
-    def warm_up(self) -> None:
-        """Run every bucket at the first capacity once, so that the first request pays nothing; fill the cache."""
-        self.prepare(1)
-        self._model.shapes.fill_cache()
-
-    def is_prepared(self, num_slots: int) -> bool:
-        """See `DraftSession.is_prepared`."""
-        return all(self._model.shapes.is_warm(*shape) for shape in self._shapes(num_slots))
-
-    def prepare(self, num_slots: int) -> None:
-        """See `DraftSession.prepare`; a session that is closed meanwhile ends it."""
-        for shape in self._shapes(num_slots):
-            if not self._is_closed:
-                self._model.shapes.warm_up(*shape)
-
-    def use_noise(self, source: NoiseSource | None) -> None:
-        """See `DraftSession.use_noise`."""
-        if self._noise is not None:
-            self._noise.follow(source)
-
-    def run(self, blocks: Sequence[RowBlock], tip_rows: Sequence[int]) -> TipGuesses:
-        """See `DraftSession.run`."""
-        num_rows = sum(len(block.tokens) for block in blocks)
-        self._reserve(max(_slots_needed(block) for block in blocks))
-        request = self._request(self._smallest_bucket(num_rows, len(tip_rows)))
-        request.inputs.fill(blocks, tip_rows)
-        if self._noise is not None:
-            request.use_noise(self._noise, len(tip_rows))
-        started = perf_counter()
-        request.infer()
-        self.last_pass_seconds = perf_counter() - started
-        self._last = request
-        count = len(tip_rows)
-        return TipGuesses(request.tip_ids[:count], request.tip_logprobs[:count])
-
-    def keep_rows(self, rows: Sequence[int], slots: Sequence[int]) -> None:
-        """See `DraftSession.keep_rows`."""
-        if not len(slots) or self._last is None:
-            return
-        self._reserve(max(slots) + 1)
-        row_index, slot_index = _index(rows), _index(slots)
-        for cached, new in zip(self._cache.arrays, self._last.new_rows, strict=True):
-            cached[0][:, slot_index] = new[0][:, row_index]
-
-    def move_slots(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
-        """See `DraftSession.move_slots`."""
-        source_index, destination_index = np.asarray(sources), _index(destinations)
-        for cached in self._cache.arrays:
-            cached[0][:, destination_index] = cached[0][:, source_index]
-
-    def forget_after(self, num_slots: int) -> None:
-        """See `DraftSession.forget_after`: move back to the smallest capacity that holds what is left."""
-        fitting = next(capacity for capacity in self._capacities if capacity >= num_slots)
-        if fitting < self._cache.capacity:
-            self._resize(fitting)
-
-    def close(self) -> None:
-        """Drop requests, cache and noise. The session cannot be used afterwards."""
-        self._is_closed = True
-        self._requests.clear()
-        self._last = self._noise = None
-        del self._cache
-
-    def _shapes(self, num_slots: int) -> list[Shape]:
-        """What a text of up to `num_slots` slots uses, in the order in which it will."""
-        last = next((size for size in self._capacities if size >= num_slots), self._capacities[-1])
-        capacities = [size for size in self._capacities if size <= last]
-        return [(bucket.rows, bucket.tips, size) for size in capacities for bucket in self._buckets]
-
-    def _reserve(self, num_slots: int) -> None:
-        """Move to the smallest capacity that holds `num_slots`."""
-        if num_slots <= self._cache.capacity:
-            return
-        fitting = [capacity for capacity in self._capacities if capacity >= num_slots]
-        if not fitting:
-            raise DeviceError(f"The draft needs {num_slots} cache slots; this bundle has at most {self.capacity}.")
-        self._resize(fitting[0])
-
-    def _resize(self, capacity: int) -> None:
-        cache = self._model.shapes.new_cache(capacity)
-        cache.take(self._cache)
-        self._cache = cache
-        for request in self._requests.values():
-            request.bind(self._cache)
-
-    def _smallest_bucket(self, num_rows: int, num_tips: int) -> DraftBucket:
-        for bucket in self._buckets:
-            if bucket.rows >= num_rows and bucket.tips >= num_tips:
-                return bucket
-        raise DeviceError(f"No draft bucket takes {num_rows} rows and {num_tips} tips.")
-
-    def _request(self, bucket: DraftBucket) -> DraftRequest:
-        key = (bucket.rows, bucket.tips, self._cache.capacity)
-        if key not in self._requests:
-            self._requests[key] = self._model.shapes.new_request(key, self._cache)
-        return self._requests[key]
-
-
-def _index(places: Sequence[int]) -> slice | NDArray[np.int64]:
-    """Places as numpy takes them fastest: a slice where they follow each other.
-
-    >>> _index([4, 5, 6]), _index([4, 6])
-    (slice(4, 7, None), array([4, 6]))
-    """
-    consecutive = range(places[0], places[0] + len(places))
-    if list(places) == list(consecutive):
-        return slice(consecutive.start, consecutive.stop)
-    return np.asarray(places)
-
-
-def _slots_needed(block: RowBlock) -> int:
-    return max([block.chain_visible, *(slot + 1 for slot in block.extra_slots)])

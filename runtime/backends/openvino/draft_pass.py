@@ -72,6 +72,11 @@ class DraftNoise:
         """Whether the request has no noise: all rows are zero."""
         return self._source is None
 
+    @property
+    def rows(self) -> NDArray[np.float32]:
+        """The memory of `tensor`."""
+        return self._rows
+
     def follow(self, source: NoiseSource | None) -> None:
         """Begin a request whose noise comes from `source`, or one without noise."""
         if self._source is not None:

@@ -20,7 +20,7 @@ from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Exit, Head, Segment, TargetEntry
 from mirrorsd.runtime.backends.openvino.draft_shapes import OPENVINO_ERRORS
 from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
-from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, Kept, TargetOutput
+from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, Kept, TargetOutput, TargetSession
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 
@@ -67,7 +67,7 @@ class OpenVinoTargetModel:
         return f"target: openvino {', '.join(devices)}, {self.placement.threads} thread(s){elsewhere}"
 
 
-class OpenVinoTarget:
+class OpenVinoTarget(TargetSession):
     """A `TargetSession` on an OpenVINO device: one cache in host memory, and the requests that read it."""
 
     def __init__(self, model: OpenVinoTargetModel) -> None:
@@ -91,7 +91,6 @@ class OpenVinoTarget:
         on_exit: Callable[[ExitGuesses], None] | None = None,
         exits: Collection[int] | None = None,
     ) -> TargetOutput:
-        """See `TargetSession.run`."""
         rows = tokens[None]
         logit_rows = np.arange(len(tokens), dtype=np.int64)
         for segment in self._segments:
@@ -111,7 +110,6 @@ class OpenVinoTarget:
         return ExitGuesses(layer, *self._exits[layer].run(hidden))
 
     def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
-        """See `TargetSession.prefill`."""
         rows, last_row = tokens[None], np.array([len(tokens) - 1], dtype=np.int64)
         with ledger.time("target", "prefill"):
             for segment in self._segments:
@@ -126,7 +124,7 @@ class OpenVinoTarget:
         noise: NDArray[np.float32] | None = None,
         ledger: Ledger,
     ) -> HeadGuesses:
-        """See `TargetSession.guess`: it has no heads, so nobody asks."""
+        """It has no heads, so nobody asks."""
         raise DeviceError("Heads run on ONNX Runtime; this device map's target runs on OpenVINO.")
 
     def warm_up(self, num_rows: int) -> None:
@@ -135,22 +133,18 @@ class OpenVinoTarget:
             self.run(np.zeros(size, dtype=np.int64), 0, with_logits=False, ledger=Ledger(), on_exit=lambda _: None)
 
     def resumable(self, position: int) -> int:
-        """See `TargetSession.resumable`."""
         return position
 
     def read_cache(self, num_rows: int) -> Kept:
-        """See `TargetSession.read_cache`."""
         caches = [cache for segment in self._segments for cache in segment.caches]
         return Kept(num_rows, [cache[:, :, :num_rows].copy() for cache in caches])
 
     def write_cache(self, kept: Kept) -> None:
-        """See `TargetSession.write_cache`."""
         caches = [cache for segment in self._segments for cache in segment.caches]
         for cache, new in zip(caches, kept.rows, strict=True):
             cache[:, :, : new.shape[2]] = new
 
     def terminate(self) -> None:
-        """See `TargetSession.terminate`."""
         for segment in tuple(self._segments):
             segment.cancel()
 

@@ -43,7 +43,7 @@ class ScriptedPipeline:
 
     def __init__(self, answer: Callable[[str, str], list[int]]) -> None:
         self.device_map = load_device_map("cpu")
-        self.layout = "apart"
+        self.layout, self.advice = "apart", ""
         self.chat: dict[str, Any] = {}
         settings = {"generation": {}, "chat_settings": lambda given: self.chat if given is None else {}}
         self.manifest = SimpleNamespace(accepted_length=None, **settings)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from mirrorsd.export.hub import parse_name
 from mirrorsd.export.options import TARGET_PRECISIONS
 from mirrorsd.export.pairs import draft_for, known_pairs
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.hub.checkpoints import parse_name
 
 
 def test_every_pair_is_of_hub_names_and_known_precisions() -> None:

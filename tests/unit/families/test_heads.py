@@ -6,15 +6,19 @@ from typing import Any
 
 import pytest
 import torch
+from random_heads import usual_config
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mirrorsd.families.heads import HeadChain, HeadConfig, HeadNetwork, build_head
+from mirrorsd.families.heads import KINDS, HeadChain, HeadConfig, HeadNetwork, build_head
 from mirrorsd.families.heads.attending import FeatureRows
 from mirrorsd.families.heads.choice import Choice
+from mirrorsd.families.heads.kind import add_kind
 from mirrorsd.families.heads.lending import lent_by
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.names import HEAD_KINDS, TRAINED_HEADS
 
+ROOT = Path(__file__).resolve().parents[3]
 VOCAB, HIDDEN, LENGTH = 50, 32, 3
 SIZES: Any = {
     "length": LENGTH, "hidden_size": HIDDEN, "vocab_size": VOCAB, "num_logits": VOCAB, "num_heads": 4,
@@ -37,6 +41,7 @@ HEADS = {
     "block with a gated link": replace(BLOCK, link="gated", link_rank=4, tap_norm="each"),
     "streaming": STREAMING,
     "block with a Markov link": replace(BLOCK, link="markov", link_rank=4, mask_token=9, samples_anchor=False),
+    **{f"{kind} as usual": replace(usual_config(kind), **SIZES) for kind in TRAINED_HEADS},
 }
 
 
@@ -96,6 +101,20 @@ def test_a_guess_depends_on_the_token_guessed_before_it(config: HeadConfig) -> N
     assert found[0] != found[1]
 
 
+def test_every_kind_has_a_name_a_file_of_its_own_and_a_row_on_its_page() -> None:
+    assert sorted(KINDS) == sorted(HEAD_KINDS)
+    assert [kind for kind in HEAD_KINDS if KINDS[kind].training] == list(TRAINED_HEADS)
+    files = {path.stem for path in (ROOT / "families" / "heads" / "kinds").glob("*.py")} - {"__init__"}
+    assert files == set(KINDS)
+    page = (ROOT / "docs" / "heads.md").read_text(encoding="utf-8")
+    assert [kind for kind in HEAD_KINDS if f"| `{kind}` |" not in page] == []
+
+
+def test_two_kinds_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="two kinds of heads 'medusa'"):
+        add_kind("medusa", KINDS["medusa"])
+
+
 def test_a_head_folder_keeps_its_config(tmp_path: Path) -> None:
     for config in HEADS.values():
         config.write(tmp_path)
@@ -111,7 +130,7 @@ def test_what_is_borrowed_follows_from_kind_and_vocabulary() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"head_kind": "medea"}, "head_kind is 'medea'; allowed: medusa, hydra, eagle3, block, streaming"),
+        ({"head_kind": "medea"}, "head_kind is 'medea'; allowed: block, eagle3, hydra, medusa, mtp, streaming"),
         ({"taps": (3, "first")}, "taps are"),
         ({"taps": (1, 2)}, "reads one tap"),
         ({"vocabulary": "low-rank"}, "head_rank=0; a low-rank one has a rank"),
@@ -119,6 +138,7 @@ def test_what_is_borrowed_follows_from_kind_and_vocabulary() -> None:
         ({"length": 0}, "length is 0; it must be at least 1"),
         ({"link": "gated"}, "link_rank=0"),
         ({"num_kv_heads": 3}, "4 query heads for 3"),
+        ({"num_layers": 1}, "a medusa head has num_layers=1; at most 0 are allowed"),
         ({"head_kind": "eagle3", "num_layers": 0}, "must be at least 1"),
         ({"adapter_rank": 4}, "medusa head has adapter_rank=4; streams have adapters, and only they"),
         ({"head_kind": "streaming", "num_layers": 2, "intermediate_size": 48, "taps": (1, 3)}, "each of its 2 layers"),

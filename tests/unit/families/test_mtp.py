@@ -14,8 +14,8 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import (
 
 from mirrorsd.families.heads import build_head
 from mirrorsd.families.heads.attending import FeatureRows
-from mirrorsd.families.heads.eagle3 import Eagle3Network
-from mirrorsd.families.heads.mtp import LENGTH, is_offset, mtp_config, mtp_names
+from mirrorsd.families.heads.kinds.eagle3 import Eagle3Network
+from mirrorsd.families.heads.kinds.mtp import LENGTH, is_offset, mtp_config, mtp_names
 
 HIDDEN, VOCAB, ROWS = 48, 60, 9
 SIZES: dict[str, Any] = {

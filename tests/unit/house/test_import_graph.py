@@ -14,10 +14,20 @@ ALLOWED = {
     "freezing": {"PyInstaller"},
     "graphs": {"numpy", "filelock", "msgspec", "platformdirs"},
     "device_maps": {"mirrorsd.graphs"},
+    "hub": {"mirrorsd.graphs", "huggingface_hub"},
     "families": {"mirrorsd.graphs", "torch", "transformers", "huggingface_hub"},
-    "export": {"mirrorsd.graphs", "mirrorsd.device_maps", "mirrorsd.families", "psutil", *TRAINERS, *COMPILERS},
+    "export": {
+        "mirrorsd.graphs",
+        "mirrorsd.device_maps",
+        "mirrorsd.families",
+        "mirrorsd.hub",
+        "psutil",
+        *TRAINERS,
+        *COMPILERS,
+    },
     "runtime": {
-        *("mirrorsd.graphs", "mirrorsd.device_maps", "numpy", "onnxruntime", "openvino", "tokenizers", "jinja2"),
+        *("mirrorsd.graphs", "mirrorsd.device_maps", "mirrorsd.hub", "numpy", "onnxruntime", "openvino"),
+        *("tokenizers", "jinja2"),
         *("llguidance", "packaging", "psutil"),
     },
     "machine": {
@@ -26,11 +36,11 @@ ALLOWED = {
     },
     "training": {"mirrorsd.graphs", "mirrorsd.families", "matplotlib", *TRAINERS},
     "server": {
-        *("mirrorsd", "mirrorsd.graphs", "mirrorsd.machine", "mirrorsd.runtime"),
+        *("mirrorsd", "mirrorsd.graphs", "mirrorsd.hub", "mirrorsd.machine", "mirrorsd.runtime"),
         *("starlette", "uvicorn", "pydantic", "pydantic_core", "prometheus_client", "h11", "httpx2"),
     },
     "cli": {
-        *("mirrorsd", "mirrorsd.graphs", "mirrorsd.device_maps", "mirrorsd.export"),
+        *("mirrorsd", "mirrorsd.graphs", "mirrorsd.device_maps", "mirrorsd.export", "mirrorsd.hub"),
         *(
             "mirrorsd.machine",
             "mirrorsd.runtime",

@@ -11,6 +11,7 @@ FOLDERS = (
     "graphs",
     "device_maps",
     "families",
+    "hub",
     "export",
     "runtime",
     "machine",

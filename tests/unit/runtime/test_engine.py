@@ -15,8 +15,6 @@ from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.seat import Seat
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.engine import Engine
-from mirrorsd.runtime.generation import SeatedDecoder
-from mirrorsd.runtime.turns import Turns
 
 PROMPTS = [[3, 1, 4, 1, 5], [2, 7, 1, 8, 2, 8], [1, 1, 2, 3, 5, 8, 13]]
 
@@ -167,45 +165,41 @@ def test_drafting_behind_anothers_pass_counts_as_queueing(scripted: Callable, dr
     assert seconds - passes < 0.5 * request.ledger.drafted_s
 
 
-def test_what_no_first_token_needs_is_left_until_the_second_step_and_done_once(engine: Engine) -> None:
-    done: list[str] = []
-    engine.leave_for_later(lambda _: done.append(threading.current_thread().name))
-    seat = Seat(engine)
-    request = new_request(seat, PROMPTS[0], "plain")
-    decoder = SeatedDecoder(request, seat, Turns())
-    inflight = decoder.step(decoder.start()).inflight
-    assert not done
-    for _ in range(3):
-        inflight = decoder.step(inflight).inflight
-    decoder.close()
-    engine.settle(wait=True)
-    assert done == ["mirrorsd-later"]
+def test_a_job_beside_rests_as_long_as_its_pieces_took_where_a_device_works_meanwhile(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rested: list[float] = []
+    monkeypatch.setattr(engine._is_waited_for, "wait", lambda seconds: rested.append(seconds) or False)
+    idle = {"target": 7.0, "draft": 9.0}
+    monkeypatch.setattr(DeviceWorker, "idle_seconds", lambda worker: idle[worker.name])
+    rests: list[Callable[[float], bool]] = []
+    engine.do_beside(rests.append)
+    engine.settle()
+    assert not rests[0](6.0)
+    assert not rested  # both have been idle for longer than the piece took
+    for name in idle:
+        idle[name] = 5.0
+        assert not rests[0](6.0)
+        idle[name] = 8.0
+    assert rested == [6.0, 6.0]
 
 
 def test_an_engine_that_is_closed_has_what_was_left_for_later_leave_off(engine: Engine) -> None:
     ended = threading.Event()
 
     def work(rest: Callable[[float], bool]) -> None:
-        while not rest(60.0):
+        while not rest(1e-3):
             pass
         ended.set()
 
-    engine.leave_for_later(work)
-    engine.settle()
+    engine.do_beside(work)
     engine.close()
     assert ended.wait(5)
 
 
 def test_work_that_somebody_waits_for_rests_no_more(engine: Engine) -> None:
-    engine.leave_for_later(lambda rest: rest(3600.0))
+    engine.do_beside(lambda rest: rest(3600.0))
     engine.settle()
-    engine.settle(wait=True)
-
-
-def test_what_was_left_for_later_is_never_begun_once_the_engine_is_closed(engine: Engine) -> None:
-    engine.leave_for_later(lambda _: pytest.fail("begun"))
-    engine.close()
-    engine.settle(wait=True)
 
 
 def test_a_seat_that_forgot_reads_the_prompt_anew_and_says_the_same(engine: Engine) -> None:

@@ -23,7 +23,7 @@ from mirrorsd.runtime import GenerationConfig
 class Scripted:
     """Says back what it is told; a word is a token, and every second one was drafted."""
 
-    name, context = "scripted", 40
+    name, context, advice = "scripted", 40, ""
 
     def __init__(self, say: Callable[[str, GenerationConfig], str] = lambda text, config: f"you said {text}") -> None:
         self._say = say

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from mirrorsd.export.bundle.atomic_folder import atomic_folder, check_space
 from mirrorsd.export.bundle.journal import JOURNAL_FILE, Journal, digest_of, is_of
+from mirrorsd.graphs.atomic_folder import atomic_folder, check_space
 from mirrorsd.graphs.errors import ConfigError, ExportError, ParityError
 
 

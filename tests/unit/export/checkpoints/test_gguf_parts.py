@@ -12,9 +12,9 @@ import torch
 from mirrorsd.export.checkpoints.carried_files import token_entry
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.checkpoints.gguf_file import parts_of
-from mirrorsd.export.hub import HubName
 from mirrorsd.graphs.errors import ExportError
 from mirrorsd.graphs.whole_file import is_gguf
+from mirrorsd.hub.checkpoints import HubName
 
 WriteGguf = Callable[..., Path]
 NONE = 4294967295

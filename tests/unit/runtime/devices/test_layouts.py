@@ -71,6 +71,7 @@ def test_the_calling_thread_and_the_pool_share_no_core() -> None:
     entry = "session.intra_op_thread_affinities"
     assert session_options(target).get_session_config_entry(entry) == "2;3;4", "ONNX Runtime counts from 1"
     assert session_options(target).get_session_config_entry("session.force_spinning_stop") == "1"
+    assert not session_options(target).enable_cpu_mem_arena, "it would keep the head's weights twice"
     pool_of_its_own = TargetPlacement(runtime="openvino", cores=(0, 1), threads=2)
     assert target_thread_cores(pool_of_its_own) == (0, 1), "OpenVINO's threads inherit the cores of their maker"
 

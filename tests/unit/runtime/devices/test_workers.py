@@ -59,6 +59,27 @@ def test_waiting_ends_when_a_job_takes_too_long_or_nobody_wants_it() -> None:
     assert worker.close()
 
 
+@pytest.mark.parametrize("is_lent", [False, True])
+def test_a_process_that_was_stopped_finds_no_job_too_late(monkeypatch: pytest.MonkeyPatch, *, is_lent: bool) -> None:
+    """As by Ctrl-Z and `fg`: all at once, the job has been running for an hour."""
+    monkeypatch.setattr("mirrorsd.runtime.devices.workers._WATCH_S", 0.3)
+    worker, begun, terminated = DeviceWorker("test", is_lent=is_lent), threading.Event(), threading.Event()
+
+    def job() -> bool:
+        worker._job_started = time.perf_counter() - 3600
+        begun.set()
+        return terminated.wait(0.4)
+
+    if is_lent:
+        assert not worker.perform(job, "one", Overdue(60.0, terminated.set)).result()
+    else:
+        ticket = worker.submit(job)
+        assert begun.wait(5)
+        monkeypatch.setattr("mirrorsd.runtime.devices.workers._WATCH_S", 5.0)
+        assert worker.wait(ticket, 60.0)
+    assert worker.close()
+
+
 def test_time_behind_others_does_not_count_as_long_as_each_job_ends_in_time() -> None:
     worker = DeviceWorker("test")
     tickets = [worker.submit(lambda: time.sleep(0.08), number) for number in range(8)]

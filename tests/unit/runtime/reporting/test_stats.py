@@ -191,5 +191,26 @@ def test_a_text_with_plain_steps_is_held_against_them_and_not_against_another_mo
     assert summarise(made, 0.0, now + 0.02, plain_tokens_per_second=1.0).plain_tokens_per_second == 1.0, "too few"
 
 
+@pytest.mark.parametrize(
+    ("num_plain", "num_accepted", "is_plain"),
+    [(9, 0, True), (8, 0, False), (18, 1, True), (17, 1, False), (99, 8, True), (0, 3, False)],
+)
+def test_a_text_that_came_one_by_one_is_not_compared_with_plain_decoding(
+    num_plain: int, num_accepted: int, is_plain: bool
+) -> None:
+    """Nine tenths of the tokens, those of the trial's step included, are where a text counts as plain decoding's."""
+    made = Request(PROMPT, GenerationConfig(max_new_tokens=128), SpeculationConfig(), 64, threading.Event())
+    made.prefilled = 1.0
+    for number in range(num_plain):
+        made.steps.append(StepRecord(1.0 + number, 2.0 + number, 0, 0, "none", "plain", 1.0))
+    now = 1.0 + num_plain
+    made.steps.append(StepRecord(now, now + 1.0, num_accepted + 1, num_accepted, "fresh", "serial", 1.0))
+    made.num_tokens += num_plain + 1 + num_accepted
+    stats = summarise(made, 0.0, now + 1.0, plain_tokens_per_second=1.0)
+    assert round(stats.tokens_per_step * stats.steps) == num_plain + 1 + num_accepted
+    assert (stats.times_plain is None) == is_plain
+    assert ("times plain" in str(stats)) == (not is_plain)
+
+
 def half_as_fast(made: Request) -> float:
     return summarise(made, 0.0, made.steps[-1].ended).tokens_per_second / 2

@@ -21,7 +21,7 @@ from mirrorsd.training.heads.features import Teacher, teaching
 from mirrorsd.training.heads.head_folder import load_head, own_tensors, save_head
 from mirrorsd.training.heads.head_report import posterior_noise, report_head
 from mirrorsd.training.heads.head_shape import HeadPlan, make_head
-from mirrorsd.training.heads.head_training import LOSS_MIXES, HeadTrainingConfig, draw_spans, head_losses, train_head
+from mirrorsd.training.heads.head_training import HeadTrainingConfig, draw_spans, head_losses, train_head
 from mirrorsd.training.heads.vocabulary_loss import SpanTeacher, vocabulary_loss
 from mirrorsd.training.run.device import product_dtype
 from mirrorsd.training.run.schedule import TrainingClock, WarmStableDecay
@@ -89,7 +89,7 @@ def a_run(out: Path, steps: int = 60) -> RunConfig:
 
 def a_training(kind: str, **changes: Any) -> HeadTrainingConfig:
     sizes: Any = {"sequences": 8, "length": 24, "span": 6, "row_share": 0.5, "is_compiled": False}
-    return HeadTrainingConfig(mix=LOSS_MIXES[kind], **{**sizes, **changes})
+    return HeadTrainingConfig(mix=LossMix(**HeadPlan(kind=kind).usual.loss), **{**sizes, **changes})
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
@@ -209,7 +209,7 @@ def test_replayed_noise_chooses_the_text_and_is_gumbel_noise() -> None:
     ("plan", "words"),
     [
         ({"taps": (2, 9, 1)}, "tap 9 asked of a target with 4 layers"),
-        ({"kind": "serpent"}, "kind is 'serpent'; allowed: medusa, hydra, eagle3, block, streaming"),
+        ({"kind": "serpent"}, "kind is 'serpent'; allowed: block, eagle3, hydra, medusa, streaming"),
         ({"vocabulary": "large"}, "vocabulary is 'large'"),
     ],
 )

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
-from .attending import FeatureRows
+from mirrorsd.families.heads.attending import FeatureRows
+from mirrorsd.families.heads.choice import Listener
+from mirrorsd.families.heads.config import HeadConfig
+from mirrorsd.families.heads.kind import HeadKind, Training, add_kind
+from mirrorsd.families.heads.layer import HeadLayer, Norm, Rotary, layers_in
+from mirrorsd.families.heads.network import HeadNetwork
+
 from .block import pass_layer
-from .choice import Listener
-from .config import HeadConfig
-from .layer import HeadLayer, Norm, Rotary, layers_in
-from .network import HeadNetwork
 
 
 class StreamAdapter(nn.Module):
@@ -69,3 +71,30 @@ class StreamingNetwork(HeadNetwork):
         for number, layer in enumerate(layers_in(self.layers)):
             hidden = pass_layer(rows, (number, layer), self.adapters[number](hidden, who), angles, is_causal=True)
         listener.all_at_once(self.lm_head.states(self.norm(self.adapters[-1](hidden, who))))
+
+
+def entering_states(num_layers: int, num_own: int) -> tuple[int | str, ...]:
+    """What enters each of the layers that streams pass, the target's last `num_own`.
+
+    >>> entering_states(30, 4)
+    (26, 27, 28, 29)
+    """
+    return tuple(range(max(1, num_layers - num_own), num_layers))
+
+
+add_kind(
+    "streaming",
+    HeadKind(
+        network=StreamingNetwork,
+        training=Training(
+            taps=entering_states,
+            length=4,
+            num_layers=4,
+            loss={"kl": 1.0},
+            matrix_rate=0.06,
+            entries=lambda asked: {"adapter_rank": asked["adapter_rank"]},
+        ),
+        reads_tokens=False,
+        borrows_layers=True,
+    ),
+)

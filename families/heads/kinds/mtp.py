@@ -12,7 +12,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from .config import FINAL, HeadConfig
+from mirrorsd.families.heads.config import FINAL, HeadConfig
+from mirrorsd.families.heads.kind import HeadKind, add_kind
+from mirrorsd.graphs.names import OWN_HEAD
+
+from .eagle3 import Eagle3Network
 
 PREFIX = "mtp."
 """How the names of its tensors begin."""
@@ -31,7 +35,7 @@ def mtp_config(target: Mapping[str, Any]) -> HeadConfig:
     """The head of a target by its completed config.json."""
     vocab_size, rope = int(target["vocab_size"]), dict(target["rope_parameters"])
     return HeadConfig(
-        head_kind="mtp",
+        head_kind=OWN_HEAD,
         taps=(FINAL,),
         length=LENGTH,
         hidden_size=int(target["hidden_size"]),
@@ -66,3 +70,6 @@ def mtp_names(stored: Collection[str]) -> dict[str, str]:
 def is_offset(name: str) -> bool:
     """Whether a tensor of the head is stored as its distance from one, as this family's norms are."""
     return name.endswith(_NORM)
+
+
+add_kind(OWN_HEAD, HeadKind(network=Eagle3Network, training=None))

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from hub_server import SHA, serve
 
-from mirrorsd.export import hub
-from mirrorsd.export.hub import locate, origin_of, parse_name
 from mirrorsd.graphs.errors import ExportError
+from mirrorsd.hub import asking
+from mirrorsd.hub.checkpoints import locate, origin_of, parse_name
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_what_cannot_be_fetched_is_explained(asked: list[str], name: str, words:
 
 
 def test_a_full_disk_is_noticed_before_the_fetching(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub.shutil, "disk_usage", lambda _: type("", (), {"free": 3})())
+    monkeypatch.setattr(asking.shutil, "disk_usage", lambda _: type("", (), {"free": 3})())
     with pytest.raises(ExportError, match=r"takes 1 MB, and 1 MB are free in .* HF_HOME"):
         locate("tiny/target", print)
     assert not [line for line in asked if line.startswith("GET") and "resolve" in line]

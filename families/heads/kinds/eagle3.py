@@ -10,11 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .attending import FeatureRows
-from .choice import Listener
-from .config import HeadConfig
-from .layer import Angles, HeadLayer, KeyValue, Norm, Rotary, layers_in
-from .network import HeadNetwork
+from mirrorsd.families.heads.attending import FeatureRows
+from mirrorsd.families.heads.choice import Listener
+from mirrorsd.families.heads.config import HeadConfig
+from mirrorsd.families.heads.kind import HeadKind, Training, add_kind
+from mirrorsd.families.heads.layer import Angles, HeadLayer, KeyValue, Norm, Rotary, layers_in
+from mirrorsd.families.heads.network import HeadNetwork
 
 
 class Eagle3Network(HeadNetwork):
@@ -98,3 +99,29 @@ class Eagle3Network(HeadNetwork):
         normed = self.hidden_norm(states)
         joined = torch.cat((layers_in(self.layers)[0].input_layernorm(embedded), normed), dim=-1)
         return (normed if self.config.norm_before_residual else states), joined
+
+
+def usual_taps(num_layers: int, num_own: int) -> tuple[int | str, ...]:
+    """The paper's taps: low, middle and high.
+
+    >>> usual_taps(30, 1)
+    (2, 15, 27)
+    """
+    last = max(1, num_layers - 3)
+    return tuple(sorted({min(2, last), num_layers // 2, last}))
+
+
+add_kind(
+    "eagle3",
+    HeadKind(
+        network=Eagle3Network,
+        training=Training(
+            taps=usual_taps,
+            length=5,
+            num_layers=1,
+            loss={"kl": 1.0},
+            matrix_rate=0.024,
+            entries=lambda asked: {"tap_norm": "each"},
+        ),
+    ),
+)

@@ -1,27 +1,24 @@
 """Names instead of folders: a model on the Hugging Face hub, fetched once and pinned to the revision that it has.
 
-Owns: what counts as a name, fetching what an export reads, and saying in words why that is not possible. Does not own:
-the cache and the protocol (`huggingface_hub`: HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE, HF_TOKEN), what is in the files.
+Owns: what counts as a name, and fetching what an export reads. Does not own: the cache and the protocol
+(`huggingface_hub`: HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE, HF_TOKEN), the words for a refusal, what is in the files.
 """
 
-import os
 import re
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mirrorsd.graphs.errors import ConfigError, ExportError
+from mirrorsd.graphs.errors import ExportError
+from mirrorsd.hub.asking import REPOSITORY, explained, lacks_room, patience_s, readable_bytes, the_hub
 
 if TYPE_CHECKING:
-    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import HfApi
 
 Tell = Callable[[str], None]
-_NAME = re.compile(
-    r"(?P<repository>[\w-][\w.-]*/[\w-][\w.-]*)(?P<file>(?:/[\w.-]+)*/[\w.-]+\.gguf)?(?:@(?P<rev>[\w.-]+))?"
-)
+_NAME = re.compile(rf"(?P<repository>{REPOSITORY})(?P<file>(?:/[\w.-]+)*/[\w.-]+\.gguf)?(?:@(?P<rev>[\w.-]+))?")
 _PART = re.compile(r"-\d{5}(?=-of-\d{5}\.gguf$)")
 """Of a file that is one of several: all of them are read."""
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "README.md", "LICENSE*", "NOTICE*")
@@ -70,7 +67,6 @@ def locate(text: str, tell: Tell) -> Path:
         tell: told what is going to be fetched.
 
     Raises:
-        ConfigError: `huggingface_hub` is not installed.
         ExportError: there is no such repository, or it cannot be read; the disk is too full.
     """
     path, name = Path(text), parse_name(text)
@@ -79,33 +75,14 @@ def locate(text: str, tell: Tell) -> Path:
 
 def fetch(name: HubName, tell: Tell) -> Path:
     """Fetch what an export reads of a repository, as far as the cache lacks it; see `locate`."""
-    try:
-        from huggingface_hub import HfApi, errors
-    except ImportError as error:
-        raise ConfigError(
-            f"fetching {name.repository} needs huggingface_hub: pip install 'mirrorsd[export]'"
-        ) from error
-    hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
-    try:
-        return _fetch_online(hub, name, tell)
-    except errors.GatedRepoError as error:
-        raise ExportError(
-            f"{name.repository} is gated: its owner wants you to agree to terms first. Do so at {hub.endpoint}/"
-            f"{name.repository}, then say who you are: `hf auth login`, or the variable HF_TOKEN"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise ExportError(
-            f"{name.repository} has no revision {name.revision!r}; leave @... away for the latest"
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise ExportError(
-            f"{name.repository} is no folder here, and {hub.endpoint} has no model of that name, or it is private "
-            "(then `hf auth login` first)"
-        ) from error
-    except errors.LocalEntryNotFoundError as error:
-        raise _not_here(hub, name) from error
-    except errors.HfHubHTTPError as error:
-        raise ExportError(f"{hub.endpoint} did not give {name.repository}: {error}. Try again later") from error
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    hub = the_hub()
+    with explained(hub, name.repository, name.revision, ExportError):
+        try:
+            return _fetch_online(hub, name, tell)
+        except LocalEntryNotFoundError as error:
+            raise _not_here(hub, name) from error
 
 
 def origin_of(folder: Path) -> Origin | None:
@@ -120,21 +97,12 @@ def origin_of(folder: Path) -> Origin | None:
     return Origin(f"{found['owner']}/{found['name']}", folder.name)
 
 
-def readable_bytes(num_bytes: float) -> str:
-    """A size as disks and downloads are sold.
-
-    >>> readable_bytes(2_400_000), readable_bytes(16_060_556_376)
-    ('2 MB', '16.1 GB')
-    """
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{max(1, round(num_bytes / 1e6))} MB"
-
-
 def _fetch_online(hub: "HfApi", name: HubName, tell: Tell) -> Path:
     """Look up the newest revision and fetch that; where the hub does not answer, take what the cache has."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]
 
     try:
-        info = hub.model_info(name.repository, revision=name.revision, files_metadata=True)
+        info = hub.model_info(name.repository, revision=name.revision, files_metadata=True, timeout=patience_s())
     except HfHubHTTPError:  # the hub did answer
         raise
     except (HTTPError, OSError):
@@ -207,10 +175,5 @@ def _revision_in(path: Path) -> str:
 def _check_disk(name: HubName, num_bytes: int) -> None:
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    place = next(folder for folder in (Path(HF_HUB_CACHE), *Path(HF_HUB_CACHE).parents) if folder.exists())
-    free = shutil.disk_usage(place).free
-    if free < num_bytes:
-        raise ExportError(
-            f"{name.repository} takes {readable_bytes(num_bytes)}, and {readable_bytes(free)} are free in {place}; "
-            "make room, or name another place by HF_HOME"
-        )
+    if lack := lacks_room(Path(HF_HUB_CACHE), num_bytes):
+        raise ExportError(f"{name.repository} {lack}, or name another place by HF_HOME")

@@ -10,10 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from .attending import FeatureRows
-from .choice import Listener
-from .config import HeadConfig
-from .network import HeadNetwork
+from mirrorsd.families.heads.attending import FeatureRows
+from mirrorsd.families.heads.choice import Listener
+from mirrorsd.families.heads.config import FINAL, HeadConfig
+from mirrorsd.families.heads.kind import HeadKind, Training, add_kind
+from mirrorsd.families.heads.network import HeadNetwork
+
+
+def last_state(num_layers: int, num_own: int) -> tuple[int | str, ...]:
+    """The paper's tap: what the target's LM head reads."""
+    return (FINAL,)
 
 
 class ResidualBlock(nn.Module):
@@ -50,3 +56,17 @@ class MedusaNetwork(HeadNetwork):
         assert states is not None
         hidden = states.index_select(1, rows.tips)
         listener.all_at_once(self.lm_head.states(torch.stack([head(hidden) for head in self.heads], dim=2)))
+
+
+add_kind(
+    "medusa",
+    HeadKind(
+        network=MedusaNetwork,
+        # Medusa's cross-entropy is with the target's own best token.
+        training=Training(taps=last_state, length=4, num_layers=0, loss={"hard": 1.0}, matrix_rate=0.06),
+        reads_tokens=False,
+        reads_one_tap=True,
+        has_vocabularies=True,
+        layers=(0, 0),
+    ),
+)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from mirrorsd.export.bundle.atomic_folder import atomic_folder
+from mirrorsd.graphs.atomic_folder import atomic_folder
 from mirrorsd.graphs.errors import ConfigError, ExportError, ParityError
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from mirrorsd.export.bundle.atomic_folder import atomic_folder
+from mirrorsd.graphs.atomic_folder import atomic_folder
 with atomic_folder(Path(sys.argv[1]), overwrite=False) as folder:
     (folder / "half").write_text("written")
     if sys.argv[2] == "kill":

@@ -8,15 +8,19 @@ of DSpark, whose logits `W1[token before] W2` add to the head's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from .attending import FeatureRows
-from .choice import Listener
-from .config import HeadConfig
-from .layer import Angles, HeadLayer, Norm, Rotary, layers_in
-from .network import HeadNetwork
+from mirrorsd.families.heads.attending import FeatureRows
+from mirrorsd.families.heads.choice import Listener
+from mirrorsd.families.heads.config import HeadConfig
+from mirrorsd.families.heads.kind import HeadKind, Training, add_kind
+from mirrorsd.families.heads.layer import Angles, HeadLayer, Norm, Rotary, layers_in
+from mirrorsd.families.heads.network import HeadNetwork
 
 
 class GatedLink(nn.Module):
@@ -126,3 +130,34 @@ class BlockNetwork(HeadNetwork):
         embedded = (self.embed_tokens(token).to(state.dtype) for token in (last, earlier))
         linked: Tensor = self.link(state, *embedded)
         return linked
+
+
+def spread_taps(num_layers: int, num_own: int) -> tuple[int | str, ...]:
+    """The paper's taps: five, from the first layer to the third from the end.
+
+    >>> spread_taps(30, 2)
+    (1, 8, 14, 20, 27)
+    """
+    last = max(1, num_layers - 3)
+    return tuple(sorted({round(1 + (last - 1) * place / 4) for place in range(5)}))
+
+
+def _entries(asked: Mapping[str, int]) -> dict[str, Any]:
+    rank = asked["link_rank"]
+    return {"tap_norm": "each", "link": "gated" if rank else "none", "link_rank": rank}
+
+
+add_kind(
+    "block",
+    HeadKind(
+        network=BlockNetwork,
+        training=Training(
+            taps=spread_taps,
+            length=7,
+            num_layers=2,
+            loss={"tv": 0.9, "hard": 0.1},
+            matrix_rate=0.024,
+            entries=_entries,
+        ),
+    ),
+)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .attending import FeatureRows
-from .choice import Listener
-from .config import HeadConfig
-from .layer import HeadLayer, Norm, Rotary, layers_in
-from .medusa import ResidualBlock
-from .network import HeadNetwork
+from mirrorsd.families.heads.attending import FeatureRows
+from mirrorsd.families.heads.choice import Listener
+from mirrorsd.families.heads.config import HeadConfig
+from mirrorsd.families.heads.kind import HeadKind, Training, add_kind
+from mirrorsd.families.heads.layer import HeadLayer, Norm, Rotary, layers_in
+from mirrorsd.families.heads.network import HeadNetwork
+
+from .medusa import ResidualBlock, last_state
 
 
 class HydraNetwork(HeadNetwork):
@@ -57,3 +59,15 @@ class HydraNetwork(HeadNetwork):
         for guess, head in enumerate(self.heads):
             known.append(self.embed_tokens(token).to(known[0].dtype))
             token = listener.one(guess, self.lm_head.states(head(torch.cat(known, dim=-1))))
+
+
+add_kind(
+    "hydra",
+    HeadKind(
+        network=HydraNetwork,
+        training=Training(taps=last_state, length=4, num_layers=0, loss={"kl": 1.0}, matrix_rate=0.06),
+        reads_one_tap=True,
+        has_vocabularies=True,
+        layers=(0, float("inf")),
+    ),
+)

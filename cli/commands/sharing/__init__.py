@@ -1,0 +1,1 @@
+"""Bundles on their way: packed for others, pushed to the hub."""

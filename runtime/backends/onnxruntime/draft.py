@@ -1,0 +1,143 @@
+"""A draft in blocks of four bits on ONNX Runtime's processor kernels: one graph for all shapes.
+
+A round of a draft on a processor takes what its weights' bytes take, and these are a third of eight bits with a head.
+OpenVINO has to unpack blocks of four bits before it multiplies (`bench/studies/draft_rounds.py` measures both).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import openvino as ov
+from numpy.typing import NDArray
+
+from mirrorsd.device_maps import DraftPlacement
+from mirrorsd.device_maps.card import TargetPlacement
+from mirrorsd.graphs import names
+from mirrorsd.graphs.contract import draft_contract
+from mirrorsd.graphs.errors import DeviceError, raised_as
+from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
+from mirrorsd.runtime.backends.onnxruntime.device import OnnxDevice
+from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS
+from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, run_options
+from mirrorsd.runtime.backends.openvino.draft_pass import DraftInputs, DraftNoise
+from mirrorsd.runtime.backends.openvino.draft_shapes import Shape, SlotCache, host_arrays, pass_buckets
+from mirrorsd.runtime.backends.slot_draft import SlotDraft
+
+_FLOATS = ov.Type.f32
+
+
+class OnnxDraftModel:
+    """The draft's graph, shared by all sessions. Use it on the draft worker's thread."""
+
+    def __init__(self, bundle: Path, entry: DraftEntry, placement: DraftPlacement) -> None:
+        """Open the graph.
+
+        Raises:
+            DeviceError: the device map wants the draft elsewhere than on the processor, or the file is not taken.
+        """
+        if not placement.is_on_cpu or placement.emulated:
+            raise DeviceError(
+                f"this bundle's draft is in int4-blocks, which are for a processor; the device map has the draft on "
+                f"{placement.device}. Choose a device map with the draft on the CPU, or export the bundle again with "
+                "--draft-precision int8"
+            )
+        self.entry, self._placement = entry, placement
+        device = OnnxDevice(TargetPlacement(threads=placement.threads, cores=placement.cores))
+        self.shapes = OnnxDraftShapes(entry, device.open(bundle / entry.file, "float32"), placement)
+
+    def new_session(self) -> SlotDraft:
+        """A session with a cache of its own."""
+        return SlotDraft(self)
+
+    def describe(self) -> str:
+        """One line for `pipe.placement`."""
+        return f"draft: onnxruntime CPU, {self.entry.precision}, {self._placement.threads} thread(s)"
+
+
+class OnnxDraftShapes:
+    """See `DraftShapes`: nothing is compiled, so that every shape is ready at once."""
+
+    def __init__(self, entry: DraftEntry, stage: OnnxStage, placement: DraftPlacement) -> None:
+        self.buckets: list[DraftBucket] = pass_buckets(entry, placement, is_shared=True)
+        self._entry, self._stage = entry, stage
+        self._warm: set[Shape] = set()
+
+    def is_warm(self, rows: int, tips: int, capacity: int) -> bool:
+        """Whether this shape has been run."""
+        return (rows, tips, capacity) in self._warm
+
+    def warm_up(self, rows: int, tips: int, capacity: int) -> None:
+        """Have this shape run once."""
+        if not self.is_warm(rows, tips, capacity):
+            self.new_request((rows, tips, capacity), self.new_cache(capacity)).infer()
+            self._warm.add((rows, tips, capacity))
+
+    def fill_cache(self) -> None:
+        """Nothing is kept on disk."""
+
+    def new_cache(self, capacity: int) -> SlotCache:
+        """An empty key/value cache."""
+        return SlotCache(self._entry, capacity, _FLOATS)
+
+    def new_request(self, shape: Shape, cache: SlotCache) -> "OnnxDraftRequest":
+        """A request for passes of one shape, bound to a cache of that capacity."""
+        with raised_as(DeviceError, f"ONNX Runtime has no room for a draft's pass of {shape[0]} rows", ONNX_ERRORS):
+            return OnnxDraftRequest(self._stage, self._entry, shape, cache)
+
+
+class OnnxDraftRequest:
+    """See `SlotRequest`."""
+
+    def __init__(self, stage: OnnxStage, entry: DraftEntry, shape: Shape, cache: SlotCache) -> None:
+        contract = draft_contract(entry.shape)
+        self._stage, self._capacity = stage, shape[2]
+        self._binding, self._options = stage.session.io_binding(), run_options(None, has_queue=False)
+        arrays: dict[str, NDArray[Any]] = host_arrays(contract, shape, _FLOATS)
+        # The binding's values lie in these arrays' memory.
+        self._arrays = arrays
+        for spec in contract.inputs:
+            if spec.name in arrays:
+                self._binding.bind_ortvalue_input(spec.name, ort.OrtValue.ortvalue_from_numpy(arrays[spec.name]))
+        for spec in contract.outputs:
+            self._binding.bind_ortvalue_output(spec.name, ort.OrtValue.ortvalue_from_numpy(arrays[spec.name]))
+        self.inputs = DraftInputs(
+            ids=arrays[names.DRAFT_IDS],
+            positions=arrays[names.DRAFT_POSITIONS],
+            mask=arrays[names.DRAFT_MASK],
+            tip_rows=arrays[names.DRAFT_TIP_ROWS],
+        )
+        self._noise: DraftNoise | None = None
+        self._noise_rows: NDArray[np.int64] = arrays.get(names.DRAFT_NOISE_ROWS, np.zeros(0, dtype=np.int64))
+        self.tip_ids: NDArray[np.int64] = arrays[names.DRAFT_TIP_IDS]
+        self.tip_logprobs: NDArray[np.float32] = arrays[names.DRAFT_TIP_LOGPROBS]
+        layers = range(entry.shape.num_layers)
+        self.new_rows = [arrays[name] for layer in layers for name in (names.new_key(layer), names.new_value(layer))]
+        self.bind(cache)
+        self.inputs.fill([], [])
+
+    def bind(self, cache: SlotCache) -> None:
+        """Use `cache` if it has this shape's capacity."""
+        if cache.capacity == self._capacity:
+            self._cache = cache
+            for name, array in zip(cache.names, cache.arrays, strict=True):
+                self._binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
+
+    def use_noise(self, noise: DraftNoise, num_tips: int) -> None:
+        """Let the tips' candidates compete with the noise of the positions that they predict."""
+        if self._noise is not noise:
+            self._noise = noise
+            self._binding.bind_ortvalue_input(names.DRAFT_NOISE, ort.OrtValue.ortvalue_from_numpy(noise.rows))
+        if noise.is_silent:  # whichever rows are named
+            return
+        ahead = 1 + np.arange(self._noise_rows.shape[1])
+        self._noise_rows[:num_tips] = noise.rows_at(self.inputs.tip_positions(num_tips)[:, None] + ahead)
+
+    def infer(self) -> None:
+        """Run the pass; other Python threads go on.
+
+        Raises:
+            DeviceError: ONNX Runtime failed.
+        """
+        self._stage.run(self._binding, self._options)

@@ -1,0 +1,225 @@
+"""A draft's session: a cache of slots, and passes of fixed numbers of rows and tips on it.
+
+All requests of one capacity share one key/value cache; a text that outgrows it moves to the next capacity, which
+`prepare` has made ready before the draft read the text; a shorter text moves back. Does not own: how a pass is computed
+(`openvino/draft_compiler`, `onnxruntime/draft`).
+"""
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
+from mirrorsd.runtime.backends.openvino.draft_pass import DraftInputs, DraftNoise
+from mirrorsd.runtime.backends.openvino.draft_shapes import Shape, SlotCache
+from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock, TipGuesses
+from mirrorsd.runtime.sampling.chooser import NoiseSource
+
+
+class SlotRequest(Protocol):
+    """Passes of one shape, with inputs, outputs and cache bound once.
+
+    Attributes:
+        inputs: the host's views of a pass's inputs.
+        tip_ids: `[R, 1+s, m]`, of the last pass.
+        tip_logprobs: the same.
+        new_rows: `[1, kvh, N, hd]`, keys and values of all layers in turn.
+    """
+
+    inputs: DraftInputs
+    tip_ids: NDArray[np.int64]
+    tip_logprobs: NDArray[np.float32]
+    new_rows: list[NDArray[np.floating]]
+
+    def bind(self, cache: SlotCache) -> None:
+        """Use `cache` if it has this shape's capacity."""
+
+    def use_noise(self, noise: DraftNoise, num_tips: int) -> None:
+        """Let the tips' candidates compete with the noise of the positions that they predict."""
+
+    def infer(self) -> None:
+        """Run the pass.
+
+        Raises:
+            DeviceError: the device failed.
+        """
+
+
+class DraftShapes(Protocol):
+    """What a draft's sessions run on, shared by all of them.
+
+    Attributes:
+        buckets: the passes' rows and tips, smallest first.
+    """
+
+    buckets: list[DraftBucket]
+
+    def is_warm(self, rows: int, tips: int, capacity: int) -> bool:
+        """Whether this shape has been run."""
+
+    def warm_up(self, rows: int, tips: int, capacity: int) -> None:
+        """Have this shape run once, so that its first real round pays nothing."""
+
+    def fill_cache(self) -> None:
+        """Make ready on disk what later requests would wait for."""
+
+    def new_cache(self, capacity: int) -> SlotCache:
+        """An empty key/value cache."""
+
+    def new_request(self, shape: Shape, cache: SlotCache) -> SlotRequest:
+        """A request for passes of one shape, bound to a cache of that capacity."""
+
+
+class SlotDraftModel(Protocol):
+    """A draft that is loaded."""
+
+    @property
+    def entry(self) -> DraftEntry:
+        """The draft in the manifest."""
+
+    @property
+    def shapes(self) -> DraftShapes:
+        """What its sessions run on."""
+
+
+class SlotDraft(DraftSession):
+    """A `DraftSession` of whichever runtime: one cache, and the requests bound to it.
+
+    Attributes:
+        last_pass_seconds: what the device took for the last pass, from start to finish.
+    """
+
+    def __init__(self, model: SlotDraftModel) -> None:
+        entry = model.entry
+        self.shape = entry.shape
+        decode = [bucket for bucket in entry.buckets if bucket.tips > 1] or list(entry.buckets)
+        self.round_sizes = tuple(sorted({bucket.rows for bucket in decode}))
+        self.max_tips = max(bucket.tips for bucket in decode)
+        self.prefill_rows = max(bucket.rows for bucket in entry.buckets)
+        self.capacity = max(entry.capacities)
+        self._buckets = model.shapes.buckets
+        self._capacities = sorted(entry.capacities)
+        self._model = model
+        self._requests: dict[tuple[int, int, int], SlotRequest] = {}
+        self._cache = model.shapes.new_cache(self._capacities[0])
+        self._noise = DraftNoise(entry.shape) if entry.shape.num_noise_rows else None
+        self._last: SlotRequest | None = None
+        self._is_closed = False
+        self.last_pass_seconds = 0.0
+
+    @property
+    def cache_capacity(self) -> int:
+        """Slots of the cache in use now; `capacity` is the largest it may become."""
+        return self._cache.capacity
+
+    def warm_up(self) -> None:
+        """Run every bucket at the first capacity once, so that the first request pays nothing; fill the cache."""
+        self.prepare(1)
+        self._model.shapes.fill_cache()
+
+    def is_prepared(self, num_slots: int) -> bool:
+        return all(self._model.shapes.is_warm(*shape) for shape in self._shapes(num_slots))
+
+    def prepare(self, num_slots: int) -> None:
+        """Get all that ready; a session that is closed meanwhile ends it."""
+        for shape in self._shapes(num_slots):
+            if not self._is_closed:
+                self._model.shapes.warm_up(*shape)
+
+    def use_noise(self, source: NoiseSource | None) -> None:
+        if self._noise is not None:
+            self._noise.follow(source)
+
+    def run(self, blocks: Sequence[RowBlock], tip_rows: Sequence[int]) -> TipGuesses:
+        num_rows = sum(len(block.tokens) for block in blocks)
+        self._reserve(max(_slots_needed(block) for block in blocks))
+        request = self._request(self._smallest_bucket(num_rows, len(tip_rows)))
+        request.inputs.fill(blocks, tip_rows)
+        if self._noise is not None:
+            request.use_noise(self._noise, len(tip_rows))
+        started = perf_counter()
+        request.infer()
+        self.last_pass_seconds = perf_counter() - started
+        self._last = request
+        count = len(tip_rows)
+        return TipGuesses(request.tip_ids[:count], request.tip_logprobs[:count])
+
+    def keep_rows(self, rows: Sequence[int], slots: Sequence[int]) -> None:
+        if not len(slots) or self._last is None:
+            return
+        self._reserve(max(slots) + 1)
+        row_index, slot_index = _index(rows), _index(slots)
+        for cached, new in zip(self._cache.arrays, self._last.new_rows, strict=True):
+            cached[0][:, slot_index] = new[0][:, row_index]
+
+    def move_slots(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        source_index, destination_index = np.asarray(sources), _index(destinations)
+        for cached in self._cache.arrays:
+            cached[0][:, destination_index] = cached[0][:, source_index]
+
+    def forget_after(self, num_slots: int) -> None:
+        """Move back to the smallest capacity that holds what is left."""
+        fitting = next(capacity for capacity in self._capacities if capacity >= num_slots)
+        if fitting < self._cache.capacity:
+            self._resize(fitting)
+
+    def close(self) -> None:
+        """Drop requests, cache and noise. The session cannot be used afterwards."""
+        self._is_closed = True
+        self._requests.clear()
+        self._last = self._noise = None
+        del self._cache
+
+    def _shapes(self, num_slots: int) -> list[Shape]:
+        """What a text of up to `num_slots` slots uses, in the order in which it will."""
+        last = next((size for size in self._capacities if size >= num_slots), self._capacities[-1])
+        capacities = [size for size in self._capacities if size <= last]
+        return [(bucket.rows, bucket.tips, size) for size in capacities for bucket in self._buckets]
+
+    def _reserve(self, num_slots: int) -> None:
+        """Move to the smallest capacity that holds `num_slots`."""
+        if num_slots <= self._cache.capacity:
+            return
+        fitting = [capacity for capacity in self._capacities if capacity >= num_slots]
+        if not fitting:
+            raise DeviceError(f"The draft needs {num_slots} cache slots; this bundle has at most {self.capacity}.")
+        self._resize(fitting[0])
+
+    def _resize(self, capacity: int) -> None:
+        cache = self._model.shapes.new_cache(capacity)
+        cache.take(self._cache)
+        self._cache = cache
+        for request in self._requests.values():
+            request.bind(self._cache)
+
+    def _smallest_bucket(self, num_rows: int, num_tips: int) -> DraftBucket:
+        for bucket in self._buckets:
+            if bucket.rows >= num_rows and bucket.tips >= num_tips:
+                return bucket
+        raise DeviceError(f"No draft bucket takes {num_rows} rows and {num_tips} tips.")
+
+    def _request(self, bucket: DraftBucket) -> SlotRequest:
+        key = (bucket.rows, bucket.tips, self._cache.capacity)
+        if key not in self._requests:
+            self._requests[key] = self._model.shapes.new_request(key, self._cache)
+        return self._requests[key]
+
+
+def _index(places: Sequence[int]) -> slice | NDArray[np.int64]:
+    """Places as numpy takes them fastest: a slice where they follow each other.
+
+    >>> _index([4, 5, 6]), _index([4, 6])
+    (slice(4, 7, None), array([4, 6]))
+    """
+    consecutive = range(places[0], places[0] + len(places))
+    if list(places) == list(consecutive):
+        return slice(consecutive.start, consecutive.stop)
+    return np.asarray(places)
+
+
+def _slots_needed(block: RowBlock) -> int:
+    return max([block.chain_visible, *(slot + 1 for slot in block.extra_slots)])

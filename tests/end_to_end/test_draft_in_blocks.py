@@ -1,0 +1,93 @@
+"""A draft in blocks of four bits, which ONNX Runtime runs: exact texts, its own model's guesses, and what is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mirrorsd import MirrorPipeline
+from mirrorsd.device_maps import DraftPlacement
+from mirrorsd.export import ExportOptions, export_pair
+from mirrorsd.export.compression_plan import DraftCompression
+from mirrorsd.export.recompress import recompress_bundle
+from mirrorsd.export.verify.draft import DraftRun, Tree
+from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.graphs.errors import ConfigError, DeviceError
+from mirrorsd.graphs.manifest import DraftEntry
+from mirrorsd.runtime.backends.onnxruntime.draft import OnnxDraftModel
+from mirrorsd.runtime.backends.protocol import RowBlock
+
+PROMPT = "the quick brown fox"
+BLOCKS = ExportOptions(
+    precision="fp32",
+    context=512,
+    draft_precision="int4-blocks",
+    draft_group=32,
+    allow_draft_loss=True,
+    buckets=((4, 4), (16, 16), (64, 1)),
+    capacities=(256, 512),
+)
+
+
+@pytest.fixture(scope="module")
+def bundles(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The target as a draft of its own: in blocks, and in fp32."""
+    folder = tmp_path_factory.mktemp("blocks")
+    found = folder / "blocks.mirror", folder / "floats.mirror"
+    export_pair(tiny_pair[0], tiny_pair[0], found[0], BLOCKS)
+    export_pair(tiny_pair[0], tiny_pair[0], found[1], replace(BLOCKS, draft_precision="fp32", allow_draft_loss=False))
+    return found
+
+
+def test_the_manifest_says_what_it_is_and_what_it_costs(bundles: tuple[Path, Path]) -> None:
+    manifest = read_bundle(bundles[0])
+    assert (manifest.draft.precision, manifest.draft.file) == ("int4-blocks", "draft/draft.onnx")
+    assert {name for name in manifest.files if name.startswith("draft/")} == {"draft/draft.onnx", "draft/draft.bin"}
+    assert manifest.draft_accuracy is not None
+    assert manifest.draft_accuracy.scheme == "int4-blocks-g32"
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 3}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("method", ["serial", "mirror", "auto"])
+def test_texts_are_those_of_plain_decoding(bundles: tuple[Path, Path], method: str, settings: dict[str, float]) -> None:
+    with MirrorPipeline.load(bundles[0], device_map="cpu", use_tuned=False) as pipe:
+        assert any("draft: onnxruntime CPU, int4-blocks" in line for line in pipe.placement)
+        options = {"max_new_tokens": 300, "ignore_eos": True, **settings}  # past the first capacity of the cache
+        plain, found = (pipe.generate(PROMPT, method=name, **options) for name in ("plain", method))
+    assert found.token_ids == plain.token_ids
+    assert method == "auto" or found.stats.tokens_per_step > 1.2
+
+
+def test_guesses_are_those_of_the_same_weights_in_openvino(bundles: tuple[Path, Path]) -> None:
+    """But for activations, which ONNX Runtime rounds to eight bits."""
+    entry = read_bundle(bundles[0]).draft
+    own = OnnxDraftModel(bundles[0], entry, DraftPlacement()).new_session()
+    other = DraftRun(bundles[0] / entry.file, entry.shape, 512)
+    text, same = np.arange(1, 250) * 7 % 299, []
+    for start in range(0, 240, 16):
+        rows = text[start : start + 16].tolist()
+        found = own.run([RowBlock(rows, start, start)], range(16)).ids[:, 0, 0].copy()
+        own.keep_rows(range(16), range(start, start + 16))
+        expected, _ = other.forward(Tree(tuple(rows), tuple(range(-1, 15))), start, np.arange(16))
+        other.keep(16, start)
+        same.append(np.mean(found == expected[:, 0, 0]))
+    assert np.mean(same) > 0.8
+
+
+def test_another_device_is_refused_with_what_to_do(bundles: tuple[Path, Path]) -> None:
+    entry: DraftEntry = read_bundle(bundles[0]).draft
+    for placement in (DraftPlacement(device="NPU", precision="auto"), DraftPlacement(device="NPU", emulated=True)):
+        with pytest.raises(DeviceError, match=r"int4-blocks, which are for a processor.*--draft-precision int8"):
+            OnnxDraftModel(bundles[0], entry, placement)
+
+
+def test_a_streaming_draft_is_refused_and_leaves_nothing(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="int4-blocks are for ordinary drafts; this one has streams"):
+        export_pair(*tiny_pair, tmp_path / "pair.mirror", BLOCKS)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_bundles_draft_is_not_turned_into_blocks(bundles: tuple[Path, Path]) -> None:
+    with pytest.raises(ConfigError, match="written from its checkpoint"):
+        recompress_bundle(bundles[1], DraftCompression(weights="int4-blocks"))
