@@ -248,7 +248,7 @@ class Front:
             await self._client.aclose()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
+        """Answer one request, as ASGI has it: by whichever server answers."""
         exchange = Exchange(scope, receive, send, self.settings.limits)
         try:
             body = await self._read(exchange)

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from mirrorsd.graphs.errors import ContinuationError
 from mirrorsd.runtime.decoding.lookup import LONGEST_FREE
 from mirrorsd.runtime.decoding.request import REPLAY, Request, StepRecord
-from mirrorsd.runtime.decoding.step import Acceptance, Found, InFlight, ReadPrompt
+from mirrorsd.runtime.decoding.step import Acceptance, Found, InFlight, ReadPrompt, WindowSource
 from mirrorsd.runtime.draft.tree import NO_TOKENS
 
 
-class ReplaySource:
+class ReplaySource(WindowSource):
     """Gives the ids in their order. The last of each piece is no guess but the target's own token of that step.
 
     So a step never says more than there is: of five ids and windows of two, the first step has `[a, b]` for a window
@@ -28,7 +28,6 @@ class ReplaySource:
         self._most = None if request.speculation.pad_rows_to else LONGEST_FREE
 
     def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:
-        """See `WindowSource.start`."""
         read_prompt()
         return self._window()
 

@@ -95,7 +95,7 @@ class Breaking(httpx2.AsyncHTTPTransport):
         self._methods = cycle(("plain", "mirror"))
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """See httpx2."""
+        """Ask, and hand the answer on as far as it shall come."""
         body = json.loads(request.content) | {"method": next(self._methods)}
         headers = [(name, value) for name, value in request.headers.raw if name.lower() != b"content-length"]
         changed = httpx2.Request(request.method, request.url, headers=headers, json=body, extensions=request.extensions)
