@@ -1,4 +1,4 @@
-"""A draft in blocks of four bits, which ONNX Runtime runs: exact texts, its own model's guesses, refusals."""
+"""A draft in blocks of four bits, which ONNX Runtime runs: exact texts, its own model's guesses, and what is refused."""
 
 from dataclasses import replace
 from pathlib import Path
