@@ -182,7 +182,7 @@ def continued(body: TextRequest) -> Sequence[Sequence[int]]:
     ([[5, 6]], [])
     """
     ids = body.continue_from or []
-    return [ids] if ids and isinstance(ids[0], int) else ids  # type: ignore[return-value, list-item]
+    return [ids] if ids and isinstance(ids[0], int) else ids  # type: ignore[return-value]
 
 
 def check_continued(body: TextRequest, num_choices: int) -> None:

@@ -290,7 +290,8 @@ async def _told(body: ResponseRequest, job: Job) -> AsyncIterator[_Told]:
                 yield _Told([])
             if delta is None:
                 continue
-            events, extras = [], job.extras(delta)
+            events: list[dict[str, Any]] = []
+            extras = job.extras(delta)
             if delta.text or extras:
                 events += output.say(delta.text, extras)
             for call in delta.calls:

@@ -14,7 +14,7 @@ import argparse
 import json
 import random
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from itertools import cycle, islice, product
@@ -198,14 +198,12 @@ def said(answer: httpx2.Response) -> Any:
             continue
         event = json.loads(line[6:])
         for choice in event.get("choices", ()):
-            mine = found.setdefault(choice["index"], Counter())
+            mine: dict[str, Any] = found.setdefault(choice["index"], defaultdict(str))
             delta = choice.get("delta", {})
-            mine["text"] = (mine["text"] or "") + (delta.get("content") or choice.get("text") or "")
+            mine["text"] += delta.get("content") or choice.get("text") or ""
             for call in delta.get("tool_calls", ()):
-                mine["calls"] = (mine["calls"] or "") + json.dumps(call.get("function"))
-            mine["logprobs"] = (mine["logprobs"] or "") + json.dumps(
-                (choice.get("logprobs") or {}).get("content") or ""
-            )
+                mine["calls"] += json.dumps(call.get("function"))
+            mine["logprobs"] += json.dumps((choice.get("logprobs") or {}).get("content") or "")
             mine["reason"] = choice["finish_reason"] or mine["reason"]
         kept = {name: value for name, value in event.items() if name in ("usage", "response", "error")}
         found["frames"] += [without_measures(kept)] if any(kept.values()) else []
@@ -213,8 +211,8 @@ def said(answer: httpx2.Response) -> Any:
         found["deltas"] = found.get("deltas", "") + (event["delta"] if isinstance(event.get("delta"), str) else "")
     found["heads"] = len(found["heads"])
     for mine in found.values():
-        if isinstance(mine, Counter):
-            mine["logprobs"] = str(mine["logprobs"]).replace('""', "").replace("][", ", ")
+        if isinstance(mine, defaultdict):
+            mine["logprobs"] = mine["logprobs"].replace('""', "").replace("][", ", ")
     return answer.status_code, found
 
 
