@@ -146,8 +146,9 @@ def _is_usable(python: Path) -> bool:
 
 
 def _install(extras: list[str]) -> None:
+    """Install uncompiled: Python compiles a file when it is first imported, which most of 14,000 never are."""
     requirement = f".[{','.join(extras)}]"
-    pip = [str(environment_python()), "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
+    pip = [str(environment_python()), "-m", "pip", "install", "--disable-pip-version-check", "--quiet", "--no-compile"]
     _call([*pip, "-c", "constraints.txt", "-e", requirement], _PIP_ADVICE)
 
 

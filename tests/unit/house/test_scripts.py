@@ -8,7 +8,7 @@ import sys
 import tomllib
 import zipfile
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -166,16 +166,40 @@ def test_the_demo_s_large_pair_tells_its_costs_first(
     monkeypatch.setattr(script, "ensure_environment", lambda _: commands.append("install"))
     monkeypatch.setattr(script, "run_here", lambda command: commands.append(command) or 3)
     monkeypatch.setattr(sys, "argv", ["demo.py", "--pair", "qwen-coder"])
+    monkeypatch.setattr(script.shutil, "disk_usage", lambda _: SimpleNamespace(free=int(1e12)))
     assert script.main() == 3, "the export's status is the demo's"
     assert list(script.QWEN) == [commands[1][2], commands[1][4]]
     assert "GB for the bundle" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["demo.py", "--pair", "qwen-coder", "--files", str(tmp_path)])
+    commands.clear()
     assert script.main() == 2
     assert "has no Qwen2.5-Coder-1.5B-Instruct*.gguf" in capsys.readouterr().err
+    assert commands == [], "nothing is installed for what cannot be shown"
     for name in script.QWEN:
         (tmp_path / f"{name.partition('/')[2]}-Q4_K_M.gguf").write_bytes(b"")
     assert script.main() == 3
     assert commands[-1][2].endswith("Qwen2.5-Coder-1.5B-Instruct-Q4_K_M.gguf")
+    commands.clear()
+    monkeypatch.setattr(script.shutil, "disk_usage", lambda _: SimpleNamespace(free=int(2e9)))
+    assert script.main() == 2 and commands == []
+    assert f"{script.QWEN_BUNDLE_GB} GB are needed in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--files", "."], "--files goes with --pair qwen-coder"),
+        (["--tokens", "0"], "--tokens is 0; allowed: 1 or more"),
+    ],
+)
+def test_the_demo_ignores_no_option(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = load_script("demo", monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["demo.py", *words])
+    with pytest.raises(SystemExit) as ended:
+        script.main()
+    assert ended.value.code == 2 and said in capsys.readouterr().err
 
 
 def test_the_demo_takes_the_model_out_of_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
