@@ -5,6 +5,7 @@ python3 scripts/test.py --all            those too: hundreds of repetitions, ins
 python3 scripts/test.py --quick          without the slow tests
 python3 scripts/test.py --only types     one part: lint, types, unit, end-to-end, or tests (the last two)
 python3 scripts/test.py --only oldest    the unit tests with the oldest packages that pyproject.toml allows
+python3 scripts/test.py --only ray       replicas under Ray Serve, which it installs
 python3 scripts/test.py --devices        on what stands in for devices too: a GPU made of software, an NPU's compiler
 python3 scripts/test.py -k manifest      anything else goes to pytest
 """
@@ -28,7 +29,9 @@ Folders of few and long tests come first, so that no process is left alone with 
 PARTS = ("lint", "types", *TIERS)
 OLDEST = "oldest"
 """The unit tests in an environment of its own, which takes minutes to make: only where it is asked for."""
-NO_DEVICES = {"lint", "types", "unit", OLDEST}
+RAY = {"ray": ("tests/ray",)}
+"""A tier that nothing else includes: what it installs is big."""
+NO_DEVICES = {"lint", "types", "unit", OLDEST, *RAY}
 """Parts that need no stand-in for a device."""
 SLOWEST = "--durations=20"
 NO_TESTS = 5
@@ -59,7 +62,9 @@ def main() -> int:
     """Run the parts in order; every part runs even where an earlier one failed."""
     options, pytest_arguments = parse_arguments(sys.argv[1:])
     try:
-        python = str((ensure_oldest if options.only == OLDEST else ensure_environment)({"dev"}))
+        python = str(
+            (ensure_oldest if options.only == OLDEST else ensure_environment)({"dev", *({options.only} & {*RAY})})
+        )
     except SetupError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -128,7 +133,7 @@ def run_part(python: str, part: str, pytest_arguments: list[str], variables: dic
         link_package(ROOT)
         part, variables = "unit", variables | {"PYTHONPATH": str(ROOT / ".typing")}
     print(f"== {part}", flush=True)
-    folders = TIERS.get(part, ())
+    folders = (TIERS | RAY).get(part, ())
     status = run_here([python, "-m", "pytest", *WORKERS, SLOWEST, *folders, *pytest_arguments], ONE_THREAD | variables)
     return status == 0 or (status == NO_TESTS and bool(folders))
 
@@ -139,7 +144,7 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, list[str]
     parser.add_argument("--quick", action="store_true", help="leave the slow tests out")
     parser.add_argument("--all", action="store_true", help="the long tests too")
     parser.add_argument("--devices", action="store_true", help="the tests that need a device's stand-in, too")
-    parser.add_argument("--only", choices=(*PARTS, "tests", OLDEST), help="run one part")
+    parser.add_argument("--only", choices=(*PARTS, "tests", OLDEST, *RAY), help="run one part")
     return parser.parse_known_args(arguments)
 
 

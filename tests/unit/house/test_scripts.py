@@ -321,8 +321,9 @@ def test_tests_run_in_tiers_unless_files_are_named(monkeypatch: pytest.MonkeyPat
     assert script.parts_of(None, ["-m", "not long", "-k", "manifest"]) == ("lint", "types", "unit", "end-to-end")
     assert script.parts_of("tests", ["tests/unit/house/test_scripts.py::test_a"]) == ("tests",)
     assert script.parts_of("unit", []) == ("unit",)
+    assert script.parts_of("ray", []) == ("ray",)
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and list(path.rglob("test_*.py"))}
-    assert {Path(folder).name for tier in script.TIERS.values() for folder in tier} == folders
+    assert {Path(folder).name for tier in (script.TIERS | script.RAY).values() for folder in tier} == folders
     for status, is_fine in ((0, True), (5, True), (1, False)):
         monkeypatch.setattr(script, "run_here", lambda *_, status=status: status)
         assert script.run_part("python", "unit", [], {}) is is_fine
