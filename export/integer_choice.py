@@ -42,7 +42,7 @@ def with_integer_products(job: PairJob, folder: Path) -> PairJob:
     folder.mkdir(exist_ok=True)
     try:
         collected = collect_inputs(model, windows, folder, with_head=True)
-        inputs = scale_inputs(model, collected)
+        inputs = scale_inputs(model, collected, job.formats.finer)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     network = model.network
@@ -50,7 +50,7 @@ def with_integer_products(job: PairJob, folder: Path) -> PairJob:
     formats = by_row(job.formats, inputs, is_tied=head.weight is embedding.weight)
     assert job.formats.layers is not None  # `may_have_integer_products`
     left = {name: job.formats.layers for name in collected.files if name not in inputs}
-    return replace(job, formats=replace(formats, finer=left))
+    return replace(job, formats=replace(formats, finer={**left, **job.formats.finer}))
 
 
 def by_row(formats: WeightFormats, inputs: Mapping[str, Any], *, is_tied: bool) -> WeightFormats:

@@ -45,6 +45,7 @@ from mirrorsd.export.options import (
     ExportOptions,
     ExportProgress,
     resolve_capacities,
+    with_scaling,
 )
 from mirrorsd.export.pair_job import PairJob, plan_job
 from mirrorsd.export.passes.aware_quantisation import collect_inputs
@@ -148,6 +149,7 @@ def export_pair(
         if options.may_have_integer_products and (
             options.products == "integer" or integers_are_faster(job.target.config, job.formats)
         ):
+            report = with_scaling(report)
             report("scale the inputs of integer products", 0.01)
             job = with_integer_products(job, bundle / _INPUTS_FOLDER)
         # The small first: a tokenizer or draft that is refused must not cost a large target's export.
@@ -286,7 +288,7 @@ def _target_entry(job: PairJob, plan: TargetPlan) -> TargetEntry:
         is_symmetric=formats.layers is None or formats.layers.is_symmetric,
         rounding=options.rounding,
         carried=kept if options.precision == FILE else (),
-        finer=tuple(by_kind((name,) for name in formats.finer)),
+        finer=tuple(by_kind((name,) for name in formats.apart)),
         num_rescored=formats.num_rescored,
         products=INTEGER_PRODUCTS if formats.layers is not None and formats.layers.is_by_row else "blocks",
         dequantised=others if options.precision == FILE else tuple(sorted({*kept, *others} - {*FLOATS})),
@@ -316,13 +318,14 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
     )
     if options.draft_precision == IN_BLOCKS:
         check_ordinary(shape)
+    graph_of = partial(draft_graph, job.draft, shape, streams, context=job.context, num_input_ids=num_input_ids)
     report("export draft", 0.05)
     file, written = (
         (_UNCOMPRESSED, "fp16") if options.draft_compression else (names.DRAFT_FILE, options.draft_precision)
     )
     if journal.get("draft") != [file, written]:
         (bundle / file).parent.mkdir(exist_ok=True)
-        write_draft(draft_graph(job, shape, streams), draft_contract(shape), bundle / file, written)
+        write_draft(graph_of(), draft_contract(shape), bundle / file, written)
         journal.record("draft", [file, written])
     entry = DraftEntry(
         source=replace(job.draft.source, compared=compared),
@@ -345,8 +348,7 @@ def _build_draft(job: PairJob, bundle: Path, journal: Journal, report: ExportPro
     own = names.DRAFT_IN_BLOCKS_FILE if asked.weights == IN_BLOCKS else names.DRAFT_FILE
     pack = None
     if asked.weights == IN_BLOCKS:
-        graph = draft_graph(job, shape, streams)
-        pack = partial(write_draft_in_blocks, graph, int(config.vocab_size), block_size=asked.group_size)
+        pack = partial(write_draft_in_blocks, graph_of(), int(config.vocab_size), block_size=asked.group_size)
     accuracy = compress_draft(bundle / file, bundle / own, entry, asked, texts, look_ups, pack)
     return _BuiltDraft(replace(entry, precision=asked.weights, file=own), results, accuracy)
 

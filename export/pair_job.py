@@ -69,16 +69,29 @@ def plan_job(target: Checkpoint, draft: Checkpoint, options: ExportOptions) -> P
 
 
 def _check_floats(target: Checkpoint, options: ExportOptions) -> None:
-    """Refuse floats that recurrent layers cannot compute with: their operators know float32 on the processor."""
-    if FAMILIES[str(target.config["model_type"])].recurrent is not None and options.computes_in != "fp32":
-        raise ConfigError(
-            f"precision {options.precision!r} computes in {options.computes_in}; the recurrent layers of "
-            f"{target.config['model_type']} compute in fp32: choose fp32, int8 or int4"
-        )
+    """Refuse floats that layers cannot compute with.
+
+    Operators of recurrent layers know float32 on the processor. In 16 bits a row alone differs from one of several, and
+    an expert of a mixture has as many rows as chose it.
+    """
+    family = FAMILIES[str(target.config["model_type"])]
+    if options.computes_in == "fp32" or (family.recurrent, family.mixture) == (None, None):
+        return
+    layers = "recurrent layers" if family.recurrent is not None else "experts"
+    raise ConfigError(
+        f"precision {options.precision!r} computes in {options.computes_in}; the {layers} of {family.model_type} "
+        "compute in fp32: choose fp32, int8 or int4"
+    )
 
 
 def _formats(target: Checkpoint, options: ExportOptions) -> WeightFormats:
     formats = options.formats(int(target.config.get("word_embed_proj_dim") or target.config["hidden_size"]))
+    formats = for_family(target, formats)
+    if formats.finer and formats.row_group > 1 and options.is_batch_invariant:
+        raise ConfigError(
+            f"block_size is {options.block_size}, with which rows are computed in pairs; the experts of a mixture "
+            "have rows one by one: choose a smaller block size, or leave it out"
+        )
     if options.precision != FILE:
         return formats
     if target.gguf is None:
@@ -86,6 +99,21 @@ def _formats(target: Checkpoint, options: ExportOptions) -> WeightFormats:
             f"precision is 'file', for the blocks of a GGUF file; {target.folder} is a folder: choose int8"
         )
     return replace(formats, carried=FileBlocks(target.tensors))
+
+
+def for_family(target: Checkpoint, formats: WeightFormats) -> WeightFormats:
+    """What `formats` are for the target's family.
+
+    Experts of a mixture keep blocks whatever form other layers get, since rows reach them one by one; routers stay
+    floats.
+    """
+    mixture = FAMILIES[target.source.family].mixture
+    if mixture is None:
+        return formats
+    weights = [stored.name for stored in target.tensors.values()]
+    formats = formats.of_single_rows
+    experts = {} if formats.layers is None else dict.fromkeys(mixture.experts_of(weights), formats.layers)
+    return replace(formats, finer=experts, floats=frozenset(mixture.routers_of(weights)))
 
 
 def _exit_layers(target: Checkpoint, options: ExportOptions) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from .decoder_parts import (
     opt_parts,
     qwen3_5_parts,
 )
+from .experts import Mixture
 from .gated_delta import gated_delta_shape
 
 Built = TypeVar("Built")
@@ -50,8 +51,9 @@ _STANDARD_NAMES = (
 class Family:
     """One family: its name in config.json, models that people know, and what it has beyond Llama.
 
-    `recurrent` gives the sizes of layers with a recurrence, by HF's config; None where a family has none. `refused`
-    says, by name of a config entry, what an entry that is set stands for and why it stops the export.
+    `recurrent` gives the sizes of layers with a recurrence, by HF's config; None where a family has none. `mixture`
+    tells the weights of experts and routers, in families that have them. `refused` says, by name of a config entry,
+    what an entry that is set stands for and why it stops the export.
     """
 
     model_type: str
@@ -59,6 +61,7 @@ class Family:
     beyond: str
     parts: Callable[[Any], DecoderParts] = general_parts
     recurrent: Callable[[Any], RecurrentShape | None] | None = None
+    mixture: Mixture | None = None
     refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -71,11 +74,38 @@ FAMILIES: Mapping[str, Family] = {
         Family(model_type="qwen2", models="Qwen2, Qwen2.5", beyond="biases in attention"),
         Family(model_type="qwen3", models="Qwen3 (dense)", beyond="norms of queries and keys per head"),
         Family(
+            model_type="qwen3_moe",
+            models="Qwen3-30B-A3B, Qwen3-Coder-30B-A3B, Qwen3-235B-A22B",
+            beyond="mixtures of experts, in all layers or some; norms of queries and keys per head",
+            mixture=Mixture(),
+        ),
+        Family(
             model_type="qwen3_5_text",
             models="Qwen3.5 (dense: 0.8B to 27B)",
             beyond="Gated DeltaNet in three layers of four, gated attention with rope on part of a head",
             parts=qwen3_5_parts,
             recurrent=gated_delta_shape,
+        ),
+        Family(
+            model_type="qwen3_5_moe_text",
+            models="Qwen3.5-35B-A3B, Qwen3.6-35B-A3B",
+            beyond="layers of `qwen3_5_text`, with mixtures of experts and one expert that all rows share",
+            parts=qwen3_5_parts,
+            recurrent=gated_delta_shape,
+            mixture=Mixture(),
+        ),
+        Family(
+            model_type="qwen2_moe",
+            models="Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B",
+            beyond="mixtures of experts, one expert that all rows share, biases in attention",
+            mixture=Mixture(),
+        ),
+        Family(
+            model_type="olmoe",
+            models="OLMoE-1B-7B",
+            beyond="mixtures of experts, norms of whole queries and keys",
+            mixture=Mixture(),
+            refused=MappingProxyType({"clip_qkv": "clipping of queries, keys and values"}),
         ),
         Family(model_type="mistral", models="Mistral 7B", beyond="sliding window"),
         Family(model_type="smollm3", models="SmolLM3", beyond="layers without rotary positions"),
@@ -116,7 +146,7 @@ FAMILIES: Mapping[str, Family] = {
     )
 }
 
-_TEXT_PARTS = MappingProxyType({"qwen3_5": "qwen3_5_text"})
+_TEXT_PARTS = MappingProxyType({"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"})
 """Of models that take images too, the family of their text part, which transformers loads alone as a causal LM."""
 _ABOUT_THE_WHOLE = ("quantization_config", "transformers_weights", "configuration_files")
 BESIDE_THE_TEXT = ("model.visual.", "mtp.")
@@ -125,18 +155,14 @@ BESIDE_THE_TEXT = ("model.visual.", "mtp.")
 _KNOWN_REASONS = MappingProxyType(
     {
         "gemma3": "it takes images too (the text-only checkpoints have model_type 'gemma3_text')",
-        "mixtral": "its layers are mixtures of experts",
-        "qwen2_moe": "its layers are mixtures of experts",
-        "qwen3_moe": "its layers are mixtures of experts",
-        "qwen3_5_moe": "its layers are mixtures of experts",
-        "qwen3_5_moe_text": "its layers are mixtures of experts",
-        "phimoe": "its layers are mixtures of experts",
-        "granitemoe": "its layers are mixtures of experts",
-        "gpt_oss": "its layers are mixtures of experts and its attention has sinks",
+        "mixtral": "its mixtures of experts are of another form than Qwen3's",
+        "phimoe": "its mixtures of experts are of another form than Qwen3's",
+        "granitemoe": "its mixtures of experts are of another form than Qwen3's",
+        "gpt_oss": "its experts have biases and its attention has sinks",
         "mamba": "it has state-space layers of another kind than Gated DeltaNet",
         "mamba2": "it has state-space layers of another kind than Gated DeltaNet",
         "falcon_h1": "it has state-space layers of another kind than Gated DeltaNet",
-        "qwen3_next": "its layers are mixtures of experts",
+        "qwen3_next": "its layers with Gated DeltaNet are of another form than Qwen3.5's",
         "lfm2": "its layers with a convolution alone are not supported",
         "granitemoehybrid": "it has state-space layers of another kind than Gated DeltaNet",
         "nemotron_h": "it has state-space layers of another kind than Gated DeltaNet",
@@ -182,6 +208,12 @@ def find_obstacle(config: Mapping[str, Any], *, is_draft: bool = False) -> str |
         return (
             f"has model_type {name!r}, whose recurrent layers hold one state for one text: a draft follows several at "
             "once. Such a model can be a target; as its draft take one with attention in all layers, or train one "
+            "(`mirrorsd train draft`)"
+        )
+    if is_draft and FAMILIES[name].mixture is not None:
+        return (
+            f"has model_type {name!r}, a mixture of experts: each guess would read experts of its own, so it is no "
+            "quick draft. Such a model can be a target; as its draft take a small dense one, or train one "
             "(`mirrorsd train draft`)"
         )
     for entry, meaning in FAMILIES[name].refused.items():

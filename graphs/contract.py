@@ -61,7 +61,8 @@ class TargetShape:
     """The sizes of a target that its contracts depend on.
 
     `dtype` is the name of what hidden states and caches are made of (`float32`, `float16`, `bfloat16`). Layers that
-    are not among the `recurrent` ones have keys and values.
+    are not among the `recurrent` ones have keys and values. Layers that are mixtures have `num_experts`, of which a row
+    is given to `num_active`; 0 where no layer is one.
     """
 
     num_layers: int
@@ -71,6 +72,13 @@ class TargetShape:
     head_dim: int
     dtype: str = "float32"
     recurrent: RecurrentShape | None = None
+    num_experts: int = 0
+    num_active: int = 0
+
+    @property
+    def kept_on_processor(self) -> str:
+        """What ONNX Runtime computes on the processor only, or was only tried there; empty where nothing is."""
+        return "recurrent layers" if self.recurrent is not None else "mixtures of experts" if self.num_experts else ""
 
     @property
     def recurrent_layers(self) -> tuple[int, ...]:

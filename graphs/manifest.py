@@ -105,7 +105,8 @@ class TargetEntry:
             are; `seqlens_k` and `total_length` count them, and the caches have room for them.
         row_group: rows that ONNX Runtime's CPU kernels compute together under these weights; passes of a multiple of it
             give a row the same bits, so there the runtime fills passes up.
-        read_bytes: weights that a pass reads, exits and table look-ups left out; 0 where an older export did not count.
+        read_bytes: weights that a pass reads, of a mixture a pass of one row; exits and table look-ups are left out.
+            0 where an older export did not count.
     """
 
     source: SourceModel

@@ -169,6 +169,8 @@ def _target_rules(manifest: Manifest) -> Iterator[Rule]:
     target = manifest.target
     yield _within("target.source.num_parameters", target.source.num_parameters, 1, _LARGEST_INT)
     yield from _sizes("target.shape", target.shape, _TARGET_SIZES)
+    yield _within("target.shape.num_experts", target.shape.num_experts, 0)
+    yield _within("target.shape.num_active", target.shape.num_active, 0, target.shape.num_experts)
     yield _one_of("target.shape.dtype", target.shape.dtype, TARGET_DTYPES)
     yield _one_of("target.precision", target.precision, PRECISIONS)
     yield _within("target.context", target.context, 1)

@@ -16,13 +16,14 @@ from mirrorsd.device_maps import DeviceMap
 from mirrorsd.device_maps.card import SHARED
 from mirrorsd.device_maps.pace import Curve
 from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.hub.bundles import bundle_folder
 from mirrorsd.runtime.backends.paced import PacedDraftModel, PacedTargetModel
 from mirrorsd.runtime.backends.protocol import DraftModel, Progress, TargetModel
 from mirrorsd.runtime.config import SpeculationConfig, Speculations
 from mirrorsd.runtime.devices.huge_pages import Region, new_regions, regions_now, use_huge_pages
-from mirrorsd.runtime.devices.inventory import check_computes, choose_device_map
+from mirrorsd.runtime.devices.inventory import cannot_run, choose_device_map
 from mirrorsd.runtime.devices.layouts import Layout, choose_layout, target_thread_cores
 from mirrorsd.runtime.engine import Engine, check_exits, resolve_speculation
 from mirrorsd.runtime.ledger import Ledger
@@ -65,8 +66,9 @@ def load_parts(
     """Load a bundle: see `MirrorPipeline.load`; `given` are the caller's values of `SpeculationConfig`."""
     folder = bundle_folder(bundle, on_progress)
     manifest = read_bundle(folder)
-    choice = choose_device_map(device_map, dtype=manifest.target.computes_in)
-    check_computes(choice.device_map, manifest.target.computes_in)
+    choice = choose_device_map(device_map, bundle=manifest)
+    if reason := cannot_run(choice.device_map, manifest):
+        raise DeviceError(reason)
     tuned = Tuned.read(folder, choice.device_map) if use_tuned else None
     laid_out = choose_layout(choice.device_map, layout, tuned.layout if tuned and tuned.is_tuned else None)
     found = tuned if tuned and tuned.layout == laid_out.name else None

@@ -1,5 +1,7 @@
 """What batch-invariance costs: passes of one bundle beside those of others of the same target, by turns.
 
+So it is with a mixture of experts beside a dense target of the size that a token goes through.
+
     mirrorsd export TARGET --draft DRAFT -o exact.mirror --precision int8
     mirrorsd export TARGET --draft DRAFT -o loose.mirror --precision int8 --no-batch-invariant
     python bench/claims/row_invariance.py loose.mirror exact.mirror --device-map cpu --layout shared --output rows.json
@@ -26,6 +28,7 @@ from mirrorsd.runtime.ledger import Ledger
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 16)
 CACHED = 100
+TOKENS = 250
 IN_A_ROW = 6
 """Passes of one bundle before the next one's turn; the first finds others' weights in the caches and is left out."""
 
@@ -47,10 +50,10 @@ def main() -> None:
         pairs = list(zip(workers, sessions, strict=True))
         differences = [worker.run(partial(largest_row_difference, session)) for worker, session in pairs]
         seconds: dict[tuple[int, int], list[float]] = {}
-        for _ in range(options.repeats):
+        for turn in range(options.repeats):
             for size in SIZES:
                 for number, (worker, session) in enumerate(pairs):
-                    found = worker.run(partial(time_passes, session, size))
+                    found = worker.run(partial(time_passes, session, size, turn))
                     seconds.setdefault((number, size), []).extend(found)
         layout = pipes[0].layout
     rows = [
@@ -63,12 +66,13 @@ def main() -> None:
     runs.finish(runs.header(options.bundles[0], **where) | {"rows": rows}, options.output)
 
 
-def time_passes(session: TargetSession, size: int) -> list[float]:
-    """Seconds of passes of `size` rows behind the cached ones."""
+def time_passes(session: TargetSession, size: int, turn: int) -> list[float]:
+    """Seconds of passes of `size` rows behind the cached ones; each has other tokens, and so other experts."""
     found = []
-    for _ in range(IN_A_ROW):
+    for number in range(IN_A_ROW):
+        tokens = 5 + (np.arange(size) + (turn * IN_A_ROW + number) * size) % TOKENS
         start = time.perf_counter()
-        session.run(np.arange(size) + 5, CACHED, with_logits=False, ledger=Ledger(), exits=())
+        session.run(tokens, CACHED, with_logits=False, ledger=Ledger(), exits=())
         found.append(time.perf_counter() - start)
     return found[1:]
 

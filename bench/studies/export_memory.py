@@ -1,6 +1,7 @@
 """Time, memory and disk that exporting a large checkpoint takes, and loading the bundle; random weights (Linux).
 
     python bench/studies/export_memory.py --size 1b --precision int4 --folder scratch
+    python bench/studies/export_memory.py --size 1b-mixture --precision int8 --folder scratch
 
 The checkpoint is made shard by shard in bfloat16, as `save_pretrained` writes it, and kept in the folder for the next
 precision. Export and loading run in processes of their own; `VmHWM` counts pages of mapped files too, `RssAnon` (read
@@ -27,15 +28,44 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from mirrorsd import MirrorPipeline
 from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.export import ExportOptions, export_pair
+from mirrorsd.export.estimate import estimate_export
+from mirrorsd.families.experts import with_separate_experts
 
 SIZES: dict[str, dict[str, Any]] = {
     "100m": {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 20, "num_attention_heads": 8},
     "1b": {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "num_attention_heads": 16},
+    "1b-mixture": {
+        "model_type": "qwen3_moe",
+        "hidden_size": 1024,
+        "num_hidden_layers": 10,
+        "num_attention_heads": 16,
+        "head_dim": 64,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512,
+        "norm_topk_prob": True,
+    },
+    "active": {
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 10,
+        "num_attention_heads": 16,
+        "head_dim": 64,
+    },
     "3b": {"hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28, "num_attention_heads": 24},
     "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
 }
-SHARD_BYTES = {"100m": 100 << 20, "1b": 1 << 30, "3b": 3 << 30, "8b": 5_000_000_000}
-VOCABULARY = {"100m": 32_000, "1b": 32_000, "3b": 128_256, "8b": 128_256}
+"""`active` is a dense model of the size that a token of `1b-mixture` goes through."""
+SHARD_BYTES = {
+    "100m": 100 << 20,
+    "1b-mixture": 1 << 30,
+    "active": 1 << 30,
+    "1b": 1 << 30,
+    "3b": 3 << 30,
+    "8b": 5_000_000_000,
+}
+VOCABULARY = {"100m": 32_000, "1b-mixture": 32_000, "active": 32_000, "1b": 32_000, "3b": 128_256, "8b": 128_256}
 DRAFT = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
 LEAD = 205.0
 BYTES_PER_NUMBER = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -48,6 +78,7 @@ def main() -> None:
     parser.add_argument("--precision", default="int4")
     parser.add_argument("--folder", type=Path, required=True, help="scratch; checkpoints stay in it, bundles do not")
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--keep", action="store_true", help="leave the bundle in the folder")
     parser.add_argument("--part", choices=("make", "export", "load"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part:
@@ -65,7 +96,8 @@ def main() -> None:
         if state == "cold":
             drop_from_page_cache(bundle_of(options))
         report[f"load_{state}"] = run_part(options, "load")
-    shutil.rmtree(bundle_of(options))
+    if not options.keep:
+        shutil.rmtree(bundle_of(options))
     print(json.dumps(report, indent=2))
     if options.output:
         options.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
@@ -94,12 +126,13 @@ def make_checkpoints(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def write_checkpoint(folder: Path, size: str, sizes: dict[str, Any]) -> None:
-    """Write a random Llama in bfloat16; only one shard is in memory at a time."""
+    """Write a random model in bfloat16, a Llama unless told otherwise; only one shard is in memory at a time."""
     folder.mkdir(parents=True, exist_ok=True)
     common = {"vocab_size": VOCABULARY[size], "max_position_embeddings": 4096, "eos_token_id": 0, "bos_token_id": None}
-    config = AutoConfig.for_model("llama", **common, **sizes, dtype="bfloat16")
+    config = AutoConfig.for_model(**({"model_type": "llama"} | common | sizes), dtype="bfloat16")
     with torch.device("meta"):
-        network: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
+        fused: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
+        network = with_separate_experts(fused)
     generator = torch.Generator().manual_seed(1)
     shard: dict[str, torch.Tensor] = {}
     shards: list[tuple[str, list[str]]] = []
@@ -162,14 +195,15 @@ def export(options: argparse.Namespace) -> dict[str, Any]:
 
     chosen = ExportOptions(precision=options.precision, context=2048, overwrite=True)
     folder = options.folder
+    pair = folder / options.size, folder / f"{options.size}-draft"
+    promised = estimate_export(*pair, chosen).memory_bytes
     with AnonymousPeak() as peak:
-        manifest = export_pair(
-            folder / options.size, folder / f"{options.size}-draft", bundle_of(options), chosen, note
-        )
+        manifest = export_pair(*pair, bundle_of(options), chosen, note)
     ends = [*(begin for begin, _ in stages[1:]), perf_counter() - started]
     by_stage = {stage: round(end - begin, 2) for (begin, stage), end in zip(stages, ends, strict=True)}
     verify = {result.stage: [result.max_abs_error, result.top1_agreement] for result in manifest.verify}
     memory = {"vm_hwm_bytes": status_bytes("VmHWM"), "anonymous_peak_bytes": peak.bytes, "at_rest_bytes": peak.first}
+    memory["promised_bytes"] = promised
     seconds = {"seconds": round(perf_counter() - started, 1), "cpu_seconds": round(process_time(), 1)}
     return {**seconds, **memory, "seconds_by_stage": by_stage, "verify": verify}
 

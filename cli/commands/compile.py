@@ -14,6 +14,8 @@ from mirrorsd.cli.output.failures import EXIT_FAILED
 from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.manifest import DraftEntry
 
 if TYPE_CHECKING:
     from mirrorsd.device_maps import DeviceMap
@@ -48,7 +50,7 @@ def compile(
             compress(bundle, asked, text)
         compile_for_npus(bundle, npu, npu_compiler, device_map, as_json=as_json)
         return
-    card = choose_device_map(device_map, dtype=read_bundle(bundle).target.computes_in).device_map
+    card = choose_device_map(device_map, bundle=read_bundle(bundle)).device_map
     if asked is not None:
         compress(bundle, asked, text)
     checks, exits = check_shapes(bundle, card, text), check_exits(bundle, card)
@@ -95,17 +97,32 @@ def accuracy_line(accuracy: "DraftAccuracy") -> str:
     )
 
 
+def refuse_blocks(entry: DraftEntry) -> None:
+    """There is nothing to compile of a draft that ONNX Runtime runs.
+
+    Raises:
+        ConfigError: this is one.
+    """
+    if entry.is_in_blocks:
+        raise ConfigError(
+            "the draft is in int4-blocks, which ONNX Runtime runs on a processor as they are: there is nothing to "
+            "compile. For another device export the pair with --draft-precision int8"
+        )
+
+
 def check_shapes(bundle: Path, card: "DeviceMap", text: Path | None = None) -> "list[ShapeCheck]":
     """Check every bucket at every capacity.
 
     Raises:
         BundleError: the bundle is missing or damaged.
+        ConfigError: its draft is in blocks.
         DeviceError: the device does not take a shape.
     """
     from mirrorsd.export.verify.text import parity_ids
     from mirrorsd.machine.doctor.draft_check import check_shape
 
     entry = read_bundle(bundle).draft
+    refuse_blocks(entry)
     given = text.read_text(encoding="utf-8-sig") if text else None
     ids, _ = parity_ids(bundle / names.TOKENIZER_FOLDER / "tokenizer.json", given, _NUM_IDS)
     shapes = [(bucket, capacity) for capacity in entry.capacities for bucket in entry.buckets]

@@ -13,6 +13,7 @@ from mirrorsd.cli.input import options
 from mirrorsd.cli.output.console import note, print_json, show_share
 from mirrorsd.cli.output.failures import EXIT_FAILED
 from mirrorsd.graphs.errors import ConfigError, DeviceError
+from mirrorsd.graphs.manifest import IN_BLOCKS
 from mirrorsd.graphs.quality_bounds import warnings_of
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def export(
 ) -> None:
     """Export a target and its draft, check them against PyTorch, and write a bundle."""
     if device_map is not None:
-        compute = check_device_map(device_map, precision, compute)
+        compute = check_device_map(device_map, precision, compute, draft_precision)
         products = products_for(device_map, precision, products)
     from mirrorsd.export import ExportOptions
 
@@ -208,16 +209,23 @@ def read_exit_layers(text: str) -> Literal["auto"] | tuple[int, ...]:
         raise ConfigError(f"--exit-layer is {text!r}; allowed: auto, a layer such as 4, or several: 4,6.") from error
 
 
-def check_device_map(name: str, precision: str, compute: options.ComputeName = "auto") -> options.ComputeName:
+def check_device_map(
+    name: str, precision: str, compute: options.ComputeName = "auto", draft_precision: str = ""
+) -> options.ComputeName:
     """Say what the target is to compute in: integer weights compute in fp16 where the card's device knows only that.
 
     Raises:
-        ConfigError: no such card, or a card with mistakes.
+        ConfigError: no such card, a card with mistakes, or a draft that is not compiled.
         DeviceError: its target does not compute in what a target of this precision computes in.
     """
     from mirrorsd.device_maps import load_device_map
     from mirrorsd.runtime.devices.inventory import cannot_compute, check_computes
 
+    if draft_precision == IN_BLOCKS:
+        raise ConfigError(
+            f"--device-map {name} compiles the draft, and one in int4-blocks is not compiled: leave the device map "
+            "out, or choose another --draft-precision"
+        )
     card = load_device_map(name)
     dtypes = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
     if compute == "auto" and precision in ("int8", "int4") and cannot_compute(card, "float32"):

@@ -45,7 +45,7 @@ def inspect(bundle: options.Bundle, as_json: options.AsJson = False) -> None:
 
 def _model_table(manifest: Manifest) -> Table:
     table = Table("", "target", "draft", title="Models", title_justify="left")
-    target, draft = manifest.target, manifest.draft
+    target, draft, shape = manifest.target, manifest.draft, manifest.target.shape
     streams = f"{draft.shape.num_streams} in the top {draft.num_stream_layers} layers"
     rows = (
         ("source", target.source.name, draft.source.name),
@@ -55,6 +55,7 @@ def _model_table(manifest: Manifest) -> Table:
         ("parameters", f"{target.source.num_parameters:,}", f"{draft.source.num_parameters:,}"),
         ("precision", precision_line(target), draft.precision),
         ("layers", str(target.shape.num_layers), str(draft.shape.num_layers)),
+        *([("experts", f"{shape.num_experts}, {shape.num_active} for a row", "")] if shape.num_experts else []),
         ("vocabulary", f"{target.shape.vocab_size:,}", f"{draft.shape.vocab_size:,}"),
         ("context", str(target.context), ", ".join(map(str, draft.capacities))),
         ("streams", "", streams if draft.shape.num_streams else "none"),

@@ -12,6 +12,7 @@ from mirrorsd.cli.output.console import add_row, note, print_json, print_table, 
 from mirrorsd.cli.output.failures import EXIT_FAILED
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.graphs.errors import ConfigError
 
 if TYPE_CHECKING:
     from mirrorsd.machine.npu.compiler import ShapeReport
@@ -25,7 +26,7 @@ def compile_for_npus(bundle: Path, platforms_text: str, command: str | None, dev
     Exits are compiled, too, where `device_map` (whose devices need not be here) has them on an NPU.
 
     Raises:
-        ConfigError: an unknown platform, or no compiler.
+        ConfigError: an unknown platform, no compiler, or a draft that no NPU takes.
         BundleError, DeviceError: see `compile_ahead`.
     """
     from mirrorsd.device_maps import ExitPlacement, load_device_map
@@ -35,6 +36,10 @@ def compile_for_npus(bundle: Path, platforms_text: str, command: str | None, dev
     exits = ExitPlacement() if device_map == "auto" else load_device_map(device_map).exit
     platforms = platforms_of(platforms_text)
     manifest = read_bundle(bundle)
+    if manifest.draft.is_in_blocks:
+        raise ConfigError(
+            "the draft is in int4-blocks, which no NPU takes. Export the pair with --draft-precision int8"
+        )
     compiler = NpuCompiler(command)
     note(plan(manifest, platforms, exits))
     num_shapes = len(manifest.draft.buckets) * len(manifest.draft.capacities)

@@ -9,9 +9,9 @@ from pathlib import Path
 import onnx_ir as ir
 import openvino as ov
 
+from mirrorsd.export.checkpoints.checkpoint import Checkpoint
 from mirrorsd.export.checkpoints.loading import Streams
 from mirrorsd.export.checkpoints.weightless import open_model
-from mirrorsd.export.pair_job import PairJob
 from mirrorsd.export.passes.graph_passes import optimise_draft
 from mirrorsd.export.passes.torch_to_onnx import export_stage
 from mirrorsd.export.stages.attention import TREE_ATTENTION
@@ -20,13 +20,22 @@ from mirrorsd.families.registry import parts_of
 from mirrorsd.graphs.contract import DraftShape, StageContract, draft_contract
 
 
-def draft_graph(job: PairJob, shape: DraftShape, streams: Streams | None) -> ir.Model:
-    """The draft as ONNX, its weights in floats; they are read when the graph is written."""
-    model, contract = open_model(job.draft), draft_contract(shape)
+def draft_graph(
+    checkpoint: Checkpoint, shape: DraftShape, streams: Streams | None, *, context: int, num_input_ids: int
+) -> ir.Model:
+    """The draft as ONNX, its weights in floats; they are read when the graph is written.
+
+    Args:
+        checkpoint: The draft's.
+        shape: Of its passes.
+        streams: Its stream embeddings, if any.
+        context: Longest text.
+        num_input_ids: Ids of the target, which the draft may be asked about.
+    """
+    model, contract = open_model(checkpoint), draft_contract(shape)
     model.network.set_attn_implementation(TREE_ATTENTION)
-    num_ids = int(job.target.config["vocab_size"])
     stage = DraftStage(
-        parts_of(model.network), contract, shape, streams=streams, context=job.context, num_input_ids=num_ids
+        parts_of(model.network), contract, shape, streams=streams, context=context, num_input_ids=num_input_ids
     )
     return optimise_draft(export_stage(stage, contract, model.lazy_weights(stage)))
 

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Literal
 
 from mirrorsd.export.checkpoints.gguf_file import licence_of, name_of, read_tensors, small_files
-from mirrorsd.export.weights.stored_tensors import StoredTensor, read_header
+from mirrorsd.export.weights.stored_tensors import StoredTensor, read_header, with_separate_experts
 from mirrorsd.families.registry import BESIDE_THE_TEXT, completed, find_obstacle, text_part
 from mirrorsd.graphs import names
 from mirrorsd.graphs.documents import DocumentError, parse_json, read_text
@@ -29,12 +29,14 @@ _NAMED_WEIGHTS = "transformers_weights"
 _OTHER_CONFIGS = "configuration_files"
 _ADAPTER = "adapter_config.json"
 _DISTRIBUTED_SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
-_LAYERS = ("num_hidden_layers", "n_layer")
+_HELD = ("num_hidden_layers", "n_layer", "num_experts", "num_local_experts")
+"""Of each of these there is a tensor at least."""
 _SIZES = (
-    _LAYERS,
+    _HELD,
     ("hidden_size", "n_embd", "vocab_size", "intermediate_size", "n_inner", "ffn_dim", "word_embed_proj_dim"),
     ("num_attention_heads", "n_head", "num_key_value_heads", "head_dim"),
     ("max_position_embeddings", "n_positions"),
+    ("num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"),
 )
 """Entries of config.json that count something, by the names that families give them."""
 _LICENCE_MARKS = {"Apache License": "Apache-2.0", "MIT License": "MIT", "BSD 3-Clause": "BSD-3-Clause"}
@@ -131,7 +133,7 @@ def open_checkpoint(path: Path, role: Role) -> Checkpoint:
         )
     written = _read_config(path, role)
     files = _weight_files(path, role, written)
-    tensors = {name: stored for file in files for name, stored in read_header(file).items()}
+    tensors = with_separate_experts({name: stored for file in files for name, stored in read_header(file).items()})
     return _checkpoint(path, role, _completed(path, role, written, len(tensors)), tensors)
 
 
@@ -222,7 +224,7 @@ def _completed(folder: Path, role: Role, written: dict[str, Any], num_tensors: i
             value = written[name]
             if value is not None and (type(value) is not int or value < 1):
                 raise ExportError(f"the {role}'s {path} has {name} {value!r}; expected a whole number of 1 or more")
-            if names_of_one is _LAYERS and value is not None and value > num_tensors:
+            if names_of_one is _HELD and value is not None and value > num_tensors:
                 raise ExportError(
                     f"the {role}'s {path} has {name} {value}; {folder} holds {num_tensors} tensors, fewer than one for "
                     "each: its config.json and its weights do not belong together"

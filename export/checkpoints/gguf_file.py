@@ -26,10 +26,13 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 _MADE_FROM = "made_from.json"
-_MADE_BY = 3
+_MADE_BY = 4
 """Counts the ways to make the small files: those of another one are made again."""
 _PART = re.compile(r"(?P<name>.+)-\d{5}-of-(?P<count>\d{5})(?P<end>(\.\w+)?)")
 _EMBEDDING, _NO_TOKEN = "token_embd.weight", 2**32 - 1
+_EXPERTS = re.compile(r"(?P<name>blk\.\d+\.ffn_(?P<part>gate|up|down)_exps)\.weight")
+_EXPERT_WIDTH = "{}.expert_feed_forward_length"
+"""What transformers does not read: it takes its own default, 768."""
 _SPECIAL_ID = re.compile(r"tokenizer\.ggml\.\w+_token_id")
 _ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 """The tokens that end a text: of the whole text, of a turn, and of a message that calls a tool."""
@@ -103,6 +106,9 @@ def small_files(file: Path) -> Path:
     with _reading(file), _plain_header(parts) as (header, ends):
         config: Any = AutoConfig.from_pretrained(header.parent, gguf_file=header.name, local_files_only=True)
         tokenizer: Any = AutoTokenizer.from_pretrained(header.parent, gguf_file=header.name, local_files_only=True)
+    widths = open_header(file).fields.get(_EXPERT_WIDTH.format(_plain(config.model_type)))
+    if widths is not None and hasattr(config, "moe_intermediate_size"):
+        config.moe_intermediate_size = int(widths.contents())
     generation: Any = GenerationConfig.from_model_config(config)
     generation.eos_token_id = _all_ends(config.eos_token_id, ends)
     generation.update(**_sampling_of(file))
@@ -200,12 +206,35 @@ def read_tensors(file: Path, folder: Path) -> "dict[str, GgufTensor]":
         found: dict[str, GgufTensor] = {}
         for part, of_part in readers:
             _check_kinds(part, of_part.tensors)
-            found |= {
-                names[tensor.name]: _tensor(part, tensor, names, convert)
-                for tensor in of_part.tensors
-                if tensor.name in names
-            }
+            for tensor in of_part.tensors:
+                if tensor.name in names:
+                    found[names[tensor.name]] = _tensor(part, tensor, names, convert)
+                elif (of_experts := _EXPERTS.fullmatch(tensor.name)) is not None and of_experts["name"] in names:
+                    place = names[of_experts["name"]].rpartition(".")[0]
+                    found |= _experts(part, tensor, f"{place}.{{}}.{of_experts['part']}_proj.weight")
         return found
+
+
+def _experts(file: Path, tensor: Any, name: str) -> "dict[str, GgufTensor]":
+    """Matrices `[N, K]` of all experts, which a file holds as one tensor `[E, N, K]`; `{}` in `name` counts them."""
+    from mirrorsd.export.weights.gguf_tensors import GgufTensor
+
+    width, num_rows, num_experts = (int(size) for size in tensor.shape)
+    order = np.arange(num_rows)
+    return {
+        name.format(number): GgufTensor(
+            path=file,
+            name=name.format(number),
+            dtype=tensor.tensor_type.name,
+            shape=(num_rows, width),
+            offset=int(tensor.data_offset) + number * int(tensor.n_bytes) // num_experts,
+            content=tensor.data[number],
+            kind=tensor.tensor_type,
+            order=order,
+            convert=lambda floats: floats,
+        )
+        for number in range(num_experts)
+    }
 
 
 def _tensor(file: Path, tensor: Any, names: Mapping[str, str], convert: Any) -> "GgufTensor":
@@ -302,11 +331,16 @@ def _check_readable(file: Path) -> None:
     with _reading(file):
         field = open_header(file).fields.get("general.architecture")
         architecture = None if field is None else str(field.contents())
-    if architecture not in GGUF_SUPPORTED_ARCHITECTURES:
+    if _plain(architecture or "") not in map(_plain, GGUF_SUPPORTED_ARCHITECTURES):
         raise ExportError(
             f"{file} has the architecture {architecture!r}, which transformers does not read from GGUF files; it reads "
             f"{', '.join(sorted(GGUF_SUPPORTED_ARCHITECTURES))}. Export the model's Hugging Face folder instead"
         )
+
+
+def _plain(architecture: str) -> str:
+    """Files call "qwen3moe" and "gpt-oss" what transformers calls "qwen3_moe" and "gpt_oss"."""
+    return re.sub("[-_]", "", architecture)
 
 
 @contextmanager

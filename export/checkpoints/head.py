@@ -136,11 +136,14 @@ def open_head(folder: Path, target: Checkpoint) -> HeadCheckpoint:
 def open_heads(folders: tuple[str, ...], target: Checkpoint) -> tuple[HeadCheckpoint, ...]:
     """Open several heads of one target, and the one that its checkpoint brings along, if it does.
 
+    One whose layer is a mixture of experts is left out: heads run as dense layers.
+
     Raises:
         ExportError: two are of one kind; and what `open_head` raises.
     """
     heads = tuple(open_head(Path(folder), target) for folder in folders)
-    if any(name.startswith(PREFIX) for name in target.tensors):
+    own = [name for name in target.tensors if name.startswith(PREFIX)]
+    if own and not any(".experts." in name for name in own):
         heads += (_own_head(target),)
     kinds = [head.config.head_kind for head in heads]
     for index, kind in enumerate(kinds):

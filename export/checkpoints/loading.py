@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mirrorsd.export.weights.block_formats import COMPUTE_BY_PRECISION
 from mirrorsd.families.low_rank_head import SHARES_EMBEDDING, head_tokens
-from mirrorsd.families.registry import recurrent_shape
+from mirrorsd.families.registry import FAMILIES, recurrent_shape
 from mirrorsd.families.stream_link import LinkWeights
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import DraftShape, TargetShape
@@ -62,6 +62,7 @@ class Streams:
 def target_shape(model: Any, precision: str) -> TargetShape:
     """Sizes of the target for its contracts."""
     config = model.config
+    mixture = FAMILIES[config.model_type].mixture
     return TargetShape(
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
@@ -70,6 +71,8 @@ def target_shape(model: Any, precision: str) -> TargetShape:
         head_dim=_head_dim(config),
         dtype=str(DTYPE_BY_PRECISION[precision]).removeprefix("torch."),
         recurrent=recurrent_shape(config),
+        num_experts=0 if mixture is None else int(getattr(config, mixture.num_experts)),
+        num_active=0 if mixture is None else int(getattr(config, mixture.num_active)),
     )
 
 

@@ -20,6 +20,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, read_json
 from mirrorsd.export.weights.lazy_weight import LazyWeight, stored_weight
 from mirrorsd.export.weights.stored_tensors import StoredTensor
+from mirrorsd.families.experts import with_separate_experts
 from mirrorsd.families.low_rank_head import fit_head
 from mirrorsd.families.registry import built_from, error_words, text_part
 from mirrorsd.graphs.errors import ExportError, MirrorError
@@ -152,7 +153,8 @@ def _built(config: Mapping[str, Any], checkpoint: Checkpoint, dtype: torch.dtype
 
 def _network(entries: dict[str, Any], dtype: torch.dtype) -> Any:
     config = CONFIG_MAPPING[entries["model_type"]].from_dict(entries)
-    return fit_head(AutoModelForCausalLM.from_config(config, dtype=dtype))  # type: ignore[no-untyped-call]
+    network = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+    return with_separate_experts(fit_head(network))
 
 
 def _failure(folder: Path | None, error: Exception) -> str:

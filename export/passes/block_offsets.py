@@ -16,6 +16,7 @@ __all__ = ["add_to_look_up", "add_to_product"]
 def add_to_product(graph: ir.Graph, node: ir.Node, offsets: LazyWeight, block_size: int) -> None:
     """Add the sum of the inputs of each block, times its offset; `offsets` are `[N, B]`.
 
+    ONNX Runtime's sum of no rows at all keeps the axis that it should sum over, so it is given its shape.
     `MatMulNBits` takes zero points that are floats too, but then turns the whole weight into floats in every pass.
     """
     rows = node.inputs[0]
@@ -28,9 +29,11 @@ def add_to_product(graph: ir.Graph, node: ir.Node, offsets: LazyWeight, block_si
     sums = ir.Node(
         "", "ReduceSum", [split.outputs[0], _last(graph)], [ir.AttrInt64("keepdims", 0)], name=f"{node.name}_sums"
     )
-    added = ir.Node("", "MatMul", [sums.outputs[0], weight], name=f"{node.name}_offsets")
+    by_row = _shape(graph, [0] * (rank - 1) + [num_blocks])
+    shaped = ir.Node("", "Reshape", [sums.outputs[0], by_row], name=f"{node.name}_block_sums")
+    added = ir.Node("", "MatMul", [shaped.outputs[0], weight], name=f"{node.name}_offsets")
     whole = ir.Node("", "Add", [added.outputs[0], added.outputs[0]], name=f"{node.name}_with_offsets")
-    graph.insert_after(node, [split, sums, added, whole])
+    graph.insert_after(node, [split, sums, shaped, added, whole])
     _put_behind(node, whole.outputs[0])
     whole.replace_input_with(0, node.outputs[0])
 

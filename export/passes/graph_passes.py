@@ -11,6 +11,7 @@ from types import MappingProxyType
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
+from mirrorsd.export.passes.experts import SpreadExperts
 from mirrorsd.export.passes.graph_edits import take_over
 from mirrorsd.export.passes.projection import JoinProjections
 from mirrorsd.export.passes.quantise import ChoosePack, QuantiseWeights, round_to_nearest
@@ -137,7 +138,7 @@ def optimise_head(
     All products are packed like the LM head, but for those of the target's layers, whose formats are in `lent` by name.
     """
     chain: tuple[ir.passes.PassBase, ...] = (
-        JoinProjections(formats.carried),
+        JoinProjections(WeightFormats(carried=formats.carried)),
         common.ClearMetadataAndDocStringPass(),
         common.CommonSubexpressionEliminationPass(),
         common.RemoveUnusedNodesPass(),
@@ -168,12 +169,13 @@ def optimise_stage(
         ExportError: the graph has a form that a pass does not support.
     """
     chain: tuple[ir.passes.PassBase, ...] = (
+        SpreadExperts(),
         FoldRotary(),
         DropIdleReshapes(),
         common.RemoveUnusedNodesPass(),
         FuseSkipNorm(),
         common.RemoveUnusedNodesPass(),
-        JoinProjections(formats.carried),
+        JoinProjections(formats),
         *([AddSpareRows()] if has_spare_rows else []),
         common.ClearMetadataAndDocStringPass(),
         common.CommonSubexpressionEliminationPass(),

@@ -8,6 +8,8 @@ Owns: the factors, and whether one range may stand for all rows. Does not own: w
 (`integer_products.py`), collecting the inputs (`aware_quantisation.py`).
 """
 
+from collections.abc import Collection
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -32,12 +34,16 @@ _WORTH_A_NODE = 0.8
 """The error with factors over that without, from which on a node is spent on them where no norm takes them in."""
 
 
-def scale_inputs(model: WeightlessModel, inputs: ProductInputs) -> dict[str, InputScaling]:
+def scale_inputs(
+    model: WeightlessModel, inputs: ProductInputs, in_blocks: Collection[str] = ()
+) -> dict[str, InputScaling]:
     """Choose the scaling of every product whose inputs are known, by the name of its weight.
 
-    Weights of one input get one and the same scaling. Those that would lose too much by row are left out.
+    Weights of one input get one and the same scaling. Those that would lose too much by row are left out, and those
+    that are `in_blocks` in any case.
     """
-    groups = [*inputs.groups, *([(inputs.head,)] if inputs.head is not None else [])]
+    groups = [names for names in inputs.groups if names[0] not in in_blocks]
+    groups += [(inputs.head,)] if inputs.head is not None else []
     modules = _modules_by_name(model)
     scalings: dict[str, InputScaling] = {}
     for names in groups:

@@ -10,8 +10,10 @@ import numpy as np
 import onnx_ir as ir
 
 from mirrorsd.export.passes.graph_edits import add_constant, add_tensor, take_over
-from mirrorsd.export.weights.gguf_tensors import FileBlocks
-from mirrorsd.export.weights.lazy_weight import joined_rows, lazy_weight
+from mirrorsd.export.weights.block_formats import FLOAT_WEIGHTS, BlockChoice, WeightFormats
+from mirrorsd.export.weights.lazy_weight import LazyWeight, first_name, joined_rows, lazy_weight
+
+Form = tuple[BlockChoice | None, str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +42,12 @@ class JoinProjections(ir.passes.InPlacePass):
 
     Weights `[K, 6]` and `[K, 2]` become one `[K, 8]`; a `Split` gives the 6 and the 2 back. Attention whose query, key
     and value are exactly one such group reads the joined rows itself, without a `Split`.
-    Weights that stay as they are in a file are joined with those of the same form.
-    Ensures: no two float products of the same value with constant weights are left.
+    Weights are joined with those of the same form: by their `formats`, or as they are in a file.
+    Ensures: no two float products of the same value with constant weights of one form are left.
     """
 
-    def __init__(self, carried: FileBlocks | None = None) -> None:
-        self._carried = carried
+    def __init__(self, formats: WeightFormats = FLOAT_WEIGHTS) -> None:
+        self._formats = formats
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Join every group of `model`."""
@@ -61,7 +63,7 @@ class JoinProjections(ir.passes.InPlacePass):
 
     def _groups(self, graph: ir.Graph) -> list[list[_Projection]]:
         """Projections of the same value, biased ones apart from the others, in the order of the graph."""
-        by_rows: dict[tuple[ir.Value | None, bool, str | None], list[_Projection]] = {}
+        by_rows: dict[tuple[ir.Value | None, bool, Form], list[_Projection]] = {}
         for node in graph:
             projection = _projection(node)
             if projection is not None:
@@ -69,10 +71,12 @@ class JoinProjections(ir.passes.InPlacePass):
                 by_rows.setdefault((node.inputs[0], projection.bias is not None, form), []).append(projection)
         return [group for group in by_rows.values() if len(group) > 1]
 
-    def _form(self, projection: _Projection) -> str | None:
-        if self._carried is None or projection.weight.const_value is None:
-            return None
-        return self._carried.form(lazy_weight(projection.weight.const_value).transposed().key)
+    def _form(self, projection: _Projection) -> Form:
+        weight = projection.weight.const_value
+        if not isinstance(weight, LazyWeight):
+            return None, None
+        key, carried = weight.transposed().key, self._formats.carried
+        return self._formats.of_layer(first_name(key)), None if carried is None else carried.form(key)
 
 
 def _projection(node: ir.Node) -> _Projection | None:

@@ -55,7 +55,7 @@ class Comparison:
 
 def _largest(errors: Array) -> float:
     """The largest; infinite where one is no number, as no comparison with a bound would notice that."""
-    return float(np.where(np.isfinite(errors), errors, np.inf).max())
+    return float(np.where(np.isfinite(errors), errors, np.inf).max(initial=0.0))
 
 
 def log_softmax(logits: Array) -> Array:

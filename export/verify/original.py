@@ -26,8 +26,9 @@ from mirrorsd.export.checkpoints.weightless import WeightlessModel
 from mirrorsd.export.verify.comparison import Comparison
 from mirrorsd.export.verify.tolerances import check_parity, tolerance_of
 from mirrorsd.export.weights.stored_tensors import StoredTensor
+from mirrorsd.families.experts import separate_experts
 from mirrorsd.families.low_rank_head import HEAD_RANK, SHARES_EMBEDDING
-from mirrorsd.families.registry import error_words
+from mirrorsd.families.registry import FAMILIES, error_words
 from mirrorsd.graphs.errors import ExportError, ParityError
 from mirrorsd.graphs.manifest import Compared
 
@@ -55,8 +56,8 @@ def compare_original(checkpoint: Checkpoint, model: WeightlessModel, window: Arr
 
     Every parameter is compared bit by bit. Where the model's float32 numbers fit in memory, the logits of the first
     64 ids of `window [L]` are compared too. Else transformers maps the files, and a tensor's pages are given back
-    when it has been read. Not compared are drafts that only this project can load, and GGUF files too large to be
-    turned into floats at once, as transformers does.
+    when it has been read. Not compared are drafts that only this project can load, and what transformers would have
+    to hold as a whole though it is too large for that: GGUF files, and mixtures, whose experts it joins.
 
     Raises:
         ExportError: transformers cannot load it.
@@ -66,7 +67,8 @@ def compare_original(checkpoint: Checkpoint, model: WeightlessModel, window: Arr
     needed = whole_bytes(checkpoint.source.num_parameters)
     is_whole = 0 < needed < psutil.virtual_memory().available
     ids = window[window < int(checkpoint.config["vocab_size"])][None, :_COMPARED_ROWS]
-    if is_ours or (checkpoint.gguf is not None and not is_whole):
+    must_be_whole = checkpoint.gguf is not None or FAMILIES[checkpoint.source.family].mixture is not None
+    if is_ours or (must_be_whole and not is_whole):
         model.logits(ids[:, :_TRIED_ROWS])
         return Original("")
     network = _load(checkpoint, torch.float32 if is_whole else _main_dtype(checkpoint))
@@ -126,7 +128,8 @@ def _compare_parameters(checkpoint: Checkpoint, model: WeightlessModel, network:
         ParityError: one differs.
     """
     ours = dict(model.network.named_parameters(remove_duplicate=False))
-    theirs = dict(network.named_parameters(remove_duplicate=False))
+    with separate_experts(network):
+        theirs = dict(network.named_parameters(remove_duplicate=False))
     if unlike := sorted(ours.keys() ^ theirs.keys()):
         raise ParityError(
             f"the {checkpoint.role} {checkpoint.path} has other parameters in transformers: {unlike[0]!r}"

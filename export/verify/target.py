@@ -24,6 +24,7 @@ from mirrorsd.export.stages.target import ExitStage
 from mirrorsd.export.verify.comparison import Comparison, divergences, log_softmax
 from mirrorsd.export.verify.rounded_weights import as_stored, stored_matrix
 from mirrorsd.export.weights.block_formats import FLOAT_WEIGHTS
+from mirrorsd.families.experts import watched_routers
 from mirrorsd.families.registry import parts_of
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import state_specs
@@ -39,13 +40,16 @@ _KEPT = ("present_conv.", "present_state.", names.FED)
 """How the outputs of recurrent layers begin."""
 _NEAR = 2e-3
 """Of a row's standard deviation: what arithmetic may change (`tolerances.py`)."""
+_UNSURE = 1e-4
+"""Of the standard deviation of a router's logits: two experts nearer than that may change places by arithmetic."""
 
 
 class TargetReference(NamedTuple):
     """What PyTorch computes for `ids`: hidden `[P, H]` and exit log-probs `[P, V]` by border, logits `[P, V]`.
 
     `taps` are the hidden states `[P, H]` that heads read (`HeadShape.taps`). Tokens that are `undecided` `[P, V]`
-    are so near to the last of a scan's best ones that arithmetic decides which of them is computed again.
+    are so near to the last of a scan's best ones that arithmetic decides which of them is computed again. Rows that are
+    `unsure` `[L + 1, P]` behind a layer are not compared there: arithmetic may have decided which experts they got.
     """
 
     ids: tuple[int, ...]
@@ -54,6 +58,11 @@ class TargetReference(NamedTuple):
     logits: Array
     taps: dict[int, Array]
     undecided: Array
+    unsure: Array
+
+    def compared(self, step: "Pass", layer: int) -> Array:
+        """Which of the rows that a pass keeps are compared behind `layer` layers: `[R]`."""
+        return np.flatnonzero(~self.unsure[layer, _rows(step)])
 
 
 class Pass(NamedTuple):
@@ -81,7 +90,7 @@ def target_reference(model: WeightlessModel, plan: TargetPlan, ids: list[int]) -
                 lambda module, given, found: scanned.append(found), prepend=True
             ),
         ]
-        with model.on_demand():
+        with model.on_demand(), watched_routers(parts_of(network).layers, _UNSURE) as unsure:
             output = network(torch.tensor([ids]), output_hidden_states=True, use_cache=False)
         for hook in hooks:
             hook.remove()
@@ -100,7 +109,10 @@ def target_reference(model: WeightlessModel, plan: TargetPlan, ids: list[int]) -
     states = (*output.hidden_states[:-1], of_last, output.hidden_states[-1])
     taps = {layer: states[layer][0].numpy() for layer in plan.taps}
     undecided = _undecided(scanned[0][0], plan.formats.num_rescored).numpy()
-    return TargetReference(tuple(ids), by_layer, exit_logprobs, output.logits[0].numpy(), taps, undecided)
+    layers = [np.asarray(unsure.get(layer, [False] * len(ids))) for layer in range(-1, plan.shape.num_layers)]
+    return TargetReference(
+        tuple(ids), by_layer, exit_logprobs, output.logits[0].numpy(), taps, undecided, np.logical_or.accumulate(layers)
+    )
 
 
 def _undecided(scanned: Tensor, num_best: int) -> Tensor:
@@ -240,13 +252,13 @@ class TargetRun:
 
 
 def open_stage(path: Path, **settings: list[str]) -> ort.InferenceSession:
-    """Open one exported stage on the CPU, with further settings of ONNX Runtime's session.
+    """Open one exported stage on the CPU, on as many threads as PyTorch has, with further settings of the session.
 
     Raises:
         ExportError: ONNX Runtime does not take it.
     """
     options = ort.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level, options.intra_op_num_threads = 3, torch.get_num_threads()
     with raised_as(ExportError, f"ONNX Runtime cannot open {path.name}, just exported", ONNX_ERRORS):
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], **settings)
 
@@ -324,18 +336,23 @@ def compare_target(run: TargetRun, reference: TargetReference, text: str) -> tup
     last = found[run.plan.segments[-1].name]
     for step, (states, logits) in zip(steps, run.outputs(steps), strict=True):
         ours, true = logits[: step.num_kept].astype(np.float32), reference.logits[_rows(step)]
-        _compare_logits(last, ours, np.where(reference.undecided[_rows(step)], ours, true))
+        compared = reference.compared(step, run.plan.shape.num_layers)
+        _compare_logits(last, ours[compared], np.where(reference.undecided[_rows(step)], ours, true)[compared])
         hidden.append({layer: state[: step.num_kept].astype(np.float32) for layer, state in states.items()})
         for layer, wanted in reference.taps.items():
-            _compare_tap(found[names.tap(layer)], hidden[-1][layer], wanted[_rows(step)])
+            compared = reference.compared(step, min(layer, run.plan.shape.num_layers))
+            _compare_tap(found[names.tap(layer)], hidden[-1][layer][compared], wanted[_rows(step)][compared])
     segment_before = {segment.end_layer: segment.name for segment in run.plan.segments}
     for point in run.plan.exits:
         states_here = [states[point.layer] for states in hidden]
         for step, state, guesses in zip(steps, states_here, run.exit(point.name, states_here), strict=True):
-            wanted, logprobs = (by[point.layer][_rows(step)] for by in (reference.hidden, reference.exit_logprobs))
+            compared = reference.compared(step, point.layer)
+            wanted, logprobs = (
+                by[point.layer][_rows(step)][compared] for by in (reference.hidden, reference.exit_logprobs)
+            )
             prefix = found[segment_before[point.layer]]
-            prefix.add(state, wanted, wanted.std(axis=-1))
-            _compare_exit((found[point.name], prefix), guesses, logprobs)
+            prefix.add(state[compared], wanted, wanted.std(axis=-1))
+            _compare_exit((found[point.name], prefix), (guesses[0][compared], guesses[1][compared]), logprobs)
     if (error := run.recurrence_error()) is not None:
         found[names.RECURRENCE] = Comparison(names.RECURRENCE)
         found[names.RECURRENCE].add(np.array([[error]]), np.zeros((1, 1)), np.ones(1))

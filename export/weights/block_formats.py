@@ -118,10 +118,11 @@ class InputScaling:
 class WeightFormats:
     """The formats of a target's weights; None stands for floats of the kind that the stages compute in.
 
-    What `carried` holds keeps the blocks of its file instead. `finer` has the layers' weights that are stored in more
-    bits than `layers` says, by name. `inputs` says how what a weight is multiplied with is scaled before it is rounded,
-    for weights by row. Where there is a `scan`, the LM head's product is with weights in that format, and
-    the logits of a row's best `NUM_RESCORED` tokens are then computed again with the embedding's.
+    What `carried` holds keeps the blocks of its file instead. `finer` has the layers' weights that are stored in a form
+    of their own, mostly in more bits than `layers` says, by name; `floats` names those that stay floats: routers.
+    `inputs` says how what a weight is multiplied with is scaled before it is rounded, for weights by row. Where there
+    is a `scan`, the LM head's product is with weights in that format, and the logits of a row's best `NUM_RESCORED`
+    tokens are then computed again with the embedding's.
     """
 
     layers: BlockChoice | None = None
@@ -130,7 +131,21 @@ class WeightFormats:
     carried: "FileBlocks | None" = None
     finer: Mapping[str, BlockChoice] = field(default_factory=dict)
     scan: BlockChoice | None = None
+    floats: frozenset[str] = frozenset()
     inputs: Mapping[str, InputScaling] = field(default_factory=dict)
+
+    @property
+    def of_single_rows(self) -> "WeightFormats":
+        """The same in blocks small enough that no row needs another beside it; a block size that was asked for stays.
+
+        >>> WeightFormats(head=BlockChoice(bits=8), layers=BlockChoice(bits=4, block_size=128)).of_single_rows.row_group
+        2
+        """
+        head, embedding, layers = (
+            None if part is None else replace(part, largest=min(part.largest, _INVARIANT_BLOCKS[part.bits]))
+            for part in (self.head, self.embedding, self.layers)
+        )
+        return replace(self, head=head, embedding=embedding, layers=layers)
 
     @property
     def in_blocks(self) -> "WeightFormats":
@@ -153,7 +168,14 @@ class WeightFormats:
 
     def of_layer(self, name: str) -> BlockChoice | None:
         """The format of a layer's weight."""
-        return self.finer.get(name, self.layers)
+        return None if name in self.floats else self.finer.get(name, self.layers)
+
+    @property
+    def apart(self) -> list[str]:
+        """The layers' weights that have more bits than the others, or are in blocks where those are by row."""
+        layers = self.layers
+        forms = {name: (choice.bits, choice.is_by_row) for name, choice in self.finer.items()}
+        return [name for name, form in forms.items() if layers is None or form != (layers.bits, layers.is_by_row)]
 
     def with_finer(self, weights: Iterable[str]) -> "WeightFormats":
         """The same with `weights` of the layers in 8 bits, in the head's blocks where that has 8 bits too."""
@@ -162,7 +184,7 @@ class WeightFormats:
         is_like_head = self.head is not None and self.head.bits == 8
         chosen = self.head if is_like_head else replace(self.layers, bits=8, is_symmetric=True)
         assert chosen is not None  # `is_like_head` says so
-        return replace(self, finer=dict.fromkeys(weights, chosen))
+        return replace(self, finer={**self.finer, **dict.fromkeys(weights, chosen)})
 
     @property
     def row_group(self) -> int:

@@ -7,7 +7,7 @@ Does not own: which files belong to a checkpoint (`checkpoint.py`), what the ten
 import math
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,31 @@ class StoredTensor:
         if raw.size != count * stored.itemsize:
             raise ExportError(f"{self.path} ended while {self.name!r} was read: it was changed during the export")
         return torch.from_numpy(raw).view(stored)
+
+
+_OF_EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+
+
+def with_separate_experts(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The same tensors, but of each that holds all experts of a layer, `[E, N, K]`, its matrices one by one.
+
+    `mlp.experts.gate_up_proj` of `[2, 6, 4]` is `mlp.experts.0.gate_proj.weight` of `[3, 4]` and three more.
+    """
+    found: dict[str, StoredTensor] = {}
+    for name, stored in tensors.items():
+        owner, _, last = name.rpartition(".")
+        parts = _OF_EXPERTS.get(last, ()) if owner.endswith(".experts") and len(stored.shape) == 3 else ()
+        if not parts or stored.shape[1] % len(parts):
+            found[name] = stored
+            continue
+        num_experts, num_rows, width = stored.shape[0], stored.shape[1] // len(parts), stored.shape[2]
+        num_bytes = num_rows * width * _BITS[stored.dtype] // 8
+        for place in range(num_experts * len(parts)):
+            expert, part = divmod(place, len(parts))
+            own = f"{owner}.{expert}.{parts[part]}.weight"
+            offset = stored.offset + place * num_bytes
+            found[own] = replace(stored, name=own, shape=(num_rows, width), offset=offset)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ def _head(entry: TargetEntry) -> int:
 def _draft_need(manifest: Manifest, card: DeviceMap) -> MemoryNeed:
     entry = manifest.draft
     weights = manifest.files[entry.weights_file].bytes
-    shares = is_shared(entry, card.draft, weights)
+    shares = entry.is_in_blocks or is_shared(entry, card.draft, weights)
     buckets = pass_buckets(entry, card.draft, is_shared=shares)
     num_shapes = len(buckets) * len(entry.capacities)
     num_models = 1 if shares else num_shapes
@@ -120,12 +120,12 @@ def _draft_need(manifest: Manifest, card: DeviceMap) -> MemoryNeed:
     kernels = manifest.files[entry.file].bytes * _PER_GRAPH_BYTE * num_models
     if shares:
         tips, kernels = max(bucket.tips for bucket in buckets), kernels + num_shapes * _PER_SHARED_SHAPE
-    # Every compiled model lays the weights out for itself, and computes on its mapped file.
+    # Every model that OpenVINO compiles lays the weights out for itself, and computes on its mapped file.
     return MemoryNeed(
         part="draft",
         device=SYSTEM if card.draft.is_on_cpu else card.draft.device,
         weights=round(weights * _laid_out(entry, card)) * num_models,
-        copies=weights * num_models,
+        copies=0 if entry.is_in_blocks else weights * num_models,
         caches=draft_cache_bytes(entry),
         workspace=kernels + tips * _logits(entry) * _LIVE_LOGITS,
     )

@@ -165,7 +165,7 @@ def find_settings(
 
 def _load(stack: ExitStack, bundle: Path, device_map: str, tell: Listener) -> Pipes:
     """The pipeline of every layout that the card permits; of the first only, where memory does not hold more."""
-    layouts = choose_device_map(device_map, dtype=read_bundle(bundle).target.computes_in).device_map.layouts
+    layouts = choose_device_map(device_map, bundle=read_bundle(bundle)).device_map.layouts
     pipes: Pipes = {}
     for layout in layouts:
         pipe = MirrorPipeline.load(bundle, device_map=device_map, use_tuned=False, layout=layout)

@@ -14,6 +14,7 @@ from mirrorsd.runtime.decoding.draft_link import DraftLine, DraftLink
 from mirrorsd.runtime.decoding.head import HeadArm, HeadLink, HeadSource
 from mirrorsd.runtime.decoding.lookup import FreeRows, LookupSource, Repeats
 from mirrorsd.runtime.decoding.mirror import MirrorSource
+from mirrorsd.runtime.decoding.replay import ReplaySource
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.step import Decoder, SerialSource, StepDecoder
 from mirrorsd.runtime.decoding.target_link import TargetLine, TargetLink
@@ -60,8 +61,10 @@ class Seat:
         return self._target_session.heads
 
     def decoder(self, request: Request, method: str) -> Decoder:
-        """The decoder for a request; plain where the draft cannot be used."""
+        """The decoder for a request; plain where the draft cannot be used, and first of all what replays its text."""
         self._head = None
+        if request.num_to_replay:
+            return StepDecoder(request, self._target, ReplaySource(request), ReplaySource.name)
         if method in HEAD_METHODS:
             return self._head_decoder(request, method)
         if method == "lookup":

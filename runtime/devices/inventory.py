@@ -5,19 +5,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mirrorsd.device_maps import DeviceMap, TargetPlacement, builtin_names, load_device_map
+from mirrorsd.device_maps.providers import PROVIDERS
 from mirrorsd.graphs.errors import DeviceError, raised_as
+from mirrorsd.graphs.manifest import Manifest
 
 AUTO_ORDER = ("cuda-npu", "cuda-cpu", "webgpu-npu", "webgpu-cpu", "igpu-npu", "igpu-cpu", "cpu")
 ONNX_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-trt-rtx", "onnxruntime-webgpu")
 """The packages that ONNX Runtime comes as, by providers; one of them should be installed."""
-_PROVIDER_PACKAGES = {
-    "CPUExecutionProvider": 'pip install "mirrorsd[cpu]"',
-    "CUDAExecutionProvider": 'pip uninstall onnxruntime && pip install "mirrorsd[cuda]"',
-    "NvTensorRTRTXExecutionProvider": "pip uninstall onnxruntime && pip install onnxruntime-trt-rtx",
-    "WebGpuExecutionProvider": 'pip uninstall onnxruntime && pip install "mirrorsd[webgpu]"',
-    "DmlExecutionProvider": 'Windows: pip uninstall onnxruntime && pip install "mirrorsd[directml]"',
-}
-_NO_ONNX_RUNTIME = f"ONNX Runtime is not installed: {_PROVIDER_PACKAGES['CPUExecutionProvider']} (or [cuda])"
+_NO_ONNX_RUNTIME = f"ONNX Runtime is not installed: {PROVIDERS['CPUExecutionProvider'].package} (or [cuda])"
 
 _DRIVERS = {
     "NPU": " (install the Intel NPU driver)",
@@ -118,6 +113,19 @@ def cannot_compute(device_map: DeviceMap, dtype: str) -> str:
     )
 
 
+def cannot_run(device_map: DeviceMap, bundle: Manifest) -> str:
+    """Why a bundle's models cannot run where a device map has them, if its devices are there; empty if they can."""
+    if reason := cannot_compute(device_map, bundle.target.computes_in):
+        return reason
+    if bundle.draft.is_in_blocks and (device_map.draft.device != "CPU" or device_map.draft.emulated):
+        return (
+            "this bundle's draft is in int4-blocks, which are for a processor; device map "
+            f"{device_map.name!r} has the draft on {device_map.draft.device}. Choose one with the draft on the CPU, or "
+            "export the bundle again with --draft-precision int8"
+        )
+    return ""
+
+
 def missing_devices(device_map: DeviceMap, inventory: DeviceInventory) -> list[str]:
     """Why a device map does not fit this machine, one sentence each; empty if it fits."""
     target, draft = device_map.target, device_map.draft
@@ -143,21 +151,14 @@ def _missing_provider(target: TargetPlacement, inventory: DeviceInventory) -> li
     if not inventory.providers:
         return [_NO_ONNX_RUNTIME]
     if target.provider not in inventory.providers:
-        fix = _PROVIDER_PACKAGES.get(target.provider, "install an onnxruntime that has it")
+        fix = PROVIDERS[target.provider].package
         return [
             f"the target needs ONNX Runtime's {target.provider}; this installation has "
             f"{', '.join(inventory.providers)} ({fix})"
         ]
-    if target.provider == "CUDAExecutionProvider" and not _has_room(target):
-        return [
-            f"the target needs NVIDIA GPU {target.device_id}; it gives no memory (check `nvidia-smi`, the driver, and "
-            "the libraries of CUDA and cuDNN)"
-        ]
-    if target.provider == "WebGpuExecutionProvider" and not _has_room(target):
-        return [
-            "the target needs a GPU that WebGPU reaches; none gives memory (check the graphics driver, on Linux "
-            "`vulkaninfo --summary`)"
-        ]
+    unreachable = PROVIDERS[target.provider].unreachable
+    if unreachable and not _has_room(target):
+        return [f"the target needs {unreachable.format(device_id=target.device_id)}"]
     return []
 
 
@@ -183,13 +184,15 @@ def _has_room(target: TargetPlacement) -> bool:
     return True
 
 
-def choose_device_map(name: str, inventory: DeviceInventory | None = None, *, dtype: str = "") -> DeviceChoice:
+def choose_device_map(
+    name: str, inventory: DeviceInventory | None = None, *, bundle: Manifest | None = None
+) -> DeviceChoice:
     """Resolve a device map's name or path; `auto` takes the first of `AUTO_ORDER` that fits.
 
     Args:
         name: what was asked for.
         inventory: what the machine has; found out if not given.
-        dtype: what the bundle's target computes in: `auto` passes over device maps that cannot.
+        bundle: what is to run there: `auto` passes over device maps that cannot run it.
 
     Raises:
         ConfigError: no such device map, or a faulty card.
@@ -206,8 +209,8 @@ def choose_device_map(name: str, inventory: DeviceInventory | None = None, *, dt
     for candidate in candidates:
         device_map = load_device_map(candidate)
         problems = missing_devices(device_map, inventory)
-        if name == "auto" and not problems:
-            problems = [reason for reason in [cannot_compute(device_map, dtype)] if reason]
+        if name == "auto" and not problems and bundle is not None:
+            problems = [reason for reason in [cannot_run(device_map, bundle)] if reason]
         if not problems:
             caution = "" if device_map.tried else " Not tried on such a machine yet."
             reasons.append(f"{device_map.name}: fits; {device_map.description}{caution}")

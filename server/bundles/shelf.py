@@ -123,7 +123,7 @@ class Shelf:
     def needs(self, name: str) -> Needs:
         """Bytes that a bundle is estimated to need, by device, its seats' caches included."""
         manifest = read_bundle(self.folders[name])
-        choice = choose_device_map(self._settings.device_map, dtype=manifest.target.computes_in)
+        choice = choose_device_map(self._settings.device_map, bundle=manifest)
         found: Needs = {}
         for need in memory_needs(manifest, choice.device_map):
             seats = need.caches * (self._settings.seats)  # the pipeline's own session is one more

@@ -1,5 +1,7 @@
-"""A draft in blocks of four bits, which ONNX Runtime runs: exact texts, its own model's guesses, and what is refused."""
+"""A draft in blocks of four bits, which ONNX Runtime runs: exact texts, the same guesses, and what is refused."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,16 +9,16 @@ import numpy as np
 import pytest
 
 from mirrorsd import MirrorPipeline
-from mirrorsd.device_maps import DraftPlacement
+from mirrorsd.device_maps import DraftPlacement, load_device_map
 from mirrorsd.export import ExportOptions, export_pair
 from mirrorsd.export.compression_plan import DraftCompression
 from mirrorsd.export.recompress import recompress_bundle
 from mirrorsd.export.verify.draft import DraftRun, Tree
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError, DeviceError
-from mirrorsd.graphs.manifest import DraftEntry
 from mirrorsd.runtime.backends.onnxruntime.draft import OnnxDraftModel
 from mirrorsd.runtime.backends.protocol import RowBlock
+from mirrorsd.runtime.devices.inventory import cannot_run
 
 PROMPT = "the quick brown fox"
 BLOCKS = ExportOptions(
@@ -56,7 +58,7 @@ def test_texts_are_those_of_plain_decoding(bundles: tuple[Path, Path], method: s
         options = {"max_new_tokens": 300, "ignore_eos": True, **settings}  # past the first capacity of the cache
         plain, found = (pipe.generate(PROMPT, method=name, **options) for name in ("plain", method))
     assert found.token_ids == plain.token_ids
-    assert method == "auto" or found.stats.tokens_per_step > 1.2
+    assert method == "auto" or found.stats.tokens_per_step > (1.0 if settings["temperature"] else 1.2)
 
 
 def test_guesses_are_those_of_the_same_weights_in_openvino(bundles: tuple[Path, Path]) -> None:
@@ -75,11 +77,20 @@ def test_guesses_are_those_of_the_same_weights_in_openvino(bundles: tuple[Path, 
     assert np.mean(same) > 0.8
 
 
-def test_another_device_is_refused_with_what_to_do(bundles: tuple[Path, Path]) -> None:
-    entry: DraftEntry = read_bundle(bundles[0]).draft
-    for placement in (DraftPlacement(device="NPU", precision="auto"), DraftPlacement(device="NPU", emulated=True)):
-        with pytest.raises(DeviceError, match=r"int4-blocks, which are for a processor.*--draft-precision int8"):
-            OnnxDraftModel(bundles[0], entry, placement)
+@pytest.mark.parametrize("name", ["npu-emulated", "lunar-lake"])
+def test_another_device_is_refused_with_what_to_do(bundles: tuple[Path, Path], name: str) -> None:
+    reason = cannot_run(load_device_map(name), read_bundle(bundles[0]))
+    assert "int4-blocks, which are for a processor" in reason
+    assert "--draft-precision int8" in reason
+    assert not cannot_run(load_device_map("cpu"), read_bundle(bundles[0]))
+    assert not cannot_run(load_device_map(name), read_bundle(bundles[1]))
+
+
+def test_a_map_for_another_device_does_not_load_it(bundles: tuple[Path, Path], tmp_path: Path) -> None:
+    card = tmp_path / "gpu.toml"
+    card.write_text('[draft]\ndevice = "NPU"\nemulated = true\n')
+    with pytest.raises(DeviceError, match="int4-blocks, which are for a processor"):
+        MirrorPipeline.load(bundles[0], device_map=str(card))
 
 
 def test_a_streaming_draft_is_refused_and_leaves_nothing(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
@@ -91,3 +102,32 @@ def test_a_streaming_draft_is_refused_and_leaves_nothing(tiny_pair: tuple[Path, 
 def test_a_bundles_draft_is_not_turned_into_blocks(bundles: tuple[Path, Path]) -> None:
     with pytest.raises(ConfigError, match="written from its checkpoint"):
         recompress_bundle(bundles[1], DraftCompression(weights="int4-blocks"))
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["compile"], "there is nothing to compile"),
+        (["compile", "--npu", "4000"], "no NPU takes"),
+        (["inspect"], ""),
+    ],
+)
+def test_commands_know_what_it_is(bundles: tuple[Path, Path], words: list[str], problem: str) -> None:
+    command = [sys.executable, "-m", "mirrorsd", words[0], str(bundles[0]), *words[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert (problem in done.stderr and done.returncode == 2) if problem else "int4-blocks" in done.stdout, done
+
+
+def test_the_doctor_tries_it_where_it_can_run(bundles: tuple[Path, Path]) -> None:
+    command = [sys.executable, "-m", "mirrorsd", "doctor", "--all", str(bundles[0])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done
+    assert "are for a processor" in " ".join(done.stdout.split())
+    assert "Not ready" not in done.stdout
+
+
+def test_a_card_to_compile_for_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mirrorsd", "export", "target", "--draft", "draft", "--device-map", "npu-emulated"]
+    words = [*command, "--draft-precision", "int4-blocks", "-o", str(tmp_path / "pair.mirror")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    assert "one in int4-blocks is not compiled" in done.stderr, done

@@ -6,17 +6,17 @@ MIRRORSD_WRITE_PAGES=1 python -m pytest tests/parity/test_families.py    writes 
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import openvino as ov
 import pytest
 import torch
+from family_cases import CASES, CONTEXT, SMALLEST_INT8_AGREEMENT, Case
 from joint_rows import count_different
 
 from mirrorsd import GenerationConfig, MirrorPipeline
@@ -26,13 +26,14 @@ from mirrorsd.export.bundle.target_graphs import TargetPlan, write_target
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from mirrorsd.export.checkpoints.loading import draft_shape, target_shape
 from mirrorsd.export.checkpoints.weightless import WeightlessModel, open_model
+from mirrorsd.export.pair_job import for_family
 from mirrorsd.export.passes.graph_passes import optimise_draft
 from mirrorsd.export.passes.torch_to_onnx import export_stage
 from mirrorsd.export.stages.attention import TREE_ATTENTION
 from mirrorsd.export.stages.draft import DraftStage
 from mirrorsd.export.verify.target import TargetRun, compare_target, stored_reference, target_reference
 from mirrorsd.export.weights.block_formats import FLOAT_WEIGHTS, BlockChoice, WeightFormats
-from mirrorsd.families.registry import FAMILIES, parts_of
+from mirrorsd.families.registry import FAMILIES, find_obstacle, parts_of
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import describe_file
 from mirrorsd.graphs.contract import MASKED, draft_contract
@@ -42,7 +43,7 @@ from mirrorsd.machine.npu.conformance import check_conformance
 from mirrorsd.runtime.backends.openvino.npu_graph import cut_for_npu
 from mirrorsd.runtime.backends.openvino.npu_request import CutRequest, HostParts
 
-TOLERANCE, CONTEXT = 1e-4, 256
+TOLERANCE = 1e-4
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 HEADER = (
     "| `model_type` | models | beyond Llama | proved with | fp32 | int8 | draft | text | checkpoints |",
@@ -52,114 +53,12 @@ FIXTURES = {"llama": "llama_pair", "qwen3": "qwen3_pair"}
 SHARDED = {"gpt2", "olmo2"}
 PUBLISHED = {"llama": ("SmolLM2-135M-Instruct",)}
 """Checkpoints that were exported by hand, and whose texts were compared with Hugging Face's."""
-ALONE = {"gpt2", "opt", "qwen3_5_text"}
+ALONE = {"gpt2", "opt", "qwen3_5_text", "qwen3_5_moe_text"}
 """Families whose conversations take turns: more than attention asks where a row is, or there are states."""
 _INT8 = BlockChoice(bits=8)
 FORMATS = {"fp32": FLOAT_WEIGHTS, "int8": WeightFormats(layers=_INT8, head=_INT8, embedding=_INT8)}
-LARGEST_INT8_ERROR, SMALLEST_INT8_AGREEMENT = 0.45, 0.9
-"""Error of a logit in standard deviations of all logits, and share of equal best tokens, against the fp32 model.
-
-Random weights of width 64 are the hardest case for 8 bits; the worst of the twelve families has 0.36 and 0.915.
-"""
-ROTARY = {"rope_theta": 10000.0}
-SCALED_ROPE = {
-    **ROTARY,
-    "rope_type": "llama3",
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 96,
-}
-
-
-@dataclass(frozen=True)
-class Case:
-    family: str
-    proved_with: str
-    is_tied: bool
-    sizes: dict[str, Any] = field(default_factory=dict)
-    largest_error: float = LARGEST_INT8_ERROR
-
-
-CASES = (
-    Case("llama", "llama3 rope", True, {"rope_parameters": SCALED_ROPE}),
-    Case(
-        "qwen2",
-        "a window of 60 from layer 1 on, dynamic rope",
-        True,
-        {
-            "use_sliding_window": True,
-            "sliding_window": 60,
-            "max_window_layers": 1,
-            "rope_parameters": {**ROTARY, "rope_type": "dynamic", "factor": 4.0},
-        },
-    ),
-    Case("qwen3", "heads wider than the hidden size", False, {"head_dim": 32}),
-    Case(
-        "qwen3_5_text",
-        "two value heads for a key head, values wider than keys",
-        True,
-        {
-            "layer_types": ["linear_attention", "full_attention"],
-            "head_dim": 64,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 32,
-            "linear_value_head_dim": 48,
-        },
-        largest_error=1.0,  # one row of 200: a norm over a head whose answer is next to nothing
-    ),
-    Case("mistral", "a window of 50", False, {"sliding_window": 50}),
-    Case("smollm3", "every other layer without rope", True, {"no_rope_layer_interval": 2}),
-    Case(
-        "granite",
-        "all four multipliers",
-        True,
-        {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3, "logits_scaling": 2.0},
-    ),
-    Case("olmo2", "grouped heads", False),
-    Case(
-        "phi3",
-        "long rope on half of each head, a window of 100",
-        False,
-        {
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "sliding_window": 100,
-            "original_max_position_embeddings": CONTEXT,
-            "rope_parameters": {
-                **ROTARY,
-                "rope_type": "longrope",
-                "partial_rotary_factor": 0.5,
-                "short_factor": [1.0 + 0.1 * i for i in range(8)],
-                "long_factor": [2.0 + i for i in range(8)],
-                "original_max_position_embeddings": CONTEXT,
-            },
-        },
-    ),
-    Case(
-        "gemma2",
-        "caps of 5 (attention) and 3 (logits), a window of 48 in every other layer",
-        True,
-        {
-            "head_dim": 32,
-            "sliding_window": 48,
-            "attn_logit_softcapping": 5.0,
-            "final_logit_softcapping": 3.0,
-            "query_pre_attn_scalar": 20,
-        },
-    ),
-    Case(
-        "gemma3_text",
-        "a window of 48 in every other layer, rope of its own in the others",
-        True,
-        {"head_dim": 32, "sliding_window": 48, "query_pre_attn_scalar": 20, "sliding_window_pattern": 2},
-    ),
-    Case("gpt2", "scores scaled by layer", True, {"num_key_value_heads": 4, "scale_attn_by_inverse_layer_idx": True}),
-    Case("opt", "projections around the layers", True, {"num_key_value_heads": 4, "word_embed_proj_dim": 32}),
-)
 PROVED: dict[str, str] = {}
-DRAFTS = tuple(case for case in CASES if FAMILIES[case.family].recurrent is None)
+DRAFTS = tuple(case for case in CASES if find_obstacle({"model_type": case.family}, is_draft=True) is None)
 
 
 def marked(cases: Iterable[Case], always: Collection[str] = ("qwen2", "phi3", "opt")) -> list[Any]:
@@ -190,21 +89,6 @@ def make(case: Case, folder: Path, make_checkpoint: Callable[..., Path], **sizes
     return make_checkpoint(folder, case.family, seed=11, **given)
 
 
-@pytest.fixture
-def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trace each stage of a model once for all precisions: what they differ in comes after."""
-    graphs: dict[tuple[torch.nn.Parameter, str], ir.Model] = {}
-
-    def remembered(module: Any, contract: Any, weights: Any) -> ir.Model:
-        key = (next(module.parameters()), contract.name)
-        if key not in graphs:
-            graphs[key] = export_stage(module, contract, weights)
-        return graphs[key].clone()
-
-    monkeypatch.setattr("mirrorsd.export.bundle.target_graphs.export_stage", remembered)
-
-
-@pytest.mark.usefixtures("traced_once")
 @pytest.mark.parametrize("case", marked(CASES))
 def test_a_family(
     case: Case,
@@ -229,10 +113,10 @@ def test_a_family(
         ids = np.random.default_rng(7).integers(0, shape.vocab_size, 200).tolist()
         reference = target_reference(model, plan, ids)
         assert reference.logits.std() > 0.3
-        for precision, formats in FORMATS.items():
+        for precision in FORMATS:
             bundle = tmp_path / f"{is_tied}-{precision}"
             bundle.mkdir()
-            chosen = replace(plan, formats=formats)
+            chosen = replace(plan, formats=for_family(checkpoint, FORMATS[precision]))
             write_target(model, chosen, bundle, lambda stage, share: None, Journal(bundle, ""))
             exact = TargetRun(bundle, chosen, in_float32=True)
             check(compare_target(exact, stored_reference(checkpoint, chosen, ids), "random ids"))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from family_cases import CASES, CONTEXT, Case
 
 from mirrorsd.export.bundle.journal import Journal
 from mirrorsd.export.bundle.target_graphs import TargetPlan, write_target
@@ -14,14 +15,12 @@ from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.checkpoints.loading import target_shape
 from mirrorsd.export.checkpoints.weightless import open_model
 from mirrorsd.export.integer_choice import by_row
+from mirrorsd.export.pair_job import for_family
 from mirrorsd.export.passes.aware_quantisation import collect_inputs
 from mirrorsd.export.passes.input_scaling import scale_inputs
 from mirrorsd.export.verify.target import TargetRun, compare_target, stored_reference, target_reference
 from mirrorsd.tests.parity.test_families import (
-    CASES,
-    CONTEXT,
     FORMATS,
-    Case,
     check,
     check_int8,
     check_text,
@@ -43,10 +42,11 @@ def test_a_family_with_products_of_integers(
     model = open_model(checkpoint)
     shape = target_shape(model.network, "fp32")
     windows = np.random.default_rng(5).integers(0, shape.vocab_size, (2, 64))
-    inputs = scale_inputs(model, collect_inputs(model, windows, tmp_path, with_head=True))
+    blocks = for_family(checkpoint, FORMATS["int8"])
+    inputs = scale_inputs(model, collect_inputs(model, windows, tmp_path, with_head=True), blocks.finer)
     network = model.network
     is_tied = network.get_output_embeddings().weight is network.get_input_embeddings().weight
-    formats = by_row(FORMATS["int8"], inputs, is_tied=is_tied)
+    formats = by_row(blocks, inputs, is_tied=is_tied)
     plan = TargetPlan(shape=shape, context=CONTEXT, num_candidates=8, adapters={1: None}, formats=formats)
     ids = np.random.default_rng(7).integers(0, shape.vocab_size, 200).tolist()
     reference = target_reference(model, plan, ids)

@@ -1,4 +1,4 @@
-"""A tiny random Llama with its tokenizer, as a GGUF file in the blocks that a test asks for."""
+"""A tiny random Llama or mixture with its tokenizer, as a GGUF file in the blocks that a test asks for."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +14,9 @@ from tokenizers import pre_tokenizers
 Array = npt.NDArray[Any]
 
 LAYERS, HIDDEN, FEED_FORWARD, HEADS, KV_HEADS = 2, 64, 96, 4, 2
+EXPERTS, ACTIVE, EXPERT_WIDTH = 6, 3, 768
+"""Of a file that is a Qwen3 mixture; transformers knows no other width of an expert."""
+MIXTURE = "qwen3moe"
 WIDE = 256
 """What widths are multiples of where 256 weights make a block."""
 SCALE_PLACES = {
@@ -61,14 +64,19 @@ def write_file(
     for name, value in (sampling or {}).items():
         writer.add_float32(f"general.sampling.{name}", value)
     rng = np.random.default_rng(3)
-    for name, shape in _shapes(width, has_head=head is not None).items():
+    for name, shape in _shapes(width, has_head=head is not None, is_mixture=architecture == MIXTURE).items():
         numbers = rng.standard_normal(shape, dtype=np.float32) * 0.15
         if len(shape) == 1:
             writer.add_tensor(name, 1 + numbers)
             continue
+        if "gate_inp" in name:
+            writer.add_tensor(name, numbers)
+            continue
         of_part = {"attn_v": mixed, "attn_output": output, "output.weight": head, "ffn_down": down}
         chosen = next((part for place, part in of_part.items() if place in name), None) or kind
-        writer.add_tensor(name, blocks_of(numbers, chosen, rng), raw_dtype=gguf.GGMLQuantizationType[chosen])
+        blocks = blocks_of(numbers.reshape(-1, shape[-1]), chosen, rng)
+        blocks = blocks.reshape(*shape[:-1], blocks.shape[-1])
+        writer.add_tensor(name, blocks, raw_dtype=gguf.GGMLQuantizationType[chosen])
     if stray is not None:
         writer.add_tensor("blk.0.stray", np.zeros((2, 32), np.int32), raw_dtype=stray)
     for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
@@ -95,7 +103,7 @@ def random_blocks(shape: tuple[int, ...], kind: str, rng: np.random.Generator, s
     return raw
 
 
-def _shapes(width: int, *, has_head: bool) -> dict[str, tuple[int, ...]]:
+def _shapes(width: int, *, has_head: bool, is_mixture: bool) -> dict[str, tuple[int, ...]]:
     head, feed_forward = width // HEADS, FEED_FORWARD if width == HIDDEN else 2 * width
     layer = {
         "attn_norm": (width,),
@@ -108,6 +116,11 @@ def _shapes(width: int, *, has_head: bool) -> dict[str, tuple[int, ...]]:
         "ffn_up": (feed_forward, width),
         "ffn_down": (width, feed_forward),
     }
+    if is_mixture:
+        layer = {name: shape for name, shape in layer.items() if name not in ("ffn_gate", "ffn_up", "ffn_down")}
+        layer |= {"attn_q_norm": (head,), "attn_k_norm": (head,), "ffn_gate_inp": (EXPERTS, width)}
+        layer |= {f"ffn_{name}_exps": (EXPERTS, EXPERT_WIDTH, width) for name in ("gate", "up")}
+        layer["ffn_down_exps"] = (EXPERTS, width, EXPERT_WIDTH)
     layers = {f"blk.{n}.{name}.weight": shape for n in range(LAYERS) for name, shape in layer.items()}
     ends = {"token_embd.weight": (len(VOCABULARY), width), "output_norm.weight": (width,)}
     return ends | ({"output.weight": (len(VOCABULARY), width)} if has_head else {}) | layers
@@ -125,6 +138,11 @@ def _write_sizes(writer: gguf.GGUFWriter, architecture: str, context: int, width
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(len(VOCABULARY))
+    if architecture == MIXTURE:
+        writer.add_expert_count(EXPERTS)
+        writer.add_expert_used_count(ACTIVE)
+        writer.add_expert_feed_forward_length(EXPERT_WIDTH)
+        writer.add_key_length(width // HEADS)
     if architecture == "stablelm":
         writer.add_layer_norm_eps(1e-5)
 

@@ -28,6 +28,7 @@ from transformers.utils import logging as transformers_logging
 
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.checkpoints.weightless import WeightlessModel, open_model
+from mirrorsd.families.experts import separate_experts
 from mirrorsd.graphs.errors import ExportError
 
 IDS = np.array([[3, 7, 1, 9]])
@@ -37,6 +38,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"intermediate_size": 48, "num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": False},
     "qwen2": {"intermediate_size": 48, "num_key_value_heads": 2, "tie_word_embeddings": True},
     "gpt2": {"n_positions": 64, "tie_word_embeddings": False},
+    "qwen3_moe": {
+        "intermediate_size": 48,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "mlp_only_layers": [1],
+    },
 }
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, 2, 3, -1, 16, 2**31, 10**20, 0.5, -0.0, float("nan"), float("inf"), "", "linear", "8"),
@@ -225,7 +235,9 @@ def load_by_transformers(folder: Path) -> Any:
 
 def _difference(model: WeightlessModel, network: Any, logits: Any) -> str:
     ours = dict(model.network.named_parameters(remove_duplicate=False))
-    for name, parameter in network.named_parameters(remove_duplicate=False):
+    with separate_experts(network):
+        theirs_by_name = dict(network.named_parameters(remove_duplicate=False))
+    for name, parameter in theirs_by_name.items():
         if name not in ours or not torch.equal(model.stored[id(ours[name])].read(torch.float32), parameter):
             return f"other numbers for {name}"
     with torch.no_grad():

@@ -86,6 +86,7 @@ def doctor(
     end_on_ctrl_c()
     from mirrorsd.runtime import device_inventory
     from mirrorsd.runtime.devices.hardware import hardware_details
+    from mirrorsd.runtime.devices.inventory import cannot_run
     from mirrorsd.runtime.devices.layouts import usable_cores
 
     inventory, details = device_inventory(), hardware_details()
@@ -94,8 +95,14 @@ def doctor(
     checks = [check_flavours(installed_versions()), check_cores(os.cpu_count() or 1), check_cards(usable)]
     checks += [*check_versions(installed_versions(), details), check_energy()]
     misfits = [check_fit(fit) for fit in fits if fit.missing]
-    needs = [check for name in usable for check in check_memory(bundle, name)] if bundle else []
-    tests = try_bundle(bundle, usable) if bundle else []
+    tried, needs = usable, list[Check]()
+    if bundle is not None:
+        manifest = read_bundle(bundle)
+        reasons = {name: cannot_run(load_device_map(name), manifest) for name in usable}
+        tried = [name for name in usable if not reasons[name]]
+        misfits += [unfit(name, reason) for name, reason in reasons.items() if reason]
+        needs = [check for name in tried for check in check_memory(bundle, name)]
+    tests = try_bundle(bundle, tried) if bundle else []
     if as_json:
         place = {"machine": describe_machine(), "versions": installed_versions(), "devices": asdict(inventory)}
         place["hardware"] = [asdict(detail) for detail in details]
@@ -172,7 +179,12 @@ def check_cards(usable: list[str]) -> Check:
 
 def check_fit(fit: CardFit) -> Check:
     """Why a device map does not fit, which matters to whoever wants that one."""
-    return Check(name=f"map {fit.name}", found="; ".join(fit.missing), advice="only if you want this one")
+    return unfit(fit.name, "; ".join(fit.missing))
+
+
+def unfit(name: str, reason: str) -> Check:
+    """A device map that is not tried."""
+    return Check(name=f"map {name}", found=reason, advice="only if you want this one")
 
 
 def check_memory(bundle: Path, name: str) -> list[Check]:

@@ -35,14 +35,9 @@ class OnnxDraftModel:
         """Open the graph.
 
         Raises:
-            DeviceError: the device map wants the draft elsewhere than on the processor, or the file is not taken.
+            BundleError: the file is missing or damaged.
+            DeviceError: ONNX Runtime does not take it.
         """
-        if not placement.is_on_cpu or placement.emulated:
-            raise DeviceError(
-                f"this bundle's draft is in int4-blocks, which are for a processor; the device map has the draft on "
-                f"{placement.device}. Choose a device map with the draft on the CPU, or export the bundle again with "
-                "--draft-precision int8"
-            )
         self.entry, self._placement = entry, placement
         device = OnnxDevice(TargetPlacement(threads=placement.threads, cores=placement.cores))
         self.shapes = OnnxDraftShapes(entry, device.open(bundle / entry.file, "float32"), placement)
@@ -57,7 +52,7 @@ class OnnxDraftModel:
 
 
 class OnnxDraftShapes:
-    """See `DraftShapes`: nothing is compiled, so that every shape is ready at once."""
+    """Passes of every shape on one graph: nothing is compiled, so that all are ready at once."""
 
     def __init__(self, entry: DraftEntry, stage: OnnxStage, placement: DraftPlacement) -> None:
         self.buckets: list[DraftBucket] = pass_buckets(entry, placement, is_shared=True)
@@ -88,7 +83,7 @@ class OnnxDraftShapes:
 
 
 class OnnxDraftRequest:
-    """See `SlotRequest`."""
+    """Passes of one shape, with inputs, outputs and cache bound once."""
 
     def __init__(self, stage: OnnxStage, entry: DraftEntry, shape: Shape, cache: SlotCache) -> None:
         contract = draft_contract(entry.shape)

@@ -69,6 +69,12 @@ class OnnxTargetModel(TargetModel):
                 "this bundle's products are of integers, and this processor cuts sums of two of them off at 16 bits: "
                 "its texts would not be those of other machines. Export it with --products blocks"
             )
+        kept = entry.shape.kept_on_processor
+        if kept and placement.provider != "CPUExecutionProvider":
+            raise DeviceError(
+                f"this bundle's target has {kept}, which run on the processor only; the device map asks for "
+                f"{placement.provider}. Choose a device map with the target on the processor (`mirrorsd devices`)"
+            )
         dtype = entry.shape.dtype
         self.segments = [(s, self.device.open(bundle / s.file, dtype)) for s in entry.segments]
         own = () if exits else entry.exits
@@ -113,17 +119,7 @@ class OnnxTargetModel(TargetModel):
             batch.leave(session)
 
     def _open_recurrence(self, bundle: Path) -> OnnxStage:
-        """Open the stage that runs accepted rows of recurrent layers.
-
-        Raises:
-            DeviceError: this is no device for such layers.
-        """
-        if self.placement.provider != "CPUExecutionProvider":
-            raise DeviceError(
-                f"this bundle's target has recurrent layers, whose states run on the processor only; the device map "
-                f"asks for {self.placement.provider}. Choose a device map with the target on the processor "
-                "(`mirrorsd devices`)"
-            )
+        """Open the stage that runs accepted rows of recurrent layers."""
         stage = self.device.open(bundle / str(self.entry.recurrence_file), self.entry.shape.dtype)
         check_ports(stage, recurrence_contract(self.entry.shape))
         return stage

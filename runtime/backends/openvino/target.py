@@ -40,10 +40,10 @@ class OpenVinoTargetModel:
     ) -> None:
         """Compile the stages; `exits`, if given, stand in for the target's own. Heads do not run here."""
         self.entry, self.placement, self.exits_elsewhere = entry, placement, exits
-        if entry.shape.recurrent is not None:
+        if kept := entry.shape.kept_on_processor:
             raise DeviceError(
-                "this bundle's target has recurrent layers, which run on ONNX Runtime only; this device map's target "
-                "runs on OpenVINO. Choose another device map (`mirrorsd devices`)"
+                f"this bundle's target has {kept}, which run on ONNX Runtime only; this device map's target runs on "
+                "OpenVINO. Choose another device map (`mirrorsd devices`)"
             )
         core = ov.Core()
         self.segments = [(s, _compile(core, bundle / s.file, entry.capacity, placement)) for s in entry.segments]

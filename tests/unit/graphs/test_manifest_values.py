@@ -134,6 +134,8 @@ def test_any_field_with_any_hostile_value_is_read_as_it_is_or_refused(whole_bund
             "float99",
             "target.shape.dtype is 'float99'; allowed: float32, float16, bfloat16",
         ),
+        (("target", "shape", "num_experts"), -1, "target.shape.num_experts is -1; allowed: 0 to"),
+        (("target", "shape", "num_active"), 1, "target.shape.num_active is 1; allowed: 0 to 0"),
         (("target", "precision"), "fp99", "target.precision is 'fp99'; allowed: fp32, "),
         (("target", "segments"), [], r"target.segments is \[\]; allowed: one segment or more"),
         (("target", "segments", 1, "first_layer"), 0, r"target.segments\[1\].first_layer is 0; allowed: 1, where"),

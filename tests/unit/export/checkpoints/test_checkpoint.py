@@ -100,6 +100,15 @@ def _configure(**changes: object) -> Callable[[Path], None]:
         (_break_header, "its header is not JSON"),
         (_write_index, "lacks model-2.safetensors, which its index names"),
         (_configure(model_type="new"), "has model_type 'new', which is not supported; supported are llama, qwen2"),
+        (
+            _configure(model_type="qwen3_moe", num_experts=2**31),
+            "has num_experts 2147483648; .* fewer than one for each",
+        ),
+        (
+            _configure(model_type="qwen3_moe", num_experts_per_tok=0),
+            "has num_experts_per_tok 0; expected a whole number",
+        ),
+        (_configure(model_type="gpt_oss"), "its experts have biases and its attention has sinks"),
         (_configure(model_type="mamba"), "not supported: it has state-space layers of another kind"),
         (_configure(model_type="gemma3"), "it takes images too"),
         (_configure(model_type="gemma2", use_bidirectional_attention=True), "attention in both directions is not"),

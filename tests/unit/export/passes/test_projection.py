@@ -4,6 +4,8 @@ import onnxruntime as ort
 import pytest
 
 from mirrorsd.export.passes.projection import JoinProjections
+from mirrorsd.export.weights.block_formats import BlockChoice, WeightFormats
+from mirrorsd.export.weights.lazy_weight import LazyWeight
 
 GATED = """
 <ir_version: 10, opset_import: ["" : 23]>
@@ -97,3 +99,15 @@ def test_attention_that_shares_a_key_with_others_gets_its_parts_from_a_split() -
 def test_a_group_that_is_left_breaks_the_promise() -> None:
     with pytest.raises(ir.passes.PostconditionError, match="two products of the same rows are left"):
         JoinProjections().ensures(model_of(GATED))
+
+
+def test_weights_of_another_form_are_not_joined() -> None:
+    """A router that stays float beside products in 8 bits."""
+    model = model_of(GATED)
+    for name in ("gate_weight", "up_weight"):
+        value = model.graph.initializers[name]
+        assert value.const_value is not None
+        array = value.const_value.numpy()
+        value.const_value = LazyWeight(name, ir.DataType.FLOAT, array.shape, lambda array=array: iter((array,)))
+    formats = WeightFormats(layers=BlockChoice(bits=8), floats=frozenset({"gate_weight"}))
+    assert op_types(JoinProjections(formats)(model).model).count("MatMul") == op_types(model_of(GATED)).count("MatMul")

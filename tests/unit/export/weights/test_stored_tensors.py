@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from mirrorsd.export.weights.stored_tensors import read_header
+from mirrorsd.export.weights.stored_tensors import read_header, with_separate_experts
 from mirrorsd.graphs.errors import ExportError
 
 HUGE = 10**30
@@ -98,3 +98,21 @@ def test_a_header_longer_than_the_file_is_refused(tmp_path: Path, length: int) -
 def test_a_file_that_cannot_be_opened_is_refused_by_its_name(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"gone\.safetensors cannot be read: No such file"):
         read_header(tmp_path / "gone.safetensors")
+
+
+def test_experts_in_one_tensor_are_matrices_of_it(tmp_path: Path) -> None:
+    """Each is read from its own bytes: gates before ups in every expert."""
+    fused = {
+        "layers.0.mlp.experts.gate_up_proj": np.arange(2 * 6 * 4, dtype=np.float16).reshape(2, 6, 4),
+        "layers.0.mlp.experts.down_proj": np.arange(2 * 4 * 3, dtype=np.float16).reshape(2, 4, 3),
+        "layers.0.mlp.gate.weight": np.zeros((2, 4), np.float32),
+    }
+    save_file(fused, tmp_path / "m.safetensors")
+    found = with_separate_experts(read_header(tmp_path / "m.safetensors"))
+    parts = {name: tensor.read(torch.float32).numpy() for name, tensor in found.items()}
+    assert len(parts) == 2 * 3 + 1
+    for expert in range(2):
+        of_expert = [parts[f"layers.0.mlp.experts.{expert}.{part}_proj.weight"] for part in ("gate", "up", "down")]
+        gate_up, down = (fused[f"layers.0.mlp.experts.{name}_proj"][expert] for name in ("gate_up", "down"))
+        assert np.array_equal(np.concatenate(of_expert[:2]), gate_up)
+        assert np.array_equal(of_expert[2], down)

@@ -1,6 +1,8 @@
 """Which card fits which machine, said in words, and nothing substituted that a card does not list."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import onnxruntime
 import pytest
@@ -38,11 +40,12 @@ def test_cuda_takes_float16_and_bfloat16_alone(card: str) -> None:
 
 def test_auto_passes_over_a_card_that_cannot_compute_the_bundle() -> None:
     inventory = machine("CPU", "NPU", providers=CUDA)
-    assert choose_device_map("auto", inventory, dtype="float16").device_map.name == "cuda-npu"
-    choice = choose_device_map("auto", inventory, dtype="float32")
+    halves, floats = (bundle_with(computes_in) for computes_in in ("float16", "float32"))
+    assert choose_device_map("auto", inventory, bundle=halves).device_map.name == "cuda-npu"
+    choice = choose_device_map("auto", inventory, bundle=floats)
     assert choice.device_map.name == "cpu"
     assert choice.reasons[0].startswith("cuda-npu: this bundle's target computes in float32")
-    assert choose_device_map("cuda-cpu", inventory, dtype="float32").device_map.name == "cuda-cpu", "asked for by name"
+    assert choose_device_map("cuda-cpu", inventory, bundle=floats).device_map.name == "cuda-cpu", "asked for by name"
 
 
 def test_a_gpu_without_a_driver_is_found_out_by_asking_it_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,6 +67,11 @@ def test_a_gpu_that_gives_memory_is_used_although_nobody_lists_it(monkeypatch: p
 
 def machine(*openvino: str, providers: tuple[str, ...] = ("CPUExecutionProvider",)) -> DeviceInventory:
     return DeviceInventory(providers=providers, openvino_devices=openvino, num_cores=8, has_npu_plugin=True)
+
+
+def bundle_with(computes_in: str) -> Any:
+    """What a bundle's manifest says of its models, as far as a device map is chosen by it."""
+    return SimpleNamespace(target=SimpleNamespace(computes_in=computes_in), draft=SimpleNamespace(is_in_blocks=False))
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,207 @@
+"""Mixtures of experts: a router gives each row some of many small networks, and their answers are added.
+
+Owns: the experts as one module each, with the names that checkpoints have for their weights, and what their rows go
+through while a stage is traced. Does not own: routing, which is Hugging Face's; what becomes of the operator that
+stands for one product of all experts (`export/passes/experts.py`).
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+
+DOMAIN, PRODUCT, JOINED = "mirrorsd", "ProductByExpert", "joined"
+"""The operator that a trace has for the product of sorted rows with the weights of all experts, and its attribute."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """How a family names the weights of its experts and routers, and what its config says of them.
+
+    Attributes:
+        experts: A part of the name of every expert's weight.
+        router: How the name of every router's weight ends.
+        num_experts: The config's entry for the experts of a layer.
+        num_active: The config's entry for those that a row is given to.
+    """
+
+    experts: str = ".mlp.experts."
+    router: str = ".mlp.gate.weight"
+    num_experts: str = "num_experts"
+    num_active: str = "num_experts_per_tok"
+
+    def experts_of(self, names: Iterable[str]) -> list[str]:
+        """Those of `names` that an expert's weight has."""
+        return [name for name in names if self.experts in name]
+
+    def routers_of(self, names: Iterable[str]) -> list[str]:
+        """Those of `names` that a router's weight has."""
+        return [name for name in names if name.endswith(self.router)]
+
+
+class Expert(nn.Module):
+    """One expert: a gated network of three matrices."""
+
+    def __init__(self, gate: Tensor, up: Tensor, *, down: Tensor, activation: Any) -> None:
+        """Build around matrices `[I, H]`, `[I, H]` and `[H, I]`, which are not copied."""
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = map(_linear, (gate, up, down))
+        self.activation = activation
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Turn rows `[n, H]` into `[n, H]`."""
+        answers: Tensor = self.down_proj(self.activation(self.gate_proj(rows)) * self.up_proj(rows))
+        return answers
+
+
+class Experts(nn.ModuleList):
+    """All experts of a layer, in the place of Hugging Face's module that holds them in two tensors of three axes.
+
+    Checkpoints hold an expert's matrices one by one; so they are read, rounded and written one by one.
+    """
+
+    def __init__(self, fused: Any) -> None:
+        """Build around the tensors of Hugging Face's module, which are not copied."""
+        activation = ACT2FN[fused.config.hidden_act]
+        pairs = zip(fused.gate_up_proj, fused.down_proj, strict=True)
+        super().__init__(Expert(*gate_up.chunk(2), down=down, activation=activation) for gate_up, down in pairs)
+
+    def forward(self, rows: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        """Add up what each row's experts make of it.
+
+        Args:
+            rows: `[S, H]`.
+            chosen: int64 `[S, k]`, each row's experts.
+            shares: `[S, k]`, what their answers are multiplied with.
+        """
+        if torch.onnx.is_in_onnx_export():
+            return self._sorted(rows, chosen, shares)
+        total = torch.zeros_like(rows)
+        for number in sorted(set(chosen.flatten().tolist())):
+            places, slots = torch.where(chosen == number)
+            total.index_add_(0, places, self[number](rows[places]) * shares[places, slots, None])
+        return total
+
+    def _sorted(self, rows: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        """The same as a graph has it: pairs of a row and an expert, sorted by expert, are multiplied all at once.
+
+        Pairs of two rows with the experts [7, 2] and [2, 5] are sorted as 1, 2, 3, 0.
+        """
+        experts: list[Any] = list(self)
+        num_active, flat = chosen.shape[1], chosen.reshape(-1)
+        places = torch.arange(flat.shape[0])
+        order = torch.sort(flat * flat.shape[0] + places).indices
+        counts = (flat[:, None] == torch.arange(len(experts))).to(torch.int64).sum(0)
+        row_of = torch.onnx.ops.symbolic(
+            "Div", (order, torch.tensor(num_active)), dtype=order.dtype, shape=order.shape
+        )  # torch's own division of integers becomes eight nodes
+        gated = _product(rows.index_select(0, row_of), counts, [(one.gate_proj, one.up_proj) for one in experts])
+        gate, up = gated.chunk(2, dim=-1)
+        answers = _product(experts[0].activation(gate) * up, counts, [(one.down_proj,) for one in experts])
+        by_row = answers.index_select(0, torch.sort(order).indices).reshape(-1, num_active, rows.shape[1])
+        return _summed(by_row * shares[..., None])
+
+
+def _product(rows: Tensor, counts: Tensor, experts: list[tuple[nn.Linear, ...]]) -> Tensor:
+    """Multiply rows `[P, K]`, the first `counts[0]` with the first expert's weights, to `[P, N]` for all of its `N`."""
+    weights = [linear.weight for expert in experts for linear in expert]
+    width = sum(linear.out_features for linear in experts[0])
+    answers: Tensor = torch.onnx.ops.symbolic(
+        f"{DOMAIN}::{PRODUCT}",
+        (rows, counts, *weights),
+        {JOINED: len(experts[0])},
+        dtype=rows.dtype,
+        shape=(rows.shape[0], width),
+        version=1,
+    )
+    return answers
+
+
+def _summed(parts: Tensor) -> Tensor:
+    """Add up the parts `[S, k, H]` of each row, one after the other.
+
+    ONNX Runtime's `ReduceSum` adds eight of them in another order where there is one row.
+    """
+    num_rows, num_parts, width = parts.shape
+    given = torch.onnx.ops.symbolic_multi_out(
+        "Split",
+        (parts,),
+        {"axis": 1, "num_outputs": num_parts},
+        dtypes=(parts.dtype,) * num_parts,
+        shapes=((num_rows, 1, width),) * num_parts,
+    )
+    total: Tensor = torch.onnx.ops.symbolic("Sum", tuple(given), dtype=parts.dtype, shape=(num_rows, 1, width))
+    return total.reshape(num_rows, width)
+
+
+def _linear(weight: Tensor) -> nn.Linear:
+    with torch.device("meta"):
+        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    return linear
+
+
+def with_separate_experts(network: Any) -> Any:
+    """Put `Experts` into `network` wherever Hugging Face has them in fused tensors; other networks stay as they are."""
+    for owner, fused in _fused_in(network):
+        owner.experts = Experts(fused)
+    return network
+
+
+@contextmanager
+def separate_experts(network: Any) -> Iterator[None]:
+    """The same for the time of a block."""
+    found = _fused_in(network)
+    with_separate_experts(network)
+    try:
+        yield
+    finally:
+        for owner, fused in found:
+            owner.experts = fused
+
+
+@contextmanager
+def watched_routers(layers: Iterable[nn.Module], near: float) -> Iterator[dict[int, Tensor]]:
+    """Note where a router's last chosen expert is hardly likelier than the next one.
+
+    Args:
+        layers: Of a network that runs in the block, once.
+        near: How close two logits are then, in standard deviations of a row's logits.
+
+    Yields:
+        By layer, which rows `[S]` these are; filled while the network runs.
+    """
+    found: dict[int, Tensor] = {}
+
+    def note(layer: int, given: tuple[Tensor, ...]) -> None:
+        logits, shares = given[:2]
+        best = torch.topk(logits, min(shares.shape[-1] + 1, logits.shape[-1])).values
+        found[layer] = best[:, -2] - best[:, -1] < near * logits.std(-1)
+
+    mixtures: list[tuple[int, Any]] = [
+        (layer, module)
+        for layer, whole in enumerate(layers)
+        for module in whole.modules()
+        if isinstance(getattr(module, "experts", None), Experts)
+    ]
+    hooks = [
+        mixture.gate.register_forward_hook(lambda _, __, given, layer=layer: note(layer, given))
+        for layer, mixture in mixtures
+    ]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _fused_in(network: Any) -> list[tuple[Any, Any]]:
+    return [(module, child) for module in network.modules() for child in module.children() if _is_fused(child)]
+
+
+def _is_fused(module: nn.Module) -> bool:
+    return {"gate_up_proj", "down_proj"} <= module._parameters.keys()

@@ -1,0 +1,193 @@
+"""Targets that are mixtures of experts: a row has its bits beside any others, and texts are plain decoding's."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from family_cases import CASES
+from gguf_writer import write_file
+
+from mirrorsd import GenerationConfig, MirrorPipeline
+from mirrorsd.device_maps import TargetPlacement
+from mirrorsd.export import ExportOptions, export_pair
+from mirrorsd.export.bundle.journal import Journal
+from mirrorsd.export.bundle.read_bytes import read_bytes
+from mirrorsd.export.bundle.target_graphs import TargetPlan, write_target
+from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
+from mirrorsd.export.checkpoints.loading import target_shape
+from mirrorsd.export.checkpoints.weightless import open_model
+from mirrorsd.export.pair_job import plan_job
+from mirrorsd.export.verify.target import Pass, TargetRun
+from mirrorsd.graphs.errors import ConfigError, DeviceError, ExportError
+from mirrorsd.graphs.manifest import Manifest
+from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
+from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
+
+METHODS = ("serial", "mirror", "auto", "lookup")
+PROMPTS = ("The lighthouse keeper", "One two one two one two one", "x")
+CONTEXT, ROWS = 384, 64
+SIZES = next(case.sizes for case in CASES if case.family == "qwen3_moe")
+SMALL: dict[str, Any] = {
+    "context": CONTEXT,
+    "num_exit_candidates": 4,
+    "num_draft_candidates": 4,
+    "buckets": ((8, 8),),
+    "capacities": (CONTEXT,),
+}
+
+
+class Pair:
+    """A random mixture with a dense draft that has linked streams, and their bundle."""
+
+    def __init__(self, folder: Path, make_checkpoint: Callable[..., Path]) -> None:
+        self.target, self.draft, self.bundle = folder / "target", folder / "draft", folder / "pair.mirror"
+        make_checkpoint(self.target, "qwen3_moe", seed=5, num_hidden_layers=3, tie_word_embeddings=True, **SIZES)
+        streams = {"num_streams": 3, "stream_rank": 8, "link_rank": 8}
+        make_checkpoint(self.draft, "llama", seed=2, num_hidden_layers=3, tie_word_embeddings=True, **streams)
+        options = ExportOptions(precision="int8", exit_layers=(1,), products="blocks", **SMALL)
+        self.manifest: Manifest = export_pair(self.target, self.draft, self.bundle, options)
+
+
+@pytest.fixture(scope="module")
+def pair(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return Pair(tmp_path_factory.mktemp("mixture"), make_checkpoint)
+
+
+@pytest.fixture
+def pipe(pair: Pair) -> Iterator[MirrorPipeline]:
+    with MirrorPipeline.load(pair.bundle, device_map="cpu") as pipe:
+        yield pipe
+
+
+def test_stages_are_what_transformers_computes(pair: Pair) -> None:
+    by_stage = {result.stage: result for result in pair.manifest.verify}
+    assert {"prefix", "exit1", "suffix"} < by_stage.keys()
+    assert max(result.max_relative_error for result in by_stage.values()) <= 1e-4
+    assert min(result.top1_agreement for result in by_stage.values()) == 1.0
+    assert pair.manifest.target.source.compared == "logits"
+    shape = pair.manifest.target.shape
+    assert (shape.num_experts, shape.num_active) == (16, 8)
+
+
+def test_each_expert_is_a_product_of_its_own_and_the_router_is_of_floats(pair: Pair) -> None:
+    graph = onnx.load(pair.bundle / "target" / "suffix.onnx", load_external_data=False).graph
+    kinds = [node.op_type for node in graph.node]
+    assert kinds.count("MatMulNBits") >= 2 * 16
+    entry, stages = pair.manifest.target, [pair.bundle / segment.file for segment in pair.manifest.target.segments]
+    assert entry.read_bytes < 0.8 * sum(map(read_bytes, stages))  # half of the experts' weights count
+    routers = {tensor.name: tensor.data_type for tensor in graph.initializer if "mlp.gate.weight" in tensor.name}
+    assert len(routers) == 1  # of the two layers of the suffix, one is dense
+    assert set(routers.values()) == {onnx.TensorProto.FLOAT}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int4"])
+def test_a_row_has_its_bits_beside_any_other_rows(
+    precision: str, make_checkpoint: Callable[..., Path], tmp_path: Path, knows_integer_kernels: bool
+) -> None:
+    if precision != "fp32" and not knows_integer_kernels:
+        pytest.skip("this processor's integer kernels compute rows in pairs")
+    folder = make_checkpoint(tmp_path / "target", "qwen3_moe", seed=9, num_hidden_layers=2, **SIZES)
+    target, draft = open_checkpoint(folder, "target"), open_checkpoint(make_draft(tmp_path, make_checkpoint), "draft")
+    formats = plan_job(target, draft, ExportOptions(precision=precision)).formats
+    model = open_model(target)
+    shape = target_shape(model.network, "fp32")
+    plan = TargetPlan(shape=shape, context=CONTEXT, num_candidates=4, adapters={}, formats=formats)
+    assert plan.row_group == 1
+    write_target(model, plan, tmp_path, lambda stage, share: None, Journal(tmp_path, ""))
+    run, dice = TargetRun(tmp_path, plan), np.random.default_rng(1)
+    ids = tuple(dice.integers(0, shape.vocab_size, ROWS).tolist())
+    truth = np.concatenate([run.forward(Pass(row, ids[row : row + 1], 1))[1] for row in range(ROWS)])
+    for num_rows in (2, 3, 5, 8, 13, 33, 64):
+        for start in range(0, ROWS, num_rows):
+            rows = ids[start : start + num_rows]
+            num_right = int(dice.integers(1, len(rows) + 1))  # those behind are wrong, at every place in the end
+            found = run.forward(Pass(start, (*rows[:num_right], *rows[:0:-1])[: len(rows)], num_right))[1]
+            assert np.array_equal(found[:num_right], truth[start : start + num_right]), (num_rows, start)
+            run.forward(Pass(start, rows, len(rows)))
+
+
+def make_draft(folder: Path, make_checkpoint: Callable[..., Path]) -> Path:
+    return make_checkpoint(folder / "draft", "llama", seed=2, num_hidden_layers=1, tie_word_embeddings=True)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_all_methods_write_plain_text(pipe: MirrorPipeline, temperature: float) -> None:
+    config = GenerationConfig(
+        max_new_tokens=32, ignore_eos=True, temperature=temperature, seed=7 if temperature else None
+    )
+    for prompt in PROMPTS:
+        with pipe.session() as session:
+            plain = session.generate(prompt, config, method="plain").token_ids
+        assert len(plain) == 32
+        with pipe.session() as session:  # each goes on with what the one before has left
+            for method in METHODS:
+                assert session.generate(prompt, config, method=method).token_ids == plain, (prompt, method)
+
+
+def test_a_conversation_that_is_taken_back_or_saved_goes_on_as_if_it_were_new(
+    pipe: MirrorPipeline, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 16, "ignore_eos": True, "temperature": 0.8, "seed": 4}
+    with pipe.session() as session:
+        first = session.generate(PROMPTS[0], method="mirror", **options)
+        text = [*first.prompt_ids, *first.token_ids]
+        num_saved = session.save_cache(tmp_path / "cache")
+        for ids in ([*text, 70, 71], [*text[:-9], 70], first.prompt_ids):
+            for method in METHODS:
+                found = session.generate(token_ids=ids, method=method, **options)
+                with pipe.session() as other:
+                    expected = other.generate(token_ids=ids, method="plain", **options)
+                assert found.token_ids == expected.token_ids
+        expected = session.generate(token_ids=text, method="plain", **options)
+    with pipe.session() as session:
+        assert session.load_cache(tmp_path / "cache") == num_saved
+        assert session.generate(token_ids=text, method="mirror", **options).token_ids == expected.token_ids
+
+
+def test_several_answers_are_those_of_their_seeds(pipe: MirrorPipeline) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 12, "ignore_eos": True, "temperature": 0.9, "seed": 3}
+    with pipe.session() as session:
+        for result in session.generate_several(3, PROMPTS[0], **options):
+            with pipe.session() as other:
+                alone = other.generate(PROMPTS[0], **(options | {"seed": result.seed}), method="plain")
+            assert alone.token_ids == result.token_ids
+
+
+def test_a_gguf_file_keeps_its_blocks(make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    """The export compares what it reads with transformers' reading, and its graphs with that."""
+    target = write_file(tmp_path / "mixture.gguf", "Q4_1", architecture="qwen3moe", mixed="Q8_0", down="Q8_0")
+    draft = write_file(tmp_path / "draft.gguf", "Q8_0")
+    manifest = export_pair(target, draft, tmp_path / "bundle", ExportOptions(precision="file", **SMALL))
+    storage = manifest.target.storage
+    assert storage is not None
+    assert (storage.carried, storage.dequantised) == (("F32", "Q4_1", "Q8_0"), ())  # routers are floats
+    assert manifest.target.source.compared == "logits"
+
+
+def test_other_runtimes_and_providers_are_refused(pair: Pair) -> None:
+    target = pair.manifest.target
+    with pytest.raises(DeviceError, match="mixtures of experts, which run on ONNX Runtime only"):
+        OpenVinoTargetModel(pair.bundle, target, TargetPlacement(runtime="openvino"))
+    with pytest.raises(DeviceError, match="mixtures of experts, which run on the processor only"):
+        OnnxTargetModel(pair.bundle, target, TargetPlacement(provider="CUDAExecutionProvider"))
+
+
+def test_as_a_draft_it_is_refused(pair: Pair) -> None:
+    with pytest.raises(ExportError, match="a mixture of experts: each guess would read experts of its own"):
+        open_checkpoint(pair.target, "draft")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"precision": "fp16"}, "the experts of qwen3_moe compute in fp32: choose fp32, int8 or int4"),
+        ({"precision": "int8", "block_size": 128}, "block_size is 128, with which rows are computed in pairs"),
+    ],
+)
+def test_what_would_not_be_exact_is_refused(pair: Pair, options: dict[str, Any], words: str) -> None:
+    target, draft = open_checkpoint(pair.target, "target"), open_checkpoint(pair.draft, "draft")
+    with pytest.raises(ConfigError, match=words):
+        plan_job(target, draft, ExportOptions(**options))
