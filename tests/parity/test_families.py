@@ -93,10 +93,10 @@ def make(case: Case, folder: Path, make_checkpoint: Callable[..., Path], **sizes
 @pytest.fixture
 def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trace each stage of a model once for all precisions: what they differ in comes after."""
-    graphs: dict[tuple[torch.nn.Parameter, str], ir.Model] = {}
+    graphs: dict[tuple[torch.nn.Parameter | None, str], ir.Model] = {}
 
     def remembered(module: Any, contract: Any, weights: Any) -> ir.Model:
-        key = (next(module.parameters()), contract.name)
+        key = (next(module.parameters(), None), contract.name)  # the recurrence has none
         if key not in graphs:
             graphs[key] = export_stage(module, contract, weights)
         return graphs[key].clone()
