@@ -62,11 +62,11 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "estimate": {"checkpoints", "options", "weights"},
         "stages": {"checkpoints", "weights"},
         "passes": {"checkpoints", "weights"},
-        "pair_job": {"checkpoints", "exit_choice", "options", "passes", "weights"},
-        "bundle": {"checkpoints", "pair_job", "passes", "stages", "weights"},
+        "bundle": {"checkpoints", "passes", "stages", "weights"},
         "verify": {"bundle", "checkpoints", "passes", "stages", "weights"},
         "draft_compression": {"compression_plan", "verify"},
         "recompress": {"bundle", "compression_plan", "draft_compression", "verify"},
+        "pair_job": {"checkpoints", "exit_choice", "options", "passes", "weights"},
         "integer_choice": {"checkpoints", "pair_job", "passes", "verify", "weights"},
         "pair": {
             *("bundle", "checkpoints", "compression_plan", "draft_compression", "integer_choice", "options"),
