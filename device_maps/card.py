@@ -8,17 +8,10 @@ from dataclasses import dataclass, field
 from mirrorsd.device_maps.checks import require_between, require_cores, require_distinct, require_one_of
 from mirrorsd.device_maps.estimate import Estimate
 from mirrorsd.device_maps.pace import Pace
+from mirrorsd.device_maps.providers import ON_CUDA, PROVIDERS
 from mirrorsd.graphs.errors import ConfigError
 
 TARGET_RUNTIMES = ("onnxruntime", "openvino")
-TARGET_PROVIDERS = (
-    "CPUExecutionProvider",
-    "CUDAExecutionProvider",
-    "NvTensorRTRTXExecutionProvider",
-    "DmlExecutionProvider",
-    "WebGpuExecutionProvider",
-)
-GRAPH_PROVIDERS = ("CUDAExecutionProvider", "NvTensorRTRTXExecutionProvider")
 TARGET_DEVICES = ("CPU", "GPU")
 DRAFT_DEVICES = ("CPU", "NPU")
 ACTIVATION_GROUPS = (0, 32, 64, 128)
@@ -57,15 +50,15 @@ class TargetPlacement:
     def __post_init__(self) -> None:
         """Check every field on its own."""
         require_one_of("target.runtime", self.runtime, TARGET_RUNTIMES)
-        require_one_of("target.provider", self.provider, TARGET_PROVIDERS)
+        require_one_of("target.provider", self.provider, tuple(PROVIDERS))
         require_one_of("target.device", self.device, TARGET_DEVICES)
         require_one_of("target.precision", self.precision, PRECISIONS)
         require_between("target.device_id", self.device_id, 0, 255)
         require_between("target.threads", self.threads, 1, MAX_THREADS)
         require_cores("target.cores", self.cores, self.threads)
-        if self.graphs and self.provider not in GRAPH_PROVIDERS:
+        if self.graphs and self.provider not in ON_CUDA:
             raise ConfigError(
-                f"target.graphs is true with target.provider {self.provider!r}; only {', '.join(GRAPH_PROVIDERS)} "
+                f"target.graphs is true with target.provider {self.provider!r}; only {', '.join(ON_CUDA)} "
                 "captures graphs."
             )
         if self.runtime == "openvino" and self.provider != "CPUExecutionProvider":

@@ -37,6 +37,21 @@ class ExportProgress(Protocol):
         """Draw or note it; must return quickly."""
 
 
+_SHARES = (
+    (0.0, 0.01, 0.02, 0.05, 0.12, 0.15, 0.20, 0.25, 0.65, 0.75, 0.95, 1.0),
+    (0.0, 0.07, 0.30, 0.31, 0.44, 0.46, 0.61, 0.66, 0.78, 0.98, 0.99, 1.0),
+)
+"""Shares of an export without integer products, and of one with them when it is as far: means of SmolLM2-135M (108 s)
+and Qwen2.5-Coder-1.5B (1,897 s), `mirrorsd export TARGET --draft DRAFT --precision int8 --draft-precision int8`."""
+
+
+def with_scaling(report: ExportProgress) -> ExportProgress:
+    """The same progress for an export that scales the inputs of its products first, which is a quarter of its work."""
+    import numpy as np
+
+    return lambda stage, fraction: report(stage, float(np.interp(fraction, *_SHARES)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
     """How to export a pair.

@@ -45,6 +45,7 @@ from mirrorsd.export.options import (
     ExportOptions,
     ExportProgress,
     resolve_capacities,
+    with_scaling,
 )
 from mirrorsd.export.pair_job import PairJob, plan_job
 from mirrorsd.export.passes.aware_quantisation import collect_inputs
@@ -148,6 +149,7 @@ def export_pair(
         if options.may_have_integer_products and (
             options.products == "integer" or integers_are_faster(job.target.config, job.formats)
         ):
+            report = with_scaling(report)
             report("scale the inputs of integer products", 0.01)
             job = with_integer_products(job, bundle / _INPUTS_FOLDER)
         # The small first: a tokenizer or draft that is refused must not cost a large target's export.

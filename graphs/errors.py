@@ -10,7 +10,8 @@
     ├── DeviceError            a device, provider or driver is absent, or failed while running
     └── GenerationError        a request cannot be served
         ├── Cancelled          the caller stopped it
-        └── ContextLengthError the prompt (or what it asks for) does not fit into the context
+        ├── ContextLengthError the prompt (or what it asks for) does not fit into the context
+        └── ContinuationError  the text does not begin with the ids that it was to go on from
 
 A message says what was found, what was expected, and what to do. What a device's own library raises becomes one of
 these; `errors_of` says what that may be.
@@ -73,6 +74,22 @@ class ContextLengthError(GenerationError):
         return cls(
             f"This model's maximum context length is {context} tokens, new ones included; {found}. Shorten the prompt, "
             "or export the bundle again with a larger --context."
+        )
+
+
+class ContinuationError(GenerationError):
+    """The text does not begin with the ids that it was to go on from (`GenerationConfig.continue_from`)."""
+
+    @classmethod
+    def of(cls, place: int, found: str) -> Self:
+        """Say where they part.
+
+        >>> str(ContinuationError.of(3, "5 was given, 7 is chosen")).partition(".")[0]
+        'continue_from is not how this text begins: at its token 3, 5 was given, 7 is chosen'
+        """
+        return cls(
+            f"continue_from is not how this text begins: at its token {place}, {found}. The ids must come from a "
+            "run of the same request, seed, bundle and arithmetic (an equal system_fingerprint)."
         )
 
 

@@ -92,6 +92,7 @@ _GENERATION_RULES = {
     "tools": Rule("a list of mappings, as the chat template wants them", read_mappings),
     "template_variables": or_unset(Rule("a mapping of names to values", read_mapping)),
     "prediction": several(Integral, read_whole, "an id, or several"),
+    "continue_from": several(Integral, read_whole, "an id, or several"),
     "deadline_s": or_unset(number(lambda seconds: 0 < seconds <= 86400, "above 0, up to 86400 seconds")),
     "cancel": or_unset(of_type(CancelToken, "a CancelToken")),
     "ignore_eos": yes_or_no(),
@@ -130,6 +131,8 @@ class GenerationConfig:
         tools: what the chat template is told of the tools that the model may call; with `messages` only.
         template_variables: further variables of the chat template, such as `enable_thinking`; with `messages` only.
         prediction: ids of a text that the new one will probably repeat in parts: `auto` looks windows up in it.
+        continue_from: ids that an earlier run of this very request gave, with its seed: they are verified, some thirty
+            at a time, and the text goes on behind them as that run would have.
         deadline_s: seconds from the call, after which the text ends where it is.
         cancel: a token that stops the request; one may stop several.
         ignore_eos: do not end at the model's own end-of-sequence ids.
@@ -160,6 +163,7 @@ class GenerationConfig:
     tools: Sequence[Mapping[str, Any]] = ()
     template_variables: Mapping[str, Any] | None = None
     prediction: Sequence[int] = ()
+    continue_from: Sequence[int] = ()
     deadline_s: float | None = None
     cancel: CancelToken | None = None
     ignore_eos: bool = False
@@ -171,10 +175,18 @@ class GenerationConfig:
         contradicts = self.do_sample is True and self.temperature == 0
         self._require(not contradicts, "temperature", "above 0 when do_sample=True")
         self._require(self.logprobs or not self.top_logprobs, "top_logprobs", "0, or logprobs=True beside it")
+        self._check_continuation()
         forms = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if forms:
             self._require(len(forms) == 1, forms[-1], f"None beside {forms[0]}, as a text has one form")
             self._require(not self.ignore_eos, "ignore_eos", f"False beside {forms[0]}, which says where the text ends")
+
+    def _check_continuation(self) -> None:
+        found, most = len(self.continue_from), self.max_new_tokens
+        if found > most:
+            raise ConfigError(
+                f"{type(self).__name__}.continue_from has {found} ids; allowed: at most {most}, as max_new_tokens says."
+            )
 
     def _require(self, is_fine: bool, field: str, allowed: str) -> None:
         require(is_fine, type(self).__name__, field, getattr(self, field), allowed)

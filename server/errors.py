@@ -8,6 +8,7 @@ from mirrorsd.graphs.errors import (
     Cancelled,
     ConfigError,
     ContextLengthError,
+    ContinuationError,
     DeviceError,
     GenerationError,
     MirrorError,
@@ -69,6 +70,8 @@ def api_error(error: MirrorError) -> ApiError:
     """
     if isinstance(error, ContextLengthError):
         return ApiError(400, str(error), param="messages", code="context_length_exceeded")
+    if isinstance(error, ContinuationError):
+        return ApiError(409, str(error), param="continue_from", code="continuation_differs")
     if isinstance(error, Cancelled):
         return ApiError(503, str(error), code="cancelled", headers={"x-should-retry": "false"})
     if isinstance(error, ConfigError):

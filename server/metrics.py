@@ -1,6 +1,6 @@
 """Prometheus metrics. Nothing of a text, no name that a client chose, no address is a label."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -85,7 +85,7 @@ class Metrics:
             self._new.labels(model).inc(result.num_tokens)
             self._first.observe(stats.time_to_first_token_ms / 1e3)
             self._whole.observe(stats.seconds)
-            windows = [step for step in result.steps if step.num_window]
+            windows = [step for step in result.steps if step.num_window and not step.is_replay]
             self._drafts.labels(model).inc(len(windows))
             self._drafted.labels(model).inc(sum(step.num_window for step in windows))
             self._accepted.labels(model).inc(sum(step.num_accepted for step in windows))
@@ -94,6 +94,12 @@ class Metrics:
             for place in range(max((step.num_accepted for step in windows), default=0)):
                 count = sum(step.num_accepted > place for step in windows)
                 self._at_place.labels(model, str(place)).inc(count)
+
+    def samples(self) -> Iterator[tuple[str, dict[str, str], float]]:
+        """Name, labels and value of everything that is counted, for other systems of metrics."""
+        for family in self._registry.collect():
+            for sample in family.samples:
+                yield sample.name.replace(":", "_"), dict(sample.labels), sample.value
 
     def text(self) -> bytes:
         """In Prometheus' own format."""

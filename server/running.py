@@ -6,14 +6,13 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import uvicorn
 from starlette.applications import Starlette
 
 from mirrorsd.graphs.errors import ConfigError, MirrorError
 from mirrorsd.server.app import build_app
-from mirrorsd.server.service import Service
 from mirrorsd.server.settings import ServerSettings
 from mirrorsd.server.transport.deadlines import bounded_by
 
@@ -21,10 +20,23 @@ _AFTER_GRACE_S = 5.0
 _START_S = 30.0
 
 
+class Served(Protocol):
+    """What stands behind a server's paths: bundles, or other servers."""
+
+    settings: ServerSettings
+    failure: BaseException | None
+
+    async def start(self) -> None:
+        """Get ready; the server listens meanwhile."""
+
+    def begin_to_close(self) -> None:
+        """Take no more requests; those that run have a while to end."""
+
+
 class _Server(uvicorn.Server):
     """Tells the service before it waits for what still runs; a second signal ends it at once."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Served) -> None:
         super().__init__(config)
         self._service = service
         self.loading: asyncio.Task[None] | None = None
@@ -101,10 +113,19 @@ def serve(bundles: Mapping[str, Path], settings: ServerSettings, say: Callable[[
         ConfigError: the address cannot be listened on.
         MirrorError: the first bundle cannot be loaded.
     """
-    app = build_app(bundles, settings)
+    run(build_app(bundles, settings), settings, lambda url: say(f"listening on {url}; models: {', '.join(bundles)}"))
+
+
+def run(app: Starlette, settings: ServerSettings, tell: Callable[[str], None]) -> None:
+    """Serve an application of this package until a signal ends it; `tell` gets the address when it listens.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+        MirrorError: what it serves cannot be loaded.
+    """
     with bind(settings) as listening:
         server = configured(app, settings)
-        say(f"listening on {url_of(listening)}; models: {', '.join(bundles)}")
+        tell(url_of(listening))
         server.run([listening])
     failure = app.state.service.failure
     if isinstance(failure, MirrorError):
@@ -119,9 +140,9 @@ class Running:
         service: what its requests share.
     """
 
-    def __init__(self, bundles: Mapping[str, Path], settings: ServerSettings) -> None:
-        self._app = build_app(bundles, settings)
-        self.service: Service = self._app.state.service
+    def __init__(self, bundles: Mapping[str, Path] | Starlette, settings: ServerSettings) -> None:
+        self._app = bundles if isinstance(bundles, Starlette) else build_app(bundles, settings)
+        self.service = self._app.state.service
         self._socket = bind(settings)
         self.url = url_of(self._socket)
         self.server = configured(self._app, settings)

@@ -27,6 +27,7 @@ class Limits:
         read_s: to make tokens of a prompt, its chat template included.
         send_s: that a client may leave what was sent to it unread.
         idle_s: that a connection may stay open without a request.
+        elsewhere_s: that a front looks for a server that goes on with a text.
         request_s: for an answer, waiting in the queue included.
         ping_s: of silence in a stream until a comment is sent.
         connections: open at once.
@@ -49,6 +50,7 @@ class Limits:
     read_s: float = 10.0
     send_s: float = 30.0
     idle_s: float = 15.0
+    elsewhere_s: float = 30.0
     request_s: float = 900.0
     ping_s: float = 10.0
     connections: int = 256

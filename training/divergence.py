@@ -49,7 +49,7 @@ class LossMix:
     def __post_init__(self) -> None:
         if min(self.shares) < 0 or not sum(self.shares):
             given = ", ".join(f"{name}={value}" for name, value in zip((*LOSSES, "hard"), self.shares, strict=True))
-            raise ConfigError(f"a loss of {given}; one must be above 0, none below")
+            raise ConfigError(f"HeadTrainingConfig.loss is {given}; one must be above 0, none below")
 
     @property
     def shares(self) -> tuple[float, float, float, float]:

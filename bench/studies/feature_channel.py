@@ -27,7 +27,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
 from mirrorsd.bench import runs
-from mirrorsd.cli.commands.train.draft import training_text
 from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.families import parts_of
 from mirrorsd.families.heads import HeadNetwork
@@ -53,6 +52,7 @@ from mirrorsd.training.text.document_text import document_tokens
 from mirrorsd.training.text.self_prompts import load_tokenizer
 from mirrorsd.training.text.self_text import SelfText, cut_before_loop
 from mirrorsd.training.text.token_stream import MixedStream, TokenStream
+from mirrorsd.training.text.work_folder import training_text
 
 CHAIN, LONGEST = 4, 8
 """Guesses of a branch; most rows of a pass in training. A walk meets no more than `CHAIN + 1`."""

@@ -2,6 +2,7 @@
 
 import queue
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ def hear(answers: Answers, messages: "Messages", config: "GenerationConfig") -> 
     """
     heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
     thread = threading.Thread(target=_listen, args=(answers, messages, config, heard), name="answer")
-    with interrupts() as is_interrupted:
+    with interrupts() as is_interrupted, unseen_keys():
         thread.start()
         ended: Ended | None = None
         while True:
@@ -78,3 +79,28 @@ def interrupts() -> Iterator[threading.Event]:
         yield is_interrupted
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def unseen_keys() -> Iterator[None]:
+    """Within it, what is typed is not shown, and waits for whoever reads the terminal next; Ctrl-C still interrupts.
+
+    Windows does so by itself. Where stdin is no terminal, nothing changes.
+    """
+    try:
+        import termios
+
+        before = termios.tcgetattr(sys.stdin.fileno())
+    except (ImportError, OSError, ValueError):  # a stdin of a test, or one that is closed, has no number
+        yield
+        return
+    except termios.error:
+        yield
+        return
+    unseen = [*before]
+    unseen[3] &= ~(termios.ECHO | termios.ICANON)
+    termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, unseen)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, before)

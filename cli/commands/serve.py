@@ -43,11 +43,11 @@ def serve(
     quiet: Annotated[bool, typer.Option("--quiet", help="Log warnings and errors only.")] = False,
 ) -> None:
     """Serve bundles over HTTP, as OpenAI's clients expect it."""
-    server = _server()
+    server = server_package()
     settings = server.ServerSettings(
         host=host,
         port=port,
-        keys=_keys(api_key_file),
+        keys=read_keys(api_key_file),
         allowed_hosts=tuple(allowed_host or ()),
         allowed_origins=tuple(allowed_origin or ()),
         seats=seats,
@@ -63,7 +63,12 @@ def serve(
     server.serve(folders, settings, note)
 
 
-def _server() -> ModuleType:
+def server_package() -> ModuleType:
+    """The server, where what it needs is installed.
+
+    Raises:
+        ConfigError: it is not.
+    """
     try:
         from mirrorsd import server
     except ModuleNotFoundError as error:
@@ -73,7 +78,12 @@ def _server() -> ModuleType:
     return server
 
 
-def _keys(file: Path | None) -> tuple[str, ...]:
+def read_keys(file: Path | None) -> tuple[str, ...]:
+    """Keys out of a file, or else the one in the environment.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds none.
+    """
     if file is None:
         key = os.environ.get(KEY_VARIABLE, "")
         return (key,) if key else ()

@@ -214,6 +214,7 @@ class DraftRun:
         """
         if self._request is None:
             exact = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+            exact["INFERENCE_NUM_THREADS"] = str(torch.get_num_threads())
             with raised_as(ExportError, "OpenVINO cannot compile the draft, just exported", OPENVINO_ERRORS):
                 self._request = ov.Core().compile_model(self.source, "CPU", exact).create_infer_request()
         return self._request

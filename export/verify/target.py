@@ -252,13 +252,13 @@ class TargetRun:
 
 
 def open_stage(path: Path, **settings: list[str]) -> ort.InferenceSession:
-    """Open one exported stage on the CPU, with further settings of ONNX Runtime's session.
+    """Open one exported stage on the CPU, on as many threads as PyTorch has, with further settings of the session.
 
     Raises:
         ExportError: ONNX Runtime does not take it.
     """
     options = ort.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level, options.intra_op_num_threads = 3, torch.get_num_threads()
     with raised_as(ExportError, f"ONNX Runtime cannot open {path.name}, just exported", ONNX_ERRORS):
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"], **settings)
 

@@ -172,6 +172,10 @@ class ReplayTarget:
         if reader is not None and request.num_prompt > 1:
             reader.read(0, request.num_prompt - 1)
 
+    def num_cached(self, request: Request) -> int:
+        """Of a prompt nothing has to be read here."""
+        return 0
+
     def guess(
         self,
         request: Request,

@@ -134,7 +134,8 @@ def _decoder(
         return lookup_decoder(request, target, known)
     num_streams = text.draft_ids.shape[2] - 1 if scenario.num_streams is None else scenario.num_streams
     draft = SimulatedLink(Drafter(ReplayDraft(recording, text, num_streams, devices.run_round)), devices)
-    return decoder_with(request, method, target, draft, known, partial(SimulatedTable, devices))
+    heads = [HeadLink(head.kind, target, target) for head in recording.heads if head.read_share]
+    return decoder_with(request, method, target, draft, known, partial(SimulatedTable, devices), heads)
 
 
 class Devices:

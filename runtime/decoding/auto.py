@@ -1,24 +1,18 @@
-"""`auto`: takes every window from where it is worth most, be it the draft, the text itself or nowhere."""
+"""`auto`: takes every window from where it is worth most, be it the draft, a head, the text itself or nowhere."""
 
+from collections.abc import Sequence
 from itertools import takewhile
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.runtime.decoding.head import HeadArm, Together, Verified
 from mirrorsd.runtime.decoding.lookup import FreeRows, Repeats
 from mirrorsd.runtime.decoding.mirror import MirrorSource
 from mirrorsd.runtime.decoding.request import StepRecord
 from mirrorsd.runtime.decoding.step import Acceptance, Beside, Found, InFlight, ReadPrompt, SerialSource, WindowSource
 from mirrorsd.runtime.draft.tree import NO_TOKENS
 from mirrorsd.runtime.policy.account import Account, PairKnowledge
-
-
-class Verified(NamedTuple):
-    """What was in flight, and what became of it."""
-
-    inflight: InFlight
-    acceptance: Acceptance
 
 
 class AutoSource(WindowSource):
@@ -35,13 +29,15 @@ class AutoSource(WindowSource):
         repeats: Repeats,
         free_rows: FreeRows,
         known: PairKnowledge,
+        heads: Sequence[HeadArm] = (),
     ) -> None:
-        """Draft with `drafting`, which is `serial` or falls back to it."""
+        """Draft with `drafting`, which is `serial` or falls back to it, or have `heads` guess."""
         self.name = "plain"
         self._request, self._draft = serial.request, serial.draft
         self._serial, self._drafting, self._repeats, self._free_rows = serial, drafting, repeats, free_rows
-        self._known, self._account = known, Account(known)
-        self._is_in_step = self._is_plain = self._is_trial = self._is_unjudged = False
+        self._known, self._account, self._heads = known, Account(known), heads
+        self._head: HeadArm | None = None
+        self._is_in_step = self._is_plain = self._is_trial = self._is_unjudged = self._is_alone = False
         self._drafted_s = 0.0
         self._free_guess: NDArray[np.int64] = NO_TOKENS
         self._num_drafted_for = 0
@@ -70,7 +66,8 @@ class AutoSource(WindowSource):
         if self._draft.is_ready() and not self._draft.takes_turns:
             self._serial.post_prefill()
             self._is_in_step = True
-        read_prompt()
+        readers = self._readers()
+        read_prompt(Together(readers) if readers else None)
         window = self._choose(None).window
         if self._drafted_s:  # before the first step
             self._account.observe_step(0.0, self._drafted_s, 0, is_plain=False)
@@ -79,14 +76,30 @@ class AutoSource(WindowSource):
     def begin(self, inflight: InFlight) -> Beside | None:
         may_prepare = self._is_in_step and self._known.is_plain_known and not self._account.is_resting
         beside = self._drafting.begin(inflight) if may_prepare else None
+        self._is_alone = beside is None
         self.name = "plain" if self._is_plain and beside is None else self._drafting.name
+        if self._head is not None and not self._is_plain:
+            self.name = self._head.source.name
         return beside
+
+    def _readers(self) -> list[HeadArm]:
+        """Heads that read the prompt along: the best that pays, and one that was not tried for long."""
+        if self._request.num_beside:
+            return []
+        speed = self._speed
+        usable = [head for head in self._heads if head.is_working]
+        paying = [head for head in usable if self._worth_of(head, speed) > 0]
+        found = sorted(paying, key=lambda head: -self._worth_of(head, speed))[:1]
+        due = [head for head in usable if head not in found and self._may_try(head) and head.may_read(self._request)]
+        return found + sorted(due, key=lambda head: -head.known.since)[:1]
 
     def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
         """The worthiest window."""
         if self._is_unjudged:  # nobody could say what the window was worth: now it shows
             self._account.observe_window(float(acceptance.num_accepted), self._speed, is_trial=self._is_trial)
         self._account.verified(acceptance.num_accepted)
+        if self._head is not None:
+            self._head.verified(inflight, acceptance, self._speed, self._drafted_s)
         if len(self._free_guess):  # what plain decoding would have brought, had it been its turn
             first = int(inflight.window[0]) if acceptance.num_accepted else acceptance.next_token
             self._known.observe_free_rows(1 + int(self._free_guess[0] == first))
@@ -95,24 +108,72 @@ class AutoSource(WindowSource):
     def _choose(self, done: Verified | None) -> Found:
         account, speed = self._account, self._speed
         self._is_plain, self._is_trial, self._is_unjudged, self._drafted_s = False, False, False, 0.0
-        self._free_guess = NO_TOKENS
+        self._free_guess, self._head = NO_TOKENS, None
         if not self._request.window_limit():
             return self._decline(done)
         is_slowing = self._request.num_beside and self._draft.takes_turns  # others' passes would wait for its rounds
-        if is_slowing or not self._draft.is_ready() or not self._known.is_plain_known:  # a text can repeat itself still
+        can_draft = not is_slowing and self._draft.is_ready()
+        if not self._known.is_plain_known or not (can_draft or self._heads):  # a text can repeat itself still
+            self._read_along(done)
             return self._repeat(done, 0.0) or self._decline(done)
         forced = self._serial.forced(*done) if done is not None and self._is_in_step else None
         if forced is not None:
             return forced
         is_ready = self._is_in_step and done is not None and self._drafting.is_prepared(done.acceptance)
-        worth = account.worth_of_drafting(speed, is_ready=is_ready)
-        self._is_trial = not is_ready and worth <= 0 and account.may_try(speed, self._num_missing, self._fresh_seconds)
+        worth = account.worth_of_drafting(speed, is_ready=is_ready) if can_draft else 0.0
+        may_try = can_draft and not is_ready and worth <= 0
+        self._is_trial = may_try and account.may_try(speed, self._num_missing, self._fresh_seconds)
+        if not self._is_trial and (head := self._best_head(done, max(worth, 0.0), speed)) is not None:
+            return self._head_window(done, head, speed)
         repeated = None if self._is_trial else self._repeat(done, max(worth, 0.0))
         if repeated is not None:
             return repeated
-        if self._is_trial or ((is_ready or worth > 0) and account.is_covered(speed, is_ready=is_ready)):
+        if self._is_trial or (can_draft and (is_ready or worth > 0) and account.is_covered(speed, is_ready=is_ready)):
             return self._draft_window(done)
         return self._decline(done)
+
+    def _best_head(self, done: Verified | None, least: float, speed: float) -> HeadArm | None:
+        """The head whose window is worth most, and more than `least` tokens; else one that may be tried instead."""
+        if self._request.num_beside:  # others' passes would wait for it
+            return None
+        place = None if done is None else done.inflight.head
+        usable = [head for head in self._heads if head.follows(place)]
+        best = max(usable, key=lambda head: self._worth_of(head, speed), default=None)
+        if best is not None and self._worth_of(best, speed) > least:
+            return best
+        tried = next((head for head in usable if self._may_try(head)), None)
+        self._is_trial = tried is not None
+        return tried
+
+    def _may_try(self, head: HeadArm) -> bool:
+        return self._account.may_try_head(head.known, self._speed, head.lost)
+
+    def _worth_of(self, head: HeadArm, speed: float) -> float:
+        return self._account.worth_of_head(head.known, speed, head.lost)
+
+    def _read_along(self, done: Verified | None) -> None:
+        """Heads that have read the prompt go on reading until plain decoding is known."""
+        if done is None:
+            return
+        before = self._request.ledger.drafted_s
+        for head in self._heads:
+            if head.follows(done.inflight.head):
+                head.source.next(*done)
+        self._drafted_s = self._request.ledger.drafted_s - before
+
+    def _head_window(self, done: Verified | None, head: HeadArm, speed: float) -> Found:
+        """The head's window, or a repeat of the text that is worth more; the head has read along then."""
+        ledger, is_trial = self._request.ledger, self._is_trial
+        before = ledger.drafted_s
+        found = head.window(done, speed, is_trial=is_trial)
+        self._drafted_s = ledger.drafted_s - before
+        repeated = None if is_trial else self._repeat(done, max(self._worth_of(head, speed), 0.0))
+        if repeated is not None:
+            return repeated
+        self._head, self._free_guess = head, self._free_rows.guess()
+        self._is_plain = not len(found.window)
+        self._keep_in_step(done, found.window)
+        return found
 
     def _repeat(self, done: Verified | None, least: float) -> Found | None:
         """What the text has said before, where that is worth more than `least` tokens."""
@@ -120,7 +181,9 @@ class AutoSource(WindowSource):
         if repeat is None:
             return None
         found = Found(repeat, "text")
-        if done is not None and self._is_in_step:
+        if self._is_in_step and done is None:
+            self._serial.begin_with(repeat)
+        elif self._is_in_step and done is not None:
             self._serial.adopt(*done, repeat)
             found = self._serial.allowed(found)
         return found
@@ -129,11 +192,17 @@ class AutoSource(WindowSource):
         """Plain decoding: no window but what free rows hold."""
         self._is_plain = True
         window = self._free_rows.guess()
-        if done is not None and self._is_in_step:
+        self._keep_in_step(done, window)
+        return Found(window)
+
+    def _keep_in_step(self, done: Verified | None, window: NDArray[np.int64]) -> None:
+        """A window that is not the draft's: where it works beside the target, it hears of it."""
+        if self._is_in_step and done is None:
+            self._serial.begin_with(window)
+        elif self._is_in_step and done is not None:
             self._is_in_step = self._is_overlapping and not self._account.is_resting and self._draft.is_working()
             if self._is_in_step:
                 self._serial.adopt(*done, window)
-        return Found(window)
 
     def _draft_window(self, done: Verified | None) -> Found:
         ledger, windows, was_in_step = self._request.ledger, self._request.windows, self._is_in_step
@@ -161,23 +230,34 @@ class AutoSource(WindowSource):
         """Learn from the step."""
         if self._draft.is_preparing:  # a step beside a compiler teaches nothing
             return
-        if self._request.num_beside:  # one beside others teaches nothing of plain decoding alone
+        windows = self._request.windows
+        for head in self._heads:
+            head.known.since += 1 + step.num_accepted
+        of_head = next((head for head in self._heads if head.source.name == step.method), None)
+        if of_head is not None and windows is not None:
+            of_head.source.observe(step)
+            windows.observe(0, step.num_accepted, step.own_seconds)  # it says nothing of the draft's guesses
+        else:
             self._serial.observe(step)
+        if self._request.num_beside:  # one beside others teaches nothing of plain decoding alone
             return
         is_plain, seconds = step.method == "plain", step.own_seconds - self._drafted_s
-        now = self._plain_seconds_now(step)
-        self._account.observe_step(
-            seconds, self._drafted_s, 1 + step.num_accepted, is_plain=is_plain, plain_seconds=now
-        )
-        self._serial.observe(step)
-        windows = self._request.windows
+        now, num_tokens = self._plain_seconds_now(step), 1 + step.num_accepted
+        drafted_s = 0.0 if self._head is not None else self._drafted_s
+        if of_head is not None:
+            self._account.observe_head_step(drafted_s, num_tokens)
+        else:
+            self._account.observe_step(seconds, drafted_s, num_tokens, is_plain=is_plain, plain_seconds=now)
         if windows is not None and self._known.is_plain_known:
-            windows.slowdown = self._known.plain_seconds / windows.pass_seconds(1)
+            slowdown = self._known.plain_seconds / windows.pass_seconds(1)
+            for one in (windows, *(head.source.windows for head in self._heads)):
+                if one is not None:
+                    one.slowdown = slowdown
 
     def _plain_seconds_now(self, step: StepRecord) -> float:
         """By the step's own pass, beside which nothing ran in serial decoding; 0 where that cannot be said."""
         windows = self._request.windows
-        if windows is None or step.method != "serial":
+        if windows is None or step.method in ("plain", "mirror") or not self._is_alone:
             return 0.0
         spans = takewhile(lambda span: span.start >= step.started, reversed(self._request.ledger.spans))
         pass_seconds = sum(span.seconds for span in spans if span.is_of_pass)

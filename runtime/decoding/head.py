@@ -5,8 +5,8 @@ speed, never a token.
 """
 
 import warnings
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,8 @@ from mirrorsd.runtime.decoding.request import Request, StepRecord
 from mirrorsd.runtime.decoding.step import FEWEST_FORCED, Acceptance, Found, InFlight, ReadPrompt, WindowSource
 from mirrorsd.runtime.decoding.target_link import RowReader, TargetLine
 from mirrorsd.runtime.draft.tree import NO_TOKENS, longest_common_prefix
-from mirrorsd.runtime.policy.windows import Share
+from mirrorsd.runtime.policy.account import SourceKnowledge
+from mirrorsd.runtime.policy.windows import LearnedLengths, Share, WindowLength
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 
 _LEAST_SHARE = -20.0
@@ -39,12 +40,15 @@ class HeadLink:
         kind: which head.
         length: tokens that it guesses.
         failure: why it was given up in the current request, or None while it works.
+        has_run: whether it was opened, which the first run does.
+        read_share: what a run reads of weights, over what a pass does: so much of a pass it should take.
     """
 
     def __init__(self, kind: str, session: Headed, target: TargetLine) -> None:
-        shape = session.heads[kind].shape
+        shape, self.read_share = session.heads[kind].shape, session.heads[kind].read_share
         self.kind, self.length = kind, shape.length
         self.failure: str | None = None
+        self.has_run = False
         self._target, self._remembers = target, shape.num_layers > 0
         self._text = np.zeros(session.context + 1, dtype=np.int64)
         self._num_read = 0
@@ -87,8 +91,16 @@ class HeadLink:
             self._give_up(str(error))
             return None
         self._text[start : stop + 1] = text[start:]
-        self._num_read = stop
+        self._num_read, self.has_run = stop, True
         return found
+
+    def lacks_nothing(self, request: Request) -> bool:
+        """Whether it has read all that the target has cached of a prompt, but for the row that it guesses from."""
+        return self.num_read(request.tokens) + 1 >= self._target.num_cached(request)
+
+    def follows(self, head: int) -> bool:
+        """Whether it can guess behind a pass that began at `head`, for it has read all before, or needs not to."""
+        return self.failure is None and self.has_run and (not self._remembers or self._num_read >= head)
 
     def _give_up(self, reason: str) -> None:
         self.failure = reason
@@ -115,23 +127,39 @@ def shares_of(scores: NDArray[np.floating]) -> list[Share]:
     return list(zip(own[:, 0].tolist(), others.tolist(), strict=True))
 
 
+class Verified(NamedTuple):
+    """What was in flight, and what became of it."""
+
+    inflight: InFlight
+    acceptance: Acceptance
+
+
 class HeadSource(WindowSource, RowReader):
     """Asks a head for every window, between two passes of the target.
 
     Attributes:
         name: the head's kind.
+        windows: what cuts its windows; None leaves them as long as they come.
     """
 
-    def __init__(self, request: Request, head: HeadLink) -> None:
-        self.name = head.kind
+    def __init__(self, request: Request, head: HeadLink, windows: WindowLength | None) -> None:
+        self.name, self.windows = head.kind, windows
         self._request, self._head = request, head
         self._first: HeadGuesses | None = None
-        request.chooser.be_heard()
 
     def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:
         """The target reads the prompt, the head what the target has read; the first window comes with its last rows."""
         read_prompt(self)
+        return self.first_window()
+
+    def first_window(self) -> NDArray[np.int64]:
+        """What it guesses behind the prompt, which it has read."""
         return self._window(self._first)
+
+    @property
+    def has_guessed(self) -> bool:
+        """Whether it has guesses behind the prompt."""
+        return self._first is not None
 
     def num_read(self, tokens: NDArray[np.int64]) -> int:
         return self._head.num_read(tokens)
@@ -157,7 +185,7 @@ class HeadSource(WindowSource, RowReader):
 
     def _window(self, found: HeadGuesses | None) -> NDArray[np.int64]:
         """As much of the chain as is of use, as a constrained text may say, and as is worth its rows' time."""
-        request, lengths = self._request, self._request.windows
+        request, lengths = self._request, self.windows
         window = NO_TOKENS if found is None else found.ids[: request.window_limit(), 0]
         if request.constraint is not None:
             window = window[: request.constraint.num_allowed(window)]
@@ -170,8 +198,84 @@ class HeadSource(WindowSource, RowReader):
 
     def observe(self, step: StepRecord) -> None:
         """The lengths of windows learn from it."""
-        if self._request.windows is not None:
-            self._request.windows.observe(step.num_window, step.num_accepted, step.own_seconds)
+        if self.windows is not None:
+            self.windows.observe(step.num_window, step.num_accepted, step.own_seconds)
 
     def close(self) -> None:
         """Nothing is ever left running."""
+
+
+class HeadArm(RowReader):
+    """A head among the sources that `auto` weighs: what it is worth is what its windows have really brought.
+
+    It is read along with the prompt, or not at all in a text: a head that remembers rows cannot join later without
+    having them computed again.
+
+    Attributes:
+        source: the head.
+        known: what texts have taught about it.
+        lost: tokens that its windows have cost this text more than they brought.
+    """
+
+    def __init__(self, source: HeadSource, link: HeadLink, known: tuple[SourceKnowledge, LearnedLengths]) -> None:
+        self.source, (self.known, self._lengths) = source, known
+        self._link = link
+        windows = source.windows
+        if not self.known.draft_seconds and windows is not None:
+            self.known.draft_seconds = link.read_share * windows.pass_seconds(1)
+        self.lost = self._promised = 0.0
+        self._is_read = self._is_trial = False
+
+    @property
+    def is_working(self) -> bool:
+        """Whether it has not failed."""
+        return self._link.failure is None
+
+    def may_read(self, request: Request) -> bool:
+        """Whether the prompt can be read with it, and nothing that is cached has to be computed again."""
+        return self._link.lacks_nothing(request)
+
+    def num_read(self, tokens: NDArray[np.int64]) -> int:
+        return self._link.num_read(tokens)
+
+    def read(self, start: int, stop: int) -> None:
+        self.source.read(start, stop)
+        self._is_read = self.source.has_guessed
+
+    def follows(self, head: int | None) -> bool:
+        """Whether it can guess behind a pass that began at `head`; behind the prompt where that is None."""
+        return self._is_read and (head is None or self._link.follows(head))
+
+    def window(self, done: Verified | None, speed: float, *, is_trial: bool) -> Found:
+        """Its window behind what was verified, or behind the prompt; whoever takes another had it read along."""
+        self._lengths.tokens_per_second = speed
+        found = Found(self.source.first_window(), "fresh") if done is None else self.source.next(*done)
+        self._promised = self.source.windows.worth if self.source.windows is not None else float(len(found.window))
+        self._is_trial = is_trial
+        return found
+
+    def verified(self, inflight: InFlight, acceptance: Acceptance, speed: float, drafted_seconds: float) -> None:
+        """Its window was verified."""
+        windows, num_right = self.source.windows, acceptance.num_accepted
+        rows = 0.0
+        if windows is not None:
+            more = windows.pass_seconds(1 + len(inflight.window)) - windows.pass_seconds(1)
+            rows = speed * windows.slowdown * more
+        if drafted_seconds:
+            self.known.observe_drafting(drafted_seconds, 0)
+        self.known.observe_head(num_right, rows, self._promised, is_trial=self._is_trial)
+        self.lost = max(self.lost + rows + drafted_seconds * speed - num_right, 0.0)
+
+
+class Together(RowReader):
+    """Several heads that read a prompt along."""
+
+    def __init__(self, readers: Sequence[HeadArm]) -> None:
+        self._readers = readers
+
+    def num_read(self, tokens: NDArray[np.int64]) -> int:
+        return min(reader.num_read(tokens) for reader in self._readers)
+
+    def read(self, start: int, stop: int) -> None:
+        for reader in self._readers:
+            reader.read(start, stop)

@@ -10,7 +10,7 @@ from mirrorsd.runtime.decoding.request import Request, StepRecord
 from mirrorsd.runtime.decoding.step import Acceptance, Found, InFlight, ReadPrompt, WindowSource
 from mirrorsd.runtime.draft.tree import NO_TOKENS
 
-_LONGEST = 31
+LONGEST_FREE = 31
 """Most tokens of a window that costs no drafting: with the head's, what `tune` measures passes of."""
 
 
@@ -56,7 +56,7 @@ class Repeats:
         request, windows, repeats = self._request, self._request.windows, self._request.repeats
         if repeats is None or windows is None:
             return None
-        limit = request.window_limit(None if request.speculation.pad_rows_to else _LONGEST)
+        limit = request.window_limit(None if request.speculation.pad_rows_to else LONGEST_FREE)
         count = windows.cut_repeat(repeats.reach(limit), least)
         return repeats.window(count) if count else None
 

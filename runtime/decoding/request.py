@@ -16,6 +16,9 @@ from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.windows import RepeatChances, WindowLength
 from mirrorsd.runtime.sampling.chooser import Mask, TokenChooser
 
+REPLAY = "replay"
+"""What steps over ids that the text goes on from are called."""
+
 
 class StepRecord(NamedTuple):
     """One step: when (seconds of `perf_counter`), how long its window was, how much of it was right.
@@ -23,7 +26,8 @@ class StepRecord(NamedTuple):
     `next_source` says where the next window came from: `early`, `exit` (a branch was ready), `late` (a branch was being
     finished), `fresh` (drafted while the target waited), `text` (what the text had said before), `none` (no window was
     wanted), `forced` (the only way on, by the form that the text shall have).
-    `method` ran the step, and `own_seconds` are those in which devices did not work for other requests.
+    `method` ran the step (`replay`: over ids that the text goes on from), and `own_seconds` are those in which devices
+    did not work for other requests.
     """
 
     started: float
@@ -33,6 +37,11 @@ class StepRecord(NamedTuple):
     next_source: str
     method: str
     own_seconds: float
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether its window was given as what the text goes on from, so that it says nothing of how windows fare."""
+        return self.method == REPLAY
 
 
 class Request:
@@ -59,6 +68,7 @@ class Request:
         constraint: Mask | None = None,
     ) -> None:
         check_prompt_fits(len(prompt), context)
+        check_continuation_fits(len(prompt), len(config.continue_from), context)
         self.config, self.speculation = config, speculation
         self.constraint = constraint
         self.chooser = TokenChooser(config, len(prompt), constraint)
@@ -91,6 +101,11 @@ class Request:
     def num_new(self) -> int:
         """Committed tokens after the prompt."""
         return self.num_tokens - self.num_prompt
+
+    @property
+    def num_to_replay(self) -> int:
+        """Tokens of `continue_from` that are not committed yet."""
+        return max(0, len(self.config.continue_from) - self.num_new)
 
     def text_with(self, window: NDArray[np.int64]) -> NDArray[np.int64]:
         """Committed tokens followed by the window."""
@@ -181,3 +196,14 @@ def check_prompt_fits(num_prompt: int, context: int) -> None:
         raise GenerationError("The prompt is empty: give at least one token of text, or a message.")
     if num_prompt >= context:
         raise ContextLengthError.of(context, f"the prompt has {num_prompt}")
+
+
+def check_continuation_fits(num_prompt: int, num_continued: int, context: int) -> None:
+    """Refuse ids to go on from that no run of this prompt can have given.
+
+    Raises:
+        ContextLengthError: prompt and ids are longer than the context.
+    """
+    if num_prompt + num_continued > context:
+        found = f"the prompt has {num_prompt} and continue_from {num_continued}"
+        raise ContextLengthError.of(context, found)

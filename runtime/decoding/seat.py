@@ -4,16 +4,17 @@ Owns, too, the one assembly of a request's parts to a decoder, for real devices,
 """
 
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.config import HEAD_METHODS, SpeculationConfig
 from mirrorsd.runtime.decoding.auto import AutoSource
 from mirrorsd.runtime.decoding.draft_link import DraftLine, DraftLink
-from mirrorsd.runtime.decoding.head import HeadLink, HeadSource
+from mirrorsd.runtime.decoding.head import HeadArm, HeadLink, HeadSource
 from mirrorsd.runtime.decoding.lookup import FreeRows, LookupSource, Repeats
 from mirrorsd.runtime.decoding.mirror import MirrorSource
+from mirrorsd.runtime.decoding.replay import ReplaySource
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.step import Decoder, SerialSource, StepDecoder
 from mirrorsd.runtime.decoding.target_link import TargetLine, TargetLink
@@ -60,8 +61,10 @@ class Seat:
         return self._target_session.heads
 
     def decoder(self, request: Request, method: str) -> Decoder:
-        """The decoder for a request; plain where the draft cannot be used."""
+        """The decoder for a request; plain where the draft cannot be used, and first of all what replays its text."""
         self._head = None
+        if request.num_to_replay:
+            return StepDecoder(request, self._target, ReplaySource(request), ReplaySource.name)
         if method in HEAD_METHODS:
             return self._head_decoder(request, method)
         if method == "lookup":
@@ -78,13 +81,17 @@ class Seat:
         )
         num_slots = min(self._draft_session.capacity, request.max_tokens + _scratch_slots(request.speculation))
         link.prepare(num_slots, self._engine.preparing_worker)
-        return decoder_with(request, method, self._target, link, self._engine.known)
+        heads = [self._head_link(kind) for kind in self.heads] if method == "auto" else []
+        return decoder_with(request, method, self._target, link, self._engine.known, heads=heads)
 
-    def _head_decoder(self, request: Request, kind: str) -> Decoder:
-        """One that starts over with a head that failed before."""
+    def _head_link(self, kind: str) -> HeadLink:
+        """A head's link; one that failed before starts over."""
         if kind not in self._heads or self._heads[kind].failure is not None:
             self._heads[kind] = HeadLink(kind, self._target_session, self._target)
-        self._head = self._heads[kind]
+        return self._heads[kind]
+
+    def _head_decoder(self, request: Request, kind: str) -> Decoder:
+        self._head = self._head_link(kind)
         return head_decoder(request, self._target, self._head, self._engine.known)
 
     def _is_draft_ready(self) -> bool:
@@ -160,7 +167,8 @@ def head_decoder(request: Request, target: TargetLine, head: HeadLink, known: Kn
     """Decodes with windows from a head."""
     is_sampling = request.chooser.is_sampling
     request.windows = known.windows(request.speculation, is_sampling=is_sampling, head=head.kind)
-    return StepDecoder(request, target, HeadSource(request, head), head.kind)
+    request.chooser.be_heard()
+    return StepDecoder(request, target, HeadSource(request, head, request.windows), head.kind)
 
 
 def decoder_with(
@@ -170,8 +178,12 @@ def decoder_with(
     draft: DraftLine,
     known: Knowledge,
     new_table: Callable[[], BranchTable] = BranchTable,
+    heads: Sequence[HeadLink] = (),
 ) -> StepDecoder:
-    """Decodes with a draft by `serial`, `mirror` or `auto`; branches of mirror decoding go into `new_table()`."""
+    """Decodes with a draft by `serial`, `mirror` or `auto`; branches of mirror decoding go into `new_table()`.
+
+    `heads` may guess beside it, by `auto`.
+    """
     if method == "plain":
         return plain_decoder(request, target)
     is_sampling = request.chooser.is_sampling
@@ -188,7 +200,14 @@ def decoder_with(
         return StepDecoder(request, target, mirror, method)
     pair = known.pairs[is_sampling]
     is_overlapping = pair.method == "mirror" or (not pair.method and not draft.takes_turns)
-    source = AutoSource(
-        serial, mirror if is_overlapping else serial, Repeats(request), FreeRows(request, target.row_group), pair
-    )
+    arms = [_arm(request, head, known) for head in heads]
+    drafting = mirror if is_overlapping else serial
+    source = AutoSource(serial, drafting, Repeats(request), FreeRows(request, target.row_group), pair, arms)
     return StepDecoder(request, target, source, method)
+
+
+def _arm(request: Request, head: HeadLink, known: Knowledge) -> HeadArm:
+    """A head among the sources of `auto`."""
+    is_sampling = request.chooser.is_sampling
+    windows = known.windows(request.speculation, is_sampling=is_sampling, head=head.kind)
+    return HeadArm(HeadSource(request, head, windows), head, known.head(head.kind, is_sampling=is_sampling))

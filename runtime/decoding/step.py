@@ -273,6 +273,14 @@ class SerialSource(WindowSource):
         self.draft.hold(partial(self.draft.drafter.chain.cut, request.num_tokens + len(window)))
         return found._replace(window=window)
 
+    def begin_with(self, window: NDArray[np.int64]) -> None:
+        """Tell the draft, some time before it is asked, that `window` goes on after the prompt that it was given."""
+        self.draft.hold(partial(self._append, window))
+
+    def _append(self, window: NDArray[np.int64]) -> None:
+        """Runs on the draft's thread: the chain is made where the prompt is read."""
+        self.draft.drafter.chain.append(window)
+
     def adopt(self, inflight: InFlight, acceptance: Acceptance, window: NDArray[np.int64]) -> None:
         """Tell the draft, some time before it is asked again, that `window` goes on after `inflight`."""
         num_accepted, token = acceptance.num_accepted, acceptance.next_token

@@ -46,6 +46,9 @@ class TargetLine(Protocol):
     def prefill(self, request: Request, reader: RowReader | None = None) -> None:
         """Feed all tokens but the last."""
 
+    def num_cached(self, request: Request) -> int:
+        """How many leading tokens of its text need not be fed again, as far as the target is concerned."""
+
     def submit(
         self,
         request: Request,
@@ -94,7 +97,7 @@ class TargetLink(TargetLine):
         target can go on.
         """
         tokens = request.tokens[:-1]
-        start = longest_common_prefix(self._cached[: self._num_cached], tokens)
+        start = longest_common_prefix(self.cached, tokens)
         if reader is not None:
             start = min(start, reader.num_read(request.tokens))
         start = self._session.resumable(start)
@@ -111,6 +114,9 @@ class TargetLink(TargetLine):
             if reader is not None:
                 reader.read(start, stop)
             start = stop
+
+    def num_cached(self, request: Request) -> int:
+        return self._session.resumable(longest_common_prefix(self.cached, request.tokens[:-1]))
 
     def guess(
         self,

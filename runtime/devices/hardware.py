@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import openvino as ov
 
 from mirrorsd.device_maps import DeviceMap
-from mirrorsd.device_maps.card import GRAPH_PROVIDERS
+from mirrorsd.device_maps.providers import ON_CUDA
 from mirrorsd.runtime.backends.openvino.draft_shapes import OPENVINO_ERRORS
 
 _MB = 1 << 20
@@ -39,7 +39,7 @@ class DeviceDetail:
 def device_names(card: DeviceMap) -> list[str]:
     """What the devices of a card are called, drivers included, processors left out; `unknown` where nobody says."""
     target, found = card.target, []
-    if target.provider in GRAPH_PROVIDERS:
+    if target.provider in ON_CUDA:
         gpu = dict(enumerate(nvidia_gpus())).get(target.device_id)
         found.append(f"{gpu.full_name} {gpu.driver} {gpu.extra}" if gpu else "unknown")
     elif not target.is_on_cpu and target.runtime == "onnxruntime":

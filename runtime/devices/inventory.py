@@ -5,20 +5,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mirrorsd.device_maps import DeviceMap, TargetPlacement, builtin_names, load_device_map
+from mirrorsd.device_maps.providers import PROVIDERS
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Manifest
 
 AUTO_ORDER = ("cuda-npu", "cuda-cpu", "webgpu-npu", "webgpu-cpu", "igpu-npu", "igpu-cpu", "cpu")
 ONNX_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-trt-rtx", "onnxruntime-webgpu")
 """The packages that ONNX Runtime comes as, by providers; one of them should be installed."""
-_PROVIDER_PACKAGES = {
-    "CPUExecutionProvider": 'pip install "mirrorsd[cpu]"',
-    "CUDAExecutionProvider": 'pip uninstall onnxruntime && pip install "mirrorsd[cuda]"',
-    "NvTensorRTRTXExecutionProvider": "pip uninstall onnxruntime && pip install onnxruntime-trt-rtx",
-    "WebGpuExecutionProvider": 'pip uninstall onnxruntime && pip install "mirrorsd[webgpu]"',
-    "DmlExecutionProvider": 'Windows: pip uninstall onnxruntime && pip install "mirrorsd[directml]"',
-}
-_NO_ONNX_RUNTIME = f"ONNX Runtime is not installed: {_PROVIDER_PACKAGES['CPUExecutionProvider']} (or [cuda])"
+_NO_ONNX_RUNTIME = f"ONNX Runtime is not installed: {PROVIDERS['CPUExecutionProvider'].package} (or [cuda])"
 
 _DRIVERS = {
     "NPU": " (install the Intel NPU driver)",
@@ -157,21 +151,14 @@ def _missing_provider(target: TargetPlacement, inventory: DeviceInventory) -> li
     if not inventory.providers:
         return [_NO_ONNX_RUNTIME]
     if target.provider not in inventory.providers:
-        fix = _PROVIDER_PACKAGES.get(target.provider, "install an onnxruntime that has it")
+        fix = PROVIDERS[target.provider].package
         return [
             f"the target needs ONNX Runtime's {target.provider}; this installation has "
             f"{', '.join(inventory.providers)} ({fix})"
         ]
-    if target.provider == "CUDAExecutionProvider" and not _has_room(target):
-        return [
-            f"the target needs NVIDIA GPU {target.device_id}; it gives no memory (check `nvidia-smi`, the driver, and "
-            "the libraries of CUDA and cuDNN)"
-        ]
-    if target.provider == "WebGpuExecutionProvider" and not _has_room(target):
-        return [
-            "the target needs a GPU that WebGPU reaches; none gives memory (check the graphics driver, on Linux "
-            "`vulkaninfo --summary`)"
-        ]
+    unreachable = PROVIDERS[target.provider].unreachable
+    if unreachable and not _has_room(target):
+        return [f"the target needs {unreachable.format(device_id=target.device_id)}"]
     return []
 
 

@@ -47,11 +47,19 @@ class Constants:
     """Of a window's drafting, what the credit must hold. 1: sampled int8 texts 10 % slower, hopeless ones the same."""
     memory: float = 0.985
     """Per token, of what windows are worth. 0.95: a hard passage ends drafting, sampled int8 texts 5 to 14 % slower."""
+    head_pause: int = 64
+    """As `first_pause`, of a head: it is tried beside sources that pay. 256: 0.99 to 1.01."""
+    head_credit: float = 1.0
+    """Tokens that a head may lose in a text, so what a window of one that is tried may cost."""
     first_pause: int = 4
     """Tokens between two trials; triples with each that has not paid. 1: 0.99 to 1.01. 16: 0.47 to 0.94."""
+    longest_pause: int = 108
+    """That a text begins with, after texts in which trials have not paid: the next may be of another kind."""
 
 
 _BY = Constants()
+_LEAST_OF_HEADS = 1 - _BY.memory**2
+"""What a window of a head changes at least of what its windows are worth: as one of the draft, of two tokens, does."""
 _KNOWN_STEPS = 2
 """Plain steps after which plain decoding counts as measured. 1: 1.00. 8: 0.70 to 0.98."""
 _STEPS_BEFORE, _STEPS_AFTER = 16, 4
@@ -107,12 +115,16 @@ class SourceKnowledge:
         draft_seconds: what the target waits for one.
         joining_seconds: and for one of a source that has to catch up with the text first; 0 until measured.
         joining_tokens: by how many tokens it had to.
+        since, pause: tokens since the last window, and between two trials of a source that does not seem to pay.
+        num_windows: of a head, so many that `brought` is made of.
     """
 
     def __init__(self) -> None:
         self.brought: float | None = None
         self.draft_seconds = self.joining_seconds = 0.0
         self.joining_tokens = 1
+        self.since, self.pause = 0, _BY.head_pause
+        self.num_windows = 0
 
     def observe_drafting(self, seconds: float, num_missing: int) -> None:
         """Learn how long the target has waited for a window of a source that lacked so many tokens of the text."""
@@ -120,6 +132,19 @@ class SourceKnowledge:
             self.joining_seconds, self.joining_tokens = seconds, num_missing
             return
         self.draft_seconds = TIME_MEMORY * (self.draft_seconds or seconds) + (1 - TIME_MEMORY) * seconds
+
+    def observe_head(self, num_right: int, loss: float, promised: float, *, is_trial: bool) -> None:
+        """Learn what a window of a head has really been worth, in tokens: `loss` is that of its rows.
+
+        The first one counts twice what it `promised`: heads are surer of themselves than they are right.
+        """
+        self.num_windows += 1
+        share = max(1 / (0.5 + self.num_windows), _LEAST_OF_HEADS)
+        before = promised if self.brought is None else self.brought
+        self.brought = before + share * (num_right - loss - before)
+        self.since = 0
+        if is_trial:
+            self.pause = 3 * self.pause if num_right <= loss else _BY.head_pause
 
 
 class PairKnowledge(SourceKnowledge):
@@ -134,7 +159,7 @@ class PairKnowledge(SourceKnowledge):
 
     def __init__(self) -> None:
         super().__init__()
-        self.method = ""
+        self.pause, self.method = _BY.first_pause, ""
         self.plain_seconds = 0.0
         self.plain_tokens = 1.0
         self.heads: dict[str, SourceKnowledge] = {}
@@ -160,6 +185,7 @@ class PairKnowledge(SourceKnowledge):
             step_seconds = num_tokens / tokens_per_second[name]
             pass_seconds = interpolate(target_ms, round(num_tokens)) / 1e3 if target_ms else self.plain_seconds
             source.draft_seconds = max(step_seconds - pass_seconds, 0.0)
+            source.num_windows = round(1 / _LEAST_OF_HEADS)
             source.brought = num_tokens - 1 - speed * max(pass_seconds - self.plain_seconds, 0.0)
 
     def start_plain(self, seconds: float) -> None:
@@ -266,14 +292,11 @@ class Account:
         self.credit = _BY.first_credit if may_pay else _BY.resumes
         self._earned = 0.0
         self._tried: tuple[float, float] | None = None
-        self._since, self._pause = 0, _BY.first_pause
+        self._since, self._pause = known.since, min(known.pause, _BY.longest_pause)
 
     @property
     def trial_budget(self) -> float:
-        """Tokens that a trial's rounds may cost in all: no more than the one that it must get right to have paid.
-
-        A draft of ordinary rounds is so tried by one or two of them, and several times, instead of by a whole window.
-        """
+        """Tokens that a trial's rounds may cost in all: no more than the one that it must get right to have paid."""
         return min(self.credit, 1.0)
 
     def worth_of_drafting(self, speed: float, *, is_ready: bool) -> float:
@@ -283,7 +306,22 @@ class Account:
         return self._brought - self._loss(speed, is_ready=is_ready)
 
     def _loss(self, speed: float, *, is_ready: bool = False) -> float:
-        return 0.0 if is_ready else self._known.draft_seconds * max(speed, self._known.plain_speed)
+        return 0.0 if is_ready else self.cost(self._known, speed)
+
+    def cost(self, source: SourceKnowledge, speed: float = 0.0) -> float:
+        """Tokens that waiting for a window costs."""
+        return source.draft_seconds * max(speed, self._known.plain_speed)
+
+    def worth_of_head(self, head: SourceKnowledge, speed: float, lost: float) -> float:
+        """As `worth_of_drafting`, of a head that has lost so much in this text: it has a credit of its own."""
+        if head.brought is None or lost >= _BY.head_credit:
+            return 0.0
+        return head.brought - self.cost(head, speed)
+
+    def may_try_head(self, head: SourceKnowledge, speed: float, lost: float) -> bool:
+        """Whether a head that does not seem to pay may be tried: it was not for long, and its credit covers that."""
+        is_due = head.brought is None or head.since >= head.pause
+        return is_due and lost + self.cost(head, speed) <= _BY.head_credit
 
     def is_covered(self, speed: float, *, is_ready: bool) -> bool:
         """Whether the credit suffices for another window."""
@@ -308,7 +346,7 @@ class Account:
         share = _BY.memory ** max(self._since, 2)
         self._brought = worth if self._brought is None else share * self._brought + (1 - share) * worth
         known.brought = worth if known.brought is None else TIME_MEMORY * known.brought + (1 - TIME_MEMORY) * worth
-        self._since = 0
+        self._since = known.since = 0
         self._tried = (worth, self._loss(speed)) if is_trial else None
 
     def _settle_trial(self, num_right: int) -> None:
@@ -322,11 +360,22 @@ class Account:
             self._pause = _BY.first_pause
         else:
             self._pause = 3 * self._pause
+        self._known.pause = self._pause
 
     def verified(self, num_right: int) -> None:
         """A window was verified."""
         if self._tried is not None:
             self._settle_trial(num_right)
+
+    def _count(self, num_tokens: int) -> None:
+        """So many tokens more without a window of the draft, as far as is known."""
+        self._since += num_tokens
+        self._known.since += num_tokens
+
+    def observe_head_step(self, drafted_seconds: float, num_tokens: int) -> None:
+        """Settle for a window of the draft behind a step of a head, which settles for itself."""
+        self._count(num_tokens)
+        self.credit -= drafted_seconds * self._known.plain_speed
 
     def observe_step(
         self, seconds: float, drafted_seconds: float, num_tokens: int, *, is_plain: bool, plain_seconds: float = 0.0
@@ -335,7 +384,7 @@ class Account:
 
         `plain_seconds` are what a plain step would have taken just then; lately, where nobody knows.
         """
-        self._since += num_tokens
+        self._count(num_tokens)
         known = self._known
         speed = known.plain_tokens / plain_seconds if plain_seconds else known.plain_speed
         if is_plain:

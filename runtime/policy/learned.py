@@ -40,7 +40,7 @@ def learned_of(known: Knowledge) -> Learned:
                     source.brought,
                     source.draft_seconds / unit,
                     source.joining_seconds / unit,
-                    float(source.joining_tokens),
+                    *map(float, (source.joining_tokens, source.num_windows, source.pause)),
                 ]
             if lengths.tokens_per_second:
                 found[f"{kind}.{name}.speed"] = [lengths.tokens_per_second * unit]
@@ -61,7 +61,7 @@ def check_learned(learned: Mapping[str, Sequence[float]]) -> None:
         kind, _, rest = key.partition(".")
         name, _, of = rest.partition(".")
         is_known = kind in _KINDS.values() and (name in (*_SOURCES, "plain") if not of else name in _SOURCES)
-        if not is_known or len(values) != sizes.get(of or name, 4 if not of else -1):
+        if not is_known or len(values) != sizes.get(of or name, 6 if not of else -1):
             raise ValueError(f"learned has {key!r} with {len(values)} values, which is nothing that texts teach")
         floors = [-_MOST] if not of and name != "plain" else []
         if of not in ("", "speed"):
@@ -85,9 +85,10 @@ def recall(known: Knowledge, learned: Mapping[str, Sequence[float]]) -> None:
                 known.head(head, is_sampling=is_sampling)
         for name, source, lengths in _sources(known, is_sampling=is_sampling):
             if of_source := learned.get(f"{kind}.{name}"):
-                source.brought, (draft, joining, tokens) = of_source[0], of_source[1:]
+                source.brought, draft, joining = of_source[:3]
                 source.draft_seconds, source.joining_seconds = draft * unit, joining * unit
-                source.joining_tokens = max(int(tokens), 1)
+                tokens, source.num_windows, source.pause = map(int, of_source[3:])
+                source.joining_tokens = max(tokens, 1)
             if speed := learned.get(f"{kind}.{name}.speed"):
                 lengths.tokens_per_second = speed[0] / unit
             for of, ratios in _ratios(lengths).items():

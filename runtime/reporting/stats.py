@@ -32,7 +32,8 @@ class GenerationStats:
 
     Attributes:
         seconds: from the call to the last token.
-        prefill_ms: from the call until the target has read the prompt.
+        prefill_ms: from the call until the target has read the prompt, and verified what the text goes on from. All
+            that is said of steps and of speed is about what came behind that.
         time_to_first_token_ms: from the call to the end of the step that decided the first returned token.
         tokens_per_second: returned tokens over the time from the end of the target's prefill to the end of the last
             step. By every method the prompt is left out, and the drafting of the first window counts.
@@ -121,9 +122,11 @@ def summarise(
     plain_tokens_per_second: float | None = None,
 ) -> GenerationStats:
     """Compute the figures of a request that took from `started` to `ended` (seconds of `perf_counter`)."""
-    steps = request.steps
+    replayed = [step for step in request.steps if step.is_replay]
+    steps = [step for step in request.steps if not step.is_replay]
+    num_new = request.num_new - sum(1 + step.num_accepted for step in replayed)
     num_steps = max(len(steps), 1)
-    prefilled = request.prefilled
+    prefilled = replayed[-1].ended if replayed else request.prefilled
     decode_seconds = max((steps[-1].ended if steps else ended) - prefilled, 1e-9)
     wanted = Counter(step.next_source for step in steps if step.next_source != "none")
     num_wanted = max(sum(wanted.values()), 1)
@@ -135,9 +138,9 @@ def summarise(
         seconds=ended - started,
         prefill_ms=1e3 * (prefilled - started),
         time_to_first_token_ms=1e3 * ((steps[0].ended if steps else ended) - started),
-        tokens_per_second=request.num_new / decode_seconds,
+        tokens_per_second=num_new / decode_seconds,
         steps=len(steps),
-        tokens_per_step=request.num_new / num_steps,
+        tokens_per_step=num_new / num_steps,
         mean_accepted=num_accepted / num_steps,
         num_drafted=num_drafted,
         draft_right=num_accepted / num_drafted if num_drafted else None,

@@ -15,13 +15,15 @@ from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import ConfigError, DeviceError
 from mirrorsd.runtime.config import GenerationConfig
-from mirrorsd.runtime.sampling.likely_tokens import LikelyTokens, best_ids, likely_tokens, new_scratch
+from mirrorsd.runtime.sampling.filters import best_ids, kept_tokens
 from mirrorsd.runtime.sampling.logit_processors import Penalties, ShortlistFilter
-from mirrorsd.runtime.sampling.noise import gumbel, gumbel_row, loud_tokens
+from mirrorsd.runtime.sampling.noise import gumbel, gumbel_row
 from mirrorsd.runtime.sampling.short_rows import ShortRow
 
 _DROPPED_BEHIND = 8.0
 """In logs: how far candidates that the target will probably drop stand behind where they would."""
+_FEW = 4
+"""One in so many tokens: the noise of more of them costs as much as a whole row's."""
 NoiseSource = Callable[[int, int], NDArray[np.float64]]
 """Position, size of the vocabulary -> what competes with the log-probabilities there, `[V]`."""
 
@@ -39,39 +41,10 @@ class TokenLogprob(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A chosen token and how far (in logits, or noisy scores) the runner-up is behind.
-
-    Of filtered texts a gap above `likely_tokens.FAR` is the least it can be: that runner-up may be one that is dropped.
-    """
+    """A chosen token and how far (in logits, or noisy scores) the runner-up is behind; `inf` where there is none."""
 
     token: int
     gap: float
-
-
-class _RowNoise(NamedTuple):
-    """The noise of a position for the tokens that are asked for; `row` where all of it lies ready."""
-
-    seed: int
-    position: int
-    vocab_size: int
-    row: NDArray[np.float64] | None
-
-    def of(self, ids: NDArray[np.int64]) -> NDArray[np.float64]:
-        if self.row is not None:
-            return self.row[ids]
-        return gumbel(self.seed, np.array([self.position]), ids)
-
-    def whole(self) -> NDArray[np.float64]:
-        if self.row is not None:
-            return self.row[: self.vocab_size]
-        return gumbel_row(self.seed, self.position, self.vocab_size)
-
-    def loud(self, level: float, ids: NDArray[np.int64] | None) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        if self.row is None:
-            return loud_tokens(self.seed, self.position, self.vocab_size if ids is None else ids, level)
-        noise = self.row[: self.vocab_size] if ids is None else self.row[ids]
-        places = np.flatnonzero(noise >= level)
-        return places, noise[places]
 
 
 class Mask(Protocol):
@@ -124,7 +97,6 @@ class TokenChooser:
         self._is_noisy = config.is_sampling and not self._filter.is_by_rank_alone
         self.is_heard_by_draft = False
         self._noise_by_position: dict[int, NDArray[np.float64]] = {}
-        self._scratch: NDArray[np.float32] | None = None
 
     @property
     def draws_ahead(self) -> bool:
@@ -205,10 +177,8 @@ class TokenChooser:
             DeviceError: a logit of the whole row is NaN or `+inf`.
         """
         _check_finite(row.mass, position)
-        if self._scratch is None:
-            self._scratch = new_scratch(len(row.ids))
-        likely = row.likely(self._filter, self._scratch)
-        return self._best_kept(likely, position, int(row.ids.max()) + 1)
+        ids, logits = row.kept(self._filter)
+        return self._best_kept(ids, logits, position, int(row.ids.max()) + 1)
 
     def take_logprob(self, position: int) -> TokenLogprob | None:
         """The log-probabilities of the token that was chosen at `position`, once; None where nobody asked for them."""
@@ -216,26 +186,33 @@ class TokenChooser:
 
     def _best_of(self, logits: NDArray[np.floating], position: int) -> Choice:
         if self._is_filtered:
-            return self._choose_likely(logits.astype(np.float32) if logits.dtype == np.float16 else logits, position)
+            logits = logits.astype(np.float32) if logits.dtype == np.float16 else logits
+            best = float(logits.max())
+            _check_finite(best, position)
+            ids = kept_tokens(logits, best, self._filter)
+            return self._best_kept(ids, logits if ids is None else logits[ids], position, len(logits))
         scores = logits.astype(np.float64)
         if self.is_sampling:
             scores /= self._temperature
             scores += self._noise_at(position, len(scores))
         return _best(scores, position)
 
-    def _choose_likely(self, logits: NDArray[np.floating], position: int) -> Choice:
-        best = float(logits.max())
-        _check_finite(best, position)
-        if self._scratch is None or self._scratch.shape[1] < len(logits):
-            self._scratch = new_scratch(len(logits))
-        return self._best_kept(likely_tokens(logits, best, self._filter, self._scratch), position, len(logits))
-
-    def _best_kept(self, likely: LikelyTokens, position: int, vocab_size: int) -> Choice:
+    def _best_kept(
+        self, ids: NDArray[np.int64] | None, logits: NDArray[np.floating], position: int, vocab_size: int
+    ) -> Choice:
+        """Of tokens `ids` (None: all) with their `logits`, which are kept, the best and the runner-up."""
+        scores = logits.astype(np.float64)
+        scores /= self._temperature
         row = self._noise_by_position.get(position)
-        noise = _RowNoise(self._seed, position, vocab_size, None if row is None or len(row) < vocab_size else row)
-        (place, score), *others = likely.best_kept(noise, self._temperature)
-        gap = score - others[0][1] if others else math.inf
-        return Choice(place if likely.ids is None else int(likely.ids[place]), gap)
+        if row is not None and len(row) < vocab_size:
+            row = None
+        if ids is None or row is not None or len(ids) > vocab_size // _FEW:
+            whole = gumbel_row(self._seed, position, vocab_size) if row is None else row[:vocab_size]
+            scores += whole if ids is None else whole[ids]
+        else:
+            scores += gumbel(self._seed, np.array([position]), ids)
+        place, gap = _best(scores, position)
+        return Choice(place if ids is None else int(ids[place]), gap)
 
     def rank(
         self, ids: NDArray[np.int64], logprobs: NDArray[np.floating], positions: NDArray[np.int64]

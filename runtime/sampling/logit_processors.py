@@ -2,7 +2,7 @@
 
 The target's logits are changed in this order: the caller's bias; the repetition penalty, as transformers does it (CTRL,
 arXiv 1909.05858), for tokens of prompt and text; presence and frequency penalty, as OpenAI defines them, for tokens of
-the text alone; then the filters (`likely_tokens` has them). Draft and exits name a few candidates with probabilities,
+the text alone; then the filters (`filters` has them). Draft and exits name a few candidates with probabilities,
 from which their logits cannot be told. What a repetition costs a likely token is taken from the target's best logits
 lately, and which candidates the filters will drop from the probability that the list lacks. A wrong estimate costs
 speed, never a token.

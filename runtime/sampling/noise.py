@@ -7,7 +7,6 @@ and for each token 32 bits, a permutation of its id that the key's two halves ch
 quantile in the middle of its word's share of 2**-32.
 """
 
-import math
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -75,28 +74,11 @@ def gumbel_row(seed: int, position: int, vocab_size: int) -> NDArray[np.float64]
     return noise
 
 
-def loud_tokens(
-    seed: int, position: int, tokens: int | NDArray[np.int64], level: float
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Places of the tokens (or the first so many) whose `gumbel` is at least `level`, ascending, and few more, with it.
-
-    Variates grow with their words, and the last shift leaves the upper half of a word alone: this costs a fifth of a
-    row of them.
-    """
-    border = np.uint32(max(math.floor(math.exp(-math.exp(-level)) * 2**32) - 1, 0) >> 16 << 16)
-    found, loud = [], []
-    for first, words in _row_words(seed, position, tokens):
-        places = np.flatnonzero(words >= border)
-        found.append(places + first)
-        loud.append(words[places])
-    return np.concatenate(found), _variates(_shifted(np.concatenate(loud)))
-
-
-def _row_words(seed: int, position: int, tokens: int | NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.uint32]]]:
-    """The words of tokens before their last shift, in pieces: the first place, and `[n]` until the next piece."""
+def _row_words(seed: int, position: int, vocab_size: int) -> Iterator[tuple[int, NDArray[np.uint32]]]:
+    """The words of a row before their last shift, in pieces: the first place, and `[n]` until the next piece."""
     key = _mix((position * _GOLDEN + _mix((seed + _GOLDEN) & _MASK)) & _MASK)
     first_half, second_half = (np.uint32(half ^ (half >> 16)) for half in (key & _HALF, key >> 32))
-    shares = _shares(tokens) if isinstance(tokens, int) else _shifted(tokens.astype(np.uint32) * _ODD)
+    shares = _shares(vocab_size)
     rows = np.empty((2, min(len(shares), _PIECE)), dtype=np.uint32)
     for first in range(0, len(shares), _PIECE):
         words, scratch = rows[:, : len(shares) - first]

@@ -1,6 +1,6 @@
 """The best logits of rows that stay on a device, and whether they hold all that a request's filters keep.
 
-Owns: that proof, and the candidates that `LikelyTokens` would have found in the whole row. Where it fails, the whole
+Owns: that proof, and what is kept. Where it fails, the whole
 row has to be read: a text never depends on which of the two it was.
 """
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.sampling.likely_tokens import LikelyTokens, least_kept, weigh
+from mirrorsd.runtime.sampling.filters import kept_tokens, least_kept
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 
 _MASS_ERROR = 1e-4
@@ -59,11 +59,12 @@ class ShortRow(NamedTuple):
             return None
         return int(np.count_nonzero(before < kept_mass))
 
-    def likely(self, filters: ShortlistFilter, scratch: NDArray[np.float32]) -> LikelyTokens:
-        """What `likely_tokens` makes of the whole row, of an `ordered` row that has a `num_kept`."""
+    def kept(self, filters: ShortlistFilter) -> tuple[NDArray[np.int64], NDArray[np.floating]]:
+        """Ids `[n]`, ascending, and logits of what `kept_tokens` keeps of the whole row: it has a `num_kept`."""
         count = self.num_kept(filters)
         assert count is not None
         places = np.argsort(self.ids[:count])
         ids, logits = self.ids[:count][places], self.logits[:count][places]
         left = filters if filters.top_k > 0 else filters._replace(top_p=1.0)
-        return weigh(ids, logits, float(self.logits[0]), left, scratch)
+        kept = kept_tokens(logits, float(self.logits[0]), left._replace(top_k=0))
+        return (ids, logits) if kept is None else (ids[kept], logits[kept])

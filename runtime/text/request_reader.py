@@ -62,3 +62,4 @@ class RequestReader:
                 "vocabulary of this bundle."
             )
         read_ids(settings.prediction, self._vocab_size, "prediction")
+        read_ids(settings.continue_from, self._vocab_size, "continue_from")

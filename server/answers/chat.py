@@ -1,13 +1,11 @@
 """`POST /v1/chat/completions`."""
 
-import time
 from collections.abc import Sequence
 from typing import Any
-from uuid import uuid4
 
 from mirrorsd.server.answers.choices import Choice, Delta
 from mirrorsd.server.answers.figures import usage
-from mirrorsd.server.answers.job import Job, ping
+from mirrorsd.server.answers.job import Job, check_continued, ping
 from mirrorsd.server.answers.logprobs import chat_logprobs
 from mirrorsd.server.answers.settings_of import chat_settings, sampled, template_variables
 from mirrorsd.server.answers.tools import Call, Wish, demanded, plan
@@ -37,7 +35,8 @@ async def chat(service: Service, exchange: Exchange, body: ChatRequest) -> None:
         named = {"documents": body.documents, "reasoning_effort": body.reasoning_effort}
         variables = {**(body.chat_template_kwargs or {}), **template_variables(bundle.chat_template, **named)}
         token_ids = await bundle.encode_chat(messages, told, variables, **conversation_ends(body))
-        job = Job(service, body, bundle, token_ids, settings, body.n or 1, tools)
+        check_continued(body, body.n or 1)
+        job = Job(service, exchange, body, bundle, token_ids, settings, body.n or 1, tools)
         await (_stream if body.stream else _whole)(exchange, body, job)
 
 
@@ -71,7 +70,7 @@ def _wish(body: ChatRequest) -> Wish:
 
 
 def _head(job: Job, kind: str) -> dict[str, Any]:
-    head = {"id": f"chatcmpl-{uuid4().hex}", "object": kind, "created": int(time.time())}
+    head = {"id": job.id, "object": kind, "created": job.created}
     return {**head, "model": job.bundle.name, "system_fingerprint": job.bundle.fingerprint}
 
 
@@ -104,12 +103,13 @@ async def _stream(exchange: Exchange, body: ChatRequest, job: Job) -> None:
                 continue
             if not is_open:
                 is_open = True
-                await exchange.begin_stream()
-                for choice in job.choices:
-                    opening = _choice(choice.index, {"role": "assistant", "content": "", "refusal": None})
-                    await exchange.event({**head, "choices": [opening], **has_usage})
+                opening = {"role": "assistant", "content": "", "refusal": None}
+                shown = [_choice(choice.index, opening) for choice in job.choices]
+                await job.begin([{**head, "choices": [choice], **has_usage} for choice in shown])
             if delta is not None:
-                await _send(exchange, job, head | has_usage, delta)
+                if not delta.is_sent:
+                    await _send(exchange, job, head | has_usage, delta)
+                await job.mark(delta)
     if body.wants_usage:
         await exchange.event({**head, "choices": [], "usage": usage(job.results)})
     await exchange.frame(DONE)

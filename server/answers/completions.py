@@ -1,12 +1,10 @@
 """`POST /v1/completions`: texts to go on with; the answer is what comes after them."""
 
-import time
 from typing import Any
-from uuid import uuid4
 
 from mirrorsd.server.answers.choices import Delta
 from mirrorsd.server.answers.figures import usage
-from mirrorsd.server.answers.job import Job, ping
+from mirrorsd.server.answers.job import Job, check_continued, ping
 from mirrorsd.server.answers.logprobs import completion_logprobs
 from mirrorsd.server.answers.settings_of import completion_settings
 from mirrorsd.server.bundles.loaded import LoadedBundle
@@ -28,10 +26,13 @@ async def completions(service: Service, exchange: Exchange, body: CompletionRequ
         count = body.n or 1
         if len(prompts) * count > limits.choices:
             raise ApiError(400, f"At most {limits.choices} texts are given at once.", param="prompt")
-        jobs = []
+        check_continued(body, len(prompts) * count)
+        jobs: list[Job] = []
         for number, prompt in enumerate(prompts):
             token_ids = await _read(bundle, prompt, body)
-            jobs.append(Job(service, body, bundle, token_ids, settings, count, first_index=number * count))
+            of_job = (service, exchange, body, bundle, token_ids, settings, count)
+            jobs.append(Job(*of_job, first_index=number * count, kind="cmpl-"))
+            settings["seed"] = jobs[0].configs[0].seed  # one for all, where it is drawn
             if body.echo:
                 echo = prompt if isinstance(prompt, str) else bundle.tokenizer.decode(prompt)
                 jobs[-1].begin_with(echo)
@@ -55,7 +56,7 @@ async def _read(bundle: LoadedBundle, prompt: str | list[int], body: CompletionR
 
 
 def _head(job: Job) -> dict[str, Any]:
-    head = {"id": f"cmpl-{uuid4().hex}", "object": "text_completion", "created": int(time.time())}
+    head = {"id": job.id, "object": "text_completion", "created": job.created}
     return {**head, "model": job.bundle.name, "system_fingerprint": job.bundle.fingerprint}
 
 
@@ -92,10 +93,14 @@ async def _stream(exchange: Exchange, body: CompletionRequest, jobs: list[Job]) 
     for job in jobs:
         async with job.deltas() as deltas:
             async for delta in deltas:
-                if delta is None:
-                    await (exchange.begin_stream() if exchange.status is None else ping(exchange))
-                else:
-                    await _send(exchange, job, head, delta)
+                if exchange.status is None:
+                    await job.begin()
+                elif delta is None:
+                    await ping(exchange)
+                if delta is not None:
+                    if not delta.is_sent:
+                        await _send(exchange, job, head, delta)
+                    await job.mark(delta)
     if body.wants_usage:
         await exchange.event({**head, "choices": [], "usage": _all_usage(jobs)})
     await exchange.frame(DONE)
@@ -103,7 +108,6 @@ async def _stream(exchange: Exchange, body: CompletionRequest, jobs: list[Job]) 
 
 
 async def _send(exchange: Exchange, job: Job, head: dict[str, Any], delta: Delta) -> None:
-    await exchange.begin_stream()
     choice = job.choices[delta.choice - job.first_index]
     reason = choice.finish_reason if delta.is_last else None
     is_end = delta.is_last and len(job.results) == len(job.choices)

@@ -43,7 +43,7 @@ def _predicted(result: GenerationResult) -> tuple[int, int]:
 
 def drafted(results: Sequence[GenerationResult]) -> tuple[int, int]:
     """Tokens of all windows that were verified, and how many of them were accepted."""
-    steps = [step for result in results for step in result.steps]
+    steps = [step for result in results for step in result.steps if not step.is_replay]
     return sum(step.num_window for step in steps), sum(step.num_accepted for step in steps)
 
 

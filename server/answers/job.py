@@ -3,8 +3,9 @@
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any
+from uuid import uuid4
 
 from mirrorsd.runtime import CancelToken, GenerationResult
 from mirrorsd.server.answers import figures
@@ -13,8 +14,10 @@ from mirrorsd.server.answers.settings_of import Settings
 from mirrorsd.server.answers.shown import ShownTokens
 from mirrorsd.server.answers.tools import Reader, ToolPlan
 from mirrorsd.server.bundles.loaded import LoadedBundle, Part, Started, Task, seeded_configs
+from mirrorsd.server.errors import ApiError
 from mirrorsd.server.service import Service
 from mirrorsd.server.transport.exchange import PING, Exchange
+from mirrorsd.server.transport.resuming import Resumption
 from mirrorsd.server.wire.fields import TextRequest
 
 __all__ = ["Job", "Reader"]
@@ -32,9 +35,13 @@ class Job:
         num_choices: how many answers.
         tools: what tools demand.
         first_index: of the first choice: completions of several prompts count on.
+        kind: how its id begins.
+        id: of the answer, and `created`, when it began: those of an earlier answer that this one goes on with.
+        configs: of the choices; their seeds are drawn.
     """
 
     service: Service
+    exchange: Exchange
     body: TextRequest
     bundle: LoadedBundle
     token_ids: Sequence[int]
@@ -42,24 +49,72 @@ class Job:
     num_choices: int = 1
     tools: ToolPlan = field(default_factory=ToolPlan)
     first_index: int = 0
+    kind: str = "chatcmpl-"
     started: float = field(default_factory=perf_counter)
 
     def __post_init__(self) -> None:
-        """Open every choice, in order: clients want to see all of them first."""
+        """Open every choice, in order: clients want to see all of them first.
+
+        Raises:
+            ApiError: it goes on with an answer that this server cannot go on with.
+            ConfigError: a setting that is not allowed.
+        """
+        earlier = self.exchange.resumption or Resumption()
+        if earlier.fingerprint not in (None, self.bundle.fingerprint):
+            raise ApiError(
+                409,
+                f"The answer was begun where the system_fingerprint is {earlier.fingerprint}; here it is "
+                f"{self.bundle.fingerprint}, so that the rest might be that of another text.",
+                code="fingerprint_differs",
+            )
+        self.id, self.created = earlier.id or f"{self.kind}{uuid4().hex}", earlier.created or int(time())
+        sent = [*continued(self.body)[self.first_index :][: self.num_choices]]
+        sent += [[]] * (self.num_choices - len(sent))
+        configs = seeded_configs(self.bundle, self.settings, self.num_choices)
+        self.configs = [
+            config.with_overrides({"continue_from": ids}) for config, ids in zip(configs, sent, strict=True)
+        ]
         skips = self.settings.get("skip_special_tokens", True)
         self.choices = [
             Choice(
-                self.first_index + index,
+                index,
                 ShownTokens(self.bundle, self.token_ids, skip_special_tokens=skips),
-                self.tools.reader(),
+                self.tools.reader(f"{self.id}/{index}"),
+                num_sent=len(ids),
+                is_end_sent=index < earlier.num_ended,
             )
-            for index in range(self.num_choices)
+            for index, ids in enumerate(sent, self.first_index)
         ]
 
     def begin_with(self, text: str) -> None:
         """Show a text before what every choice says: the prompt that a completion repeats."""
         for choice in self.choices:
             choice.echo = text
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the client has seen the answer's beginning already."""
+        return self.exchange.resumption is not None and self.exchange.resumption.is_begun
+
+    async def begin(self, opening: Sequence[dict[str, Any]] = ()) -> None:
+        """Open the stream with these events, where the client has not seen them, and tell a front what it is about."""
+        await self.exchange.begin_stream()
+        for event in () if self.is_begun else opening:
+            await self.exchange.event(event)
+        await self.mark_beginning()
+
+    async def mark_beginning(self, **more: int) -> None:
+        """Tell a front what another server needs to know of this answer."""
+        about = {"id": self.id, "created": self.created, "fingerprint": self.bundle.fingerprint}
+        await self.exchange.mark(**about, seed=self.configs[0].seed, **more)
+
+    async def mark(self, delta: Delta, **more: int) -> None:
+        """Tell a front that all of this was sent; of what it knows already there is a sign of life."""
+        if delta.is_sent:
+            await ping(self.exchange)
+            return
+        num_ended = delta.choice + delta.is_last
+        await self.exchange.mark(choice=delta.choice, ids=[*delta.ids], num_ended=num_ended, **more)
 
     @property
     def results(self) -> list[GenerationResult]:
@@ -72,7 +127,7 @@ class Job:
         limits = self.service.settings.limits
         cancel = CancelToken()
         deadline = {"deadline_s": limits.request_s, "cancel": cancel}
-        configs = seeded_configs(self.bundle, {**self.settings, **deadline}, self.num_choices)
+        configs = [config.with_overrides(deadline) for config in self.configs]
         task = Task(token_ids=self.token_ids, configs=configs, cancel=cancel, is_fresh=not self.body.cache_prompt)
         async with self.bundle.events(task) as events:
             yield self._read(events)
@@ -92,8 +147,15 @@ class Job:
     async def finish(self) -> None:
         """Read everything, for an answer in one piece."""
         async with self.deltas() as deltas:
-            async for _ in deltas:
-                pass
+            async for delta in deltas:
+                if self.exchange.resumption is None:
+                    continue
+                if delta is not None:
+                    await self.mark(delta)
+                elif self.exchange.status is None:
+                    await self.begin()
+                else:
+                    await ping(self.exchange)
 
     async def figures(self) -> dict[str, Any]:
         """`timings` and `mirror` of the answer."""
@@ -111,6 +173,28 @@ class Job:
                 for device, name, start, end in delta.spans
             ]
         return found
+
+
+def continued(body: TextRequest) -> Sequence[Sequence[int]]:
+    """What the choices of a request go on from, as far as it says.
+
+    >>> continued(TextRequest(continue_from=[5, 6])), continued(TextRequest())
+    ([[5, 6]], [])
+    """
+    ids = body.continue_from or []
+    return [ids] if ids and isinstance(ids[0], int) else ids  # type: ignore[return-value]
+
+
+def check_continued(body: TextRequest, num_choices: int) -> None:
+    """Refuse ids of more choices than there are.
+
+    Raises:
+        ApiError: see there.
+    """
+    found = len(continued(body))
+    if found > num_choices:
+        message = f"continue_from has ids of {found} choices; {num_choices} are asked for."
+        raise ApiError(400, message, param="continue_from")
 
 
 async def ping(exchange: Exchange) -> None:

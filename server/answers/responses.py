@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
-from uuid import uuid4
+from itertools import count
+from typing import Any, NamedTuple
 
 from mirrorsd.runtime.text.messages import text_of
+from mirrorsd.server.answers.choices import Delta
 from mirrorsd.server.answers.figures import usage
-from mirrorsd.server.answers.job import Job, ping
+from mirrorsd.server.answers.job import Job, check_continued, ping
 from mirrorsd.server.answers.settings_of import (
     check_schema,
     format_settings,
@@ -16,8 +17,7 @@ from mirrorsd.server.answers.settings_of import (
     template_variables,
     text_settings,
 )
-from mirrorsd.server.answers.tools import Call, Wish, demanded, plan
-from mirrorsd.server.bundles.loaded import seeded_configs
+from mirrorsd.server.answers.tools import Call, Wish, demanded, derived_name, plan
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.service import Service
 from mirrorsd.server.transport.exchange import Exchange
@@ -58,7 +58,8 @@ async def responses(service: Service, exchange: Exchange, body: ResponseRequest)
         effort = body.reasoning.effort if body.reasoning is not None else None
         variables = template_variables(bundle.chat_template, reasoning_effort=effort)
         token_ids = await bundle.encode_chat(messages, told, variables)
-        job = Job(service, body, bundle, token_ids, settings, tools=tools)
+        check_continued(body, 1)
+        job = Job(service, exchange, body, bundle, token_ids, settings, tools=tools, kind="resp_")
         await (_stream if body.stream else _whole)(exchange, body, job)
 
 
@@ -111,13 +112,13 @@ def _content(content: str | list[InputText] | None) -> str | list[dict[str, Any]
 
 def _head(body: ResponseRequest, job: Job) -> dict[str, Any]:
     format_, choice = {"type": "text"}, body.tool_choice or "auto"
-    config = seeded_configs(job.bundle, job.settings, 1)[0]
+    config = job.configs[0]
     if body.text is not None and body.text.format is not None:
         format_ = body.text.format.model_dump(by_alias=True, exclude_none=True)
     return {
-        "id": f"resp_{uuid4().hex}",
+        "id": job.id,
         "object": "response",
-        "created_at": int(time.time()),
+        "created_at": job.created,
         "completed_at": None,
         "status": "in_progress",
         "background": False,
@@ -189,13 +190,13 @@ async def _whole(exchange: Exchange, body: ResponseRequest, job: Job) -> None:
     head = _head(body, job)
     await job.finish()
     choice = job.choices[0]
-    output = [_item(_new("msg"), _status(job), choice.text)] if choice.text or not choice.calls else []
-    output += [_call_item(_new("fc"), call, is_whole=True) for call in choice.calls]
+    output = [_item(_name(job, "msg", 0), _status(job), choice.text)] if choice.text or not choice.calls else []
+    output += [_call_item(_name(job, "fc", at), call, is_whole=True) for at, call in enumerate(choice.calls, 1)]
     await exchange.json(await _finished(head, output, job))
 
 
-def _new(kind: str) -> str:
-    return f"{kind}_{uuid4().hex}"
+def _name(job: Job, kind: str, number: int) -> str:
+    return f"{kind}_{derived_name(job.id, number)}"
 
 
 def _status(job: Job) -> str:
@@ -203,24 +204,38 @@ def _status(job: Job) -> str:
 
 
 async def _stream(exchange: Exchange, body: ResponseRequest, job: Job) -> None:
-    number = 0
-    async for event in _events(body, job):
-        if event is None:
+    number = exchange.resumption.num_events if exchange.resumption else 0
+    async for told in _told(body, job):
+        if not told.events and told.delta is None:
             await ping(exchange)
             continue
         await exchange.begin_stream()
-        name = event["type"]
-        await exchange.event(event | {"sequence_number": number}, name)
-        number += 1
+        for event in () if told.is_sent else told.events:
+            await exchange.event(event | {"sequence_number": number}, event["type"])
+            number += 1
+        if told.delta is not None:
+            await job.mark(told.delta, num_events=number)
+        elif told.is_opening:
+            await job.mark_beginning(num_events=number)
     await exchange.end_stream()
+
+
+class _Told(NamedTuple):
+    """Events that belong together, with what made them; none at all are a sign of life."""
+
+    events: list[dict[str, Any]]
+    delta: Delta | None = None
+    is_sent: bool = False
+    is_opening: bool = False
 
 
 class _Output:
     """The items of a streamed answer: a message where there is text, and calls behind it."""
 
-    def __init__(self) -> None:
+    def __init__(self, job: Job) -> None:
         self.items: list[dict[str, Any]] = []
-        self._name = _new("msg")
+        self._job, self._numbers = job, count(1)
+        self._name = _name(job, "msg", 0)
         self._is_open = False
 
     @property
@@ -251,7 +266,7 @@ class _Output:
 
     def call(self, call: Call) -> Iterator[dict[str, Any]]:
         """Events of a call."""
-        name, index = _new("fc"), len(self.items)
+        name, index = _name(self._job, "fc", next(self._numbers)), len(self.items)
         place = {"item_id": name, "output_index": index}
         kind = "response.function_call_arguments"
         opened, item = (_call_item(name, call, is_whole=is_whole) for is_whole in (False, True))
@@ -262,28 +277,26 @@ class _Output:
         self.items.append(item)
 
 
-async def _events(body: ResponseRequest, job: Job) -> AsyncIterator[dict[str, Any] | None]:
-    """The events in their order; None where the client only needs to see that somebody is there."""
-    head, output, is_open, choice = _head(body, job), _Output(), False, job.choices[0]
+async def _told(body: ResponseRequest, job: Job) -> AsyncIterator[_Told]:
+    """The events in their order."""
+    head, output, is_open, choice = _head(body, job), _Output(job), False, job.choices[0]
     async with job.deltas() as deltas:
         async for delta in deltas:
             if not is_open:
                 is_open = True
-                for kind in ("created", "in_progress"):
-                    yield {"type": f"response.{kind}", "response": head}
+                opening = [{"type": f"response.{kind}", "response": head} for kind in ("created", "in_progress")]
+                yield _Told(opening, is_sent=job.is_begun, is_opening=True)
             elif delta is None:
-                yield None
+                yield _Told([])
             if delta is None:
                 continue
+            events: list[dict[str, Any]] = []
             extras = job.extras(delta)
             if delta.text or extras:
-                for event in output.say(delta.text, extras):
-                    yield event
+                events += output.say(delta.text, extras)
             for call in delta.calls:
-                for event in (*output.end_text(choice.text, "completed"), *output.call(call)):
-                    yield event
-    if not choice.calls:
-        for event in (*output.say("", {}), *output.end_text(choice.text, _status(job))):
-            yield event
+                events += [*output.end_text(choice.text, "completed"), *output.call(call)]
+            yield _Told(events, delta, delta.is_sent)
+    events = [] if choice.calls else [*output.say("", {}), *output.end_text(choice.text, _status(job))]
     last = await _finished(head, output.items, job)
-    yield {"type": f"response.{last['status']}", "response": last}
+    yield _Told([*events, {"type": f"response.{last['status']}", "response": last}])

@@ -4,10 +4,12 @@ Where a call is demanded the text is one; where the model may choose, its text i
 there on constrained to the tools' names and schemas. See `call_forms.py` for how calls are written.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -63,10 +65,12 @@ class CallReader(Reader):
     Args:
         form: how calls are written.
         specials: special tokens, which are left out of what is shown.
+        name: of the answer, of which calls without an id of their own get theirs; by default none is like another.
     """
 
-    def __init__(self, form: CallForm, specials: Sequence[str] = ()) -> None:
+    def __init__(self, form: CallForm, specials: Sequence[str] = (), name: str | None = None) -> None:
         self._form = form
+        self._ids = (derived_name(name or uuid4().hex, number)[:ID_LENGTH] for number in count())
         self._hidden = re.compile("|".join(map(re.escape, specials)) or "(?!)")
         self._name = re.compile(_NAME + _pattern(form.middle))
         self._ends = [re.compile(_pattern(text)) for text in (form.separator, form.closing) if text is not None]
@@ -118,13 +122,22 @@ class CallReader(Reader):
             if behind is None and not (is_last and isinstance(value, dict)):
                 break
             marks = [*name.groups()[1:], *(behind.groups() if behind else ())]
-            given = marks[0] if marks else uuid4().hex[:ID_LENGTH]
+            given = marks[0] if marks else next(self._ids)
             found.append(Call(given, name[1], json.dumps(value, ensure_ascii=False)))
             self._has_called = True
             self._is_call = behind is not None and behind.re is not self._ends[-1]
             self._begun = behind[0] if behind is not None and self._is_call else ""
             self._held = self._held[behind.end() :] if behind is not None else ""
         return found
+
+
+def derived_name(name: str, number: int) -> str:
+    """A name for a part of an answer, 32 digits: whoever goes on with the answer gives it the same one.
+
+    >>> derived_name("chatcmpl-1", 0) == derived_name("chatcmpl-1", 0) != derived_name("chatcmpl-1", 1)
+    True
+    """
+    return hashlib.sha256(f"{name}/{number}".encode()).hexdigest()[:32]
 
 
 class Wish(NamedTuple):
@@ -174,9 +187,9 @@ class ToolPlan:
     grammar: str | None = None
     specials: Mapping[str, int] | None = None
 
-    def reader(self) -> Reader:
-        """A reader for one choice."""
-        return CallReader(self.form, list(self.specials or ())) if self.form and self.grammar else Reader()
+    def reader(self, name: str) -> Reader:
+        """A reader for one choice, which has this name."""
+        return CallReader(self.form, list(self.specials or ()), name) if self.form and self.grammar else Reader()
 
     def told(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], Sequence[dict[str, Any]]]:
         """Messages and tools for the chat template."""

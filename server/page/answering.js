@@ -7,10 +7,14 @@ const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty",
 
 /** The body of a request; settings that were left empty are left out. */
 export function requestBody(model, settings, messages) {
-  const body = { model, messages: [...systemMessage(settings), ...messages.map(({ role, content }) => ({ role, content }))] };
+  const body = { model, messages: [...systemMessage(settings), ...messages.map(asSent)] };
   for (const name of NUMBERS) if (Number.isFinite(settings[name])) body[name] = settings[name];
   if (settings.method) body.method = settings.method;
   return body;
+}
+
+function asSent({ role, content, reasoning }) {
+  return reasoning ? { role, content, reasoning_content: reasoning } : { role, content };
 }
 
 function systemMessage(settings) {
@@ -26,13 +30,32 @@ export async function ask(body, answer, signal, tell) {
       for await (const chunk of chunks(body, signal)) take(answer, chunk, tell);
       return;
     } catch (error) {
-      if (!(error instanceof Refusal) || error.code !== "context_length_exceeded" || answer.content !== start) throw error;
+      if (!(error instanceof Refusal)) throw error;
+      if (error.code === "in_use" && (await resume(answer, signal, tell))) return;
+      if (error.code !== "context_length_exceeded" || answer.content !== start) throw error;
       const shorter = withoutOldestTurn(body.messages);
       if (!shorter) throw error;
       body.messages = shorter;
       answer.dropped = (answer.dropped ?? 0) + 1;
     }
   }
+}
+
+/** Ask as the only page that does. */
+export function askAlone(body, answer, signal, tell) {
+  return alone(answer, {}, () => ask(body, answer, signal, tell));
+}
+
+/** Act under the lock of an answer; false where another page has it and `ifAvailable` was said. Plain HTTP has no locks. */
+async function alone({ pending }, how, act) {
+  if (!navigator.locks) {
+    await act();
+    return true;
+  }
+  return navigator.locks.request(pending, how, async (lock) => {
+    if (lock) await act();
+    return Boolean(lock);
+  });
 }
 
 const UNHEARD_MS = 250;
@@ -44,26 +67,23 @@ const MOST_LOOKS = 8;
  * A page that was left just after its question may not have asked: another page of it still may, else this one does.
  */
 export async function resumeOrAsk(answer, signal, tell, body) {
-  const isNew = !answer.content && !answer.before;
-  for (let look = 0; look < (isNew ? MOST_LOOKS : 1); look += 1) {
-    if (await resume(answer, signal, tell)) return true;
-    if (isNew) await new Promise((resolve) => setTimeout(resolve, UNHEARD_MS));
+  const isNew = answer.content === (answer.before?.content ?? "");
+  const resumed = () => resume(answer, signal, tell);
+  for (let look = 1; ; look += 1) {
+    if (await resumed()) return true;
+    if (!isNew) return false;
+    await new Promise((resolve) => setTimeout(resolve, UNHEARD_MS));
+    if (look < MOST_LOOKS) continue;
+    const act = async () => (await resumed()) || ask(body(), answer, signal, tell);
+    if (await alone(answer, { ifAvailable: true }, act)) return true;
   }
-  if (!isNew) return false;
-  try {
-    await ask(body(), answer, signal, tell);
-  } catch (error) {
-    if (!(error instanceof Refusal) || error.code !== "in_use") throw error;
-    return resume(answer, signal, tell);
-  }
-  return true;
 }
 
 async function resume(answer, signal, tell) {
   const found = await keptChunks(answer.pending, signal);
   if (found === null) return false;
-  const { content, runs } = answer.before ?? { content: "", runs: [] };
-  Object.assign(answer, { content, runs: structuredClone(runs) });
+  const { content, runs, reasoning = "" } = answer.before ?? { content: "", runs: [] };
+  Object.assign(answer, { content, runs: structuredClone(runs), reasoning });
   for await (const chunk of found) take(answer, chunk, tell);
   return true;
 }
@@ -79,8 +99,9 @@ export function isCut(answer) {
 }
 
 function take(answer, chunk, tell) {
-  const text = chunk.choices[0]?.delta?.content ?? "";
-  answer.content += text;
+  const { content, reasoning_content: thought } = chunk.choices[0]?.delta ?? {};
+  answer.content += content ?? "";
+  if (thought) answer.reasoning = (answer.reasoning ?? "") + thought;
   addTokens(answer.runs, chunk.mirror_tokens ?? []);
   answer.fingerprint = chunk.system_fingerprint ?? answer.fingerprint;
   if (chunk.mirror) answer.figures = { ...chunk.mirror, ...chunk.timings };

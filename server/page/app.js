@@ -1,12 +1,14 @@
 // The page: wires the server, the conversations and what is shown together.
 
 import { Refusal, endKept, properties, setKey, takeKeyFromAddress } from "./api.js";
-import { ask, continued, figuresInWords, isCut, plainBody, requestBody, resumeOrAsk, speedOf } from "./answering.js";
-import { AnswerBox, Comparison, button, editQuestion, element, paced, questionBox, welcomeBox } from "./messages.js";
+import { ask, askAlone, continued, figuresInWords, isCut, plainBody, requestBody, resumeOrAsk, speedOf } from "./answering.js";
+import { button, element } from "./elements.js";
+import { AnswerBox, Comparison, editQuestion, paced, questionBox, welcomeBox } from "./messages.js";
 import { Panel } from "./panel.js";
 import { fillSettings, readSettings, setUpDrawers, setUpSliders, setUpTheme } from "./controls.js";
 import { Colours } from "./sources.js";
 import { Store, newId } from "./store.js";
+import { parts } from "./thoughts.js";
 import { setUpTransfer } from "./transfer.js";
 
 const byId = (id) => document.getElementById(id);
@@ -165,7 +167,6 @@ function finished(message, isLast) {
   if (isLast && isCut(message)) acts.proceed = proceed;
   const box = new AnswerBox(message, message.model ?? "", colours, acts);
   if (message.error) {
-    box.update();
     box.fail(message.error);
   } else {
     box.finish(message.figures ? figuresInWords(message.figures, panel.plainSpeed) : "stopped");
@@ -194,8 +195,15 @@ async function send(text, before = (conversation) => conversation.messages) {
   });
 }
 
+/** What is asked for an answer: all that was said before it; one that goes on is asked to go on. */
+function bodyFor({ messages: said, settings }, { id, before }) {
+  const place = said.findIndex((one) => one.id === id);
+  const body = requestBody(page.props?.model, withRoom(settings), said.slice(0, place + (before ? 1 : 0)));
+  return before ? continued(body) : body;
+}
+
 /** Keep the question before anything is asked, and the answer's place with it; then answer. Both may be stopped. */
-async function answer(place, message = newAnswer(), form = (body) => body) {
+async function answer(place, message = newAnswer()) {
   const id = store.currentId;
   const run = { conversationId: id, message: structuredClone(message), controller: new AbortController(), savedAt: 0 };
   runs.set(message.id, run);
@@ -205,12 +213,11 @@ async function answer(place, message = newAnswer(), form = (body) => body) {
     runs.delete(message.id);
     return show();
   }
-  const upTo = conversation.messages.findIndex((one) => one.id === message.id) + (message.before ? 1 : 0);
-  const body = form(requestBody(page.props?.model, withRoom(conversation.settings), conversation.messages.slice(0, upTo)));
+  const body = bodyFor(conversation, message);
   panel.begin();
   announce("Answering.");
   show();
-  await follow(run, (tell) => ask(body, run.message, run.controller.signal, tell));
+  await follow(run, (tell) => askAlone(body, run.message, run.controller.signal, tell));
 }
 
 /** Go on with an answer that another page, or this one before, has begun. */
@@ -219,8 +226,7 @@ async function resumeOne(conversationId, message) {
   const run = { conversationId, message: structuredClone(message), controller: new AbortController(), savedAt: 0, isResumed: true };
   runs.set(message.id, run);
   if (conversationId === store.currentId) show();
-  const again = (said) => requestBody(page.props?.model, withRoom(said.settings), said.messages.slice(0, said.messages.findIndex((one) => one.id === message.id)));
-  await follow(run, (tell) => resumeOrAsk(run.message, run.controller.signal, tell, () => again(store.of(conversationId))));
+  await follow(run, (tell) => resumeOrAsk(run.message, run.controller.signal, tell, () => bodyFor(store.of(conversationId), message)));
 }
 
 async function follow(run, work) {
@@ -229,7 +235,7 @@ async function follow(run, work) {
   const tell = (chunk) => {
     if (isShown()) {
       panel.take(chunk);
-      if (chunk.choices[0]?.delta?.content) run.draw?.();
+      if (chunk.choices[0]?.delta) run.draw?.();
     }
     if (performance.now() - run.savedAt < SAVED_MS) return;
     run.savedAt = performance.now();
@@ -239,7 +245,7 @@ async function follow(run, work) {
     const isThere = await work(tell);
     if (isThere === false) message.note = "The rest of this answer is lost: nobody read it for a minute.";
     if (isShown()) panel.finish(message.figures);
-    announce(`Answer: ${message.content}`);
+    announce(`Answer: ${parts(message).said}`);
   } catch (error) {
     explain(error, run);
     if (isShown()) panel.finish(null);
@@ -284,9 +290,9 @@ async function retry() {
 async function proceed() {
   if (isBusy()) return;
   const last = structuredClone(store.current.messages.at(-1));
-  const before = { content: last.content, runs: structuredClone(last.runs) };
+  const before = structuredClone({ content: last.content, runs: last.runs, reasoning: last.reasoning });
   const message = { ...last, before, pending: newId(), figures: null, note: "", error: "", dropped: 0 };
-  await answer(put, message, continued);
+  await answer(put, message);
 }
 
 function edit(message, box) {

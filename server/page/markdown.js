@@ -2,6 +2,7 @@
 
 import { Marked } from "./vendor/marked.js";
 import DOMPurify from "./vendor/purify.js";
+import { formulas } from "./formulas.js";
 
 const TAGS = [
   ..."p br hr h1 h2 h3 h4 h5 h6 ul ol li blockquote pre code strong em del a".split(" "),
@@ -23,6 +24,7 @@ function escaped(text) {
 const marked = new Marked({
   gfm: true,
   breaks: true,
+  extensions: formulas,
   renderer: {
     html: ({ text }) => escaped(text),
     image: ({ text, href }) => escaped(`[image: ${text || href}]`),
@@ -31,7 +33,21 @@ const marked = new Marked({
 
 /** A fragment for the page. */
 export function rendered(text) {
-  const fragment = DOMPurify.sanitize(marked.parse(text), RULES);
+  return clean(marked.parse(text));
+}
+
+/** A text that may go on: the blocks that no later letter changes and their length in letters, and the rest. */
+export function renderedParts(text) {
+  const tokens = marked.lexer(text);
+  const last = tokens.findLastIndex((token) => token.type !== "space");
+  const count = text.includes("\r") ? 0 : Math.max(last, 0); // the lexer counts such line ends otherwise
+  const settled = tokens.slice(0, count);
+  const length = settled.reduce((sum, token) => sum + token.raw.length, 0);
+  return { settled: clean(marked.parser(settled)), length, rest: clean(marked.parser(tokens.slice(count))) };
+}
+
+function clean(html) {
+  const fragment = DOMPurify.sanitize(html, RULES);
   for (const link of fragment.querySelectorAll("a")) {
     link.target = "_blank";
     link.rel = "noopener noreferrer nofollow";

@@ -1,52 +1,15 @@
 // The conversation on the page: a box per message, its buttons, its text as markdown with colours.
 
 import { millions } from "./answering.js";
+import { button, copyButton, element } from "./elements.js";
+import { Growing } from "./growing.js";
 import { rendered } from "./markdown.js";
 import { SOURCES, counted } from "./sources.js";
+import { ThoughtBox, parts } from "./thoughts.js";
+import { typeset } from "./typeset.js";
 
 const FRAME_MS = 60;
 export const WORDS = { window: "drafted", lookup: "looked up", correction: "corrected", plain: "plain" };
-
-export function element(name, className = "", text = "") {
-  const made = document.createElement(name);
-  if (className) made.className = className;
-  if (text) made.textContent = text;
-  return made;
-}
-
-export function button(text, act, label = "") {
-  const made = element("button", "small-button", text);
-  made.type = "button";
-  if (label) made.setAttribute("aria-label", label);
-  made.addEventListener("click", act);
-  return made;
-}
-
-/** A button that copies a text, and says whether it did. */
-function copyButton(text, label) {
-  const made = button("Copy", async () => {
-    made.textContent = (await copied(text)) ? "Copied" : "Not copied";
-    setTimeout(() => (made.textContent = "Copy"), 1500);
-  }, label);
-  made.setAttribute("aria-live", "polite");
-  return made;
-}
-
-/** Put a text on the clipboard; pages that are not served safely have no `navigator.clipboard`. */
-async function copied(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    return true;
-  } catch {
-    const field = element("textarea");
-    field.value = text;
-    document.body.append(field);
-    field.select();
-    const isDone = document.execCommand("copy");
-    field.remove();
-    return isDone;
-  }
-}
 
 /** A question with its buttons. */
 export function questionBox(message, { edit }) {
@@ -65,19 +28,35 @@ export class AnswerBox {
     this.colours = colours;
     this.acts = acts;
     this.box = element("article", "message answer");
-    this.text = element("div", "text");
+    this.text = element("div", "text prose");
     this.stripe = element("div", "stripe");
     this.foot = element("div", "foot");
-    this.box.append(element("h2", "who", model), this.text, this.stripe, this.foot);
+    const paint = (root, place) => colours.paint(root, message.content, message.runs, place);
+    this.thought = new ThoughtBox(message.id, paint);
+    this.growing = new Growing(this.text, paint);
+    this.paint = paint;
+    this.box.append(element("h2", "who", model), this.thought.box, this.text, this.stripe, this.foot);
     this.cost = 0;
   }
 
+  /** Show what has come since. */
   update() {
     const started = performance.now();
-    this.colours.forget(this.text);
-    this.text.replaceChildren(rendered(this.message.content));
-    this.colours.paint(this.text, this.message.content, this.message.runs);
+    const found = parts(this.message);
+    this.thought.update(found, true);
+    this.growing.update(found.said, found.saidAt);
     this.cost = performance.now() - started;
+  }
+
+  /** Show the whole text at once: a word of its end may change how its beginning is read. */
+  whole() {
+    const found = parts(this.message);
+    this.thought.update(found, false);
+    this.text.replaceChildren(rendered(found.said));
+    const painted = () => this.paint(this.text, found.saidAt);
+    typeset(this.text, painted);
+    painted();
+    return found;
   }
 
   /** Other words about the same figures: how fast plain decoding is has been measured since. */
@@ -86,7 +65,7 @@ export class AnswerBox {
   }
 
   finish(words) {
-    this.update();
+    const { said } = this.whole();
     this.box.classList.remove("coming");
     for (const frame of this.text.querySelectorAll(".code-frame")) {
       const code = frame.textContent;
@@ -96,7 +75,7 @@ export class AnswerBox {
     const note = this.message.note ? [element("p", "note", this.message.note)] : [];
     const row = element("div", "buttons");
     const { retry, compare, proceed } = this.acts;
-    row.append(copyButton(this.message.content, "Copy this answer"));
+    row.append(copyButton(said.trim() ? said : this.message.content, "Copy this answer"));
     if (proceed) row.append(button("Continue", () => proceed(), "Continue this answer"));
     if (retry) row.append(button("Retry", () => retry(), "Ask again"));
     if (compare) row.append(button("Compare with plain", () => compare(this)));
@@ -104,6 +83,7 @@ export class AnswerBox {
   }
 
   fail(error) {
+    this.whole();
     this.box.classList.remove("coming");
     const alert = element("p", "error", error);
     alert.setAttribute("role", "alert");
@@ -130,19 +110,22 @@ export class Comparison {
     this.box.setAttribute("aria-label", "The same, decoded plainly");
     this.head = element("p", "verdict", seed === null ? "Decoding the same plainly …" : `Decoding the same plainly, seed ${seed} …`);
     this.head.setAttribute("role", "status");
-    this.text = element("div", "text plain-text");
+    this.text = element("div", "text prose plain-text");
+    this.growing = new Growing(this.text);
     this.box.append(this.head, this.text);
     answerBox.box.querySelector(".comparison")?.remove();
     answerBox.box.append(this.box);
   }
 
   update(text) {
-    this.text.replaceChildren(rendered(text));
+    this.growing.update(parts({ content: text }).said);
   }
 
   /** Say whether the texts are the same, letter for letter; speeds where they can be compared. */
   judge(answer, plain, speeds) {
     const isSame = answer.content === plain.content;
+    this.text.replaceChildren(rendered(parts(plain).said));
+    typeset(this.text);
     this.box.classList.add(isSame ? "same" : "other");
     const ratio = speeds && (speeds.answer / speeds.plain).toFixed(2);
     const times = speeds ? ` ${ratio} times as fast as plain (${speeds.plain.toFixed(1)} tokens/s).` : "";

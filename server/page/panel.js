@@ -1,7 +1,8 @@
 // The panel beside the conversation: speed against plain, acceptance, the timeline, the legend.
 
 import { percent, speedOf } from "./answering.js";
-import { WORDS, element } from "./messages.js";
+import { element } from "./elements.js";
+import { WORDS } from "./messages.js";
 import { SOURCES } from "./sources.js";
 import { Timeline, WORK } from "./timeline.js";
 
@@ -55,8 +56,10 @@ export class Panel {
       this.first = now;
       this.tokensAtFirst = this.tokens;
     }
-    if (this.first === null || now - (this.last ?? 0) < FRAME_MS) return;
+    if (now - (this.last ?? 0) < FRAME_MS) return;
     this.last = now;
+    this.timeline.draw();
+    if (this.first === null) return;
     const seconds = (now - this.first) / 1000;
     if (seconds > 0.2) this.set((this.tokens - this.tokensAtFirst) / seconds, null, null);
   }

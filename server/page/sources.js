@@ -23,14 +23,31 @@ export function counted(runs) {
   return counts;
 }
 
-/** Colour an answer's text nodes; markup that the text was written with has no place on the page and is passed over. */
-export function ranges(root, text, runs) {
+/** Text nodes, and elements that stand for a text of their own (`data-tex`); what is in these, and buttons, is no text. */
+function shownIn(root) {
+  return document.createTreeWalker(root, NodeFilter.SHOW_TEXT | NodeFilter.SHOW_ELEMENT, (node) => {
+    if (node.nodeType === Node.TEXT_NODE || node.dataset?.tex !== undefined) return NodeFilter.FILTER_ACCEPT;
+    const isNone = node.nodeName === "BUTTON" || node.parentElement.dataset?.tex !== undefined;
+    return isNone ? NodeFilter.FILTER_REJECT : NodeFilter.FILTER_SKIP;
+  });
+}
+
+/**
+ * Ranges by source of the text nodes under `root`, which show `text` from `place` on.
+ *
+ * Markup that the text was written with has no place on the page and is passed over.
+ */
+export function ranges(root, text, runs, place = 0) {
   const found = Object.fromEntries(SOURCES.map((source) => [source, []]));
-  const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
-  let place = 0;
+  const walker = shownIn(root);
   let run = 0;
   let runEnd = runs.length ? runs[0][0] : 0;
   for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    if (node.nodeType !== Node.TEXT_NODE) {
+      const start = text.indexOf(node.dataset.tex, place);
+      if (start >= 0) place = start + node.dataset.tex.length;
+      continue;
+    }
     let begun = null;
     for (let offset = 0; offset < node.data.length; offset++) {
       if (/\s/.test(node.data[offset])) continue;
@@ -69,10 +86,10 @@ export class Colours {
     for (const source of SOURCES) CSS.highlights.set(`source-${source}`, this.highlights[source]);
   }
 
-  paint(root, text, runs) {
+  paint(root, text, runs, place = 0) {
     this.forget(root);
     if (!this.canHighlight || !this.isOn || !runs?.length) return;
-    const found = ranges(root, text, runs);
+    const found = ranges(root, text, runs, place);
     this.byAnswer.set(root, found);
     for (const source of SOURCES) for (const range of found[source]) this.highlights[source].add(range);
   }

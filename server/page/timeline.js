@@ -38,6 +38,7 @@ export class Timeline {
     this.draw();
   }
 
+  /** Take spans in; `draw` shows them. */
   add(spans) {
     for (const [device, name, start, end] of spans) {
       const found = kind(device, name);
@@ -45,7 +46,6 @@ export class Timeline {
       this.spans.push({ lane: found === "wait" ? "target" : device, kind: found, start, end });
       this.end = Math.max(this.end, end);
     }
-    this.draw();
   }
 
   /** The answer is complete: any moment can be looked at. */

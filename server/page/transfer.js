@@ -1,5 +1,7 @@
 // Conversations as files: JSON holds everything, Markdown what was said. Both can be read again.
 
+import { newId } from "./store.js";
+
 const NAME = "mirrorsd";
 const HEADINGS = { user: "## You", assistant: "## Answer" };
 
@@ -8,7 +10,9 @@ function fileOf(conversations, kind, store) {
   if (kind === "json") {
     return { name: `${NAME}.json`, type: "application/json", text: JSON.stringify({ mirrorsd: 1, conversations }, null, 1) };
   }
-  const text = conversations.map((one) => asMarkdown(store.title(one), one.messages)).join("\n");
+  const named = conversations.map((one) => ({ title: store.title(one), messages: one.messages }));
+  const mark = markFor(named);
+  const text = named.map((one) => asMarkdown(one, mark)).join("");
   return { name: `${NAME}.md`, type: "text/markdown", text };
 }
 
@@ -37,12 +41,34 @@ async function readFiles(files) {
   return { found, refused };
 }
 
-function asMarkdown(title, messages) {
-  const said = messages.map(({ role, content }) => `${HEADINGS[role] ?? "## You"}\n\n${content}\n`);
-  return [`# ${title}\n`, ...said].join("\n");
+/** What begins a comment that no conversation holds: an answer may have headings, and look like a turn itself. */
+function markFor(conversations) {
+  const said = JSON.stringify(conversations);
+  let number = 1;
+  while (said.includes(`<!-- ${NAME} ${number} `)) number += 1;
+  return `<!-- ${NAME} ${number} `;
 }
 
+function asMarkdown({ title, messages }, mark) {
+  const said = messages.map(({ role, content }) => `${mark}${role} -->\n${HEADINGS[role]}\n\n${content}\n\n`);
+  return [`${mark}title -->\n# ${title.replaceAll("\n", " ")}\n\n`, ...said].join("");
+}
+
+/** Turns stand behind their comments; a file without such comments is read by its headings. */
 function ofMarkdown(text) {
+  const mark = /^<!-- mirrorsd \d+ (?=title -->\n)/.exec(text)?.[0];
+  if (!mark) return byHeadings(text);
+  const found = [];
+  for (const part of text.split(mark).slice(1)) {
+    const title = /^title -->\n# (.*)/.exec(part);
+    const [, role, content] = /^(user|assistant) -->\n.*\n\n([^]*?)(?:\n{1,2})?$/.exec(part) ?? [];
+    if (title) found.push({ title: title[1], messages: [] });
+    else found.at(-1).messages.push({ role, content });
+  }
+  return found.map(checked);
+}
+
+function byHeadings(text) {
   return text.split(/^# /m).slice(1).map((part) => {
     const [head, ...rest] = part.split(/^(?=## (?:You|Answer)$)/m);
     const messages = rest.map((one) => {
@@ -71,8 +97,8 @@ function checked(one) {
     const runs = Array.isArray(message.runs) && message.runs.every(isRun) ? message.runs : [];
     const figures = message.figures && typeof message.figures === "object" ? message.figures : null;
     const { role, content } = message;
-    const random = crypto.getRandomValues(new Uint32Array(4)).join("");
-    return { id: random, role, content, runs, figures, note: String(message.note ?? ""), model: String(message.model ?? "") };
+    const reasoning = typeof message.reasoning === "string" ? message.reasoning : "";
+    return { id: newId(), role, content, reasoning, runs, figures, note: String(message.note ?? ""), model: String(message.model ?? "") };
   });
   const settings = one.settings && typeof one.settings === "object" ? one.settings : {};
   return { title: String(one.title ?? ""), settings, messages };

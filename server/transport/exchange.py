@@ -17,6 +17,7 @@ from mirrorsd.graphs.errors import ContextLengthError
 from mirrorsd.server.errors import ApiError, api_error
 from mirrorsd.server.settings import Limits
 from mirrorsd.server.transport.guard import values
+from mirrorsd.server.transport.resuming import HEADER, Resumption, mark_frame, read_resumption
 
 Model = TypeVar("Model", bound=BaseModel)
 _EVENT_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache, no-transform"}
@@ -33,6 +34,7 @@ class Exchange:
         status: what it was answered with; None before.
         num_read: bytes of its body.
         more_headers: what the answer's head also says.
+        resumption: what a front knows of the answer already; None where no front asks. Known once the body is read.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
@@ -42,12 +44,13 @@ class Exchange:
         self.num_read = 0
         self.more_headers: dict[str, str] = {}
         self.is_stream = False
+        self.resumption: Resumption | None = None
         self._receive, self._send, self._limits = receive, send, limits
 
     def recorded(self, send: Send) -> "Exchange":
         """The same request, answered into `send` and whatever becomes of its connection."""
         found = Exchange(self.request.scope, self._receive, send, self._limits)
-        found.id, found.more_headers = self.id, dict(self.more_headers)
+        found.id, found.more_headers, found.resumption = self.id, dict(self.more_headers), self.resumption
         return found
 
     async def relay(self, message: Message) -> None:
@@ -66,6 +69,7 @@ class Exchange:
             ApiError: another content type, too long, too slow, no JSON, or not what the model says.
         """
         headers = self.request.scope["headers"]
+        self.resumption = read_resumption(self.request.headers.get(HEADER))
         kinds = [value.split(b";")[0].strip().lower() for value in values(headers, b"content-type")]
         if kinds != [b"application/json"]:
             raise ApiError(415, "The Content-Type is not application/json.", code="unsupported_media_type")
@@ -112,7 +116,11 @@ class Exchange:
         raise ApiError(413, f"The body has more than {most} bytes.", code="body_too_large")
 
     async def json(self, document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
-        """Answer with JSON."""
+        """Answer with JSON; as the last event of a stream, where a front has been told of its beginning."""
+        if self.is_stream:
+            await self.event(document)
+            await self.end_stream()
+            return
         body = json.dumps(document, ensure_ascii=False).encode()
         await self.whole(body, {"content-type": "application/json", **(headers or {})}, status)
 
@@ -136,13 +144,21 @@ class Exchange:
         """Send what is framed already."""
         await self._send({"type": "http.response.body", "body": frame, "more_body": True})
 
+    async def mark(self, **facts: Any) -> None:
+        """Tell a front what has been said by now; nothing happens where none asks."""
+        if self.resumption is not None:
+            await self.begin_stream()
+            await self.frame(mark_frame(facts))
+
     async def end_stream(self) -> None:
         """Say that no more events follow."""
+        await self.mark(is_done=True)
         await self._send({"type": "http.response.body", "body": b""})
 
     async def fail(self, error: ApiError) -> None:
         """Answer with an error: as the answer, or where a stream has begun as its last event, without `[DONE]`."""
         if self.is_stream:
+            await self.mark(status=error.status)
             await self.event(error.body)
             await self.end_stream()
         elif self.status is None:

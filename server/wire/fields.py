@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, GetCoreSchemaHandler, Tag
 from pydantic_core import CoreSchema
 
 from mirrorsd.graphs.names import Method
@@ -12,6 +12,18 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 BiasedToken = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 _ALL = 1 << 31
 JsonObject = dict[str, Any]
+
+
+def _kind_of_ids(ids: object) -> str:
+    """Of one choice or of several, by the first piece."""
+    return "ids_of_choices" if isinstance(ids, list) and ids and isinstance(ids[0], list) else "ids"
+
+
+Continued = Annotated[
+    Annotated[list[TokenId], Tag("ids")] | Annotated[list[list[TokenId]], Tag("ids_of_choices"), Field(max_length=128)],
+    Discriminator(_kind_of_ids),
+]
+"""Ids that a text goes on from, or those of several choices."""
 
 
 class Wire(BaseModel):
@@ -60,6 +72,7 @@ class TextRequest(Wire):
     method: Method = "auto"
     ignore_eos: bool = False
     cache_prompt: bool = True
+    continue_from: Continued | None = None
     mirror_tokens: bool = False
     mirror_timeline: bool = False
 

@@ -28,9 +28,9 @@ pytestmark = [
 ]
 
 
-def ask(job: str, bundle: Path, **variables: str) -> dict[str, Any]:
-    """What the program says of a bundle."""
-    program = [PYTHON, str(ROOT / "tests" / "device" / "webgpu_program.py"), job, str(bundle)]
+def ask(jobs: str, bundle: Path, **variables: str) -> dict[str, Any]:
+    """What the program says of a bundle, by job."""
+    program = [PYTHON, str(ROOT / "tests" / "device" / "webgpu_program.py"), jobs, str(bundle)]
     done = subprocess.run(program, timeout=560, capture_output=True, text=True, env={**os.environ, **variables})
     assert done.returncode == 0, f"status {done.returncode}\n{done.stderr[-4000:]}"
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -54,13 +54,28 @@ def bundle_of(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFac
     return make
 
 
+@pytest.fixture(scope="module")
+def said_of(bundle_of: Callable[[str], Path]) -> Callable[[str, str], Any]:
+    """What the program says of the bundle of a precision, asked once for all jobs that the tests have for it."""
+    found: dict[tuple[str, str], Any] = {}
+
+    def say(job: str, precision: str) -> Any:
+        if (job, precision) not in found:
+            together = "texts,passes,memory,filtered" if precision == "fp32" else job
+            answers = ask(together, bundle_of(precision))
+            found.update({(name, precision): answer for name, answer in answers.items()})
+        return found[job, precision]
+
+    return say
+
+
 @pytest.mark.parametrize(
     "precision", ["fp32", pytest.param("int8", marks=pytest.mark.long), pytest.param("int4", marks=pytest.mark.long)]
 )
 def test_every_method_and_two_sessions_at_once_write_the_plain_text(
-    bundle_of: Callable[[str], Path], precision: str
+    said_of: Callable[[str, str], Any], precision: str
 ) -> None:
-    found = ask("texts", bundle_of(precision))
+    found = said_of("texts", precision)
     assert any("WebGpuExecutionProvider" in line for line in found["placement"])
     for way in ("greedy", "sampled"):
         assert len({tuple(found["texts"][f"{method} {way}"]) for method in ("plain", "serial", "mirror", "auto")}) == 1
@@ -69,9 +84,9 @@ def test_every_method_and_two_sessions_at_once_write_the_plain_text(
 
 
 def test_filtered_texts_are_the_same_from_whole_rows_and_from_their_best_logits(
-    bundle_of: Callable[[str], Path],
+    said_of: Callable[[str, str], Any],
 ) -> None:
-    found = ask("filtered", bundle_of("fp32"))
+    found = said_of("filtered", "fp32")
     assert found["best"] == found["whole"]
     assert found["enough"] > 20
     assert found["not enough"] < found["enough"], "a tiny random model is flat"
@@ -79,11 +94,11 @@ def test_filtered_texts_are_the_same_from_whole_rows_and_from_their_best_logits(
 
 @pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-4), ("int8", 0.3), ("int4", 0.3)])
 def test_prompts_windows_and_rolled_back_rows_are_the_processor_s(
-    bundle_of: Callable[[str], Path], precision: str, bound: float
+    bundle_of: Callable[[str], Path], said_of: Callable[[str, str], Any], precision: str, bound: float
 ) -> None:
     """The processor rounds activations to eight bits under int8 and int4 weights, a GPU does not."""
     bundle = bundle_of(precision)
-    found = ask("passes", bundle)
+    found = said_of("passes", precision)
     target = OnnxTargetModel(bundle, read_bundle(bundle).target, load_device_map("cpu").target).new_session()
     for (tokens, start), logits in zip(PASSES, found["logits"], strict=True):
         expected = target.run(np.array(tokens), start, with_logits=True, ledger=Ledger()).logits
@@ -92,8 +107,8 @@ def test_prompts_windows_and_rolled_back_rows_are_the_processor_s(
     assert set(found["nodes"]) == {"WebGpuExecutionProvider"}
 
 
-def test_200_requests_leave_no_memory_behind(bundle_of: Callable[[str], Path]) -> None:
-    found = ask("memory", bundle_of("fp32"))
+def test_200_requests_leave_no_memory_behind(said_of: Callable[[str, str], Any]) -> None:
+    found = said_of("memory", "fp32")
     assert found["after_220"] - found["after_20"] < 20
 
 
@@ -104,7 +119,7 @@ def test_a_device_that_is_lost_in_the_middle_ends_the_text_and_those_after_it(
     bundle_of: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """The driver refuses all work from the fourth token on, with the number that says that the device is gone."""
-    found = ask("lost", bundle_of("fp32"), LOSE_DEVICE=str(tmp_path / "lost"))
+    found = ask("lost", bundle_of("fp32"), LOSE_DEVICE=str(tmp_path / "lost"))["lost"]
     assert 4 <= len(found["tokens"]) < 40
     assert found["tokens"] == found["alone"][: len(found["tokens"])]
     assert [name for name, _ in found["errors"]] == ["DeviceError"] * 3
@@ -113,7 +128,7 @@ def test_a_device_that_is_lost_in_the_middle_ends_the_text_and_those_after_it(
 
 @pytest.mark.long
 def test_a_gpu_without_16_bit_arithmetic_says_so(bundle_of: Callable[[str], Path]) -> None:
-    found = ask("refused", bundle_of("fp16"))
+    found = ask("refused", bundle_of("fp16"))["refused"]
     if found["error"] is None:
         pytest.skip("this GPU has 16-bit arithmetic")
     assert found["error"] == "DeviceError"

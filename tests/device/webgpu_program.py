@@ -6,6 +6,7 @@ webgpu_program.py passes BUNDLE     logits of a prompt, of a window, and of rows
 webgpu_program.py memory BUNDLE     megabytes in use after 20 and after 200 more requests
 webgpu_program.py refused BUNDLE    what is said where the bundle does not load
 webgpu_program.py lost BUNDLE       what is said where the device goes in the middle of a text, and afterwards
+webgpu_program.py texts,memory BUNDLE    several, one after the other: to start costs more than most of them
 """
 
 import gc
@@ -154,4 +155,4 @@ def lost(bundle: Path) -> dict[str, object]:
 
 if __name__ == "__main__":
     jobs = {job.__name__: job for job in (texts, filtered, passes, memory, refused, lost)}
-    print(json.dumps(jobs[sys.argv[1]](Path(sys.argv[2]))))
+    print(json.dumps({name: jobs[name](Path(sys.argv[2])) for name in sys.argv[1].split(",")}))

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -36,7 +37,7 @@ from urllib.request import urlopen
 from mirrorsd.server import Running, ServerSettings
 
 with Running({"tiny": Path(sys.argv[1])}, ServerSettings(port=0, device_map="cpu")) as running:
-    for path in ("/", "/page/app.js", "/page/vendor/marked.js"):
+    for path in ("/", "/page/app.js", "/page/vendor/katex.js", "/page/vendor/fonts/KaTeX_Main-Regular.woff2"):
         assert urlopen(running.url.rstrip("/") + path).status == 200
 """
 
@@ -116,7 +117,10 @@ def test_generate_from_the_wheel_in_a_fresh_environment(tiny_bundle: Path, tmp_p
     wheel = build_wheel(tmp_path)
     data = ("export/verify/calibration.txt", "export/pairs.toml", "device_maps/cpu.toml", "py.typed", "__main__.py")
     wanted = {"optimum/commands/register/register_mirrorsd.py", *(f"mirrorsd/{name}" for name in data)}
-    assert wanted <= set(zipfile.ZipFile(wheel).namelist())
+    page = [path.relative_to(ROOT).as_posix() for path in (ROOT / "server" / "page").rglob("*") if path.is_file()]
+    assert wanted | {f"mirrorsd/{name}" for name in page} <= set(zipfile.ZipFile(wheel).namelist())
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as sources:
+        assert set(page) <= {name.partition("/")[2] for name in sources.getnames()}
     environment = tmp_path / "environment"
     run_quietly([sys.executable, "-m", "venv", str(environment)])
     scripts = environment / ("Scripts" if os.name == "nt" else "bin")

@@ -25,7 +25,7 @@ from mirrorsd.runtime.engine import check_head
 from mirrorsd.runtime.ledger import Ledger
 
 KINDS = ("medusa", "eagle3", "streaming")
-METHODS = (*KINDS, "lookup")
+METHODS = (*KINDS, "lookup", "auto")
 PROMPTS = ("Once upon a time", "x", "Every morning the fox went to the river and asked. " * 4)
 LENGTHS = {"max_new_tokens": 40, "ignore_eos": True}
 SAMPLED = {"temperature": 0.8, "seed": 3}

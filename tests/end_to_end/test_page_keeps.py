@@ -66,6 +66,51 @@ def test_a_reload_in_mid_answer_loses_nothing(open_page: Any, whole: str) -> Non
     assert conversation["messages"][1]["pending"] is None and conversation["messages"][1]["figures"]["predicted_n"] > 20
 
 
+UNASKED = """() => {
+  const ask = window.fetch;
+  const never = new Promise(() => null);
+  window.fetch = (url, options) => (String(url).includes("chat/completions") ? never : ask(url, options));
+}"""
+"""The page keeps the question and is left before the server hears of it."""
+IMPATIENT = "{ const later = setTimeout; window.setTimeout = (act, ms) => later(act, Math.min(ms ?? 0, 20)); }"
+"""What a page waits for an answer that nobody asked is not what is tested."""
+
+
+def test_a_page_that_was_left_before_it_asked_asks_when_it_is_opened(open_page: Any, whole: str) -> None:  # noqa: F811
+    reader = open_page()
+    reader.page.context.add_init_script(IMPATIENT)
+    reader.settings(max_tokens=MAX, method="plain")
+    reader.page.evaluate(UNASKED)
+    reader.page.fill("#question", LONG)
+    reader.page.keyboard.press("Enter")
+    reader.page.wait_for_function(f"async () => await ({PENDING})()")
+    others = [second_tab(reader) for _ in range(2)]
+    assert not any(tab.bodies for tab in (reader, *others)), "a page that may still ask is there"
+    reload(reader)
+    reader.wait()
+    (conversation,) = kept_in(reader)
+    assert [message["content"] for message in conversation["messages"]] == [LONG, whole]
+    assert ["continue_final_message" in body for tab in (reader, *others) for body in tab.bodies] == [False]
+    for tab in others:
+        assert tab.wait() == reader.page.locator(".answer .text").inner_text()
+        assert tab.complaints == []
+
+
+def test_an_answer_that_was_to_go_on_goes_on_when_the_page_is_opened(open_page: Any) -> None:  # noqa: F811
+    reader = open_page()
+    reader.page.context.add_init_script(IMPATIENT)
+    reader.settings(max_tokens=10, method="plain")
+    first = reader.ask(LONG)
+    reader.page.evaluate(UNASKED)
+    reader.page.click("text=Continue")
+    reader.page.wait_for_function(f"async () => await ({PENDING})()")
+    reload(reader)
+    longer = reader.wait()
+    assert longer.startswith(first.rstrip()) and len(longer) > len(first)
+    assert reader.page.locator(".note").count() == 0
+    assert [body.get("continue_final_message", False) for body in reader.bodies] == [False, True]
+
+
 def test_an_answer_goes_on_while_another_conversation_is_read(open_page: Any, whole: str) -> None:  # noqa: F811
     reader = open_page()
     begin(reader, "#new")
@@ -122,11 +167,15 @@ def test_a_name_and_words_find_a_conversation(open_page: Any) -> None:  # noqa: 
     assert reader.page.locator("#conversations li button:first-child").all_inner_texts() == ["a bird"]
 
 
+LIKE_A_TURN = "# A title\n\n## You\n\nnot a turn of mine\n\n<!-- mirrorsd 1 user -->\n## You\n\nnor this\n"
+
+
 @pytest.mark.parametrize("kind", ["json", "md"])
 def test_what_is_exported_can_be_imported(open_page: Any, kind: str, tmp_path: Path) -> None:  # noqa: F811
     reader = open_page()
-    reader.script("# A title\n\n## You\n\nnot a turn of mine")
-    reader.ask("fox\n\n```\n# code\n```")
+    reader.script(LIKE_A_TURN)
+    reader.ask("fox\n\n```\n# code\n```\n")
+    reader.ask("heron")
     with reader.page.expect_download() as download:
         reader.page.click("#export" if kind == "json" else "#export-text")
     file = tmp_path / f"kept.{kind}"
@@ -136,11 +185,22 @@ def test_what_is_exported_can_be_imported(open_page: Any, kind: str, tmp_path: P
     reader.page.set_input_files("#import", [str(file), str(tmp_path / "broken.json")])
     reader.page.wait_for_function("() => document.getElementById('state').textContent.includes('read')")
     assert "Not read: broken.json: a message is not {role, content}" in reader.page.locator("#state").inner_text()
+    (again,) = [one for one in kept_in(reader) if one["id"] != before[0]["id"]]
+    words = [[m["role"], m["content"]] for m in again["messages"]]
+    assert words == [[m["role"], m["content"]] for m in before[0]["messages"]]
     if kind == "json":
-        again = [one for one in kept_in(reader) if one["id"] != before[0]["id"]]
-        words = [[m["role"], m["content"]] for m in again[0]["messages"]]
-        assert words == [[m["role"], m["content"]] for m in before[0]["messages"]]
         assert json.loads(file.read_text(encoding="utf-8"))["mirrorsd"] == 1
+
+
+def test_a_text_of_headings_is_read_as_a_conversation(open_page: Any, tmp_path: Path) -> None:  # noqa: F811
+    reader = open_page()
+    (tmp_path / "notes.md").write_text("# Foxes\n\n## You\n\nfox?\n\n## Answer\n\nA fox.\n", encoding="utf-8")
+    (tmp_path / "other.md").write_text("# Nothing said\n\nof anything\n", encoding="utf-8")
+    reader.page.set_input_files("#import", [str(tmp_path / "notes.md"), str(tmp_path / "other.md")])
+    reader.page.wait_for_function("() => document.getElementById('state').textContent.includes('read')")
+    assert "Not read: other.md: a conversation has no messages" in reader.page.locator("#state").inner_text()
+    (kept,) = kept_in(reader)
+    assert (kept["title"], [m["content"] for m in kept["messages"]]) == ("Foxes", ["fox?", "A fox."])
 
 
 def test_copying_says_what_it_did_without_a_clipboard(open_page: Any) -> None:  # noqa: F811
@@ -195,7 +255,7 @@ def test_random_acts_lose_nothing(open_page: Any, count: int) -> None:  # noqa: 
     answers = [message for message in messages if message["role"] == "assistant"]
     assert len(answers) == len(asked)
     assert all(answer["content"] and not answer.get("error") for answer in answers), answers
-    assert all(tab.complaints == [] for tab in tabs)
+    assert [complaint for tab in tabs for complaint in tab.complaints] == []
 
 
 PENDING = """() => new Promise((resolve) => {

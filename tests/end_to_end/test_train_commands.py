@@ -259,6 +259,12 @@ def test_a_draft_cut_from_a_gguf_file_trains_on_documents_alone(
         ("head", ("--vocabulary", "large"), "--vocabulary is 'large'"),
         ("head", ("--guesses", "40"), "--length is 32"),
         ("head", ("--decay", "2"), "--decay"),
+        ("head", ("--layers", "1"), "--layers is 1; a medusa head has 0"),
+        ("head", ("--kind", "streaming", "--layers", "0"), "--layers is 0; a streaming head has 1 or more"),
+        ("head", ("--kind", "streaming", "--layers", "2", "--taps", "1"), "--taps names 1 for --layers 2"),
+        ("head", ("--taps", "1,final"), "--taps names 2; a medusa head reads one"),
+        ("head", ("--loss", "kl=0"), "--loss is kl=0.0"),
+        ("head", ("--loss", "far=1"), "--loss is 'far=1'"),
     ],
 )
 def test_an_error_names_the_option_and_comes_before_any_text(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from traced_once import traced_anew, traced_once
 
 from mirrorsd.export import ExportOptions, export_pair
 from mirrorsd.export.verify.text import PARITY_TEXT
@@ -47,6 +48,8 @@ HYBRID = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 24,
 }
+
+__all__ = ["traced_anew", "traced_once"]
 
 MakeCheckpoint = Callable[..., Path]
 

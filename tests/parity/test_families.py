@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import openvino as ov
 import pytest
 import torch
@@ -90,21 +89,6 @@ def make(case: Case, folder: Path, make_checkpoint: Callable[..., Path], **sizes
     return make_checkpoint(folder, case.family, seed=11, **given)
 
 
-@pytest.fixture
-def traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trace each stage of a model once for all precisions: what they differ in comes after."""
-    graphs: dict[tuple[torch.nn.Parameter | None, str], ir.Model] = {}
-
-    def remembered(module: Any, contract: Any, weights: Any) -> ir.Model:
-        key = (next(module.parameters(), None), contract.name)  # the recurrence has none
-        if key not in graphs:
-            graphs[key] = export_stage(module, contract, weights)
-        return graphs[key].clone()
-
-    monkeypatch.setattr("mirrorsd.export.bundle.target_graphs.export_stage", remembered)
-
-
-@pytest.mark.usefixtures("traced_once")
 @pytest.mark.parametrize("case", marked(CASES))
 def test_a_family(
     case: Case,

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from mirrorsd import GenerationConfig, MirrorPipeline
-from mirrorsd.device_maps import TargetPlacement
+from mirrorsd.cli.application import run
+from mirrorsd.device_maps import Pace, TargetPlacement
 from mirrorsd.export import ExportOptions
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.checkpoints.weightless import open_model
@@ -19,9 +20,12 @@ from mirrorsd.export.pair_job import plan_job
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import MOST_STATES
 from mirrorsd.graphs.errors import ConfigError, DeviceError, ExportError
+from mirrorsd.machine.tuning.recorder import record_texts
+from mirrorsd.machine.tuning.simulation import Scenario, replay, simulate
 from mirrorsd.runtime.backends.onnxruntime.states import RecurrentStates
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
 from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
+from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.seats import target_cache_bytes
 
@@ -148,6 +152,42 @@ def test_all_methods_write_plain_text(pipe: MirrorPipeline, temperature: float) 
         with pipe.session() as session:  # each goes on with what the one before has left
             for method in METHODS:
                 assert session.generate(prompt, config, method=method).token_ids == plain, (prompt, method)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_its_own_head_is_recorded_and_replayed(pipe: MirrorPipeline, temperature: float) -> None:
+    seed = 7 if temperature else None
+    config = GenerationConfig(
+        max_new_tokens=24, ignore_eos=True, temperature=temperature, seed=seed, use_defaults=False
+    )
+    recording = record_texts(pipe, PROMPTS[:1], config, heads=("mtp",))
+    pace = Pace(target_ms=((1.0, 20.0),), draft_ms=((1.0, 5.0),))
+    with pipe.session(SpeculationConfig(window="full")) as session:
+        real = session.generate(PROMPTS[0], config, method="mtp")
+    (request,) = replay(recording, Scenario(pace=pace, speculation=SpeculationConfig(window="full"), method="mtp"))
+    steps = [[(step.num_window, step.num_accepted) for step in found] for found in (real.steps, request.steps)]
+    assert steps[0] == steps[1]
+    for method in ("mtp", "auto"):
+        (stats,) = simulate(recording, Scenario(pace=pace, speculation=SpeculationConfig(), method=method))
+        assert stats.tokens_per_step * stats.steps == pytest.approx(24)
+
+
+def test_its_own_head_is_benched_and_simulated_by_name(
+    hybrid_pair: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions, out = tmp_path / "questions.jsonl", tmp_path / "out"
+    line = {"question_id": 1, "category": "rag", "turns": [PROMPTS[0]]}
+    questions.write_text(json.dumps(line) + "\n", encoding="utf-8")
+    words = [str(hybrid_pair.bundle), "--methods", "plain,mtp"]
+    given = ["--raw", "--runs", "1", "--max-tokens", "8", "--device-map", "cpu"]
+    assert run(["bench", words[0], str(questions), *words[1:], "--out", str(out), *given]) == 0
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    assert {row["method"] for row in summary["rows"]} == {"plain", "mtp"}
+    assert summary["identical"]
+    capsys.readouterr()
+    assert run(["simulate", *words, "--prompts", str(questions), "--max-new-tokens", "8", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["method"] for row in rows] == ["plain", "mtp"]
 
 
 def test_a_conversation_that_is_taken_back_goes_on_as_if_it_were_new(pipe: MirrorPipeline) -> None:

@@ -71,6 +71,7 @@ def test_its_texts_are_the_same_with_every_method(exported: Exported, temperatur
     assert len({tuple(text.token_ids) for text in texts.values()}) == 1
 
 
+@pytest.mark.usefixtures("traced_anew")
 def test_a_graph_that_does_not_compute_them_again_is_refused(
     tied: Path, gptq_options: ExportOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

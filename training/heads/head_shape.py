@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from mirrorsd.families import DecoderParts, parts_of
 from mirrorsd.families.heads import KINDS, HeadConfig, HeadNetwork, build_head
-from mirrorsd.families.heads.config import VOCABULARIES
+from mirrorsd.families.heads.config import FINAL, VOCABULARIES
 from mirrorsd.families.heads.kind import Training
 from mirrorsd.families.heads.lending import check_lending
 from mirrorsd.graphs.errors import ConfigError
@@ -54,6 +54,12 @@ class HeadPlan:
             raise ConfigError(f"HeadPlan.kind is {self.kind!r}; allowed: {trained}")
         if self.vocabulary not in VOCABULARIES:
             raise ConfigError(f"HeadPlan.vocabulary is {self.vocabulary!r}; allowed: {', '.join(VOCABULARIES)}")
+        fewest, most = KINDS[self.kind].layers
+        if self.num_layers is not None and not fewest <= self.num_layers <= most:
+            allowed = f"{fewest} or more" if most > fewest else str(fewest)
+            raise ConfigError(f"HeadPlan.num_layers is {self.num_layers}; a {self.kind} head has {allowed}")
+        if KINDS[self.kind].reads_one_tap and len(self.taps) > 1:
+            raise ConfigError(f"HeadPlan.taps names {len(self.taps)}; a {self.kind} head reads one, usually {FINAL}")
 
     @property
     def usual(self) -> Training:
@@ -76,6 +82,12 @@ class HeadPlan:
             num_layers = max(1, min(num_layers, len(parts.layers) // 3))
         taps = self.taps or usual.taps(len(parts.layers), num_layers)
         check_taps(taps, len(parts.layers))
+        lasts = usual.taps(len(parts.layers), num_layers)
+        if kind.borrows_layers and len(taps) != len(lasts):
+            raise ConfigError(
+                f"HeadPlan.taps names {len(taps)} for HeadPlan.num_layers {num_layers}; a {self.kind} head reads what "
+                f"enters each of its layers, as {', '.join(map(str, lasts))}"
+            )
         is_reduced = self.vocabulary == "reduced"
         rank = self.link_rank if self.link_rank >= 0 else _LINK_RANK
         sizes: dict[str, Any] = _layer_sizes(given) if kind.layers[1] else {}

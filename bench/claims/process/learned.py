@@ -7,6 +7,8 @@ What `mirrorsd tune` has kept for the bundle is what tuned `auto` begins with; i
 Beside it the bundle is loaded with a cache of its own, which is empty at first: three times, for a conversation each,
 which teach it what they teach. Then both decode the same questions by turns, of which none was among the conversations.
 Speeds are over the time of the steps, `whole` ones over the time from the call to the last token. Texts are compared.
+`plain_ratio` is the same of plain decoding, which knows nothing of either: how much two copies of the models differ.
+`waited` is the share of the time that the target has waited for the draft.
 """
 
 import os
@@ -24,7 +26,7 @@ from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.user_cache import VARIABLE, folder_of
 
 TUNED, LEARNED = "tuned", "learned"
-COLUMNS = ("temperature", "texts", TUNED, LEARNED, "ratio", "whole_ratio", "texts_that_differ")
+COLUMNS = ("temperature", "texts", TUNED, LEARNED, "ratio", "plain_ratio", "whole_ratio", "texts_that_differ")
 
 
 def main() -> int:
@@ -81,11 +83,14 @@ def compared(
 ) -> dict[str, Any]:
     """Both on every prompt, by turns; who begins alternates."""
     results: dict[str, list[GenerationResult]] = {name: [] for name in pipes}
+    plain: dict[str, list[GenerationResult]] = {name: [] for name in pipes}
     for number, prompt in enumerate(prompts):
         config = runs.seeded(runs.text_config(options, temperature), number)
         for name in sorted(pipes, reverse=number % 2 == 1):
             results[name].append(pipes[name].generate(messages=prompt, config=config))
+            plain[name].append(pipes[name].generate(messages=prompt, config=config, method="plain"))
     speeds = {name: runs.speed(found) for name, found in results.items()}
+    of_plain = {name: runs.speed(found) for name, found in plain.items()}
     whole = {name: sum(result.stats.seconds for result in found) for name, found in results.items()}
     differ = sum(one.token_ids != two.token_ids for one, two in zip(*results.values(), strict=True))
     return {
@@ -93,10 +98,18 @@ def compared(
         "texts": len(prompts),
         **{name: round(speed, 2) for name, speed in speeds.items()},
         "ratio": round(speeds[LEARNED] / speeds[TUNED], 3),
+        "plain_ratio": round(of_plain[LEARNED] / of_plain[TUNED], 3),
         "whole_ratio": round(whole[TUNED] / whole[LEARNED], 3),
         "texts_that_differ": differ,
+        "waited": {name: round(waited(found), 4) for name, found in results.items()},
         "steps": {name: steps_of(found) for name, found in results.items()},
     }
+
+
+def waited(results: Sequence[GenerationResult]) -> float:
+    """The share of the steps' time in which the target has waited for the draft."""
+    exposed = sum(result.stats.draft_exposed_ms * result.stats.steps for result in results)
+    return exposed / sum(1e3 * result.num_tokens / result.stats.tokens_per_second for result in results)
 
 
 def steps_of(results: Sequence[GenerationResult]) -> dict[str, int]:

@@ -3,9 +3,10 @@
     python bench/claims/process/start_up.py pair.mirror [--python ENV/bin/python] [--repeats 5] --output start_up.json
 
 Starts a short program in fresh processes: first with an empty cache (the bundle's files are hashed, its draft is
-compiled), then with what the first one kept. Seconds are of the clock, medians; those of the processor stand beside
-them, since a busy machine lengthens the others. Sizes are those of the files that pip recorded for an extra's packages
-and all that these need, in the environment of `--python`; a package that is not installed there is named instead.
+compiled), then with what the first one kept. Seconds are of the clock, medians; those of the processor, of all its
+cores, stand beside them, since a busy machine lengthens the others. Sizes are those of the files that pip recorded for
+an extra's packages and all that these need, in the environment of `--python`; a package that is not installed there is
+named instead.
 """
 
 import argparse
@@ -24,18 +25,24 @@ EXTRAS = ("cpu", "cpu,cli", "cpu,server", "cpu,cli,export", "cpu,cli,export,comp
 STARTING = """
 import json, sys
 from time import perf_counter, process_time
-began = perf_counter()
+
+def now():
+    return perf_counter(), process_time()
+
+times = [now()]
 from mirrorsd import MirrorPipeline
-imported = perf_counter()
+times.append(now())
 with MirrorPipeline.load(sys.argv[1], device_map="cpu") as pipe:
-    loaded = perf_counter()
+    times.append(now())
     for chunk in pipe.stream("Once upon a time", max_new_tokens=1, ignore_eos=True):
-        first = perf_counter()
+        times.append(now())
         break
     import psutil
     memory = psutil.Process().memory_info().rss
-    print(json.dumps({"import_s": imported - began, "load_s": loaded - imported, "first_token_s": first - loaded,
-                      "processor_s": process_time(), "memory_mb": memory / 1e6}))
+found = {}
+for name, before, after in zip(("import", "load", "first_token"), times, times[1:]):
+    found |= {f"{name}_s": after[0] - before[0], f"{name}_processor_s": after[1] - before[1]}
+print(json.dumps({**found, "memory_mb": memory / 1e6}))
 """
 SIZES = """
 import json, sys

@@ -124,7 +124,8 @@ class ServedSoak:
             except (OSError, http.client.HTTPException) as error:
                 sleep(2 * _LOOK_S)
                 if not self._has_died.is_set():
-                    print(f"a request failed: {type(error).__name__}: {error}")
+                    told = error.read()[:500] if isinstance(error, urllib.error.HTTPError) else b""
+                    print(f"a request failed: {type(error).__name__}: {error} {told!r}")
                 self._count("lost_to_kills" if self._has_died.is_set() else "failed")
 
     def _ask(self) -> None:
@@ -186,13 +187,17 @@ class ServedSoak:
             return _words(json.load(answer)["choices"][0]["message"])
 
     def _streamed(self, body: dict[str, Any], last: int | None) -> str:
-        text = ""
+        text, is_whole = "", False
         with self._answer(body | {"stream": True}) as answer:
-            for place, line in enumerate(line for line in answer if line.startswith(b"data: {")):
+            for place, line in enumerate(line for line in answer if line.startswith(b"data: ")):
+                if is_whole := line.startswith(b"data: [DONE]"):
+                    break
                 choices = json.loads(line[len(b"data: ") :]).get("choices") or [{}]
                 text += _words(choices[0].get("delta") or {})
                 if place == last:
-                    break
+                    return text
+        if not is_whole:  # `http.client` takes a stream that breaks off for one that ends
+            raise http.client.IncompleteRead(text.encode())
         return text
 
 

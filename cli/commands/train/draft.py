@@ -12,13 +12,13 @@ from mirrorsd.cli.commands.train.report import measure_drafts, print_report
 from mirrorsd.cli.input import options
 from mirrorsd.cli.output.console import note, print_json, training_bar
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.training.text import HELD_BACK_FOLDER
 
 if TYPE_CHECKING:
     from mirrorsd.training.distill_draft import DistillConfig
     from mirrorsd.training.run.schedule import WarmStableDecay
     from mirrorsd.training.run.timed_run import RunConfig
 
-_LOOP_TOKENS = 24
 SHAPE, LOSS = "Shape", "Loss"
 
 FromModel = Annotated[
@@ -173,6 +173,8 @@ def _train_all(
     how: tuple[Any, Any],
 ) -> Any:
     """Train the draft, and its baseline if `runs` has one; return the target."""
+    from mirrorsd.training.text.work_folder import training_text
+
     work, source, document_share, size = given
     config, loss = how
     spare = shared.spare_memory(checkpoint, trained=size, tokens=loss.sequences * loss.length)
@@ -321,28 +323,18 @@ def _schedule(seconds: float, deadline: float | None, has_baseline: bool) -> "Wa
     return WarmStableDecay(budget_s=seconds, decay_s=seconds / 3)
 
 
-def training_text(works: list[Path], documents: Any, share: float) -> Any:
-    """What the target wrote, mixed with documents if there are any."""
-    from mirrorsd.training.text.token_stream import MixedStream
-
-    if share == 1:
-        return documents
-    folders = [work / shared.TEXT_FOLDER for work in works]
-    text = open_text(*(folders if folders[0].is_dir() else folders[1:] or folders))
-    return text if documents is None else MixedStream(text, documents, share)
-
-
 def _train(model: Any, draft: Any, text: Any, places: tuple[Path, Path, Path], how: tuple[Any, Any]) -> None:
     """Train one draft and put it in its folder; `places` are target, work folder and the draft's folder."""
     from mirrorsd.training.distill_draft import distill_draft
     from mirrorsd.training.models.model_folder import copy_tokenizer, finished_folder
     from mirrorsd.training.run.loss_curve import plot_losses
     from mirrorsd.training.run.timed_run import LOSSES_FILE
+    from mirrorsd.training.text.work_folder import open_text
 
     target, work, folder = places
     config, loss = how
     with training_bar(f"training {config.out.name}") as show:
-        run = distill_draft(model, draft, (text, open_text(work / shared.HELD_BACK_FOLDER)), config, loss, show)
+        run = distill_draft(model, draft, (text, open_text(work / HELD_BACK_FOLDER)), config, loss, show)
     if (config.out / LOSSES_FILE).is_file():
         plot_losses(config.out / LOSSES_FILE, config.out / "losses.png")
     with finished_folder(folder) as partial:
@@ -350,13 +342,3 @@ def _train(model: Any, draft: Any, text: Any, places: tuple[Path, Path, Path], h
         copy_tokenizer(target, partial)
         run.write_record(partial)
     note(f"wrote {folder}; losses in {config.out}")
-
-
-def open_text(*folders: Path) -> Any:
-    """Read what the target wrote, the greater part of its loops left out: they teach nothing new."""
-    from mirrorsd.training.text.self_text import cut_before_loop
-    from mirrorsd.training.text.text_folder import join_texts, load_texts, mark_own
-    from mirrorsd.training.text.token_stream import TokenStream
-
-    texts = [cut_before_loop(text, keep=_LOOP_TOKENS) for folder in folders for text in load_texts(folder)]
-    return TokenStream(join_texts(texts), mark_own(texts))

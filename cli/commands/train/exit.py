@@ -8,7 +8,7 @@ from rich.table import Table
 
 from mirrorsd.cli.commands.export import read_exit_layers
 from mirrorsd.cli.commands.train import target as shared
-from mirrorsd.cli.commands.train.draft import open_target_and_text, training_text
+from mirrorsd.cli.commands.train.draft import open_target_and_text
 from mirrorsd.cli.input import options
 from mirrorsd.cli.output.console import add_row, note, print_json, print_table, training_bar
 from mirrorsd.graphs.errors import ConfigError
@@ -41,6 +41,7 @@ def exit_command(
     from mirrorsd.training.exit_adapter import check_rank
     from mirrorsd.training.run.schedule import WarmStableDecay
     from mirrorsd.training.run.timed_run import RunConfig
+    from mirrorsd.training.text.work_folder import training_text
 
     checkpoint = shared.open_target(target, trained=0, tokens=batch * length, threads=threads, device=device)
     chosen = chosen_layers(layers, int(checkpoint.config["num_hidden_layers"]))

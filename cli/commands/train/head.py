@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mirrorsd.cli.commands.train import target as shared
-from mirrorsd.cli.commands.train.draft import check_output, open_target_and_text, open_text, run_config, training_text
+from mirrorsd.cli.commands.train.draft import check_output, open_target_and_text, run_config
 from mirrorsd.cli.commands.train.report import print_head_report
 from mirrorsd.cli.input import options
 from mirrorsd.cli.output.console import note, print_json, training_bar
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.names import TRAINED_HEADS
+from mirrorsd.training.text import HELD_BACK_FOLDER
 
 if TYPE_CHECKING:
     from mirrorsd.training.divergence import LossMix
@@ -95,6 +96,7 @@ def head(
     from mirrorsd.training.divergence import LossMix
     from mirrorsd.training.heads.head_shape import HeadPlan
     from mirrorsd.training.heads.head_training import HeadTrainingConfig
+    from mirrorsd.training.text.work_folder import training_text
 
     check_output(output)
     asked: dict[str, Any] = {"kind": kind, "taps": read_taps(taps), "length": guesses, "vocabulary": vocabulary}
@@ -111,8 +113,7 @@ def head(
     check = partial(_check_plan, plan, how)
     model, documents = open_target_and_text(checkpoint, source, work, document_share, check)
     text = training_text([work, *(more_text or ())], documents, document_share)
-    network = _train(model, plan, text, (work, output), (config, how))
-    found = measure_head(model, network, work, checkpoint.eos_ids[0])
+    found = measure_head(model, _train(model, plan, text, (work, output), (config, how)), work, checkpoint.eos_ids[0])
     print_json(found) if as_json else print_head_report(found)
 
 
@@ -129,12 +130,13 @@ def _train(model: Any, plan: Any, text: Any, places: tuple[Path, Path], how: tup
     from mirrorsd.training.models.model_folder import finished_folder
     from mirrorsd.training.run.loss_curve import plot_losses
     from mirrorsd.training.run.timed_run import LOSSES_FILE
+    from mirrorsd.training.text.work_folder import open_text
 
     work, folder = places
     config, training = how
     network = make_head(plan.config(model), model, text.tokens if plan.vocabulary == "reduced" else None)
     with training_bar(f"training {plan.kind}") as show:
-        run = train_head(model, network, (text, open_text(work / shared.HELD_BACK_FOLDER)), config, training, show)
+        run = train_head(model, network, (text, open_text(work / HELD_BACK_FOLDER)), config, training, show)
     if (config.out / LOSSES_FILE).is_file():
         plot_losses(config.out / LOSSES_FILE, config.out / "losses.png")
     with finished_folder(folder) as partial:

@@ -8,6 +8,7 @@ import typer
 
 from mirrorsd.cli.output.console import note
 from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.training.text import HELD_BACK_FOLDER, TEXT_FOLDER
 
 if TYPE_CHECKING:
     from mirrorsd.export.checkpoints.checkpoint import Checkpoint
@@ -55,7 +56,6 @@ Deadline = Annotated[
     float | None, typer.Option(help="Be done at this time (seconds since 1970), whatever pauses there were.")
 ]
 
-TEXT_FOLDER, HELD_BACK_FOLDER = "text", "text_held_back"
 _HELD_BACK_TEXTS = 400
 _HELD_BACK_TOKENS = 128
 

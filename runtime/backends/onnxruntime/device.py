@@ -14,7 +14,7 @@ from typing import Any
 import onnxruntime as ort
 
 from mirrorsd.device_maps import TargetPlacement
-from mirrorsd.device_maps.card import GRAPH_PROVIDERS
+from mirrorsd.device_maps.providers import ON_CUDA, PROVIDERS
 from mirrorsd.graphs.contract import Dim, StageContract
 from mirrorsd.graphs.errors import BundleError, DeviceError, MirrorError, raised_as
 from mirrorsd.runtime.backends.onnxruntime.device_memory import BestLogits, DeviceMemory
@@ -29,7 +29,6 @@ _TYPE_NAMES = {
     "int64": "tensor(int64)",
 }
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
-_ON_CUDA = ("CUDAExecutionProvider", "NvTensorRTRTXExecutionProvider")
 
 
 class OnnxDevice:
@@ -92,14 +91,12 @@ class OnnxDevice:
 
 def place_of(placement: TargetPlacement) -> Place:
     """Where hidden states, caches and logits of a placement live."""
-    if placement.provider in _ON_CUDA:
-        return Place(kind="cuda", device_id=placement.device_id, is_device=True)
-    if placement.provider == "DmlExecutionProvider":
-        return Place(kind="dml", device_id=placement.device_id, is_device=True)
-    if placement.provider == "WebGpuExecutionProvider":
-        # WebGPU knows one device: the one that the system prefers.
-        return Place(kind="webgpu", is_device=True, graphs=DeviceMemory(placement, "webgpu"))
-    return Place()
+    provider = PROVIDERS[placement.provider]
+    if provider.memory == "cpu":
+        return Place()
+    graphs = None if provider.has_copies else DeviceMemory(placement, provider.memory)
+    number = placement.device_id if provider.has_numbers else 0
+    return Place(kind=provider.memory, device_id=number, is_device=True, graphs=graphs)
 
 
 def check_ports(stage: OnnxStage, contract: StageContract) -> None:
@@ -191,7 +188,7 @@ def describe_stages(stages: Sequence[OnnxStage], device: OnnxDevice) -> str:
 
 def _new_stream(placement: TargetPlacement) -> Any:
     """A queue of its own on the GPU; None where this ONNX Runtime offers no device object to make one from."""
-    if placement.provider not in GRAPH_PROVIDERS:
+    if placement.provider not in ON_CUDA:
         return None
     devices = [device for device in ort.get_ep_devices() if device.ep_name == placement.provider]
     if placement.device_id >= len(devices):

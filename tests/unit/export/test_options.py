@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from mirrorsd.export import ExportOptions
-from mirrorsd.export.options import check_exit_layers, resolve_capacities, resolve_context
+from mirrorsd.export.options import check_exit_layers, resolve_capacities, resolve_context, with_scaling
 from mirrorsd.graphs.errors import ConfigError
 
 
@@ -77,3 +77,13 @@ def test_last_capacity_is_the_context() -> None:
 def test_options_need_no_torch() -> None:
     code = "import sys; from mirrorsd.export import ExportOptions; ExportOptions(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_progress_goes_up_to_the_end_whether_or_not_inputs_are_scaled() -> None:
+    told: list[float] = []
+    report = with_scaling(lambda stage, fraction: told.append(fraction))
+    given = [number / 100 for number in range(101)]
+    for fraction in given:
+        report("stage", fraction)
+    assert told == sorted(told) and (told[0], told[-1]) == (0.0, 1.0)
+    assert told[2] - told[1] == pytest.approx(0.23), "scaling is a quarter of it"

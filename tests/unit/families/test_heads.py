@@ -130,7 +130,7 @@ def test_what_is_borrowed_follows_from_kind_and_vocabulary() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"head_kind": "medea"}, "head_kind is 'medea'; allowed: block, eagle3, hydra, medusa, mtp, streaming"),
+        ({"head_kind": "medea"}, f"head_kind is 'medea'; allowed: {', '.join(sorted(HEAD_KINDS))}"),
         ({"taps": (3, "first")}, "taps are"),
         ({"taps": (1, 2)}, "reads one tap"),
         ({"vocabulary": "low-rank"}, "head_rank=0; a low-rank one has a rank"),

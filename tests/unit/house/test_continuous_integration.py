@@ -12,14 +12,15 @@ SCRIPT = "scripts/test.py"
 def test_the_workflow_runs_the_script_on_three_systems() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8"))
     assert set(workflow) == {"name", True, "permissions", "concurrency", "jobs"}, "YAML reads `on` as true"
-    gate, whole = (workflow["jobs"][name] for name in ("gate", "test"))
+    gate, oldest, whole = (workflow["jobs"][name] for name in ("gate", "oldest", "test"))
     systems = [re.sub("-latest$", "", system) for system in whole["strategy"]["matrix"]["system"]]
     assert systems == ["ubuntu", "windows", "macos"]
     assert whole["runs-on"] == "${{ matrix.system }}"
     assert [step["run"] for step in whole["steps"] if "run" in step] == [f"python {SCRIPT}"]
     parts = [step["run"] for step in gate["steps"] if "run" in step]
     assert parts == [f"python {SCRIPT} --only {part}" for part in ("lint", "types", "unit")]
-    steps = [*gate["steps"], *whole["steps"]]
+    assert [step["run"] for step in oldest["steps"] if "run" in step] == [f"python {SCRIPT} --only oldest"]
+    steps = [*gate["steps"], *oldest["steps"], *whole["steps"]]
     assert all(re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"]) for step in steps if "uses" in step)
 
 

@@ -109,7 +109,8 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "answers": {"bundles", "errors", "service", "settings", "transport", "wire"},
         "inspection": {"answers", "errors", "metrics", "service", "transport", "wire"},
         "app": {"answers", "errors", "inspection", "openapi", "service", "settings", "transport", "wire"},
-        "running": {"app", "service", "settings", "transport"},
+        "front": {"errors", "settings", "transport"},
+        "running": {"app", "settings", "transport"},
     },
     "cli": {
         "input": set(),

@@ -8,7 +8,7 @@ import sys
 import tomllib
 import zipfile
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,6 +86,42 @@ def test_digest_follows_pyproject_and_constraints(tmp_path: Path, monkeypatch: p
     assert environment.needs_digest(tmp_path) != first
 
 
+def test_the_oldest_packages_are_resolved_from_the_lower_bounds_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    environment, asked = load_script("environment", monkeypatch), []
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    for name in ("pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_text("", encoding="utf-8")
+
+    def call(command: list[str], advice: str) -> None:
+        (tmp_path / ".venv-oldest").mkdir(exist_ok=True)
+        asked.append((command, advice))
+
+    monkeypatch.setattr(environment, "_call", call)
+    python = environment.ensure_oldest({"dev"})
+    assert python.is_relative_to(tmp_path / ".venv-oldest")
+    (_, _), (_, _), (resolving, advice), (installing, _) = asked
+    assert {"compile", "--extra", "dev", "--resolution", "lowest-direct"} <= set(resolving)
+    assert "lower bounds" in advice
+    assert resolving[-1] == installing[-1], "what was resolved is installed"
+    assert environment.ensure_oldest({"dev"}) == python
+    assert len(asked) == 4, "they are there"
+
+
+def test_the_oldest_packages_run_the_unit_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    script, asked = load_script("test", monkeypatch), []
+    monkeypatch.setattr(script, "run_here", lambda command, variables: asked.append((command, variables)) or 0)
+    monkeypatch.setattr(script, "ensure_oldest", lambda extras: Path("oldest-python"))
+    monkeypatch.setattr(script, "ensure_environment", lambda _: pytest.fail("it has one of its own"))
+    monkeypatch.setattr(sys, "argv", ["test.py", "--only", "oldest", "-k", "manifest"])
+    assert script.main() == 0
+    ((command, variables),) = asked
+    assert command[0] == "oldest-python" and {"tests/unit", "not long", "manifest"} <= set(command)
+    assert Path(variables["PYTHONPATH"]).name == ".typing"
+    assert "oldest" not in script.parts_of(None, [])
+
+
 def test_unknown_options_go_to_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
     script = load_script("test", monkeypatch)
     options, rest = script.parse_arguments(["--quick", "-k", "manifest", "--only", "tests", "-x"])
@@ -130,16 +166,40 @@ def test_the_demo_s_large_pair_tells_its_costs_first(
     monkeypatch.setattr(script, "ensure_environment", lambda _: commands.append("install"))
     monkeypatch.setattr(script, "run_here", lambda command: commands.append(command) or 3)
     monkeypatch.setattr(sys, "argv", ["demo.py", "--pair", "qwen-coder"])
+    monkeypatch.setattr(script.shutil, "disk_usage", lambda _: SimpleNamespace(free=int(1e12)))
     assert script.main() == 3, "the export's status is the demo's"
     assert list(script.QWEN) == [commands[1][2], commands[1][4]]
     assert "GB for the bundle" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["demo.py", "--pair", "qwen-coder", "--files", str(tmp_path)])
+    commands.clear()
     assert script.main() == 2
     assert "has no Qwen2.5-Coder-1.5B-Instruct*.gguf" in capsys.readouterr().err
+    assert commands == [], "nothing is installed for what cannot be shown"
     for name in script.QWEN:
         (tmp_path / f"{name.partition('/')[2]}-Q4_K_M.gguf").write_bytes(b"")
     assert script.main() == 3
     assert commands[-1][2].endswith("Qwen2.5-Coder-1.5B-Instruct-Q4_K_M.gguf")
+    commands.clear()
+    monkeypatch.setattr(script.shutil, "disk_usage", lambda _: SimpleNamespace(free=int(2e9)))
+    assert script.main() == 2 and commands == []
+    assert f"{script.QWEN_BUNDLE_GB} GB are needed in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--files", "."], "--files goes with --pair qwen-coder"),
+        (["--tokens", "0"], "--tokens is 0; allowed: 1 or more"),
+    ],
+)
+def test_the_demo_ignores_no_option(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = load_script("demo", monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["demo.py", *words])
+    with pytest.raises(SystemExit) as ended:
+        script.main()
+    assert ended.value.code == 2 and said in capsys.readouterr().err
 
 
 def test_the_demo_takes_the_model_out_of_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -215,12 +275,17 @@ def test_without_a_gpu_the_check_says_why(monkeypatch: pytest.MonkeyPatch, capsy
 def test_stand_ins_for_devices_fail_skip_and_pass(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script, asked = load_script("test", monkeypatch), []
-    statuses = {"webgpu": 4, "npu compiler": 1, "frozen program": 0}
+    script = load_script("test", monkeypatch)
+    asked: list[list[str]] = []
+    told: list[dict[str, str]] = []
 
-    def run(command: list[str], variables: dict[str, str] | None = None) -> int:
+    def run(command: list[str], variables: dict[str, str]) -> int:
         asked.append(command)
-        return next((statuses[name] for name, words in script.DEVICES.items() if words[0] in command), 0)
+        told.append(variables)
+        return int("tests/device" in command and "DEVICE" in variables and variables["DEVICE"] == "broken")
+
+    def stand_in(words: str, status: int) -> list[str]:
+        return ["sh", "-c", f"echo setting up; echo '{words}'; exit {status}"]
 
     monkeypatch.setattr(script.sys, "platform", "linux")
     monkeypatch.setattr(script, "run_here", run)
@@ -230,12 +295,25 @@ def test_stand_ins_for_devices_fail_skip_and_pass(
     assert [words[-1] for words in asked] == ["not long", "not long"], "without --devices nothing is installed"
     assert "unit 0 s, end-to-end 0 s" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["test.py", "--only", "tests", "--devices"])
-    assert script.main() == 1
-    printed = capsys.readouterr().out
-    assert "== webgpu: skipped (see above)" in printed
-    assert "== npu compiler: FAILED" in printed
-    statuses["npu compiler"] = 0
+    there = {"gpu": stand_in('{"DEVICE": "fine"}', 0), "npu": stand_in("no wine here", 1), "none": stand_in("x", 0)}
+    monkeypatch.setattr(script, "DEVICES", there)
     assert script.main() == 0
+    printed = capsys.readouterr().out
+    assert "== gpu: ready" in printed and "== none: ready" in printed
+    assert "== npu: skipped" in printed and "no wine here" in printed
+    assert [words[-1] for words in asked[2:]] == ["not long", "not long or npu_compiler"]
+    assert [variables.get("DEVICE") for variables in told[2:]] == [None, "fine"]
+    monkeypatch.setattr(script, "DEVICES", {"gpu": stand_in('{"DEVICE": "broken"}', 0)})
+    assert script.main() == 1
+    assert "FAILED: end-to-end" in capsys.readouterr().out
+
+
+def test_a_device_that_is_not_set_up_in_time_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = load_script("test", monkeypatch)
+    monkeypatch.setattr(script, "SETUP_LIMIT_S", 0.01)
+    assert script.prepare(["sleep", "5"])[:2] == (None, "it was not set up within 0.01 s")
+    monkeypatch.setattr(script.sys, "platform", "win32")
+    assert script.prepare(["sleep", "5"]).variables is None
 
 
 def test_tests_run_in_tiers_unless_files_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,13 +321,14 @@ def test_tests_run_in_tiers_unless_files_are_named(monkeypatch: pytest.MonkeyPat
     assert script.parts_of(None, ["-m", "not long", "-k", "manifest"]) == ("lint", "types", "unit", "end-to-end")
     assert script.parts_of("tests", ["tests/unit/house/test_scripts.py::test_a"]) == ("tests",)
     assert script.parts_of("unit", []) == ("unit",)
+    assert script.parts_of("ray", []) == ("ray",)
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and list(path.rglob("test_*.py"))}
-    assert {Path(folder).name for tier in script.TIERS.values() for folder in tier} == folders
+    assert {Path(folder).name for tier in (script.TIERS | script.RAY).values() for folder in tier} == folders
     for status, is_fine in ((0, True), (5, True), (1, False)):
         monkeypatch.setattr(script, "run_here", lambda *_, status=status: status)
-        assert script.run_part("python", "unit", []) is is_fine
+        assert script.run_part("python", "unit", [], {}) is is_fine
     monkeypatch.setattr(script, "run_here", lambda *_: 5)
-    assert not script.run_part("python", "tests", ["tests/unit/house/test_pages.py", "-k", "nothing"])
+    assert not script.run_part("python", "tests", ["tests/unit/house/test_pages.py", "-k", "nothing"], {})
 
 
 def test_the_webgpu_check_says_what_a_software_gpu_needs(

@@ -10,15 +10,33 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "server" / "page"
-VENDORED = json.loads((PAGE / "vendor" / "vendored.json").read_text(encoding="utf-8"))
+VENDOR = PAGE / "vendor"
+PACKAGES = json.loads((VENDOR / "vendored.json").read_text(encoding="utf-8"))
 OWN = sorted(path for path in PAGE.iterdir() if path.suffix in (".js", ".css", ".html"))
 
 
 def test_every_vendored_file_is_the_one_that_is_named() -> None:
-    assert set(VENDORED) == {path.name for path in (PAGE / "vendor").glob("*.js")}
-    for name, entry in VENDORED.items():
-        assert hashlib.sha256((PAGE / "vendor" / name).read_bytes()).hexdigest() == entry["sha256"]
-        assert (PAGE / "vendor" / entry["licence_file"]).read_text(encoding="utf-8")
+    named = {name: entry for package in PACKAGES.values() for name, entry in package["files"].items()}
+    licences = {package["licence_file"] for package in PACKAGES.values()}
+    found = {path.relative_to(VENDOR).as_posix() for path in VENDOR.rglob("*") if path.is_file()}
+    assert found == {*named, *licences, "vendored.json"}
+    for name, entry in named.items():
+        assert hashlib.sha256((VENDOR / name).read_bytes()).hexdigest() == entry["sha256"], name
+
+
+def test_every_vendored_package_has_a_version_and_its_licence() -> None:
+    for name, package in PACKAGES.items():
+        assert re.fullmatch(r"\d+\.\d+\.\d+", package["version"]), name
+        text = (VENDOR / package["licence_file"]).read_text(encoding="utf-8")
+        assert re.search(r"licen[sc]e|redistribution", text, re.IGNORECASE), name
+
+
+def test_what_vendored_styles_fetch_lies_beside_them() -> None:
+    for path in VENDOR.rglob("*.css"):
+        wanted = re.findall(r"url\(([^)]+)\)", path.read_text(encoding="utf-8"))
+        assert not [name for name in wanted if ":" in name or name.startswith("/")]
+        fonts = [name for name in wanted if name.endswith(".woff2")]
+        assert fonts and not [name for name in fonts if not (path.parent / name).is_file()]
 
 
 @pytest.mark.parametrize("path", OWN, ids=lambda path: path.name)

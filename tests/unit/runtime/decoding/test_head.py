@@ -13,7 +13,7 @@ from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.contract import HeadShape
 from mirrorsd.graphs.errors import Cancelled, ConfigError, DeviceError
 from mirrorsd.graphs.manifest import Head, SourceModel
-from mirrorsd.runtime.backends.fake import FakeTarget
+from mirrorsd.runtime.backends.fake import FakeDraft, FakeTarget
 from mirrorsd.runtime.backends.protocol import HeadGuesses
 from mirrorsd.runtime.decoding.head import HeadLink
 from mirrorsd.runtime.engine import check_head
@@ -36,10 +36,10 @@ def head_of(kind: str, length: int = 4) -> Head:
 def make_headed(make_bench: Callable[..., Any], draft_handler: Callable[..., Any]) -> Callable[..., Any]:
     """A bench whose target has a head of each kind, which is right this often."""
 
-    def make(hit_rate: float = 0.7, **settings: Any) -> Any:
+    def make(of_heads: float = 0.7, **settings: Any) -> Any:
         bench = make_bench(**settings)
         for kind in KINDS:
-            bench.target.add_head(head_of(kind), draft_handler(hit_rate, 3))
+            bench.target.add_head(head_of(kind), draft_handler(of_heads, 3))
         return bench
 
     return make
@@ -215,3 +215,85 @@ def test_a_head_beside_a_target_on_openvino_says_where_it_runs(bundle: Path) -> 
     manifest = replace(read_bundle(bundle), heads=(head_of("eagle3"),))
     with pytest.raises(ConfigError, match=r"runs on ONNX Runtime.*choose another device map"):
         check_head("eagle3", manifest, ())
+
+
+SIZE_BLIND = ((1.0, 1000.0), (33.0, 1000.0))
+"""A second for a pass, whatever its rows."""
+
+
+def slow_guesses(bench: Any, seconds: float) -> None:
+    """Have every run of a head take so long, by the clock of the bench."""
+    guess = bench.target.guess
+
+    def slowly(*arguments: Any, **options: Any) -> HeadGuesses:
+        bench.target.seconds += seconds
+        return guess(*arguments, **options)
+
+    bench.target.guess = slowly
+
+
+def useless(bench: Any) -> list[int]:
+    """A draft that takes half a pass, and is never right."""
+    bench.target.seconds += 0.5
+    return [99 % 16, 0, 0, 0]
+
+
+@pytest.mark.parametrize("takes_turns", [True, False])
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 5}, {"temperature": 0.8, "seed": 5, "top_k": 4}])
+@pytest.mark.parametrize("hit_rates", [(0.0, 0.0), (0.0, 0.9), (0.9, 0.0), (0.7, 0.8)])
+def test_auto_writes_plain_text_with_any_heads_and_any_draft(
+    make_headed: Callable[..., Any], hit_rates: tuple[float, float], sampling: dict[str, Any], *, takes_turns: bool
+) -> None:
+    of_heads, of_draft = hit_rates
+    bench = make_headed(of_heads, takes_turns=takes_turns, is_steady=True, hit_rate=of_draft)
+    bench.engine.known.target_ms = SIZE_BLIND
+    turn = PROMPT
+    for _ in range(4):
+        expected = make_headed().decode(turn, "plain", max_new_tokens=24, **sampling)
+        assert bench.decode(turn, "auto", max_new_tokens=24, **sampling) == expected
+        turn = [*turn, *expected, 2, 7]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_auto_uses_a_head_that_is_right_where_the_draft_is_not(
+    make_bench: Callable[..., Any], draft_handler: Callable[..., Any], kind: str
+) -> None:
+    draft = FakeDraft(lambda _: useless(bench), vocab_size=16, num_streams=3)
+    bench = make_bench(draft=draft, is_steady=True, takes_turns=True)
+    bench.target.add_head(head_of(kind), draft_handler(1.0, 3))
+    bench.engine.known.target_ms = SIZE_BLIND
+    for number in range(4):
+        bench.decode([number, *PROMPT], "auto", max_new_tokens=60)
+    methods = [step.method for step in bench.last_request.steps]
+    assert methods.count(kind) >= len(methods) - 2
+    assert len(methods) <= 20, "a head that is always right brings five tokens a step"
+
+
+def test_auto_pays_little_for_heads_that_are_never_right(make_headed: Callable[..., Any]) -> None:
+    """Five of them, each a third of a pass: the first texts try them, later ones hardly do."""
+    bench = make_headed(0.0, hit_rate=0.0, is_steady=True, takes_turns=True)
+    bench.engine.known.target_ms = SIZE_BLIND
+    slow_guesses(bench, 0.3)
+    lost = []
+    for number in range(14):
+        prompt = [number, *PROMPT]
+        tokens = bench.decode(prompt, "auto", max_new_tokens=100)
+        decoding = sum(step.own_seconds for step in bench.last_request.steps)
+        lost.append(decoding / len(tokens) - 1)
+    assert max(lost) < 0.05
+    assert sum(lost[-4:]) / 4 < 0.012
+
+
+def test_a_head_that_fails_leaves_auto_with_the_rest(make_headed: Callable[..., Any]) -> None:
+    bench = make_headed(1.0, is_steady=True, takes_turns=True)
+    bench.engine.known.target_ms = SIZE_BLIND
+    for number in range(3):
+        bench.decode([number, *PROMPT], "auto", max_new_tokens=24)
+
+    def broken(*arguments: Any, **options: Any) -> HeadGuesses:
+        raise DeviceError("it is gone")
+
+    bench.target.guess = broken
+    expected = make_headed().decode([9, *PROMPT], "plain", max_new_tokens=24)
+    with pytest.warns(RuntimeWarning, match="The head failed"):
+        assert bench.decode([9, *PROMPT], "auto", max_new_tokens=24) == expected

@@ -5,7 +5,7 @@ import pytest
 
 from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.sampling.chooser import TokenChooser
-from mirrorsd.runtime.sampling.likely_tokens import likely_tokens, new_scratch
+from mirrorsd.runtime.sampling.filters import kept_tokens
 from mirrorsd.runtime.sampling.logit_processors import Penalties, ShortlistFilter, penalise_repetition
 
 RNG = np.random.default_rng(12)
@@ -94,9 +94,8 @@ def test_sixteen_candidates_of_a_thousand_are_filtered_almost_as_all_are(
         logits = random.normal(scale=3.0, size=1000)
         logprobs = logits - np.log(np.exp(logits).sum())
         ids = np.argsort(-logprobs)[:16]
-        likely = likely_tokens(logprobs, float(logprobs.max()), filters, new_scratch(1000))
-        places = [place for place in range(len(likely.logits)) if likely.keeps(place)]
-        kept = places if likely.ids is None else likely.ids[places]
+        kept = kept_tokens(logprobs, float(logprobs.max()), filters)
+        assert kept is not None
         num_wrong += int((filters.dropped(logprobs[ids]) == np.isin(ids, kept)).sum())
     is_exact = 0 < top_k <= 16 or top_p >= 1 or (temperature == 1 and not top_k)
     assert num_wrong <= (0 if is_exact else 16)  # of 640

@@ -1,0 +1,388 @@
+"""A front: one address before several servers. Where one dies in the middle of a text, another goes on with it.
+
+The client's text is the one that an undisturbed server would have written. The front keeps the ids that were sent of
+every text that runs; a server takes them as `continue_from` and sends what is missing. Only a server with an equal
+`system_fingerprint` may do that. Which servers there are, and who gets which request, is not decided here: a front asks
+one server until it fails, and any balancer of HTTP may stand behind it.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from time import monotonic
+from typing import Any, NamedTuple
+
+import httpx2
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.routing import Mount
+from starlette.types import Receive, Scope, Send
+
+from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.server.errors import ApiError
+from mirrorsd.server.settings import ServerSettings
+from mirrorsd.server.transport.exchange import PING, ClientDisconnect, Exchange, while_connected
+from mirrorsd.server.transport.guard import Guard
+from mirrorsd.server.transport.resuming import HEADER, read_mark
+
+_log = logging.getLogger("mirrorsd.server")
+_END = b"\n\n"
+_OWN_HEADERS = frozenset(
+    (
+        *(
+            b"host",
+            b"connection",
+            b"content-length",
+            b"transfer-encoding",
+            b"keep-alive",
+            b"te",
+            b"trailer",
+            b"upgrade",
+        ),
+        *(b"expect", b"accept-encoding", b"origin", b"referer", HEADER.encode()),
+    )
+)
+"""Of a request: between two machines only, or checked by the front already."""
+_PASSED_BACK = (
+    "content-type",
+    "retry-after",
+    "x-mirrorsd-unknown-fields",
+    "x-should-retry",
+    "www-authenticate",
+    "location",
+)
+_PASSED_BACK_BY_PAGES = ("content-security-policy", "cache-control", "etag", "referrer-policy", "x-frame-options")
+_ANOTHER_MAY = frozenset((409, 429, 500, 502, 503, 504))
+"""Answers of one server that may be otherwise at another."""
+_MOST_DIFFERENT = 8
+"""Servers in a row that cannot go on with a text, behind a balancer that names none of them."""
+_LONGEST_PAUSE_S = 2.0
+
+
+class Refusal(NamedTuple):
+    """Why a server has not answered a request to its end."""
+
+    status: int
+    body: bytes
+    headers: dict[str, str]
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """Its `error`; empty where it is none of ours."""
+        try:
+            found = json.loads(self.body)
+        except ValueError:
+            return {}
+        error = found.get("error") if isinstance(found, dict) else None
+        return error if isinstance(error, dict) else {}
+
+
+class Passage:
+    """One request on its way, and what is certain of its answer: the client has it, and it can be gone on from."""
+
+    def __init__(self, exchange: Exchange, body: bytes) -> None:
+        self.exchange, self._body = exchange, body
+        self.refusal: Refusal | None = None
+        self.num_steps = 0
+        self._known: dict[str, Any] = {}
+        self._ids: list[list[int]] = []
+        self._seed: int | None = None
+        self._document = b""
+        self._is_stream: bool | None = None
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether a server has begun with the answer."""
+        return bool(self._known)
+
+    def request(self, client: httpx2.AsyncClient, server: str) -> httpx2.Request:
+        """What to ask a server now."""
+        scope = self.exchange.request.scope
+        path = scope.get("raw_path") or scope["path"].encode()
+        query = b"?" + scope["query_string"] if scope["query_string"] else b""
+        headers = [
+            (name, value)
+            for name, value in scope["headers"]
+            if name not in _OWN_HEADERS and not name.startswith((b"sec-", b"proxy-"))
+        ]
+        if scope["method"] == "POST":
+            headers.append((HEADER.encode(), json.dumps(self._known).encode()))
+        url = server + (path.partition(b"?")[0] + query).decode("latin-1")
+        return client.build_request(scope["method"], url, headers=headers, content=self._content())
+
+    def _content(self) -> bytes:
+        """The client's body, and behind an answer's beginning what it goes on from."""
+        if not self.is_begun:
+            return self._body
+        more: dict[str, Any] = {"continue_from": self._ids} if self._ids else {}
+        if self._seed is not None:
+            more["seed"] = self._seed
+        return json.dumps(json.loads(self._body) | more).encode()
+
+    async def pass_whole(self, answer: httpx2.Response) -> None:
+        """Pass on an answer that is no text."""
+        body = await answer.aread()
+        headers = {
+            name: answer.headers[name] for name in (*_PASSED_BACK, *_PASSED_BACK_BY_PAGES) if name in answer.headers
+        }
+        await self.exchange.whole(body, headers, answer.status_code)
+
+    async def pass_raw(self, answer: httpx2.Response) -> None:
+        """Pass on a stream that nobody can go on with: one that was kept for whoever asks for it."""
+        await self.exchange.begin_stream()
+        async for piece in answer.aiter_raw():
+            await self.exchange.frame(piece)
+        await self.exchange.end_stream()
+
+    async def follow(self, answer: httpx2.Response) -> bool:
+        """Pass on a text as far as it is certain; whether all of it has come."""
+        held: list[bytes] = []
+        status = 0
+        async for frame in frames_of(answer.aiter_raw()):
+            mark = read_mark(frame)
+            if mark is None:
+                await self._hold(held, frame, answer)
+            elif "status" in mark:
+                held, status = [], mark["status"]
+            elif status:
+                return await self._end_with(status, held)
+            else:
+                is_done = mark.pop("is_done", False)
+                await self._take(mark, held, answer)
+                held = []
+                if is_done:
+                    return await self._finish()
+        return False
+
+    async def _hold(self, held: list[bytes], frame: bytes, answer: httpx2.Response) -> None:
+        if frame + _END != PING:
+            held.append(frame)
+        elif self._wants_stream:
+            await self._begin(answer)
+            await self.exchange.frame(PING)
+
+    async def _take(self, mark: dict[str, Any], held: list[bytes], answer: httpx2.Response) -> None:
+        """What was held is certain now."""
+        if held and self._wants_stream:
+            await self._begin(answer)
+            await self.exchange.frame(_END.join(held) + _END)
+        elif held:
+            self._document = held[-1]
+        choice, ids = mark.pop("choice", None), mark.pop("ids", [])
+        self.num_steps += choice is not None
+        if choice is not None:
+            self._ids += [[] for _ in range(choice + 1 - len(self._ids))]
+            self._ids[choice] += ids
+        self._seed = mark.pop("seed", self._seed)
+        self._known |= mark
+
+    async def _finish(self) -> bool:
+        if self._wants_stream:
+            await self.exchange.end_stream()
+        else:
+            await self.exchange.whole(_data_of(self._document), {"content-type": "application/json"})
+        return True
+
+    async def _end_with(self, status: int, held: list[bytes]) -> bool:
+        """A server has ended the text with an error: another one may do better, unless the request is to blame."""
+        self.refusal = Refusal(status, _data_of(held[-1]) if held else b"", {})
+        if status in _ANOTHER_MAY:
+            return False
+        await self.fail()
+        return True
+
+    async def fail(self) -> None:
+        """Tell the client that nobody goes on, and why."""
+        refusal = self.refusal or Refusal(503, b"", {})
+        error = refusal.error
+        if self.is_begun and refusal.status in _ANOTHER_MAY:
+            why = error.get("message", "none answered.")
+            message = (
+                f"The server that wrote this text is gone, and no other has gone on with it. The last one said: {why}"
+            )
+            await self.exchange.fail(ApiError(503, message, code="text_not_continued"))
+        elif self.is_begun or not refusal.body:
+            message = error.get("message", "No server answers: none could be reached, or each broke off.")
+            await self.exchange.fail(ApiError(refusal.status, message, code=error.get("code", "no_server")))
+        else:
+            await self.exchange.whole(refusal.body, refusal.headers, refusal.status)
+
+    async def _begin(self, answer: httpx2.Response) -> None:
+        headers = {name: answer.headers[name] for name in _PASSED_BACK[2:3] if name in answer.headers}
+        await self.exchange.begin_stream(headers)
+
+    @property
+    def _wants_stream(self) -> bool:
+        if self._is_stream is None:
+            self._is_stream = bool(json.loads(self._body).get("stream"))
+        return self._is_stream
+
+
+class Front:
+    """The front as an ASGI application, and as a service that is started and stopped with its server."""
+
+    def __init__(self, servers: Sequence[str], settings: ServerSettings) -> None:
+        self.servers, self.settings = servers_of(servers), settings
+        self.is_closing = False
+        self.failure: BaseException | None = None
+        self._first = 0
+        self._client: httpx2.AsyncClient | None = None
+
+    def use(self, client: httpx2.AsyncClient) -> None:
+        """Reach servers by this client from now on: one with certificates of its own, or one that fails on purpose."""
+        self._client = client
+
+    async def start(self) -> None:
+        """There is nothing to load."""
+
+    def begin_to_close(self) -> None:
+        """Texts that run have the server's grace to end."""
+        self.is_closing = True
+
+    async def close(self) -> None:
+        """Let go of all connections."""
+        self.is_closing = True
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, as ASGI has it: by whichever server answers."""
+        exchange = Exchange(scope, receive, send, self.settings.limits)
+        try:
+            body = await self._read(exchange)
+            await while_connected(exchange, lambda: self._answer(Passage(exchange, body)))
+        except ClientDisconnect:
+            return
+        except ApiError as error:
+            await exchange.fail(error)
+
+    async def _read(self, exchange: Exchange) -> bytes:
+        limits, found = self.settings.limits, bytearray()
+        try:
+            async with asyncio.timeout(limits.body_s):
+                async for piece in exchange.request.stream():
+                    found += piece
+                    if len(found) > limits.body_bytes:
+                        raise ApiError(413, f"The body has more than {limits.body_bytes} bytes.", code="body_too_large")
+        except TimeoutError:
+            raise ApiError(408, f"The body did not come within {limits.body_s:g} seconds.") from None
+        return bytes(found)
+
+    async def _answer(self, passage: Passage) -> None:
+        """Ask one server after the other until the answer is whole, or none has brought it on for a while."""
+        until, num_steps, num_different, pause_s = self._until(), 0, 0, 0.05
+        while monotonic() < until:
+            statuses = []
+            for number in range(len(self.servers)):
+                place = (self._first + number) % len(self.servers)
+                if await self._is_answered(passage, self.servers[place]):
+                    self._first = place
+                    return
+                statuses.append(passage.refusal.status if passage.refusal else 0)
+                num_different += statuses[-1] == 409
+                if passage.num_steps > num_steps:
+                    until, num_steps, num_different, pause_s = self._until(), passage.num_steps, 0, 0.05
+            is_busy = not passage.is_begun and all(status in (409, 429) for status in statuses)
+            if is_busy or num_different >= max(_MOST_DIFFERENT, 2 * len(self.servers)):
+                break
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        await passage.fail()
+
+    def _until(self) -> float:
+        return monotonic() + self.settings.limits.elsewhere_s
+
+    async def _is_answered(self, passage: Passage, server: str) -> bool:
+        """Whether a server has answered to the end, with what stands before it."""
+        client = self._opened()
+        passage.refusal = None
+        try:
+            answer = await client.send(passage.request(client, server), stream=True)
+            try:
+                is_whole = await self._is_passed_on(passage, answer)
+            finally:
+                await answer.aclose()
+            if not is_whole:
+                why = passage.refusal.status if passage.refusal else "it broke off"
+                _log.warning("%s: %s", server, why, extra={"facts": {"request": passage.exchange.id}})
+            return is_whole
+        except httpx2.TransportError as error:
+            _log.warning("%s: %s", server, type(error).__name__, extra={"facts": {"request": passage.exchange.id}})
+            return False
+
+    async def _is_passed_on(self, passage: Passage, answer: httpx2.Response) -> bool:
+        kind = answer.headers.get("content-type", "")
+        if answer.status_code in _ANOTHER_MAY or (passage.is_begun and not kind.startswith("text/event-stream")):
+            headers = {name: answer.headers[name] for name in _PASSED_BACK if name in answer.headers}
+            passage.refusal = Refusal(answer.status_code, await answer.aread(), headers)
+            return False
+        if not kind.startswith("text/event-stream"):
+            await passage.pass_whole(answer)
+        elif passage.exchange.request.method != "POST":
+            await passage.pass_raw(answer)
+        else:
+            return await passage.follow(answer)
+        return True
+
+    def _opened(self) -> httpx2.AsyncClient:
+        """The client of this event loop's thread; it follows no redirects and reads no proxies from the environment."""
+        if self._client is None:
+            limits = self.settings.limits
+            waits = httpx2.Timeout(limits.head_s, read=3 * limits.ping_s, pool=None)
+            sizes = httpx2.Limits(max_connections=None, max_keepalive_connections=limits.connections)
+            self._client = httpx2.AsyncClient(timeout=waits, limits=sizes, trust_env=False)
+        return self._client
+
+
+async def frames_of(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The frames of a stream of events, without what ends them, however its bytes come; a torn one is left out."""
+    rest = b""
+    async for piece in pieces:
+        *frames, rest = (rest + piece).split(_END)
+        for frame in frames:
+            yield frame
+
+
+def _data_of(frame: bytes) -> bytes:
+    return frame.partition(b"data: ")[2]
+
+
+def servers_of(given: Sequence[str]) -> list[str]:
+    """Addresses without a slash at the end.
+
+    Raises:
+        ConfigError: none, or one that is no address of a server.
+    """
+    if not given:
+        raise ConfigError("No server was given: name at least one, like http://127.0.0.1:8601.")
+    for text in given:
+        url = httpx2.URL(text) if text.isprintable() else httpx2.URL("")
+        if url.scheme not in ("http", "https") or not url.host or url.query or url.fragment or url.userinfo:
+            raise ConfigError(f"{text!r} is no address of a server; allowed: http://HOST:PORT, with a path or without.")
+    return [text.rstrip("/") for text in given]
+
+
+def build_front(servers: Sequence[str], settings: ServerSettings | None = None) -> Starlette:
+    """A front as an ASGI application.
+
+    Args:
+        servers: their addresses; the first is asked until it fails. They may be the same, behind a balancer.
+        settings: where it listens and who may use it; keys are checked here and by the servers.
+
+    Raises:
+        ConfigError: see `servers_of`.
+    """
+    front = Front(servers, settings or ServerSettings())
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        await front.close()
+
+    app = Starlette(
+        routes=[Mount("/", front)], middleware=[Middleware(Guard, settings=front.settings)], lifespan=lifespan
+    )
+    app.state.service = front
+    return app
