@@ -301,9 +301,13 @@ class Front:
         try:
             answer = await client.send(passage.request(client, server), stream=True)
             try:
-                return await self._is_passed_on(passage, answer)
+                is_whole = await self._is_passed_on(passage, answer)
             finally:
                 await answer.aclose()
+            if not is_whole:
+                why = passage.refusal.status if passage.refusal else "it broke off"
+                _log.warning("%s: %s", server, why, extra={"facts": {"request": passage.exchange.id}})
+            return is_whole
         except httpx2.TransportError as error:
             _log.warning("%s: %s", server, type(error).__name__, extra={"facts": {"request": passage.exchange.id}})
             return False
