@@ -42,7 +42,7 @@ _COMMANDS = {
         "mirrorsd chat pair.mirror", "mirrorsd chat hf:OWNER/NAME", "mirrorsd chat --url http://127.0.0.1:8080"
     ),
     "serve": examples("mirrorsd serve pair.mirror"),
-    "front": examples("mirrorsd front http://127.0.0.1:8601 http://127.0.0.1:8602"),
+    "front": examples("mirrorsd front http://pc1:8600 http://pc2:8600"),
     "compare": examples("mirrorsd compare pair.mirror", "mirrorsd compare pair.mirror --by-category"),
     "bench": examples(
         "mirrorsd bench pair.mirror question.jsonl -o results",
