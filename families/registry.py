@@ -74,17 +74,17 @@ FAMILIES: Mapping[str, Family] = {
         Family(model_type="qwen2", models="Qwen2, Qwen2.5", beyond="biases in attention"),
         Family(model_type="qwen3", models="Qwen3 (dense)", beyond="norms of queries and keys per head"),
         Family(
-            model_type="qwen3_moe",
-            models="Qwen3-30B-A3B, Qwen3-Coder-30B-A3B, Qwen3-235B-A22B",
-            beyond="mixtures of experts, in all layers or some; norms of queries and keys per head",
-            mixture=Mixture(),
-        ),
-        Family(
             model_type="qwen3_5_text",
             models="Qwen3.5 (dense: 0.8B to 27B)",
             beyond="Gated DeltaNet in three layers of four, gated attention with rope on part of a head",
             parts=qwen3_5_parts,
             recurrent=gated_delta_shape,
+        ),
+        Family(
+            model_type="qwen3_moe",
+            models="Qwen3-30B-A3B, Qwen3-Coder-30B-A3B, Qwen3-235B-A22B",
+            beyond="mixtures of experts, in all layers or some; norms of queries and keys per head",
+            mixture=Mixture(),
         ),
         Family(
             model_type="qwen3_5_moe_text",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from mirrorsd.cli.chat.listening import unseen_keys
 from mirrorsd.cli.input.requests import without_line_end
 from mirrorsd.graphs.errors import ConfigError
 
@@ -39,14 +40,15 @@ def edited_lines(words: Sequence[str], toolbar: Callable[[], str]) -> Iterator[s
         ConfigError: prompt_toolkit is not installed, or the history cannot be kept.
     """
     session = _editor(words, toolbar)
-    while True:
-        try:
-            line = session.prompt("> ")
-        except KeyboardInterrupt:
-            continue
-        except EOFError:
-            return
-        yield line
+    with unseen_keys():
+        while True:
+            try:
+                line = session.prompt("> ")
+            except KeyboardInterrupt:
+                continue
+            except EOFError:
+                return
+            yield line
 
 
 def _editor(words: Sequence[str], toolbar: Callable[[], str]) -> "PromptSession[str]":

@@ -28,7 +28,7 @@ def hear(answers: Answers, messages: "Messages", config: "GenerationConfig") -> 
     """
     heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
     thread = threading.Thread(target=_listen, args=(answers, messages, config, heard), name="answer")
-    with interrupts() as is_interrupted, unseen_keys():
+    with interrupts() as is_interrupted:
         thread.start()
         ended: Ended | None = None
         while True:

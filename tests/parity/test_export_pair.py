@@ -232,8 +232,7 @@ def test_a_wrong_draft_is_refused_before_the_target_is_exported(
     llama_pair: Any, pair: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A target may take an hour; other weights than the graph was made of stand for a graph that is wrong."""
-    monkeypatch.setattr("mirrorsd.export.pair.export_stage", lambda *_: None)
-    monkeypatch.setattr("mirrorsd.export.pair.optimise_draft", lambda graph: graph)
+    monkeypatch.setattr("mirrorsd.export.pair.draft_graph", lambda *_, **__: None)
     monkeypatch.setattr(
         "mirrorsd.export.pair.write_draft",
         lambda *_: shutil.copytree(
@@ -282,7 +281,7 @@ def test_a_lossy_draft_is_refused_before_the_target_and_what_is_finished_is_kept
         again()
     assert "load target" not in asked
     assert _left(pair) == {"target", "draft", ".out.mirror.partial"}
-    monkeypatch.setattr("mirrorsd.export.pair.export_stage", None)
+    monkeypatch.setattr("mirrorsd.export.pair.draft_graph", None)
     with pytest.raises(KeyboardInterrupt):
         again(allow_draft_loss=True)
     assert "going on from an earlier export, which had finished: draft" in asked
