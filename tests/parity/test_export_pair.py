@@ -281,7 +281,7 @@ def test_a_lossy_draft_is_refused_before_the_target_and_what_is_finished_is_kept
         again()
     assert "load target" not in asked
     assert _left(pair) == {"target", "draft", ".out.mirror.partial"}
-    monkeypatch.setattr("mirrorsd.export.pair.draft_graph", None)
+    monkeypatch.setattr("mirrorsd.export.pair.draft_graph", lambda *_, **__: pytest.fail("exported again"))
     with pytest.raises(KeyboardInterrupt):
         again(allow_draft_loss=True)
     assert "going on from an earlier export, which had finished: draft" in asked
