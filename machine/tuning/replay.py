@@ -172,7 +172,7 @@ class ReplayTarget:
         if reader is not None and request.num_prompt > 1:
             reader.read(0, request.num_prompt - 1)
 
-    def num_cached(self, request: Request) -> int:
+    def num_cached(self, request: Request, most: int | None = None) -> int:
         """Of a prompt nothing has to be read here."""
         return 0
 

@@ -83,14 +83,17 @@ class AutoSource(WindowSource):
         return beside
 
     def _readers(self) -> list[HeadArm]:
-        """Heads that read the prompt along: the best that pays, and one that was not tried for long."""
+        """Heads that read the prompt along: the best that pays, and one that was not tried for long.
+
+        A head for which rows would have to be computed again that are cached stays out of the text.
+        """
         if self._request.num_beside:
             return []
         speed = self._speed
-        usable = [head for head in self._heads if head.is_working]
+        usable = [head for head in self._heads if head.is_working and head.may_read(self._request)]
         paying = [head for head in usable if self._worth_of(head, speed) > 0]
         found = sorted(paying, key=lambda head: -self._worth_of(head, speed))[:1]
-        due = [head for head in usable if head not in found and self._may_try(head) and head.may_read(self._request)]
+        due = [head for head in usable if head not in found and self._may_try(head)]
         return found + sorted(due, key=lambda head: -head.known.since)[:1]
 
     def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:

@@ -96,7 +96,8 @@ class HeadLink:
 
     def lacks_nothing(self, request: Request) -> bool:
         """Whether it has read all that the target has cached of a prompt, but for the row that it guesses from."""
-        return self.num_read(request.tokens) + 1 >= self._target.num_cached(request)
+        again = self._target.num_cached(request, self.num_read(request.tokens))
+        return again + 1 >= self._target.num_cached(request)
 
     def follows(self, head: int) -> bool:
         """Whether it can guess behind a pass that began at `head`, for it has read all before, or needs not to."""

@@ -46,8 +46,8 @@ class TargetLine(Protocol):
     def prefill(self, request: Request, reader: RowReader | None = None) -> None:
         """Feed all tokens but the last."""
 
-    def num_cached(self, request: Request) -> int:
-        """How many leading tokens of its text need not be fed again, as far as the target is concerned."""
+    def num_cached(self, request: Request, most: int | None = None) -> int:
+        """How many leading tokens of its text, at most `most`, need not be fed again for the target's sake."""
 
     def submit(
         self,
@@ -115,8 +115,9 @@ class TargetLink(TargetLine):
                 reader.read(start, stop)
             start = stop
 
-    def num_cached(self, request: Request) -> int:
-        return self._session.resumable(longest_common_prefix(self.cached, request.tokens[:-1]))
+    def num_cached(self, request: Request, most: int | None = None) -> int:
+        found = longest_common_prefix(self.cached, request.tokens[:-1])
+        return self._session.resumable(found if most is None else min(found, most))
 
     def guess(
         self,
