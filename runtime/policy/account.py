@@ -53,8 +53,6 @@ class Constants:
     """Tokens that a head may lose in a text, so what a window of one that is tried may cost."""
     first_pause: int = 4
     """Tokens between two trials; triples with each that has not paid. 1: 0.99 to 1.01. 16: 0.47 to 0.94."""
-    longest_pause: int = 108
-    """That a text begins with, after texts in which trials have not paid: the next may be of another kind."""
 
 
 _BY = Constants()
@@ -292,7 +290,7 @@ class Account:
         self.credit = _BY.first_credit if may_pay else _BY.resumes
         self._earned = 0.0
         self._tried: tuple[float, float] | None = None
-        self._since, self._pause = known.since, min(known.pause, _BY.longest_pause)
+        self._since, self._pause = known.since, _BY.first_pause
 
     @property
     def trial_budget(self) -> float:
