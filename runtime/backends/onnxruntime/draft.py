@@ -1,7 +1,7 @@
 """A draft in blocks of four bits on ONNX Runtime's processor kernels: one graph for all shapes.
 
 A round of a draft on a processor takes what its weights' bytes take, and these are a third of eight bits with a head.
-OpenVINO has to unpack blocks of four bits before it multiplies (`bench/studies/draft_rounds.py` measures both).
+OpenVINO has to unpack blocks of four bits before it multiplies. No study in the repository times these rounds yet.
 """
 
 from pathlib import Path
