@@ -77,10 +77,12 @@ class Eagle3Network(HeadNetwork):
     def _in_one_pass(self, rows: FeatureRows, tips: Tensor) -> Tensor:
         """The states `[B, T, K, H]` of all guesses: those of `tips` `[B, T, H]`, and of unknown rows behind them."""
         batch, num_tips, num_unknown = *tips.shape[:2], self.config.length - 1
+        token = self.config.mask_token
+        assert token is not None  # `guess` has looked
         if not num_unknown:
             return tips[:, :, None]
         unknown = self._project(self.mask_hidden).expand(batch, num_tips * num_unknown, -1)
-        tokens = torch.full(unknown.shape[:2], self.config.mask_token, device=tips.device)
+        tokens = torch.full(unknown.shape[:2], token, device=tips.device)
         ahead = torch.arange(1, num_unknown + 1, device=tips.device)
         angles = self.rotary((rows.places_of_tips[:, None] + ahead).flatten())
         hidden, joined = self._join(unknown, tokens)

@@ -1,7 +1,7 @@
 """Do all methods write plain decoding's text on a family's models? A random checkpoint of it, exported and asked.
 
-    python bench/claims/families.py --family qwen3_5_text --texts 200
-    python bench/claims/families.py --family gpt_oss --family qwen3_next --precision int8 --output families.json
+    python bench/claims/models/families.py --family qwen3_5_text --texts 200
+    python bench/claims/models/families.py --family gpt_oss --family qwen3_next --precision int8 --output families.json
 
 Each text is a random prompt of 1 to 60 tokens, answered by plain decoding in a new session, and then by every method in
 a session that goes on from text to text, greedily and at T = 0.8 by turns. By turns, too, the session has just written
@@ -16,7 +16,7 @@ import json
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -123,7 +123,7 @@ def asked(bundle: Path, num_texts: int, cache: Path) -> dict[str, Any]:
     same: Counter[str] = Counter()
     different: list[dict[str, Any]] = []
     with MirrorPipeline.load(bundle, device_map="cpu", use_tuned=False) as pipe:
-        methods: tuple[Method, ...] = (*METHODS, *(head.kind for head in pipe.manifest.heads))
+        methods = (*METHODS, *(cast(Method, head.kind) for head in pipe.manifest.heads))
         sessions = {method: pipe.session() for method in methods}
         for number in range(num_texts):
             prompt = dice.integers(1, VOCABULARY - 64, int(dice.integers(1, LONGEST_PROMPT + 1))).tolist()

@@ -1,7 +1,7 @@
 """What it costs a hybrid to take back rejected rows: a window's accepted rows through the recurrence alone (Linux).
 
     python bench/studies/export_memory.py --size hybrid --precision int8 --folder scratch --keep
-    python bench/studies/rollback.py scratch/hybrid-int8.mirror --layout shared
+    python bench/claims/models/rollback.py scratch/hybrid-int8.mirror --layout shared
 
 `hybrid` has the layers of Qwen3.5-0.8B, 24 of them, 18 recurrent. By turns: a pass of one row, and one over a window of
 8 rows of which 1 to 7 are accepted, whose states are then made from what its rows fed to the recurrence. Medians, and
