@@ -7,6 +7,7 @@ stands for one product of all experts (`export/passes/experts.py`).
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,7 +71,7 @@ class Experts(nn.ModuleList):
     def __init__(self, fused: Any) -> None:
         """Build around the tensors of Hugging Face's module, which are not copied."""
         super().__init__(Expert(matrices) for matrices in _matrices(fused))
-        self._gate = fused._apply_gate
+        self._gate = _gate_of(fused)
         self.gate_up_proj_bias = getattr(fused, "gate_up_proj_bias", None)
         self.down_proj_bias = getattr(fused, "down_proj_bias", None)
 
@@ -119,6 +120,13 @@ class Experts(nn.ModuleList):
 def _biased(answers: Tensor, biases: Tensor | None, owners: Tensor) -> Tensor:
     """Add to answers `[P, N]` the biases `[E, N]` of the experts that gave them, `owners` `[P]`."""
     return answers if biases is None else answers + biases.index_select(0, owners)
+
+
+def _gate_of(fused: Any) -> Any:
+    """What stands between the matrices: a method of Hugging Face's module, of a copy that holds none of its tensors."""
+    bare = copy(fused)
+    bare._parameters = {}
+    return bare._apply_gate
 
 
 def _matrices(fused: Any) -> Iterator[dict[str, Tensor]]:
