@@ -6,6 +6,7 @@ networks and what published names mean (`families.heads`), its stage.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -177,11 +178,6 @@ def _own_head(target: Checkpoint) -> HeadCheckpoint:
 def _read(folder: Path, target: Checkpoint) -> tuple[HeadConfig, Mapping[str, Tensor]]:
     """Config and own tensors of a head."""
     num_target_layers = int(target.config["num_hidden_layers"])
-
-    def lm_head() -> Tensor:
-        network = open_model(target)
-        return network.stored[id(network.network.get_output_embeddings().weight)].read(torch.float32)
-
     published = _published_config(folder)
     config = None if published else HeadConfig.read(folder)
     path = folder / _WEIGHTS
@@ -192,13 +188,19 @@ def _read(folder: Path, target: Checkpoint) -> tuple[HeadConfig, Mapping[str, Te
     if config is not None:
         return config, tensors
     try:
-        found = convert_head(published, tensors, num_target_layers, lm_head)
+        found = convert_head(published, tensors, num_target_layers, partial(lm_head_of, target))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise ExportError(
             f"the head {folder} cannot be read: its config.json or its tensors are not as its format has them "
             f"({type(error).__name__}: {error_words(error)}); download it again"
         ) from error
     return found.config, found.tensors
+
+
+def lm_head_of(target: Checkpoint) -> Tensor:
+    """The target's LM head `[V, H]`; where it is tied, its embedding."""
+    model = open_model(target)
+    return model.stored[id(model.network.get_output_embeddings().weight)].read(torch.float32)
 
 
 def _published_config(folder: Path) -> dict[str, Any]:
