@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from transformers import CONFIG_MAPPING, Mxfp4Config
+from transformers import CONFIG_MAPPING
+from transformers.utils.quantization_config import Mxfp4Config
 
 from mirrorsd.graphs.contract import RecurrentShape
 

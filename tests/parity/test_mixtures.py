@@ -225,6 +225,14 @@ def test_rounded_experts_are_loaded_whole_for_training(gpt_oss_pair: Pair) -> No
     assert float(np.abs(ours - theirs).max()) <= 1e-4 * float(theirs.std())
 
 
+def test_a_gguf_file_of_gpt_oss_is_refused(gpt_oss_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF" + bytes(64))
+    monkeypatch.setattr("mirrorsd.export.checkpoints.checkpoint.small_files", lambda path: gpt_oss_pair.target)
+    with pytest.raises(ExportError, match="a GGUF file of gpt_oss, whose experts are not read from there"):
+        open_checkpoint(file, "target")
+
+
 def test_a_gguf_file_keeps_its_blocks(make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     """The export compares what it reads with transformers' reading, and its graphs with that."""
     target = write_file(tmp_path / "mixture.gguf", "Q4_1", architecture="qwen3moe", mixed="Q8_0", down="Q8_0")

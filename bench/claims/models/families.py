@@ -15,6 +15,7 @@ import argparse
 import json
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -83,7 +84,7 @@ def exported(work: Path, family: str, precision: str) -> Path:
 def write_checkpoint(folder: Path, family: str, *, seed: int) -> None:
     """A random model with a tokenizer of single bytes; norms, biases and sinks are random, too."""
     torch.manual_seed(seed)
-    kind = CONFIG_MAPPING[family]
+    kind: Any = CONFIG_MAPPING[family]
     known = kind().to_dict()
     config = kind(**{name: size for name, size in SMALL.items() if name in known}, **TOKEN_IDS)
     network: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
@@ -109,7 +110,9 @@ def add_own_head(folder: Path) -> None:
     path = folder / "model.safetensors"
     tensors = load_file(path)
     last = f"model.layers.{SMALL['num_hidden_layers'] - 1}."
-    shapes = {f"layers.0.{name.removeprefix(last)}": one.shape for name, one in tensors.items() if last in name}
+    shapes: dict[str, Sequence[int]] = {
+        f"layers.0.{name.removeprefix(last)}": one.shape for name, one in tensors.items() if last in name
+    }
     hidden = SMALL["hidden_size"]
     shapes |= dict.fromkeys(("pre_fc_norm_embedding.weight", "pre_fc_norm_hidden.weight", "norm.weight"), (hidden,))
     shapes["fc.weight"] = (hidden, 2 * hidden)

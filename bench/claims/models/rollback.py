@@ -72,7 +72,8 @@ def measured(session: OnnxTarget, repeats: int) -> dict[str, list[float]]:
         run(*given)
         found["run"].append(perf_counter() - started)
 
-    states._stage.run = timed  # type: ignore[method-assign]
+    stage: Any = states._stage
+    stage.run = timed
     for turn in range(repeats):
         for accepted in range(1, WINDOW):
             took = seconds_of_rollback(session, states, tokens, accepted)
