@@ -5,7 +5,6 @@ it. The window in flight is the loop's only state besides the caches and the tex
 draft, then verify. The others fall back on it.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -142,7 +141,12 @@ class StepDecoder(Decoder):
         method = source.name
         on_start, on_exit = (beside.start, beside.hear if beside.is_listening else None) if beside else (None, None)
         ticket = self.target.submit(
-            request, *inflight[:2], on_start=on_start, on_exit=on_exit, siblings=inflight.siblings, num_again=inflight.num_again
+            request,
+            *inflight[:2],
+            on_start=on_start,
+            on_exit=on_exit,
+            siblings=inflight.siblings,
+            num_again=inflight.num_again,
         )
         request.chooser.look_ahead(inflight.window)
         request.chooser.draw_ahead(inflight.head + 1, len(inflight.window) + 1, self.target.vocab_size)
@@ -159,7 +163,9 @@ class StepDecoder(Decoder):
         ended, num_right, num_aside = ledger.now(), acceptance.num_right, len(acceptance.aside)
         own_seconds = ended - started - (ledger.queued_s - queued_s)
         of_siblings = len(inflight.siblings.tokens), num_aside
-        step = StepRecord(started, ended, len(inflight.window), num_right, next_source, method, own_seconds, *of_siblings)
+        step = StepRecord(
+            started, ended, len(inflight.window), num_right, next_source, method, own_seconds, *of_siblings
+        )
         request.record(step)
         source.observe(step)
         following = InFlight(inflight.head + len(tokens), window, siblings, num_aside)
@@ -208,9 +214,7 @@ class SerialSource(WindowSource):
 
     name = "serial"
 
-    def __init__(
-        self, request: Request, draft: DraftLine, passes: int, siblings: SiblingChooser | None = None
-    ) -> None:
+    def __init__(self, request: Request, draft: DraftLine, passes: int, siblings: SiblingChooser | None = None) -> None:
         """Ask for windows of so many `passes` at most; where there are `siblings`, some stand beside each."""
         self.request, self.draft, self.passes, self._siblings = request, draft, passes, siblings
 

@@ -82,7 +82,9 @@ def _with_mask(node: bytes) -> bytes:
     if inputs[_AT_POSITIONS] or inputs[_AT_MASK]:
         raise NotMaskableError("its attention has a mask already")
     inputs[_AT_POSITIONS], inputs[_AT_MASK] = POSITIONS, MASK
-    return joined([Field(_INPUTS, name.encode()) for name in inputs] + [part for part in parts if part.number != _INPUTS])
+    return joined(
+        [Field(_INPUTS, name.encode()) for name in inputs] + [part for part in parts if part.number != _INPUTS]
+    )
 
 
 class RowLayout:
@@ -130,7 +132,9 @@ class PassMask:
     @property
     def values(self) -> dict[str, ort.OrtValue]:
         """What is bound first."""
-        mask = self._fixed.value if self._fixed is not None else self._value(RowLayout(self._count, 0, None), self._count)
+        mask = (
+            self._fixed.value if self._fixed is not None else self._value(RowLayout(self._count, 0, None), self._count)
+        )
         return {POSITIONS: self._positions.value, MASK: mask}
 
     def write(self, start: int, parents: Sequence[int] | None, num_columns: int) -> dict[str, ort.OrtValue]:

@@ -131,7 +131,9 @@ class OnnxTargetModel(TargetModel):
         try:
             return self.device.open(path, dtype, rewritten=masked(path.read_bytes(), dtype))
         except NotMaskableError as error:
-            raise DeviceError(f"siblings need a mask in the target's attention, and {path.name} takes none: {error}") from error
+            raise DeviceError(
+                f"siblings need a mask in the target's attention, and {path.name} takes none: {error}"
+            ) from error
 
     def leave_batches(self, session: "OnnxTarget") -> None:
         """Its caches are about to go."""

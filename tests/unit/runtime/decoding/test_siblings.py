@@ -125,9 +125,7 @@ def test_a_head_waits_where_the_rows_of_a_pass_have_gaps(
 ) -> None:
     bench = make_tree_bench(0.5)
     for kind, layers in (("medusa", 0), ("eagle3", 1)):
-        shape = HeadShape(
-            taps=(2,), length=4, num_candidates=1, num_layers=layers, num_kv_heads=layers, head_dim=8
-        )
+        shape = HeadShape(taps=(2,), length=4, num_candidates=1, num_layers=layers, num_kv_heads=layers, head_dim=8)
         source = SourceModel(name="fake", family=kind, licence="unknown", num_parameters=1)
         head = Head(kind=kind, file="", source=source, shape=shape, vocabulary="own", num_tokens=16)
         bench.target.add_head(head, draft_handler(0.5, 3))
