@@ -63,7 +63,7 @@ def accept_window(window: NDArray[np.int64], choose_row: Callable[[int], Choice]
 
 
 def accept_tree(window: NDArray[np.int64], siblings: Siblings, choose: ChooseRow) -> Acceptance:
-    """As `accept_window`, with siblings: the target's choice behind each row picks the row that follows, if there is one.
+    """As `accept_window`, with siblings: the target's choice behind a row picks the row that follows, if there is one.
 
     `choose(row, path)` is asked for rows of the text alone; `path` are the guesses that lead there. Row 0 is the head
     token's, the window's rows follow, then the siblings'.

@@ -27,7 +27,7 @@ class StepRecord(NamedTuple):
     finished), `fresh` (drafted while the target waited), `text` (what the text had said before), `none` (no window was
     wanted), `forced` (the only way on, by the form that the text shall have).
     `method` ran the step (`replay`: over ids that the text goes on from), and `own_seconds` are those in which devices
-    did not work for other requests. `num_siblings` guesses stood beside the window, of which `num_aside` are among those
+    did not work for other requests. `num_siblings` guesses stood beside the window; `num_aside` of them are among those
     that were right.
     """
 

@@ -26,7 +26,7 @@ FEWEST_FORCED = 2
 
 
 class InFlight(NamedTuple):
-    """The next thing to verify: the head token stands at position `head`, `window` follows it, `siblings` are beside it.
+    """The next thing to verify: the head token stands at position `head`, `window` follows it, `siblings` stand beside.
 
     The `num_again` tokens before the head were siblings, whose rows are not kept: they are fed once more.
     """

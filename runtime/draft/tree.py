@@ -281,13 +281,8 @@ class BranchWindow(NamedTuple):
         count = len(tokens)
         if count and (len(self.tokens) <= count or self.tokens[:count].tolist() != list(tokens)):
             return None
-        return self._replace(
-            tokens=self.tokens[count:],
-            shares=self.shares[count:],
-            num_main=max(self.num_main - count, 0),
-            candidate_ids=self.candidate_ids[count:],
-            candidate_logprobs=self.candidate_logprobs[count:],
-        )
+        left = self.tokens[count:], self.source, self.shares[count:], max(self.num_main - count, 0)
+        return BranchWindow(*left, self.candidate_ids[count:], self.candidate_logprobs[count:])
 
 
 class Branch:

@@ -15,17 +15,16 @@ from mirrorsd.runtime.policy.windows import LearnedLengths, Share, WindowLength
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 
 _WORTH = 0.5
-"""Of a token, what a right sibling brings: the draft has prepared less for what comes behind it, so that the next window
-is shorter, or drafted anew. 0.3: 0.97 to 1.00. 0.7: 0.97 to 1.01. 1: 0.97 to 1.01 (`mirrorsd simulate RECORDING -S
-siblings=8 --methods mirror`, SmolLM2 and the storyteller, greedy and at T = 1, at the times of `paced-laptop` and
-`paced-lunar-lake`)."""
+"""Of a token, what a right sibling brings: the draft has prepared less for what comes behind it, so that the next
+window is shorter, or drafted anew. 0.3: 0.96 to 1.00. 0.7: 0.98 to 1.00 (as `bench/studies/trees/paced_trees.py`,
+SmolLM2 and the storyteller, greedy and at T = 1, mirror decoding on `paced-laptop` and `paced-lunar-lake`)."""
 _NONE: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
 
 class Siblings(NamedTuple):
-    """Tokens `[n]` beside a window, and the row `parents [n]` that each follows: 0 is the head token, `i` window token `i`.
+    """Tokens `[n]` beside a window, and the row `parents [n]` that each follows; none is the window's own one there.
 
-    None of them is the window's own token behind that row.
+    Row 0 is the head token's, row `i` that of window token `i`.
     """
 
     tokens: NDArray[np.int64]
@@ -58,8 +57,8 @@ class SiblingChooser:
     def choose(self, window: NDArray[np.int64], known: Known, first: int, room: int) -> Siblings:
         """Those that are worth more than their rows, for a window whose first token stands at position `first`.
 
-        Their chance is that of the window up to there, times that of its next token being wrong, times the token's share
-        among the others. How often such chances come true is learned.
+        Their chance is that of the window up to there, times that of its next token being wrong, times the token's
+        share among the others. How often such chances come true is learned.
         """
         self._expected = 0.0
         count = min(len(window), len(known.ids))
