@@ -342,15 +342,14 @@ class Account:
         cost = seconds * max(speed, known.plain_speed)
         return known.is_plain_known and self._since >= self._pause and self.credit >= cost
 
-    def may_join(self, num_missing: int) -> bool:
+    def may_join(self, speed: float, num_missing: int) -> bool:
         """Whether a draft that seems to pay may read so many tokens first, for which no text's credit is charged.
 
-        It may once the text has forgone by plain decoding what the reading costs, but for the credit: who knows how
-        long a text will be loses at most as much again.
+        It may once the text has forgone without it what the reading costs, but for the credit: whoever does not know
+        how long a text will be loses at most as much again.
         """
-        known, brought = self._known, self._brought or 0.0
-        forgone = self._num_alone * max(brought - self._loss(0.0), 0.0) / (1.0 + max(brought, 0.0))
-        return known.reading_seconds(num_missing) * known.plain_speed <= self.credit + forgone
+        forgone = self._num_alone * self.worth_of_drafting(speed, is_ready=False) / (1.0 + (self._brought or 0.0))
+        return self._known.reading_seconds(num_missing) * max(speed, self._known.plain_speed) <= self.credit + forgone
 
     def observe_window(self, worth: float, speed: float, *, is_trial: bool) -> None:
         """Learn what a drafted window is worth, its drafting not counted."""
@@ -385,8 +384,11 @@ class Account:
         self._num_alone += num_tokens
         self._known.since += num_tokens
 
-    def observe_head_step(self, drafted_seconds: float, num_tokens: int) -> None:
-        """Settle for a window of the draft behind a step of a head, which settles for itself."""
+    def observe_step_of_another(self, drafted_seconds: float, num_tokens: int) -> None:
+        """Settle for a window of the draft behind a step of a head or a repeat, which are nothing that it can help.
+
+        Heads settle for themselves; how good repeats are is learned from every token, whether they are verified or not.
+        """
         self._count(num_tokens)
         self.credit -= drafted_seconds * self._known.plain_speed
 

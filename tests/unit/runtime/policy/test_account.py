@@ -123,14 +123,14 @@ def test_a_draft_that_pays_reads_once_plain_decoding_has_forgone_what_that_costs
     known = tuned()
     known.observe_drafting(0.1, 100)
     account, cost = Account(known), known.reading_seconds(1000) * known.plain_speed
-    assert account.may_join(int(1000 * 0.9 * account.credit / cost))
+    assert account.may_join(0.0, int(1000 * 0.9 * account.credit / cost))
     waited = 0
-    while not account.may_join(1000):
+    while not account.may_join(0.0, 1000):
         account.observe_step(0.01, 0.0, 1, is_plain=True)
         waited += 1
     assert cost < waited < 4 * cost, "a token that speculation makes in half the time forgoes less than one"
     account.observe_window(2.0, 100.0, is_trial=False)
-    assert not account.may_join(1000), "it has just been asked"
+    assert not account.may_join(0.0, 1000), "it has just been asked"
 
 
 def test_what_reading_takes_is_learned_by_the_token() -> None:
