@@ -76,7 +76,8 @@ def load_parts(
     speculations = _resolve(choice.device_map, found, given)
     for one in speculations:
         check_exits(one, manifest.target)
-    if reason := max(one.siblings for one in speculations) and cannot_take_trees(choice.device_map, manifest):
+    is_tree = any(one.siblings for one in speculations)
+    if is_tree and (reason := cannot_take_trees(choice.device_map, manifest)):
         raise ConfigError(f"siblings need a pass whose rows form a tree, but {reason}. Leave them out (siblings=0).")
     before = regions_now()
     known = _known(laid_out.device_map, tuned, found)

@@ -6,11 +6,12 @@ from itertools import takewhile
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.runtime.decoding.acceptance import Acceptance
 from mirrorsd.runtime.decoding.head import HeadArm, Together, Verified
 from mirrorsd.runtime.decoding.lookup import FreeRows, Repeats
 from mirrorsd.runtime.decoding.mirror import MirrorSource
 from mirrorsd.runtime.decoding.request import StepRecord
-from mirrorsd.runtime.decoding.step import Acceptance, Beside, Found, InFlight, ReadPrompt, SerialSource, WindowSource
+from mirrorsd.runtime.decoding.step import Beside, Found, InFlight, ReadPrompt, SerialSource, WindowSource
 from mirrorsd.runtime.draft.tree import NO_TOKENS
 from mirrorsd.runtime.policy.account import Account, PairKnowledge
 

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.backends.protocol import ExitGuesses
+from mirrorsd.runtime.decoding.acceptance import Acceptance
 from mirrorsd.runtime.decoding.draft_link import DraftLine
 from mirrorsd.runtime.decoding.request import StepRecord
-from mirrorsd.runtime.decoding.step import Acceptance, Beside, Found, InFlight, ReadPrompt, SerialSource, WindowSource
+from mirrorsd.runtime.decoding.step import Beside, Found, InFlight, ReadPrompt, SerialSource, WindowSource
 from mirrorsd.runtime.decoding.target_link import TargetLine
 from mirrorsd.runtime.draft.drafter import Offer, cut_window
 from mirrorsd.runtime.draft.tree import Branch, BranchTable, BranchWindow

@@ -209,6 +209,10 @@ class StepDecoder(Decoder):
         return tokens
 
 
+_Resolved = tuple[NDArray[np.int64], str, BranchWindow | None]
+"""A window, where it is from, and what it was cut from."""
+
+
 class SerialSource(WindowSource):
     """Asks the draft for every window, and waits: both devices take turns. The ablation of what overlapping brings."""
 
@@ -243,13 +247,12 @@ class SerialSource(WindowSource):
         if not self.draft.has_text:
             return Found(self.draft_window(), "fresh")
         job = partial(self._resolve, inflight.head, acceptance, order)
-        window, source, known = self.draft.ask(job, (NO_TOKENS, "none", None))
+        nothing: _Resolved = (NO_TOKENS, "none", None)
+        window, source, known = self.draft.ask(job, nothing)
         return self.with_siblings(self.allowed(Found(window, source)), known)
 
-    def _resolve(
-        self, head: int, acceptance: Acceptance, order: WindowOrder
-    ) -> tuple[NDArray[np.int64], str, BranchWindow | None]:
-        """Runs on the draft's thread: the window, where it is from, and what it was cut from."""
+    def _resolve(self, head: int, acceptance: Acceptance, order: WindowOrder) -> _Resolved:
+        """Runs on the draft's thread."""
         drafter, (token, *behind) = self.draft.drafter, acceptance.rest
         window, source = drafter.resolve(head, acceptance.num_accepted, token, order, behind)
         return window, source, drafter.found

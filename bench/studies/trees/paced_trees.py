@@ -114,8 +114,8 @@ def speed_of_head(recording: Recording, head: Head, pace: Pace, nodes: int) -> t
 
 def shares_of(recording: Recording, text: RecordedText, kind: str) -> Any:
     """`[P, K, m]`: how likely each candidate is among those of its guess, with the noise of a sampled text."""
-    sampling = {"temperature": recording.temperature, "seed": text.seed} if recording.temperature else {}
-    chooser = ReplayChooser(GenerationConfig(**sampling).resolve())
+    config = GenerationConfig(temperature=recording.temperature or None, seed=text.seed)
+    chooser = ReplayChooser(config.resolve())
     ids, logprobs = text.head_ids[kind], text.head_logprobs[kind]
     positions = text.num_prompt + np.arange(len(ids))[:, None] + np.arange(ids.shape[1])[None]
     scores = chooser.rank(np.maximum(ids, 0), logprobs, positions).astype(np.float64)
@@ -129,7 +129,7 @@ def best_paths(shares: Any, nodes: int) -> list[tuple[int, ...]]:
     >>> best_paths(np.array([[0.6, 0.4], [0.9, 0.1]]), 3)
     [(0,), (0, 0), (1,)]
     """
-    offers = [(-float(share), (rank,)) for rank, share in enumerate(shares[0])]
+    offers: list[tuple[float, tuple[int, ...]]] = [(-float(share), (rank,)) for rank, share in enumerate(shares[0])]
     found: list[tuple[int, ...]] = []
     while offers and len(found) < nodes:
         best = min(offers)
@@ -142,7 +142,7 @@ def best_paths(shares: Any, nodes: int) -> list[tuple[int, ...]]:
 
 def accepted(paths: Sequence[tuple[int, ...]], ids: Any, truth: Any) -> int:
     """How many tokens of the text such a tree accepts."""
-    known, path = set(paths), ()
+    known, path = set(paths), tuple[int, ...]()
     for depth, token in enumerate(truth[: len(ids)]):
         ranks = np.flatnonzero(ids[depth] == token)
         if not len(ranks) or (*path, int(ranks[0])) not in known:
