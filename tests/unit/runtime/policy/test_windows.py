@@ -11,12 +11,14 @@ import pytest
 
 from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.policy.roots import DEFAULTS
-from mirrorsd.runtime.policy.rounds import Confirmations, share_out, worth_by_rows
 from mirrorsd.runtime.policy.windows import (
+    Confirmations,
     LearnedLengths,
     Ratio,
     RepeatChances,
     WindowLength,
+    share_out,
+    worth_by_rows,
 )
 
 Make = Callable[..., Any]
