@@ -19,7 +19,8 @@ from mirrorsd.runtime.decoding.target_link import TargetLine
 from mirrorsd.runtime.draft.drafter import Offer, cut_window
 from mirrorsd.runtime.draft.tree import Branch, BranchTable, BranchWindow
 from mirrorsd.runtime.policy.roots import Root, RootPlanner
-from mirrorsd.runtime.policy.windows import Estimate, worth_by_rows
+from mirrorsd.runtime.policy.times import Estimate
+from mirrorsd.runtime.policy.windows import worth_by_rows
 
 _FIRST_ROUND_GRACE = 0.5
 """Share of a round by which it may end late while too little is prepared: waiting still beats drafting anew. Speeds

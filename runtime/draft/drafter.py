@@ -14,7 +14,8 @@ from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock, TipGuesse
 from mirrorsd.runtime.draft.tree import NO_TOKENS, Branch, BranchWindow, DraftChain, RepeatedText
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.roots import Root
-from mirrorsd.runtime.policy.windows import Confirmations, RoundClock, Share, WindowLength, WindowOrder, share_out
+from mirrorsd.runtime.policy.times import RoundClock
+from mirrorsd.runtime.policy.windows import Confirmations, Share, WindowLength, WindowOrder, share_out
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 
 _LEAST_SHARE = -20.0
