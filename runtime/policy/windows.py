@@ -123,6 +123,7 @@ class LearnedLengths:
         aside: what may be spent on passes that seem not to pay: texts change, and a pass that is never made would
             seem so for ever.
         repeats: how often texts go on as they did where they repeat themselves.
+        siblings: of tokens beside a window.
     """
 
     def __init__(self, tokens_per_second: float = 0.0) -> None:
@@ -131,6 +132,7 @@ class LearnedLengths:
         self.gains = [Ratio(_FIRST_GAIN) for _ in range(_MOST_ROWS)]
         self.aside = 0.0
         self.repeats = RepeatChances()
+        self.siblings = Ratio()
 
 
 class Reach(NamedTuple):
@@ -242,8 +244,8 @@ class WindowLength:
             self._learned.gains[passes].observe(value - before, confirmed)
             self._awaited = None
 
-    def observe(self, num_window: int, num_accepted: int, seconds: float) -> None:
-        """Learn from a step: `num_accepted` of `num_window` tokens were right, and it took `seconds`."""
+    def observe(self, num_window: int, num_accepted: int, seconds: float, num_aside: int = 0) -> None:
+        """Learn from a step of `seconds`: `num_accepted` of `num_window` tokens were right, `num_aside` beside."""
         learned, num_tried = self._learned, min(num_accepted + 1, num_window)
         if num_window == len(self._expected):
             for row, (chance, is_main) in enumerate(self._expected[:num_tried]):
@@ -252,8 +254,9 @@ class WindowLength:
             rate = self._acceptance_rate
             self._acceptance_rate = RATE_MEMORY * rate + (1 - RATE_MEMORY) * (row < num_accepted)
         self._expected = []
-        learned.aside += _TRIAL_SHARE * (1 + num_accepted)
-        speed = (1 + num_accepted) / max(seconds, 1e-9)
+        num_tokens = 1 + num_accepted + num_aside
+        learned.aside += _TRIAL_SHARE * num_tokens
+        speed = num_tokens / max(seconds, 1e-9)
         known = learned.tokens_per_second
         learned.tokens_per_second = 1 / (RATE_MEMORY / known + (1 - RATE_MEMORY) / speed) if known else speed
 
@@ -277,14 +280,18 @@ class WindowLength:
             found.reach.append(so_far)
         return found
 
-    def _worths(self, reach: Sequence[float]) -> list[float]:
-        """What windows of `0 .. n` tokens bring, in tokens, less what their rows' time would have brought to all.
+    def reach(self, shares: Sequence[Share], num_main: int) -> list[float]:
+        """Chance of each token to be right, and all before it; see `cut`."""
+        return self._reach(shares, num_main).reach
 
-        Rows stand behind those of the other conversations in a pass.
-        """
-        speed, beside = self.speed * self.slowdown * (1 + self.num_beside), self.num_beside
-        costs = self._row_seconds[beside : beside + len(reach)]
-        gains = (right - speed * seconds for right, seconds in zip(reach, costs, strict=False))
+    def row_costs(self, first: int, count: int) -> list[float]:
+        """Tokens that all lose by `count` guesses behind `first` others, and behind the rows of other conversations."""
+        speed, first = self.speed * self.slowdown * (1 + self.num_beside), first + self.num_beside
+        return [speed * seconds for seconds in self._row_seconds[first : first + count]]
+
+    def _worths(self, reach: Sequence[float]) -> list[float]:
+        """What windows of `0 .. n` tokens bring, in tokens, less what their rows' time would have brought to all."""
+        gains = (right - cost for right, cost in zip(reach, self.row_costs(0, len(reach)), strict=False))
         return [0.0, *accumulate(gains)]
 
 
