@@ -1,5 +1,10 @@
-"""Mirror speculative decoding for ordinary PCs: export a pair of language models, run it on two devices."""
+"""Mirror speculative decoding for ordinary PCs: export a pair of language models, run it on two devices.
 
+Whoever imports this tells nobody: OpenVINO and NNCF report imports and conversions to their maker over the network, by
+a package that they do without where there is none.
+"""
+
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -40,6 +45,7 @@ __all__ = [
     "__version__",
     "tune",
 ]
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 _OF_RUNTIME = ("CancelToken", "Chunk", "GenerationConfig", "GenerationResult", "MirrorPipeline", "MirrorSession")
 
 
