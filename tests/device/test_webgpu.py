@@ -47,7 +47,7 @@ def bundle_of(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFac
     def make(precision: str) -> Path:
         if precision not in made:
             made[precision] = tmp_path_factory.mktemp("webgpu") / f"{precision}.mirror"
-            options = ExportOptions(precision=precision, context=256, buckets=((8, 8), (64, 1)), capacities=(256,))
+            options = ExportOptions(precision=precision, context=512, buckets=((8, 8), (64, 1)), capacities=(256,))
             export_pair(*tiny_pair, made[precision], options)
         return made[precision]
 
