@@ -98,7 +98,7 @@ def test_a_closed_session_leaves_nothing_behind(pipe: MirrorPipeline) -> None:
             worker.run(lambda: None)
 
     use_one()
-    kinds: Any = ("SlotCache", "DraftRequest", "DraftNoise", "BoundPass", "Tensor")
+    kinds: Any = ("TensorCache", "DraftRequest", "PassBuffers", "DraftNoise", "BoundPass", "Tensor")
     before = [counted(kind) for kind in kinds]
     for _ in range(3):
         use_one()

@@ -8,7 +8,8 @@ import pytest
 from mirrorsd.device_maps import DraftPlacement, load_device_map
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry, SourceModel
-from mirrorsd.runtime.backends.openvino.draft_shapes import cache_type, device_options, host_options, pass_buckets
+from mirrorsd.runtime.backends.openvino.draft_shapes import cache_type, device_options, host_options
+from mirrorsd.runtime.backends.slot_pass import pass_buckets
 
 
 @pytest.mark.parametrize(("precision", "interconnect", "computed"), [("f32", "NO", "f32"), ("f16", "YES", "f32")])
