@@ -125,7 +125,7 @@ class DraftNoise:
         With 4 rows, positions 5 and 8 have rows 1 and 0.
         """
         num_rows, vocab_size = self.rows.shape
-        rows = positions % num_rows
+        rows: NDArray[np.int64] = positions % num_rows
         if self._source is not None:
             for position in np.unique(positions[self._positions[rows] != positions]).tolist():
                 self.rows[position % num_rows] = self._source(position, vocab_size)
