@@ -27,16 +27,35 @@ def find(folder: Path) -> InstalledWheel:
 
 
 def make(folder: Path) -> None:
-    """Build of the source distribution of a copy, so that neither an old `build` folder nor stray files get in."""
+    """Build the source distribution of a fresh clone, and the wheel of that, as `python -m build` does; install it."""
     source, environment = folder / "source", folder / "environment"
-    ignore = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "tests", "samples")
-    shutil.copytree(ROOT, source, ignore=ignore)
+    if (ROOT / ".git").exists():
+        clone_into(source)
+    else:
+        ignore = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "tests", "samples")
+        shutil.copytree(ROOT, source, ignore=ignore)
     run_quietly([sys.executable, "-m", "build", "--no-isolation", "-o", str(folder), str(source)])
     run_quietly([sys.executable, "-m", "venv", str(environment)])
     made = find(folder)
     pip = [str(made.programs / "python"), "-m", "pip", "install", "--quiet", "--no-compile"]
     wanted = [f"{made.wheel}[cpu,server]", *(["pyinstaller"] if FREEZES in os.environ else [])]
     run_quietly([*pip, "-c", str(ROOT / "constraints.txt"), *wanted])
+
+
+def clone_into(folder: Path) -> None:
+    """Copy what is tracked, as it is now, and commit it."""
+    for name in tracked():
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    for words in (["init", "-q"], ["add", "-A"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]):
+        subprocess.run(["git", *words], cwd=folder, check=True)
+
+
+def tracked() -> set[str]:
+    """Every file of the clone, without what is kept out of distributions: weights, and git's own files."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return {name for name in listed.split("\0") if name and not name.endswith(".safetensors")}
 
 
 def run_quietly(command: list[str]) -> None:
