@@ -38,14 +38,14 @@ class AutoSource(WindowSource):
         self._known, self._account, self._heads = known, Account(known), heads
         self._head: HeadArm | None = None
         self._is_in_step = self._is_plain = self._is_trial = self._is_unjudged = self._is_alone = False
-        self._drafted_s = 0.0
+        self._is_repeat = self._is_of_repeat = False
+        self._drafted_s = self._read_s = 0.0
         self._free_guess: NDArray[np.int64] = NO_TOKENS
-        self._num_drafted_for = 0
 
     @property
     def _num_missing(self) -> int:
         """How many tokens of the text the draft has not read."""
-        return 0 if self._is_in_step else self._request.num_tokens - self._num_drafted_for
+        return 0 if self._is_in_step else self._draft.num_unread(self._request.tokens)
 
     @property
     def _fresh_seconds(self) -> float:
@@ -70,13 +70,13 @@ class AutoSource(WindowSource):
         read_prompt(Together(readers) if readers else None)
         window = self._choose(None).window
         if self._drafted_s:  # before the first step
-            self._account.observe_step(0.0, self._drafted_s, 0, is_plain=False)
+            self._account.observe_step(0.0, self._drafted_s - self._read_s, 0, is_plain=False)
         return window
 
     def begin(self, inflight: InFlight) -> Beside | None:
         may_prepare = self._is_in_step and self._known.is_plain_known and not self._account.is_resting
         beside = self._drafting.begin(inflight) if may_prepare else None
-        self._is_alone = beside is None
+        self._is_alone, self._is_of_repeat = beside is None, self._is_repeat
         self.name = "plain" if self._is_plain and beside is None else self._drafting.name
         if self._head is not None and not self._is_plain:
             self.name = self._head.source.name
@@ -110,7 +110,9 @@ class AutoSource(WindowSource):
 
     def _choose(self, done: Verified | None) -> Found:
         account, speed = self._account, self._speed
-        self._is_plain, self._is_trial, self._is_unjudged, self._drafted_s = False, False, False, 0.0
+        self._is_plain, self._is_trial, self._is_unjudged = False, False, False
+        self._is_repeat = False
+        self._drafted_s = self._read_s = 0.0
         self._free_guess, self._head = NO_TOKENS, None
         if not self._request.window_limit():
             return self._decline(done)
@@ -124,6 +126,8 @@ class AutoSource(WindowSource):
             return forced
         is_ready = self._is_in_step and done is not None and self._drafting.is_prepared(done.acceptance)
         worth = account.worth_of_drafting(speed, is_ready=is_ready) if can_draft else 0.0
+        if worth > 0 and not is_ready and not account.may_join(speed, self._num_missing):
+            can_draft, worth = False, 0.0
         may_try = can_draft and not is_ready and worth <= 0
         self._is_trial = may_try and account.may_try(speed, self._num_missing, self._fresh_seconds)
         if not self._is_trial and (head := self._best_head(done, max(worth, 0.0), speed)) is not None:
@@ -183,7 +187,7 @@ class AutoSource(WindowSource):
         repeat = self._repeats.offer(least)
         if repeat is None:
             return None
-        found = Found(repeat, "text")
+        found, self._is_repeat = Found(repeat, "text"), True
         if self._is_in_step and done is None:
             self._serial.begin_with(repeat)
         elif self._is_in_step and done is not None:
@@ -221,8 +225,10 @@ class AutoSource(WindowSource):
         self._drafted_s = ledger.drafted_s - before
         self._is_in_step = self._draft.has_text
         if self._drafted_s:
+            if num_missing and not self._is_trial:
+                rounds = self._known.draft_seconds or self._fresh_seconds
+                self._read_s = max(min(self._known.reading_seconds(num_missing), self._drafted_s - rounds), 0.0)
             self._known.observe_drafting(self._drafted_s, num_missing)
-        self._num_drafted_for = self._request.num_tokens
         if windows is not None:
             self._account.observe_window(windows.worth, self._speed, is_trial=self._is_trial)
         self._is_unjudged = windows is None
@@ -246,9 +252,9 @@ class AutoSource(WindowSource):
             return
         is_plain, seconds = step.method == "plain", step.own_seconds - self._drafted_s
         now, num_tokens = self._plain_seconds_now(step), 1 + step.num_accepted
-        drafted_s = 0.0 if self._head is not None else self._drafted_s
-        if of_head is not None:
-            self._account.observe_head_step(drafted_s, num_tokens)
+        drafted_s = 0.0 if self._head is not None else self._drafted_s - self._read_s
+        if of_head is not None or self._is_of_repeat:
+            self._account.observe_step_of_another(drafted_s, num_tokens)
         else:
             self._account.observe_step(seconds, drafted_s, num_tokens, is_plain=is_plain, plain_seconds=now)
         if windows is not None and self._known.is_plain_known:

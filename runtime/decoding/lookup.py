@@ -57,7 +57,7 @@ class Repeats:
         if repeats is None or windows is None:
             return None
         limit = request.window_limit(None if request.speculation.pad_rows_to else LONGEST_FREE)
-        count = windows.cut_repeat(repeats.reach(limit), least)
+        count = windows.cut_repeat(repeats.reach(2 * limit + 1), limit, least)
         return repeats.window(count) if count else None
 
 

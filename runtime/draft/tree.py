@@ -163,6 +163,10 @@ class DraftChain:
         self._num_noted = 0
         self.session.forget_after(self.num_fed)
 
+    def num_unread(self, tokens: NDArray[np.int64]) -> int:
+        """How many of a text's tokens `restart` would leave to be fed, the head token aside."""
+        return len(tokens) - 1 - longest_common_prefix(self._tokens[: self.num_fed], tokens[:-1])
+
     def forget(self) -> None:
         """Drop everything, after a failure that left the cache unknown."""
         self.num_fed = self.num_known = 0

@@ -111,8 +111,8 @@ class SourceKnowledge:
     Attributes:
         brought: what such a window is worth, in tokens, the waiting not counted; None until there was one.
         draft_seconds: what the target waits for one.
-        joining_seconds: and for one of a source that has to catch up with the text first; 0 until measured.
-        joining_tokens: by how many tokens it had to.
+        joining_seconds: what it has waited longer for sources that had to read the text first, the last ones most.
+        joining_tokens: how many tokens those had to read.
         since, pause: tokens since the last window, and between two trials of a source that does not seem to pay.
         num_windows: of a head, so many that `brought` is made of.
     """
@@ -120,16 +120,21 @@ class SourceKnowledge:
     def __init__(self) -> None:
         self.brought: float | None = None
         self.draft_seconds = self.joining_seconds = 0.0
-        self.joining_tokens = 1
+        self.joining_tokens = 0.0
         self.since, self.pause = 0, _BY.head_pause
         self.num_windows = 0
 
     def observe_drafting(self, seconds: float, num_missing: int) -> None:
         """Learn how long the target has waited for a window of a source that lacked so many tokens of the text."""
         if num_missing:
-            self.joining_seconds, self.joining_tokens = seconds, num_missing
+            self.joining_seconds = TIME_MEMORY * self.joining_seconds + max(seconds - self.draft_seconds, 0.0)
+            self.joining_tokens = TIME_MEMORY * self.joining_tokens + num_missing
             return
         self.draft_seconds = TIME_MEMORY * (self.draft_seconds or seconds) + (1 - TIME_MEMORY) * seconds
+
+    def reading_seconds(self, num_missing: int) -> float:
+        """What reading so many tokens takes; 0 until measured."""
+        return self.joining_seconds * num_missing / self.joining_tokens if self.joining_tokens else 0.0
 
     def observe_head(self, num_right: int, loss: float, promised: float, *, is_trial: bool) -> None:
         """Learn what a window of a head has really been worth, in tokens: `loss` is that of its rows.
@@ -291,6 +296,7 @@ class Account:
         self._earned = 0.0
         self._tried: tuple[float, float] | None = None
         self._since, self._pause = known.since, _BY.first_pause
+        self._num_alone = 0
 
     @property
     def trial_budget(self) -> float:
@@ -332,11 +338,18 @@ class Account:
         begins with reading, least of all where they were prepared beside its passes.
         """
         known = self._known
-        joining = 0.0
-        if num_missing:
-            joining = max(known.joining_seconds * max(num_missing / known.joining_tokens, 1.0), fresh_seconds)
-        cost = max(joining, known.draft_seconds) * max(speed, known.plain_speed)
+        seconds = max(known.reading_seconds(num_missing) + known.draft_seconds, fresh_seconds if num_missing else 0.0)
+        cost = seconds * max(speed, known.plain_speed)
         return known.is_plain_known and self._since >= self._pause and self.credit >= cost
+
+    def may_join(self, speed: float, num_missing: int) -> bool:
+        """Whether a draft that seems to pay may read so many tokens first, for which no text's credit is charged.
+
+        It may once the text has forgone without it what the reading costs, but for the credit: whoever does not know
+        how long a text will be loses at most as much again.
+        """
+        forgone = self._num_alone * self.worth_of_drafting(speed, is_ready=False) / (1.0 + (self._brought or 0.0))
+        return self._known.reading_seconds(num_missing) * max(speed, self._known.plain_speed) <= self.credit + forgone
 
     def observe_window(self, worth: float, speed: float, *, is_trial: bool) -> None:
         """Learn what a drafted window is worth, its drafting not counted."""
@@ -344,7 +357,7 @@ class Account:
         share = _BY.memory ** max(self._since, 2)
         self._brought = worth if self._brought is None else share * self._brought + (1 - share) * worth
         known.brought = worth if known.brought is None else TIME_MEMORY * known.brought + (1 - TIME_MEMORY) * worth
-        self._since = known.since = 0
+        self._since = known.since = self._num_alone = 0
         self._tried = (worth, self._loss(speed)) if is_trial else None
 
     def _settle_trial(self, num_right: int) -> None:
@@ -368,10 +381,14 @@ class Account:
     def _count(self, num_tokens: int) -> None:
         """So many tokens more without a window of the draft, as far as is known."""
         self._since += num_tokens
+        self._num_alone += num_tokens
         self._known.since += num_tokens
 
-    def observe_head_step(self, drafted_seconds: float, num_tokens: int) -> None:
-        """Settle for a window of the draft behind a step of a head, which settles for itself."""
+    def observe_step_of_another(self, drafted_seconds: float, num_tokens: int) -> None:
+        """Settle for a window of the draft behind a step of a head or a repeat, which are nothing that it can help.
+
+        Heads settle for themselves; how good repeats are is learned from every token, whether they are verified or not.
+        """
         self._count(num_tokens)
         self.credit -= drafted_seconds * self._known.plain_speed
 

@@ -187,15 +187,31 @@ class WindowLength:
         self._expected = [(chance, row < num_main) for row, chance in enumerate(found.chances[:length])]
         return length
 
-    def cut_repeat(self, reach: Sequence[float], least: float) -> int:
-        """How many tokens of a repeat to verify; 0 if that is not worth more than `least` tokens.
+    def cut_repeat(self, reach: Sequence[float], limit: int, least: float) -> int:
+        """How many tokens of a repeat to verify, at most `limit`; 0 if that is not worth more than `least` tokens.
 
         Nor is a repeat taken that is hardly worth anything: in texts that nothing foresees, such guesses cost more than
-        they seem to. `reach` is the chance of each token to be right, and all before it.
+        they seem to. `reach` is the chance of each token to be right, and all before it, one step further than `limit`
+        too: what is sure once a few tokens were right is better left to the step after them.
         """
-        worths = self._worths(reach)
-        best = max(worths)
-        return worths.index(best) if best > max(least, _LEAST_REPEAT) else 0
+        worths = self._worths(reach[:limit])
+        if max(worths) <= max(least, _LEAST_REPEAT):
+            return 0
+        return int((worths + self._worths_after(reach, len(worths) - 1)).argmax())
+
+    def _worths_after(self, reach: Sequence[float], limit: int) -> NDArray[np.float64]:
+        """`[limit + 1]`: what the next step's window of a repeat is worth, if `0 ..` tokens are verified in this one.
+
+        The target's own token is one more of the repeat then: with `n` right tokens, the next window begins behind
+        `n + 1`.
+        """
+        right = np.array(reach[: 2 * limit + 1])
+        summed = np.concatenate([[0.0], np.cumsum(right)])
+        behind, more = np.arange(1, limit + 2)[:, None], np.arange(limit + 1)[None, :]
+        costs = -np.array(self._worths([0.0] * limit))
+        gained = (summed[behind + more] - summed[behind]) / right[behind - 1] - costs
+        after: NDArray[np.float64] = right[: limit + 1] * gained.max(axis=1)
+        return after
 
     def is_pass_worthwhile(self, shares: Sequence[Share], num_main: int, passes: int, seconds: float) -> bool:
         """Whether one more pass of the draft would pay, or be a trial that can be paid; it takes `seconds`.
