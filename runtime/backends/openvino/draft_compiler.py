@@ -9,9 +9,11 @@ both). On disk a processor's models have no weights of their own: all of them re
 import io
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino as ov
+from numpy.typing import NDArray
 
 from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.graphs.errors import DeviceError, raised_as
@@ -273,7 +275,8 @@ class DraftCompiler:
         if self._entry.shape.num_noise_rows:
             request.use_noise(DraftNoise(self._entry.shape))
         request.infer()
-        return [found.tobytes() for found in (buffers.tip_ids, buffers.tip_logprobs, *buffers.new_rows)]
+        outputs: tuple[NDArray[Any], ...] = (buffers.tip_ids, buffers.tip_logprobs, *buffers.new_rows)
+        return [output.tobytes() for output in outputs]
 
 
 def _reason_in(error: Exception) -> str:
