@@ -1,8 +1,4 @@
-"""Mirror speculative decoding for ordinary PCs: export a pair of language models, run it on two devices.
-
-Whoever imports this tells nobody: OpenVINO and NNCF report imports and conversions to their maker over the network, by
-a package that they do without where there is none.
-"""
+"""Mirror speculative decoding for ordinary PCs: export a pair of language models, run it on two devices."""
 
 import sys
 from importlib import import_module
@@ -45,6 +41,7 @@ __all__ = [
     "__version__",
     "tune",
 ]
+# OpenVINO and NNCF report imports and conversions to their maker by this package, and do without where there is none.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 _OF_RUNTIME = ("CancelToken", "Chunk", "GenerationConfig", "GenerationResult", "MirrorPipeline", "MirrorSession")
 
