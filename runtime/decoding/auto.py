@@ -6,11 +6,12 @@ from itertools import takewhile
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.runtime.decoding.acceptance import Acceptance
 from mirrorsd.runtime.decoding.head import HeadArm, Together, Verified
 from mirrorsd.runtime.decoding.lookup import FreeRows, Repeats
 from mirrorsd.runtime.decoding.mirror import MirrorSource
 from mirrorsd.runtime.decoding.request import StepRecord
-from mirrorsd.runtime.decoding.step import Acceptance, Beside, Found, InFlight, ReadPrompt, SerialSource, WindowSource
+from mirrorsd.runtime.decoding.step import Beside, Found, InFlight, ReadPrompt, SerialSource, WindowSource
 from mirrorsd.runtime.draft.tree import NO_TOKENS
 from mirrorsd.runtime.policy.account import Account, PairKnowledge
 
@@ -99,12 +100,12 @@ class AutoSource(WindowSource):
     def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
         """The worthiest window."""
         if self._is_unjudged:  # nobody could say what the window was worth: now it shows
-            self._account.observe_window(float(acceptance.num_accepted), self._speed, is_trial=self._is_trial)
-        self._account.verified(acceptance.num_accepted)
+            self._account.observe_window(float(acceptance.num_right), self._speed, is_trial=self._is_trial)
+        self._account.verified(acceptance.num_right)
         if self._head is not None:
             self._head.verified(inflight, acceptance, self._speed, self._drafted_s)
         if len(self._free_guess):  # what plain decoding would have brought, had it been its turn
-            first = int(inflight.window[0]) if acceptance.num_accepted else acceptance.next_token
+            first = int(inflight.window[0]) if acceptance.num_accepted else acceptance.rest[0]
             self._known.observe_free_rows(1 + int(self._free_guess[0] == first))
         return self._choose(Verified(inflight, acceptance))
 
@@ -141,7 +142,8 @@ class AutoSource(WindowSource):
 
     def _best_head(self, done: Verified | None, least: float, speed: float) -> HeadArm | None:
         """The head whose window is worth most, and more than `least` tokens; else one that may be tried instead."""
-        if self._request.num_beside:  # others' passes would wait for it
+        has_gaps = done is not None and (done.inflight.num_again or done.acceptance.aside)
+        if self._request.num_beside or has_gaps:  # others' passes would wait for it; its rows are not the pass's first
             return None
         place = None if done is None else done.inflight.head
         usable = [head for head in self._heads if head.follows(place)]
@@ -160,7 +162,7 @@ class AutoSource(WindowSource):
 
     def _read_along(self, done: Verified | None) -> None:
         """Heads that have read the prompt go on reading until plain decoding is known."""
-        if done is None:
+        if done is None or done.inflight.num_again or done.acceptance.aside:
             return
         before = self._request.ledger.drafted_s
         for head in self._heads:
@@ -275,3 +277,4 @@ class AutoSource(WindowSource):
     def close(self) -> None:
         """Leave nothing running."""
         self._drafting.close()
+        self._account.close()

@@ -6,8 +6,9 @@ How good such a guess is depends on how long the two places agree, and is learne
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.runtime.decoding.acceptance import Acceptance
 from mirrorsd.runtime.decoding.request import Request, StepRecord
-from mirrorsd.runtime.decoding.step import Acceptance, Found, InFlight, ReadPrompt, WindowSource
+from mirrorsd.runtime.decoding.step import Found, InFlight, ReadPrompt, WindowSource
 from mirrorsd.runtime.draft.tree import NO_TOKENS
 
 LONGEST_FREE = 31

@@ -110,6 +110,7 @@ def _ratios(lengths: LearnedLengths) -> dict[str, list[Ratio]]:
         "main": [lengths.main],
         "stream": [lengths.stream],
         "gains": lengths.gains,
+        "siblings": [lengths.siblings],
         "repeats": [*lengths.repeats.shares, lengths.repeats.against_draft],
     }
 
