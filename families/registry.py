@@ -5,7 +5,7 @@ Owns: the registry and the checks on config.json. Does not own: loading weights,
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -70,39 +70,38 @@ class Family:
 
 _BIDIRECTIONAL = MappingProxyType({"use_bidirectional_attention": "attention in both directions"})
 
+_QWEN3_5 = Family(
+    model_type="qwen3_5_text",
+    models="Qwen3.5 (dense: 0.8B to 27B)",
+    beyond="Gated DeltaNet in three layers of four, gated attention with rope on part of a head",
+    parts=qwen3_5_parts,
+    recurrent=gated_delta_shape,
+)
 FAMILIES: Mapping[str, Family] = {
     family.model_type: family
     for family in (
         Family(model_type="llama", models="Llama 2, 3, 3.1, 3.2; TinyLlama", beyond="scaled rotary positions"),
         Family(model_type="qwen2", models="Qwen2, Qwen2.5", beyond="biases in attention"),
         Family(model_type="qwen3", models="Qwen3 (dense)", beyond="norms of queries and keys per head"),
-        Family(
-            model_type="qwen3_5_text",
-            models="Qwen3.5 (dense: 0.8B to 27B)",
-            beyond="Gated DeltaNet in three layers of four, gated attention with rope on part of a head",
-            parts=qwen3_5_parts,
-            recurrent=gated_delta_shape,
-        ),
+        _QWEN3_5,
         Family(
             model_type="qwen3_moe",
             models="Qwen3-30B-A3B, Qwen3-Coder-30B-A3B, Qwen3-235B-A22B",
             beyond="mixtures of experts, in all layers or some; norms of queries and keys per head",
             mixture=Mixture(),
         ),
-        Family(
+        replace(
+            _QWEN3_5,
             model_type="qwen3_5_moe_text",
             models="Qwen3.5-35B-A3B, Qwen3.6-35B-A3B",
             beyond="layers of `qwen3_5_text`, with mixtures of experts and one expert that all rows share",
-            parts=qwen3_5_parts,
-            recurrent=gated_delta_shape,
             mixture=Mixture(),
         ),
-        Family(
+        replace(
+            _QWEN3_5,
             model_type="qwen3_next",
             models="Qwen3-Next-80B-A3B, Qwen3-Coder-Next",
             beyond="layers of `qwen3_5_text` with joined projections, mixtures of experts as in `qwen3_5_moe_text`",
-            parts=qwen3_5_parts,
-            recurrent=gated_delta_shape,
             mixture=Mixture(),
         ),
         Family(

@@ -14,8 +14,9 @@ from family_cases import CASES
 from gguf_writer import write_file
 from mxfp4_files import round_experts
 from safetensors.torch import load_file, save_file
+from same_texts import PROMPTS, check_methods
 
-from mirrorsd import GenerationConfig, MirrorPipeline
+from mirrorsd import MirrorPipeline
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.export import ExportOptions, export_pair
 from mirrorsd.export.bundle.journal import Journal
@@ -33,7 +34,6 @@ from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
 from mirrorsd.training.models.whole_model import load_whole
 
 METHODS = ("serial", "mirror", "auto", "lookup")
-PROMPTS = ("The lighthouse keeper", "One two one two one two one", "x")
 CONTEXT, ROWS = 384, 64
 SIZES = {case.family: case.sizes for case in CASES}
 SMALL: dict[str, Any] = {
@@ -141,16 +141,7 @@ def make_draft(folder: Path, make_checkpoint: Callable[..., Path]) -> Path:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_all_methods_write_plain_text(pipe: MirrorPipeline, temperature: float) -> None:
-    config = GenerationConfig(
-        max_new_tokens=32, ignore_eos=True, temperature=temperature, seed=7 if temperature else None
-    )
-    for prompt in PROMPTS:
-        with pipe.session() as session:
-            plain = session.generate(prompt, config, method="plain").token_ids
-        assert len(plain) == 32
-        with pipe.session() as session:  # each goes on with what the one before has left
-            for method in METHODS:
-                assert session.generate(prompt, config, method=method).token_ids == plain, (prompt, method)
+    check_methods(pipe, METHODS, temperature)
 
 
 def test_a_conversation_that_is_taken_back_or_saved_goes_on_as_if_it_were_new(

@@ -18,6 +18,15 @@ SCALED_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 96,
 }
+GATED_DELTA = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 48,
+}
+EXPERTS = {"num_experts": 16, "num_experts_per_tok": 8, "moe_intermediate_size": 48}
 
 
 @dataclass(frozen=True)
@@ -47,46 +56,21 @@ CASES = (
         "qwen3_5_text",
         "two value heads for a key head, values wider than keys",
         True,
-        {
-            "layer_types": ["linear_attention", "full_attention"],
-            "head_dim": 64,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 32,
-            "linear_value_head_dim": 48,
-        },
+        GATED_DELTA,
         largest_error=1.0,  # one row of 200: a norm over a head whose answer is next to nothing
     ),
     Case(
         "qwen3_moe",
         "16 experts, 8 of them for a row, every second layer dense",
         False,
-        {
-            "head_dim": 32,
-            "num_experts": 16,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 48,
-            "norm_topk_prob": True,
-            "mlp_only_layers": [1],
-        },
+        {"head_dim": 32, **EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [1]},
         largest_error=0.8,  # where two experts are nearly as likely, rounding may choose the other one
     ),
     Case(
         "qwen3_5_moe_text",
         "16 experts, 8 of them for a row, and one for all; two value heads for a key head",
         True,
-        {
-            "layer_types": ["linear_attention", "full_attention"],
-            "head_dim": 64,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 32,
-            "linear_value_head_dim": 48,
-            "num_experts": 16,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 48,
-            "shared_expert_intermediate_size": 64,
-        },
+        {**GATED_DELTA, **EXPERTS, "shared_expert_intermediate_size": 64},
         largest_error=3.5,  # a few rows of 200: such a norm, and then other experts; 0.925 of the best tokens stay
     ),
     Case(
