@@ -1,8 +1,9 @@
 """A chat in a window of Tk: answers stream, Stop ends them, colours show where each word came from.
 
-    python samples/desktop_chat.py smollm2.mirror
+    python samples/desktop_chat.py smollm2.mirror ["a first question"]
 
-It imports nothing but mirrorsd and the standard library. The model works in a thread of its own.
+It imports nothing but mirrorsd and the standard library. The model works in a thread of its own; closing the window
+stops it.
 """
 
 import queue
@@ -20,10 +21,11 @@ WORDS = {"window": "drafted", "lookup": "looked up", "correction": "corrected", 
 class Window:
     """One conversation with one bundle."""
 
-    def __init__(self, root: tk.Tk, bundle: str) -> None:
+    def __init__(self, root: tk.Tk, bundle: str, question: str = "") -> None:
         self.root, self.events = root, queue.SimpleQueue()
-        self.messages, self.cancel = [], CancelToken()
+        self.messages, self.cancel, self.is_ready = [], CancelToken(), False
         root.title("mirrorsd")
+        root.protocol("WM_DELETE_WINDOW", self.close)
         self.status = ttk.Label(root, text="loading ...", wraplength=700)
         self.status.pack(side="bottom", fill="x", padx=8, pady=8)
         bar = ttk.Frame(root)
@@ -32,57 +34,69 @@ class Window:
         self.text.pack(fill="both", expand=True, padx=8, pady=8)
         self.entry = ttk.Entry(bar)
         self.entry.pack(side="left", fill="x", expand=True)
-        self.entry.bind("<Return>", lambda _: self.ask())
+        self.entry.bind("<Return>", lambda _: self.typed())
         self.stop = ttk.Button(bar, text="Stop", command=lambda: self.cancel.cancel(), state="disabled")
         self.stop.pack(side="left", padx=(8, 0))
         for source, colour in COLOURS.items():
             self.text.tag_configure(source, foreground=colour)
         self.text.tag_configure("you", font=("TkDefaultFont", 12, "bold"))
-        threading.Thread(target=self.load, args=(bundle,), daemon=True).start()
+        threading.Thread(target=self.load, args=(bundle, question), daemon=True).start()
         self.poll()
 
-    def load(self, bundle: str) -> None:
+    def load(self, bundle: str, question: str) -> None:
         """In a thread: load the bundle."""
         try:
             self.pipe = MirrorPipeline.load(bundle)
             self.events.put(("ready", f"{self.pipe.device_map.name}: ask something"))
+            self.events.put(("ask", question))
         except MirrorError as error:
-            self.events.put(("ready", str(error)))
+            self.events.put(("done", str(error)))
 
-    def ask(self) -> None:
-        """Send what was typed."""
-        question = self.entry.get().strip()
-        if not question or not hasattr(self, "pipe") or str(self.stop["state"]) == "normal":
+    def typed(self) -> None:
+        """Ask what was typed, once the model is there and has answered the last question."""
+        if self.is_ready:
+            self.ask(self.entry.get().strip())
+            self.entry.delete(0, "end")
+
+    def ask(self, question: str) -> None:
+        """Ask a question, unless it is empty."""
+        if not question:
             return
-        self.entry.delete(0, "end")
+        self.is_ready = False
         self.show(f"\n{question}\n", "you")
         self.messages.append({"role": "user", "content": question})
         self.cancel, self.stop["state"] = CancelToken(), "normal"
         threading.Thread(target=self.answer, args=(self.cancel,), daemon=True).start()
 
     def answer(self, cancel: CancelToken) -> None:
-        """In a thread: stream the answer; every piece says where its first token came from."""
-        said = ""
+        """In a thread: stream the answer; every token says where it came from."""
+        said = ended = ""
         defaults = self.pipe.manifest.chat_defaults.generation
         try:
             for chunk in self.pipe.stream(messages=self.messages, max_new_tokens=400, cancel=cancel, **defaults):
                 said += chunk.text
-                self.events.put((chunk.tokens[0].source if chunk.tokens else "plain", chunk.text))
+                for token in chunk.tokens:
+                    self.events.put((token.source, token.text))
                 if chunk.result is not None:
-                    self.events.put(("done", str(chunk.result.stats)))
-        except (Cancelled, MirrorError) as error:
-            self.events.put(("done", "stopped" if isinstance(error, Cancelled) else str(error)))
+                    ended = str(chunk.result.stats)
+        except Cancelled:
+            ended = "stopped"
+        except MirrorError as error:
+            ended = str(error)
         self.messages.append({"role": "assistant", "content": said})
+        self.events.put(("ready", ended))
 
     def poll(self) -> None:
         """Show what the threads have said since."""
         while not self.events.empty():
             kind, text = self.events.get()
-            if kind in ("ready", "done"):
-                self.stop["state"], self.status["text"] = "disabled", text
-            else:
+            if kind in WORDS:
                 self.status["text"] = f"now: {WORDS[kind]}   (green drafted, violet looked up, brown corrected)"
                 self.show(text, kind)
+            elif kind == "ask":
+                self.ask(text)
+            else:
+                self.stop["state"], self.status["text"], self.is_ready = "disabled", text, kind == "ready"
         self.root.after(30, self.poll)
 
     def show(self, text: str, tag: str) -> None:
@@ -92,8 +106,13 @@ class Window:
         self.text["state"] = "disabled"
         self.text.see("end")
 
+    def close(self) -> None:
+        """Stop the answer, and end the window."""
+        self.cancel.cancel()
+        self.root.destroy()
+
 
 if __name__ == "__main__":
     window = tk.Tk()
-    Window(window, sys.argv[1])
+    Window(window, *sys.argv[1:3])
     window.mainloop()

@@ -101,7 +101,8 @@ export class Colours {
     this.byAnswer.delete(root);
   }
 
-  clear() {
-    for (const root of [...this.byAnswer.keys()]) this.forget(root);
+  /** Nothing in this element is shown any more. */
+  forgetIn(element) {
+    for (const root of [...this.byAnswer.keys()]) if (element.contains(root)) this.forget(root);
   }
 }

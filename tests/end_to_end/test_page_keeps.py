@@ -225,6 +225,32 @@ def test_a_slider_sets_its_field(open_page: Any) -> None:  # noqa: F811
     assert reader.page.input_value("[data-for=top_p]") == "0.9"
 
 
+def test_what_does_not_change_stays_on_the_page_as_it_is(open_page: Any) -> None:  # noqa: F811
+    """A long conversation is not made anew for every answer: boxes and their colours stay."""
+    reader = open_page()
+    reader.script("The **fox** ran.", [["The **fox** ", "window"], ["ran.", "correction"]])
+    reader.ask("first")
+    reader.page.evaluate("document.querySelectorAll('.message').forEach((box) => (box.isOld = true))")
+    reader.ask("second")
+    old = "[...document.querySelectorAll('.message')].map((box) => Boolean(box.isOld))"
+    assert reader.page.evaluate(old) == [True, False, False, False], "the first answer is the last one no more"
+    reader.page.evaluate("document.querySelectorAll('.message').forEach((box) => (box.isOld = true))")
+    reader.ask("third")
+    assert reader.page.evaluate(old) == [True, True, True, False, False, False]
+    coloured = "[...CSS.highlights.get('source-window')].map(String)"
+    assert reader.page.evaluate(coloured) == ["The fox"] * 3
+    reader.page.uncheck("#colours")
+    assert reader.page.evaluate(coloured) == []
+    reader.page.check("#colours")
+    assert reader.page.evaluate(coloured) == ["The fox"] * 3
+    reader.page.locator("text=Edit").first.click()
+    reader.page.click("text=Leave it")
+    assert reader.page.locator(".question .said").all_inner_texts() == ["first", "second", "third"]
+    reader.page.click("#new")
+    assert reader.page.locator(".message").count() == 0
+    assert reader.page.evaluate(coloured) == []
+
+
 @pytest.mark.parametrize("count", [12, pytest.param(50, marks=pytest.mark.long)])
 def test_random_acts_lose_nothing(open_page: Any, count: int) -> None:  # noqa: F811
     """Questions are asked, pages reloaded, tabs opened and conversations switched in mid-answer."""
