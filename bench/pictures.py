@@ -10,6 +10,7 @@ chromium xvfb xterm tmux`). Exit status 1 where a picture is larger than a page 
 
 import argparse
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -32,7 +33,11 @@ EDIT = (
     "    for value in values:\n        total = total + value\n    return total / len(values)\n```"
 )
 CHAT = "What do bees make?"
-_SETTINGS = {"temperature": 0, "max_tokens": 200}
+SKY = "Explain in a few sentences why the sky is blue."
+_SHOWN = {"light": (EDIT, "mirror"), "dark": (SKY, "auto"), "phone": (CHAT, "mirror")}
+_SETTINGS = {"seed": 7, "max_tokens": 140}
+_MOMENT = 300
+"""Where the slider of what the devices did stands, of 1,000."""
 _LOOKS = ["-bg", "#fbfbf8", "-fg", "#1c2321", "-fa", "Monospace", "-fs", "11", "-geometry", "84x24", "-b", "12"]
 
 
@@ -72,21 +77,21 @@ def make_page(bundle: Path, folder: Path) -> Iterator[Path]:
             page = browser.new_context(viewport=shape, color_scheme=theme).new_page()
             page.goto(running.url)
             page.wait_for_selector("#model option", state="attached")
-            asked = {"light": (CHAT, EDIT), "dark": (CHAT,), "phone": (CHAT,)}[look]
-            for question in asked:
-                _ask(page, question)
+            _ask(page, *_SHOWN[look])
             if look == "dark":
                 page.click("text=Compare with plain")
                 page.wait_for_selector(".comparison.same", timeout=60_000)
-            page.evaluate("document.fonts.ready")
+            page.locator("#moment").fill(str(_MOMENT))
+            page.evaluate("document.fonts.ready.then(() => document.activeElement.blur())")
             yield _saved(page.screenshot(), folder / f"chat_{look}.png")
             page.context.close()
         browser.close()
 
 
-def _ask(page: Any, question: str) -> None:
+def _ask(page: Any, question: str, method: str) -> None:
     """Ask in the page and wait for the whole answer."""
     page.click("#open-settings")
+    page.select_option("#settings [name=method]", method)
     for name, value in _SETTINGS.items():
         page.fill(f"#settings [name={name}]", str(value))
     page.click("#settings button[type=submit]")
@@ -98,10 +103,11 @@ def _ask(page: Any, question: str) -> None:
 
 def make_desktop(bundle: Path, folder: Path) -> Iterator[Path]:
     """The sample's window with an answer."""
-    with display(800, 680) as shown_on:
+    with display(900, 680) as shown_on:
         command = [sys.executable, str(ROOT / "samples" / "desktop_chat.py"), str(bundle), CHAT]
         with _running(command, {"DISPLAY": shown_on}):
-            yield _saved(_when_still(shown_on), folder / "desktop.png")
+            drafted = runpy.run_path(command[1])["COLOURS"]["window"]
+            yield _saved(_when_still(shown_on, drafted), folder / "desktop.png")
 
 
 def make_terminal(bundle: Path, folder: Path) -> Iterator[Path]:
@@ -109,16 +115,30 @@ def make_terminal(bundle: Path, folder: Path) -> Iterator[Path]:
     with display(900, 560) as shown_on, TemporaryDirectory() as place:
         tmux = ["tmux", "-S", f"{place}/tmux", "-f", "/dev/null"]
         mirrorsd = Path(sys.executable).with_name("mirrorsd")
-        chat = f"cd '{bundle.parent}' && exec '{mirrorsd}' chat {bundle.name} --greedy"
+        chat = f"cd '{bundle.parent}' && exec '{mirrorsd}' chat {bundle.name} --seed 7 --max-new-tokens 160"
         session = [*tmux, "new-session", chat, ";", "set", "-g", "status", "off"]
         shell = {"DISPLAY": shown_on, "XDG_CONFIG_HOME": place, "COLORTERM": "truecolor"}
         with _running(["xterm", *_LOOKS, "-e", *session], shell):
             _when_still(shown_on)
-            for line in (CHAT, "/compare"):
+            for line, answer in ((SKY, "tokens/s"), ("/compare", "dentical")):
                 subprocess.run([*tmux, "send-keys", line, "Enter"], check=True)
-                picture = _when_still(shown_on)
+                _wait_for(answer, [*tmux, "capture-pane", "-p"])
+            picture = _when_still(shown_on)
             subprocess.run([*tmux, "kill-server"], check=True)
         yield _saved(picture, folder / "terminal.png")
+
+
+def _wait_for(words: str, look: list[str]) -> None:
+    """Wait until a command prints these words.
+
+    Raises:
+        TimeoutError: it does not for minutes.
+    """
+    until = time.monotonic() + _LONGEST_S
+    while words not in subprocess.run(look, capture_output=True, text=True, check=True).stdout:
+        if time.monotonic() > until:
+            raise TimeoutError(f"{words!r} was not said within {_LONGEST_S:.0f} s")
+        time.sleep(_LOOK_S)
 
 
 @contextmanager
@@ -151,18 +171,20 @@ def _running(command: list[str], variables: dict[str, str]) -> Iterator[None]:
         program.wait()
 
 
-def _when_still(shown_on: str) -> Any:
-    """What a display shows once something stands on it that does not change any more.
+def _when_still(shown_on: str, colour: str = "") -> Any:
+    """What a display shows once something stands on it, of this colour if one is named, and does not change any more.
 
     Raises:
         TimeoutError: it changes for minutes.
     """
-    from PIL import ImageGrab
+    from PIL import ImageColor, ImageGrab
 
     seen, since = b"", time.monotonic()
     while time.monotonic() - since < _LONGEST_S:
         picture = ImageGrab.grab(xdisplay=shown_on)
-        if picture.getbbox() is None or picture.tobytes() != seen:
+        found = {of_pixels for _, of_pixels in picture.getcolors(picture.width * picture.height)}
+        is_there = picture.getbbox() is not None and (not colour or ImageColor.getrgb(colour) in found)
+        if not is_there or picture.tobytes() != seen:
             seen, still_since = picture.tobytes(), time.monotonic()
         elif time.monotonic() - still_since > _STILL_S:
             return picture.crop(picture.getbbox())

@@ -37,12 +37,14 @@ def type_in(text):
     root.update()
     window.entry.event_generate("<Return>")
 
-def hold():  # after the first chunk, until somebody stops it
+def hold():  # after the first word, until somebody stops it
     pipe = window.pipe
     def stream(cancel, **settings):
-        for number, chunk in enumerate(pipe.stream(cancel=cancel, **settings)):
+        said = ""
+        for chunk in pipe.stream(cancel=cancel, **settings):
             yield chunk
-            while not number and not cancel.is_cancelled:
+            said += chunk.text
+            while said.strip() and not cancel.is_cancelled:
                 time.sleep(0.005)
     window.pipe = SimpleNamespace(stream=stream, manifest=pipe.manifest)
 
