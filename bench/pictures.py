@@ -10,7 +10,6 @@ chromium xvfb xterm tmux`). Exit status 1 where a picture is larger than a page 
 
 import argparse
 import os
-import runpy
 import shutil
 import subprocess
 import sys
@@ -24,9 +23,21 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 XVFB = shutil.which("Xvfb")
 MOST_BYTES = 150_000
-_NUM_COLOURS = 128
 _STILL_S, _LOOK_S, _LONGEST_S = 4.0, 0.5, 180.0
 """A window that does not change for so long has shown all; how often one looks, and for how long at most."""
+_WINDOW = """
+import runpy, sys, tkinter as tk
+root = tk.Tk(className="mirrorsd")
+window = runpy.run_path(sys.argv[1])["Window"](root, *sys.argv[2:])
+def look():
+    if window.is_ready and window.messages:
+        print("answered", flush=True)
+    else:
+        root.after(50, look)
+look()
+root.mainloop()
+"""
+"""The sample's window, which says when it has answered its first question."""
 WIDTHS = {"light": (1280, 800), "dark": (1280, 800), "phone": (390, 800)}
 EDIT = (
     "Rename the function mean to average. Write the whole code again:\n\n```python\ndef mean(values):\n    total = 0\n"
@@ -34,7 +45,7 @@ EDIT = (
 )
 CHAT = "What do bees make?"
 SKY = "Explain in a few sentences why the sky is blue."
-_SHOWN = {"light": (EDIT, "mirror"), "dark": (SKY, "auto"), "phone": (CHAT, "mirror")}
+_SHOWN = {"light": (EDIT, "mirror"), "dark": (SKY, "serial"), "phone": (CHAT, "mirror")}
 _SETTINGS = {"seed": 7, "max_tokens": 140}
 _MOMENT = 300
 """Where the slider of what the devices did stands, of 1,000."""
@@ -105,10 +116,10 @@ def _ask(page: Any, question: str, method: str) -> None:
 def make_desktop(bundle: Path, folder: Path) -> Iterator[Path]:
     """The sample's window with an answer."""
     with display(900, 680) as shown_on:
-        command = [sys.executable, str(ROOT / "samples" / "desktop_chat.py"), str(bundle), CHAT]
-        with _running(command, {"DISPLAY": shown_on}):
-            drafted = runpy.run_path(command[1])["COLOURS"]["window"]
-            yield _saved(_when_still(shown_on, drafted), folder / "desktop.png")
+        command = [sys.executable, "-c", _WINDOW, str(ROOT / "samples" / "desktop_chat.py"), str(bundle), CHAT]
+        with _running(command, {"DISPLAY": shown_on}) as window:
+            window.stdout.readline()
+            yield _saved(_when_still(shown_on), folder / "desktop.png")
 
 
 def make_terminal(bundle: Path, folder: Path) -> Iterator[Path]:
@@ -116,7 +127,7 @@ def make_terminal(bundle: Path, folder: Path) -> Iterator[Path]:
     with display(900, 560) as shown_on, TemporaryDirectory() as place:
         tmux = ["tmux", "-S", f"{place}/tmux", "-f", "/dev/null"]
         mirrorsd = Path(sys.executable).with_name("mirrorsd")
-        chat = f"cd '{bundle.parent}' && exec '{mirrorsd}' chat {bundle.name} --seed 7 --max-new-tokens 160"
+        chat = f"cd '{bundle.parent}' && exec '{mirrorsd}' chat {bundle.name} --method serial --seed 7 --max-new-tokens 160"
         session = [*tmux, "new-session", chat, ";", "set", "-g", "status", "off"]
         shell = {"DISPLAY": shown_on, "XDG_CONFIG_HOME": place, "COLORTERM": "truecolor"}
         with _running(["xterm", *_LOOKS, "-e", *session], shell):
@@ -162,30 +173,28 @@ def display(width: int, height: int) -> Iterator[str]:
 
 
 @contextmanager
-def _running(command: list[str], variables: dict[str, str]) -> Iterator[None]:
+def _running(command: list[str], variables: dict[str, str]) -> Iterator[Any]:
     """A program that is ended in the end."""
-    program = subprocess.Popen(command, env={**os.environ, **variables})
+    program = subprocess.Popen(command, env={**os.environ, **variables}, stdout=subprocess.PIPE, text=True)
     try:
-        yield
+        yield program
     finally:
         program.terminate()
         program.wait()
 
 
-def _when_still(shown_on: str, colour: str = "") -> Any:
-    """What a display shows once something stands on it, of this colour if one is named, and does not change any more.
+def _when_still(shown_on: str) -> Any:
+    """What a display shows once something stands on it that does not change any more.
 
     Raises:
         TimeoutError: it changes for minutes.
     """
-    from PIL import ImageColor, ImageGrab
+    from PIL import ImageGrab
 
     seen, since = b"", time.monotonic()
     while time.monotonic() - since < _LONGEST_S:
         picture = ImageGrab.grab(xdisplay=shown_on)
-        found = {of_pixels for _, of_pixels in picture.getcolors(picture.width * picture.height)}
-        is_there = picture.getbbox() is not None and (not colour or ImageColor.getrgb(colour) in found)
-        if not is_there or picture.tobytes() != seen:
+        if picture.getbbox() is None or picture.tobytes() != seen:
             seen, still_since = picture.tobytes(), time.monotonic()
         elif time.monotonic() - still_since > _STILL_S:
             return picture.crop(picture.getbbox())
@@ -194,13 +203,15 @@ def _when_still(shown_on: str, colour: str = "") -> Any:
 
 
 def _saved(picture: Any, path: Path) -> Path:
-    """Write a picture in as few colours as it needs."""
+    """Write a picture; one that would be too large in fewer colours."""
     import io
 
     from PIL import Image
 
-    whole = Image.open(io.BytesIO(picture)) if isinstance(picture, bytes) else picture
-    whole.convert("RGB").quantize(_NUM_COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    whole = (Image.open(io.BytesIO(picture)) if isinstance(picture, bytes) else picture).convert("RGB")
+    whole.save(path, optimize=True)
+    if path.stat().st_size > MOST_BYTES:
+        whole.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
     return path
 
 

@@ -20,8 +20,8 @@ _LEAST_MEMORY = 0.8e9
 _MEMORY_PER_BYTE = 1.25
 _RUNNING_DRAFT_BYTES = 4
 """Of a draft's parameter: it is computed in fp32 whatever its file holds, which is mapped beside it."""
-_RUNTIMES = 0.4e9
-"""Python, both runtimes, a draft's kernels and the logits of its passes."""
+_RUNTIMES = 0.55e9
+"""Python, both runtimes, a draft's kernels, and what a long answer's passes leave in their allocators."""
 _CACHES = 0.07
 """Bytes of 2,048 tokens of context per parameter of the target: 0.076 of Qwen2.5-Coder-1.5B, 0.067 of Llama 8B"""
 _SECONDS_PER_BILLION = (85.0, 230.0)
