@@ -102,7 +102,7 @@ def make_checkpoint(tokenizer_json: str) -> MakeCheckpoint:
         model = AutoModelForCausalLM.from_config(config).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                if "norm" in name:
+                if "norm" in name or name.endswith(("bias", "sinks")):
                     parameter.add_(torch.randn_like(parameter) * 0.2)
                 elif name.endswith("A_log"):  # states that remember more than the row before
                     parameter.uniform_(-5.0, -1.0)
