@@ -29,8 +29,8 @@ def test_a_target_finds_its_draft_in_any_case_of_letters() -> None:
     [
         ("someone/model", "no draft is known for someone/model: name one with --draft"),
         ("HuggingFaceTB/SmolLM2-135M-Instruct", "cut_draft.py"),
-        ("Qwen/Qwen3.5-9B", "its siblings have recurrent layers and cannot be drafts: train one"),
-        ("openai/gpt-oss-20b", "no small model has its tokens: train a draft"),
+        ("Qwen/Qwen3.5-9B", "its siblings have recurrent layers and cannot be drafts: .*blank_draft"),
+        ("openai/gpt-oss-20b", "no small model has its tokens: .*blank_draft"),
     ],
 )
 def test_without_a_known_draft_the_way_out_is_said(target: str, words: str) -> None:
