@@ -106,7 +106,7 @@ def holds_words(sizes: tuple[Size, ...], memory: int) -> str:
 
 def known_words(pair: "Pair") -> str:
     """In which precisions a pair was exported, what was measured, and what to know."""
-    exported = f"exported here in {', '.join(pair.exported)}" if pair.exported else "fits by its files, not tried here"
+    exported = f"exported here in {', '.join(pair.exported)}" if pair.exported else "not exported here"
     return "; ".join(filter(None, (exported, pair.measured, pair.note)))
 
 

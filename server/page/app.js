@@ -21,7 +21,6 @@ const store = await Store.open(changedElsewhere);
 const panel = new Panel(byId);
 const page = { props: null, comparing: null };
 const runs = new Map(); // by the answer's id: answers that come, in whichever conversation
-
 const messages = byId("messages");
 const colours = new Colours(messages);
 const boxes = new Boxes(messages, colours);
