@@ -104,6 +104,33 @@ def test_prompts_are_read_in_small_parts_only_beside_others(worker: DeviceWorker
     release.set()
 
 
+def test_prompts_beside_prompts_are_read_in_long_parts(worker: DeviceWorker) -> None:
+    """Nobody's text stands still then, until one of them is written."""
+    release = threading.Event()
+    worker.company = Company(FakeBatch())
+    worker.company.ends(["another"], 0.0, ["another"])
+    worker.submit(lambda: release.wait(5), "another")
+    assert worker.chunk_rows("one", 128) == 128
+    worker.company.ends(["another"], 0.01)
+    assert worker.chunk_rows("one", 128) == 8
+    release.set()
+
+
+def test_what_a_batch_does_not_take_waits_for_the_next_pass(worker: DeviceWorker) -> None:
+    class OneGuest(FakeBatch):
+        def takes(self, one: TargetPass, others: Sequence[TargetPass]) -> bool:
+            return sum(len(found.tokens) > 1 for found in (one, *others)) <= 1
+
+    batch = OneGuest()
+    worker.company = Company(batch)
+    jobs = [new_pass(), *(new_pass() for _ in range(4))]
+    for job in jobs[1:3]:
+        job.tokens = np.arange(3)
+    submit_behind_another(worker, jobs)
+    assert batch.passes == [[jobs[0], jobs[1], jobs[3], jobs[4]]], "the second guest has a pass of its own"
+    assert jobs[2].session.num_passes == 1
+
+
 def test_a_pass_that_fails_is_run_again_for_each_alone_and_nobody_joins_any_more(worker: DeviceWorker) -> None:
     def fail(_: Any) -> None:
         raise DeviceError("no room")
