@@ -22,16 +22,18 @@ from mirrorsd.runtime.backends.onnxruntime.packed_graph import (
     Sizes,
     guest_rows,
     of_guest,
-    of_slots,
+    of_table,
     packed,
 )
 from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS
-from mirrorsd.runtime.backends.onnxruntime.rooms import Caches, Room, Rooms, moved, spare_caches
-from mirrorsd.runtime.backends.onnxruntime.seating import NUM_GUESTS, Seated, Slots, seated, slot_inputs
+from mirrorsd.runtime.backends.onnxruntime.rooms import Caches, Places, Room, Rooms, moved, spare_caches
+from mirrorsd.runtime.backends.onnxruntime.seating import NUM_GUESTS, Seated, Slots, seated, table_inputs
 from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, Tensor, host_scalar, run_options
 from mirrorsd.runtime.backends.protocol import NO_OUTPUT, TargetBatch, TargetOutput, TargetPass
 from mirrorsd.runtime.ledger import Ledger, Span
 
+_MOST_AT_A_TABLE = 4
+"""Slots that are attended together: with eight, two conversations of eight seats would pay for all of them."""
 _PASSES_ASKED = (((6, 5), (5, 1)), ((11, 1), (6, 1)), ((12, 1), (7, 4)))
 """Pasts and rows of two texts, when a batch is asked whether it gives the bits of passes alone."""
 
@@ -95,9 +97,11 @@ class OnnxBatch(TargetBatch):
         """
         entry, device = model.entry, model.device
         self.num_slots = num_slots
+        num_tables = max(1, num_slots // _MOST_AT_A_TABLE)
+        at_each = num_slots // num_tables
         self._entry, self._place = entry, device.place
         self._stages: list[tuple[Segment, OnnxStage]] = []
-        sizes, kinds = Sizes(num_slots, NUM_GUESTS, group, entry.spare_rows), set[tuple[int, int]]()
+        sizes, kinds = Sizes(num_tables, at_each, NUM_GUESTS, group, entry.spare_rows), set[tuple[int, int]]()
         most_tokens = entry.context
         for segment, stage in files:
             found = packed(stage.path.read_bytes(), sizes)
@@ -107,7 +111,7 @@ class OnnxBatch(TargetBatch):
         if len(kinds) != 1:
             raise NotPackableError("its stages attend in different ways")
         ((num_heads, num_rows),) = kinds
-        self._slots = Slots(num_slots, group, num_heads, num_rows, most_tokens)
+        self._slots = Slots(num_tables, at_each, group, num_heads, num_rows, most_tokens)
         self._ports = [
             (
                 {port.name for port in stage.session.get_inputs()},
@@ -116,12 +120,11 @@ class OnnxBatch(TargetBatch):
             for _, stage in self._stages
         ]
         self._buffers = RowBuffers(device.place)
-        self._rooms = Rooms(entry, device.place, num_slots, num_rows + 1)
+        self._rooms = Rooms(entry, device.place, Places(num_tables, at_each, num_rows + 1))
         self._spare = spare_caches(entry, device.place)
-        self._lengths = {
-            name: (np.zeros(1, np.int32), *host_scalar())
-            for name in (of_slots(""), *(of_guest("", guest) for guest in range(NUM_GUESTS)))
-        }
+        places = [of_table("", table) for table in range(num_tables)]
+        places += [of_guest("", guest) for guest in range(NUM_GUESTS)]
+        self._lengths = {name: (np.zeros(1, np.int32), *host_scalar()) for name in places}
         self._running: SharedRun | None = None
         self._unbind()
 
@@ -208,9 +211,12 @@ class OnnxBatch(TargetBatch):
             if one.with_logits is not None:
                 logit_rows += own  # whole groups here too
         places = np.zeros(len(tokens), np.int64)
-        inputs, length = slot_inputs(taken, rows_of, places, self._slots)
-        self._set_length(of_slots(""), length)
-        at = self._slots.count * self._slots.group
+        inputs: dict[str, NDArray[Any]] = {}
+        for table in range(self._slots.num_tables):
+            told, length = table_inputs(taken, table, rows_of, places, self._slots)
+            inputs |= told
+            self._set_length(of_table("", table), length)
+        at = self.num_slots * self._slots.group
         for guest in range(NUM_GUESTS):
             gathered, length = [0], 1
             if guest < len(taken.guests):
@@ -246,9 +252,10 @@ class OnnxBatch(TargetBatch):
         """The slots' room and the guests' caches, where they are others than in the pass before."""
         if taken.room is not self._room:
             self._room = taken.room
-            for name, value in taken.room.caches.items():
-                self._bind(of_slots(name), value)
-                self._bind(of_slots(f"{name}.written"), value)
+            for table, caches in enumerate(taken.room.tables):
+                for name, value in caches.items():
+                    self._bind(of_table(name, table), value)
+                    self._bind(of_table(f"{name}.written", table), value)
         for guest in range(NUM_GUESTS):
             caches = _session_of(taken.guests[guest]).caches if guest < len(taken.guests) else self._spare
             if caches is not self._guests[guest]:

@@ -3,8 +3,9 @@
 All rows go through every product together. Attention is computed by the operator of the stage, in two ways:
 
 * A *slot* is for a conversation that brings one row (one group of rows, where rows are computed in groups). One node
-  attends for all slots. To it, each head of keys and values of each slot is a head of its own, and the heads of queries
-  that share it are the rows. Texts differ in length, which a mask says: what stands behind a text is added as zeros.
+  attends for all slots of a *table*, and takes as long as for its longest text. To it, each head of keys and values of
+  each slot is a head of its own, and the heads of queries that share it are the rows. Texts differ in length, which a
+  mask says: what stands behind a text is added as zeros.
 * A *guest* brings as many rows as it has, as a window or a part of a prompt. Each has a node of its own.
 
 Either way a row has the bits that it has alone. Weights stay where they are, in the bundle's file.
@@ -26,7 +27,7 @@ from mirrorsd.graphs import names
 from mirrorsd.runtime.backends.onnxruntime.onnx_bytes import Field, fields, joined, node, port, tensor
 
 SLOT_ROWS = "slot_rows"
-"""`[slots x group]`: which row of the pass each slot has; any, where it has none."""
+"""`[slots x group]`, as all of this for each table: which row of the pass each slot has; any, where it has none."""
 SLOT_POSITIONS = "slot_positions"
 """`[1, slots x group]`: where in its text that row stands."""
 SLOT_PLACES = "slot_places"
@@ -43,6 +44,8 @@ _ROWS, _CACHES, _LENGTHS, _TABLES = slice(0, 3), slice(3, 5), slice(5, 7), slice
 """Inputs of attention: queries, keys and values; past ones; two lengths; tables of angles, and rarer ones."""
 _FEWEST_ROWS = 2
 """Of attention: a single one has another routine."""
+_WIDEST_HEAD = 128
+"""Of which ONNX Runtime's product adds all numbers up in one go, however long the text is."""
 _CHANGED = {"num_heads", "kv_num_heads", "do_rotary", "rotary_interleaved", "local_window_size"}
 
 
@@ -51,8 +54,9 @@ class NotPackableError(ValueError):
 
 
 class Sizes(NamedTuple):
-    """How many conversations a graph takes: so many slots, each with a group of so many rows, and so many guests."""
+    """How many conversations a graph takes: tables of so many slots, each with a group of rows, and so many guests."""
 
+    num_tables: int
     num_slots: int
     num_guests: int
     group: int
@@ -75,13 +79,13 @@ class Packed(NamedTuple):
     window: int
 
 
-def of_slots(name: str) -> str:
-    """What an input or output of one conversation is called for all slots.
+def of_table(name: str, table: int) -> str:
+    """What an input or output of one conversation, or of its slot, is called for all slots of a table.
 
-    >>> of_slots("past_key.3")
-    'past_key.3.slots'
+    >>> of_table("past_key.3", 1)
+    'past_key.3.table1'
     """
-    return f"{name}.slots"
+    return f"{name}.table{table}"
 
 
 def of_guest(name: str, guest: int) -> str:
@@ -228,8 +232,10 @@ class _Writer:
     def attention(self, one: _Attention) -> Iterable[bytes]:
         """Attention of all slots and of every guest, put together in the pass's order."""
         base, sizes = one.node.outputs[0], self.sizes
-        found = [f"{base}.slots", *(of_guest(base, guest) for guest in range(sizes.num_guests))]
-        yield from self._of_slots(one, found[0])
+        found = [of_table(base, table) for table in range(sizes.num_tables)]
+        found += [of_guest(base, guest) for guest in range(sizes.num_guests)]
+        for table in range(sizes.num_tables):
+            yield from self._of_table(one, table)
         for guest in range(sizes.num_guests):
             yield from self._of_guest(one, guest)
         yield node("Concat", found, [f"{base}.all"], axis=1)
@@ -246,24 +252,28 @@ class _Writer:
         outputs = [of_guest(name, guest) for name in one.node.outputs[:3]]
         yield one.node.between([*rows, *own, *one.node.inputs[_TABLES]], outputs, of_guest(one.node.name, guest))
 
-    def _of_slots(self, one: _Attention, attended: str) -> Iterable[bytes]:
+    def _of_table(self, one: _Attention, table: int) -> Iterable[bytes]:
         """Rows to their places in the caches, then one node that reads the caches of all slots."""
-        attention, base, (slots, _, group, _) = one.node, one.node.outputs[0], self.sizes
+        attention, slots, group = one.node, self.sizes.num_slots, self.sizes.group
+        base = of_table(attention.outputs[0], table)
         heads, num_heads = attention.integer("num_heads"), attention.integer("kv_num_heads")
         key, value = attention.inputs[_CACHES]
         size = int(_sizes(self._ports[key])[3])
         shared = heads // num_heads
         times = 1 if group * shared >= _FEWEST_ROWS else _FEWEST_ROWS
-        self.num_heads, self.num_rows = num_heads, group * shared * times
-        self._see_window(attention.integer("local_window_size", -1))
-        yield from self._rows(one, [f"{base}.q", f"{base}.k", f"{base}.v"], [heads * size, num_heads * size])
-        yield from self._turned(attention, f"{base}.q", heads, size)
-        yield from self._turned(attention, f"{base}.k", num_heads, size)
+        self._see(num_heads, group * shared * times, size)
+        window = attention.integer("local_window_size", -1)
+        self.window = min(self.window or window, window) if window > 0 else self.window
+        rows = of_table(SLOT_ROWS, table)
+        yield from self._rows(one, rows, [f"{base}.q", f"{base}.k", f"{base}.v"], [heads * size, num_heads * size])
+        for name, count in ((f"{base}.q", heads), (f"{base}.k", num_heads)):
+            yield from self._turned(attention, name, of_table(SLOT_POSITIONS, table), count, size)
         end = ".turned" if attention.integer("do_rotary") else ""
         turned = [f"{base}.q{end}", f"{base}.k{end}"]
         for cache, rows in ((key, turned[1]), (value, f"{base}.v")):
             yield node("Reshape", [rows, self._shape(-1, size)], [f"{rows}.heads"])
-            yield node("ScatterND", [of_slots(cache), SLOT_PLACES, f"{rows}.heads"], [of_slots(f"{cache}.written")])
+            inputs = [of_table(cache, table), of_table(SLOT_PLACES, table), f"{rows}.heads"]
+            yield node("ScatterND", inputs, [of_table(f"{cache}.written", table)])
             self._written.append(cache)
         yield node("Reshape", [turned[0], self._shape(slots, group, num_heads, shared, size)], [f"{base}.by_head"])
         yield node("Transpose", [f"{base}.by_head"], [f"{base}.as_rows"], perm=[1, 3, 0, 2, 4])
@@ -273,9 +283,9 @@ class _Writer:
             yield node("Concat", [f"{base}.as_rows"] * times, [queries], axis=0)
         yield node("Reshape", [queries, self._shape(1, -1, slots * num_heads * size)], [f"{base}.queries"])
         nothing = self._constant(np.zeros((1, 0, slots * num_heads * size), np.float32))
-        caches = [of_slots(f"{name}.written") for name in (key, value)]
-        lengths = [of_slots(name) for name in attention.inputs[_LENGTHS]]
-        inputs = [f"{base}.queries", nothing, nothing, *caches, *lengths, "", "", "", SLOT_MASK]
+        caches = [of_table(f"{name}.written", table) for name in (key, value)]
+        lengths = [of_table(name, table) for name in attention.inputs[_LENGTHS]]
+        inputs = [f"{base}.queries", nothing, nothing, *caches, *lengths, "", "", "", of_table(SLOT_MASK, table)]
         yield self._over_slots(attention, inputs, f"{base}.found", slots * num_heads)
         shape = self._shape(group * times, shared, slots, num_heads, size)
         yield node("Reshape", [f"{base}.found", shape], [f"{base}.rows_found"])
@@ -284,19 +294,19 @@ class _Writer:
         if times > 1:  # the first of each two
             by_slot = f"{base}.once"
             yield node("Gather", [f"{base}.heads_found", self._constant(np.arange(group))], [by_slot], axis=1)
-        yield node("Reshape", [by_slot, self._shape(1, slots * group, heads * size)], [attended])
+        yield node("Reshape", [by_slot, self._shape(1, slots * group, heads * size)], [base])
 
-    def _rows(self, one: _Attention, outputs: Sequence[str], widths: Sequence[int]) -> Iterable[bytes]:
+    def _rows(self, one: _Attention, places: str, outputs: Sequence[str], widths: Sequence[int]) -> Iterable[bytes]:
         """Queries, keys and values of the slots' rows, which may come in one."""
         if one.rows[1]:
             for name, output in zip(one.rows, outputs, strict=True):
-                yield node("Gather", [name, SLOT_ROWS], [output], axis=1)
+                yield node("Gather", [name, places], [output], axis=1)
             return
         together, parts = f"{outputs[0]}kv", self._constant(np.array([*widths, widths[1]]))
-        yield node("Gather", [one.rows[0], SLOT_ROWS], [together], axis=1)
+        yield node("Gather", [one.rows[0], places], [together], axis=1)
         yield node("Split", [together, parts], outputs, axis=-1)
 
-    def _turned(self, attention: _Node, name: str, heads: int, size: int) -> Iterable[bytes]:
+    def _turned(self, attention: _Node, name: str, positions: str, heads: int, size: int) -> Iterable[bytes]:
         """Rows by the angles of their positions, where attention does that itself."""
         if not attention.integer("do_rotary"):
             return
@@ -304,7 +314,7 @@ class _Writer:
         width = 2 * self._known[cos][1]
         yield node(
             "RotaryEmbedding",
-            [name, SLOT_POSITIONS, cos, sin],
+            [name, positions, cos, sin],
             [f"{name}.turned"],
             domain=_DOMAIN,
             num_heads=heads,
@@ -312,9 +322,12 @@ class _Writer:
             rotary_embedding_dim=width if width != size else 0,
         )
 
-    def _see_window(self, window: int) -> None:
-        if window > 0:
-            self.window = min(self.window or window, window)
+    def _see(self, num_heads: int, num_rows: int, size: int) -> None:
+        if size > _WIDEST_HEAD:
+            raise NotPackableError(f"heads of {size} are added up in parts, which depend on the longest text")
+        if (num_heads, num_rows) != (self.num_heads or num_heads, self.num_rows or num_rows):
+            raise NotPackableError("its layers attend in different ways")
+        self.num_heads, self.num_rows = num_heads, num_rows
 
     @staticmethod
     def _over_slots(attention: _Node, inputs: Sequence[str], output: str, num_heads: int) -> bytes:
@@ -332,24 +345,26 @@ class _Writer:
 
     def ports(self) -> list[Field]:
         """All inputs and outputs: what belongs to a conversation once for the slots and once for each guest."""
-        found, guests = list[Field](), range(self.sizes.num_guests)
+        found = list[Field]()
+        guests, tables = range(self.sizes.num_guests), range(self.sizes.num_tables)
         for name, one in self._ports.items():
-            if name.partition(".")[0] not in _OF_A_CONVERSATION:
+            kind = name.partition(".")[0]
+            if kind not in _OF_A_CONVERSATION:
                 found.append(one)
                 continue
-            kind, rank = _element_type(one), len(_sizes(one))
             own = [of_guest(name, guest) for guest in guests]
-            if name.partition(".")[0] not in _PRESENT:
-                own.append(of_slots(name))
-            found += [Field(one.number, port(own_name, kind, rank)) for own_name in own]
-        for cache in self._written:
-            found.append(Field(_OUTPUT, port(of_slots(f"{cache}.written"), _element_type(self._ports[cache]), 4)))
-        whole = [(SLOT_ROWS, 1), (SLOT_POSITIONS, 2), (SLOT_PLACES, 2), (OWN_ROWS, 1)]
-        whole += [(guest_rows(guest), 1) for guest in guests]
+            own += [of_table(name, table) for table in tables if kind not in _PRESENT]
+            found += [Field(one.number, port(own_name, _element_type(one), len(_sizes(one)))) for own_name in own]
+        for cache in dict.fromkeys(self._written):
+            kind_of = _element_type(self._ports[cache])
+            found += [Field(_OUTPUT, port(of_table(f"{cache}.written", table), kind_of, 4)) for table in tables]
+        whole = [(of_table(name, table), rank) for name, rank in _OF_SLOTS for table in tables]
+        whole += [(OWN_ROWS, 1), *((guest_rows(guest), 1) for guest in guests)]
         found += [Field(_INPUT, port(name, "int64", rank)) for name, rank in whole]
-        return [*found, Field(_INPUT, port(SLOT_MASK, "float32", 4))]
+        return found + [Field(_INPUT, port(of_table(SLOT_MASK, table), "float32", 4)) for table in tables]
 
 
+_OF_SLOTS = ((SLOT_ROWS, 1), (SLOT_POSITIONS, 2), (SLOT_PLACES, 2))
 _PRESENT = {name(0).partition(".")[0] for name in (names.present_key, names.present_value)}
 _OF_A_CONVERSATION = {
     *(names.SEQLENS_K, names.TOTAL_LENGTH),

@@ -7,6 +7,8 @@ of the room's memory that has a cache's own shape. Pages that no text has reache
 """
 
 from collections.abc import Mapping
+from itertools import product
+from typing import NamedTuple
 
 import onnxruntime as ort
 
@@ -18,29 +20,38 @@ Caches = Mapping[str, ort.OrtValue]
 _KEPT = ((names.past_key, names.present_key), (names.past_value, names.present_value))
 
 
+class Places(NamedTuple):
+    """Of a room: tables of so many places, with so many rows behind the longest text."""
+
+    num_tables: int
+    at_each: int
+    more_rows: int
+
+
 class Room:
-    """Places for so many sessions.
+    """Places for so many sessions, at tables.
 
     Attributes:
-        caches: of all places, by the name of what is past: `[1, places x heads, rows, size]`.
+        tables: caches of all places of each, by the name of what is past: `[1, places x heads, rows, size]`.
         num_rows: of each place.
-        owners: whose each place is.
+        owners: whose each place is, table by table.
     """
 
-    def __init__(self, entry: TargetEntry, place: Place, num_places: int, more_rows: int) -> None:
-        """Reserve memory for texts as long as the context, and `more_rows` behind them."""
+    def __init__(self, entry: TargetEntry, place: Place, places: Places) -> None:
+        """Reserve memory for texts as long as the context, and some rows behind them."""
         shape = entry.shape
-        self.num_rows = entry.capacity + more_rows
-        self.owners: list[object | None] = [None] * num_places
-        self.caches: dict[str, ort.OrtValue] = {}
-        self._parts: list[dict[str, ort.OrtValue]] = [{} for _ in range(num_places)]
+        self.num_rows = entry.capacity + places.more_rows
+        self.owners: list[object | None] = [None] * (places.num_tables * places.at_each)
+        self.tables: list[dict[str, ort.OrtValue]] = [{} for _ in range(places.num_tables)]
+        self._parts: list[dict[str, ort.OrtValue]] = [{} for _ in self.owners]
         heads = shape.num_kv_heads
-        for layer in shape.attention_layers:
+        for (number, table), layer in product(enumerate(self.tables), shape.attention_layers):
             for past, present in _KEPT:
-                whole = place.tensor((1, num_places * heads, self.num_rows, shape.head_dim), shape.dtype)
-                self.caches[past(layer)] = whole.value
-                for number, parts in enumerate(self._parts):
-                    own = whole.read()[:, number * heads : (number + 1) * heads]
+                whole = place.tensor((1, places.at_each * heads, self.num_rows, shape.head_dim), shape.dtype)
+                table[past(layer)] = whole.value
+                for seat in range(places.at_each):
+                    own = whole.read()[:, seat * heads : (seat + 1) * heads]
+                    parts = self._parts[number * places.at_each + seat]
                     parts[past(layer)] = parts[present(layer)] = ort.OrtValue.ortvalue_from_numpy(own)
 
     def caches_of(self, number: int) -> Caches:
@@ -51,8 +62,8 @@ class Room:
 class Rooms:
     """As many rooms as sessions need."""
 
-    def __init__(self, entry: TargetEntry, place: Place, num_places: int, more_rows: int) -> None:
-        self._entry, self._place, self._num_places, self._more_rows = entry, place, num_places, more_rows
+    def __init__(self, entry: TargetEntry, place: Place, places: Places) -> None:
+        self._entry, self._place, self._of_each = entry, place, places
         self._rooms: list[Room] = []
         self._places: dict[object, tuple[Room, int]] = {}
 
@@ -62,7 +73,7 @@ class Rooms:
         if found is None:
             room = next((room for room in self._rooms if None in room.owners), None)
             if room is None:
-                room = Room(self._entry, self._place, self._num_places, self._more_rows)
+                room = Room(self._entry, self._place, self._of_each)
                 self._rooms.append(room)
             found = self._places[session] = room, room.owners.index(None)
             room.owners[found[1]] = session
@@ -97,4 +108,4 @@ def moved(caches: Caches, into: Caches, num_rows: int) -> None:
             into[name].numpy()[:, :, :num_rows] = caches[name].numpy()[:, :, :num_rows]
 
 
-__all__ = ["Caches", "Room", "Rooms", "moved", "spare_caches"]
+__all__ = ["Caches", "Places", "Room", "Rooms", "moved", "spare_caches"]

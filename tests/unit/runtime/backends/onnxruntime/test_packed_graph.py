@@ -12,11 +12,17 @@ from mirrorsd.runtime.backends.onnxruntime.packed_graph import NotPackableError,
 CACHES = ["past_key.0", "past_value.0"]
 LENGTHS = ["seqlens_k", "total_length"]
 HEADS = {"num_heads": 6, "kv_num_heads": 2}
-SIZES = Sizes(num_slots=4, num_guests=1, group=1, spare_rows=1)
+SIZES = Sizes(num_tables=1, num_slots=4, num_guests=1, group=1, spare_rows=1)
 
 
 def stage(
-    *, table: str = "table", more: tuple[bytes, ...] = (), is_padded: bool = True, rotary: int = 1, **attributes: int
+    *,
+    table: str = "table",
+    more: tuple[bytes, ...] = (),
+    is_padded: bool = True,
+    rotary: int = 1,
+    size: int = 16,
+    **attributes: int,
 ) -> bytes:
     """Attention of one layer, its queries, keys and values in one input."""
     rows = "padded" if is_padded else "rows"
@@ -29,7 +35,7 @@ def stage(
     )
     pad = [node("Norm", ["rows"], ["", "normal"]), node("Pad", ["normal", "pads"], ["padded"])] if is_padded else []
     cut = [node("Slice", ["all", "pads"], ["attended"])] if is_padded else [node("Identity", ["all"], ["attended"])]
-    inputs = [("rows", 1, 3), *((name, 1, (1, 2, 9, 16)) for name in CACHES), *((name, 6, 1) for name in LENGTHS)]
+    inputs = [("rows", 1, 3), *((name, 1, (1, 2, 9, size)) for name in CACHES), *((name, 6, 1) for name in LENGTHS)]
     ports = [("attended", 1, 3), ("present_key.0", 1, 4), ("present_value.0", 1, 4)]
     constants = {"table": np.zeros((9, 8), np.int64), "pads": np.zeros(2, np.int64)}
     return model([*pad, attention, *cut, *more], inputs, ports, constants)
@@ -66,19 +72,27 @@ def test_one_node_attends_for_all_slots_and_one_for_each_guest() -> None:
     ]
     of_slots, of_guest = (inputs for operator, inputs, _ in nodes_of(found.model) if operator == "GroupQueryAttention")
     assert of_slots[3:] == [
-        *(f"{name}.written.slots" for name in CACHES),
-        *(f"{name}.slots" for name in LENGTHS),
-        *("", "", "", "slot_mask"),
+        *(f"{name}.written.table0" for name in CACHES),
+        *(f"{name}.table0" for name in LENGTHS),
+        *("", "", "", "slot_mask.table0"),
     ]
     assert of_guest[3:] == [*(f"{name}.guest0" for name in (*CACHES, *LENGTHS)), "table", "table"]
     assert nodes_of(found.model)[-1][2] == ["attended"]
     assert set(names_of(found.model, 11)) == {
-        *("rows", "slot_rows", "slot_positions", "slot_places", "slot_mask", "own_rows", "guest0_rows"),
-        *(f"{name}.{of}" for name in (*CACHES, *LENGTHS) for of in ("slots", "guest0")),
+        *(
+            "rows",
+            "slot_rows.table0",
+            "slot_positions.table0",
+            "slot_places.table0",
+            "slot_mask.table0",
+            "own_rows",
+            "guest0_rows",
+        ),
+        *(f"{name}.{of}" for name in (*CACHES, *LENGTHS) for of in ("table0", "guest0")),
     }
     assert set(names_of(found.model, 12)) == {
         *("attended", "present_key.0.guest0", "present_value.0.guest0"),
-        *(f"{name}.written.slots" for name in CACHES),
+        *(f"{name}.written.table0" for name in CACHES),
     }
 
 
@@ -92,6 +106,12 @@ def test_queries_that_share_no_head_are_attended_twice_as_one_row_has_another_ro
 def test_without_angles_nothing_is_turned_and_without_spare_rows_nothing_is_left_out() -> None:
     assert "RotaryEmbedding" not in operators_of(packed(stage(rotary=0), SIZES))
     assert operators_of(packed(stage(is_padded=False), SIZES._replace(spare_rows=0)))[-1] == "Identity"
+
+
+def test_every_table_has_a_node_of_its_own() -> None:
+    found = packed(stage(), SIZES._replace(num_tables=2))
+    assert operators_of(found).count("GroupQueryAttention") == 3
+    assert {f"past_key.0.table{table}" for table in (0, 1)} <= set(names_of(found.model, 11))
 
 
 def test_a_window_of_attention_bounds_the_texts_of_slots() -> None:
@@ -110,6 +130,7 @@ def test_a_window_of_attention_bounds_the_texts_of_slots() -> None:
         (stage(more=(node("Neg", ["all"], ["other"]),)), "has no spare rows of its own"),
         (stage(more=(node("Neg", ["padded"], ["other"]),)), "are read elsewhere"),
         (stage(is_padded=False), "has no spare rows of its own"),
+        (stage(size=256), "heads of 256 are added up in parts"),
         (
             model([node("Neg", ["rows"], ["attended"])], [("rows", 1, 3)], [("attended", 1, 3)]),
             "no GroupQueryAttention",
