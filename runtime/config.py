@@ -280,6 +280,7 @@ def _read_exits(value: object) -> object:
 
 _SPECULATION_RULES = {
     "gamma": whole(1, 31),
+    "siblings": whole(0, 24),
     "roots": whole(0, 128),
     "kappa": whole(1, 16),
     "root_source": one_of(ROOT_SOURCES),
@@ -301,6 +302,7 @@ class SpeculationConfig:
 
     Attributes:
         gamma: most draft tokens in a window.
+        siblings: most other tokens beside a window, so that a pass checks a tree, on devices where rows are free.
         roots: branches to prepare while the target works (`global` allocation).
         kappa: branches per row (`per_row` allocation; the paper uses 8).
         root_source: `early` starts from the draft's own runners-up and asks no exit, `proxy` waits for the exit's
@@ -319,6 +321,7 @@ class SpeculationConfig:
     """
 
     gamma: int = 6
+    siblings: int = 0
     roots: int = 8
     kappa: int = 8
     root_source: str = "early"
@@ -337,6 +340,8 @@ class SpeculationConfig:
         apply_rules(self, _SPECULATION_RULES)
         is_padding = self.pad_rows_to == 0 or self.pad_rows_to > self.gamma
         require(is_padding, owner, "pad_rows_to", self.pad_rows_to, _SPECULATION_RULES["pad_rows_to"].allowed)
+        is_tree = not (self.siblings and self.pad_rows_to)
+        require(is_tree, owner, "siblings", self.siblings, "0 where pad_rows_to asks for passes of equal rows")
         needs_exit = self.root_source == "proxy" and not self.exits
         require(not needs_exit, owner, "exits", self.exits, 'at least one layer, as root_source is "proxy"')
         is_unheard = self.root_source == "early" and self.exits not in ("all", ())

@@ -16,7 +16,7 @@ from mirrorsd.device_maps import DeviceMap
 from mirrorsd.device_maps.card import SHARED
 from mirrorsd.device_maps.pace import Curve
 from mirrorsd.graphs.bundle_files import read_bundle
-from mirrorsd.graphs.errors import DeviceError
+from mirrorsd.graphs.errors import ConfigError, DeviceError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.hub.bundles import bundle_folder
 from mirrorsd.runtime.backends.paced import PacedDraftModel, PacedTargetModel
@@ -35,6 +35,7 @@ from mirrorsd.runtime.tuned import Keeper, Tuned
 
 if TYPE_CHECKING:
     from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
+    from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
     from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
 
 
@@ -75,6 +76,9 @@ def load_parts(
     speculations = _resolve(choice.device_map, found, given)
     for one in speculations:
         check_exits(one, manifest.target)
+    is_tree = any(one.siblings for one in speculations)
+    if is_tree and (reason := cannot_take_trees(choice.device_map, manifest)):
+        raise ConfigError(f"siblings need a pass whose rows form a tree, but {reason}. Leave them out (siblings=0).")
     before = regions_now()
     known = _known(laid_out.device_map, tuned, found)
     with ThreadPoolExecutor(1, "mirrorsd-tokenizer") as beside:
@@ -151,7 +155,7 @@ def _start_engine(
         exits = OpenVinoExits(folder, manifest.target, card.exit) if card.exit.device != "target" else None
         if exits is not None:
             exits.warm_up(1 + speculation.gamma)
-        model = _target_class(card)(folder, manifest.target, card.target, exits, manifest.heads)
+        model = _open_target(folder, manifest, card, exits, takes_trees=speculation.siblings > 0)
         with closing(model.new_session()) as session:
             session.warm_up(1 + speculation.gamma)
         return PacedTargetModel(model, card.pace, manifest.target.shape.num_layers) if card.pace else model
@@ -219,11 +223,29 @@ def _use_huge_pages(due: list[Region], placement: list[str], rest: Callable[[flo
         placement.append(f"huge pages: {num_bytes >> 20} MiB")
 
 
-def _target_class(card: DeviceMap) -> "type[OnnxTargetModel] | type[OpenVinoTargetModel]":
+def cannot_take_trees(card: DeviceMap, manifest: Manifest) -> str:
+    """Why this bundle's target cannot verify siblings on a card; empty if it can."""
+    from mirrorsd.runtime.backends.onnxruntime.masked_graph import why_not
+
+    if card.target.runtime != "onnxruntime":
+        return f"the target of {card.name} runs on {card.target.runtime}, which has no mask for it"
+    if card.target.is_on_cpu:
+        return (
+            f"the target of {card.name} runs on the processor, where such rows differ from plain decoding's in their "
+            "last bits, and cost time"
+        )
+    return why_not(manifest.target)
+
+
+def _open_target(
+    folder: Path, manifest: Manifest, card: DeviceMap, exits: "OpenVinoExits | None", *, takes_trees: bool
+) -> "OnnxTargetModel | OpenVinoTargetModel":
+    """Load the target on its worker's thread."""
+    given = folder, manifest.target, card.target, exits, manifest.heads
     if card.target.runtime == "openvino":
         from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
 
-        return OpenVinoTargetModel
+        return OpenVinoTargetModel(*given)
     from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
 
-    return OnnxTargetModel
+    return OnnxTargetModel(*given, takes_trees=takes_trees)

@@ -137,7 +137,7 @@ Methods = Annotated[
 DRAFT_METHODS = "plain,serial,mirror,auto"
 """What every bundle has all parts for."""
 _SPEED_SETTINGS: dict[str, Callable[[str], object]] = {
-    **dict.fromkeys(("gamma", "passes", "roots", "kappa", "pad_rows_to", "prefill_rows"), int),
+    **dict.fromkeys(("gamma", "siblings", "passes", "roots", "kappa", "pad_rows_to", "prefill_rows"), int),
     **dict.fromkeys(("window", "root_source", "allocation"), str),
     "exits": lambda text: read_exits(text),
     "repeats": lambda text: read_yes_or_no(text),

@@ -24,6 +24,7 @@ from mirrorsd.runtime.backends.protocol import (
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.target_link import RowReader
 from mirrorsd.runtime.devices.tickets import Ticket
+from mirrorsd.runtime.policy.siblings import NO_SIBLINGS, Siblings
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 
 _ALIAS_STRIDE = 7919
@@ -152,6 +153,7 @@ class ReplayTarget:
 
     near_tie_gap = 0.0
     row_group = 1
+    takes_trees = True
 
     def __init__(
         self,
@@ -207,8 +209,10 @@ class ReplayTarget:
         window: NDArray[np.int64],
         on_start: Callable[[], None] | None = None,
         on_exit: Callable[[ExitGuesses], None] | None = None,
+        siblings: Siblings = NO_SIBLINGS,
+        num_again: int = 0,
     ) -> Ticket[TargetOutput]:
-        """The pass over the head token and the window; over when this returns."""
+        """The pass over the head token, the window and its siblings; over when this returns."""
         if on_start is not None:
             on_start()
         places = [self._places.at(head)]
@@ -222,8 +226,11 @@ class ReplayTarget:
             assert on_exit is not None
             ids, logprobs = self._text.exit_ids[index, heads, depths], self._text.exit_logprobs[index, heads, depths]
             reports.append((layer, partial(on_exit, ExitGuesses(layer, ids, logprobs))))
-        self._spend(len(places), reports)
+        for token, parent in zip(siblings.tokens.tolist(), siblings.parents.tolist(), strict=True):
+            heads.append(min(self._places.after(places[parent], token).head, last))
+        self._spend(num_again + len(heads), reports)
         truth = self._text.tokens[np.minimum(self._text.num_prompt + np.asarray(heads), len(self._text.tokens) - 1)]
         done: Ticket[TargetOutput] = Ticket()
-        done.finish(TargetOutput(truth, np.ones(len(places), dtype=np.float32), None))
+        again = np.zeros(num_again, dtype=np.int64)
+        done.finish(TargetOutput(np.concatenate([again, truth]), np.ones(num_again + len(heads), np.float32), None))
         return done

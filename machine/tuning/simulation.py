@@ -245,10 +245,6 @@ class SimulatedLink(DraftLine):
         ledger.drafted_s += ledger.now() - asked
         return result
 
-    @property
-    def round_seconds(self) -> float:
-        return self.drafter.clock.shortest_seconds
-
     def is_working(self) -> bool:
         """Yes."""
         return True

@@ -83,6 +83,7 @@ class FakeTarget(TargetSession):
 
     near_tie_gap = 1e-6
     row_group = 1
+    takes_trees = True
 
     def __init__(
         self,
@@ -145,10 +146,14 @@ class FakeTarget(TargetSession):
         ledger: Ledger,
         on_exit: Callable[[ExitGuesses], None] | None = None,
         exits: Collection[int] | None = None,
+        parents: NDArray[np.int64] | None = None,
     ) -> TargetOutput:
         self.num_passes += 1
         self._extend(tokens, start)
-        texts = [self._text[: start + row + 1] for row in range(len(tokens))]
+        followed = [row - 1 for row in range(len(tokens))] if parents is None else parents.tolist()
+        texts: list[list[int]] = []
+        for token, row in zip(self._text[start:], followed, strict=True):
+            texts.append([*(texts[row] if row >= 0 else self._text[:start]), token])
         with ledger.time("target", "prefix"):
             exit_logits = np.stack([self._exit_handler(text) for text in texts])
         guesses = _top(exit_logits, self._num_candidates)

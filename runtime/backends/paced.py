@@ -69,7 +69,7 @@ class PacedTarget(TargetSession):
         self.context, self.vocab_size = session.context, session.vocab_size
         self.near_tie_gap = session.near_tie_gap
         self.row_group = 1  # by the pace, every row counts
-        self.heads = session.heads
+        self.heads, self.takes_trees = session.heads, session.takes_trees
         self._is_prompt = False
         self._session, self._pace, self._num_layers = session, pace, num_layers
         _check_heads(session.heads.values())
@@ -83,6 +83,7 @@ class PacedTarget(TargetSession):
         ledger: Ledger,
         on_exit: Callable[[ExitGuesses], None] | None = None,
         exits: Collection[int] | None = None,
+        parents: NDArray[np.int64] | None = None,
     ) -> TargetOutput:
         """Run rows; the ledger gets the paced times, not those of the stand-in."""
         started = mark = perf_counter()
@@ -112,6 +113,7 @@ class PacedTarget(TargetSession):
             ledger=Ledger(),
             on_exit=deliver if on_exit else None,
             exits=exits,
+            parents=parents,
         )
         hold(pass_ms + num_exits * self._pace.exit_ms, "suffix")
         self._is_prompt = False

@@ -117,6 +117,10 @@ class ExitGuesses:
         """Their log-probabilities."""
         return self._get()[1]
 
+    def rows(self, start: int, stop: int) -> "ExitGuesses":
+        """Those at rows `start .. stop - 1`."""
+        return ExitGuesses.later(self.layer, lambda: (self.ids[start:stop], self.logprobs[start:stop]))
+
     def _get(self) -> "Found":
         if self._found is None:
             assert self._compute is not None
@@ -137,6 +141,14 @@ class TargetOutput(NamedTuple):
     argmax_gap: NDArray[np.float32]
     logits: NDArray[np.floating] | None
     short_rows: Sequence[ShortRow] | None = None
+
+    def after(self, num_rows: int) -> "TargetOutput":
+        """The answer at the rows behind the first ones."""
+        if not num_rows:
+            return self
+        logits = None if self.logits is None else self.logits[num_rows:]
+        short_rows = None if self.short_rows is None else self.short_rows[num_rows:]
+        return TargetOutput(self.argmax_ids[num_rows:], self.argmax_gap[num_rows:], logits, short_rows)
 
 
 _NOTHING: NDArray[np.int64] = np.empty(0, np.int64)
@@ -169,12 +181,14 @@ class TargetSession(Protocol):
     Attributes:
         row_group: rows are computed so many at a time: a pass takes as long as if its last group were full.
         heads: the heads that can run beside it, by kind.
+        takes_trees: whether rows of a pass may have `parents`.
     """
 
     context: int
     vocab_size: int
     near_tie_gap: float
     row_group: int
+    takes_trees: bool
     heads: Mapping[str, Head]
 
     def run(
@@ -186,8 +200,12 @@ class TargetSession(Protocol):
         ledger: Ledger,
         on_exit: Callable[[ExitGuesses], None] | None = None,
         exits: Collection[int] | None = None,
+        parents: NDArray[np.int64] | None = None,
     ) -> TargetOutput:
         """Run rows `tokens [S]` at positions `start ..`; the cache before `start` is kept, anything after replaced.
+
+        With `parents [S]`, row `r` follows row `parents[r] < r`, or the cache where that is -1: it stands one position
+        behind that, and sees it and what that sees. Only rows that form one chain from row 0 on may be kept then.
 
         `start` is one of `resumable`. `with_logits` may be all that will be done with the logits: then `short_rows` may
         come in their place.
@@ -256,11 +274,12 @@ class TargetPass:
     on_start: Callable[[], None] | None = None
     on_exit: Callable[[ExitGuesses], None] | None = None
     exits: Collection[int] | None = None
+    parents: NDArray[np.int64] | None = None
 
     @property
     def may_join(self) -> bool:
-        """Whether it can be run with others: nobody listens to the exits on the way."""
-        return self.on_exit is None
+        """Whether it can be run with others: nobody listens to the exits on the way, and its rows form a chain."""
+        return self.on_exit is None and self.parents is None
 
     def __call__(self) -> TargetOutput:
         """Run it alone."""
@@ -276,6 +295,7 @@ class TargetPass:
             ledger=self.ledger,
             on_exit=self.on_exit,
             exits=self.exits,
+            parents=self.parents,
         )
 
 

@@ -6,11 +6,12 @@ from itertools import takewhile
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.runtime.decoding.acceptance import Acceptance
 from mirrorsd.runtime.decoding.head import HeadArm, Together, Verified
 from mirrorsd.runtime.decoding.lookup import FreeRows, Repeats
 from mirrorsd.runtime.decoding.mirror import MirrorSource
 from mirrorsd.runtime.decoding.request import StepRecord
-from mirrorsd.runtime.decoding.step import Acceptance, Beside, Found, InFlight, ReadPrompt, SerialSource, WindowSource
+from mirrorsd.runtime.decoding.step import Beside, Found, InFlight, ReadPrompt, SerialSource, WindowSource
 from mirrorsd.runtime.draft.tree import NO_TOKENS
 from mirrorsd.runtime.policy.account import Account, PairKnowledge
 
@@ -38,14 +39,14 @@ class AutoSource(WindowSource):
         self._known, self._account, self._heads = known, Account(known), heads
         self._head: HeadArm | None = None
         self._is_in_step = self._is_plain = self._is_trial = self._is_unjudged = self._is_alone = False
-        self._drafted_s = 0.0
+        self._is_repeat = self._is_of_repeat = False
+        self._drafted_s = self._read_s = 0.0
         self._free_guess: NDArray[np.int64] = NO_TOKENS
-        self._num_drafted_for = 0
 
     @property
     def _num_missing(self) -> int:
         """How many tokens of the text the draft has not read."""
-        return 0 if self._is_in_step else self._request.num_tokens - self._num_drafted_for
+        return 0 if self._is_in_step else self._draft.num_unread(self._request.tokens)
 
     @property
     def _fresh_seconds(self) -> float:
@@ -70,13 +71,13 @@ class AutoSource(WindowSource):
         read_prompt(Together(readers) if readers else None)
         window = self._choose(None).window
         if self._drafted_s:  # before the first step
-            self._account.observe_step(0.0, self._drafted_s, 0, is_plain=False)
+            self._account.observe_step(0.0, self._drafted_s - self._read_s, 0, is_plain=False)
         return window
 
     def begin(self, inflight: InFlight) -> Beside | None:
         may_prepare = self._is_in_step and self._known.is_plain_known and not self._account.is_resting
         beside = self._drafting.begin(inflight) if may_prepare else None
-        self._is_alone = beside is None
+        self._is_alone, self._is_of_repeat = beside is None, self._is_repeat
         self.name = "plain" if self._is_plain and beside is None else self._drafting.name
         if self._head is not None and not self._is_plain:
             self.name = self._head.source.name
@@ -99,18 +100,20 @@ class AutoSource(WindowSource):
     def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
         """The worthiest window."""
         if self._is_unjudged:  # nobody could say what the window was worth: now it shows
-            self._account.observe_window(float(acceptance.num_accepted), self._speed, is_trial=self._is_trial)
-        self._account.verified(acceptance.num_accepted)
+            self._account.observe_window(float(acceptance.num_right), self._speed, is_trial=self._is_trial)
+        self._account.verified(acceptance.num_right)
         if self._head is not None:
             self._head.verified(inflight, acceptance, self._speed, self._drafted_s)
         if len(self._free_guess):  # what plain decoding would have brought, had it been its turn
-            first = int(inflight.window[0]) if acceptance.num_accepted else acceptance.next_token
+            first = int(inflight.window[0]) if acceptance.num_accepted else acceptance.rest[0]
             self._known.observe_free_rows(1 + int(self._free_guess[0] == first))
         return self._choose(Verified(inflight, acceptance))
 
     def _choose(self, done: Verified | None) -> Found:
         account, speed = self._account, self._speed
-        self._is_plain, self._is_trial, self._is_unjudged, self._drafted_s = False, False, False, 0.0
+        self._is_plain, self._is_trial, self._is_unjudged = False, False, False
+        self._is_repeat = False
+        self._drafted_s = self._read_s = 0.0
         self._free_guess, self._head = NO_TOKENS, None
         if not self._request.window_limit():
             return self._decline(done)
@@ -124,6 +127,8 @@ class AutoSource(WindowSource):
             return forced
         is_ready = self._is_in_step and done is not None and self._drafting.is_prepared(done.acceptance)
         worth = account.worth_of_drafting(speed, is_ready=is_ready) if can_draft else 0.0
+        if worth > 0 and not is_ready and not account.may_join(speed, self._num_missing):
+            can_draft, worth = False, 0.0
         may_try = can_draft and not is_ready and worth <= 0
         self._is_trial = may_try and account.may_try(speed, self._num_missing, self._fresh_seconds)
         if not self._is_trial and (head := self._best_head(done, max(worth, 0.0), speed)) is not None:
@@ -137,7 +142,8 @@ class AutoSource(WindowSource):
 
     def _best_head(self, done: Verified | None, least: float, speed: float) -> HeadArm | None:
         """The head whose window is worth most, and more than `least` tokens; else one that may be tried instead."""
-        if self._request.num_beside:  # others' passes would wait for it
+        has_gaps = done is not None and (done.inflight.num_again or done.acceptance.aside)
+        if self._request.num_beside or has_gaps:  # others' passes would wait for it; its rows are not the pass's first
             return None
         place = None if done is None else done.inflight.head
         usable = [head for head in self._heads if head.follows(place)]
@@ -156,7 +162,7 @@ class AutoSource(WindowSource):
 
     def _read_along(self, done: Verified | None) -> None:
         """Heads that have read the prompt go on reading until plain decoding is known."""
-        if done is None:
+        if done is None or done.inflight.num_again or done.acceptance.aside:
             return
         before = self._request.ledger.drafted_s
         for head in self._heads:
@@ -183,7 +189,7 @@ class AutoSource(WindowSource):
         repeat = self._repeats.offer(least)
         if repeat is None:
             return None
-        found = Found(repeat, "text")
+        found, self._is_repeat = Found(repeat, "text"), True
         if self._is_in_step and done is None:
             self._serial.begin_with(repeat)
         elif self._is_in_step and done is not None:
@@ -221,8 +227,10 @@ class AutoSource(WindowSource):
         self._drafted_s = ledger.drafted_s - before
         self._is_in_step = self._draft.has_text
         if self._drafted_s:
+            if num_missing and not self._is_trial:
+                rounds = self._known.draft_seconds or self._fresh_seconds
+                self._read_s = max(min(self._known.reading_seconds(num_missing), self._drafted_s - rounds), 0.0)
             self._known.observe_drafting(self._drafted_s, num_missing)
-        self._num_drafted_for = self._request.num_tokens
         if windows is not None:
             self._account.observe_window(windows.worth, self._speed, is_trial=self._is_trial)
         self._is_unjudged = windows is None
@@ -246,9 +254,9 @@ class AutoSource(WindowSource):
             return
         is_plain, seconds = step.method == "plain", step.own_seconds - self._drafted_s
         now, num_tokens = self._plain_seconds_now(step), 1 + step.num_accepted
-        drafted_s = 0.0 if self._head is not None else self._drafted_s
-        if of_head is not None:
-            self._account.observe_head_step(drafted_s, num_tokens)
+        drafted_s = 0.0 if self._head is not None else self._drafted_s - self._read_s
+        if of_head is not None or self._is_of_repeat:
+            self._account.observe_step_of_another(drafted_s, num_tokens)
         else:
             self._account.observe_step(seconds, drafted_s, num_tokens, is_plain=is_plain, plain_seconds=now)
         if windows is not None and self._known.is_plain_known:
@@ -269,3 +277,4 @@ class AutoSource(WindowSource):
     def close(self) -> None:
         """Leave nothing running."""
         self._drafting.close()
+        self._account.close()

@@ -11,6 +11,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.devices.tickets import Ticket
 from mirrorsd.runtime.devices.workers import DeviceWorker
@@ -33,7 +36,12 @@ class DraftLine(Protocol):
 
     @property
     def round_seconds(self) -> float:
-        """What the smallest round takes lately; 0 until it was measured."""
+        """What the smallest round takes lately; 0 until it was measured. May be read from any thread."""
+        return self.drafter.clock.shortest_seconds
+
+    def num_unread(self, tokens: NDArray[np.int64]) -> int:
+        """How many of a text's tokens the draft would have to read first; a guess while it is at work."""
+        return self.drafter.chain.num_unread(tokens)
 
     def is_ready(self) -> bool:
         """Whether the draft can be used, and has all that this text needs."""
@@ -146,11 +154,6 @@ class DraftLink(DraftLine):
     def has_waiting(self) -> bool:
         """Whether another job waits for the draft's device."""
         return self._worker.has_waiting()
-
-    @property
-    def round_seconds(self) -> float:
-        """What the smallest round takes lately; 0 until it was measured. May be read from any thread."""
-        return self.drafter.clock.shortest_seconds
 
     def ask(self, job: Callable[[], Result], default: Result) -> Result:
         """Run a job after those posted before, and wait; `default` if the draft fails or is already given up.

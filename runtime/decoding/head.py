@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import Head
 from mirrorsd.runtime.backends.protocol import HeadGuesses
+from mirrorsd.runtime.decoding.acceptance import Acceptance
 from mirrorsd.runtime.decoding.request import Request, StepRecord
-from mirrorsd.runtime.decoding.step import FEWEST_FORCED, Acceptance, Found, InFlight, ReadPrompt, WindowSource
+from mirrorsd.runtime.decoding.step import FEWEST_FORCED, Found, InFlight, ReadPrompt, WindowSource
 from mirrorsd.runtime.decoding.target_link import RowReader, TargetLine
 from mirrorsd.runtime.draft.tree import NO_TOKENS, longest_common_prefix
 from mirrorsd.runtime.policy.account import SourceKnowledge

@@ -6,8 +6,9 @@ How good such a guess is depends on how long the two places agree, and is learne
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.runtime.decoding.acceptance import Acceptance
 from mirrorsd.runtime.decoding.request import Request, StepRecord
-from mirrorsd.runtime.decoding.step import Acceptance, Found, InFlight, ReadPrompt, WindowSource
+from mirrorsd.runtime.decoding.step import Found, InFlight, ReadPrompt, WindowSource
 from mirrorsd.runtime.draft.tree import NO_TOKENS
 
 LONGEST_FREE = 31
@@ -57,7 +58,7 @@ class Repeats:
         if repeats is None or windows is None:
             return None
         limit = request.window_limit(None if request.speculation.pad_rows_to else LONGEST_FREE)
-        count = windows.cut_repeat(repeats.reach(limit), least)
+        count = windows.cut_repeat(repeats.reach(2 * limit + 1), limit, least)
         return repeats.window(count) if count else None
 
 

@@ -11,14 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.backends.protocol import ExitGuesses
+from mirrorsd.runtime.decoding.acceptance import Acceptance
 from mirrorsd.runtime.decoding.draft_link import DraftLine
 from mirrorsd.runtime.decoding.request import StepRecord
-from mirrorsd.runtime.decoding.step import Acceptance, Beside, Found, InFlight, ReadPrompt, SerialSource, WindowSource
+from mirrorsd.runtime.decoding.step import Beside, Found, InFlight, ReadPrompt, SerialSource, WindowSource
 from mirrorsd.runtime.decoding.target_link import TargetLine
 from mirrorsd.runtime.draft.drafter import Offer, cut_window
 from mirrorsd.runtime.draft.tree import Branch, BranchTable, BranchWindow
 from mirrorsd.runtime.policy.roots import Root, RootPlanner
-from mirrorsd.runtime.policy.windows import Estimate, worth_by_rows
+from mirrorsd.runtime.policy.times import Estimate
+from mirrorsd.runtime.policy.windows import worth_by_rows
 
 _FIRST_ROUND_GRACE = 0.5
 """Share of a round by which it may end late while too little is prepared: waiting still beats drafting anew. Speeds
@@ -96,7 +98,7 @@ class MirrorPass(Beside):
 
     def _prepare(self) -> None:
         """Runs on the draft's thread: the pass should be over by what passes have taken lately."""
-        head, window = self._inflight
+        head, window = self._inflight.head, self._inflight.window
         occasion = Occasion(head, window, self._gamma, self._started + self._clock.seconds(1 + len(window)))
         self._expansion = Expansion(self._draft, self._planner, occasion, self.table)
         self._expansion.begin()
@@ -149,7 +151,9 @@ class MirrorSource(WindowSource):
         return self._branch(acceptance) is not None
 
     def _branch(self, acceptance: Acceptance) -> BranchWindow | None:
-        return self._pass.table.get(acceptance.num_accepted, acceptance.next_token) if self._pass else None
+        token, *behind = acceptance.rest
+        found = self._pass.table.get(acceptance.num_accepted, token) if self._pass else None
+        return None if found is None else found.after(behind)
 
     def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
         """The branch of the root that came true, if there is one; otherwise ask the draft and wait."""
@@ -161,7 +165,7 @@ class MirrorSource(WindowSource):
             return forced
         window = cut_window(found, order)
         self._serial.adopt(inflight, acceptance, window)
-        return self._serial.allowed(Found(window, found.source))
+        return self._serial.with_siblings(self._serial.allowed(Found(window, found.source)), found)
 
     def observe(self, step: StepRecord) -> None:
         self._serial.observe(step)

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import ContinuationError
+from mirrorsd.runtime.decoding.acceptance import Acceptance
 from mirrorsd.runtime.decoding.lookup import LONGEST_FREE
 from mirrorsd.runtime.decoding.request import REPLAY, Request, StepRecord
-from mirrorsd.runtime.decoding.step import Acceptance, Found, InFlight, ReadPrompt, WindowSource
+from mirrorsd.runtime.decoding.step import Found, InFlight, ReadPrompt, WindowSource
 from mirrorsd.runtime.draft.tree import NO_TOKENS
 
 

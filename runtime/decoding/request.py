@@ -27,7 +27,8 @@ class StepRecord(NamedTuple):
     finished), `fresh` (drafted while the target waited), `text` (what the text had said before), `none` (no window was
     wanted), `forced` (the only way on, by the form that the text shall have).
     `method` ran the step (`replay`: over ids that the text goes on from), and `own_seconds` are those in which devices
-    did not work for other requests.
+    did not work for other requests. `num_siblings` guesses stood beside the window; `num_aside` of them are among those
+    that were right.
     """
 
     started: float
@@ -37,6 +38,8 @@ class StepRecord(NamedTuple):
     next_source: str
     method: str
     own_seconds: float
+    num_siblings: int = 0
+    num_aside: int = 0
 
     @property
     def is_replay(self) -> bool:
@@ -107,7 +110,7 @@ class Request:
         """Tokens of `continue_from` that are not committed yet."""
         return max(0, len(self.config.continue_from) - self.num_new)
 
-    def text_with(self, window: NDArray[np.int64]) -> NDArray[np.int64]:
+    def text_with(self, window: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Committed tokens followed by the window."""
         stop = self.num_tokens + len(window)
         self._text[self.num_tokens : stop] = window
@@ -145,7 +148,9 @@ class Request:
         if num_dropped > 0:
             last = self.steps.pop()
             if num_dropped <= last.num_accepted:
-                self.steps.append(last._replace(num_accepted=last.num_accepted + 1 - num_dropped))
+                num_accepted = last.num_accepted + 1 - num_dropped
+                num_aside = max(last.num_aside + 1 - num_dropped, 0)
+                self.steps.append(last._replace(num_accepted=num_accepted, num_aside=num_aside))
             self.num_tokens -= num_dropped
             self.near_ties = [position for position in self.near_ties if position < self.num_tokens]
 

@@ -23,6 +23,7 @@ from mirrorsd.runtime.draft.tree import BranchTable
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.policy.account import Knowledge
 from mirrorsd.runtime.policy.roots import RootPlanner
+from mirrorsd.runtime.policy.siblings import SiblingChooser
 
 
 class Seat:
@@ -191,7 +192,7 @@ def decoder_with(
     if request.speculation.repeats:
         request.look_up(known.lengths[is_sampling].repeats)
     passes = request.speculation.passes if draft.drafter.session.shape.num_streams else request.gamma
-    serial = SerialSource(request, draft, passes)
+    serial = SerialSource(request, draft, passes, _siblings(request, target, known))
     planner = RootPlanner(request.speculation, request.chooser, known.root_scores)
     mirror = MirrorSource(serial, target, planner, new_table)
     if method == "serial":
@@ -204,6 +205,14 @@ def decoder_with(
     drafting = mirror if is_overlapping else serial
     source = AutoSource(serial, drafting, Repeats(request), FreeRows(request, target.row_group), pair, arms)
     return StepDecoder(request, target, source, method)
+
+
+def _siblings(request: Request, target: TargetLine, known: Knowledge) -> SiblingChooser | None:
+    """What chooses guesses beside the draft's windows; None where they are not wanted, or cannot be weighed or run."""
+    most, windows = request.speculation.siblings, request.windows
+    if not most or windows is None or not target.takes_trees:
+        return None
+    return SiblingChooser(request.chooser, windows, known.lengths[request.chooser.is_sampling], most)
 
 
 def _arm(request: Request, head: HeadLink, known: Knowledge) -> HeadArm:

@@ -5,7 +5,6 @@ it. The window in flight is the loop's only state besides the caches and the tex
 draft, then verify. The others fall back on it.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -13,30 +12,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.backends.protocol import ExitGuesses, TargetOutput
+from mirrorsd.runtime.decoding.acceptance import Acceptance, ChooseRow, accept_tree, accept_window
 from mirrorsd.runtime.decoding.draft_link import DraftLine
 from mirrorsd.runtime.decoding.request import Request, StepRecord
 from mirrorsd.runtime.decoding.target_link import RowReader, TargetLine
-from mirrorsd.runtime.draft.tree import NO_TOKENS
+from mirrorsd.runtime.draft.tree import NO_TOKENS, BranchWindow
+from mirrorsd.runtime.policy.siblings import NO_SIBLINGS, Known, SiblingChooser, Siblings
 from mirrorsd.runtime.policy.windows import WindowOrder
-from mirrorsd.runtime.sampling.chooser import Choice, graph_choice
+from mirrorsd.runtime.sampling.chooser import graph_choice
 
 FEWEST_FORCED = 2
 """Tokens that a form leaves no choice of, from which on they are a better window than the draft's own."""
 
 
 class InFlight(NamedTuple):
-    """The next thing to verify: the head token stands at position `head`, `window` follows it."""
+    """The next thing to verify: the head token stands at position `head`, `window` follows it, `siblings` stand beside.
+
+    The `num_again` tokens before the head were siblings, whose rows are not kept: they are fed once more.
+    """
 
     head: int
     window: NDArray[np.int64]
+    siblings: Siblings = NO_SIBLINGS
+    num_again: int = 0
 
-
-class Acceptance(NamedTuple):
-    """`num_accepted` leading window tokens equal the target's choices; `next_token` is the correction or bonus."""
-
-    num_accepted: int
-    next_token: int
-    gaps: tuple[float, ...]
+    @property
+    def has_tree(self) -> bool:
+        """Whether its rows are more than the head token's and the window's."""
+        return bool(self.num_again or len(self.siblings.tokens))
 
 
 class Outcome(NamedTuple):
@@ -53,6 +56,7 @@ class Found(NamedTuple):
 
     window: NDArray[np.int64] = NO_TOKENS
     source: str = "none"
+    siblings: Siblings = NO_SIBLINGS
 
 
 class Beside(Protocol):
@@ -136,7 +140,14 @@ class StepDecoder(Decoder):
         beside = source.begin(inflight)
         method = source.name
         on_start, on_exit = (beside.start, beside.hear if beside.is_listening else None) if beside else (None, None)
-        ticket = self.target.submit(request, inflight.head, inflight.window, on_start=on_start, on_exit=on_exit)
+        ticket = self.target.submit(
+            request,
+            *inflight[:2],
+            on_start=on_start,
+            on_exit=on_exit,
+            siblings=inflight.siblings,
+            num_again=inflight.num_again,
+        )
         request.chooser.look_ahead(inflight.window)
         request.chooser.draw_ahead(inflight.head + 1, len(inflight.window) + 1, self.target.vocab_size)
         acceptance = self._accept(inflight, self.target.result(request, ticket))
@@ -146,15 +157,19 @@ class StepDecoder(Decoder):
         tokens = self._commit(inflight, acceptance)
         ledger.queued_s += ticket.queued_s
         drafted_s = ledger.drafted_s
-        window, next_source = source.next(inflight, acceptance)
+        window, next_source, siblings = source.next(inflight, acceptance)
         if ticket.queued_s:  # the next pass would have to queue, too, so that drafting its window costs nothing
             ledger.queued_s += ledger.drafted_s - drafted_s
-        ended, num_accepted = ledger.now(), acceptance.num_accepted
+        ended, num_right, num_aside = ledger.now(), acceptance.num_right, len(acceptance.aside)
         own_seconds = ended - started - (ledger.queued_s - queued_s)
-        step = StepRecord(started, ended, len(inflight.window), num_accepted, next_source, method, own_seconds)
+        of_siblings = len(inflight.siblings.tokens), num_aside
+        step = StepRecord(
+            started, ended, len(inflight.window), num_right, next_source, method, own_seconds, *of_siblings
+        )
         request.record(step)
         source.observe(step)
-        return Outcome(tokens, num_accepted, InFlight(inflight.head + len(tokens), window), method)
+        following = InFlight(inflight.head + len(tokens), window, siblings, num_aside)
+        return Outcome(tokens, num_right, following, method)
 
     def close(self) -> None:
         """Leave nothing running that belongs to this request."""
@@ -168,53 +183,34 @@ class StepDecoder(Decoder):
 
     def _accept(self, inflight: InFlight, output: TargetOutput) -> Acceptance:
         """Compare the window with the target's choices, row by row."""
-        request, head = self.request, inflight.head
+        choose = self._choice(inflight, output.after(inflight.num_again))
+        if len(inflight.siblings.tokens):
+            return accept_tree(inflight.window, inflight.siblings, choose)
+        path = inflight.window.tolist()
+        return accept_window(inflight.window, lambda row: choose(row, path[:row]))
+
+    def _choice(self, inflight: InFlight, output: TargetOutput) -> ChooseRow:
+        """How the target's choice behind a row is found, given the guesses that lead there."""
+        request, first = self.request, inflight.head + 1
         if not request.chooser.needs_logits:
             ids, gaps = output.argmax_ids.tolist(), output.argmax_gap.tolist()
-            return accept_window(inflight.window, lambda row: graph_choice(ids[row], gaps[row], head + 1 + row))
+            return lambda row, path: graph_choice(ids[row], gaps[row], first + len(path))
         if output.short_rows is not None:
             short = output.short_rows
-            return accept_window(inflight.window, lambda row: request.chooser.choose_of(short[row], head + 1 + row))
-        text = request.text_with(inflight.window)
+            return lambda row, path: request.chooser.choose_of(short[row], first + len(path))
         logits = output.logits
         assert logits is not None
-        return accept_window(
-            inflight.window,
-            lambda row: request.chooser.choose(logits[row], head + 1 + row, text[: head + 1 + row]),
-        )
+        return lambda row, path: request.chooser.choose(logits[row], first + len(path), request.text_with(path))
 
     def _commit(self, inflight: InFlight, acceptance: Acceptance) -> list[int]:
-        tokens = [*inflight.window[: acceptance.num_accepted].tolist(), acceptance.next_token]
+        tokens = [*inflight.window[: acceptance.num_accepted].tolist(), *acceptance.rest]
         self.request.commit(tokens, acceptance.gaps, self.target.near_tie_gap)
         self.target.keep(self.request, inflight.head + acceptance.num_accepted + 1)
         return tokens
 
 
-def accept_window(window: NDArray[np.int64], choose_row: Callable[[int], Choice]) -> Acceptance:
-    """Verify a window against the target, row by row, stopping at the first difference.
-
-    Row `i` predicts what follows the head token and `i` window tokens, so its choice is compared with `window[i]`.
-    `choose_row(i)` is called for rows `0 .. num_accepted` only: later rows saw a text that is not the target's.
-
-    With window `[7, 8, 9]` and target choices `[7, 8, 5, ...]` two tokens are accepted and 5 is the correction:
-
-    >>> choices = [7, 8, 5, 1]
-    >>> accept_window(np.array([7, 8, 9]), lambda i: Choice(choices[i], 1.0))[:2]
-    (2, 5)
-
-    With choices `[7, 8, 9, 4]` all three are accepted and 4 is the bonus:
-
-    >>> choices = [7, 8, 9, 4]
-    >>> accept_window(np.array([7, 8, 9]), lambda i: Choice(choices[i], 1.0))[:2]
-    (3, 4)
-    """
-    gaps = []
-    for row, token in enumerate((*window.tolist(), None)):
-        choice = choose_row(row)
-        gaps.append(choice.gap)
-        if choice.token != token:
-            return Acceptance(row, choice.token, tuple(gaps))
-    raise AssertionError("unreachable: no choice equals the None after the window")
+_Resolved = tuple[NDArray[np.int64], str, BranchWindow | None]
+"""A window, where it is from, and what it was cut from."""
 
 
 class SerialSource(WindowSource):
@@ -222,8 +218,9 @@ class SerialSource(WindowSource):
 
     name = "serial"
 
-    def __init__(self, request: Request, draft: DraftLine, passes: int) -> None:
-        self.request, self.draft, self.passes = request, draft, passes
+    def __init__(self, request: Request, draft: DraftLine, passes: int, siblings: SiblingChooser | None = None) -> None:
+        """Ask for windows of so many `passes` at most; where there are `siblings`, some stand beside each."""
+        self.request, self.draft, self.passes, self._siblings = request, draft, passes, siblings
 
     @property
     def order(self) -> WindowOrder:
@@ -249,9 +246,25 @@ class SerialSource(WindowSource):
             return Found()
         if not self.draft.has_text:
             return Found(self.draft_window(), "fresh")
-        num_accepted, token = acceptance.num_accepted, acceptance.next_token
-        job = partial(self.draft.drafter.resolve, inflight.head, num_accepted, token, order)
-        return self.allowed(Found(*self.draft.ask(job, (NO_TOKENS, "none"))))
+        job = partial(self._resolve, inflight.head, acceptance, order)
+        nothing: _Resolved = (NO_TOKENS, "none", None)
+        window, source, known = self.draft.ask(job, nothing)
+        return self.with_siblings(self.allowed(Found(window, source)), known)
+
+    def _resolve(self, head: int, acceptance: Acceptance, order: WindowOrder) -> _Resolved:
+        """Runs on the draft's thread."""
+        drafter, (token, *behind) = self.draft.drafter, acceptance.rest
+        window, source = drafter.resolve(head, acceptance.num_accepted, token, order, behind)
+        return window, source, drafter.found
+
+    def with_siblings(self, found: Found, known: BranchWindow | None) -> Found:
+        """The window, which was cut from what is `known`, with siblings, where that pays."""
+        request = self.request
+        if self._siblings is None or known is None or not len(found.window):
+            return found
+        room = request.max_tokens - request.num_tokens - len(found.window)
+        thoughts = Known(known.shares, known.num_main, known.candidate_ids, known.candidate_logprobs)
+        return found._replace(siblings=self._siblings.choose(found.window, thoughts, request.num_tokens, room))
 
     def forced(self, inflight: InFlight, acceptance: Acceptance) -> Found | None:
         """What a constrained text must say next, where that is enough for a window."""
@@ -283,13 +296,16 @@ class SerialSource(WindowSource):
 
     def adopt(self, inflight: InFlight, acceptance: Acceptance, window: NDArray[np.int64]) -> None:
         """Tell the draft, some time before it is asked again, that `window` goes on after `inflight`."""
-        num_accepted, token = acceptance.num_accepted, acceptance.next_token
-        self.draft.hold(partial(self.draft.drafter.adopt, inflight.head, num_accepted, token, window))
+        num_accepted, (token, *behind) = acceptance.num_accepted, acceptance.rest
+        self.draft.hold(partial(self.draft.drafter.adopt, inflight.head, num_accepted, token, window, behind))
 
     def observe(self, step: StepRecord) -> None:
         """The lengths of windows learn from it."""
         if self.request.windows is not None:
-            self.request.windows.observe(step.num_window, step.num_accepted, step.own_seconds)
+            num_accepted = step.num_accepted - step.num_aside
+            self.request.windows.observe(step.num_window, num_accepted, step.own_seconds, step.num_aside)
+        if self._siblings is not None:
+            self._siblings.observe(was_right=step.num_aside > 0)
 
     def close(self) -> None:
         """Nothing is ever left running."""

@@ -20,6 +20,7 @@ from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.devices.tickets import Ticket
 from mirrorsd.runtime.devices.workers import DeviceWorker, Overdue
 from mirrorsd.runtime.draft.tree import longest_common_prefix
+from mirrorsd.runtime.policy.siblings import NO_SIBLINGS, Siblings
 
 Result = TypeVar("Result")
 _TERMINATE_S = 2.0
@@ -42,6 +43,7 @@ class TargetLine(Protocol):
     vocab_size: int
     near_tie_gap: float
     row_group: int
+    takes_trees: bool
 
     def prefill(self, request: Request, reader: RowReader | None = None) -> None:
         """Feed all tokens but the last."""
@@ -56,8 +58,13 @@ class TargetLine(Protocol):
         window: NDArray[np.int64],
         on_start: Callable[[], None] | None = None,
         on_exit: Callable[[ExitGuesses], None] | None = None,
+        siblings: Siblings = NO_SIBLINGS,
+        num_again: int = 0,
     ) -> Ticket[TargetOutput]:
-        """Start a pass over the head token and the window."""
+        """Start a pass over the `num_again` tokens before the head token, it, the window, and its siblings.
+
+        Exits are heard of the head token's and the window's rows.
+        """
 
     def result(self, request: Request, ticket: Ticket[TargetOutput]) -> TargetOutput:
         """Wait for a pass."""
@@ -86,6 +93,7 @@ class TargetLink(TargetLine):
         self.context = session.context
         self.vocab_size = session.vocab_size
         self.near_tie_gap, self.row_group = session.near_tie_gap, session.row_group
+        self.takes_trees = session.takes_trees
         self._session, self._worker = session, worker
         self._cached = np.zeros(session.context, dtype=np.int64)
         self._num_cached = 0
@@ -147,29 +155,31 @@ class TargetLink(TargetLine):
         window: NDArray[np.int64],
         on_start: Callable[[], None] | None = None,
         on_exit: Callable[[ExitGuesses], None] | None = None,
+        siblings: Siblings = NO_SIBLINGS,
+        num_again: int = 0,
     ) -> Ticket[TargetOutput]:
-        """Start a pass over the head token and the window; rows are padded where equal row counts are asked for.
+        """Start a pass over the head token and its window; rows are padded where equal row counts are asked for.
 
         Where the caller has nothing to do meanwhile, the pass may be over when this returns. `on_start` and `on_exit`
         run on the target's thread, just before its device starts and between its stages: while
         the device works, that thread leaves the interpreter to whom they woke.
         """
-        rows = np.empty(1 + len(window), dtype=np.int64)
-        rows[0] = request.tokens[head]
-        rows[1:] = window
-        self._num_cached = min(self._num_cached, head)
+        start, stop = head - num_again, num_again + 1 + len(window)
+        rows = np.concatenate([request.tokens[start : head + 1], window, siblings.tokens])
+        self._num_cached = min(self._num_cached, start)
         padded = request.speculation.pad_rows_to
-        if len(rows) < padded <= self.context - head:
+        if len(rows) < padded <= self.context - start:
             rows = np.concatenate([rows, np.zeros(padded - len(rows), dtype=np.int64)])
         job = TargetPass(
             session=self._session,
             tokens=rows,
-            start=head,
+            start=start,
             ledger=request.ledger,
             with_logits=request.chooser.filters or request.chooser.needs_logits,
             on_start=on_start,
-            on_exit=on_exit,
+            on_exit=on_exit if len(rows) == 1 + len(window) else _of_rows(on_exit, num_again, stop),
             exits=None if request.speculation.exits == "all" else request.speculation.exits,
+            parents=_parents(num_again, stop, siblings) if len(siblings.tokens) else None,
         )
         if request.chooser.draws_ahead:
             return self._worker.submit(job, request.ledger)
@@ -231,3 +241,19 @@ class TargetLink(TargetLine):
     def _remember(self, start: int, tokens: NDArray[np.int64]) -> None:
         self._cached[start : start + len(tokens)] = tokens
         self._num_cached = start + len(tokens)
+
+
+def _of_rows(
+    on_exit: Callable[[ExitGuesses], None] | None, start: int, stop: int
+) -> Callable[[ExitGuesses], None] | None:
+    """Hear exits of rows `start .. stop - 1` alone."""
+    return None if on_exit is None else lambda guesses: on_exit(guesses.rows(start, stop))
+
+
+def _parents(num_again: int, num_chained: int, siblings: Siblings) -> NDArray[np.int64]:
+    """The row that each row of a pass follows: the first `num_chained` each other, siblings those of the window.
+
+    >>> _parents(1, 4, Siblings(np.array([7, 8]), np.array([0, 1]))).tolist()
+    [-1, 0, 1, 2, 1, 2]
+    """
+    return np.concatenate([np.arange(-1, num_chained - 1), num_again + siblings.parents])

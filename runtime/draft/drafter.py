@@ -14,7 +14,8 @@ from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock, TipGuesse
 from mirrorsd.runtime.draft.tree import NO_TOKENS, Branch, BranchWindow, DraftChain, RepeatedText
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.roots import Root
-from mirrorsd.runtime.policy.windows import Confirmations, RoundClock, Share, WindowLength, WindowOrder, share_out
+from mirrorsd.runtime.policy.times import RoundClock
+from mirrorsd.runtime.policy.windows import Confirmations, Share, WindowLength, WindowOrder, share_out
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 
 _LEAST_SHARE = -20.0
@@ -29,7 +30,11 @@ class Offer(NamedTuple):
 
 
 class Drafter:
-    """Keeps the draft in step with the committed text; grows windows and branches."""
+    """Keeps the draft in step with the committed text; grows windows and branches.
+
+    Attributes:
+        found: what the last window was cut from; None before the first.
+    """
 
     def __init__(self, session: DraftSession) -> None:
         self.session = session
@@ -42,6 +47,7 @@ class Drafter:
         self._repeats: RepeatedText | None = None
         self._disputes: dict[int, tuple[int, float]] = {}
         self._ledger = Ledger()
+        self.found: BranchWindow | None = None
 
     def prefill(
         self, tokens: NDArray[np.int64], chooser: TokenChooser, ledger: Ledger, repeats: RepeatedText | None = None
@@ -81,7 +87,8 @@ class Drafter:
             whole = Offer(branch, [1.0] * len(branch.guesses))
             if not self.grow([whole], head + len(branch.fed), limit, self._max_rows, head):
                 break
-        window = cut_window(branch.published(limit), order)
+        self.found = branch.published(limit)
+        window = cut_window(self.found, order)
         self._extend_chain(branch, window)
         return window
 
@@ -89,8 +96,12 @@ class Drafter:
         seconds = self.clock.shortest_seconds
         return length is None or length.is_pass_worthwhile(branch.shares, len(branch.fed), passes, seconds)
 
-    def adopt(self, head: int, num_accepted: int, token: int, window: NDArray[np.int64]) -> None:
+    def adopt(
+        self, head: int, num_accepted: int, token: int, window: NDArray[np.int64], behind: Sequence[int] = ()
+    ) -> None:
         """Make the verified text and the next window the chain; move the branch's cache rows to their positions.
+
+        The text goes on with `token` where it left the old window, then with `behind`, whose last is the new head.
 
         Window tokens `1 .. num_accepted` stay where they are; the rest of the old window is forgotten by number. If
         the root `(num_accepted, token)` has a branch, its fed rows that agree with `window` become chain rows.
@@ -103,6 +114,8 @@ class Drafter:
         self.chain.cut(head + num_accepted + 1)
         self.chain.append([token])
         self._settle()
+        if len(behind):
+            window = np.concatenate((np.array(behind, dtype=np.int64), window))
         if branch is not None and branch.fed:
             self._extend_chain(branch, window)
         else:
@@ -116,18 +129,23 @@ class Drafter:
                 self._repeats.settle(chance, is_right=self.chain.token(position) == token)
         self._disputes = {}
 
-    def resolve(self, head: int, num_accepted: int, token: int, order: WindowOrder) -> tuple[NDArray[np.int64], str]:
-        """The next window when the scheduler found none: a branch that finished late, or a fresh one.
+    def resolve(
+        self, head: int, num_accepted: int, token: int, order: WindowOrder, behind: Sequence[int] = ()
+    ) -> tuple[NDArray[np.int64], str]:
+        """The next window when the scheduler found none: a branch that finished late, or a fresh one; see `adopt`.
 
         Returns:
             The window and its source: `late` or `fresh`.
         """
         branch = self.branches.get((num_accepted, token))
+        found = None
         if branch is not None and branch.fed:
-            window = cut_window(branch.published(order.limit), order)
-            self.adopt(head, num_accepted, token, window)
+            found = branch.published(order.limit + len(behind)).after(behind)
+        if found is not None:
+            self.found, window = found, cut_window(found, order)
+            self.adopt(head, num_accepted, token, window, behind)
             return window, "late"
-        self.adopt(head, num_accepted, token, NO_TOKENS)
+        self.adopt(head, num_accepted, token, NO_TOKENS, behind)
         return self.fresh(order), "fresh"
 
     def first_scratch_slot(self) -> int:

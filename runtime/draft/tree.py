@@ -163,6 +163,10 @@ class DraftChain:
         self._num_noted = 0
         self.session.forget_after(self.num_fed)
 
+    def num_unread(self, tokens: NDArray[np.int64]) -> int:
+        """How many of a text's tokens `restart` would leave to be fed, the head token aside."""
+        return len(tokens) - 1 - longest_common_prefix(self._tokens[: self.num_fed], tokens[:-1])
+
     def forget(self) -> None:
         """Drop everything, after a failure that left the cache unknown."""
         self.num_fed = self.num_known = 0
@@ -262,13 +266,23 @@ def longest_common_prefix(left: NDArray[np.int64], right: NDArray[np.int64]) -> 
 class BranchWindow(NamedTuple):
     """A finished or unfinished branch as the scheduler sees it: the tokens after the root, and where it came from.
 
-    `shares` and `num_main` are those of `WindowLength.cut`.
+    `shares` and `num_main` are those of `WindowLength.cut`, candidates those of `Branch`.
     """
 
     tokens: NDArray[np.int64]
     source: str
     shares: list[Share]
     num_main: int
+    candidate_ids: Sequence[NDArray[np.int64]] = ()
+    candidate_logprobs: Sequence[NDArray[np.float32]] = ()
+
+    def after(self, tokens: Sequence[int]) -> "BranchWindow | None":
+        """What comes after `tokens`, with which it begins; None where it says otherwise, or no more."""
+        count = len(tokens)
+        if count and (len(self.tokens) <= count or self.tokens[:count].tolist() != list(tokens)):
+            return None
+        left = self.tokens[count:], self.source, self.shares[count:], max(self.num_main - count, 0)
+        return BranchWindow(*left, self.candidate_ids[count:], self.candidate_logprobs[count:])
 
 
 class Branch:
@@ -317,7 +331,8 @@ class Branch:
     def published(self, gamma: int) -> BranchWindow:
         """The branch as the scheduler sees it, `gamma` tokens at most."""
         tokens = np.asarray(self.window[:gamma], dtype=np.int64)
-        return BranchWindow(tokens, self.root.source, self.shares[:gamma], len(self.fed))
+        candidates = self.candidate_ids[:gamma], self.candidate_logprobs[:gamma]
+        return BranchWindow(tokens, self.root.source, self.shares[:gamma], len(self.fed), *candidates)
 
     def num_confirmed(self, predicted: Sequence[Sequence[int]]) -> int:
         """How many of the fed guesses stay, by what was predicted after each: those up to the first wrong one."""

@@ -11,15 +11,14 @@ cover the next step, decoding goes on plainly. So the loss on any text is bounde
 What is known about a pair of models on their devices is here too: by measurements, and by what texts have taught.
 """
 
-from collections import deque
 from dataclasses import dataclass, field
-from statistics import median
 
 from mirrorsd.device_maps.pace import Curve, interpolate
 from mirrorsd.graphs.names import HEAD_KINDS
 from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.policy.roots import RATE_MEMORY, RootScores
-from mirrorsd.runtime.policy.windows import TIME_MEMORY, LearnedLengths, WindowLength
+from mirrorsd.runtime.policy.times import TIME_MEMORY, PlainPace
+from mirrorsd.runtime.policy.windows import LearnedLengths, WindowLength
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,8 @@ class Constants:
     """
 
     first_credit: float = 2.25
-    """Tokens that a text may lose before anything was gained. 3: 0.5 % more lost where nothing is right. 2: greedy
+    """Tokens that a text may lose before anything was gained, and what a window has gained lately. 3: 0.5 % more lost
+    where nothing is right. 2: greedy
     int4 texts 2 to 5 % slower."""
     resumes: float = 0.75
     """What a text begins with where drafting is not expected to pay, and what a trial that has paid gives back.
@@ -60,49 +60,6 @@ _LEAST_OF_HEADS = 1 - _BY.memory**2
 """What a window of a head changes at least of what its windows are worth: as one of the draft, of two tokens, does."""
 _KNOWN_STEPS = 2
 """Plain steps after which plain decoding counts as measured. 1: 1.00. 8: 0.70 to 0.98."""
-_STEPS_BEFORE, _STEPS_AFTER = 16, 4
-"""Plain steps that are compared with the first pass of speculation after them, and with its last ones before them. 2
-and 8 after: 1.00 on such a machine."""
-_LEAST_SHARE = 0.125
-"""What a comparison changes at least; the first replaces what `tune` measured, the second half of that, and so on.
-0.03 and 0.5: 1.00 on such a machine."""
-
-
-class PlainPace:
-    """Seconds per step of plain decoding, by the slowdown of other passes of the target.
-
-    Attributes:
-        reference: seconds per step where the target is as fast as `tune` measured it; 0: nothing was measured.
-    """
-
-    def __init__(self, reference: float = 0.0) -> None:
-        self.reference = reference
-        self._num_compared = 0
-        self._slowdown = 0.0
-        self._steps: deque[float] = deque(maxlen=_STEPS_BEFORE)
-
-    def observe_plain(self, seconds: float) -> None:
-        """Learn from a step of plain decoding beside which nothing ran."""
-        self._steps.append(seconds)
-        if self._slowdown and len(self._steps) == _STEPS_AFTER:
-            self._compare(self._slowdown)
-            self._slowdown = 0.0
-
-    def observe_pass(self, slowdown: float) -> float:
-        """Learn that a pass took `slowdown` times what `tune` measured; return what a plain step would have taken."""
-        if self._steps:
-            self._compare(slowdown)
-            self._steps.clear()
-            self._slowdown = 0.0
-        self._slowdown = TIME_MEMORY * (self._slowdown or slowdown) + (1 - TIME_MEMORY) * slowdown
-        return slowdown * self.reference
-
-    def _compare(self, slowdown: float) -> None:
-        if not self.reference:
-            return
-        self._num_compared += 1
-        share = max(1 / self._num_compared, _LEAST_SHARE)
-        self.reference += share * (median(self._steps) / slowdown - self.reference)
 
 
 class SourceKnowledge:
@@ -111,8 +68,8 @@ class SourceKnowledge:
     Attributes:
         brought: what such a window is worth, in tokens, the waiting not counted; None until there was one.
         draft_seconds: what the target waits for one.
-        joining_seconds: and for one of a source that has to catch up with the text first; 0 until measured.
-        joining_tokens: by how many tokens it had to.
+        joining_seconds: what it has waited longer for sources that had to read the text first, the last ones most.
+        joining_tokens: how many tokens those had to read.
         since, pause: tokens since the last window, and between two trials of a source that does not seem to pay.
         num_windows: of a head, so many that `brought` is made of.
     """
@@ -120,16 +77,21 @@ class SourceKnowledge:
     def __init__(self) -> None:
         self.brought: float | None = None
         self.draft_seconds = self.joining_seconds = 0.0
-        self.joining_tokens = 1
+        self.joining_tokens = 0.0
         self.since, self.pause = 0, _BY.head_pause
         self.num_windows = 0
 
     def observe_drafting(self, seconds: float, num_missing: int) -> None:
         """Learn how long the target has waited for a window of a source that lacked so many tokens of the text."""
         if num_missing:
-            self.joining_seconds, self.joining_tokens = seconds, num_missing
+            self.joining_seconds = TIME_MEMORY * self.joining_seconds + max(seconds - self.draft_seconds, 0.0)
+            self.joining_tokens = TIME_MEMORY * self.joining_tokens + num_missing
             return
         self.draft_seconds = TIME_MEMORY * (self.draft_seconds or seconds) + (1 - TIME_MEMORY) * seconds
+
+    def reading_seconds(self, num_missing: int) -> float:
+        """What reading so many tokens takes; 0 until measured."""
+        return self.joining_seconds * num_missing / self.joining_tokens if self.joining_tokens else 0.0
 
     def observe_head(self, num_right: int, loss: float, promised: float, *, is_trial: bool) -> None:
         """Learn what a window of a head has really been worth, in tokens: `loss` is that of its rows.
@@ -152,6 +114,7 @@ class PairKnowledge(SourceKnowledge):
         method: of speculation that `tune` found faster; empty where nothing was tuned.
         plain_seconds: what a step of plain decoding takes now; 0 until measured.
         plain_tokens: what it brings, free rows included.
+        text_tokens: how long texts have been lately; 0 before the first has ended.
         heads: the same of windows that heads guess, by their kind.
     """
 
@@ -160,6 +123,7 @@ class PairKnowledge(SourceKnowledge):
         self.pause, self.method = _BY.first_pause, ""
         self.plain_seconds = 0.0
         self.plain_tokens = 1.0
+        self.text_tokens = 0.0
         self.heads: dict[str, SourceKnowledge] = {}
         self._num_plain = 0
         self._pace = PlainPace()
@@ -211,6 +175,11 @@ class PairKnowledge(SourceKnowledge):
     def observe_free_rows(self, num_tokens: int) -> None:
         """Learn how many tokens a step of plain decoding brings, or would have brought."""
         self.plain_tokens = RATE_MEMORY * self.plain_tokens + (1 - RATE_MEMORY) * num_tokens
+
+    def observe_text(self, num_tokens: int) -> None:
+        """Learn that a text has ended after so many tokens."""
+        known = self.text_tokens or num_tokens
+        self.text_tokens = TIME_MEMORY * known + (1 - TIME_MEMORY) * num_tokens
 
     def observe_pass(self, slowdown: float) -> float:
         """Learn that a pass, beside which nothing ran, took `slowdown` times what was measured before.
@@ -286,11 +255,13 @@ class Account:
         self._known = known
         self._brought = known.brought
         self.is_resting = False
-        may_pay = self._brought is None or self._brought > self._loss(0.0)
-        self.credit = _BY.first_credit if may_pay else _BY.resumes
+        worth = 0.0 if self._brought is None else self._brought - self._loss(0.0)
+        self._most_credit = _BY.first_credit + max(worth, 0.0)
+        self.credit = self._most_credit if worth >= 0 else _BY.resumes
         self._earned = 0.0
         self._tried: tuple[float, float] | None = None
         self._since, self._pause = known.since, _BY.first_pause
+        self._num_tokens = self._num_alone = 0
 
     @property
     def trial_budget(self) -> float:
@@ -332,11 +303,24 @@ class Account:
         begins with reading, least of all where they were prepared beside its passes.
         """
         known = self._known
-        joining = 0.0
-        if num_missing:
-            joining = max(known.joining_seconds * max(num_missing / known.joining_tokens, 1.0), fresh_seconds)
-        cost = max(joining, known.draft_seconds) * max(speed, known.plain_speed)
+        seconds = max(known.reading_seconds(num_missing) + known.draft_seconds, fresh_seconds if num_missing else 0.0)
+        cost = seconds * max(speed, known.plain_speed)
         return known.is_plain_known and self._since >= self._pause and self.credit >= cost
+
+    def may_join(self, speed: float, num_missing: int) -> bool:
+        """Whether a draft that seems to pay may read so many tokens first, for which no text's credit is charged.
+
+        It may where a text as long as the last ones would gain by it what the reading costs, but for the credit, or
+        where this one has forgone that: whoever does not know how long a text will be loses at most as much again.
+        """
+        known = self._known
+        gain = self.worth_of_drafting(speed, is_ready=False) / (1.0 + (self._brought or 0.0))
+        gained = gain * max(known.text_tokens - self._num_tokens, self._num_alone)
+        return known.reading_seconds(num_missing) * max(speed, known.plain_speed) <= self.credit + gained
+
+    def close(self) -> None:
+        """The text has ended."""
+        self._known.observe_text(self._num_tokens)
 
     def observe_window(self, worth: float, speed: float, *, is_trial: bool) -> None:
         """Learn what a drafted window is worth, its drafting not counted."""
@@ -344,7 +328,7 @@ class Account:
         share = _BY.memory ** max(self._since, 2)
         self._brought = worth if self._brought is None else share * self._brought + (1 - share) * worth
         known.brought = worth if known.brought is None else TIME_MEMORY * known.brought + (1 - TIME_MEMORY) * worth
-        self._since = known.since = 0
+        self._since = known.since = self._num_alone = 0
         self._tried = (worth, self._loss(speed)) if is_trial else None
 
     def _settle_trial(self, num_right: int) -> None:
@@ -368,10 +352,15 @@ class Account:
     def _count(self, num_tokens: int) -> None:
         """So many tokens more without a window of the draft, as far as is known."""
         self._since += num_tokens
+        self._num_alone += num_tokens
+        self._num_tokens += num_tokens
         self._known.since += num_tokens
 
-    def observe_head_step(self, drafted_seconds: float, num_tokens: int) -> None:
-        """Settle for a window of the draft behind a step of a head, which settles for itself."""
+    def observe_step_of_another(self, drafted_seconds: float, num_tokens: int) -> None:
+        """Settle for a window of the draft behind a step of a head or a repeat, which are nothing that it can help.
+
+        Heads settle for themselves; how good repeats are is learned from every token, whether they are verified or not.
+        """
         self._count(num_tokens)
         self.credit -= drafted_seconds * self._known.plain_speed
 
@@ -391,7 +380,7 @@ class Account:
             gain = num_tokens - (seconds + drafted_seconds) * speed
             self._earned = min(max(self._earned + gain, 0.0), _BY.most_gained)
             self.credit += gain
-        self.credit = min(self.credit, _BY.first_credit + _BY.kept_share * self._earned)
+        self.credit = min(self.credit, self._most_credit + _BY.kept_share * self._earned)
         self.is_resting = self.credit < (_BY.resumes if self.is_resting else 0.0)
         if is_plain:
             self._known.observe_plain(seconds, num_tokens)

@@ -87,8 +87,8 @@ def recall(known: Knowledge, learned: Mapping[str, Sequence[float]]) -> None:
             if of_source := learned.get(f"{kind}.{name}"):
                 source.brought, draft, joining = of_source[:3]
                 source.draft_seconds, source.joining_seconds = draft * unit, joining * unit
-                tokens, source.num_windows, source.pause = map(int, of_source[3:])
-                source.joining_tokens = max(tokens, 1)
+                source.joining_tokens = of_source[3]
+                source.num_windows, source.pause = map(int, of_source[4:])
             if speed := learned.get(f"{kind}.{name}.speed"):
                 lengths.tokens_per_second = speed[0] / unit
             for of, ratios in _ratios(lengths).items():
@@ -110,6 +110,7 @@ def _ratios(lengths: LearnedLengths) -> dict[str, list[Ratio]]:
         "main": [lengths.main],
         "stream": [lengths.stream],
         "gains": lengths.gains,
+        "siblings": [lengths.siblings],
         "repeats": [*lengths.repeats.shares, lengths.repeats.against_draft],
     }
 

@@ -42,8 +42,6 @@ _RATIO_MEMORY = 0.98
 """Of what happened over what was expected, per case. 0.9: 0.99 to 1.02. 0.995: 0.99 to 1.01."""
 _PRIOR = 5.0
 """Cases that the first expectation counts for. 1: 0.98 to 1.05. 20: 0.99 to 1.03."""
-TIME_MEMORY = 0.8
-"""Of seconds, per measurement. 0.6: 0.98 to 1.01. 0.9: 0.95 to 1.01."""
 _FIRST_CHANCE = 0.5
 """That the draft confirms a guess, before any was seen. 0.2: 0.99 to 1.03. 0.8: 0.98 to 1.01."""
 _CHANCE_MEMORY = 0.97
@@ -125,6 +123,7 @@ class LearnedLengths:
         aside: what may be spent on passes that seem not to pay: texts change, and a pass that is never made would
             seem so for ever.
         repeats: how often texts go on as they did where they repeat themselves.
+        siblings: of tokens beside a window.
     """
 
     def __init__(self, tokens_per_second: float = 0.0) -> None:
@@ -133,6 +132,7 @@ class LearnedLengths:
         self.gains = [Ratio(_FIRST_GAIN) for _ in range(_MOST_ROWS)]
         self.aside = 0.0
         self.repeats = RepeatChances()
+        self.siblings = Ratio()
 
 
 class Reach(NamedTuple):
@@ -187,15 +187,31 @@ class WindowLength:
         self._expected = [(chance, row < num_main) for row, chance in enumerate(found.chances[:length])]
         return length
 
-    def cut_repeat(self, reach: Sequence[float], least: float) -> int:
-        """How many tokens of a repeat to verify; 0 if that is not worth more than `least` tokens.
+    def cut_repeat(self, reach: Sequence[float], limit: int, least: float) -> int:
+        """How many tokens of a repeat to verify, at most `limit`; 0 if that is not worth more than `least` tokens.
 
         Nor is a repeat taken that is hardly worth anything: in texts that nothing foresees, such guesses cost more than
-        they seem to. `reach` is the chance of each token to be right, and all before it.
+        they seem to. `reach` is the chance of each token to be right, and all before it, one step further than `limit`
+        too: what is sure once a few tokens were right is better left to the step after them.
         """
-        worths = self._worths(reach)
-        best = max(worths)
-        return worths.index(best) if best > max(least, _LEAST_REPEAT) else 0
+        worths = self._worths(reach[:limit])
+        if max(worths) <= max(least, _LEAST_REPEAT):
+            return 0
+        return int((worths + self._worths_after(reach, len(worths) - 1)).argmax())
+
+    def _worths_after(self, reach: Sequence[float], limit: int) -> NDArray[np.float64]:
+        """`[limit + 1]`: what the next step's window of a repeat is worth, if `0 ..` tokens are verified in this one.
+
+        The target's own token is one more of the repeat then: with `n` right tokens, the next window begins behind
+        `n + 1`.
+        """
+        right = np.array(reach[: 2 * limit + 1])
+        summed = np.concatenate([[0.0], np.cumsum(right)])
+        behind, more = np.arange(1, limit + 2)[:, None], np.arange(limit + 1)[None, :]
+        costs = -np.array(self._worths([0.0] * limit))
+        gained = (summed[behind + more] - summed[behind]) / right[behind - 1] - costs
+        after: NDArray[np.float64] = right[: limit + 1] * gained.max(axis=1)
+        return after
 
     def is_pass_worthwhile(self, shares: Sequence[Share], num_main: int, passes: int, seconds: float) -> bool:
         """Whether one more pass of the draft would pay, or be a trial that can be paid; it takes `seconds`.
@@ -228,8 +244,8 @@ class WindowLength:
             self._learned.gains[passes].observe(value - before, confirmed)
             self._awaited = None
 
-    def observe(self, num_window: int, num_accepted: int, seconds: float) -> None:
-        """Learn from a step: `num_accepted` of `num_window` tokens were right, and it took `seconds`."""
+    def observe(self, num_window: int, num_accepted: int, seconds: float, num_aside: int = 0) -> None:
+        """Learn from a step of `seconds`: `num_accepted` of `num_window` tokens were right, `num_aside` beside."""
         learned, num_tried = self._learned, min(num_accepted + 1, num_window)
         if num_window == len(self._expected):
             for row, (chance, is_main) in enumerate(self._expected[:num_tried]):
@@ -238,8 +254,9 @@ class WindowLength:
             rate = self._acceptance_rate
             self._acceptance_rate = RATE_MEMORY * rate + (1 - RATE_MEMORY) * (row < num_accepted)
         self._expected = []
-        learned.aside += _TRIAL_SHARE * (1 + num_accepted)
-        speed = (1 + num_accepted) / max(seconds, 1e-9)
+        num_tokens = 1 + num_accepted + num_aside
+        learned.aside += _TRIAL_SHARE * num_tokens
+        speed = num_tokens / max(seconds, 1e-9)
         known = learned.tokens_per_second
         learned.tokens_per_second = 1 / (RATE_MEMORY / known + (1 - RATE_MEMORY) / speed) if known else speed
 
@@ -263,85 +280,19 @@ class WindowLength:
             found.reach.append(so_far)
         return found
 
+    def reach(self, shares: Sequence[Share], num_main: int) -> list[float]:
+        """Chance of each token to be right, and all before it; see `cut`."""
+        return self._reach(shares, num_main).reach
+
+    def row_costs(self, first: int, count: int) -> list[float]:
+        """Tokens that all lose by `count` guesses behind `first` others, and behind the rows of other conversations."""
+        speed, first = self.speed * self.slowdown * (1 + self.num_beside), first + self.num_beside
+        return [speed * seconds for seconds in self._row_seconds[first : first + count]]
+
     def _worths(self, reach: Sequence[float]) -> list[float]:
-        """What windows of `0 .. n` tokens bring, in tokens, less what their rows' time would have brought to all.
-
-        Rows stand behind those of the other conversations in a pass.
-        """
-        speed, beside = self.speed * self.slowdown * (1 + self.num_beside), self.num_beside
-        costs = self._row_seconds[beside : beside + len(reach)]
-        gains = (right - speed * seconds for right, seconds in zip(reach, costs, strict=False))
+        """What windows of `0 .. n` tokens bring, in tokens, less what their rows' time would have brought to all."""
+        gains = (right - cost for right, cost in zip(reach, self.row_costs(0, len(reach)), strict=False))
         return [0.0, *accumulate(gains)]
-
-
-class Estimate:
-    """A running mean of seconds that follows the machine; None until something was measured.
-
-    A measurement counts at most double: a machine that slept in between must not stop the draft for good.
-
-    >>> estimate = Estimate(); estimate.observe(1.0); estimate.observe(60.0)
-    >>> estimate.seconds
-    1.2
-    """
-
-    __slots__ = ("seconds",)
-
-    def __init__(self) -> None:
-        self.seconds: float | None = None
-
-    def observe(self, seconds: float) -> None:
-        """Learn from one measurement."""
-        if self.seconds is None:
-            self.seconds = seconds
-        else:
-            self.seconds = TIME_MEMORY * self.seconds + (1 - TIME_MEMORY) * min(seconds, 2 * self.seconds)
-
-
-class RoundClock:
-    """Round times by size. A round costs what the smallest compiled size that holds its rows costs."""
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self._estimates = {size: Estimate() for size in sorted(sizes)}
-
-    def observe(self, num_rows: int, seconds: float) -> None:
-        """Learn that a round of `num_rows` rows took `seconds`."""
-        for size, estimate in self._estimates.items():
-            if size >= num_rows:
-                estimate.observe(seconds)
-                return
-
-    @property
-    def shortest_seconds(self) -> float:
-        """What the smallest round takes; 0 until it was measured."""
-        return next(iter(self._estimates.values())).seconds or 0.0
-
-    def best_rows(self, worth_by_rows: NDArray[np.float64], seconds: float) -> int:
-        """Rows of the round that is worth most for its time, of those that should be over within `seconds`; 0 if none.
-
-        A size that was never measured is taken where there is one: that is how it gets measured.
-
-        Args:
-            worth_by_rows: `[rows + 1]` what rounds of `0 ..` rows are worth; rounds of more are worth the last.
-            seconds: what is left.
-
-        With rounds of 4 rows in 1 ms and of 8 in 1.5 ms, 8 rows are taken if the second four are worth more than half
-        of the first four:
-
-        >>> clock = RoundClock([4, 8, 16])
-        >>> clock.observe(4, 0.001); clock.observe(8, 0.0015); clock.observe(16, 10.0)
-        >>> clock.best_rows(np.array([0, 1, 2, 3, 4, 4.5, 5, 5.5, 6.5]), 1.0)
-        8
-        >>> clock.best_rows(np.array([0, 1, 2, 3, 4, 4.5]), 1.0), clock.best_rows(np.array([0, 1]), 0.0)
-        (4, 0)
-        """
-        best, best_rate = 0, 0.0
-        for size, estimate in self._estimates.items():
-            worth = float(worth_by_rows[min(size, len(worth_by_rows) - 1)])
-            if estimate.seconds is None:
-                best, best_rate = (size, float("inf")) if worth else (best, best_rate)
-            elif estimate.seconds <= seconds and (rate := worth / max(estimate.seconds, 1e-9)) > best_rate:
-                best, best_rate = size, rate
-        return best
 
 
 class Confirmations:

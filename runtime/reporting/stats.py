@@ -131,7 +131,7 @@ def summarise(
     wanted = Counter(step.next_source for step in steps if step.next_source != "none")
     num_wanted = max(sum(wanted.values()), 1)
     by_source = {source: wanted[source] / num_wanted for source in REUSE_SOURCES if wanted[source]}
-    num_drafted = sum(step.num_window for step in steps)
+    num_drafted = sum(step.num_window + step.num_siblings for step in steps)
     num_accepted = sum(step.num_accepted for step in steps)
     exposed = sum(span.seconds for span in request.ledger.spans if span.name == "exposed" and span.start >= prefilled)
     return GenerationStats(

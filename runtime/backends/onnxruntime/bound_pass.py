@@ -16,6 +16,7 @@ from mirrorsd.graphs.contract import fed_specs
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Exit, Segment, TargetEntry
 from mirrorsd.runtime.backends.onnxruntime.device import OnnxDevice
+from mirrorsd.runtime.backends.onnxruntime.masked_graph import PassMask
 from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS
 from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, Place, Tensor, host_scalar, run_options
 from mirrorsd.runtime.backends.onnxruntime.states import SIDES, RecurrentStates
@@ -68,6 +69,10 @@ class OpenedTarget(Protocol):
     def exits(self) -> Mapping[int, tuple[Exit, OnnxStage]]:
         """The exits that run here, by layer."""
 
+    @property
+    def takes_trees(self) -> bool:
+        """Whether the stages are masked ones."""
+
 
 class BoundPass:
     """All stages bound for one number of rows; captured as graphs where the device does that, prefill never."""
@@ -114,6 +119,10 @@ class BoundPass:
             names.NUM_ROWS: self._num_rows.value,
             **cache,
         }
+        self._mask: PassMask | None = None
+        if model.takes_trees:
+            self._mask = PassMask(place, num_rows + self._spare_rows, shape.dtype, self._fixed_length)
+            values |= self._mask.values
         self._bind(model, values, buffers, num_rows)
 
     def _bind(self, model: OpenedTarget, values: dict[str, ort.OrtValue], buffers: RowBuffers, num_rows: int) -> None:
@@ -150,7 +159,9 @@ class BoundPass:
                 entry, exit_stage = model.exits[segment.end_layer]
                 self.exits[segment.end_layer] = _BoundExit(entry, exit_stage, options, place, hidden.value)
 
-    def write(self, tokens: NDArray[np.int64], start: int, num_rows: int) -> None:
+    def write(
+        self, tokens: NDArray[np.int64], start: int, num_rows: int, parents: NDArray[np.int64] | None = None
+    ) -> None:
         """Set this pass's rows, of which so many count, and how many cache rows there are after it."""
         total = start + len(tokens) + self._spare_rows
         self._ids.write(tokens[None])
@@ -159,6 +170,10 @@ class BoundPass:
         self._last_row[0] = total - 1
         self._seqlens_k.write(self._last_row)
         self._total_length[()] = self._fixed_length or total
+        if self._mask is not None:
+            changed = self._mask.write(start, None if parents is None else parents.tolist(), total)
+            for segment in self.segments:
+                segment.bind_again(changed)
 
     def read(self, num_rows: int, *, with_logits: bool | ShortlistFilter) -> TargetOutput:
         """The answer of the first `num_rows`; logits are copied from a device only if they are wanted.
@@ -206,6 +221,19 @@ class BoundSegment:
         self._messages = {
             spec.name: values[spec.name] for spec in self.stage.session.get_inputs() if spec.name in values
         }
+
+    def bind_again(self, values: Mapping[str, ort.OrtValue]) -> None:
+        """Take other tensors for these inputs.
+
+        Raises:
+            DeviceError: the device has no room for them.
+        """
+        with raised_as(DeviceError, f"ONNX Runtime could not bind the inputs of {self.name}", ONNX_ERRORS):
+            for name, value in values.items():
+                if name in self._messages:
+                    self._messages[name] = value
+                else:
+                    self._binding.bind_ortvalue_input(name, value)
 
     def start(self) -> None:
         """Have the device begin, where it takes work without waiting for it."""

@@ -8,6 +8,7 @@ device has a queue of ours, the layers behind an exit are in it before the exit 
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from mirrorsd.runtime.backends.onnxruntime.bound_pass import BoundPass, BoundSeg
 from mirrorsd.runtime.backends.onnxruntime.device import OnnxDevice, check_ports, describe_stages
 from mirrorsd.runtime.backends.onnxruntime.device_memory import integers_are_exact
 from mirrorsd.runtime.backends.onnxruntime.head import OnnxHead, OnnxHeads
+from mirrorsd.runtime.backends.onnxruntime.masked_graph import NotMaskableError, mask_specs, masked
 from mirrorsd.runtime.backends.onnxruntime.packed_graph import NotPackableError
 from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS
 from mirrorsd.runtime.backends.onnxruntime.rooms import Caches
@@ -59,8 +61,13 @@ class OnnxTargetModel(TargetModel):
         placement: TargetPlacement,
         exits: OpenVinoExits | None = None,
         heads: Sequence[Head] = (),
+        *,
+        takes_trees: bool = False,
     ) -> None:
-        """Load the stages; `exits`, if given, stand in for the target's own. A head is loaded when it is asked."""
+        """Load the stages; `exits`, if given, stand in for the target's own. A head is loaded when it is asked.
+
+        One that `takes_trees` has masked stages in place of the bundle's own.
+        """
         self._bundle = bundle
         self.entry, self.placement, self.exits_elsewhere = entry, placement, exits
         self.heads = OnnxHeads(bundle, entry, heads)
@@ -77,12 +84,16 @@ class OnnxTargetModel(TargetModel):
                 f"{placement.provider}. Choose a device map with the target on the processor (`mirrorsd devices`)"
             )
         dtype = entry.shape.dtype
-        self.segments = [(s, self.device.open(bundle / s.file, dtype)) for s in entry.segments]
+        self.takes_trees = takes_trees
+        self.segments = [(s, self._open_segment(bundle / s.file, dtype)) for s in entry.segments]
         own = () if exits else entry.exits
         self.exits = {e.layer: (e, self.device.open(bundle / e.file, dtype, is_exit=True)) for e in own}
         for s, stage in self.segments:
             span = {"first_layer": s.first_layer, "end_layer": s.end_layer}
-            check_ports(stage, segment_contract(entry.shape, s.name, taps=s.taps, **span))
+            contract = segment_contract(entry.shape, s.name, taps=s.taps, **span)
+            if takes_trees:
+                contract = replace(contract, inputs=(*contract.inputs, *mask_specs(dtype)))
+            check_ports(stage, contract)
         for e, stage in self.exits.values():
             check_ports(stage, exit_contract(entry.shape, e.name, num_candidates=e.num_candidates))
         self.recurrence = None if entry.recurrence_file is None else self._open_recurrence(bundle)
@@ -115,6 +126,17 @@ class OnnxTargetModel(TargetModel):
     def _has_room(self) -> bool:
         weights = (self._bundle / self.entry.weights_file).stat().st_size
         return int(psutil.virtual_memory().available) > _ROOM * weights
+
+    def _open_segment(self, path: Path, dtype: str) -> OnnxStage:
+        """Open a segment's stage, masked where rows may form trees."""
+        if not self.takes_trees or not path.is_file():
+            return self.device.open(path, dtype)
+        try:
+            return self.device.open(path, dtype, rewritten=masked(path.read_bytes(), dtype))
+        except NotMaskableError as error:
+            raise DeviceError(
+                f"siblings need a mask in the target's attention, and {path.name} takes none: {error}"
+            ) from error
 
     def leave_batches(self, session: "OnnxTarget") -> None:
         """Its caches are about to go."""
@@ -169,6 +191,7 @@ class OnnxTarget(TargetSession):
         self.row_group = row_group
         self.context = entry.context - max(row_group - entry.row_group, 0)  # a group that ends there needs its room
         self.vocab_size = entry.shape.vocab_size
+        self.takes_trees = model.takes_trees
         self.near_tie_gap = _NEAR_TIE_GAPS.get(entry.shape.dtype, 5e-2)
         self._model = model
         self.caches: Caches = make_cache(entry, model.device.place)
@@ -193,11 +216,12 @@ class OnnxTarget(TargetSession):
         ledger: Ledger,
         on_exit: Callable[[ExitGuesses], None] | None = None,
         exits: Collection[int] | None = None,
+        parents: NDArray[np.int64] | None = None,
     ) -> TargetOutput:
         num_rows = len(tokens)
         tokens = self.rows_of(tokens, start, is_prefill=False)
         bound = self._bound(len(tokens), is_prefill=False)
-        bound.write(tokens, start, num_rows)
+        bound.write(tokens, start, num_rows, parents)
         if self._states is not None:
             with ledger.time("target", bound.segments[0].name):
                 self._states.begin(start)

@@ -117,12 +117,16 @@ def pass_buckets(entry: DraftEntry, placement: DraftPlacement, *, is_shared: boo
     through one: what would have had fewer tips costs a little more alone, and less where the target runs in between.
     A bucket of one tip is kept for long prompts only, with more rows than any round.
 
-    One model for all shapes takes rounds of one row and of two as they are: no padding is computed.
+    One model for all shapes takes rounds of one row and of two as they are, and texts of every size with one tip: not
+    half of what is computed is padding.
     """
     ordered = sorted(entry.buckets, key=lambda bucket: (bucket.rows, bucket.tips))
     if is_shared:
         small = [DraftBucket(rows=rows, tips=rows) for rows in (1, 2) if rows < ordered[0].rows]
-        return [*small, *ordered]
+        most = ordered[-1].rows
+        sizes = {most * parts >> power for power in range(1, most.bit_length()) for parts in (2, 3)}
+        read = [DraftBucket(rows=rows, tips=1) for rows in sizes if ordered[0].rows <= rows <= most]
+        return sorted({*small, *ordered, *read}, key=lambda bucket: (bucket.rows, bucket.tips))
     rounds = [bucket for bucket in ordered if bucket.tips > 1]
     if placement.device != "CPU" or not rounds:
         return ordered

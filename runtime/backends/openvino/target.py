@@ -74,7 +74,7 @@ class OpenVinoTarget(TargetSession):
         entry = model.entry
         self.context = entry.context
         self.vocab_size = entry.shape.vocab_size
-        self.row_group = 1
+        self.row_group, self.takes_trees = 1, False
         self.heads: Mapping[str, Head] = {}
         self.near_tie_gap = _NEAR_TIE_GAPS.get(entry.shape.dtype, 5e-2)
         self._segments = [_SegmentRequest(*segment, entry) for segment in model.segments]
@@ -90,6 +90,7 @@ class OpenVinoTarget(TargetSession):
         ledger: Ledger,
         on_exit: Callable[[ExitGuesses], None] | None = None,
         exits: Collection[int] | None = None,
+        parents: NDArray[np.int64] | None = None,
     ) -> TargetOutput:
         rows = tokens[None]
         logit_rows = np.arange(len(tokens), dtype=np.int64)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mirrorsd.bench.studies.tree_gain import accepted_by, best_tree, ranks_of, tokens_per_step
+from mirrorsd.bench.studies.trees.tree_gain import accepted_by, best_tree, ranks_of, tokens_per_step
 from mirrorsd.families.heads import HeadNetwork
 from mirrorsd.training.heads.head_report import report_head
 from mirrorsd.training.heads.head_shape import HeadPlan, make_head

@@ -183,7 +183,7 @@ def test_the_window_before_the_first_step_is_paid_for_too(make_bench: Make) -> N
     bench = make_bench(draft=SlowLiar(2.0), is_steady=True, takes_turns=True)
     bench.draft.target = bench.target
     known = bench.engine.known.pairs[False]
-    known.start_from({"plain": 1.0, "serial": 2.0}, {"plain": 1.0, "serial": 6.0}, ((1.0, 1000.0), (8.0, 1000.0)))
+    known.start_from({"plain": 1.0, "serial": 1.05}, {"plain": 1.0, "serial": 3.3}, ((1.0, 1000.0), (8.0, 1000.0)))
     bench.decode(PROMPT, "auto", max_new_tokens=120)
     drafted = [step.num_window for step in bench.last_request.steps[:20] if step.method != "plain"]
     assert len(drafted) == 1

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from mirrorsd.runtime.config import GenerationConfig
+from mirrorsd.runtime.decoding.acceptance import Acceptance, accept_window
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.decoding.step import Acceptance, InFlight, accept_window
+from mirrorsd.runtime.decoding.step import InFlight
 from mirrorsd.runtime.sampling.chooser import Choice
 
 Make = Callable[..., Any]

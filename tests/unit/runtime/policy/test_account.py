@@ -2,7 +2,8 @@
 
 import pytest
 
-from mirrorsd.runtime.policy.account import Account, PairKnowledge, PlainPace
+from mirrorsd.runtime.policy.account import Account, PairKnowledge
+from mirrorsd.runtime.policy.times import PlainPace
 
 TARGET_MS = ((1.0, 10.0), (8.0, 12.0))
 SPEEDS, TOKENS = {"mirror": 150.0, "serial": 180.0, "plain": 100.0}, {"mirror": 3.0, "serial": 3.6, "plain": 1.0}
@@ -114,9 +115,45 @@ def test_a_draft_that_must_catch_up_is_tried_only_where_the_credit_covers_that()
     assert known.joining_seconds * known.plain_speed > 2.0 > known.draft_seconds * known.plain_speed
     assert account.may_try(0.0, 0)
     assert not account.may_try(0.0, 20)
-    account.credit = 1.2 * known.joining_seconds * known.plain_speed
+    account.credit = 1.2 * (known.joining_seconds + known.draft_seconds) * known.plain_speed
     assert account.may_try(0.0, 20)
     assert not account.may_try(0.0, 200), "it has more to read"
+
+
+def test_a_draft_that_pays_reads_once_plain_decoding_has_forgone_what_that_costs() -> None:
+    known = tuned()
+    known.observe_drafting(0.1, 100)
+    account, cost = Account(known), known.reading_seconds(1000) * known.plain_speed
+    assert account.may_join(0.0, int(1000 * 0.9 * account.credit / cost))
+    waited = 0
+    while not account.may_join(0.0, 1000):
+        account.observe_step(0.01, 0.0, 1, is_plain=True)
+        waited += 1
+    assert cost < waited < 4 * cost, "a token that speculation makes in half the time forgoes less than one"
+    account.observe_window(2.0, 100.0, is_trial=False)
+    assert not account.may_join(0.0, 1000), "it has just been asked"
+
+
+def test_a_draft_reads_at_once_where_texts_are_long_enough() -> None:
+    known = tuned()
+    known.observe_drafting(0.1, 100)
+    assert not Account(known).may_join(0.0, 200)
+    long = Account(known)
+    long.observe_step(5.0, 0.0, 500, is_plain=False)
+    long.close()
+    assert Account(known).may_join(0.0, 200)
+    for _ in range(20):
+        short = Account(known)
+        short.observe_step(0.1, 0.0, 10, is_plain=False)
+        short.close()
+    assert not Account(known).may_join(0.0, 200)
+
+
+def test_what_reading_takes_is_learned_by_the_token() -> None:
+    known = tuned()
+    known.observe_drafting(known.draft_seconds + 0.2, 200)
+    known.observe_drafting(known.draft_seconds, 1)
+    assert known.reading_seconds(100) == pytest.approx(0.1, rel=0.02)
 
 
 def test_a_window_that_begins_with_reading_costs_its_rounds_at_least() -> None:

@@ -40,11 +40,11 @@ def test_rows_that_cost_nothing_are_all_verified() -> None:
 def test_windows_shrink_as_company_grows() -> None:
     """A guessed row holds up everybody, so it must be worth its time to all of them."""
     windows = length(((1.0, 5.0), (33.0, 21.0)), LearnedLengths(150.0))
-    chances = [0.8**row for row in range(1, 10)]
+    chances = [0.8**row for row in range(1, 20)]
     found = []
     for num_beside in (0, 1, 3, 7):
         windows.num_beside = num_beside
-        found.append(windows.cut_repeat(chances, 0.0))
+        found.append(windows.cut_repeat(chances, 9, 0.0))
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1]
 
@@ -203,15 +203,26 @@ def test_chances_follow_the_text() -> None:
 
 def test_a_repeat_has_to_be_worth_more_than_what_else_could_be_done() -> None:
     one = length(((1.0, 20.0), (16.0, 21.0)))
-    assert one.cut_repeat([0.9, 0.8, 0.7], 3.0) == 0
-    assert one.cut_repeat([0.9, 0.8, 0.7], 1.0) == 3
+    chances = [0.9, 0.8, 0.7, 1e-6, 1e-6, 1e-6, 1e-6]
+    assert one.cut_repeat(chances, 3, 3.0) == 0
+    assert one.cut_repeat(chances, 3, 1.0) == 3
 
 
 def test_a_repeat_that_is_hardly_worth_anything_is_left_alone() -> None:
     """However little else there is."""
     one = length(((1.0, 20.0), (16.0, 21.0)))
-    assert one.cut_repeat([0.05, 0.02, 0.01], 0.0) == 0
-    assert one.cut_repeat([0.9, 0.8, 0.7], 0.0) == 3
+    assert one.cut_repeat([0.05, 0.02, 0.01, 1e-6, 1e-6, 1e-6, 1e-6], 3, 0.0) == 0
+    assert one.cut_repeat([0.9, 0.8, 0.7, 1e-6, 1e-6, 1e-6, 1e-6], 3, 0.0) == 3
+
+
+def test_what_a_few_tokens_would_make_sure_is_left_to_the_next_step() -> None:
+    """Of a long repeat that is likely wrong at once, a few tokens are verified first; a sure one goes as a whole."""
+    steep = length(((1.0, 20.0), (32.0, 80.0)))
+    doubtful = [0.2 * 0.98**row for row in range(63)]
+    sure = [0.99**row for row in range(1, 64)]
+    assert 0 < steep.cut_repeat(doubtful, 31, 0.0) < 16
+    assert steep.cut_repeat(sure, 31, 0.0) == 31
+    assert steep.cut_repeat([], 31, 0.0) == 0
 
 
 def test_a_round_goes_to_the_worthiest_rows_of_all_branches() -> None:

@@ -1,7 +1,7 @@
 """What a tree of guesses would gain over a chain, where a pass's rows are free: heads on text that their target wrote.
 
     mirrorsd train text TARGET --corpus PROMPTS.jsonl --work WORK
-    python bench/studies/tree_gain.py TARGET --work WORK --head HEAD --head OTHER --output tree_gain.json
+    python bench/studies/trees/tree_gain.py TARGET --work WORK --head HEAD --head OTHER --output tree_gain.json
 
 A node of a tree is a path of ranks: (0, 2) is the third best second guess behind the best first one. A static tree has
 the same nodes at every step. What is accepted follows the text, so all that counts of a head is the rank of the text's

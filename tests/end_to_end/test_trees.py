@@ -1,0 +1,98 @@
+"""Trees on ONNX Runtime: masked stages give the bundle's own numbers, and texts with siblings are plain decoding's."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mirrorsd import GenerationConfig, MirrorPipeline
+from mirrorsd.device_maps import TargetPlacement, load_device_map
+from mirrorsd.graphs.bundle_files import read_bundle
+from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.runtime import loading
+from mirrorsd.runtime.backends.onnxruntime import device as onnx_device
+from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, Place
+from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
+from mirrorsd.runtime.ledger import Ledger
+
+FLAT = ((1.0, 10.0), (32.0, 10.1))
+TEXT = np.random.default_rng(3).integers(0, 64, 60)
+TREE = ([30, 31, 32, 7, 9, 11], [-1, 0, 1, 0, 1, 4])
+"""Rows of the text at three positions; 7 beside the second, 9 beside the third, 11 behind that 9."""
+
+
+def open_session(bundle: Path, *, takes_trees: bool, captures: bool = False) -> OnnxTarget:
+    model = OnnxTargetModel(bundle, read_bundle(bundle).target, TargetPlacement(), takes_trees=takes_trees)
+    model.device.captures = captures
+    return model.new_session()
+
+
+def logits(session: OnnxTarget, tokens: Any, start: int, parents: Any = None) -> NDArray[np.floating]:
+    rows = None if parents is None else np.array(parents)
+    output = session.run(np.array(tokens), start, with_logits=True, ledger=Ledger(), exits=(), parents=rows)
+    assert output.logits is not None
+    return output.logits.copy()
+
+
+def tree_of_text() -> NDArray[np.int64]:
+    tokens = np.array(TREE[0])
+    tokens[:3] = TEXT[30:33]
+    return tokens
+
+
+def check_tree(tree: OnnxTarget, plain: OnnxTarget) -> None:
+    """Rows of a chain have every bit of plain passes, and siblings are what plain passes over their paths say."""
+    tokens, parents = tree_of_text(), TREE[1]
+    for session in (tree, plain):
+        session.prefill(TEXT[:30], 0, ledger=Ledger())
+    assert np.array_equal(logits(tree, TEXT[30:36], 30), logits(plain, TEXT[30:36], 30))
+    found = logits(tree, tokens, 30, parents)
+    for row in range(len(tokens)):
+        path = [row]
+        while parents[path[0]] >= 0:
+            path.insert(0, parents[path[0]])
+        alone = logits(plain, tokens[path], 30)[-1]
+        assert np.abs(found[row] - alone).max() <= (0.0 if row < 3 else 1e-4)
+    # Rows of the text are kept, those beside it fed once more: the next pass begins behind what it keeps.
+    assert np.array_equal(logits(tree, TEXT[32:40], 32), logits(plain, TEXT[32:40], 32))
+
+
+def test_masked_stages_give_the_numbers_of_the_bundles_own(tiny_bundle: Path) -> None:
+    check_tree(open_session(tiny_bundle, takes_trees=True), open_session(tiny_bundle, takes_trees=False))
+
+
+@pytest.mark.parametrize("captures", [False, True])
+def test_masks_reach_a_device(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, *, captures: bool) -> None:
+    monkeypatch.setattr(onnx_device, "place_of", lambda _: Place(kind="cpu", is_device=True))
+    monkeypatch.setattr(OnnxStage, "release", lambda *_: None)  # a processor captures nothing
+    tree, plain = (open_session(tiny_bundle, takes_trees=takes, captures=captures) for takes in (True, False))
+    check_tree(tree, plain)
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 4}])
+@pytest.mark.parametrize("form", [{}, {"repetition_penalty": 1.2}, {"regex": "[a-z ]{0,60}"}])
+def test_texts_are_those_of_plain_decoding(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], form: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(loading, "cannot_take_trees", lambda *_: "")
+    config = GenerationConfig(max_new_tokens=40, ignore_eos="regex" not in form, **settings, **form)
+    num_siblings = 0
+    with MirrorPipeline.load(tiny_bundle, device_map="cpu", speculation={"siblings": 6}, use_tuned=False) as pipe:
+        pipe.engine.known.target_ms = FLAT
+        for prompt in ("a fox", "once upon a time there was"):
+            expected = pipe.generate(prompt, config=config, method="plain")
+            for method in ("serial", "mirror", "auto"):
+                found = pipe.generate(prompt, config=config, method=method)
+                assert found.token_ids == expected.token_ids
+                num_siblings += sum(step.num_siblings for step in found.steps)
+    assert num_siblings or form
+
+
+def test_where_rows_are_not_exact_siblings_are_refused(tiny_bundle: Path) -> None:
+    with pytest.raises(ConfigError, match=r"siblings need .* runs on the processor, .* Leave them out \(siblings=0\)"):
+        MirrorPipeline.load(tiny_bundle, device_map="cpu", speculation={"siblings": 4})
+    manifest = read_bundle(tiny_bundle)
+    assert "openvino" in loading.cannot_take_trees(load_device_map("openvino-cpu"), manifest)
+    assert loading.cannot_take_trees(load_device_map("webgpu-cpu"), manifest) == ""
