@@ -252,8 +252,8 @@ class OnnxBatch(TargetBatch):
         """The slots' room and the guests' caches, where they are others than in the pass before."""
         if taken.room is not self._room:
             self._room = taken.room
-            for table, caches in enumerate(taken.room.tables):
-                for name, value in caches.items():
+            for table, of_all in enumerate(taken.room.tables):
+                for name, value in of_all.items():
                     self._bind(of_table(name, table), value)
                     self._bind(of_table(f"{name}.written", table), value)
         for guest in range(NUM_GUESTS):
@@ -332,10 +332,10 @@ def is_as_alone(batch: OnnxBatch, sessions: Sequence[Any], vocab_size: int) -> b
             rows = text[past : past + count]
             passes.append(TargetPass(session=session, tokens=rows, start=past, ledger=Ledger(), with_logits=True))
         for one, output in zip(passes, batch.run(passes), strict=True):
-            session: Any = one.session
+            asked: Any = one.session
             num_rows = one.start + len(one.tokens)
-            together = [output.logits, *session.read_cache(num_rows).rows]
-            alone = [session.logits(one.tokens, one.start), *session.read_cache(num_rows).rows]
+            together = [output.logits, *asked.read_cache(num_rows).rows]
+            alone = [asked.logits(one.tokens, one.start), *asked.read_cache(num_rows).rows]
             if not all(np.array_equal(first, other) for first, other in zip(together, alone, strict=True)):
                 return False
     return True

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mirrorsd.graphs.contract import TensorSpec
 from mirrorsd.graphs.manifest import TargetEntry
-from mirrorsd.runtime.backends.onnxruntime.onnx_bytes import ONNX_TYPES, Field, field, fields, joined
+from mirrorsd.runtime.backends.onnxruntime.onnx_bytes import Field, field, fields, joined, port
 from mirrorsd.runtime.backends.onnxruntime.stage import Place
 
 POSITIONS = "row_positions"
@@ -61,13 +61,8 @@ def masked(model: bytes, dtype: str) -> bytes:
 
 def _with_graph(part: Field, dtype: str) -> Field:
     parts = [Field(_NODE, _with_mask(one.data)) if one.number == _NODE else one for one in fields(part.data)]
-    ports = [Field(_INPUT, _port(POSITIONS, "int64", 2)), Field(_INPUT, _port(MASK, dtype, 4))]
+    ports = [Field(_INPUT, port(POSITIONS, "int64", 2)), Field(_INPUT, port(MASK, dtype, 4))]
     return Field(_GRAPH, joined([*parts, *ports]))
-
-
-def _port(name: str, dtype: str, rank: int) -> bytes:
-    sizes = b"".join(field(1, field(2, f"{name}{number}")) for number in range(rank))
-    return field(1, name) + field(2, field(1, field(1, ONNX_TYPES[dtype]) + field(2, sizes)))
 
 
 def _with_mask(node: bytes) -> bytes:

@@ -80,6 +80,30 @@ def _read_varint(message: bytes, at: int) -> tuple[int, int]:
     raise ValueError("a message ends in the middle of a number")
 
 
+def _within(message: bytes, *path: int) -> list[Field]:
+    """The fields at a path of numbers through messages within messages."""
+    found = fields(message)
+    for number in path:
+        found = [inner for part in found if part.number == number for inner in fields(part.data)]
+    return found
+
+
+def sizes_of(port: bytes) -> list[int]:
+    """The dimensions of an input or output; 0 for those that are not fixed.
+
+    >>> sizes_of(port("rows", "float32", (1, 8, 64))), sizes_of(port("ids", "int64", 1))
+    ([1, 8, 64], [0])
+    """
+    dimensions = [part for part in _within(port, 2, 1, 2) if part.number == 1]
+    values = [[part.content for part in fields(one.data) if part.number == 1] for one in dimensions]
+    return [next((value for value in found if isinstance(value, int)), 0) for found in values]
+
+
+def element_type(port: bytes) -> int:
+    """The type of an input's or output's numbers, as in `ONNX_TYPES`."""
+    return next(int(part.content) for part in _within(port, 2, 1) if part.number == 1)
+
+
 def node(
     operator: str, inputs: Sequence[str], outputs: Sequence[str], *, domain: str = "", **attributes: int | Sequence[int]
 ) -> bytes:

@@ -24,7 +24,16 @@ from typing import NamedTuple
 import numpy as np
 
 from mirrorsd.graphs import names
-from mirrorsd.runtime.backends.onnxruntime.onnx_bytes import Field, fields, joined, node, port, tensor
+from mirrorsd.runtime.backends.onnxruntime.onnx_bytes import (
+    Field,
+    element_type,
+    fields,
+    joined,
+    node,
+    port,
+    sizes_of,
+    tensor,
+)
 
 SLOT_ROWS = "slot_rows"
 """`[slots x group]`, as all of this for each table: which row of the pass each slot has; any, where it has none."""
@@ -258,7 +267,7 @@ class _Writer:
         base = of_table(attention.outputs[0], table)
         heads, num_heads = attention.integer("num_heads"), attention.integer("kv_num_heads")
         key, value = attention.inputs[_CACHES]
-        size = int(_sizes(self._ports[key])[3])
+        size = int(sizes_of(self._ports[key].data)[3])
         shared = heads // num_heads
         times = 1 if group * shared >= _FEWEST_ROWS else _FEWEST_ROWS
         self._see(num_heads, group * shared * times, size)
@@ -354,9 +363,11 @@ class _Writer:
                 continue
             own = [of_guest(name, guest) for guest in guests]
             own += [of_table(name, table) for table in tables if kind not in _PRESENT]
-            found += [Field(one.number, port(own_name, _element_type(one), len(_sizes(one)))) for own_name in own]
+            found += [
+                Field(one.number, port(own_name, element_type(one.data), len(sizes_of(one.data)))) for own_name in own
+            ]
         for cache in dict.fromkeys(self._written):
-            kind_of = _element_type(self._ports[cache])
+            kind_of = element_type(self._ports[cache].data)
             found += [Field(_OUTPUT, port(of_table(f"{cache}.written", table), kind_of, 4)) for table in tables]
         whole = [(of_table(name, table), rank) for name, rank in _OF_SLOTS for table in tables]
         whole += [(OWN_ROWS, 1), *((guest_rows(guest), 1) for guest in guests)]
@@ -376,26 +387,6 @@ _OF_A_CONVERSATION = {
 def _name(port_: Field) -> str:
     (found,) = (part.text for part in fields(port_.data) if part.number == 1)
     return found
-
-
-def _inside(message: bytes, *path: int) -> list[Field]:
-    """The fields at a path of numbers through messages within messages."""
-    found = fields(message)
-    for number in path:
-        found = [inner for part in found if part.number == number for inner in fields(part.data)]
-    return found
-
-
-def _sizes(port_: Field) -> list[int]:
-    """Of a value's dimensions; 0 for those that are not fixed."""
-    dimensions = [part for part in _inside(port_.data, 2, 1, 2) if part.number == 1]
-    values = [[part.content for part in fields(one.data) if part.number == 1] for one in dimensions]
-    return [next((value for value in found if isinstance(value, int)), 0) for found in values]
-
-
-def _element_type(port_: Field) -> int:
-    """Of a value's numbers."""
-    return next(int(part.content) for part in _inside(port_.data, 2, 1) if part.number == 1)
 
 
 def _named_sizes(message: bytes) -> Iterable[tuple[str, list[int]]]:
