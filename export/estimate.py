@@ -1,9 +1,9 @@
 """What an export will take, before any weights are read: disk, memory, minutes.
 
 From the checkpoints' headers and what exports of 1, 3 and 8 billion parameters took (`bench/studies/export_memory.py`,
-`bench/results/epyc/export_memory_*.json`): the peak is close to the target's own bytes in the bundle, or to what the
-draft's comparison with PyTorch takes. The time is nearly that of reading and rounding the weights. What needs no
-checkpoint needs no PyTorch either.
+`bench/results/epyc/export_memory_*.json`), mapped pages counted: the peak is close to the target's own bytes in the
+bundle, or to what the draft's comparison with PyTorch takes. The time is nearly that of reading and rounding the
+weights. What needs no checkpoint needs no PyTorch either.
 """
 
 import shutil
@@ -16,7 +16,7 @@ from mirrorsd.hub.asking import readable_bytes
 
 _BITS = {"fp32": 32.0, "fp16": 16.0, "bf16": 16.0, "int8": 8.5, "int4": 4.8, IN_BLOCKS: 6.0}
 """Per parameter, scales and tables included."""
-_LEAST_MEMORY = 0.8e9
+_LEAST_MEMORY = 0.9e9
 _MEMORY_PER_BYTE = 1.25
 _RUNNING_DRAFT_BYTES = 4
 """Of a draft's parameter: it is computed in fp32 whatever its file holds, which is mapped beside it."""

@@ -23,6 +23,7 @@ class Pair:
         draft: that of its draft; empty where one has to be made.
         billions: parameters of the target and of the draft.
         heads: names of trained heads for it.
+        licence: that of target and draft, by its usual short name.
         exported: precisions in which the pair went through an export of this project.
         measured: what was found then; empty where nothing was.
         note: what to know.
@@ -32,6 +33,7 @@ class Pair:
     draft: str
     billions: tuple[float, float]
     heads: tuple[str, ...] = ()
+    licence: str = ""
     exported: tuple[str, ...] = ()
     measured: str = ""
     note: str = ""

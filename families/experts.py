@@ -5,14 +5,14 @@ through while a stage is traced. Does not own: routing, which is Hugging Face's;
 stands for one product of all experts (`export/passes/experts.py`).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.activations import ACT2FN
 
 DOMAIN, PRODUCT, JOINED = "mirrorsd", "ProductByExpert", "joined"
 """The operator that a trace has for the product of sorted rows with the weights of all experts, and its attribute."""
@@ -27,16 +27,18 @@ class Mixture:
         router: How the name of every router's weight ends.
         num_experts: The config's entry for the experts of a layer.
         num_active: The config's entry for those that a row is given to.
+        is_turned: Whether checkpoints hold an expert's matrices as `[K, N]`, gates and ups by turns in one of them.
     """
 
     experts: str = ".mlp.experts."
     router: str = ".mlp.gate.weight"
     num_experts: str = "num_experts"
     num_active: str = "num_experts_per_tok"
+    is_turned: bool = False
 
     def experts_of(self, names: Iterable[str]) -> list[str]:
         """Those of `names` that an expert's weight has."""
-        return [name for name in names if self.experts in name]
+        return [name for name in names if self.experts in name and name.endswith(".weight")]
 
     def routers_of(self, names: Iterable[str]) -> list[str]:
         """Those of `names` that a router's weight has."""
@@ -44,31 +46,34 @@ class Mixture:
 
 
 class Expert(nn.Module):
-    """One expert: a gated network of three matrices."""
+    """One expert: matrices that a row is multiplied with side by side, and one behind the gate, `down_proj`."""
 
-    def __init__(self, gate: Tensor, up: Tensor, *, down: Tensor, activation: Any) -> None:
-        """Build around matrices `[I, H]`, `[I, H]` and `[H, I]`, which are not copied."""
+    def __init__(self, matrices: Mapping[str, Tensor]) -> None:
+        """Build around matrices `[N, K]` by name, the last one `down_proj`, which are not copied."""
         super().__init__()
-        self.gate_proj, self.up_proj, self.down_proj = map(_linear, (gate, up, down))
-        self.activation = activation
+        for name, matrix in matrices.items():
+            self.add_module(name, _linear(matrix))
 
-    def forward(self, rows: Tensor) -> Tensor:
-        """Turn rows `[n, H]` into `[n, H]`."""
-        answers: Tensor = self.down_proj(self.activation(self.gate_proj(rows)) * self.up_proj(rows))
-        return answers
+    @property
+    def joined(self) -> tuple[nn.Linear, ...]:
+        """The matrices before the gate."""
+        linears: list[Any] = list(self.children())
+        return tuple(linears[:-1])
 
 
 class Experts(nn.ModuleList):
     """All experts of a layer, in the place of Hugging Face's module that holds them in two tensors of three axes.
 
-    Checkpoints hold an expert's matrices one by one; so they are read, rounded and written one by one.
+    Checkpoints hold an expert's matrices one by one; so they are read, rounded and written one by one. Biases, where
+    there are any, stay two tables `[E, N]`.
     """
 
     def __init__(self, fused: Any) -> None:
         """Build around the tensors of Hugging Face's module, which are not copied."""
-        activation = ACT2FN[fused.config.hidden_act]
-        pairs = zip(fused.gate_up_proj, fused.down_proj, strict=True)
-        super().__init__(Expert(*gate_up.chunk(2), down=down, activation=activation) for gate_up, down in pairs)
+        super().__init__(Expert(matrices) for matrices in _matrices(fused))
+        self._gate = _gate_of(fused)
+        self.gate_up_proj_bias = getattr(fused, "gate_up_proj_bias", None)
+        self.down_proj_bias = getattr(fused, "down_proj_bias", None)
 
     def forward(self, rows: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
         """Add up what each row's experts make of it.
@@ -83,7 +88,12 @@ class Experts(nn.ModuleList):
         total = torch.zeros_like(rows)
         for number in sorted(set(chosen.flatten().tolist())):
             places, slots = torch.where(chosen == number)
-            total.index_add_(0, places, self[number](rows[places]) * shares[places, slots, None])
+            expert: Any = self[number]
+            joined = torch.cat([linear(rows[places]) for linear in expert.joined], dim=-1)
+            joined = _biased(joined, self.gate_up_proj_bias, torch.full_like(places, number))
+            answers = expert.down_proj(self._gate(joined))
+            answers = _biased(answers, self.down_proj_bias, torch.full_like(places, number))
+            total.index_add_(0, places, answers * shares[places, slots, None])
         return total
 
     def _sorted(self, rows: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
@@ -99,11 +109,34 @@ class Experts(nn.ModuleList):
         row_of = torch.onnx.ops.symbolic(
             "Div", (order, torch.tensor(num_active)), dtype=order.dtype, shape=order.shape
         )  # torch's own division of integers becomes eight nodes
-        gated = _product(rows.index_select(0, row_of), counts, [(one.gate_proj, one.up_proj) for one in experts])
-        gate, up = gated.chunk(2, dim=-1)
-        answers = _product(experts[0].activation(gate) * up, counts, [(one.down_proj,) for one in experts])
+        owners = flat.index_select(0, order)
+        joined = _product(rows.index_select(0, row_of), counts, [one.joined for one in experts])
+        gated = self._gate(_biased(joined, self.gate_up_proj_bias, owners))
+        answers = _biased(_product(gated, counts, [(one.down_proj,) for one in experts]), self.down_proj_bias, owners)
         by_row = answers.index_select(0, torch.sort(order).indices).reshape(-1, num_active, rows.shape[1])
         return _summed(by_row * shares[..., None])
+
+
+def _biased(answers: Tensor, biases: Tensor | None, owners: Tensor) -> Tensor:
+    """Add to answers `[P, N]` the biases `[E, N]` of the experts that gave them, `owners` `[P]`."""
+    return answers if biases is None else answers + biases.index_select(0, owners)
+
+
+def _gate_of(fused: Any) -> Any:
+    """What stands between the matrices: a method of Hugging Face's module, of a copy that holds none of its tensors."""
+    bare = copy(fused)
+    bare._parameters = {}
+    return bare._apply_gate
+
+
+def _matrices(fused: Any) -> Iterator[dict[str, Tensor]]:
+    """The matrices `[N, K]` of each expert, by the names that they have as modules of their own."""
+    for gate_up, down in zip(fused.gate_up_proj, fused.down_proj, strict=True):
+        if fused.is_transposed:
+            yield {"gate_up_proj": gate_up.T, "down_proj": down.T}
+        else:
+            gate, up = gate_up.chunk(2)
+            yield {"gate_proj": gate, "up_proj": up, "down_proj": down}
 
 
 def _product(rows: Tensor, counts: Tensor, experts: list[tuple[nn.Linear, ...]]) -> Tensor:
@@ -189,7 +222,7 @@ def watched_routers(layers: Iterable[nn.Module], near: float) -> Iterator[dict[i
         if isinstance(getattr(module, "experts", None), Experts)
     ]
     hooks = [
-        mixture.gate.register_forward_hook(lambda _, __, given, layer=layer: note(layer, given))
+        _router_of(mixture).register_forward_hook(lambda _, __, given, layer=layer: note(layer, given))
         for layer, mixture in mixtures
     ]
     try:
@@ -197,6 +230,10 @@ def watched_routers(layers: Iterable[nn.Module], near: float) -> Iterator[dict[i
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _router_of(mixture: Any) -> Any:
+    return mixture.router if hasattr(mixture, "router") else mixture.gate
 
 
 def _fused_in(network: Any) -> list[tuple[Any, Any]]:

@@ -47,7 +47,10 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GatedDelta:
-    """One layer's module, of Hugging Face's `Qwen3_5GatedDeltaNet` form."""
+    """One layer's module, of Hugging Face's `Qwen3_5GatedDeltaNet` form, or of the older `Qwen3NextGatedDeltaNet`'s.
+
+    The latter has two projections for all, in which the parts of each key head stand together.
+    """
 
     module: Any
 
@@ -75,8 +78,14 @@ class GatedDelta:
     def feed(self, hidden: Tensor) -> Given:
         """Return what rows `[1, S, H]` give."""
         module = self.module
-        conv, gate = module.in_proj_qkv(hidden), module.in_proj_z(hidden)
-        rate, steps = module.in_proj_b(hidden).sigmoid(), module.in_proj_a(hidden)
+        if hasattr(module, "in_proj_qkvz"):
+            both = module.in_proj_qkvz(hidden), module.in_proj_ba(hidden)
+            *heads, gate, rates, steps = module.fix_query_key_value_ordering(*both)
+            conv = torch.cat([part.reshape(1, hidden.shape[1], -1) for part in heads], dim=-1)
+        else:
+            conv, gate = module.in_proj_qkv(hidden), module.in_proj_z(hidden)
+            rates, steps = module.in_proj_b(hidden), module.in_proj_a(hidden)
+        rate = rates.sigmoid()
         decay = -module.A_log.float().exp() * softplus(steps.float() + module.dt_bias[None, None])
         return Given(conv, decay.to(hidden.dtype), rate, gate)
 

@@ -5,11 +5,12 @@ Owns: the registry and the checks on config.json. Does not own: loading weights,
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from transformers import CONFIG_MAPPING
+from transformers.utils.quantization_config import Mxfp4Config
 
 from mirrorsd.graphs.contract import RecurrentShape
 
@@ -53,7 +54,8 @@ class Family:
 
     `recurrent` gives the sizes of layers with a recurrence, by HF's config; None where a family has none. `mixture`
     tells the weights of experts and routers, in families that have them. `refused` says, by name of a config entry,
-    what an entry that is set stands for and why it stops the export.
+    what an entry that is set stands for and why it stops the export. `read_quantised` names the methods of rounded
+    weights that are read, as the floats that they stand for.
     """
 
     model_type: str
@@ -63,35 +65,43 @@ class Family:
     recurrent: Callable[[Any], RecurrentShape | None] | None = None
     mixture: Mixture | None = None
     refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    read_quantised: tuple[str, ...] = ()
 
 
 _BIDIRECTIONAL = MappingProxyType({"use_bidirectional_attention": "attention in both directions"})
 
+_QWEN3_5 = Family(
+    model_type="qwen3_5_text",
+    models="Qwen3.5 (dense: 0.8B to 27B)",
+    beyond="Gated DeltaNet in three layers of four, gated attention with rope on part of a head",
+    parts=qwen3_5_parts,
+    recurrent=gated_delta_shape,
+)
 FAMILIES: Mapping[str, Family] = {
     family.model_type: family
     for family in (
         Family(model_type="llama", models="Llama 2, 3, 3.1, 3.2; TinyLlama", beyond="scaled rotary positions"),
         Family(model_type="qwen2", models="Qwen2, Qwen2.5", beyond="biases in attention"),
         Family(model_type="qwen3", models="Qwen3 (dense)", beyond="norms of queries and keys per head"),
-        Family(
-            model_type="qwen3_5_text",
-            models="Qwen3.5 (dense: 0.8B to 27B)",
-            beyond="Gated DeltaNet in three layers of four, gated attention with rope on part of a head",
-            parts=qwen3_5_parts,
-            recurrent=gated_delta_shape,
-        ),
+        _QWEN3_5,
         Family(
             model_type="qwen3_moe",
             models="Qwen3-30B-A3B, Qwen3-Coder-30B-A3B, Qwen3-235B-A22B",
             beyond="mixtures of experts, in all layers or some; norms of queries and keys per head",
             mixture=Mixture(),
         ),
-        Family(
+        replace(
+            _QWEN3_5,
             model_type="qwen3_5_moe_text",
             models="Qwen3.5-35B-A3B, Qwen3.6-35B-A3B",
             beyond="layers of `qwen3_5_text`, with mixtures of experts and one expert that all rows share",
-            parts=qwen3_5_parts,
-            recurrent=gated_delta_shape,
+            mixture=Mixture(),
+        ),
+        replace(
+            _QWEN3_5,
+            model_type="qwen3_next",
+            models="Qwen3-Next-80B-A3B, Qwen3-Coder-Next",
+            beyond="layers of `qwen3_5_text` with joined projections, mixtures of experts as in `qwen3_5_moe_text`",
             mixture=Mixture(),
         ),
         Family(
@@ -106,6 +116,13 @@ FAMILIES: Mapping[str, Family] = {
             beyond="mixtures of experts, norms of whole queries and keys",
             mixture=Mixture(),
             refused=MappingProxyType({"clip_qkv": "clipping of queries, keys and values"}),
+        ),
+        Family(
+            model_type="gpt_oss",
+            models="gpt-oss-20b, gpt-oss-120b",
+            beyond="mixtures of experts with biases and a clamped gate, attention with sinks and windows",
+            mixture=Mixture(router=".mlp.router.weight", num_experts="num_local_experts", is_turned=True),
+            read_quantised=("mxfp4",),
         ),
         Family(model_type="mistral", models="Mistral 7B", beyond="sliding window"),
         Family(model_type="smollm3", models="SmolLM3", beyond="layers without rotary positions"),
@@ -158,11 +175,9 @@ _KNOWN_REASONS = MappingProxyType(
         "mixtral": "its mixtures of experts are of another form than Qwen3's",
         "phimoe": "its mixtures of experts are of another form than Qwen3's",
         "granitemoe": "its mixtures of experts are of another form than Qwen3's",
-        "gpt_oss": "its experts have biases and its attention has sinks",
         "mamba": "it has state-space layers of another kind than Gated DeltaNet",
         "mamba2": "it has state-space layers of another kind than Gated DeltaNet",
         "falcon_h1": "it has state-space layers of another kind than Gated DeltaNet",
-        "qwen3_next": "its layers with Gated DeltaNet are of another form than Qwen3.5's",
         "lfm2": "its layers with a convolution alone are not supported",
         "granitemoehybrid": "it has state-space layers of another kind than Gated DeltaNet",
         "nemotron_h": "it has state-space layers of another kind than Gated DeltaNet",
@@ -175,6 +190,11 @@ _KNOWN_REASONS = MappingProxyType(
 def parts_of(model: Any) -> DecoderParts:
     """The parts of a loaded HF causal LM of a supported family."""
     return FAMILIES[model.config.model_type].parts(model)
+
+
+def loader_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What HF's loader is told so that it reads rounded weights of a method in `read_quantised` as floats."""
+    return {"quantization_config": Mxfp4Config(dequantize=True)} if config.get("quantization_config") else {}
 
 
 def recurrent_shape(config: Any) -> RecurrentShape | None:
@@ -202,7 +222,9 @@ def find_obstacle(config: Mapping[str, Any], *, is_draft: bool = False) -> str |
     if name not in FAMILIES:
         reason = f": {_KNOWN_REASONS[name]}" if name in _KNOWN_REASONS else ""
         return f"has model_type {name!r}, which is not supported{reason}; supported are {', '.join(FAMILIES)}"
-    if config.get("quantization_config") is not None:
+    rounded = config.get("quantization_config")
+    method = rounded.get("quant_method") if isinstance(rounded, Mapping) else None
+    if rounded is not None and method not in FAMILIES[name].read_quantised:
         return "is already quantised; export the unquantised checkpoint instead"
     if is_draft and FAMILIES[name].recurrent is not None:
         return (

@@ -10,7 +10,7 @@ from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.seat import Seat
 from mirrorsd.runtime.decoding.step import Decoder, InFlight, Outcome
 from mirrorsd.runtime.reporting.results import Chunk, GeneratedToken
-from mirrorsd.runtime.text.shown_text import StopWatch
+from mirrorsd.runtime.text.shown_text import Piece, StopWatch
 from mirrorsd.runtime.turns import Turns, TurnTaker
 
 
@@ -45,28 +45,26 @@ def run_steps(decoder: Decoder, watch: StopWatch) -> Iterator[Chunk | Stop]:
             yield Stop(last.stop_reason or "deadline", token_ids)
             return
         inflight = outcome.inflight
-        texts: list[str] = []
+        pieces: list[Piece] = []
         reason: str | None = None
         first = len(token_ids)
         for token in outcome.tokens:
             token_ids.append(token)
-            piece = watch.push(token)
-            texts.append(piece.text)
-            reason = piece.stop_reason
+            pieces.append(watch.push(token))
+            reason = pieces[-1].stop_reason
             if reason is not None:
                 break
         if reason is None and request.num_tokens >= request.max_tokens:
-            last = watch.finish(_limit_reason(request))
-            texts.append(last.text)
-            reason = last.stop_reason
+            pieces.append(watch.finish(_limit_reason(request)))
+            reason = pieces[-1].stop_reason
         labelled = _label(outcome, token_ids[first:], request, first, is_given=is_given)
-        tokens = _with_texts(labelled, texts)
+        tokens = _with_texts(labelled, pieces)
         if reason is not None:
             request.end_after(len(token_ids))
             _check_all_replayed(request, reason)
         spans = tuple(request.ledger.spans[num_spans:])
         num_spans += len(spans)
-        yield Chunk("".join(texts), tokens, spans=spans)
+        yield Chunk("".join(piece.text for piece in pieces), tokens, spans=spans)
         if reason is not None:
             yield Stop(reason, token_ids)
             return
@@ -102,11 +100,14 @@ def _label(
     )
 
 
-def _with_texts(tokens: tuple[GeneratedToken, ...], texts: list[str]) -> tuple[GeneratedToken, ...]:
+def _with_texts(tokens: tuple[GeneratedToken, ...], pieces: list[Piece]) -> tuple[GeneratedToken, ...]:
     """Give each token what became certain with it; the last one also what was held back until the end."""
     last = len(tokens) - 1
-    own = [*texts[:last], "".join(texts[last:])]
-    return tuple(token._replace(text=text) for token, text in zip(tokens, own, strict=True))
+    texts = [*(piece.text for piece in pieces[:last]), "".join(piece.text for piece in pieces[last:])]
+    return tuple(
+        token._replace(text=text, num_decoded=piece.num_decoded)
+        for token, text, piece in zip(tokens, texts, pieces, strict=False)
+    )
 
 
 class ChunkStream(Iterator[Chunk]):

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = ROOT / ".venv"
@@ -127,10 +128,10 @@ def link_package(root: Path) -> None:
         link.symlink_to("..", target_is_directory=True)
 
 
-def run_here(command: list[str], extra_variables: dict[str, str] | None = None) -> int:
-    """Run a command in the project's folder and return its exit status."""
+def run_here(command: list[str], extra_variables: dict[str, str] | None = None, output: IO[str] | None = None) -> int:
+    """Run a command in the project's folder and return its exit status; what it says goes to `output`, if given."""
     variables = {**os.environ, **(extra_variables or {})}
-    return subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
+    return subprocess.run(command, cwd=ROOT, env=variables, check=False, stdout=output, stderr=output).returncode
 
 
 _VENV_ADVICE = "python -m venv failed. On Debian and Ubuntu install the package python3-venv, then try again."

@@ -17,8 +17,9 @@ import json
 import subprocess
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
+from tempfile import TemporaryFile
 from time import monotonic
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from environment import ROOT, SetupError, ensure_environment, ensure_oldest, link_package, run_here
 
@@ -44,10 +45,20 @@ DEVICES = {
 """Each installs what its tests need where that can be done, and says why not elsewhere; the last line may be the
 variables that the tests are told. That takes little computing and much waiting, so it is done beside lint and types."""
 SETUP_LIMIT_S = 300
-WORKERS = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
-"""Two processes: a file's tests stay together, for they share models. `-n 0` switches it off."""
+WORKERS = ("--dist", "loadfile", "--no-loadscope-reorder", "-n")
+"""Several processes: a file's tests stay together, for they share models. `-n 0` switches it off."""
+NUM_WORKERS = {"unit": "2"}
+"""Unit tests compute; a third process computes while tests of the other tiers wait for programs and clocks."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """For PyTorch in each of them, and for exports: with more threads than processors each waits for all others."""
+
+
+class Done(NamedTuple):
+    """A part that has run; what it said is kept where it ran beside others."""
+
+    passed: bool
+    said: str
+    seconds: float
 
 
 class Stand(NamedTuple):
@@ -70,23 +81,54 @@ def main() -> int:
         return 2
     left_out = "not slow and not long" if options.quick else "" if options.all else "not long"
     parts = parts_of(options.only, pytest_arguments)
-    failed: list[str] = []
-    seconds: dict[str, float] = {}
-    with ThreadPoolExecutor(1) as beside:  # one after the other: two installations would get in each other's way
+    done: dict[str, Done] = {}
+    # Two installations would get in each other's way, and types take one core: each goes on by itself, beside the rest.
+    with ThreadPoolExecutor(1) as installing, ThreadPoolExecutor(1) as checking:
         wanted = DEVICES if options.devices and not set(parts) <= NO_DEVICES else {}
-        stands = {name: beside.submit(prepare, words) for name, words in wanted.items()}
+        stands = {name: installing.submit(prepare, words) for name, words in wanted.items()}
+        types = checking.submit(check_quietly, python, "types") if is_beside("types", parts) else None
         for part in parts:
+            if part == "types" and types is not None:
+                continue
             started = monotonic()
             variables = {} if part in NO_DEVICES else ready(stands)
             chosen = f"{left_out} or npu_compiler" if left_out and stands and part not in NO_DEVICES else left_out
-            if not run_part(python, part, [*(["-m", chosen] if chosen else []), *pytest_arguments], variables):
+            passed = run_part(python, part, [*(["-m", chosen] if chosen else []), *pytest_arguments], variables)
+            done[part] = Done(passed, "", monotonic() - started)
+            if not passed:
                 print(f"FAILED: {part}", flush=True)
-                failed.append(part)
-            seconds[part] = monotonic() - started
-    print("== " + ", ".join(f"{name} {taken:.0f} s" for name, taken in seconds.items()), flush=True)
+            if types is not None and types.done():
+                tell("types", types, done)
+        if types is not None:
+            tell("types", types, done)
+    print("== " + ", ".join(f"{name} {part.seconds:.0f} s" for name, part in done.items()), flush=True)
+    failed = [name for name, part in done.items() if not part.passed]
     if failed:
         print(f"FAILED: {', '.join(failed)}", flush=True)
     return 1 if failed else 0
+
+
+def is_beside(part: str, parts: tuple[str, ...]) -> bool:
+    """Whether a part runs beside those that come behind it."""
+    return part in parts[:-1]
+
+
+def check_quietly(python: str, part: str) -> Done:
+    """Run the commands of one part, and keep what they say."""
+    started = monotonic()
+    with TemporaryFile("w+", encoding="utf-8") as output:
+        passed = run_checks(python, part, output)
+        output.seek(0)
+        return Done(passed, output.read(), monotonic() - started)
+
+
+def tell(name: str, coming: Future[Done], done: dict[str, Done]) -> None:
+    """Wait for a part that runs beside others and show what it said, once."""
+    if name not in done:
+        done[name] = coming.result()
+        print(done[name].said, end="", flush=True)
+        if not done[name].passed:
+            print(f"FAILED: {name}", flush=True)
 
 
 def parts_of(only: str | None, pytest_arguments: list[str]) -> tuple[str, ...]:
@@ -134,7 +176,8 @@ def run_part(python: str, part: str, pytest_arguments: list[str], variables: dic
         part, variables = "unit", variables | {"PYTHONPATH": str(ROOT / ".typing")}
     print(f"== {part}", flush=True)
     folders = (TIERS | RAY).get(part, ())
-    status = run_here([python, "-m", "pytest", *WORKERS, SLOWEST, *folders, *pytest_arguments], ONE_THREAD | variables)
+    workers = [*WORKERS, NUM_WORKERS.get(part, "3")]
+    status = run_here([python, "-m", "pytest", *workers, SLOWEST, *folders, *pytest_arguments], ONE_THREAD | variables)
     return status == 0 or (status == NO_TESTS and bool(folders))
 
 
@@ -148,14 +191,14 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, list[str]
     return parser.parse_known_args(arguments)
 
 
-def run_checks(python: str, part: str) -> bool:
-    """Run the commands of one part; True if all passed."""
+def run_checks(python: str, part: str, output: IO[str] | None = None) -> bool:
+    """Run the commands of one part; True if all passed. What they say goes to `output`, if given."""
     if part == "types":
         link_package(ROOT)
     passed = True
     for command in check_commands(part):
-        print(f"== {' '.join(command)}", flush=True)
-        passed &= run_here([python, "-m", *command], {"MYPYPATH": str(ROOT / "scripts")}) == 0
+        print(f"== {' '.join(command)}", flush=True, file=output)
+        passed &= run_here([python, "-m", *command], {"MYPYPATH": str(ROOT / "scripts")}, output) == 0
     return passed
 
 

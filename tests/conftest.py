@@ -1,12 +1,21 @@
-"""A tiny pair of random models that every end-to-end test shares: real checkpoints, exported once per run."""
+"""A tiny pair of random models that every end-to-end test shares: real checkpoints, exported once per run.
+
+Nothing of what is shared may be changed: other processes of the run read it at the same time.
+"""
 
 import json
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from pathlib import Path
+from typing import Any
 
 import pytest
+from installed_wheel import InstalledWheel, find, make
+from made_once import made_once
 
+import mirrorsd  # before any test imports OpenVINO, which would report its import
+
+assert mirrorsd.__version__
 TEXT = (
     "Once upon a time there was a little fox who lived at the edge of a dark forest. "
     "Every morning the fox went to the river and asked the old heron for news of the world."
@@ -16,6 +25,7 @@ TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+SIZES: dict[str, Any] = {"context": 512, "buckets": ((8, 8), (16, 16), (64, 1)), "capacities": (256, 512)}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -47,12 +57,16 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="session")
 def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Folders of a target and of a streaming draft that is made of the target's first layers."""
+    folder = made_once(tmp_path_factory, "tiny_pair", _make_pair)
+    return folder / "target", folder / "draft"
+
+
+def _make_pair(folder: Path) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from mirrorsd.training.models.streaming_draft import StreamingDraft
 
-    folder = tmp_path_factory.mktemp("pair")
     torch.manual_seed(5)
     shape = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 512}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
@@ -68,7 +82,6 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     StreamingDraft(draft, num_streams=2, num_stream_layers=1).save(folder / "draft")
     for name in ("target", "draft"):
         _write_tokenizer(folder / name)
-    return folder / "target", folder / "draft"
 
 
 @pytest.fixture(scope="session")
@@ -76,10 +89,11 @@ def tiny_bundle(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathF
     """The tiny pair as a bundle."""
     from mirrorsd.export import ExportOptions, export_pair
 
-    output = tmp_path_factory.mktemp("bundle") / "tiny.mirror"
-    options = ExportOptions(precision="fp32", context=512, buckets=((8, 8), (16, 16), (64, 1)), capacities=(256, 512))
-    export_pair(*tiny_pair, output, options)
-    return output
+    options = ExportOptions(precision="fp32", **SIZES)
+    folder = made_once(
+        tmp_path_factory, "tiny_bundle", lambda made: export_pair(*tiny_pair, made / "tiny.mirror", options)
+    )
+    return folder / "tiny.mirror"
 
 
 @pytest.fixture(scope="session")
@@ -87,21 +101,30 @@ def headed_bundle(
     tiny_pair: tuple[Path, Path], tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, list[int]]:
     """The tiny pair with two heads, and the ids of a text that the Medusa one knows by heart."""
-    from random_heads import HEADS, fitted_medusa, save_head
 
-    from mirrorsd import MirrorPipeline
-    from mirrorsd.export import ExportOptions, export_pair
+    def make(folder: Path) -> None:
+        from random_heads import HEADS, fitted_medusa, save_head
 
-    folder = tmp_path_factory.mktemp("headed")
-    with MirrorPipeline.load(tiny_bundle, device_map="cpu") as pipe:
-        known = pipe.generate(TEXT, max_new_tokens=64, ignore_eos=True, method="plain")
-    text = [*known.prompt_ids, *known.token_ids]
-    networks = {"medusa": fitted_medusa(tiny_pair[0], text)}
-    heads = [save_head(config, folder / kind, networks.get(kind)) for kind, config in HEADS.items()]
-    sizes = {"context": 512, "buckets": ((8, 8), (16, 16), (64, 1)), "capacities": (256, 512)}
-    options = ExportOptions(precision="fp32", heads=tuple(map(str, heads)), **sizes)
-    export_pair(*tiny_pair, folder / "headed.mirror", options)
-    return folder / "headed.mirror", text
+        from mirrorsd import MirrorPipeline
+        from mirrorsd.export import ExportOptions, export_pair
+
+        with MirrorPipeline.load(tiny_bundle, device_map="cpu") as pipe:
+            known = pipe.generate(TEXT, max_new_tokens=64, ignore_eos=True, method="plain")
+        text = [*known.prompt_ids, *known.token_ids]
+        networks = {"medusa": fitted_medusa(tiny_pair[0], text)}
+        heads = [save_head(config, folder / kind, networks.get(kind)) for kind, config in HEADS.items()]
+        options = ExportOptions(precision="fp32", heads=tuple(map(str, heads)), **SIZES)
+        export_pair(*tiny_pair, folder / "headed.mirror", options)
+        (folder / "text.json").write_text(json.dumps(text), encoding="utf-8")
+
+    folder = made_once(tmp_path_factory, "headed_bundle", make)
+    return folder / "headed.mirror", json.loads((folder / "text.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="session")
+def installed_wheel(tmp_path_factory: pytest.TempPathFactory) -> InstalledWheel:
+    """The wheel, its sources, and an environment that has it."""
+    return find(made_once(tmp_path_factory, "installed_wheel", make))
 
 
 @pytest.fixture

@@ -53,19 +53,30 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 16,
         "head_dim": 64,
     },
+    "hybrid": {
+        "model_type": "qwen3_5_text",
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 8,
+        "head_dim": 256,
+        "linear_num_value_heads": 16,
+    },
     "3b": {"hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28, "num_attention_heads": 24},
     "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
 }
-"""`active` is a dense model of the size that a token of `1b-mixture` goes through."""
+"""`active` is a dense model of the size that a token of `1b-mixture` goes through; `hybrid` has the layers of
+Qwen3.5-0.8B."""
 SHARD_BYTES = {
     "100m": 100 << 20,
     "1b-mixture": 1 << 30,
     "active": 1 << 30,
+    "hybrid": 1 << 30,
     "1b": 1 << 30,
     "3b": 3 << 30,
     "8b": 5_000_000_000,
 }
-VOCABULARY = {"100m": 32_000, "1b-mixture": 32_000, "active": 32_000, "1b": 32_000, "3b": 128_256, "8b": 128_256}
+VOCABULARY = dict.fromkeys(SIZES, 32_000) | {"3b": 128_256, "8b": 128_256}
 DRAFT = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
 LEAD = 205.0
 BYTES_PER_NUMBER = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -161,6 +172,8 @@ def random_weight(name: str, shape: torch.Size, generator: torch.Generator) -> t
     """
     if len(shape) == 1:
         return torch.ones(shape, dtype=torch.bfloat16)
+    if len(shape) == 3:  # of a convolution, whose inputs are few
+        return torch.empty(shape, dtype=torch.bfloat16).normal_(0, 0.5, generator=generator)
     spreads = {"model.embed_tokens.weight": 1.0, "lm_head.weight": min(0.1, LEAD / shape[1])}
     generator = torch.Generator().manual_seed(2) if name in spreads else generator
     return torch.empty(shape, dtype=torch.bfloat16).normal_(0, spreads.get(name, 0.01), generator=generator)

@@ -15,8 +15,6 @@ from mirrorsd.graphs.errors import ConfigError
 if TYPE_CHECKING:
     from mirrorsd.cli.chat.answers import Answers
 
-_KEY_VARIABLE = "MIRRORSD_API_KEY"
-
 
 def chat(
     bundle: options.MaybeBundle = None,
@@ -79,7 +77,7 @@ def open_answers(
     if url is not None:
         from mirrorsd.cli.chat.over_http import OverHttp
 
-        return nullcontext(OverHttp(url, os.environ.get(_KEY_VARIABLE), model))
+        return nullcontext(OverHttp(url, os.environ.get(options.KEY_VARIABLE), model))
     if model is not None:
         raise ConfigError("--model names one of a server's models; a bundle is one model.")
     assert bundle is not None

@@ -11,8 +11,6 @@ from mirrorsd.cli.input import options
 from mirrorsd.cli.output.console import note, show_loading
 from mirrorsd.graphs.errors import ConfigError
 
-KEY_VARIABLE = "MIRRORSD_API_KEY"
-
 
 def serve(
     bundles: Annotated[
@@ -21,26 +19,18 @@ def serve(
             help="Bundles (folders, hf:OWNER/NAME, archives), or NAME=BUNDLE: NAME is the model's name for clients."
         ),
     ],
-    host: Annotated[str, typer.Option(help="Address to listen on; others than this machine's own need a key.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8600,
-    api_key_file: Annotated[
-        Path | None, typer.Option(help=f"File with a key on each line; without it ${KEY_VARIABLE} counts.")
-    ] = None,
-    allowed_host: Annotated[
-        list[str] | None, typer.Option(help="A further name (or name:port) by which clients reach this server.")
-    ] = None,
-    allowed_origin: Annotated[
-        list[str] | None, typer.Option(help="A site whose pages may use this server, like https://name:port.")
-    ] = None,
+    host: options.Host = options.LOOPBACK,
+    port: options.Port = options.PORT,
+    api_key_file: options.ApiKeyFile = None,
+    allowed_host: options.AllowedHosts = None,
+    allowed_origin: options.AllowedOrigins = None,
     seats: Annotated[int, typer.Option(help="Conversations answered at once and kept cached, per bundle.")] = 2,
     queue: Annotated[int, typer.Option(help="Requests that may wait for a seat.")] = 32,
-    grace: Annotated[float, typer.Option(help="Seconds that running answers get when the server stops.")] = 10.0,
+    grace: options.Grace = options.GRACE_S,
     device_map: options.DeviceMapName = "auto",
     layout: options.Layout = None,
     pad_rows_to: options.PadRowsTo = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Log warnings and errors only.")] = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Serve bundles over HTTP, as OpenAI's clients expect it."""
     server = server_package()
@@ -85,7 +75,7 @@ def read_keys(file: Path | None) -> tuple[str, ...]:
         ConfigError: the file cannot be read, or holds none.
     """
     if file is None:
-        key = os.environ.get(KEY_VARIABLE, "")
+        key = os.environ.get(options.KEY_VARIABLE, "")
         return (key,) if key else ()
     try:
         keys = tuple(line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip())

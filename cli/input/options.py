@@ -64,6 +64,25 @@ Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Say what runs wh
 ShowAll = Annotated[bool, typer.Option("--all", help="Show also what does not fit, what is fine, and every version.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")]
 
+KEY_VARIABLE = "MIRRORSD_API_KEY"
+"""The key with which clients ask a server, where no file has several."""
+Host = Annotated[str, typer.Option(help="Address to listen on; others than this machine's own need a key.")]
+Port = Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")]
+ApiKeyFile = Annotated[
+    Path | None, typer.Option(help=f"File with a key on each line; without it ${KEY_VARIABLE} counts.")
+]
+AllowedHosts = Annotated[
+    list[str] | None,
+    typer.Option("--allowed-host", help="A further name (or name:port) by which clients reach this server."),
+]
+AllowedOrigins = Annotated[
+    list[str] | None,
+    typer.Option("--allowed-origin", help="A site whose pages may use this server, like https://name:port."),
+]
+Grace = Annotated[float, typer.Option(help="Seconds that running answers get when the server stops.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Log warnings and errors only.")]
+LOOPBACK, PORT, GRACE_S = "127.0.0.1", 8600, 10.0
+
 DraftGroup = Annotated[int, typer.Option(help="int4: weights per scale: 32, 64, 128, or -1 for a whole row.")]
 DraftDataAware = Annotated[bool, typer.Option("--draft-data-aware", help="int4: round by what the draft computes.")]
 AllowDraftLoss = Annotated[

@@ -12,8 +12,9 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Literal
 
 from mirrorsd.export.checkpoints.gguf_file import licence_of, name_of, read_tensors, small_files
-from mirrorsd.export.weights.stored_tensors import StoredTensor, read_header, with_separate_experts
-from mirrorsd.families.registry import BESIDE_THE_TEXT, completed, find_obstacle, text_part
+from mirrorsd.export.weights.expert_tensors import with_separate_experts
+from mirrorsd.export.weights.stored_tensors import StoredTensor, read_header
+from mirrorsd.families.registry import BESIDE_THE_TEXT, FAMILIES, completed, find_obstacle, text_part
 from mirrorsd.graphs import names
 from mirrorsd.graphs.documents import DocumentError, parse_json, read_text
 from mirrorsd.graphs.errors import ExportError
@@ -133,13 +134,23 @@ def open_checkpoint(path: Path, role: Role) -> Checkpoint:
         )
     written = _read_config(path, role)
     files = _weight_files(path, role, written)
-    tensors = with_separate_experts({name: stored for file in files for name, stored in read_header(file).items()})
+    mixture = FAMILIES[str(written["model_type"])].mixture
+    tensors = with_separate_experts(
+        {name: stored for file in files for name, stored in read_header(file).items()},
+        is_turned=mixture is not None and mixture.is_turned,
+    )
     return _checkpoint(path, role, _completed(path, role, written, len(tensors)), tensors)
 
 
 def _open_gguf(file: Path, role: Role) -> Checkpoint:
     folder = small_files(file)
     written = _read_config(folder, role)
+    mixture = FAMILIES[str(written["model_type"])].mixture
+    if mixture is not None and mixture.is_turned:
+        raise ExportError(
+            f"the {role} {file} is a GGUF file of {written['model_type']}, whose experts are not read from there: take "
+            "its Hugging Face folder (config.json and *.safetensors)"
+        )
     tensors = read_tensors(file, folder)
     found = _checkpoint(folder, role, _completed(folder, role, written, len(tensors)), tensors)
     return replace(found, gguf=file, source=replace(found.source, name=name_of(file), licence=licence_of(file)))

@@ -1,11 +1,12 @@
 """A head's folder: is it complete, does it belong to this target, and its network with the target's own weights in it.
 
-Owns: reading `config.json` and `model.safetensors` of a head, ours or one in the format of speculators. Does not own:
-the networks and what published names mean (`families.heads`), its stage.
+Owns: reading `config.json` and `model.safetensors` of a head, ours or one that others published. Does not own: the
+networks and what published names mean (`families.heads`), its stage.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint, training_seconds
+from mirrorsd.export.checkpoints.weightless import open_model
 from mirrorsd.export.weights.stored_tensors import read_header
 from mirrorsd.families.heads import HeadConfig, HeadNetwork, build_head
 from mirrorsd.families.heads.config import FINAL, TOKEN_MAP
 from mirrorsd.families.heads.kinds.mtp import PREFIX, is_offset, mtp_config, mtp_names
+from mirrorsd.families.heads.layouts import is_published
 from mirrorsd.families.heads.lending import check_lending, lent_by
-from mirrorsd.families.heads.published import PUBLISHED_KIND, convert_head
+from mirrorsd.families.heads.published import convert_head
 from mirrorsd.families.registry import error_words
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import HeadShape
@@ -113,7 +116,7 @@ def open_head(folder: Path, target: Checkpoint) -> HeadCheckpoint:
         ExportError: its weights are missing or damaged, or it was made for another target.
     """
     num_layers = int(target.config["num_hidden_layers"])
-    config, tensors = _read(folder, num_layers)
+    config, tensors = _read(folder, target)
     for name in ("hidden_size", "vocab_size"):
         found, expected = getattr(config, name), int(target.config[name])
         if found != expected:
@@ -172,8 +175,9 @@ def _own_head(target: Checkpoint) -> HeadCheckpoint:
     )
 
 
-def _read(folder: Path, num_target_layers: int) -> tuple[HeadConfig, Mapping[str, Tensor]]:
+def _read(folder: Path, target: Checkpoint) -> tuple[HeadConfig, Mapping[str, Tensor]]:
     """Config and own tensors of a head."""
+    num_target_layers = int(target.config["num_hidden_layers"])
     published = _published_config(folder)
     config = None if published else HeadConfig.read(folder)
     path = folder / _WEIGHTS
@@ -184,7 +188,7 @@ def _read(folder: Path, num_target_layers: int) -> tuple[HeadConfig, Mapping[str
     if config is not None:
         return config, tensors
     try:
-        found = convert_head(published, tensors, num_target_layers)
+        found = convert_head(published, tensors, num_target_layers, partial(lm_head_of, target))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise ExportError(
             f"the head {folder} cannot be read: its config.json or its tensors are not as its format has them "
@@ -193,11 +197,17 @@ def _read(folder: Path, num_target_layers: int) -> tuple[HeadConfig, Mapping[str
     return found.config, found.tensors
 
 
+def lm_head_of(target: Checkpoint) -> Tensor:
+    """The target's LM head `[V, H]`; where it is tied, its embedding."""
+    model = open_model(target)
+    return model.stored[id(model.network.get_output_embeddings().weight)].read(torch.float32)
+
+
 def _published_config(folder: Path) -> dict[str, Any]:
-    """The config.json of a head in the format of speculators; empty where it is something else."""
+    """The config.json of a head that others published; empty where it is something else."""
     path = folder / "config.json"
     try:
         document = parse_json(read_text(path)) if path.is_file() else {}
     except DocumentError as error:
         raise ExportError(f"{path} {error}; train or download the head again") from error
-    return document if isinstance(document, dict) and PUBLISHED_KIND in document else {}
+    return document if isinstance(document, dict) and is_published(document) else {}

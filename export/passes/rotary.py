@@ -15,11 +15,15 @@ from mirrorsd.graphs.errors import ExportError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rotated:
-    """One rotated projection: what was rotated (`[1, heads, S, hd]`) and the tables `[positions, hd]`."""
+    """One rotated projection: what was rotated (`[1, heads, S, hd]`) and the tables `[positions, hd]`.
+
+    With `has_halves` each half was rotated by itself, and the tables are half as wide.
+    """
 
     source: ir.Value
     cos_table: ir.Value
     sin_table: ir.Value
+    has_halves: bool = False
 
 
 class FoldRotary(ir.passes.InPlacePass):
@@ -49,7 +53,9 @@ class FoldRotary(ir.passes.InPlacePass):
                 raise ir.passes.PostconditionError(f"attention node {node.name} still has rotary arithmetic before it")
 
     def _fold(self, graph: ir.Graph, node: ir.Node, query: _Rotated, key: _Rotated) -> None:
-        cos, sin = (_half_table(graph, table) for table in (query.cos_table, query.sin_table))
+        cos, sin = (
+            table if query.has_halves else _half_table(graph, table) for table in (query.cos_table, query.sin_table)
+        )
         merged = [_merge_heads(graph, node, rotated.source) for rotated in (query, key)]
         attributes = [a for name, a in node.attributes.items() if name != "do_rotary"]
         attributes += [ir.AttrInt64("do_rotary", 1), ir.AttrInt64("rotary_interleaved", 0)]
@@ -57,7 +63,7 @@ class FoldRotary(ir.passes.InPlacePass):
         folded = ir.Node(
             node.domain,
             node.op_type,
-            [*merged, *node.inputs[2:7], cos, sin],
+            [*merged, *node.inputs[2:7], cos, sin, *node.inputs[9:]],
             attributes,
             num_outputs=len(outputs),
             name=node.name,
@@ -74,6 +80,8 @@ def _match_rotated(value: ir.Value | None) -> _Rotated | None:
     joined = _producer(rotated, "Concat")
     if joined is None:
         return _match_rotation(rotated)
+    if _producer(joined.inputs[0], "Sub") is not None:
+        return _match_halves(joined)
     whole = _input_of(joined.inputs[1], "Slice")
     part = _match_rotation(joined.inputs[0])
     if part is None or whole is None or not _is_first_part(part, whole):
@@ -115,6 +123,27 @@ def _match_rotation(value: ir.Value | None) -> _Rotated | None:
     if upper_half is not source or _input_of(concat.inputs[1], "Slice") is not source:
         return None
     return _Rotated(source=source, cos_table=cos_table, sin_table=sin_table)
+
+
+def _match_halves(joined: ir.Node) -> _Rotated | None:
+    """Match Concat(a * U(cos) - b * U(sin), b * U(cos) + a * U(sin)), where a and b are the halves of x."""
+    sums = (_producer(joined.inputs[0], "Sub"), _producer(joined.inputs[1], "Add"))
+    factors = [_factors(operand) for total in sums if total is not None for operand in total.inputs]
+    if len(factors) != 4 or None in factors:
+        return None
+    (upper, cos), (lower, sin), *turned = (pair for pair in factors if pair is not None)
+    split = None if upper is None else upper.producer()
+    if split is None or cos is None or sin is None or turned != [(lower, cos), (upper, sin)]:
+        return None
+    if split.op_type != "Split" or list(split.outputs) != [upper, lower] or split.inputs[0] is None:
+        return None
+    return _Rotated(source=split.inputs[0], cos_table=cos, sin_table=sin, has_halves=True)
+
+
+def _factors(value: ir.Value | None) -> tuple[ir.Value | None, ir.Value | None] | None:
+    """What is multiplied with which gathered table."""
+    product = _producer(value, "Mul")
+    return None if product is None else (product.inputs[0], _gathered_table(product.inputs[1]))
 
 
 def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:

@@ -16,6 +16,9 @@ TREE_ATTENTION = "mirrorsd_tree"
 
 KeyValue = tuple[Tensor, Tensor]
 
+_BEFORE_SINK = 4
+"""Inputs between the lengths and the sink: two tables of angles, positions and a bias of the scores."""
+
 
 @dataclass(slots=True)
 class SegmentCaches:
@@ -55,6 +58,7 @@ def gqa_attention(
     caches: SegmentCaches,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Emit one `com.microsoft::GroupQueryAttention` over share-buffer caches.
@@ -69,6 +73,7 @@ def gqa_attention(
         caches: Where past keys and values come from and present ones go.
         sliding_window: Rows that a row sees, itself included; None for all before it.
         softcap: Scores become `softcap * tanh(scores / softcap)`; None leaves them.
+        s_aux: A sink `[heads]`: a score of each head that takes its share and gives nothing; None for none.
 
     Returns:
         `[1, S, heads, hd]` and None (HF's place for attention weights).
@@ -87,9 +92,10 @@ def gqa_attention(
     if softcap is not None:
         attributes["softcap"] = softcap
     rows = [_merge_heads(heads) for heads in (query, key, value)]
+    sink = () if s_aux is None else (*(None,) * _BEFORE_SINK, s_aux)
     attended, present_key, present_value = torch.onnx.ops.symbolic_multi_out(
         "com.microsoft::GroupQueryAttention",
-        (*rows, past_key, past_value, caches.seqlens_k, caches.total_length),
+        (*rows, past_key, past_value, caches.seqlens_k, caches.total_length, *sink),
         attributes,
         dtypes=(query.dtype,) * 3,
         shapes=((1, num_rows, num_heads * head_dim), past_key.shape, past_value.shape),

@@ -51,7 +51,7 @@ class RecurrenceStage(nn.Module):
             fed = Fed(*(by_name[name(layer)] for name in names.FED_NAMES))
             past = by_name[names.past_conv(layer)]
             both = torch.cat((past, fed.conv), dim=1)
-            found.append(both[:, both.shape[1] - past.shape[1] :])
+            found.append(both[:, -past.shape[1] :])
             found.append(recur(mixer, fed.key, fed, by_name[names.past_state(layer)])[1])
         return tuple(found)
 

@@ -28,7 +28,7 @@ from mirrorsd.export.verify.tolerances import check_parity, tolerance_of
 from mirrorsd.export.weights.stored_tensors import StoredTensor
 from mirrorsd.families.experts import separate_experts
 from mirrorsd.families.low_rank_head import HEAD_RANK, SHARES_EMBEDDING
-from mirrorsd.families.registry import FAMILIES, error_words
+from mirrorsd.families.registry import FAMILIES, error_words, loader_options
 from mirrorsd.graphs.errors import ExportError, ParityError
 from mirrorsd.graphs.manifest import Compared
 
@@ -87,7 +87,7 @@ def compare_original(checkpoint: Checkpoint, model: WeightlessModel, window: Arr
 
 def _load(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     place = checkpoint.gguf or checkpoint.folder
-    of_file = {} if checkpoint.gguf is None else {"gguf_file": place.name}
+    of_file = loader_options(checkpoint.config) if checkpoint.gguf is None else {"gguf_file": place.name}
     loader: Any = AutoModelForCausalLM
     try:
         with _quiet():

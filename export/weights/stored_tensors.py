@@ -7,7 +7,7 @@ Does not own: which files belong to a checkpoint (`checkpoint.py`), what the ten
 import math
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from mirrorsd.graphs.errors import ExportError
 
 CHUNK_BYTES = 32 << 20
 _TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_BITS = {
+BITS = {
     **{"BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64},
     **{"F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8},
     **{"F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4},
@@ -91,31 +91,6 @@ class StoredTensor:
         if raw.size != count * stored.itemsize:
             raise ExportError(f"{self.path} ended while {self.name!r} was read: it was changed during the export")
         return torch.from_numpy(raw).view(stored)
-
-
-_OF_EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-
-
-def with_separate_experts(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The same tensors, but of each that holds all experts of a layer, `[E, N, K]`, its matrices one by one.
-
-    `mlp.experts.gate_up_proj` of `[2, 6, 4]` is `mlp.experts.0.gate_proj.weight` of `[3, 4]` and three more.
-    """
-    found: dict[str, StoredTensor] = {}
-    for name, stored in tensors.items():
-        owner, _, last = name.rpartition(".")
-        parts = _OF_EXPERTS.get(last, ()) if owner.endswith(".experts") and len(stored.shape) == 3 else ()
-        if not parts or stored.shape[1] % len(parts):
-            found[name] = stored
-            continue
-        num_experts, num_rows, width = stored.shape[0], stored.shape[1] // len(parts), stored.shape[2]
-        num_bytes = num_rows * width * _BITS[stored.dtype] // 8
-        for place in range(num_experts * len(parts)):
-            expert, part = divmod(place, len(parts))
-            own = f"{owner}.{expert}.{parts[part]}.weight"
-            offset = stored.offset + place * num_bytes
-            found[own] = replace(stored, name=own, shape=(num_rows, width), offset=offset)
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +170,11 @@ def _entry(path: Path, name: str, given: object) -> _Entry:
     except DocumentError as error:
         raise ExportError(f"{path} is damaged: the header's {name!r} {error}. Download it again") from error
     start, end = entry.data_offsets
-    bits = _BITS.get(entry.dtype)
+    bits = BITS.get(entry.dtype)
     if bits is None:
         raise ExportError(
             f"{path} is damaged: the header's {name!r} has {entry.dtype!r} as 'dtype'; expected one of "
-            f"{', '.join(_BITS)}. Download it again"
+            f"{', '.join(BITS)}. Download it again"
         )
     if min(entry.shape, default=0) < 0 or not 0 <= start <= end:
         raise ExportError(

@@ -62,7 +62,9 @@ class HeadConfig:
         joins: How eagle3 joins token and state: `attention` reads both, or a `projection` before the layer (MTP).
         norm_before_residual: Eagle3's residual is the normed state.
         feeds_norm: Eagle3 feeds back what is behind its final norm.
-        mask_token: Token whose embedding stands for the unknown ones of a block; None: a trained row.
+        own_embedding: Tokens are embedded by a table of its own, which was trained further than the target's.
+        mask_token: Token whose embedding stands for the unknown ones of a block; None: a trained row. An eagle3 head
+            that has one guesses all tokens in one pass over such rows (P-EAGLE).
         samples_anchor: The block's first row, the known token's, guesses too.
         link: What a block's guesses learn of those before them: `gated` residual, `markov` table, or `none`.
         link_rank: Hidden units of the link.
@@ -95,6 +97,7 @@ class HeadConfig:
     joins: str = "attention"
     norm_before_residual: bool = False
     feeds_norm: bool = False
+    own_embedding: bool = False
     mask_token: int | None = None
     samples_anchor: bool = True
     link: str = "none"
@@ -173,7 +176,7 @@ class HeadConfig:
     @property
     def borrowed(self) -> tuple[str, ...]:
         """Names of the tensors that are the target's and in no file of the head."""
-        embedding = (EMBEDDING,) if self.reads_tokens else ()
+        embedding = (EMBEDDING,) if self.reads_tokens and not self.own_embedding else ()
         lm_head = (LM_HEAD,) if self.vocabulary == "shared" else ()
         return (*embedding, *lm_head, *(self._layer_tensors() if self.borrows_layers else ()))
 

@@ -1,14 +1,16 @@
 """Heads that others published, in the format of `speculators` (vLLM's training library), read as heads of ours.
 
-Owns: which entries and tensors mean what, and what is refused. Does not own: files; the library itself is not needed.
+Owns: which entries and tensors mean what, and what is refused. Does not own: files; other libraries' layouts
+(`layouts.py`). No library itself is needed.
 
-What a published head carries of its target (embedding, verifier's norm and head) is left out: here it is borrowed. A
-confidence head changes no guess and is left out too. A Markov link chooses among a shortlist (`choice.py`).
+What a published head carries of its target (embedding, verifier's norm and head) is left out: here it is borrowed, but
+for an embedding that was trained further. A confidence head changes no guess and is left out too. A Markov link chooses
+among a shortlist (`choice.py`); one beside the target's LM head is stored with a copy of that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +21,8 @@ from transformers import CONFIG_MAPPING
 from mirrorsd.graphs.errors import ExportError
 
 from .config import EMBEDDING, LM_HEAD, TOKEN_MAP, HeadConfig
+from .layouts import PUBLISHED_KIND, in_words_of_speculators
 
-PUBLISHED_KIND = "speculators_model_type"
-"""Entry of config.json that makes a folder a published head's."""
 _FAMILIES = ("llama", "qwen3")
 _LEFT_OUT = ("t2d", "d2t", EMBEDDING, "verifier_norm.weight", "verifier_lm_head.weight")
 _MTP_NAMES = {
@@ -41,27 +42,37 @@ class PublishedHead:
     tensors: dict[str, Tensor]
 
 
-def convert_head(published: Mapping[str, Any], tensors: Mapping[str, Tensor], num_target_layers: int) -> PublishedHead:
+def convert_head(
+    published: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    num_target_layers: int,
+    lm_head: Callable[[], Tensor] | None = None,
+) -> PublishedHead:
     """Turn a published head into one of ours.
 
     Args:
         published: Its `config.json`.
         tensors: Its weights by their published names.
         num_target_layers: Layers of the target that it was made for; the usual taps follow from it.
+        lm_head: Gives the target's LM head `[V, H]`, where that has to be copied.
 
     Raises:
         ExportError: It is of a kind, or has a part, that heads here do not have; the message names it.
     """
+    published, tensors = in_words_of_speculators(published, tensors)
     kind = published.get(PUBLISHED_KIND)
     if kind not in _CONVERTERS:
         raise ExportError(
             f"the published head has {PUBLISHED_KIND} {kind!r}; those that can be read are {', '.join(_CONVERTERS)}"
         )
     layer = _layer_config(published)
-    entries, own = _CONVERTERS[kind](published, layer, dict(tensors), num_target_layers)
+    entries, own = _CONVERTERS[kind](published, layer, tensors, num_target_layers)
+    if entries.get("link") == "markov" and LM_HEAD not in own and lm_head is not None:
+        own[LM_HEAD] = lm_head()
     config = HeadConfig(**_sizes(layer), **_vocabulary(layer, own, entries), **entries)
     _take_map(tensors, own, config)
-    return PublishedHead(config, {name: tensor for name, tensor in own.items() if name not in _LEFT_OUT})
+    left_out = [name for name in _LEFT_OUT if name != EMBEDDING or not config.own_embedding]
+    return PublishedHead(config, {name: tensor for name, tensor in own.items() if name not in left_out})
 
 
 def _layer_config(published: Mapping[str, Any]) -> Any:
@@ -146,10 +157,6 @@ Converted = tuple[dict[str, Any], dict[str, Tensor]]
 
 
 def _eagle3(published: Mapping[str, Any], layer: Any, tensors: dict[str, Tensor], num_target_layers: int) -> Converted:
-    if published.get("embed_requires_grad"):
-        raise ExportError(
-            "the published head has trained its own embedding; only those that share the target's are read"
-        )
     first = "layers.0.hidden_norm.weight"
     if first in tensors:
         tensors["hidden_norm.weight"] = tensors.pop(first)
@@ -163,8 +170,18 @@ def _eagle3(published: Mapping[str, Any], layer: Any, tensors: dict[str, Tensor]
         "norm_before_residual": bool(published.get("norm_before_residual")),
         "feeds_norm": bool(published.get("norm_output")),
         "qk_norm": layer.model_type == "qwen3",
+        "own_embedding": bool(published.get("embed_requires_grad")) and EMBEDDING in tensors,
     }
     return entries, tensors
+
+
+def _peagle(published: Mapping[str, Any], layer: Any, tensors: dict[str, Tensor], num_target_layers: int) -> Converted:
+    """EAGLE-3 whose guesses are rows of one pass: an unknown token beside an unknown state."""
+    if published.get("mask_token_id") is None:
+        raise ExportError("the published head's config has no mask_token_id: what its unknown rows read is not known")
+    entries, own = _eagle3(published, layer, tensors, num_target_layers)
+    given = {"mask_token": int(published["mask_token_id"]), "own_embedding": EMBEDDING in own}
+    return {**entries, **given}, own
 
 
 def _dflash(published: Mapping[str, Any], layer: Any, tensors: dict[str, Tensor], num_target_layers: int) -> Converted:
@@ -208,4 +225,4 @@ def _mtp(published: Mapping[str, Any], layer: Any, tensors: dict[str, Tensor], n
     return entries, renamed
 
 
-_CONVERTERS = {"eagle3": _eagle3, "dflash": _dflash, "dspark": _dflash, "mtp": _mtp}
+_CONVERTERS = {"eagle3": _eagle3, "peagle": _peagle, "dflash": _dflash, "dspark": _dflash, "mtp": _mtp}

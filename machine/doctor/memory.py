@@ -12,7 +12,8 @@ import psutil
 
 from mirrorsd.device_maps import DeviceMap
 from mirrorsd.graphs.manifest import DraftEntry, Manifest, TargetEntry
-from mirrorsd.runtime.backends.openvino.draft_shapes import is_shared, pass_buckets
+from mirrorsd.runtime.backends.openvino.draft_shapes import is_shared
+from mirrorsd.runtime.backends.slot_pass import pass_buckets
 from mirrorsd.runtime.seats import draft_cache_bytes, head_cache_bytes, target_cache_bytes
 
 SYSTEM = "system memory"

@@ -7,16 +7,15 @@ All requests of one capacity share one key/value cache; a text that outgrows it 
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
-from mirrorsd.runtime.backends.openvino.draft_pass import DraftInputs, DraftNoise
-from mirrorsd.runtime.backends.openvino.draft_shapes import Shape, SlotCache
 from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock, TipGuesses
+from mirrorsd.runtime.backends.slot_pass import DraftNoise, PassBuffers, Shape, SlotCache
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 
 
@@ -24,22 +23,16 @@ class SlotRequest(Protocol):
     """Passes of one shape, with inputs, outputs and cache bound once.
 
     Attributes:
-        inputs: the host's views of a pass's inputs.
-        tip_ids: `[R, 1+s, m]`, of the last pass.
-        tip_logprobs: the same.
-        new_rows: `[1, kvh, N, hd]`, keys and values of all layers in turn.
+        buffers: inputs and outputs.
     """
 
-    inputs: DraftInputs
-    tip_ids: NDArray[np.int64]
-    tip_logprobs: NDArray[np.float32]
-    new_rows: list[NDArray[np.floating]]
+    buffers: PassBuffers
 
-    def bind(self, cache: SlotCache) -> None:
-        """Use `cache` if it has this shape's capacity."""
+    def bind(self, cache: Any) -> None:
+        """Use `cache`, one of its own `DraftShapes`, if it has this shape's capacity."""
 
-    def use_noise(self, noise: DraftNoise, num_tips: int) -> None:
-        """Let the tips' candidates compete with the noise of the positions that they predict."""
+    def use_noise(self, noise: DraftNoise) -> None:
+        """Read this noise from now on."""
 
     def infer(self) -> None:
         """Run the pass.
@@ -70,8 +63,8 @@ class DraftShapes(Protocol):
     def new_cache(self, capacity: int) -> SlotCache:
         """An empty key/value cache."""
 
-    def new_request(self, shape: Shape, cache: SlotCache) -> SlotRequest:
-        """A request for passes of one shape, bound to a cache of that capacity."""
+    def new_request(self, shape: Shape, cache: Any) -> SlotRequest:
+        """A request for passes of one shape, bound to a cache of that capacity that `new_cache` has made."""
 
 
 class SlotDraftModel(Protocol):
@@ -138,22 +131,23 @@ class SlotDraft(DraftSession):
         num_rows = sum(len(block.tokens) for block in blocks)
         self._reserve(max(_slots_needed(block) for block in blocks))
         request = self._request(self._smallest_bucket(num_rows, len(tip_rows)))
-        request.inputs.fill(blocks, tip_rows)
+        request.buffers.inputs.fill(blocks, tip_rows)
         if self._noise is not None:
-            request.use_noise(self._noise, len(tip_rows))
+            request.use_noise(self._noise)
+            request.buffers.name_noise(self._noise, len(tip_rows))
         started = perf_counter()
         request.infer()
         self.last_pass_seconds = perf_counter() - started
         self._last = request
         count = len(tip_rows)
-        return TipGuesses(request.tip_ids[:count], request.tip_logprobs[:count])
+        return TipGuesses(request.buffers.tip_ids[:count], request.buffers.tip_logprobs[:count])
 
     def keep_rows(self, rows: Sequence[int], slots: Sequence[int]) -> None:
         if not len(slots) or self._last is None:
             return
         self._reserve(max(slots) + 1)
         row_index, slot_index = _index(rows), _index(slots)
-        for cached, new in zip(self._cache.arrays, self._last.new_rows, strict=True):
+        for cached, new in zip(self._cache.arrays, self._last.buffers.new_rows, strict=True):
             cached[0][:, slot_index] = new[0][:, row_index]
 
     def move_slots(self, sources: Sequence[int], destinations: Sequence[int]) -> None:

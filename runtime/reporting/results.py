@@ -19,12 +19,14 @@ class GeneratedToken(NamedTuple):
     behind what it verified; `plain`: decoded plainly.
     `logprob` is what the target thought of it, where `GenerationConfig.logprobs` asks for that.
     `text` is what became certain with it: those of all tokens, joined, are the result's text.
+    `num_decoded` counts the characters that it decoded to itself, shown with it, with a later token, or never.
     """
 
     id: int
     source: str
     text: str = ""
     logprob: TokenLogprob | None = None
+    num_decoded: int = 0
 
 
 _MOST_SHOWN = 60

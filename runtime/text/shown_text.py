@@ -130,10 +130,14 @@ class IncrementalDecoder:
 
 
 class Piece(NamedTuple):
-    """Text that may be shown now; `stop_reason` is set with the last one: see `GenerationResult`."""
+    """Text that may be shown now; `stop_reason` is set with the last one: see `GenerationResult`.
+
+    The token itself decoded to `num_decoded` characters, whether they are shown already or held back.
+    """
 
     text: str
     stop_reason: str | None
+    num_decoded: int = 0
 
 
 class StopWatch:
@@ -150,15 +154,16 @@ class StopWatch:
         """Take the next token and say what may be shown and whether the text is over."""
         if token in self._eos_ids:
             return self.finish("eos")
-        self._held += self._decoder.push(token)
+        decoded = self._decoder.push(token)
+        self._held += decoded
         cut = self._first_stop_string()
         if cut is not None:
-            return self._end(self._held[:cut], "stop_string")
+            return self._end(self._held[:cut], "stop_string", len(decoded))
         if token in self._stop_ids:
-            return self.finish("stop_token")
+            return self.finish("stop_token")._replace(num_decoded=len(decoded))
         keep = self._possible_start()
         shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return Piece(shown, None)
+        return Piece(shown, None, len(decoded))
 
     def finish(self, reason: str) -> Piece:
         """All text still held back; `stop_string` comes before `reason` where the decoder held one back."""
@@ -166,9 +171,9 @@ class StopWatch:
         cut = self._first_stop_string()
         return self._end(self._held, reason) if cut is None else self._end(self._held[:cut], "stop_string")
 
-    def _end(self, shown: str, reason: str) -> Piece:
+    def _end(self, shown: str, reason: str, num_decoded: int = 0) -> Piece:
         self._held = ""
-        return Piece(shown, reason)
+        return Piece(shown, reason, num_decoded)
 
     def _first_stop_string(self) -> int | None:
         places = [self._held.find(stop) for stop in self._stop_strings]

@@ -74,11 +74,10 @@ class Job:
         self.configs = [
             config.with_overrides({"continue_from": ids}) for config, ids in zip(configs, sent, strict=True)
         ]
-        skips = self.settings.get("skip_special_tokens", True)
         self.choices = [
             Choice(
                 index,
-                ShownTokens(self.bundle, self.token_ids, skip_special_tokens=skips),
+                ShownTokens(),
                 self.tools.reader(f"{self.id}/{index}"),
                 num_sent=len(ids),
                 is_end_sent=index < earlier.num_ended,

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mirrorsd.runtime import GeneratedToken
-from mirrorsd.server.bundles.loaded import LoadedBundle
 
 
 class Placed(NamedTuple):
@@ -16,18 +15,11 @@ class Placed(NamedTuple):
 
 
 class ShownTokens:
-    """Follows one answer: tokens come when they are decided, and count when some of their text has been shown.
+    """Follows one answer: tokens come when they are decided, and count when some of their text has been shown."""
 
-    Args:
-        bundle: whose tokenizer makes text of them.
-        prompt: ids before them.
-        skip_special_tokens: as the answer was asked for.
-    """
-
-    def __init__(self, bundle: LoadedBundle, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> None:
-        self._decoder = bundle.tokenizer.decoder(prompt, skip_special_tokens=skip_special_tokens)
+    def __init__(self) -> None:
         self._waiting: deque[Placed] = deque()
-        self._pieces: deque[tuple[str, str]] = deque()
+        self._pieces: deque[tuple[int, str]] = deque()
         self._decoded = self._shown = 0
         self._last_source = "plain"
 
@@ -43,10 +35,9 @@ class ShownTokens:
         """
         for token in tokens:
             self._waiting.append(Placed(token, self._decoded))
-            piece = self._decoder.push(token.id)
-            self._decoded += len(piece)
-            if piece:
-                self._pieces.append((piece, token.source))
+            self._decoded += token.num_decoded
+            if token.num_decoded:
+                self._pieces.append((token.num_decoded, token.source))
         self._shown += len(text)
         counted = []
         while self._waiting and self._waiting[0].offset < self._shown:
@@ -59,12 +50,11 @@ class ShownTokens:
         """Share a text out among the sources of its tokens; what no token's text accounts for goes to the last one."""
         found: list[tuple[str, str]] = []
         while text and self._pieces:
-            piece, source = self._pieces.popleft()
-            if len(piece) > len(text):
-                self._pieces.appendleft((piece[len(text) :], source))
-                piece = piece[: len(text)]
-            found.append((text[: len(piece)], source))
-            text, self._last_source = text[len(piece) :], source
+            length, source = self._pieces.popleft()
+            if length > len(text):
+                self._pieces.appendleft((length - len(text), source))
+            found.append((text[:length], source))
+            text, self._last_source = text[length:], source
         if text:
             found.append((text, self._last_source))
         return found

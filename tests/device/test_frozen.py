@@ -4,16 +4,14 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
-
-from mirrorsd.tests.end_to_end.test_clean_environment import ROOT, build_wheel, run_quietly
+from installed_wheel import FREEZES, InstalledWheel, run_quietly
 
 pytestmark = pytest.mark.skipif(
-    not os.environ.get("MIRRORSD_FREEZES"), reason="freezing takes minutes: python3 scripts/check_frozen.py"
+    not os.environ.get(FREEZES), reason="freezing takes minutes: python3 scripts/check_frozen.py"
 )
 PROGRAM = """
 import json, sys
@@ -34,17 +32,9 @@ FIRST_ANSWER_S = 120
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def environment(installed_wheel: InstalledWheel) -> Path:
     """The programs of an environment that has the wheel, ONNX Runtime and PyInstaller, and nothing else of ours."""
-    folder = tmp_path_factory.mktemp("frozen")
-    wheel = build_wheel(folder)
-    run_quietly([sys.executable, "-m", "venv", str(folder / "environment")])
-    scripts = folder / "environment" / ("Scripts" if os.name == "nt" else "bin")
-    pins = ["-c", str(ROOT / "constraints.txt")]
-    run_quietly(
-        [str(scripts / "python"), "-m", "pip", "install", "--quiet", *pins, f"{wheel}[cpu,server]", "pyinstaller"]
-    )
-    return scripts
+    return installed_wheel.programs
 
 
 def freeze(environment: Path, name: str, code: str, place: Path) -> tuple[Path, Path]:

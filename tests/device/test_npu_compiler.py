@@ -19,7 +19,9 @@ from mirrorsd.runtime.backends.openvino.draft_shapes import static_shapes
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "npu_compiler"
 FOLDER = Path(os.environ.get("MIRRORSD_NPU_COMPILER", Path.home() / ".cache" / "mirrorsd" / "npu-compiler"))
 IS_SET_UP = (FOLDER / "bin" / "compile_ir.exe").is_file() and shutil.which("wine") is not None
-PLATFORMS = ("3720", "4000", "5010")
+SMALL, LARGE = (8, 8, 256), (64, 1, 512)
+COMPILED = (("3720", SMALL), ("4000", SMALL), ("4000", LARGE), ("5010", LARGE))
+"""Every platform, every shape, and one platform with both: what a shape needs, all platforms have."""
 
 pytestmark = [
     pytest.mark.npu_compiler,
@@ -35,8 +37,7 @@ def compiler() -> NpuCompiler:
     return NpuCompiler() if has_own_compiler() else NpuCompiler(str(SCRIPTS / "compile.sh"))
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
-@pytest.mark.parametrize("shape", [(8, 8, 256), (64, 1, 512)])
+@pytest.mark.parametrize(("platform", "shape"), COMPILED)
 def test_the_draft_compiles(
     tiny_bundle: Path, compiler: NpuCompiler, platform: str, shape: tuple[int, int, int], tmp_path: Path
 ) -> None:

@@ -47,7 +47,7 @@ def bundle_of(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFac
     def make(precision: str) -> Path:
         if precision not in made:
             made[precision] = tmp_path_factory.mktemp("webgpu") / f"{precision}.mirror"
-            options = ExportOptions(precision=precision, context=256, buckets=((8, 8), (64, 1)), capacities=(256,))
+            options = ExportOptions(precision=precision, context=512, buckets=((8, 8), (64, 1)), capacities=(256,))
             export_pair(*tiny_pair, made[precision], options)
         return made[precision]
 
@@ -61,7 +61,7 @@ def said_of(bundle_of: Callable[[str], Path]) -> Callable[[str, str], Any]:
 
     def say(job: str, precision: str) -> Any:
         if (job, precision) not in found:
-            together = "texts,passes,memory,filtered" if precision == "fp32" else job
+            together = "texts,passes,trees,memory,filtered" if precision == "fp32" else job
             answers = ask(together, bundle_of(precision))
             found.update({(name, precision): answer for name, answer in answers.items()})
         return found[job, precision]
@@ -92,7 +92,9 @@ def test_filtered_texts_are_the_same_from_whole_rows_and_from_their_best_logits(
     assert found["not enough"] < found["enough"], "a tiny random model is flat"
 
 
-@pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-4), ("int8", 0.3), ("int4", 0.3)])
+@pytest.mark.parametrize(
+    ("precision", "bound"), [("fp32", 1e-4), pytest.param("int8", 0.3, marks=pytest.mark.long), ("int4", 0.3)]
+)
 def test_prompts_windows_and_rolled_back_rows_are_the_processor_s(
     bundle_of: Callable[[str], Path], said_of: Callable[[str, str], Any], precision: str, bound: float
 ) -> None:
@@ -105,6 +107,18 @@ def test_prompts_windows_and_rolled_back_rows_are_the_processor_s(
         assert expected is not None
         assert np.abs(np.array(logits) - expected).max() < bound * expected.std()
     assert set(found["nodes"]) == {"WebGpuExecutionProvider"}
+
+
+def test_texts_with_siblings_are_those_without_and_rows_of_a_tree_those_of_its_chains(
+    said_of: Callable[[str, str], Any],
+) -> None:
+    found, without = said_of("trees", "fp32"), said_of("texts", "fp32")["texts"]
+    assert found["siblings"] > 0
+    for way in ("greedy", "sampled"):
+        for method in ("plain", "serial", "mirror", "auto"):
+            assert found["texts"][f"{method} {way}"][:16] == without[f"plain {way}"]
+    together, alone = np.array(found["together"]), np.array(found["alone"])
+    assert np.abs(together - alone).max() < 1e-4 * alone.std()
 
 
 def test_200_requests_leave_no_memory_behind(said_of: Callable[[str, str], Any]) -> None:

@@ -3,6 +3,7 @@
 webgpu_program.py texts BUNDLE      every method's greedy and sampled texts, and two sessions at once
 webgpu_program.py filtered BUNDLE   the same filtered texts from whole rows and from their best logits
 webgpu_program.py passes BUNDLE     logits of a prompt, of a window, and of rows behind a rollback; nodes by provider
+webgpu_program.py trees BUNDLE      texts with siblings, how many there were, and logits of a tree and of its chains
 webgpu_program.py memory BUNDLE     megabytes in use after 20 and after 200 more requests
 webgpu_program.py refused BUNDLE    what is said where the bundle does not load
 webgpu_program.py lost BUNDLE       what is said where the device goes in the middle of a text, and afterwards
@@ -38,6 +39,8 @@ SAMPLING = {"temperature": 0.8, "top_p": 0.95, "seed": 3}
 FILTERS: tuple[dict[str, float], ...] = ({"top_k": 8}, {"top_k": 12, "top_p": 0.9}, {"min_p": 0.1})
 PASSES = (([5, 9, 100, 7, 45, 6, 7, 8, 9], 0), ([3, 4, 5, 6], 9), ([7, 8], 11), ([1], 13))
 """Tokens and where they stand: the third pass takes the rows of the second one back."""
+TREE = ([3, 4, 5, 11, 12, 13], [-1, 0, 1, 0, 1, 4])
+"""A chain of three, 11 beside its second, 12 beside its third, 13 behind that."""
 
 
 def texts(bundle: Path) -> dict[str, object]:
@@ -87,6 +90,41 @@ def passes(bundle: Path) -> dict[str, object]:
     found = [output.logits.tolist() for output in outputs if output.logits is not None]
     target.close()
     return {"logits": found, "ids": [output.argmax_ids.tolist() for output in outputs], "nodes": profiled(bundle)}
+
+
+def trees(bundle: Path) -> dict[str, object]:
+    """Tokens by method with and without siblings; logits of `TREE`'s rows, and of each one's path alone."""
+    settings = {"max_new_tokens": 24, "ignore_eos": True}
+    found: dict[str, list[int]] = {}
+    with MirrorPipeline.load(bundle, device_map=CARD, speculation={"siblings": 6}, use_tuned=False) as pipe:
+        pipe.engine.known.target_ms = ((1.0, 10.0), (32.0, 10.1))  # rows of a software GPU are not free
+        num_siblings = 0
+        for method in METHODS:
+            for way, sampling in (("greedy", {}), ("sampled", SAMPLING)):
+                result = pipe.generate(PROMPTS[0], method=method, **settings, **sampling)
+                found[f"{method} {way}"] = result.token_ids
+                num_siblings += sum(step.num_siblings for step in result.steps)
+    target = load_device_map(CARD).target
+    model = OnnxTargetModel(bundle, read_bundle(bundle).target, target, takes_trees=True)
+    session = model.new_session()
+    (tokens, start), (rows, parents) = PASSES[0], TREE
+
+    def logits(asked: list[int], followed: list[int] | None) -> Any:
+        session.prefill(np.array(tokens), start, ledger=Ledger())
+        given = None if followed is None else np.array(followed)
+        output = session.run(np.array(asked), len(tokens), with_logits=True, ledger=Ledger(), parents=given)
+        assert output.logits is not None
+        return output.logits.tolist()
+
+    alone = []
+    for row in range(len(rows)):
+        path = [row]
+        while parents[path[0]] >= 0:
+            path.insert(0, parents[path[0]])
+        alone.append(logits([rows[one] for one in path], None)[-1])
+    together = logits(rows, parents)
+    session.close()
+    return {"texts": found, "siblings": num_siblings, "together": together, "alone": alone}
 
 
 def profiled(bundle: Path) -> dict[str, int]:
@@ -154,5 +192,5 @@ def lost(bundle: Path) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    jobs = {job.__name__: job for job in (texts, filtered, passes, memory, refused, lost)}
+    jobs = {job.__name__: job for job in (texts, filtered, passes, trees, memory, refused, lost)}
     print(json.dumps({name: jobs[name](Path(sys.argv[2])) for name in sys.argv[1].split(",")}))

@@ -1,7 +1,7 @@
-"""A program for a test: texts ended by Ctrl-C, cancel, close and dropped streams at 200 random moments.
+"""A program for a test: texts ended by Ctrl-C, cancel, close and dropped streams at random moments.
 
-interrupted_texts.py BUNDLE             status 0 if the text after each of them was right
-interrupted_texts.py BUNDLE signals     Ctrl-C as the system sends it; without it, as Python hears of it
+interrupted_texts.py BUNDLE 200             status 0 if the text after each of 200 of them was right
+interrupted_texts.py BUNDLE 200 signals     Ctrl-C as the system sends it; without it, as Python hears of it
 """
 
 import _thread
@@ -73,13 +73,13 @@ def interrupt(session: MirrorSession, way: str, prompt: str, method: str, delay:
         ctrl_c.wait()
 
 
-def main(bundle: str, *, is_real: bool) -> None:
-    """Interrupt 200 texts; after each of them another text must be right, and soon."""
+def main(bundle: str, count: int, *, is_real: bool) -> None:
+    """Interrupt so many texts; after each of them another text must be right, and soon."""
     moments, ctrl_c, num_interrupted = random.Random(7), CtrlC(is_real=is_real), 0
     with MirrorPipeline.load(bundle, device_map="cpu", speculation={"prefill_rows": 16}) as pipe:
         expected = [pipe.generate(prompt, method="plain", **SETTINGS).token_ids for prompt in PROMPTS]
         session = pipe.session()
-        for number in range(200):
+        for number in range(count):
             way, method, prompt = WAYS[number % 4], moments.choice(METHODS), moments.choice(PROMPTS)
             try:
                 interrupt(session, way, prompt, method, moments.uniform(1e-4, 0.06), ctrl_c)
@@ -92,8 +92,9 @@ def main(bundle: str, *, is_real: bool) -> None:
             found = session.generate(PROMPTS[check], method=moments.choice(METHODS), **SETTINGS)
             assert found.token_ids == expected[check], (number, way, method)
             assert time.perf_counter() - started < 10, (number, way, method)
-    assert num_interrupted >= 100, f"only {num_interrupted} of 150 were interrupted; the others had ended before"
+    at_most = count * 3 // 4  # a stream that is dropped says nothing
+    assert num_interrupted >= count // 2, f"only {num_interrupted} of {at_most} were interrupted; the others had ended"
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], is_real="signals" in sys.argv[2:])
+    main(sys.argv[1], int(sys.argv[2]), is_real="signals" in sys.argv[3:])

@@ -1,8 +1,6 @@
 """Generating needs neither PyTorch nor anything else that only the exporter uses."""
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -10,8 +8,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from installed_wheel import ROOT, InstalledWheel, run_quietly
 
-ROOT = Path(__file__).resolve().parents[2]
 EXPORT_ONLY = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "optimum", "nncf", "safetensors", "matplotlib")
 BLOCKED_RUN = f"""
 import sys
@@ -113,24 +111,22 @@ def test_export_says_what_to_install(tiny_pair: tuple[Path, Path], tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_generate_from_the_wheel_in_a_fresh_environment(tiny_bundle: Path, tmp_path: Path) -> None:
-    wheel = build_wheel(tmp_path)
+def test_generate_from_the_wheel_in_a_fresh_environment(
+    tiny_bundle: Path, installed_wheel: InstalledWheel, tmp_path: Path
+) -> None:
     data = ("export/verify/calibration.txt", "export/pairs.toml", "device_maps/cpu.toml", "py.typed", "__main__.py")
     wanted = {"optimum/commands/register/register_mirrorsd.py", *(f"mirrorsd/{name}" for name in data)}
     page = [path.relative_to(ROOT).as_posix() for path in (ROOT / "server" / "page").rglob("*") if path.is_file()]
-    assert wanted | {f"mirrorsd/{name}" for name in page} <= set(zipfile.ZipFile(wheel).namelist())
-    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as sources:
+    assert wanted | {f"mirrorsd/{name}" for name in page} <= set(zipfile.ZipFile(installed_wheel.wheel).namelist())
+    with tarfile.open(installed_wheel.sources) as sources:
         assert set(page) <= {name.partition("/")[2] for name in sources.getnames()}
-    environment = tmp_path / "environment"
-    run_quietly([sys.executable, "-m", "venv", str(environment)])
-    scripts = environment / ("Scripts" if os.name == "nt" else "bin")
-    pins = ["-c", str(ROOT / "constraints.txt")]
-    run_quietly([str(scripts / "python"), "-m", "pip", "install", "--quiet", *pins, f"{wheel}[cpu,server]"])
-    for package in EXPORT_ONLY:
-        module = "optimum.exporters" if package == "optimum" else package  # our wheel adds a command below `optimum`
-        probe = subprocess.run([str(scripts / "python"), "-c", f"import {module}"], capture_output=True, check=False)
-        assert probe.returncode != 0, f"{package} is installed"
-    assert len(token_ids([str(scripts / "mirrorsd"), *arguments_for(tiny_bundle, "mirror")])) <= 16
+    programs = installed_wheel.programs
+    modules = ["optimum.exporters" if name == "optimum" else name for name in EXPORT_ONLY]
+    # Our wheel adds a command below `optimum`; a module whose parent is missing is missing, too.
+    finding = f"[print(name) for name in {modules!r} if find_spec(name.split('.')[0]) and find_spec(name)]"
+    probe = [str(programs / "python"), "-c", f"from importlib.util import find_spec; {finding}"]
+    assert subprocess.run(probe, capture_output=True, text=True, check=True).stdout == "", "these are installed"
+    assert len(token_ids([str(programs / "mirrorsd"), *arguments_for(tiny_bundle, "mirror")])) <= 16
     packed, bundle = tmp_path / "pair.zip", str(tiny_bundle)
     commands = (
         ["devices"],
@@ -140,22 +136,8 @@ def test_generate_from_the_wheel_in_a_fresh_environment(tiny_bundle: Path, tmp_p
         ["inspect", str(packed)],
     )
     for words in commands:
-        run_quietly([str(scripts / "mirrorsd"), *words])
-    chat = [str(scripts / "mirrorsd"), "chat", str(packed), "--greedy", "--max-new-tokens", "8"]
+        run_quietly([str(programs / "mirrorsd"), *words])
+    chat = [str(programs / "mirrorsd"), "chat", str(packed), "--greedy", "--max-new-tokens", "8"]
     answers = subprocess.run(chat, input="Hello\nAnd?\n", capture_output=True, text=True, check=False)
     assert answers.returncode == 0 and answers.stdout, answers.stderr
-    run_quietly([str(scripts / "python"), "-c", SERVES, str(tiny_bundle)])
-
-
-def build_wheel(folder: Path) -> Path:
-    """Build it of the source distribution of a copy, so that neither an old `build` folder nor stray files get in."""
-    source = folder / "source"
-    ignore = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "tests", "samples")
-    shutil.copytree(ROOT, source, ignore=ignore)
-    run_quietly([sys.executable, "-m", "build", "--no-isolation", "-o", str(folder), str(source)])
-    return next(folder.glob("*.whl"))
-
-
-def run_quietly(command: list[str]) -> None:
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
+    run_quietly([str(programs / "python"), "-c", SERVES, str(tiny_bundle)])

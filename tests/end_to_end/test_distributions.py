@@ -1,46 +1,24 @@
 """The wheel and the source distribution hold everything: what is built of either is the same package."""
 
-import shutil
-import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+from installed_wheel import ROOT, InstalledWheel, tracked
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGED = ("server/page/index.html", "device_maps/cpu.toml", "export/pairs.toml", "export/verify/calibration.txt")
 LEFT_OUT = ("tests", "samples", "docs", "scripts", "bench", ".ci")
 """Folders of the clone that no wheel has."""
 MOST_BYTES = 20_000_000
 
 
-def tracked() -> set[str]:
-    """Every file of the clone, without what is kept out of distributions: weights, and git's own files."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return {name for name in listed.split("\0") if name and not name.endswith(".safetensors")}
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+@pytest.fixture
+def built(installed_wheel: InstalledWheel) -> tuple[Path, Path]:
     """A source distribution of a fresh clone, and the wheel that is made of it: what `python -m build` makes."""
     if not (ROOT / ".git").exists():
         pytest.skip("needs a clone")
-    folder = tmp_path_factory.mktemp("built")
-    clone = folder / "clone"
-    for name in tracked():
-        if (ROOT / name).is_file():
-            (clone / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, clone / name)
-    for words in (["init", "-q"], ["add", "-A"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a"]):
-        subprocess.run(["git", *words], cwd=clone, check=True)
-    command = [sys.executable, "-m", "build", "--no-isolation", "-o", str(folder / "dist"), str(clone)]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    (source,) = (folder / "dist").glob("*.tar.gz")
-    (wheel,) = (folder / "dist").glob("*.whl")
-    return source, wheel
+    return installed_wheel.sources, installed_wheel.wheel
 
 
 @pytest.mark.slow

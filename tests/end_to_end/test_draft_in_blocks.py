@@ -1,7 +1,5 @@
 """A draft in blocks of four bits, which ONNX Runtime runs: exact texts, the same guesses, and what is refused."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +7,7 @@ import numpy as np
 import pytest
 
 from mirrorsd import MirrorPipeline
+from mirrorsd.cli.application import run
 from mirrorsd.device_maps import DraftPlacement, load_device_map
 from mirrorsd.export import ExportOptions, export_pair
 from mirrorsd.export.compression_plan import DraftCompression
@@ -112,22 +111,24 @@ def test_a_bundles_draft_is_not_turned_into_blocks(bundles: tuple[Path, Path]) -
         (["inspect"], ""),
     ],
 )
-def test_commands_know_what_it_is(bundles: tuple[Path, Path], words: list[str], problem: str) -> None:
-    command = [sys.executable, "-m", "mirrorsd", words[0], str(bundles[0]), *words[1:]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert (problem in done.stderr and done.returncode == 2) if problem else "int4-blocks" in done.stdout, done
+def test_commands_know_what_it_is(
+    bundles: tuple[Path, Path], words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = run([words[0], str(bundles[0]), *words[1:]])
+    said = capsys.readouterr()
+    assert (problem in said.err and status == 2) if problem else "int4-blocks" in said.out, said
 
 
-def test_the_doctor_tries_it_where_it_can_run(bundles: tuple[Path, Path]) -> None:
-    command = [sys.executable, "-m", "mirrorsd", "doctor", "--all", str(bundles[0])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done
-    assert "are for a processor" in " ".join(done.stdout.split())
-    assert "Not ready" not in done.stdout
+def test_the_doctor_tries_it_where_it_can_run(bundles: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "--all", str(bundles[0])]) == 0
+    said = capsys.readouterr().out
+    assert "are for a processor" in " ".join(said.split())
+    assert "Not ready" not in said
 
 
-def test_a_card_to_compile_for_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mirrorsd", "export", "target", "--draft", "draft", "--device-map", "npu-emulated"]
-    words = [*command, "--draft-precision", "int4-blocks", "-o", str(tmp_path / "pair.mirror")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
-    assert "one in int4-blocks is not compiled" in done.stderr, done
+def test_a_card_to_compile_for_is_refused_before_anything_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["export", "target", "--draft", "draft", "--device-map", "npu-emulated"]
+    assert run([*words, "--draft-precision", "int4-blocks", "-o", str(tmp_path / "pair.mirror")]) == 2
+    assert "one in int4-blocks is not compiled" in " ".join(capsys.readouterr().err.split())

@@ -23,7 +23,7 @@ def test_names_become_a_bundle_with_pinned_revisions(
     monkeypatch.chdir(tmp_path / "work")
     with serve(tmp_path / "hub") as (address, _):
         monkeypatch.setenv("HF_ENDPOINT", address)
-        assert run(["export", "tiny/target", "--draft", "tiny/draft", "--context", "256"]) == 0
+        assert run(["export", "tiny/target", "--draft", "tiny/draft", "--context", "512"]) == 0
     said = capsys.readouterr()
     assert "tiny/draft: fetching" in said.err
     assert "target-int8.mirror: takes about 1 MB of disk" in said.err

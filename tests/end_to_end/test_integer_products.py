@@ -9,7 +9,7 @@ from mirrorsd.export import ExportOptions, export_pair
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.runtime.backends.onnxruntime import target
 
-SIZES = {"context": 256, "buckets": ((8, 8), (64, 1)), "capacities": (256,)}
+SIZES = {"context": 512, "buckets": ((8, 8), (64, 1)), "capacities": (256,)}
 
 
 @pytest.fixture(scope="module")

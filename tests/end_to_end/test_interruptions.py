@@ -248,10 +248,18 @@ def test_an_interrupted_prefill_promises_nothing(make_pipe, failure: type[BaseEx
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("how", ["told", pytest.param("signals", marks=pytest.mark.long)])
-def test_the_next_text_is_right_after_interruptions_at_200_random_moments(tiny_bundle: Path, how: str) -> None:
+@pytest.mark.parametrize(
+    "how",
+    [
+        ("80", "told"),
+        pytest.param(("200", "told"), marks=pytest.mark.long),
+        pytest.param(("200", "signals"), marks=pytest.mark.long),
+    ],
+    ids="-".join,
+)
+def test_the_next_text_is_right_after_interruptions_at_random_moments(tiny_bundle: Path, how: tuple[str, str]) -> None:
     """In a process of its own: a Ctrl-C is meant for a whole program, and one that dies of it must say how."""
-    program = [sys.executable, str(Path(__file__).with_name("interrupted_texts.py")), str(tiny_bundle), how]
+    program = [sys.executable, str(Path(__file__).with_name("interrupted_texts.py")), str(tiny_bundle), *how]
     done = subprocess.run(program, timeout=280, capture_output=True, text=True)
     assert done.returncode == 0, f"status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
 

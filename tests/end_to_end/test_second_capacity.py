@@ -2,13 +2,13 @@
 
 import gc
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from mirrorsd import MirrorPipeline
+from mirrorsd import MirrorPipeline, MirrorSession
 from mirrorsd.runtime.backends.openvino.draft_compiler import DraftCompiler
 
 PROMPT = [3 + 7 * number % 290 for number in range(300)]
@@ -86,20 +86,27 @@ def test_closing_ends_a_preparation(pipe: MirrorPipeline, monkeypatch: pytest.Mo
 
 
 def test_a_closed_session_leaves_nothing_behind(pipe: MirrorPipeline) -> None:
-    def counted(kind: str) -> int:
-        gc.collect()
-        return sum(type(found).__name__ == kind for found in gc.get_objects())
+    kinds = {"TensorCache", "DraftRequest", "PassBuffers", "DraftNoise", "BoundPass", "Tensor"}
 
-    def use_one() -> None:
-        session = pipe.session()
+    def counted() -> dict[str, int]:
+        gc.collect()
+        return dict(Counter(name for found in gc.get_objects() if (name := type(found).__name__) in kinds))
+
+    def use(session: MirrorSession) -> None:
         session.generate(token_ids=PROMPT[:20], max_new_tokens=8, ignore_eos=True, method="mirror")
+
+    def close(session: MirrorSession) -> None:
         session.close()
         for worker in (pipe.engine.draft_worker, pipe.engine.target_worker):
             worker.run(lambda: None)
 
-    use_one()
-    kinds: Any = ("SlotCache", "DraftRequest", "DraftNoise", "BoundPass", "Tensor")
-    before = [counted(kind) for kind in kinds]
+    first = pipe.session()
+    use(first)
+    assert counted().keys() >= {"TensorCache", "DraftRequest", "PassBuffers", "BoundPass"}, "while it is open"
+    close(first)
+    before = counted()
     for _ in range(3):
-        use_one()
-    assert [counted(kind) for kind in kinds] == before
+        session = pipe.session()
+        use(session)
+        close(session)
+    assert counted() == before

@@ -299,6 +299,22 @@ def test_a_training_says_what_comes_and_how_far_it_is(
     assert "step 1, " in said and "s left" in said
 
 
+def test_a_draft_that_has_learned_nothing_fits_any_target(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    target = tiny_pair[0]
+    samples = Path(__file__).resolve().parents[2] / "samples"
+    sys.path.insert(0, str(samples))
+    try:
+        blank_draft = importlib.import_module("blank_draft")
+    finally:
+        sys.path.remove(str(samples))
+    blank_draft.write_blank(target, tmp_path / "out")
+    found = open_checkpoint(tmp_path / "out", "draft")
+    check_compatible(open_checkpoint(target, "target"), found)
+    assert found.source.num_parameters < 100_000
+    with pytest.raises(SystemExit, match=r"has no config\.json"):
+        blank_draft.write_blank(tmp_path, tmp_path / "other")
+
+
 @pytest.mark.parametrize("is_file", [False, True])
 def test_a_draft_is_cut_from_a_folder_and_from_a_gguf_file(
     is_file: bool, tiny_pair: tuple[Path, Path], write_gguf: Callable[..., Path], tmp_path: Path

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from mirrorsd import GenerationConfig, MirrorPipeline
 from mirrorsd.device_maps import TargetPlacement, load_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
-from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.graphs.errors import ConfigError, DeviceError
 from mirrorsd.runtime import loading
 from mirrorsd.runtime.backends.onnxruntime import device as onnx_device
+from mirrorsd.runtime.backends.onnxruntime.masked_graph import RowLayout
 from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, Place
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
 from mirrorsd.runtime.ledger import Ledger
@@ -88,6 +89,20 @@ def test_texts_are_those_of_plain_decoding(
                 assert found.token_ids == expected.token_ids
                 num_siblings += sum(step.num_siblings for step in found.steps)
     assert num_siblings or form
+
+
+@pytest.mark.parametrize("ignored", ["mask", "table_rows"])
+def test_a_device_that_ignores_what_rows_see_is_refused(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, ignored: str
+) -> None:
+    of_chain = getattr(RowLayout, ignored)
+
+    def blind(layout: RowLayout, *given: Any) -> NDArray[Any]:
+        return of_chain(RowLayout(layout._count, layout._start, None), *given)
+
+    monkeypatch.setattr(RowLayout, ignored, blind)
+    with pytest.raises(DeviceError, match=r"takes the mask of siblings and does not follow it: rows differ by \d"):
+        open_session(tiny_bundle, takes_trees=True)
 
 
 def test_where_rows_are_not_exact_siblings_are_refused(tiny_bundle: Path) -> None:

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_once import made_once
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from traced_once import traced_anew, traced_once
 
 from mirrorsd.export import ExportOptions, export_pair
 from mirrorsd.export.verify.text import PARITY_TEXT
-from mirrorsd.graphs.manifest import Manifest
+from mirrorsd.graphs.bundle_files import read_bundle
 
 VOCABULARY = 320
 CONTEXT = 384
@@ -52,6 +53,9 @@ HYBRID = {
 __all__ = ["traced_anew", "traced_once"]
 
 MakeCheckpoint = Callable[..., Path]
+PROGRESS = "progress.json"
+KILLED_AT = ("export suffix", "carry over")
+"""Stages at which an export of the Llama pair is taken to be killed."""
 
 
 @pytest.fixture(scope="session")
@@ -98,7 +102,7 @@ def make_checkpoint(tokenizer_json: str) -> MakeCheckpoint:
         model = AutoModelForCausalLM.from_config(config).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                if "norm" in name:
+                if "norm" in name or name.endswith(("bias", "sinks")):
                     parameter.add_(torch.randn_like(parameter) * 0.2)
                 elif name.endswith("A_log"):  # states that remember more than the row before
                     parameter.uniform_(-5.0, -1.0)
@@ -152,68 +156,80 @@ class ExportedPair:
     and so what it would have left had it been killed there.
     """
 
-    def __init__(self, folder: Path, options: ExportOptions, killed_at: tuple[str, ...] = ()) -> None:
+    def __init__(self, folder: Path) -> None:
         self.target, self.draft, self.bundle = folder / "target", folder / "draft", folder / "pair.mirror"
-        self.progress: list[tuple[str, float]] = []
-        self.killed_at = {stage: folder / "killed" / str(number) for number, stage in enumerate(killed_at)}
-        self.manifest: Manifest = export_pair(self.target, self.draft, self.bundle, options, self._watch)
+        self.progress = [tuple(told) for told in json.loads((folder / PROGRESS).read_text(encoding="utf-8"))]
+        self.killed_at = {stage: folder / "killed" / str(number) for number, stage in enumerate(KILLED_AT)}
+        self.manifest = read_bundle(self.bundle)
 
-    def _watch(self, stage: str, share: float) -> None:
-        self.progress.append((stage, share))
-        copy = self.killed_at.get(stage)
+
+def export_and_watch(folder: Path, options: ExportOptions, killed_at: tuple[str, ...] = ()) -> None:
+    """Export what an `ExportedPair` of that folder reads."""
+    progress: list[tuple[str, float]] = []
+    bundle = folder / "pair.mirror"
+
+    def watch(stage: str, share: float) -> None:
+        progress.append((stage, share))
+        copy = folder / "killed" / str(killed_at.index(stage)) if stage in killed_at else None
         if copy is not None and not copy.exists():
-            shutil.copytree(self.bundle.with_name(f".{self.bundle.name}.partial"), copy)
+            shutil.copytree(bundle.with_name(f".{bundle.name}.partial"), copy)
+
+    export_pair(folder / "target", folder / "draft", bundle, options, watch)
+    (folder / PROGRESS).write_text(json.dumps(progress), encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
 def llama_pair(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> ExportedPair:
     """Tied Llama of 4 layers with scaled rope and an adapter; 3 linked streams in the top 2 of the draft's 3."""
-    folder = tmp_path_factory.mktemp("llama")
-    make_checkpoint(
-        folder / "target",
-        "llama",
-        seed=1,
-        num_hidden_layers=4,
-        adapter_layers=(2,),
-        tie_word_embeddings=True,
-        rope_parameters=SCALED_ROPE,
-    )
-    streams = {"num_streams": 3, "stream_rank": 8, "link_rank": 8}
-    make_checkpoint(folder / "draft", "llama", seed=2, num_hidden_layers=3, tie_word_embeddings=True, **streams)
-    (folder / "target" / "README.md").write_text("---\nlicense: mit\n---\n")
-    generation = {"eos_token_id": [0, 5], "temperature": 0.7, "top_k": 20}
-    for role in ("target", "draft"):
-        (folder / role / "generation_config.json").write_text(json.dumps(generation))
-    (folder / "target" / "exit_coverage.json").write_text('{"positions": 3}')
-    return ExportedPair(folder, ExportOptions(precision="fp32"), killed_at=("export suffix", "carry over"))
+
+    def make(folder: Path) -> None:
+        make_checkpoint(
+            folder / "target",
+            "llama",
+            seed=1,
+            num_hidden_layers=4,
+            adapter_layers=(2,),
+            tie_word_embeddings=True,
+            rope_parameters=SCALED_ROPE,
+        )
+        streams = {"num_streams": 3, "stream_rank": 8, "link_rank": 8}
+        make_checkpoint(folder / "draft", "llama", seed=2, num_hidden_layers=3, tie_word_embeddings=True, **streams)
+        (folder / "target" / "README.md").write_text("---\nlicense: mit\n---\n")
+        generation = {"eos_token_id": [0, 5], "temperature": 0.7, "top_k": 20}
+        for role in ("target", "draft"):
+            (folder / role / "generation_config.json").write_text(json.dumps(generation))
+        (folder / "target" / "exit_coverage.json").write_text('{"positions": 3}')
+        export_and_watch(folder, ExportOptions(precision="fp32"), KILLED_AT)
+
+    return ExportedPair(made_once(tmp_path_factory, "llama_pair", make))
 
 
 @pytest.fixture(scope="session")
 def qwen3_pair(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> ExportedPair:
     """Untied Qwen3 of 3 layers with wide heads and two exits; an ordinary Qwen3 draft with 64 ids of padding."""
-    folder = tmp_path_factory.mktemp("qwen3")
-    make_checkpoint(folder / "target", "qwen3", seed=3, num_hidden_layers=3, head_dim=32, tie_word_embeddings=False)
-    make_checkpoint(
-        folder / "draft",
-        "qwen3",
-        seed=4,
-        num_hidden_layers=2,
-        head_dim=32,
-        vocab_size=VOCABULARY + 64,
-        tie_word_embeddings=True,
-    )
-    return ExportedPair(folder, ExportOptions(precision="fp32", exit_layers=(1, 2), context=320))
+
+    def make(folder: Path) -> None:
+        sizes = {"head_dim": 32, "tie_word_embeddings": False}
+        make_checkpoint(folder / "target", "qwen3", seed=3, num_hidden_layers=3, **sizes)
+        padded = {"head_dim": 32, "tie_word_embeddings": True, "vocab_size": VOCABULARY + 64}
+        make_checkpoint(folder / "draft", "qwen3", seed=4, num_hidden_layers=2, **padded)
+        export_and_watch(folder, ExportOptions(precision="fp32", exit_layers=(1, 2), context=320))
+
+    return ExportedPair(made_once(tmp_path_factory, "qwen3_pair", make))
 
 
 @pytest.fixture(scope="session")
 def hybrid_pair(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> ExportedPair:
     """Untied Qwen3.5 in int8, three of its four layers recurrent, with its own head; a draft with 3 linked streams."""
-    folder = tmp_path_factory.mktemp("hybrid")
-    make_checkpoint(folder / "target", "qwen3_5_text", seed=5, tie_word_embeddings=False, **HYBRID)
-    add_own_head(folder / "target")
-    streams = {"num_streams": 3, "stream_rank": 8, "link_rank": 8}
-    make_checkpoint(folder / "draft", "llama", seed=2, num_hidden_layers=3, tie_word_embeddings=True, **streams)
-    return ExportedPair(folder, ExportOptions(precision="int8", exit_layers=(2,), context=CONTEXT))
+
+    def make(folder: Path) -> None:
+        make_checkpoint(folder / "target", "qwen3_5_text", seed=5, tie_word_embeddings=False, **HYBRID)
+        add_own_head(folder / "target")
+        streams = {"num_streams": 3, "stream_rank": 8, "link_rank": 8}
+        make_checkpoint(folder / "draft", "llama", seed=2, num_hidden_layers=3, tie_word_embeddings=True, **streams)
+        export_and_watch(folder, ExportOptions(precision="int8", exit_layers=(2,), context=CONTEXT))
+
+    return ExportedPair(made_once(tmp_path_factory, "hybrid_pair", make))
 
 
 def add_own_head(folder: Path) -> None:

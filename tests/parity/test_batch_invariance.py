@@ -20,7 +20,7 @@ from mirrorsd.machine.doctor.row_invariance import largest_row_difference
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
 
 CONTEXT = 72
-WIDE = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 4}
+WIDE = {"hidden_size": 256, "intermediate_size": 384, "num_hidden_layers": 2}
 FORMATS = {
     "fp32": {"precision": "fp32"},
     "int8": {"precision": "int8"},

@@ -21,8 +21,9 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import draft_contract
 from mirrorsd.runtime.backends.openvino import draft_compiler, draft_pass
 from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
-from mirrorsd.runtime.backends.openvino.draft_shapes import host_arrays, with_cache_of
+from mirrorsd.runtime.backends.openvino.draft_shapes import with_cache_of
 from mirrorsd.runtime.backends.protocol import RowBlock
+from mirrorsd.runtime.backends.slot_pass import host_arrays
 from mirrorsd.training.models.streaming_draft import StreamingDraft
 
 TOLERANCE = 1e-4

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
+from same_texts import PROMPTS, check_methods
 
 from mirrorsd import GenerationConfig, MirrorPipeline
 from mirrorsd.cli.application import run
@@ -30,7 +31,6 @@ from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.seats import target_cache_bytes
 
 METHODS = ("serial", "mirror", "auto", "lookup", "mtp")
-PROMPTS = ("The lighthouse keeper", "One two one two one two one", "x")
 VOCABULARY, LONGEST, CONTEXT = 320, 300, 384
 
 
@@ -142,16 +142,7 @@ def test_snapshots_are_bounded_and_ends_of_prompts_go_last(model: OnnxTargetMode
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_all_methods_write_plain_text(pipe: MirrorPipeline, temperature: float) -> None:
-    config = GenerationConfig(
-        max_new_tokens=32, ignore_eos=True, temperature=temperature, seed=7 if temperature else None
-    )
-    for prompt in PROMPTS:
-        with pipe.session() as session:
-            plain = session.generate(prompt, config, method="plain").token_ids
-        assert len(plain) == 32
-        with pipe.session() as session:  # each goes on with what the one before has left
-            for method in METHODS:
-                assert session.generate(prompt, config, method=method).token_ids == plain, (prompt, method)
+    check_methods(pipe, METHODS, temperature)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

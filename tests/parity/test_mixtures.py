@@ -1,5 +1,7 @@
 """Targets that are mixtures of experts: a row has its bits beside any others, and texts are plain decoding's."""
 
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -7,10 +9,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from family_cases import CASES
 from gguf_writer import write_file
+from mxfp4_files import round_experts
+from safetensors.torch import load_file, save_file
+from same_texts import PROMPTS, check_methods
 
-from mirrorsd import GenerationConfig, MirrorPipeline
+from mirrorsd import MirrorPipeline
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.export import ExportOptions, export_pair
 from mirrorsd.export.bundle.journal import Journal
@@ -25,11 +31,11 @@ from mirrorsd.graphs.errors import ConfigError, DeviceError, ExportError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
 from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
+from mirrorsd.training.models.whole_model import load_whole
 
 METHODS = ("serial", "mirror", "auto", "lookup")
-PROMPTS = ("The lighthouse keeper", "One two one two one two one", "x")
 CONTEXT, ROWS = 384, 64
-SIZES = next(case.sizes for case in CASES if case.family == "qwen3_moe")
+SIZES = {case.family: case.sizes for case in CASES}
 SMALL: dict[str, Any] = {
     "context": CONTEXT,
     "num_exit_candidates": 4,
@@ -42,9 +48,14 @@ SMALL: dict[str, Any] = {
 class Pair:
     """A random mixture with a dense draft that has linked streams, and their bundle."""
 
-    def __init__(self, folder: Path, make_checkpoint: Callable[..., Path]) -> None:
+    def __init__(self, folder: Path, make_checkpoint: Callable[..., Path], family: str) -> None:
         self.target, self.draft, self.bundle = folder / "target", folder / "draft", folder / "pair.mirror"
-        make_checkpoint(self.target, "qwen3_moe", seed=5, num_hidden_layers=3, tie_word_embeddings=True, **SIZES)
+        given = {"num_hidden_layers": 3, "tie_word_embeddings": True} | SIZES[family]
+        if family == "gpt_oss":
+            given["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
+        make_checkpoint(self.target, family, seed=5, **given)
+        if family == "gpt_oss":
+            round_experts(self.target)
         streams = {"num_streams": 3, "stream_rank": 8, "link_rank": 8}
         make_checkpoint(self.draft, "llama", seed=2, num_hidden_layers=3, tie_word_embeddings=True, **streams)
         options = ExportOptions(precision="int8", exit_layers=(1,), products="blocks", **SMALL)
@@ -53,23 +64,35 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def pair(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return Pair(tmp_path_factory.mktemp("mixture"), make_checkpoint)
+    return Pair(tmp_path_factory.mktemp("mixture"), make_checkpoint, "qwen3_moe")
+
+
+@pytest.fixture(scope="module")
+def gpt_oss_pair(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """Its experts are MXFP4 blocks, as published."""
+    return Pair(tmp_path_factory.mktemp("gpt_oss"), make_checkpoint, "gpt_oss")
+
+
+@pytest.fixture(params=["pair", "gpt_oss_pair"])
+def each_pair(request: pytest.FixtureRequest) -> Pair:
+    found: Pair = request.getfixturevalue(request.param)
+    return found
 
 
 @pytest.fixture
-def pipe(pair: Pair) -> Iterator[MirrorPipeline]:
-    with MirrorPipeline.load(pair.bundle, device_map="cpu") as pipe:
+def pipe(each_pair: Pair) -> Iterator[MirrorPipeline]:
+    with MirrorPipeline.load(each_pair.bundle, device_map="cpu") as pipe:
         yield pipe
 
 
-def test_stages_are_what_transformers_computes(pair: Pair) -> None:
-    by_stage = {result.stage: result for result in pair.manifest.verify}
+def test_stages_are_what_transformers_computes(each_pair: Pair) -> None:
+    by_stage = {result.stage: result for result in each_pair.manifest.verify}
     assert {"prefix", "exit1", "suffix"} < by_stage.keys()
     assert max(result.max_relative_error for result in by_stage.values()) <= 1e-4
     assert min(result.top1_agreement for result in by_stage.values()) == 1.0
-    assert pair.manifest.target.source.compared == "logits"
-    shape = pair.manifest.target.shape
-    assert (shape.num_experts, shape.num_active) == (16, 8)
+    assert each_pair.manifest.target.source.compared == "logits"
+    shape = each_pair.manifest.target.shape
+    assert (shape.num_experts, shape.num_active) in ((16, 8), (12, 4))
 
 
 def test_each_expert_is_a_product_of_its_own_and_the_router_is_of_floats(pair: Pair) -> None:
@@ -83,13 +106,16 @@ def test_each_expert_is_a_product_of_its_own_and_the_router_is_of_floats(pair: P
     assert set(routers.values()) == {onnx.TensorProto.FLOAT}
 
 
-@pytest.mark.parametrize("precision", ["fp32", "int4"])
+@pytest.mark.parametrize(
+    ("family", "precision"),
+    [("qwen3_moe", "fp32"), ("qwen3_moe", "int4"), ("gpt_oss", "fp32"), ("gpt_oss", "int8"), ("gpt_oss", "int4")],
+)
 def test_a_row_has_its_bits_beside_any_other_rows(
-    precision: str, make_checkpoint: Callable[..., Path], tmp_path: Path, knows_integer_kernels: bool
+    family: str, precision: str, make_checkpoint: Callable[..., Path], tmp_path: Path, knows_integer_kernels: bool
 ) -> None:
     if precision != "fp32" and not knows_integer_kernels:
         pytest.skip("this processor's integer kernels compute rows in pairs")
-    folder = make_checkpoint(tmp_path / "target", "qwen3_moe", seed=9, num_hidden_layers=2, **SIZES)
+    folder = make_checkpoint(tmp_path / "target", family, seed=9, num_hidden_layers=2, **SIZES[family])
     target, draft = open_checkpoint(folder, "target"), open_checkpoint(make_draft(tmp_path, make_checkpoint), "draft")
     formats = plan_job(target, draft, ExportOptions(precision=precision)).formats
     model = open_model(target)
@@ -115,16 +141,7 @@ def make_draft(folder: Path, make_checkpoint: Callable[..., Path]) -> Path:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_all_methods_write_plain_text(pipe: MirrorPipeline, temperature: float) -> None:
-    config = GenerationConfig(
-        max_new_tokens=32, ignore_eos=True, temperature=temperature, seed=7 if temperature else None
-    )
-    for prompt in PROMPTS:
-        with pipe.session() as session:
-            plain = session.generate(prompt, config, method="plain").token_ids
-        assert len(plain) == 32
-        with pipe.session() as session:  # each goes on with what the one before has left
-            for method in METHODS:
-                assert session.generate(prompt, config, method=method).token_ids == plain, (prompt, method)
+    check_methods(pipe, METHODS, temperature)
 
 
 def test_a_conversation_that_is_taken_back_or_saved_goes_on_as_if_it_were_new(
@@ -154,6 +171,57 @@ def test_several_answers_are_those_of_their_seeds(pipe: MirrorPipeline) -> None:
             with pipe.session() as other:
                 alone = other.generate(PROMPTS[0], **(options | {"seed": result.seed}), method="plain")
             assert alone.token_ids == result.token_ids
+
+
+def test_mxfp4_blocks_are_read_as_the_floats_that_they_stand_for(gpt_oss_pair: Pair) -> None:
+    """The export has compared every parameter with transformers' own reading, bit by bit."""
+    checkpoint = open_checkpoint(gpt_oss_pair.target, "target")
+    expert = checkpoint.tensors["model.layers.1.mlp.experts.7.gate_up_proj.weight"]
+    assert (expert.dtype, expert.shape) == ("MXFP4", (128, 64))
+    floats = expert.read(torch.float32)
+    assert len(floats.unique()) > 16  # blocks have scales of their own
+    assert checkpoint.source.num_parameters == sum(stored.size for stored in checkpoint.tensors.values())
+
+
+@pytest.mark.parametrize("flaw", ["no scales", "other blocks"])
+def test_damaged_mxfp4_blocks_are_refused(flaw: str, gpt_oss_pair: Pair, tmp_path: Path) -> None:
+    shutil.copytree(gpt_oss_pair.target, tmp_path / "target")
+    path = tmp_path / "target" / "model.safetensors"
+    tensors, name = load_file(path), "model.layers.0.mlp.experts.down_proj"
+    if flaw == "no scales":
+        del tensors[f"{name}_scales"]
+    else:
+        tensors[f"{name}_blocks"] = tensors[f"{name}_blocks"][..., :8].contiguous()
+    save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(ExportError, match=r"down_proj_blocks' and its scales are U8 .* expected of MXFP4"):
+        open_checkpoint(tmp_path / "target", "target")
+
+
+def test_other_rounded_experts_are_refused(gpt_oss_pair: Pair, tmp_path: Path) -> None:
+    shutil.copytree(gpt_oss_pair.target, tmp_path / "target")
+    path = tmp_path / "target" / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}), encoding="utf-8")
+    with pytest.raises(ExportError, match="is already quantised; export the unquantised checkpoint instead"):
+        open_checkpoint(tmp_path / "target", "target")
+
+
+def test_rounded_experts_are_loaded_whole_for_training(gpt_oss_pair: Pair) -> None:
+    network = load_whole(gpt_oss_pair.target)
+    assert network.model.layers[0].mlp.experts.down_proj.dtype == torch.float32
+    ids = torch.arange(20)[None]
+    ours = open_model(open_checkpoint(gpt_oss_pair.target, "target")).logits(ids.numpy())
+    with torch.no_grad():
+        theirs = network(ids).logits.numpy()
+    assert float(np.abs(ours - theirs).max()) <= 1e-4 * float(theirs.std())
+
+
+def test_a_gguf_file_of_gpt_oss_is_refused(gpt_oss_pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF" + bytes(64))
+    monkeypatch.setattr("mirrorsd.export.checkpoints.checkpoint.small_files", lambda path: gpt_oss_pair.target)
+    with pytest.raises(ExportError, match="a GGUF file of gpt_oss, whose experts are not read from there"):
+        open_checkpoint(file, "target")
 
 
 def test_a_gguf_file_keeps_its_blocks(make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:

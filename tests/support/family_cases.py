@@ -18,6 +18,15 @@ SCALED_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 96,
 }
+GATED_DELTA = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 48,
+}
+EXPERTS = {"num_experts": 16, "num_experts_per_tok": 8, "moe_intermediate_size": 48}
 
 
 @dataclass(frozen=True)
@@ -47,34 +56,27 @@ CASES = (
         "qwen3_5_text",
         "two value heads for a key head, values wider than keys",
         True,
-        {
-            "layer_types": ["linear_attention", "full_attention"],
-            "head_dim": 64,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 32,
-            "linear_value_head_dim": 48,
-        },
+        GATED_DELTA,
         largest_error=1.0,  # one row of 200: a norm over a head whose answer is next to nothing
     ),
     Case(
         "qwen3_moe",
         "16 experts, 8 of them for a row, every second layer dense",
         False,
-        {
-            "head_dim": 32,
-            "num_experts": 16,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 48,
-            "norm_topk_prob": True,
-            "mlp_only_layers": [1],
-        },
+        {"head_dim": 32, **EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [1]},
         largest_error=0.8,  # where two experts are nearly as likely, rounding may choose the other one
     ),
     Case(
         "qwen3_5_moe_text",
         "16 experts, 8 of them for a row, and one for all; two value heads for a key head",
         True,
+        {**GATED_DELTA, **EXPERTS, "shared_expert_intermediate_size": 64},
+        largest_error=3.5,  # a few rows of 200: such a norm, and then other experts; 0.925 of the best tokens stay
+    ),
+    Case(
+        "qwen3_next",
+        "16 experts, 8 of them for a row, and one for all; two value heads for a key head; a dense layer",
+        False,
         {
             "layer_types": ["linear_attention", "full_attention"],
             "head_dim": 64,
@@ -86,8 +88,9 @@ CASES = (
             "num_experts_per_tok": 8,
             "moe_intermediate_size": 48,
             "shared_expert_intermediate_size": 64,
+            "mlp_only_layers": [1],
         },
-        largest_error=3.5,  # a few rows of 200: such a norm, and then other experts; 0.925 of the best tokens stay
+        largest_error=3.5,
     ),
     Case(
         "qwen2_moe",
@@ -103,6 +106,30 @@ CASES = (
         largest_error=0.8,
     ),
     Case("olmoe", "12 experts, 3 of them for a row", True, {"num_experts": 12, "num_experts_per_tok": 3}, 0.8),
+    Case(
+        "gpt_oss",
+        "12 experts, 4 of them for a row; sinks; a window of 48 in every other layer, yarn rope",
+        False,
+        {
+            "head_dim": 32,
+            "num_local_experts": 12,
+            "num_experts_per_tok": 4,
+            "intermediate_size": 64,
+            "sliding_window": 48,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "swiglu_limit": 0.5,
+            "rope_parameters": {
+                **ROTARY,
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 96,
+            },
+        },
+        largest_error=0.8,
+    ),
     Case("mistral", "a window of 50", False, {"sliding_window": 50}),
     Case("smollm3", "every other layer without rope", True, {"no_rope_layer_interval": 2}),
     Case(

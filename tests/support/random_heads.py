@@ -31,7 +31,14 @@ OTHERS = {
     "medusa": replace(MEDUSA, vocabulary="own", depth=2),
     "hydra": replace(HYDRA, num_layers=1),
     "eagle3": replace(
-        EAGLE3, taps=(1, 2, 4), length=3, vocabulary="shared", num_logits=300, tap_norm="each", feeds_norm=True
+        EAGLE3,
+        taps=(1, 2, 4),
+        length=3,
+        vocabulary="shared",
+        num_logits=300,
+        tap_norm="each",
+        mask_token=7,
+        own_embedding=True,
     ),
     "block": BLOCK,
     "streaming": replace(STREAMING, taps=(1, 2, 3), num_layers=3, vocabulary="low-rank", head_rank=16),

@@ -1,44 +1,57 @@
-"""PyTorch traces each stage once in a process: most of what exporting a tiny model takes, and always the same.
+"""Exports of tiny models in seconds: PyTorch traces each stage once in a run, which takes most of an export's time.
 
 A stage's graph depends on its module and its contract, on all that is in them: the key holds every attribute, the
-numbers of every tensor, and which tensors are one. Where they are the same, a copy of the first graph is handed out;
-the checkpoint's own weights are put in afterwards, as ever.
+numbers of every tensor, and which tensors are one. Rotary tables are left out, of which a graph only reads rows: a
+context of another length has the same graph. Where the key is the same, a copy of the first graph is handed out, to
+another process, too; tables and the checkpoint's own weights are put in afterwards.
 """
 
 import hashlib
 import io
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
+from made_once import folder_of_the_run
 
 _AS_EVER: list[Any] = []
+NUM_LENGTH_TEXTS = 2
+"""What a random draft guesses of how many texts is noted in a bundle; each costs 48 windows."""
 
 
 @pytest.fixture(scope="session", autouse=True)
-def traced_once() -> Iterator[None]:
+def traced_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Remembers graphs for as long as the tests run; several folders ask for it, the first one gets it."""
     if _AS_EVER:
         yield
         return
     from mirrorsd.export.passes import torch_to_onnx
+    from mirrorsd.export.verify import draft_accuracy
 
-    trace, graphs = torch_to_onnx.trace, {}
+    trace, graphs = torch_to_onnx.trace, Graphs(folder_of_the_run(tmp_path_factory))
     _AS_EVER.append(trace)
 
     def remembered(module: Any, contract: Any) -> Any:
         from torch.onnx import ONNXProgram
 
-        key = key_of(module, contract)
+        tables = tables_of(module)
+        with without(tables):
+            key = key_of(module, contract)
         if key is None:
             return trace(module, contract)
-        if key not in graphs:
-            graphs[key] = trace(module, contract).model
-        return ONNXProgram(graphs[key].clone(), None)
+        model = graphs.get(key, lambda: trace(module, contract).model)
+        put_in(tables, model.graph)
+        return ONNXProgram(model, None)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_to_onnx, "trace", remembered)
+        patch.setattr(draft_accuracy, "NUM_LENGTH_TEXTS", NUM_LENGTH_TEXTS)
+        list_operators_once(patch)
         yield
 
 
@@ -46,6 +59,76 @@ def traced_once() -> Iterator[None]:
 def traced_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a test that changes how stages compute: no key shows that."""
     monkeypatch.setattr("mirrorsd.export.passes.torch_to_onnx.trace", _AS_EVER[0])
+
+
+class Graphs:
+    """Graphs by key, in this process and in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "traced"
+        self._folder.mkdir(exist_ok=True)
+        self._here: dict[str, Any] = {}
+
+    def get(self, key: str, make: Any) -> Any:
+        """A copy of the graph."""
+        import onnx_ir as ir
+
+        if key not in self._here:
+            path = self._folder / f"{key}.onnx"
+            with FileLock(f"{path}.lock"):
+                if path.exists():
+                    self._here[key] = ir.load(path)
+                else:
+                    self._here[key] = make()
+                    ir.save(self._here[key], path.with_suffix(".part"))
+                    path.with_suffix(".part").replace(path)
+        return self._here[key].clone()
+
+
+def list_operators_once(patch: pytest.MonkeyPatch) -> None:
+    """PyTorch lists the operators that it can translate at every export, which takes a tenth of it."""
+    try:
+        from torch.onnx._internal.exporter._registration import ONNXRegistry
+    except ImportError:  # another version's place
+        return
+    patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
+
+
+Tables = Mapping[str, tuple[Any, str, Any]]
+"""By their names in the whole module: whose they are, what they are called there, and their numbers."""
+
+
+def tables_of(module: Any) -> Tables:
+    """The rotary tables of a stage."""
+    owned = ((owner_name, owner, name) for owner_name, owner in module.named_modules() for name in owner._buffers)
+    return {
+        f"{owner_name}.{name}".lstrip("."): (owner, name, owner._buffers[name])
+        for owner_name, owner, name in owned
+        if name.startswith(("cos_table", "sin_table"))
+    }
+
+
+@contextmanager
+def without(tables: Tables) -> Iterator[None]:
+    """Leave one row of each for the time of the block: its width and kind, and how it is scaled."""
+    for owner, name, table in tables.values():
+        owner._buffers[name] = table[:1].clone()
+    try:
+        yield
+    finally:
+        for owner, name, table in tables.values():
+            owner._buffers[name] = table
+
+
+def put_in(tables: Tables, graph: Any) -> None:
+    """Give the graph these tables."""
+    import onnx_ir as ir
+
+    for name, (_, _, table) in tables.items():
+        if name in graph.initializers:
+            value = graph.initializers[name]
+            value.const_value = ir.tensor(table, name=name)
+            value.shape = value.const_value.shape
 
 
 def key_of(*things: Any) -> str | None:

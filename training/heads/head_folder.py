@@ -15,8 +15,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mirrorsd.families.heads import HeadConfig, HeadNetwork, build_head
+from mirrorsd.families.heads.layouts import is_published
 from mirrorsd.families.heads.lending import lent_by
-from mirrorsd.families.heads.published import PUBLISHED_KIND, convert_head
+from mirrorsd.families.heads.published import convert_head
+from mirrorsd.families.registry import parts_of
 from mirrorsd.graphs.errors import ExportError
 
 __all__ = ["WEIGHTS_FILE", "OwnWeights", "lend", "load_head", "own_tensors", "save_head"]
@@ -79,11 +81,12 @@ def load_head(folder: Path, target: PreTrainedModel) -> HeadNetwork:
     """
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    of_ours = None if PUBLISHED_KIND in config else HeadConfig.read(folder)
+    of_ours = None if is_published(config) else HeadConfig.read(folder)
     try:
         tensors = load_file(folder / WEIGHTS_FILE)
         if of_ours is None:
-            read = convert_head(config, tensors, int(target.config.num_hidden_layers))
+            num_layers = int(target.config.num_hidden_layers)
+            read = convert_head(config, tensors, num_layers, lambda: parts_of(target).lm_head.weight.detach())
             of_ours, tensors = read.config, read.tensors
         network = build_head(of_ours)
         _fill(network, {name: _single(tensor) for name, tensor in tensors.items()})

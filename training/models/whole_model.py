@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from mirrorsd.families.low_rank_head import EMBEDDING, HEAD_RANK, LM_HEAD, SHARES_EMBEDDING, fit_head
+from mirrorsd.families.registry import loader_options
 from mirrorsd.graphs.errors import ExportError
 from mirrorsd.graphs.whole_file import is_gguf
 
@@ -51,7 +52,7 @@ def load_whole(path: Path, embedding: Tensor | None = None) -> PreTrainedModel:
             f"{path} lacks {len(missing)} weights, for example {missing[0]!r}: "
             "its config.json and its weights do not belong together"
         )
-    if is_gguf(path):  # the loader marks it as quantised, and such a model can neither be saved nor trained
+    if getattr(model.config, "quantization_config", None):  # what is marked so can neither be saved nor trained
         plain: Any = type(model)(model.config)
         plain.load_state_dict(model.state_dict())
         del plain.config.quantization_config
@@ -82,7 +83,9 @@ def _load_low_rank(folder: Path, embedding: Tensor | None) -> PreTrainedModel:
 def _place(path: Path) -> dict[str, Any]:
     """Where `from_pretrained` finds the model, as its arguments."""
     if not is_gguf(path):
-        return {"pretrained_model_name_or_path": path}
+        config = path / "config.json"
+        written = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+        return {"pretrained_model_name_or_path": path, **loader_options(written)}
     return {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
 
 

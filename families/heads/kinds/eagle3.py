@@ -3,6 +3,9 @@
 A row joins the state of a position (at first: the target's features there, projected) and the embedding of the token
 that follows. The layer's output is the next state; behind its norm the head over the vocabulary guesses a token, and
 both are the next row. In training (training-time test) the states are the layer's own as well, the tokens are true.
+
+P-EAGLE (arXiv 2602.01469) does not wait for its own output: behind a tip stand rows of an unknown token and a trained
+unknown state, and each of them guesses, in one pass.
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ class Eagle3Network(HeadNetwork):
         )
         self.norm = Norm(hidden, eps)
         self.rotary = Rotary(config)
+        if config.mask_token is not None:
+            self.mask_hidden = nn.Parameter(torch.randn(1, 1, taps * hidden) * 0.02)
 
     def read(self, rows: FeatureRows) -> Tensor | None:
         """Pass all rows; return their next states."""
@@ -57,6 +62,9 @@ class Eagle3Network(HeadNetwork):
         """Guess token by token; each but the last becomes a row that only its own tip's later rows see."""
         assert states is not None
         hidden = states.index_select(1, rows.tips)
+        if self.config.mask_token is not None:
+            listener.all_at_once(self.lm_head.states(self.norm(self._in_one_pass(rows, hidden))))
+            return
         chains: list[list[KeyValue]] = [[] for _ in self.layers]
         for guess in range(self.config.length):
             normed = self.norm(hidden)
@@ -65,6 +73,27 @@ class Eagle3Network(HeadNetwork):
                 fed = normed if self.config.feeds_norm else hidden
                 angles = self.rotary(rows.places_of_tips + guess + 1)
                 hidden = self._one_more(rows, (fed, token), chains, angles)
+
+    def _in_one_pass(self, rows: FeatureRows, tips: Tensor) -> Tensor:
+        """The states `[B, T, K, H]` of all guesses: those of `tips` `[B, T, H]`, and of unknown rows behind them."""
+        batch, num_tips, num_unknown = *tips.shape[:2], self.config.length - 1
+        token = self.config.mask_token
+        assert token is not None  # `guess` has looked
+        if not num_unknown:
+            return tips[:, :, None]
+        unknown = self._project(self.mask_hidden).expand(batch, num_tips * num_unknown, -1)
+        tokens = torch.full(unknown.shape[:2], token, device=tips.device)
+        ahead = torch.arange(1, num_unknown + 1, device=tips.device)
+        angles = self.rotary((rows.places_of_tips[:, None] + ahead).flatten())
+        hidden, joined = self._join(unknown, tokens)
+        for number, layer in enumerate(layers_in(self.layers)):
+            inputs = layer.input_layernorm(hidden) if joined is None else joined
+            joined = None
+            heads = (layer.queries(inputs, angles), *layer.keys_and_values(inputs, angles))
+            queries, keys, values = (part.reshape(*part.shape[:2], num_tips, num_unknown, -1) for part in heads)
+            attended = rows.attend_at_tips(number, queries, (keys, values), is_causal=True)
+            hidden = layer.finish(hidden, attended.flatten(2, 3), inputs)
+        return torch.cat((tips[:, :, None], hidden.reshape(batch, num_tips, num_unknown, -1)), dim=2)
 
     def _one_more(
         self, rows: FeatureRows, row: tuple[Tensor, Tensor], chains: list[list[KeyValue]], angles: Angles

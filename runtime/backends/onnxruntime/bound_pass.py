@@ -121,7 +121,8 @@ class BoundPass:
         }
         self._mask: PassMask | None = None
         if model.takes_trees:
-            self._mask = PassMask(place, num_rows + self._spare_rows, shape.dtype, self._fixed_length)
+            count, capacity = num_rows + self._spare_rows, model.entry.capacity
+            self._mask = PassMask(place, count, shape.dtype, capacity, self._fixed_length)
             values |= self._mask.values
         self._bind(model, values, buffers, num_rows)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-import openvino as ov
 from numpy.typing import NDArray
 
 from mirrorsd.device_maps import DraftPlacement
@@ -21,11 +20,10 @@ from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
 from mirrorsd.runtime.backends.onnxruntime.device import OnnxDevice
 from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS
 from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, run_options
-from mirrorsd.runtime.backends.openvino.draft_pass import DraftInputs, DraftNoise
-from mirrorsd.runtime.backends.openvino.draft_shapes import Shape, SlotCache, host_arrays, pass_buckets
 from mirrorsd.runtime.backends.slot_draft import SlotDraft
+from mirrorsd.runtime.backends.slot_pass import DraftNoise, PassBuffers, Shape, SlotCache, host_arrays, pass_buckets
 
-_FLOATS = ov.Type.f32
+_FLOATS = np.float32
 
 
 class OnnxDraftModel:
@@ -97,20 +95,9 @@ class OnnxDraftRequest:
                 self._binding.bind_ortvalue_input(spec.name, ort.OrtValue.ortvalue_from_numpy(arrays[spec.name]))
         for spec in contract.outputs:
             self._binding.bind_ortvalue_output(spec.name, ort.OrtValue.ortvalue_from_numpy(arrays[spec.name]))
-        self.inputs = DraftInputs(
-            ids=arrays[names.DRAFT_IDS],
-            positions=arrays[names.DRAFT_POSITIONS],
-            mask=arrays[names.DRAFT_MASK],
-            tip_rows=arrays[names.DRAFT_TIP_ROWS],
-        )
+        self.buffers = PassBuffers(entry, arrays)
         self._noise: DraftNoise | None = None
-        self._noise_rows: NDArray[np.int64] = arrays.get(names.DRAFT_NOISE_ROWS, np.zeros(0, dtype=np.int64))
-        self.tip_ids: NDArray[np.int64] = arrays[names.DRAFT_TIP_IDS]
-        self.tip_logprobs: NDArray[np.float32] = arrays[names.DRAFT_TIP_LOGPROBS]
-        layers = range(entry.shape.num_layers)
-        self.new_rows = [arrays[name] for layer in layers for name in (names.new_key(layer), names.new_value(layer))]
         self.bind(cache)
-        self.inputs.fill([], [])
 
     def bind(self, cache: SlotCache) -> None:
         """Use `cache` if it has this shape's capacity."""
@@ -119,15 +106,11 @@ class OnnxDraftRequest:
             for name, array in zip(cache.names, cache.arrays, strict=True):
                 self._binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
 
-    def use_noise(self, noise: DraftNoise, num_tips: int) -> None:
-        """Let the tips' candidates compete with the noise of the positions that they predict."""
+    def use_noise(self, noise: DraftNoise) -> None:
+        """Read this noise from now on."""
         if self._noise is not noise:
             self._noise = noise
             self._binding.bind_ortvalue_input(names.DRAFT_NOISE, ort.OrtValue.ortvalue_from_numpy(noise.rows))
-        if noise.is_silent:  # whichever rows are named
-            return
-        ahead = 1 + np.arange(self._noise_rows.shape[1])
-        self._noise_rows[:num_tips] = noise.rows_at(self.inputs.tip_positions(num_tips)[:, None] + ahead)
 
     def infer(self) -> None:
         """Run the pass; other Python threads go on.

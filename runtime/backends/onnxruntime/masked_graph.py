@@ -1,4 +1,4 @@
-"""A stage whose rows need not form a chain: positions and a mask become inputs of its attention.
+"""A stage whose rows need not form a chain: a mask becomes an input of its attention, and so do their positions.
 
 Rewritten in memory, as for conversations that share a pass (`packed_graph`): every other operator, and the weights'
 file, stay what they are. Where rows do form a chain the mask is all zeros, and changes no bit on a processor. Behind a
@@ -8,26 +8,33 @@ Owns: the rewriting, what a pass tells it, and which targets it can be done to. 
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import TensorSpec
+from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import TargetEntry
-from mirrorsd.runtime.backends.onnxruntime.onnx_bytes import Field, field, fields, joined, port
+from mirrorsd.runtime.backends.onnxruntime.onnx_bytes import ONNX_TYPES, Field, field, fields, joined, node
 from mirrorsd.runtime.backends.onnxruntime.stage import Place
 
-POSITIONS = "row_positions"
-"""`[1, rows]`: where in its text each row stands."""
+TABLE_ROWS = "table_rows"
+"""`[cache rows]`: which row of the tables of angles each one takes, its position in the text."""
 MASK = "row_mask"
 """`[1, 1, rows, cache rows and these]`: 0 where a row sees another, else as low as the type goes."""
 _GRAPH, _NODE, _INPUT = 7, 1, 11
-_INPUTS, _OPERATOR, _ATTRIBUTE, _NAME = 1, 4, 5, 1
+_INPUTS, _OUTPUTS, _OPERATOR, _ATTRIBUTE, _NAME = 1, 2, 4, 5, 1
 _ATTENTION = "GroupQueryAttention"
-_AT_POSITIONS, _AT_MASK = 9, 10
+_TABLES, _AT_POSITIONS, _AT_MASK = slice(7, 9), 9, 10
 """Places among the inputs of attention."""
 _MASKED_TYPES = ("float32", "float16")
+_PROBE, _PROBE_ROWS, _PROBE_PARENTS = range(3, 9), [9, 10, 11, 12], [-1, 0, 0, 2]
+"""A text, and a tree behind it: a chain of two, and another beside its second row."""
+_MOST_APART = 0.25
+"""Of the logits' spread: what a wrong mask does is more than that, rounding is a tenth of it at the most (int8)."""
 
 
 class NotMaskableError(ValueError):
@@ -36,8 +43,8 @@ class NotMaskableError(ValueError):
 
 def mask_specs(dtype: str) -> tuple[TensorSpec, TensorSpec]:
     """What a masked stage has as inputs beside those of its contract."""
-    positions = TensorSpec(name=POSITIONS, dtype="int64", shape=(1, "S"))
-    return positions, TensorSpec(name=MASK, dtype=dtype, shape=(1, 1, "S", "T"))
+    table_rows = TensorSpec(name=TABLE_ROWS, dtype="int64", shape=("C",))
+    return table_rows, TensorSpec(name=MASK, dtype=dtype, shape=(1, 1, "S", "T"))
 
 
 def why_not(entry: TargetEntry) -> str:
@@ -50,36 +57,92 @@ def why_not(entry: TargetEntry) -> str:
 
 
 def masked(model: bytes, dtype: str) -> bytes:
-    """A stage whose attention reads `POSITIONS` and `MASK`.
+    """A stage whose attention reads `MASK`, and its tables of angles by `TABLE_ROWS`.
+
+    Its own input for positions would say the same; some providers take it and do not look at it.
 
     Raises:
-        NotMaskableError: attention has a mask already, or sees so many rows back only.
+        NotMaskableError: attention has a mask already, or sees so many rows back only; or something else counts rows.
         ValueError: these are not the bytes of a graph.
     """
     return joined([_with_graph(part, dtype) if part.number == _GRAPH else part for part in fields(model)])
 
 
 def _with_graph(part: Field, dtype: str) -> Field:
-    parts = [Field(_NODE, _with_mask(one.data)) if one.number == _NODE else one for one in fields(part.data)]
-    ports = [Field(_INPUT, port(POSITIONS, "int64", 2)), Field(_INPUT, port(MASK, dtype, 4))]
-    return Field(_GRAPH, joined([*parts, *ports]))
+    parts = fields(part.data)
+    nodes = [fields(one.data) for one in parts if one.number == _NODE]
+    tables = sorted({name for one in nodes if _is_attention(one) for name in _texts(one, _INPUTS)[_TABLES] if name})
+    made = {name for one in nodes for name in _texts(one, _OUTPUTS)}
+    if computed := made.intersection(tables):
+        raise NotMaskableError(f"its table {min(computed)} is computed in every pass")
+    gathered = [Field(_NODE, node("Gather", [name, TABLE_ROWS], [_by_row(name)], axis=0)) for name in tables]
+    rest = [Field(_NODE, _with_mask(fields(one.data))) if one.number == _NODE else one for one in parts]
+    ports = [Field(_INPUT, _port(TABLE_ROWS, "int64", 1)), Field(_INPUT, _port(MASK, dtype, 4))]
+    return Field(_GRAPH, joined([*gathered, *rest, *ports]))
 
 
-def _with_mask(node: bytes) -> bytes:
-    parts = fields(node)
-    if not any(part.number == _OPERATOR and part.text == _ATTENTION for part in parts):
-        return node
-    inputs = [part.text for part in parts if part.number == _INPUTS]
+def _texts(parts: Sequence[Field], number: int) -> list[str]:
+    return [part.text for part in parts if part.number == number]
+
+
+def _is_attention(parts: Sequence[Field]) -> bool:
+    return _ATTENTION in _texts(parts, _OPERATOR)
+
+
+def _by_row(table: str) -> str:
+    return f"{table}.by_row"
+
+
+def _port(name: str, dtype: str, rank: int) -> bytes:
+    sizes = b"".join(field(1, field(2, f"{name}{number}")) for number in range(rank))
+    return field(1, name) + field(2, field(1, field(1, ONNX_TYPES[dtype]) + field(2, sizes)))
+
+
+def _with_mask(parts: Sequence[Field]) -> bytes:
+    inputs = _texts(parts, _INPUTS)
+    if not _is_attention(parts):
+        if counted := {names.SEQLENS_K, names.TOTAL_LENGTH}.intersection(inputs):
+            raise NotMaskableError(f"more than attention reads {min(counted)}, as learned positions do")
+        return joined(parts)
     window = field(_NAME, "local_window_size")
     if any(part.number == _ATTRIBUTE and part.data.startswith(window) for part in parts):
         raise NotMaskableError("its attention sees so many rows back only, and counts those that are left out")
     inputs += [""] * (_AT_MASK + 1 - len(inputs))
     if inputs[_AT_POSITIONS] or inputs[_AT_MASK]:
         raise NotMaskableError("its attention has a mask already")
-    inputs[_AT_POSITIONS], inputs[_AT_MASK] = POSITIONS, MASK
+    inputs[_TABLES] = [_by_row(name) if name else "" for name in inputs[_TABLES]]
+    inputs[_AT_MASK] = MASK
     return joined(
         [Field(_INPUTS, name.encode()) for name in inputs] + [part for part in parts if part.number != _INPUTS]
     )
+
+
+class Probed(Protocol):
+    """A session whose passes may have trees."""
+
+    def logits(
+        self, tokens: NDArray[np.int64], start: int, parents: NDArray[np.int64] | None = None
+    ) -> NDArray[np.floating]:
+        """What a pass says at its rows, `[S, V]`."""
+
+
+def check_masks(session: Probed, provider: str) -> None:
+    """Refuse a provider that takes the inputs of masked stages and does not look at them.
+
+    Raises:
+        DeviceError: rows of a tree are not those of its chains.
+    """
+    text, rows = np.array([*_PROBE]), np.array(_PROBE_ROWS)
+    session.logits(text, 0)
+    together = session.logits(rows, len(text), np.array(_PROBE_PARENTS))
+    for path in ([0, 1], [0, 2, 3]):
+        alone = session.logits(rows[path], len(text))
+        apart = np.abs(together[path] - alone).mean(axis=1).max()
+        if not apart <= _MOST_APART * alone.std():
+            raise DeviceError(
+                f"{provider} takes the mask of siblings and does not follow it: rows differ by {apart:.2g} from those "
+                "of a text alone. Nothing was run. Leave them out (siblings=0)."
+            )
 
 
 class RowLayout:
@@ -98,10 +161,12 @@ class RowLayout:
                 if self._sees is not None:
                     self._sees[row] |= self._sees[parent]
 
-    @property
-    def positions(self) -> NDArray[np.int64]:
-        """`[1, rows]`."""
-        return (self._start + self._depths)[None]
+    def table_rows(self, capacity: int) -> NDArray[np.int64]:
+        """`[capacity]`."""
+        found = np.arange(capacity)
+        own = found[self._start : self._start + self._count]
+        own[:] = self._start + self._depths[: len(own)]
+        return found
 
     def mask(self, dtype: str, num_columns: int) -> NDArray[np.floating]:
         """`[1, 1, rows, num_columns]`: what stands behind these rows counts for nothing anyway."""
@@ -118,10 +183,10 @@ class PassMask:
     A captured pass has the whole cache's length and fixed addresses; else the mask is another tensor in every pass.
     """
 
-    def __init__(self, place: Place, count: int, dtype: str, fixed_columns: int | None) -> None:
-        """Make those of `count` rows, spare ones included."""
-        self._count, self._dtype = count, dtype
-        self._positions = place.message((1, count), "int64")
+    def __init__(self, place: Place, count: int, dtype: str, capacity: int, fixed_columns: int | None) -> None:
+        """Make those of `count` rows, spare ones included, beside a cache of `capacity`."""
+        self._count, self._dtype, self._capacity = count, dtype, capacity
+        self._table_rows = place.message((capacity,), "int64")
         self._fixed = place.message((1, 1, count, fixed_columns), dtype) if fixed_columns else None
 
     @property
@@ -130,12 +195,12 @@ class PassMask:
         mask = (
             self._fixed.value if self._fixed is not None else self._value(RowLayout(self._count, 0, None), self._count)
         )
-        return {POSITIONS: self._positions.value, MASK: mask}
+        return {TABLE_ROWS: self._table_rows.value, MASK: mask}
 
     def write(self, start: int, parents: Sequence[int] | None, num_columns: int) -> dict[str, ort.OrtValue]:
         """Set them for rows from `start` on; what has to be bound again."""
         layout = RowLayout(self._count, start, parents)
-        self._positions.write(layout.positions)
+        self._table_rows.write(layout.table_rows(self._capacity))
         if self._fixed is None:
             return {MASK: self._value(layout, num_columns)}
         self._fixed.write(layout.mask(self._dtype, self._fixed.value.shape()[3]))

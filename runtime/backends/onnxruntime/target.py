@@ -26,7 +26,7 @@ from mirrorsd.runtime.backends.onnxruntime.bound_pass import BoundPass, BoundSeg
 from mirrorsd.runtime.backends.onnxruntime.device import OnnxDevice, check_ports, describe_stages
 from mirrorsd.runtime.backends.onnxruntime.device_memory import integers_are_exact
 from mirrorsd.runtime.backends.onnxruntime.head import OnnxHead, OnnxHeads
-from mirrorsd.runtime.backends.onnxruntime.masked_graph import NotMaskableError, mask_specs, masked
+from mirrorsd.runtime.backends.onnxruntime.masked_graph import NotMaskableError, check_masks, mask_specs, masked
 from mirrorsd.runtime.backends.onnxruntime.packed_graph import NotPackableError
 from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS
 from mirrorsd.runtime.backends.onnxruntime.rooms import Caches
@@ -99,6 +99,9 @@ class OnnxTargetModel(TargetModel):
         self.recurrence = None if entry.recurrence_file is None else self._open_recurrence(bundle)
         self._row_group: int | None = None
         self._batches: list[OnnxBatch] = []
+        if takes_trees:
+            with closing(OnnxTarget(self, 1)) as session:
+                check_masks(session, placement.provider)
 
     def open_batch(self, num_slots: int) -> OnnxBatch | None:
         """What runs several sessions together: on the processor, where it gives the bits of passes alone, and fits.
@@ -239,9 +242,11 @@ class OnnxTarget(TargetSession):
         with ledger.time("target", "read"):
             return bound.read(num_rows, with_logits=with_logits)
 
-    def logits(self, tokens: NDArray[np.int64], start: int) -> NDArray[np.floating]:
+    def logits(
+        self, tokens: NDArray[np.int64], start: int, parents: NDArray[np.int64] | None = None
+    ) -> NDArray[np.floating]:
         """A copy of what a pass says at its rows, `[S, V]`."""
-        found = self.run(tokens, start, with_logits=True, ledger=Ledger(), exits=()).logits
+        found = self.run(tokens, start, with_logits=True, ledger=Ledger(), exits=(), parents=parents).logits
         assert found is not None  # they were asked for
         return found.copy()
 

@@ -9,26 +9,26 @@ both). On disk a processor's models have no weights of their own: all of them re
 import io
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino as ov
+from numpy.typing import NDArray
 
 from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import DraftEntry
 from mirrorsd.graphs.token_rows import TokenRows
 from mirrorsd.runtime.backends.openvino.compiled_cache import open_draft_cache
-from mirrorsd.runtime.backends.openvino.draft_pass import DraftNoise, DraftRequest, Runnable
+from mirrorsd.runtime.backends.openvino.draft_pass import DraftRequest, Runnable
 from mirrorsd.runtime.backends.openvino.draft_shapes import (
     OPENVINO_ERRORS,
-    Shape,
-    SlotCache,
+    TensorCache,
     cache_type,
     device_options,
     host_options,
     is_shared,
     keep_small_constants,
-    pass_buckets,
     static_shapes,
     tile_options,
     weightless_options,
@@ -39,6 +39,7 @@ from mirrorsd.runtime.backends.openvino.npu_blobs import BundleBlobs
 from mirrorsd.runtime.backends.openvino.npu_graph import NpuParts, cut_for_npu
 from mirrorsd.runtime.backends.openvino.npu_request import HostParts
 from mirrorsd.runtime.backends.protocol import Progress, RowBlock
+from mirrorsd.runtime.backends.slot_pass import DraftNoise, Shape, pass_buckets
 
 _MOST_AHEAD_BYTES = 1 << 30
 
@@ -103,22 +104,22 @@ class DraftCompiler:
             self.new_request(shape, self.new_cache(capacity)).infer()
             self._warm.add(shape)
 
-    def new_cache(self, capacity: int) -> SlotCache:
+    def new_cache(self, capacity: int) -> TensorCache:
         """An empty key/value cache, in the device's own tensors where it would otherwise be copied at every pass."""
         owner = None
         if self._placement.device == "NPU":
             smallest = min(self._entry.buckets, key=lambda bucket: (bucket.rows, bucket.tips))
             owner = self.compiled(smallest.rows, smallest.tips, capacity).create_infer_request()
         with raised_as(DeviceError, f"No room for a draft's cache of {capacity} slots", OPENVINO_ERRORS):
-            return SlotCache(self._entry, capacity, self._cache_type, owner)
+            return TensorCache(self._entry, capacity, self._cache_type, owner)
 
-    def new_request(self, shape: Shape, cache: SlotCache) -> DraftRequest:
+    def new_request(self, shape: Shape, cache: TensorCache) -> DraftRequest:
         """A request for passes of one shape, bound to a cache of that capacity."""
         runnable = self._runnable(shape)
         with raised_as(DeviceError, f"OpenVINO has no room for a draft's pass of {shape[0]} rows", OPENVINO_ERRORS):
             return self._request(runnable, shape, cache)
 
-    def _request(self, runnable: Runnable, shape: Shape, cache: SlotCache) -> DraftRequest:
+    def _request(self, runnable: Runnable, shape: Shape, cache: TensorCache) -> DraftRequest:
         has_tensors = not self.is_shared
         return DraftRequest(runnable, self._entry, shape, cache, has_tensors=has_tensors, look_up=self._look_up)
 
@@ -266,14 +267,16 @@ class DraftCompiler:
     def _trial(self, shape: Shape, model: ov.CompiledModel) -> list[bytes]:
         """What a model makes of some tokens after an empty cache."""
         rows, tips, capacity = shape
-        cache = SlotCache(self._entry, capacity, self._cache_type)
+        cache = TensorCache(self._entry, capacity, self._cache_type)
         request = self._request(Runnable(model), shape, cache)
         tokens = [1 + number % (self._entry.shape.vocab_size - 1) for number in range(rows)]
-        request.inputs.fill([RowBlock(tokens, 0, 0)], range(rows - tips, rows))
+        buffers = request.buffers
+        buffers.inputs.fill([RowBlock(tokens, 0, 0)], range(rows - tips, rows))
         if self._entry.shape.num_noise_rows:
-            request.use_noise(DraftNoise(self._entry.shape), tips)
+            request.use_noise(DraftNoise(self._entry.shape))
         request.infer()
-        return [found.tobytes() for found in (request.tip_ids, request.tip_logprobs, *request.new_rows)]
+        outputs: tuple[NDArray[Any], ...] = (buffers.tip_ids, buffers.tip_logprobs, *buffers.new_rows)
+        return [output.tobytes() for output in outputs]
 
 
 def _reason_in(error: Exception) -> str:

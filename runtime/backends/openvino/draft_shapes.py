@@ -1,4 +1,4 @@
-"""The draft's static shapes, its caches, what both are on the host, and how it is compiled on each device.
+"""The draft's static shapes and caches on OpenVINO, and how it is compiled on each device.
 
 Owns, besides, what OpenVINO raises (`OPENVINO_ERRORS`).
 """
@@ -14,11 +14,10 @@ from openvino.preprocess import PrePostProcessor
 
 from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.graphs import names
-from mirrorsd.graphs.contract import StageContract
 from mirrorsd.graphs.errors import errors_of
-from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
+from mirrorsd.graphs.manifest import DraftEntry
+from mirrorsd.runtime.backends.slot_pass import SlotCache, is_cached
 
-_NEW = "new_"
 _PRECISIONS = ("f32", "bf16", "f16")
 MOST_STATIC_BYTES = 384 << 20
 """Weights times shapes above which a processor runs one model for all shapes."""
@@ -26,8 +25,6 @@ _SMALL_BYTES = 4096
 """What is smaller than any weight worth sharing: indices, scales of norms, numbers of a shape."""
 _MOST_ROWS_ON_TWO_TILES = 24
 _IN_THE_FILE = "WeightlessCacheAttribute"
-Shape = tuple[int, int, int]
-"""Rows, tips, capacity."""
 OPENVINO_ERRORS = errors_of(openvino_state)
 """Everything that OpenVINO raises; the classes of its own derive from `Exception` alone."""
 
@@ -49,30 +46,6 @@ def static_shapes(entry: DraftEntry, rows: int, tips: int, capacity: int) -> dic
         for name in (names.past_key(layer), names.past_value(layer)):
             shapes[name] = [1, entry.shape.num_kv_heads, capacity, entry.shape.head_dim]
     return shapes
-
-
-def host_ports(contract: StageContract) -> list[str]:
-    """All ports but the caches."""
-    return [spec.name for spec in (*contract.inputs, *contract.outputs) if not spec.name.startswith("past_")]
-
-
-def is_cached(name: str) -> bool:
-    """Whether a port brings new keys or values, which the cache takes over."""
-    return name.startswith(_NEW)
-
-
-def host_arrays(contract: StageContract, shape: Shape, kind: ov.Type) -> dict[str, NDArray[Any]]:
-    """Host memory for every port but the caches; new keys and values are of `kind`."""
-    rows, tips, capacity = shape
-    sizes = {"N": rows, "R": tips, "C": capacity, "C+N": capacity + rows}
-    specs = {spec.name: spec for spec in (*contract.inputs, *contract.outputs)}
-    return {
-        name: np.zeros(
-            [sizes[dim] if isinstance(dim, str) else dim for dim in specs[name].shape],
-            dtype=numpy_type(kind) if is_cached(name) else specs[name].dtype,
-        )
-        for name in host_ports(contract)
-    }
 
 
 def cache_type(core: ov.Core, entry: DraftEntry, placement: DraftPlacement) -> ov.Type:
@@ -107,30 +80,6 @@ def is_shared(entry: DraftEntry, placement: DraftPlacement, weight_bytes: int) -
     """Whether one compiled model serves all shapes."""
     num_shapes = len(entry.buckets) * len(entry.capacities)
     return placement.device == "CPU" and weight_bytes * num_shapes > MOST_STATIC_BYTES
-
-
-def pass_buckets(entry: DraftEntry, placement: DraftPlacement, *, is_shared: bool) -> list[DraftBucket]:
-    """The buckets that passes go through, smallest first.
-
-    On a processor each of a small draft's shapes has weights of its own, and what one pass leaves in the processor's
-    cache is of use to the next only if that has the same shape. So the passes of a window, of few rows each, all go
-    through one: what would have had fewer tips costs a little more alone, and less where the target runs in between.
-    A bucket of one tip is kept for long prompts only, with more rows than any round.
-
-    One model for all shapes takes rounds of one row and of two as they are, and texts of every size with one tip: not
-    half of what is computed is padding.
-    """
-    ordered = sorted(entry.buckets, key=lambda bucket: (bucket.rows, bucket.tips))
-    if is_shared:
-        small = [DraftBucket(rows=rows, tips=rows) for rows in (1, 2) if rows < ordered[0].rows]
-        most = ordered[-1].rows
-        sizes = {most * parts >> power for power in range(1, most.bit_length()) for parts in (2, 3)}
-        read = [DraftBucket(rows=rows, tips=1) for rows in sizes if ordered[0].rows <= rows <= most]
-        return sorted({*small, *ordered, *read}, key=lambda bucket: (bucket.rows, bucket.tips))
-    rounds = [bucket for bucket in ordered if bucket.tips > 1]
-    if placement.device != "CPU" or not rounds:
-        return ordered
-    return [bucket for bucket in ordered if bucket in rounds or bucket.rows > rounds[-1].rows]
 
 
 def device_options(placement: DraftPlacement) -> tuple[str, dict[str, Any]]:
@@ -192,11 +141,12 @@ def host_options(placement: DraftPlacement) -> dict[str, Any]:
     return options | {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
 
 
-class SlotCache:
-    """Key and value caches of all layers, `[1, kvh, C, hd]` each, key and value in turn.
+class TensorCache(SlotCache):
+    """A cache in OpenVINO's tensors.
 
     Attributes:
-        kind: what they are kept in. numpy has no bf16: its numbers are moved about as float16, bit by bit.
+        kind: what it is kept in. numpy has no bf16: its numbers are moved about as float16, bit by bit.
+        tensors: on the memory of `arrays`.
     """
 
     def __init__(self, entry: DraftEntry, capacity: int, kind: ov.Type, owner: ov.InferRequest | None = None) -> None:
@@ -204,24 +154,14 @@ class SlotCache:
 
         An NPU computes on its own requests' tensors; from ordinary memory it would copy the cache at every pass.
         """
-        shape = (1, entry.shape.num_kv_heads, capacity, entry.shape.head_dim)
-        layers = range(entry.shape.num_layers)
-        self.capacity = capacity
-        self.names = [name for layer in layers for name in (names.past_key(layer), names.past_value(layer))]
+        super().__init__(entry, capacity, numpy_type(kind))
         self.kind = kind
-        self.arrays: list[NDArray[np.floating]] = [np.zeros(shape, dtype=numpy_type(kind)) for _ in self.names]
         self.tensors = [tensor_on(array, kind) for array in self.arrays]
         if owner is not None:
             self.tensors = [owner.get_tensor(name) for name in self.names]
             self.arrays = [tensor.data for tensor in self.tensors]
             for array in self.arrays:
                 array.fill(0)
-
-    def take(self, other: "SlotCache") -> None:
-        """Copy the slots of a larger or smaller cache, as far as both have them."""
-        size = min(self.capacity, other.capacity)
-        for source, destination in zip(other.arrays, self.arrays, strict=True):
-            destination[:, :, :size] = source[:, :, :size]
 
 
 def numpy_type(kind: ov.Type) -> np.dtype[Any]:

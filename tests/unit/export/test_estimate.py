@@ -27,7 +27,7 @@ def test_a_large_draft_is_mapped_and_computed_in_fp32() -> None:
         for precision in ("fp32", "fp16", "int8")
     }
     assert by_precision["int8"] == by_precision["fp16"] == pytest.approx(4.6e9, rel=0.02)
-    assert by_precision["fp32"] == pytest.approx(5.8e9, rel=0.02)
+    assert by_precision["fp32"] == pytest.approx(5.9e9, rel=0.02)
 
 
 def test_it_reads_as_a_sentence() -> None:

@@ -13,6 +13,8 @@ def test_every_pair_is_of_hub_names_and_known_precisions() -> None:
     for pair in known_pairs():
         assert parse_name(pair.target) is not None
         assert not pair.draft or parse_name(pair.draft) is not None
+        assert all(parse_name(head) is not None for head in pair.heads)
+        assert pair.licence
         assert set(pair.exported) <= set(TARGET_PRECISIONS)
         assert not pair.measured or pair.exported, "nothing is measured of what was never exported"
     assert len({pair.target for pair in known_pairs()}) == len(known_pairs())
@@ -27,6 +29,8 @@ def test_a_target_finds_its_draft_in_any_case_of_letters() -> None:
     [
         ("someone/model", "no draft is known for someone/model: name one with --draft"),
         ("HuggingFaceTB/SmolLM2-135M-Instruct", "cut_draft.py"),
+        ("Qwen/Qwen3.5-9B", "its siblings have recurrent layers and cannot be drafts: .*blank_draft"),
+        ("openai/gpt-oss-20b", "no small model has its tokens: .*blank_draft"),
     ],
 )
 def test_without_a_known_draft_the_way_out_is_said(target: str, words: str) -> None:

@@ -36,6 +36,7 @@ HEADS = {
     "hydra behind a layer": replace(HYDRA, num_layers=1, depth=2),
     "eagle3": EAGLE3,
     "eagle3, fewer tokens": replace(EAGLE3, vocabulary="reduced", num_logits=20, feeds_norm=True, tap_norm="joined"),
+    "eagle3 in one pass": replace(EAGLE3, mask_token=7, own_embedding=True),
     "eagle3, projected": replace(EAGLE3, joins="projection", taps=(4,), tap_norm="none", norm_before_residual=True),
     "block": BLOCK,
     "block with a gated link": replace(BLOCK, link="gated", link_rank=4, tap_norm="each"),

@@ -9,7 +9,7 @@ import tomllib
 import zipfile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -306,6 +306,29 @@ def test_stand_ins_for_devices_fail_skip_and_pass(
     monkeypatch.setattr(script, "DEVICES", {"gpu": stand_in('{"DEVICE": "broken"}', 0)})
     assert script.main() == 1
     assert "FAILED: end-to-end" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_types_are_checked_beside_the_tests_and_told_once(
+    status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = load_script("test", monkeypatch)
+
+    def run(command: list[str], variables: dict[str, str], output: IO[str] | None = None) -> int:
+        if "mypy" not in command:
+            return 0
+        assert output is not None, "nothing is told in the middle of the tests"
+        output.write(f"{len(command)} words are right\n")
+        return status
+
+    monkeypatch.setattr(script, "run_here", run)
+    monkeypatch.setattr(script, "ensure_environment", lambda _: Path("python"))
+    monkeypatch.setattr(sys, "argv", ["test.py"])
+    assert script.main() == status
+    printed = capsys.readouterr().out
+    assert printed.count("words are right") == 2
+    assert printed.count("FAILED: types") == 2 * status, "where it is told, and at the end"
+    assert "types 0 s" in printed
 
 
 def test_a_device_that_is_not_set_up_in_time_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """Several sessions on one pair of devices: each gets its own exact text, whatever the others do."""
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -135,34 +134,6 @@ def test_nothing_is_prepared_while_another_conversation_fills_the_target(
     sources = {step.next_source for step in request.steps}
     assert (sources <= {"fresh", "none"}) == is_crowded
     assert any(span.name == "expand" for span in request.ledger.spans) != is_crowded
-
-
-def test_drafting_behind_anothers_pass_counts_as_queueing(scripted: Callable, draft_handler: Callable) -> None:
-    """Another's jobs fill the target, and drafting takes 5 ms: what counts of a step is little more than its pass."""
-
-    def slow_draft(text: list[int]) -> list[int]:
-        time.sleep(0.005 / 4)
-        return draft_handler(0.8, 3)(text)
-
-    made = Engine(
-        lambda: FakeModel(lambda: FakeTarget(scripted, vocab_size=16, suffix_seconds=0.002)),
-        lambda: FakeModel(lambda: FakeDraft(slow_draft, vocab_size=16, num_streams=3)),
-    )
-    request, stop = new_request(Seat(made), PROMPTS[0], "serial"), threading.Event()
-
-    def crowd() -> None:
-        while not stop.is_set():
-            made.target_worker.submit(lambda: time.sleep(0.03), "another").wait()
-
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(crowd)
-        finish(Seat(made), request)
-        stop.set()
-    made.close()
-    seconds = sum(step.ended - step.started for step in request.steps) - request.ledger.queued_s
-    passes = 0.002 * len(request.steps)
-    assert request.ledger.drafted_s > passes
-    assert seconds - passes < 0.5 * request.ledger.drafted_s
 
 
 def test_a_job_beside_rests_as_long_as_its_pieces_took_where_a_device_works_meanwhile(

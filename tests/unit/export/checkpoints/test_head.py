@@ -134,13 +134,17 @@ def test_damaged_folders_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", PUBLISHED.values(), ids=PUBLISHED)
-def test_a_published_head_is_read_from_its_folder(tmp_path: Path, case: dict[str, Any]) -> None:
+def test_a_published_head_is_read_from_its_folder(
+    tmp_path: Path, case: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """How it guesses is tested beside the conversion; here, that files of that form become a head of this target."""
     (tmp_path / "config.json").write_text(json.dumps(case["config"]), encoding="utf-8")
     tensors = {name: torch.full(shape, 0.5) for name, shape in case["tensors"].items()}
     maps = {"d2t": torch.arange(20), "t2d": torch.arange(40) % 2 == 0} if case["has_d2t"] else {}
     save_file({**tensors, **maps}, tmp_path / "model.safetensors")
-    layer = case["config"]["transformer_layer_config"]
+    layer = case["config"].get("transformer_layer_config", case["config"])
+    lm_head = torch.zeros(layer["vocab_size"], layer["hidden_size"])
+    monkeypatch.setattr("mirrorsd.export.checkpoints.head.lm_head_of", lambda target: lm_head)
     sizes = {"hidden_size": layer["hidden_size"], "vocab_size": layer["vocab_size"], "num_hidden_layers": 12}
     target: Any = SimpleNamespace(folder=Path("the-target"), config=sizes)
     head = open_head(tmp_path, target)

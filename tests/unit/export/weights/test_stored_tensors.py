@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from mirrorsd.export.weights.stored_tensors import read_header, with_separate_experts
+from mirrorsd.export.weights.expert_tensors import with_separate_experts
+from mirrorsd.export.weights.stored_tensors import read_header
 from mirrorsd.graphs.errors import ExportError
 
 HUGE = 10**30
@@ -116,3 +117,21 @@ def test_experts_in_one_tensor_are_matrices_of_it(tmp_path: Path) -> None:
         gate_up, down = (fused[f"layers.0.mlp.experts.{name}_proj"][expert] for name in ("gate_up", "down"))
         assert np.array_equal(np.concatenate(of_expert[:2]), gate_up)
         assert np.array_equal(of_expert[2], down)
+
+
+def test_turned_experts_are_read_turned(tmp_path: Path) -> None:
+    """gpt-oss has `[experts, inputs, outputs]`, gates and ups by turns: one matrix of both, and one behind the gate."""
+    fused = {
+        "layers.0.mlp.experts.gate_up_proj": np.arange(2 * 4 * 6, dtype=np.float32).reshape(2, 4, 6),
+        "layers.0.mlp.experts.gate_up_proj_bias": np.arange(12, dtype=np.float32).reshape(2, 6),
+        "layers.0.mlp.experts.down_proj": np.arange(2 * 3 * 4, dtype=np.float32).reshape(2, 3, 4),
+    }
+    save_file(fused, tmp_path / "m.safetensors")
+    found = with_separate_experts(read_header(tmp_path / "m.safetensors"), is_turned=True)
+    assert len(found) == 2 * 2 + 1
+    for name in ("gate_up_proj", "down_proj"):
+        for expert in range(2):
+            part = found[f"layers.0.mlp.experts.{expert}.{name}.weight"]
+            whole = fused[f"layers.0.mlp.experts.{name}"][expert]
+            assert part.shape == whole.T.shape
+            assert np.array_equal(part.read(torch.float32).numpy(), whole.T)

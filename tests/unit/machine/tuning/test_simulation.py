@@ -27,6 +27,7 @@ from mirrorsd.machine.tuning.simulation import (
     tokens_per_second,
 )
 from mirrorsd.runtime.backends.fake import FakeDraft
+from mirrorsd.runtime.backends.protocol import TipGuesses
 from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.sampling.chooser import TokenChooser
@@ -273,3 +274,29 @@ def test_fitted_scores_find_more_roots_than_defaults(make_bench: Make, confident
     before, after = (coverage(recording, scores, "both", 6, (1, 2)) for scores in (RootScores(), fitted))
     assert after[0] > before[0] + 0.1
     assert after[1] >= before[1]
+
+
+class UnsureDraft(FakeDraft):
+    """Its second and third thoughts are the neighbours of its first."""
+
+    def run(self, *asked: Any) -> TipGuesses:
+        first = super().run(*asked).ids
+        ids = (first + np.array([0, 15, 1])) % 16
+        logprobs = np.broadcast_to(np.log(np.array([0.5, 0.3, 0.2], dtype=np.float32)), ids.shape)
+        return TipGuesses(ids, logprobs.copy())
+
+
+def test_a_replay_verifies_the_siblings_of_a_real_run(make_bench: Make, draft_handler: Make) -> None:
+    draft = UnsureDraft(draft_handler(0.5, 3), vocab_size=16, num_streams=3, num_candidates=3)
+    flat = ((1.0, 10.0), (32.0, 10.0))
+    speculation = {"siblings": 6, "passes": 1, "repeats": False}
+    bench = make_bench(draft=draft, is_steady=True, **speculation)
+    bench.engine.known.target_ms = flat
+    tokens = np.array(PROMPT + bench.decode(PROMPT, "serial", max_new_tokens=60))
+    of_real = [(step.num_window, step.num_siblings, step.num_aside) for step in bench.last_request.steps]
+    recording = recording_of(record_text(bench.engine, tokens, len(PROMPT), GenerationConfig(), 10))
+    pace = replace(PACE, target_ms=flat)
+    (request,) = replay(recording, Scenario(pace=pace, speculation=SpeculationConfig(**speculation), method="serial"))
+    found = [(step.num_window, step.num_siblings, step.num_aside) for step in request.steps]
+    assert found[1:-3] == of_real[1:-3]
+    assert sum(aside for _, _, aside in found) > 3

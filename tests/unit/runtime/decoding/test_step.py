@@ -55,6 +55,35 @@ def test_every_step_is_recorded(make_bench: Make) -> None:
     assert decoder.request.prefilled <= steps[0].started <= steps[0].ended <= steps[1].started
 
 
+@pytest.mark.parametrize(("queued_s", "own"), [(30.0, 2.0), (0.0, 37.0)], ids=["behind another's", "alone"])
+def test_drafting_behind_anothers_pass_counts_as_queueing(make_bench: Make, queued_s: float, own: float) -> None:
+    """The pass takes 2 s after 30 behind another's, drafting 5: the next pass would have to queue in that time, too.
+
+    Alone, all 37 are the step's own.
+    """
+    decoder, inflight = start(make_bench(target_handler=counting), [3, 4])
+    ledger, clock = decoder.request.ledger, [0.0]
+    ledger.now = lambda: clock[0]
+    result, find = decoder.target.result, decoder.source.next
+
+    def late(request: Request, ticket: Any) -> Any:
+        output = result(request, ticket)
+        clock[0] += 30.0 + 2.0
+        ticket.queued_s = queued_s
+        return output
+
+    def draft(*given: Any) -> Any:
+        clock[0] += 5.0
+        ledger.drafted_s += 5.0
+        return find(*given)
+
+    decoder.target.result, decoder.source.next = late, draft
+    decoder.step(inflight)
+    (step,) = decoder.request.steps
+    assert (step.ended - step.started, step.own_seconds) == (37.0, own)
+    assert ledger.queued_s == 37.0 - own
+
+
 @pytest.mark.parametrize(
     "settings", [{}, {"temperature": 0.9, "seed": 4}, {"repetition_penalty": 1.7}, {"temperature": 2.0, "seed": 1}]
 )

@@ -142,7 +142,7 @@ def test_a_stop_string_cuts_the_whole_at_its_first_place(kind: str) -> None:
             if reason is not None:
                 break
         if reason is None:
-            text, reason = watch.finish("length")
+            text, reason, _ = watch.finish("length")
             shown += text
         num_cut += bool(places)
         assert shown == whole[: min(places, default=None)], ids
@@ -248,7 +248,7 @@ def test_a_stop_string_that_the_end_lets_out_still_stops() -> None:
         assert ("".join(piece.text for piece in pieces), pieces[-1].stop_reason) == ("a", "stop_string"), reason
     watch = StopWatch(config, (), IncrementalDecoder(tokenizer))
     assert [watch.push(token).text for token in ids_of(tokenizer, "a", NEW_LINE)] == ["a", ""]
-    assert watch.finish("length") == ("", "stop_string")
+    assert watch.finish("length") == ("", "stop_string", 0)
 
 
 @pytest.mark.parametrize("make", [byte_fallback, byte_level])
@@ -266,4 +266,19 @@ def test_special_tokens_that_are_asked_for_are_text(make: Callable[[], Tokenizer
     watch = StopWatch(config, (), IncrementalDecoder(tokenizer, skip_special_tokens=False))
     assert watch.push(specials[1]).stop_reason == "stop_string"
     silent = StopWatch(GenerationConfig(stop_strings="<|user|>"), (), IncrementalDecoder(tokenizer))
-    assert silent.push(specials[1]) == ("", None)
+    assert silent.push(specials[1]) == ("", None, 0)
+
+
+@pytest.mark.parametrize("make", [byte_fallback, byte_level])
+def test_a_token_tells_what_it_decoded_to_whenever_that_is_shown(make: Callable[[], Tokenizer]) -> None:
+    """Held back for a stop string that does not come, or never shown behind one that does."""
+    tokenizer, random = make(), np.random.default_rng(8)
+    config = GenerationConfig(stop_strings=("hello!", "END"))
+    for _ in range(300):
+        ids = random.integers(0, tokenizer.get_vocab_size(), 12).tolist()
+        watch, decoder = StopWatch(config, (), IncrementalDecoder(tokenizer)), IncrementalDecoder(tokenizer)
+        for token in ids:
+            piece = watch.push(token)
+            assert piece.num_decoded == len(decoder.push(token))
+            if piece.stop_reason is not None:
+                break

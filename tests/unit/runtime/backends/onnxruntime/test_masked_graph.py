@@ -9,7 +9,7 @@ import pytest
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.runtime.backends.onnxruntime.masked_graph import (
     MASK,
-    POSITIONS,
+    TABLE_ROWS,
     NotMaskableError,
     RowLayout,
     masked,
@@ -21,11 +21,12 @@ CACHES = ["past_key.0", "past_value.0"]
 LENGTHS = ["seqlens_k", "total_length"]
 
 
-def stage(*more: str, **attributes: int) -> bytes:
+def stage(*more: str, counts: bool = False, **attributes: int) -> bytes:
     inputs = ["rows", "", "", *CACHES, *LENGTHS, "cos", "sin", *more]
     attention = node("GroupQueryAttention", inputs, ["attended", "present_key.0"], **attributes)
     ports = [("rows", 1, 3), *((name, 1, 4) for name in CACHES), *((name, 6, 1) for name in LENGTHS)]
-    return model([node("Identity", ["cos"], ["sin"]), attention], ports, [("attended", 1, 3)])
+    other = node("Identity", ["seqlens_k" if counts else "rows"], ["copy"])
+    return model([other, attention], ports, [("attended", 1, 3)])
 
 
 def parts_of_graph(message: bytes, number: int) -> list[bytes]:
@@ -39,19 +40,20 @@ def names(message: bytes, number: int) -> list[str]:
 
 def test_attention_gets_positions_and_a_mask_and_nothing_else_changes() -> None:
     before, after = stage(), masked(stage(), "float16")
-    nodes = parts_of_graph(after, 1)
-    assert nodes[0] == parts_of_graph(before, 1)[0]
-    assert names(nodes[1], 1) == ["rows", "", "", *CACHES, *LENGTHS, "cos", "sin", POSITIONS, MASK]
-    assert names(nodes[1], 2) == ["attended", "present_key.0"]
+    *gathers, first, attention = parts_of_graph(after, 1)
+    assert [names(one, 1) for one in gathers] == [["cos", TABLE_ROWS], ["sin", TABLE_ROWS]]
+    assert first == parts_of_graph(before, 1)[0]
+    assert names(attention, 1) == ["rows", "", "", *CACHES, *LENGTHS, "cos.by_row", "sin.by_row", "", MASK]
+    assert names(attention, 2) == ["attended", "present_key.0"]
     ports = parts_of_graph(after, 11)
     assert ports[:-2] == parts_of_graph(before, 11)
-    assert [names(port, 1) for port in ports[-2:]] == [[POSITIONS], [MASK]]
+    assert [names(port, 1) for port in ports[-2:]] == [[TABLE_ROWS], [MASK]]
     assert field(1, ONNX_TYPES["float16"]) in ports[-1]
 
 
 def test_what_stands_behind_the_mask_stays() -> None:
     nodes = parts_of_graph(masked(stage("", "", "sinks"), "float32"), 1)
-    assert names(nodes[1], 1)[9:] == [POSITIONS, MASK, "sinks"]
+    assert names(nodes[-1], 1)[9:] == ["", MASK, "sinks"]
 
 
 def test_attention_that_sees_so_many_rows_back_takes_no_mask() -> None:
@@ -61,9 +63,14 @@ def test_attention_that_sees_so_many_rows_back_takes_no_mask() -> None:
         masked(stage("", "bias"), "float32")
 
 
+def test_nobody_else_may_count_rows() -> None:
+    with pytest.raises(NotMaskableError, match="more than attention reads seqlens_k, as learned positions do"):
+        masked(stage(counts=True), "float32")
+
+
 def test_rows_see_what_leads_to_them() -> None:
     layout = RowLayout(6, 10, [-1, 0, 1, 0, 3])
-    assert layout.positions.tolist() == [[10, 11, 12, 11, 12, 13]], "a spare row follows the last"
+    assert layout.table_rows(20)[9:17].tolist() == [9, 10, 11, 12, 11, 12, 13, 16], "a spare row follows the last"
     mask = layout.mask("float32", 16)
     assert mask.shape == (1, 1, 6, 16)
     assert not mask[..., :10].any(), "all see the cache"
@@ -74,7 +81,7 @@ def test_rows_see_what_leads_to_them() -> None:
 
 def test_the_mask_of_a_chain_is_all_zeros() -> None:
     layout = RowLayout(3, 4, None)
-    assert layout.positions.tolist() == [[4, 5, 6]]
+    assert layout.table_rows(9).tolist() == [*range(9)]
     assert not layout.mask("float16", 7).any()
 
 

@@ -8,7 +8,8 @@ import pytest
 from mirrorsd.device_maps import DraftPlacement, load_device_map
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry, SourceModel
-from mirrorsd.runtime.backends.openvino.draft_shapes import cache_type, device_options, host_options, pass_buckets
+from mirrorsd.runtime.backends.openvino.draft_shapes import cache_type, device_options, host_options
+from mirrorsd.runtime.backends.slot_pass import pass_buckets
 
 
 @pytest.mark.parametrize(("precision", "interconnect", "computed"), [("f32", "NO", "f32"), ("f16", "YES", "f32")])
@@ -68,7 +69,11 @@ def test_short_passes_on_a_processor_all_have_one_shape() -> None:
 
 def test_other_devices_and_a_model_for_all_shapes_take_the_smallest_that_fits() -> None:
     assert _pass_buckets(DraftPlacement(device="NPU")) == list(_BUCKETS)
-    assert _pass_buckets(DraftPlacement(device="CPU"), is_shared=True) == [(1, 1), (2, 2), *_BUCKETS]
+    shared = _pass_buckets(DraftPlacement(device="CPU"), is_shared=True)
+    assert shared == sorted({(1, 1), (2, 2), *_BUCKETS, *shared})
+    for num_rows in range(1, _BUCKETS[-1][0] + 1):
+        taken = next(rows for rows, _ in shared if rows >= num_rows)
+        assert taken < 2 * max(num_rows, _BUCKETS[0][0]), "not half of what is computed is padding"
 
 
 def _pass_buckets(placement: DraftPlacement, *, is_shared: bool = False) -> list[tuple[int, int]]:

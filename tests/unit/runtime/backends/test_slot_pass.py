@@ -7,8 +7,8 @@ import numpy as np
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.manifest import TokenTable
 from mirrorsd.graphs.token_rows import TokenRows
-from mirrorsd.runtime.backends.openvino.draft_pass import DraftInputs, DraftNoise
 from mirrorsd.runtime.backends.protocol import RowBlock
+from mirrorsd.runtime.backends.slot_pass import DraftInputs, DraftNoise
 from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.runtime.sampling.noise import gumbel
@@ -34,7 +34,7 @@ def test_positions_take_the_rows_in_turn_and_are_written_once() -> None:
     assert noise.rows_at(np.array([[5, 6], [6, 7]])).tolist() == [[1, 2], [2, 3]]
     assert noise.rows_at(np.array([[7, 9]])).tolist() == [[3, 1]]
     assert asked == [5, 6, 7, 9]
-    assert noise.tensor.data[:, 0].tolist() == [0, 9, 6, 7]
+    assert noise.rows[:, 0].tolist() == [0, 9, 6, 7]
 
 
 def test_rows_that_pad_a_pass_hold_numbers_whatever_was_in_the_device_s_memory(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_request_without_noise_sees_none_of_the_last_one_s() -> None:
     noise.rows_at(np.array([[1, 2]]))
     noise.follow(None)
     noise.rows_at(np.array([[1, 2]]))
-    assert not noise.tensor.data.any()
+    assert not noise.rows.any()
 
 
 def test_another_request_s_noise_is_written_anew_at_the_same_position() -> None:
@@ -66,7 +66,7 @@ def test_another_request_s_noise_is_written_anew_at_the_same_position() -> None:
     noise.rows_at(np.array([[1, 2]]))
     noise.follow(lambda position, vocab_size: -noise_at(position, vocab_size))
     noise.rows_at(np.array([[1, 2]]))
-    assert noise.tensor.data[1:3, 0].tolist() == [-1, -2]
+    assert noise.rows[1:3, 0].tolist() == [-1, -2]
 
 
 def test_the_source_is_the_noise_of_the_target_s_choice_times_the_temperature() -> None:

@@ -1,6 +1,6 @@
 """Does a bundle write what Hugging Face's `generate` writes? Greedy texts of chat prompts, token by token.
 
-    python bench/claims/published_parity.py pair.mirror --target TARGET --prompts prompts.jsonl
+    python bench/claims/models/published_parity.py pair.mirror --target TARGET --prompts prompts.jsonl
 
 TARGET is the folder or the GGUF file that the bundle was exported from. An fp32 bundle differs where two
 tokens are nearly tied, if at all: the report gives the place of the first difference and Hugging Face's gap there
