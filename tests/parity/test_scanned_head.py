@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -12,6 +13,7 @@ import torch
 from mirrorsd import MirrorPipeline
 from mirrorsd.cli.commands.inspect import precision_line
 from mirrorsd.export import ExportOptions, export_pair
+from mirrorsd.export.pair import _BuiltDraft
 from mirrorsd.export.stages import target as stages
 from mirrorsd.export.verify.target import _undecided
 from mirrorsd.graphs import names
@@ -81,17 +83,36 @@ def test_a_graph_that_does_not_compute_them_again_is_refused(
         export_pair(tied, tied, tmp_path / "bundle", gptq_options)
 
 
-@pytest.mark.slow
+class CollectedError(Exception):
+    """What the products of a head read of the text is collected, or not."""
+
+
 def test_other_heads_stay_in_eight_bits(
-    tied: Path, make_checkpoint: Callable[..., Path], gptq_options: ExportOptions, tmp_path: Path
+    tied: Path,
+    make_checkpoint: Callable[..., Path],
+    gptq_options: ExportOptions,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One with weights of its own, which would have to be stored twice, and one that was asked for in int8."""
+    """One with weights of its own, which would have to be stored twice, and one that was asked for in int8.
+
+    Only a head that is scanned is fitted to what it reads.
+    """
+
+    def collected(*_: Any, with_head: bool) -> None:
+        raise CollectedError(with_head)
+
+    monkeypatch.setattr("mirrorsd.export.pair._build_draft", lambda *_: _BuiltDraft(None, (), None))
+    monkeypatch.setattr("mirrorsd.export.pair.collect_inputs", collected)
     untied = make_checkpoint(tmp_path / "untied", "llama", seed=8, num_hidden_layers=2, tie_word_embeddings=False)
     asked = replace(gptq_options, head_precision="int8")
-    for target, options in ((untied, gptq_options), (tied, asked)):
-        manifest = export_pair(target, target, tmp_path / f"{target.name}.mirror", options)
-        assert manifest.target.storage is not None
-        assert (manifest.target.storage.head, manifest.target.storage.num_rescored) == ("int8", 0)
+    for target, options, is_scanned in (
+        (tied, gptq_options, True),
+        (untied, gptq_options, False),
+        (tied, asked, False),
+    ):
+        with pytest.raises(CollectedError, match=str(is_scanned)):
+            export_pair(target, tied, tmp_path / "pair.mirror", options)
 
 
 @pytest.mark.slow

@@ -38,8 +38,8 @@ def test_what_a_machine_holds_follows_its_memory(own_cache: Path, monkeypatch: p
     of_eight = sizes["Qwen/Qwen3-8B"]
     assert [size.precision for size in of_eight] == ["int8", "int4"]
     assert of_eight[0].disk_bytes > 1.5 * of_eight[1].disk_bytes
-    assert command.holds_words(of_eight, 64 * 10**9).startswith("int8, 9.3 GB")
-    assert command.holds_words(of_eight, 10 * 10**9).startswith("int4, 5.6 GB")
+    assert command.holds_words(of_eight, 64 * 10**9).startswith("int8: 9.3 GB,")
+    assert command.holds_words(of_eight, 10 * 10**9).startswith("int4: 5.6 GB,")
     assert command.holds_words(of_eight, 4 * 10**9).startswith("too large: ")
 
 
