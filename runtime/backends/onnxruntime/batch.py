@@ -26,7 +26,7 @@ from mirrorsd.runtime.backends.onnxruntime.packed_graph import (
     packed,
 )
 from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS
-from mirrorsd.runtime.backends.onnxruntime.rooms import Caches, Places, Room, Rooms, moved, spare_caches
+from mirrorsd.runtime.backends.onnxruntime.rooms import Caches, Places, Room, Rooms, moved, new_caches
 from mirrorsd.runtime.backends.onnxruntime.seating import NUM_GUESTS, Seated, Slots, seated, table_inputs
 from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, Tensor, host_scalar, run_options
 from mirrorsd.runtime.backends.protocol import NO_OUTPUT, TargetBatch, TargetOutput, TargetPass
@@ -121,7 +121,7 @@ class OnnxBatch(TargetBatch):
         ]
         self._buffers = RowBuffers(device.place)
         self._rooms = Rooms(entry, device.place, Places(num_tables, at_each, num_rows + 1))
-        self._spare = spare_caches(entry, device.place)
+        self._spare = new_caches(entry, device.place, 1 + entry.spare_rows)
         places = [of_table("", table) for table in range(num_tables)]
         places += [of_guest("", guest) for guest in range(NUM_GUESTS)]
         self._lengths = {name: (np.zeros(1, np.int32), *host_scalar()) for name in places}

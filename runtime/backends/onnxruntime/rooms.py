@@ -91,9 +91,9 @@ class Rooms:
         return is_empty
 
 
-def spare_caches(entry: TargetEntry, place: Place) -> Caches:
-    """What a guest's attention writes to where there is no guest."""
-    shape = (1, entry.shape.num_kv_heads, 1 + entry.spare_rows, entry.shape.head_dim)
+def new_caches(entry: TargetEntry, place: Place, num_rows: int) -> Caches:
+    """Share-buffer caches: `past_*` and `present_*` of a layer are one value of so many rows."""
+    shape = (1, entry.shape.num_kv_heads, num_rows, entry.shape.head_dim)
     found: dict[str, ort.OrtValue] = {}
     for layer in entry.shape.attention_layers:
         for past, present in _KEPT:
@@ -108,4 +108,4 @@ def moved(caches: Caches, into: Caches, num_rows: int) -> None:
             into[name].numpy()[:, :, :num_rows] = caches[name].numpy()[:, :, :num_rows]
 
 
-__all__ = ["Caches", "Places", "Room", "Rooms", "moved", "spare_caches"]
+__all__ = ["Caches", "Places", "Room", "Rooms", "moved", "new_caches"]

@@ -29,8 +29,8 @@ from mirrorsd.runtime.backends.onnxruntime.head import OnnxHead, OnnxHeads
 from mirrorsd.runtime.backends.onnxruntime.masked_graph import NotMaskableError, check_masks, mask_specs, masked
 from mirrorsd.runtime.backends.onnxruntime.packed_graph import NotPackableError
 from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS
-from mirrorsd.runtime.backends.onnxruntime.rooms import Caches
-from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, Place, Tensor
+from mirrorsd.runtime.backends.onnxruntime.rooms import Caches, new_caches
+from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, Tensor
 from mirrorsd.runtime.backends.onnxruntime.states import RecurrentStates
 from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
 from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, Kept, TargetModel, TargetOutput, TargetSession
@@ -197,7 +197,7 @@ class OnnxTarget(TargetSession):
         self.takes_trees = model.takes_trees
         self.near_tie_gap = _NEAR_TIE_GAPS.get(entry.shape.dtype, 5e-2)
         self._model = model
-        self.caches: Caches = make_cache(entry, model.device.place)
+        self.caches: Caches = new_caches(entry, model.device.place, entry.capacity)
         self._states = (
             RecurrentStates(entry.shape, model.recurrence, model.device.place) if model.recurrence is not None else None
         )
@@ -392,14 +392,3 @@ class OnnxTarget(TargetSession):
         self._taps, self._running, self._shared = bound.taps, bound.options, None
         self._running.terminate = False
         return bound
-
-
-def make_cache(entry: TargetEntry, place: Place) -> dict[str, ort.OrtValue]:
-    """Share-buffer caches: `past_*` and `present_*` of a layer are one value of `capacity` rows."""
-    shape = (1, entry.shape.num_kv_heads, entry.capacity, entry.shape.head_dim)
-    cache: dict[str, ort.OrtValue] = {}
-    for layer in entry.shape.attention_layers:
-        key, value = (place.tensor(shape, entry.shape.dtype).value for _ in range(2))
-        cache[names.past_key(layer)] = cache[names.present_key(layer)] = key
-        cache[names.past_value(layer)] = cache[names.present_value(layer)] = value
-    return cache
