@@ -105,9 +105,9 @@ def holds_words(sizes: tuple[Size, ...], memory: int) -> str:
 
 
 def known_words(pair: "Pair") -> str:
-    """In which precisions a pair was exported, what was measured, and what to know."""
+    """In which precisions a pair was exported, what was measured, what to know, and the licence."""
     exported = f"exported here in {', '.join(pair.exported)}" if pair.exported else "not exported here"
-    return "; ".join(filter(None, (exported, pair.measured, pair.note)))
+    return "; ".join(filter(None, (exported, pair.measured, pair.note, pair.licence)))
 
 
 def fits(num_bytes: int, memory: int) -> bool:

@@ -43,6 +43,12 @@ def test_what_a_machine_holds_follows_its_memory(own_cache: Path, monkeypatch: p
     assert command.holds_words(of_eight, 4 * 10**9).startswith("too large: ")
 
 
+def test_a_pair_says_its_licence_and_why_it_has_no_draft() -> None:
+    words = {pair.target: command.known_words(pair) for pair in known_pairs()}
+    assert all(words[pair.target].endswith(pair.licence) for pair in known_pairs())
+    assert "siblings have recurrent layers and cannot be drafts" in words["Qwen/Qwen3.5-9B"]
+
+
 def test_ready_bundles_are_listed_with_size_and_memory(
     online: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
 ) -> None:
