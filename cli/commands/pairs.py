@@ -64,11 +64,11 @@ def pairs(
             add_row(table, other.reference, size, "-", "to be fetched")
         print_table(table)
         print("mirrorsd chat REFERENCE talks with one of these.\n")
-    table = Table("target", "draft", f"with {readable_bytes(memory)} of memory", "exported here", "what to know")
+    table = Table("target, and below it its draft", f"with {readable_bytes(memory)} of memory", "what to know")
     for pair in known_pairs():
-        draft = ", ".join(filter(None, (pair.draft, *pair.heads))) or "-"
-        holds = holds_words(sizes[pair.target], memory)
-        add_row(table, pair.target, draft, holds, ", ".join(pair.exported) or "no", pair.measured or pair.note)
+        names = "\n".join(filter(None, (pair.target, pair.draft, *pair.heads)))
+        add_row(table, names, holds_words(sizes[pair.target], memory), known_words(pair))
+        table.add_section()
     print_table(table)
     print("mirrorsd export TARGET takes the draft of this table; any pair with the same tokenizer can be tried.")
 
@@ -77,25 +77,37 @@ def estimated_sizes(pair: "Pair") -> tuple[Size, ...]:
     """What the pair would take in each of a few precisions, the finer first."""
     from mirrorsd.export.estimate import running_bytes, stored_bytes
 
-    found = []
-    for precisions in _PRECISIONS:
-        parts = zip(pair.billions, precisions, strict=True)
-        disk = round(sum(stored_bytes(round(billions * 1e9), precision) for billions, precision in parts))
-        found.append(Size(precision=precisions[0], disk_bytes=disk, running_bytes=running_bytes(disk)))
-    return tuple(found)
+    target, draft = (round(billions * 1e9) for billions in pair.billions)
+    return tuple(
+        Size(
+            precision=precisions[0],
+            disk_bytes=round(stored_bytes(target, precisions[0]) + stored_bytes(draft, precisions[1])),
+            running_bytes=running_bytes(target, draft, *precisions),
+        )
+        for precisions in _PRECISIONS
+    )
 
 
 def holds_words(sizes: tuple[Size, ...], memory: int) -> str:
-    """The finest precision that a machine's memory holds, and its size on disk.
+    """The finest precision that a machine's memory holds, with its sizes.
 
     >>> one = Size(precision="int4", disk_bytes=2 * 10**9, running_bytes=3 * 10**9)
-    >>> holds_words((one,), 16 * 10**9), holds_words((one,), 2 * 10**9)
-    ('int4, 2.0 GB', 'too large: 3.0 GB in int4')
+    >>> print(holds_words((one,), 16 * 10**9))
+    int4: 2.0 GB,
+    3.0 GB in memory
+    >>> holds_words((one,), 2 * 10**9)
+    'too large: 3.0 GB in memory in int4'
     """
     found = next((size for size in sizes if fits(size.running_bytes, memory)), None)
     if found is None:
-        return f"too large: {readable_bytes(sizes[-1].running_bytes)} in {sizes[-1].precision}"
-    return f"{found.precision}, {readable_bytes(found.disk_bytes)}"
+        return f"too large: {readable_bytes(sizes[-1].running_bytes)} in memory in {sizes[-1].precision}"
+    return f"{found.precision}: {readable_bytes(found.disk_bytes)},\n{readable_bytes(found.running_bytes)} in memory"
+
+
+def known_words(pair: "Pair") -> str:
+    """In which precisions a pair was exported, what was measured, what to know, and the licence."""
+    exported = f"exported here in {', '.join(pair.exported)}" if pair.exported else "not exported here"
+    return "; ".join(filter(None, (exported, pair.measured, pair.note, pair.licence)))
 
 
 def fits(num_bytes: int, memory: int) -> bool:

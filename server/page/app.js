@@ -2,10 +2,11 @@
 
 import { Refusal, endKept, properties, setKey, takeKeyFromAddress } from "./api.js";
 import { ask, askAlone, continued, figuresInWords, isCut, plainBody, requestBody, resumeOrAsk, speedOf } from "./answering.js";
+import { Boxes } from "./boxes.js";
 import { button, element } from "./elements.js";
 import { AnswerBox, Comparison, editQuestion, paced, questionBox, welcomeBox } from "./messages.js";
 import { Panel } from "./panel.js";
-import { fillSettings, readSettings, setUpDrawers, setUpSliders, setUpTheme } from "./controls.js";
+import { fillSettings, readSettings, setUpDrawers, setUpQuestion, setUpSliders, setUpTheme } from "./controls.js";
 import { Colours } from "./sources.js";
 import { Store, newId } from "./store.js";
 import { parts } from "./thoughts.js";
@@ -17,12 +18,12 @@ const SAVED_MS = 2000;
 
 takeKeyFromAddress();
 const store = await Store.open(changedElsewhere);
-const colours = new Colours();
 const panel = new Panel(byId);
 const page = { props: null, comparing: null };
 const runs = new Map(); // by the answer's id: answers that come, in whichever conversation
-
 const messages = byId("messages");
+const colours = new Colours(messages);
+const boxes = new Boxes(messages, colours);
 const question = byId("question");
 
 function announce(words) {
@@ -133,18 +134,33 @@ function changedElsewhere(id) {
 }
 
 function show() {
-  colours.clear();
-  messages.replaceChildren();
   const { messages: said } = store.current;
-  said.forEach((message, place) => {
-    if (message.role === "user") messages.append(questionBox(message, { edit }));
-    else if (runs.has(message.id)) messages.append(coming(runs.get(message.id)));
-    else messages.append(finished(message, place === said.length - 1).box);
-  });
+  messages.querySelector(".welcome")?.remove();
+  boxes.show(said.map((message, place) => {
+    const isLast = place === said.length - 1;
+    return { key: keyOf(message, isLast), make: () => boxOf(message, isLast) };
+  }));
   if (!said.length) messages.append(welcomeBox(page.props ?? {}));
   showList();
   showBusy();
   messages.scrollTop = messages.scrollHeight;
+}
+
+/** What a message's box depends on; of an answer that comes, its run. */
+function keyOf(message, isLast) {
+  if (message.role === "user") return JSON.stringify([message.id, message.content]);
+  if (runs.has(message.id)) return runs.get(message.id);
+  const { id, content, reasoning, model, note, error, before } = message;
+  return JSON.stringify([id, content, reasoning, model, note, error, !before, isLast, wordsOf(message), colours.isOn]);
+}
+
+function boxOf(message, isLast) {
+  if (message.role === "user") return questionBox(message, { edit });
+  return runs.has(message.id) ? coming(runs.get(message.id)) : finished(message, isLast).box;
+}
+
+function wordsOf({ figures }) {
+  return figures ? figuresInWords(figures, panel.plainSpeed) : "stopped";
 }
 
 function actsFor(isLast) {
@@ -169,7 +185,7 @@ function finished(message, isLast) {
   if (message.error) {
     box.fail(message.error);
   } else {
-    box.finish(message.figures ? figuresInWords(message.figures, panel.plainSpeed) : "stopped");
+    box.finish(wordsOf(message));
   }
   return box;
 }
@@ -299,6 +315,7 @@ function edit(message, box) {
   if (isBusy()) return;
   const isOf = (one) => one.id === message.id;
   const again = (text) => send(text, ({ messages: said }) => said.slice(0, said.findIndex(isOf)));
+  boxes.forget(box);
   editQuestion(message, box, { again, leave: show });
 }
 
@@ -344,25 +361,10 @@ function comparedSpeeds(figures, plain) {
 const closeDrawers = setUpDrawers(byId);
 setUpTheme(byId("theme"), () => panel.draw());
 
-function grow() {
-  question.style.height = "auto";
-  question.style.height = `${Math.min(question.scrollHeight, 200)}px`;
-}
-
-byId("ask").addEventListener("submit", (event) => {
-  event.preventDefault();
-  const text = question.value;
-  if (!text.trim() || isBusy()) return;
-  question.value = "";
-  grow();
+setUpQuestion(byId("ask"), question, (text) => {
+  if (isBusy()) return false;
   send(text);
-});
-question.addEventListener("input", grow);
-question.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-    event.preventDefault();
-    byId("ask").requestSubmit();
-  }
+  return true;
 });
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && isBusy() && !document.querySelector("dialog[open]")) stop();

@@ -13,6 +13,26 @@ export function fillSettings(form, settings, defaults) {
   for (const slider of form.querySelectorAll("[data-for]")) follow(slider, form.elements[slider.dataset.for]);
 }
 
+/** The field grows with its text, and Enter sends it: `send` says whether it was taken. */
+export function setUpQuestion(form, field, send) {
+  const grow = () => {
+    field.style.height = "auto";
+    field.style.height = `${Math.min(field.scrollHeight, 200)}px`;
+  };
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (!field.value.trim() || !send(field.value)) return;
+    field.value = "";
+    grow();
+  });
+  field.addEventListener("input", grow);
+  field.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    form.requestSubmit();
+  });
+}
+
 /** A slider beside a field writes into it, and stands where the field or the model's default is. */
 export function setUpSliders(form) {
   for (const slider of form.querySelectorAll("[data-for]")) {

@@ -75,33 +75,50 @@ function close(found, node, begun) {
   found[begun.source].push(range);
 }
 
-/** Colours of all answers on the page, through highlights: the page's structure stays what a screen reader needs. */
+/**
+ * Colours of the answers, through highlights: the page's structure stays what a screen reader needs.
+ *
+ * A browser goes through all ranges of its highlights with every drawing, so only what is near the view has some.
+ */
 export class Colours {
-  constructor() {
+  constructor(list) {
     this.isOn = true;
-    this.byAnswer = new Map();
+    this.painted = new Map(); // by element: {text, runs, place, found}
     this.canHighlight = typeof Highlight !== "undefined" && "highlights" in CSS;
     if (!this.canHighlight) return;
     this.highlights = Object.fromEntries(SOURCES.map((source) => [source, new Highlight()]));
     for (const source of SOURCES) CSS.highlights.set(`source-${source}`, this.highlights[source]);
+    const seen = (entries) => entries.forEach(({ target, isIntersecting }) => this.#see(target, isIntersecting));
+    this.near = new IntersectionObserver(seen, { root: list, rootMargin: "800px 0px" });
   }
 
   paint(root, text, runs, place = 0) {
     this.forget(root);
     if (!this.canHighlight || !this.isOn || !runs?.length) return;
-    const found = ranges(root, text, runs, place);
-    this.byAnswer.set(root, found);
-    for (const source of SOURCES) for (const range of found[source]) this.highlights[source].add(range);
+    this.painted.set(root, { text, runs, place, found: null });
+    this.#see(root, true);
+    this.near.observe(root);
   }
 
   forget(root) {
-    const found = this.byAnswer.get(root);
-    if (!found) return;
-    for (const source of SOURCES) for (const range of found[source]) this.highlights[source].delete(range);
-    this.byAnswer.delete(root);
+    if (!this.painted.has(root)) return;
+    this.#see(root, false);
+    this.near.unobserve(root);
+    this.painted.delete(root);
   }
 
-  clear() {
-    for (const root of [...this.byAnswer.keys()]) this.forget(root);
+  /** Nothing in this element is shown any more. */
+  forgetIn(element) {
+    for (const root of [...this.painted.keys()]) if (element.contains(root)) this.forget(root);
+  }
+
+  #see(root, isNear) {
+    const one = this.painted.get(root);
+    if (!one || isNear === Boolean(one.found)) return;
+    const found = one.found ?? ranges(root, one.text, one.runs, one.place);
+    one.found = isNear ? found : null;
+    for (const source of SOURCES) {
+      for (const range of found[source]) this.highlights[source][isNear ? "add" : "delete"](range);
+    }
   }
 }

@@ -4,16 +4,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
 from mirrorsd import MirrorPipeline
 from mirrorsd.cli.application import run
+from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.export import ExportOptions, export_pair
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.quality_bounds import quality_warnings
 from mirrorsd.machine.doctor.row_invariance import largest_row_difference
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
+from mirrorsd.runtime.ledger import Ledger
 
 SMALL: dict[str, Any] = {"context": 256, "buckets": ((8, 8), (64, 1)), "capacities": (256,)}
 ONLY_FLOAT16 = {onnx.TensorProto.FLOAT16, onnx.TensorProto.INT64, onnx.TensorProto.INT32}
@@ -72,3 +75,18 @@ def test_every_method_writes_the_same_text(bundle: Path) -> None:
         pytest.skip("the same texts, but without avx512_vnni rows differ in their last bits (docs/limits.md)")
     target = OnnxTargetModel(bundle, read_bundle(bundle).target, pipe.device_map.target).new_session()
     assert largest_row_difference(target, num_rows=64, pass_sizes=(2, 3, 8, 13)) == 0.0
+
+
+@pytest.mark.slow
+def test_rows_of_a_tree_are_those_of_its_chains(bundle: Path) -> None:
+    entry = read_bundle(bundle).target
+    plain, tree = (
+        OnnxTargetModel(bundle, entry, TargetPlacement(), takes_trees=takes).new_session() for takes in (False, True)
+    )
+    tokens, rows, parents = np.arange(3, 20), np.array([30, 31, 32, 40]), np.array([-1, 0, 1, 0])
+    for session in (plain, tree):
+        session.prefill(tokens, 0, ledger=Ledger())
+    found = tree.logits(rows, len(tokens), parents)
+    assert np.array_equal(found[:3], plain.logits(rows[:3], len(tokens)))
+    alone = plain.logits(rows[[0, 3]], len(tokens))[-1]
+    assert np.abs(found[3] - alone).max() < 0.05 * alone.std()

@@ -343,9 +343,8 @@ def test_drawers_open_and_close_by_keyboard_on_a_phone(open_page: Any) -> None:
         assert reader.page.evaluate("document.activeElement.id") == opener[1:]
 
 
-@pytest.mark.parametrize(
-    ("width", "theme"), [("wide", "light"), ("wide", "dark"), ("middle", "light"), ("phone", "dark")]
-)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
 def test_axe_finds_nothing(open_page: Any, width: str, theme: str) -> None:
     reader = open_page(width, color_scheme=theme)
     reader.script(

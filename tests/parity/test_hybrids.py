@@ -106,6 +106,13 @@ def test_a_state_is_where_a_pass_begins_whatever_was_rejected(model: OnnxTargetM
             reader.verify(int(reader.dice.integers(1, 10)))
 
 
+def test_windows_that_outgrow_what_was_bound_go_back_exactly(model: OnnxTargetModel) -> None:
+    """Rows of a longer window stand elsewhere, and those of a short one after it where they did before."""
+    reader = Reader(model, seed=3)
+    for num_rows in (4, 40, 4, 70, 5, 40, 4, 4):
+        reader.verify(num_rows)
+
+
 def test_every_accepted_number_of_a_window_gives_the_state_of_single_rows(model: OnnxTargetModel) -> None:
     reader = Reader(model, seed=2)
     for num_accepted in range(1, 9):

@@ -123,7 +123,8 @@ class RecurrentStates:
         """Run the recurrence over the first rows of the last pass, from the set that it read into the other one.
 
         Passes of any size leave their rows in one place. As long as that is where it was, what was bound once is used
-        again: there are some hundred tensors (`bench/claims/models/rollback.py`).
+        again: of 18 layers there are 162 tensors, which take 0.25 ms to bind where a run of four rows takes 3.3
+        (`bench/claims/models/rollback.py`).
         """
         fed = [self._fed[spec.name] for spec in self._fed_specs]
         if [rows.value.data_ptr() for rows in fed] != [rows.value.data_ptr() for rows in self._bound]:

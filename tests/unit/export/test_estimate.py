@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mirrorsd.export.estimate import ExportEstimate, estimate_sizes, shortages
+from mirrorsd.export.estimate import ExportEstimate, estimate_sizes, running_bytes, shortages
 from mirrorsd.export.options import ExportOptions
 
 RESULTS = Path(__file__).resolve().parents[3] / "bench" / "results" / "epyc"
@@ -28,6 +28,14 @@ def test_a_large_draft_is_mapped_and_computed_in_fp32() -> None:
     }
     assert by_precision["int8"] == by_precision["fp16"] == pytest.approx(4.6e9, rel=0.02)
     assert by_precision["fp32"] == pytest.approx(5.9e9, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "peak"), [((134_515_008, 10_620_864), 745e6), ((1_777_088_000, 630_167_424), 3728e6)]
+)
+def test_what_answers_take_is_near_the_peaks_of_chats(parameters: tuple[int, int], peak: float) -> None:
+    """SmolLM2-135M and Qwen2.5-Coder-1.5B with their drafts, all in int8; the latter of a file whose head is apart."""
+    assert running_bytes(*parameters, "int8", "int8") == pytest.approx(peak, rel=0.1)
 
 
 def test_it_reads_as_a_sentence() -> None:

@@ -143,6 +143,7 @@ def test_the_demo_asks_what_speculation_is_for_and_says_what_next(
 ) -> None:
     script, commands = load_script("demo", monkeypatch), []
     monkeypatch.setattr(script, "WORKPLACE", tmp_path / ".demo")
+    monkeypatch.setattr(script, "make_environment", lambda: None)
     monkeypatch.setattr(script, "ensure_environment", lambda _: None)
     monkeypatch.setattr(script, "run_here", lambda command: commands.append(command) or 0)
     weights = tmp_path / ".demo" / "smollm2" / script.WEIGHTS
@@ -228,6 +229,7 @@ def test_without_its_package_the_demo_says_so_and_shows_the_storyteller(
 ) -> None:
     script, commands, installed = load_script("demo", monkeypatch), [], set()
     monkeypatch.setattr(script, "WORKPLACE", tmp_path / ".demo")
+    monkeypatch.setattr(script, "make_environment", lambda: None)
     monkeypatch.setattr(script, "ensure_environment", installed.update)
     monkeypatch.setattr(script, "run_here", lambda command: commands.append(command) or int("pip" in command))
     monkeypatch.setattr(script, "compare_methods", lambda *_: 0)

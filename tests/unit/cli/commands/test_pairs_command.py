@@ -38,9 +38,15 @@ def test_what_a_machine_holds_follows_its_memory(own_cache: Path, monkeypatch: p
     of_eight = sizes["Qwen/Qwen3-8B"]
     assert [size.precision for size in of_eight] == ["int8", "int4"]
     assert of_eight[0].disk_bytes > 1.5 * of_eight[1].disk_bytes
-    assert command.holds_words(of_eight, 64 * 10**9).startswith("int8, 9.3 GB")
-    assert command.holds_words(of_eight, 10 * 10**9).startswith("int4, 5.6 GB")
+    assert command.holds_words(of_eight, 64 * 10**9).startswith("int8: 9.3 GB,")
+    assert command.holds_words(of_eight, 10 * 10**9).startswith("int4: 5.6 GB,")
     assert command.holds_words(of_eight, 4 * 10**9).startswith("too large: ")
+
+
+def test_a_pair_says_its_licence_and_why_it_has_no_draft() -> None:
+    words = {pair.target: command.known_words(pair) for pair in known_pairs()}
+    assert all(words[pair.target].endswith(pair.licence) for pair in known_pairs())
+    assert "siblings have recurrent layers and cannot be drafts" in words["Qwen/Qwen3.5-9B"]
 
 
 def test_ready_bundles_are_listed_with_size_and_memory(
