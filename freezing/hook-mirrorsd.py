@@ -15,7 +15,15 @@ _VERSIONS = (
 """Packages whose versions are read: what is kept on a machine belongs to them."""
 
 datas = collect_data_files(
-    "mirrorsd", includes=["device_maps/*.toml", "export/*.toml", "export/verify/*.txt", "server/page/**/*", "py.typed"]
+    "mirrorsd",
+    includes=[
+        "device_maps/*.toml",
+        "export/*.toml",
+        "export/verify/*.txt",
+        "server/page/**/*",
+        "py.typed",
+        "commit.txt",
+    ],
 )
 for name in _VERSIONS:
     try:

@@ -67,6 +67,9 @@ class FakeBatch(TargetBatch):
         self.num_slots, self._fail = num_slots, fail
         self.passes: list[list[TargetPass]] = []
 
+    def takes(self, one: TargetPass, others: Sequence[TargetPass]) -> bool:
+        return len(others) < self.num_slots
+
     def run(self, passes: Sequence[TargetPass]) -> list[TargetOutput]:
         if len(passes) > self.num_slots or len({id(one.session) for one in passes}) < len(passes):
             raise AssertionError("these passes are no batch")

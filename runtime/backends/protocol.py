@@ -312,8 +312,11 @@ class TargetBatch(Protocol):
     def is_given_up(self) -> bool:
         """Whether the last pass was ended early because none of its sessions wanted it any more."""
 
+    def takes(self, one: TargetPass, others: Sequence[TargetPass]) -> bool:
+        """Whether a pass can be run together with these, which can; on the target's thread."""
+
     def run(self, passes: Sequence[TargetPass]) -> list[TargetOutput]:
-        """Run passes of different sessions, all of which may join, on the target's thread.
+        """Run passes of different sessions, which it `takes` together, on the target's thread.
 
         Raises:
             DeviceError: the device failed. No row counts then, and each pass may be run alone.

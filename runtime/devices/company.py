@@ -32,6 +32,7 @@ _SECONDS_MEMORY = 0.8
 class _Member:
     ended: float
     is_prompt: bool
+    is_reading: bool = False
 
 
 class Company:
@@ -54,14 +55,13 @@ class Company:
         What else is in the queue moves to the backlog, in its order. Where somebody waits there, nobody is awaited.
         """
         entries, most = [first], self.batch.num_slots
+        if not self.batch.takes(first.job, []):
+            return entries
         while True:
             with suppress(Empty):
                 while True:
                     backlog.append(jobs.get_nowait())
-            others = _joinable(backlog, {entry.job.session for entry in entries}, most - len(entries))
-            for entry in others:
-                backlog.remove(entry)
-            entries += others
+            self._join(entries, backlog)
             seconds = self.seconds_to_wait({entry.owner for entry in entries})
             if backlog or len(entries) == most or not seconds:
                 return entries
@@ -69,6 +69,19 @@ class Company:
                 backlog.append(jobs.get(timeout=seconds))
             except Empty:
                 return entries
+
+    def _join(self, entries: list[Entry], backlog: "deque[Entry | None]") -> None:
+        """Move passes of sessions that are not among the entries yet: of one session's jobs, the first that waits."""
+        sessions = {entry.job.session for entry in entries}
+        for entry in list(backlog):
+            if entry is None:  # the end: what comes behind it never does
+                return
+            is_new = isinstance(entry.job, TargetPass) and entry.job.session not in sessions
+            if is_new and entry.may_join and self.batch.takes(entry.job, [found.job for found in entries]):
+                backlog.remove(entry)
+                entries.append(entry)
+            if isinstance(entry.job, TargetPass):
+                sessions.add(entry.job.session)
 
     def run(self, entries: Sequence[Entry]) -> list[TargetOutput]:
         """Run passes together, and say in their tickets how long they stood in the queue and in what company.
@@ -85,8 +98,26 @@ class Company:
         num_prompts = sum(entry.job.with_logits is None for entry in entries)
         if self._seconds and 0 < num_prompts < len(entries):
             self._learn_chunk(seconds / self._seconds)
-        self.ends([entry.owner for entry in entries], 0.0 if num_prompts else seconds)
+        readers = [entry.owner for entry in entries if entry.job.with_logits is None]
+        self.ends([entry.owner for entry in entries], 0.0 if num_prompts else seconds, readers)
         return outputs
+
+    def ended_alone(self, entry: Entry, seconds: float) -> None:
+        """A pass of one conversation alone is over."""
+        readers = [entry.owner] if entry.job.with_logits is None else []
+        self.ends([entry.owner], 0.0 if readers else seconds, readers)
+
+    def rows_of_prompt(self, owner: object, others: Iterable[object], most: int) -> int:
+        """How many rows of a prompt, at most `most`, shall pass at once: few where one of the `others` is written."""
+        now = perf_counter()
+        waiting = [self._members.get(other) for other in others if other is not owner]
+        about_to_come = [
+            member
+            for other, member in list(self._members.items())
+            if other is not owner and member.is_prompt and member.ended + self._most_seconds > now
+        ]
+        is_one_written = any(member is None or not member.is_reading for member in (*waiting, *about_to_come))
+        return min(most, self.chunk_rows) if is_one_written else most
 
     def _learn_chunk(self, times: float) -> None:
         """A pass with rows of a prompt took so many times as long as those without."""
@@ -101,14 +132,17 @@ class Company:
         if member is not None:
             member.is_prompt = perf_counter() - member.ended <= self._most_seconds
 
-    def ends(self, owners: Collection[object], seconds: float) -> None:
-        """A pass of these conversations is over, and took so long; 0 where that says nothing of others."""
+    def ends(self, owners: Collection[object], seconds: float, readers: Collection[object] = ()) -> None:
+        """A pass of these conversations is over, and took so long; 0 where that says nothing of others.
+
+        `readers` are those of them whose prompts were read.
+        """
         now, known = perf_counter(), self._seconds
         if seconds:
             self._seconds = _SECONDS_MEMORY * known + (1 - _SECONDS_MEMORY) * seconds if known else seconds
         for owner in owners:
             member = self._members.setdefault(owner, _Member(now, is_prompt=False))
-            member.ended = now
+            member.ended, member.is_reading = now, owner in readers
 
     def seconds_to_wait(self, present: Collection[object]) -> float:
         """For how long the `present` wait for somebody who is about to come; 0 where there is nobody."""
@@ -127,16 +161,3 @@ class Company:
     @property
     def _most_seconds(self) -> float:
         return _WAIT_SHARE * self._seconds
-
-
-def _joinable(backlog: Iterable[Entry | None], sessions: set[object], most: int) -> list[Entry]:
-    """The first passes of sessions that are not in the pass yet: of one session's jobs, the first that waits."""
-    found: list[Entry] = []
-    for entry in backlog:
-        if entry is None or len(found) == most:
-            break
-        if entry.may_join and entry.job.session not in sessions:
-            found.append(entry)
-        if isinstance(entry.job, TargetPass):
-            sessions.add(entry.job.session)
-    return found

@@ -296,11 +296,11 @@ class DeviceWorker:
             self.on_company()
 
     def chunk_rows(self, owner: object, most: int) -> int:
-        """How many rows of a prompt, at most `most`, shall pass at once: few where others have passes meanwhile."""
-        company = self.company
-        if company is None or not (self.serves_others(owner) or company.seconds_to_wait((owner,))):
+        """How many rows of a prompt, at most `most`, shall pass at once: few where others are written meanwhile."""
+        if self.company is None:
             return most
-        return min(most, company.chunk_rows)
+        others = [*self._pending_by_owner, *([loan.owner] if (loan := self._loan) is not None else [])]
+        return self.company.rows_of_prompt(owner, others, most)
 
     def _do(self, entry: Entry, then: Callable[[object, int], None] | None = None) -> None:
         """Run a job; `then` counts it as over before its ticket says so."""
@@ -314,7 +314,7 @@ class DeviceWorker:
             failure = error
         self._job_started, self._last_ended = None, perf_counter()
         if self.company is not None and isinstance(entry.job, TargetPass):
-            self.company.ends((entry.owner,), 0.0 if entry.job.with_logits is None else self._last_ended - started)
+            self.company.ended_alone(entry, self._last_ended - started)
         if then is not None:
             then(entry.owner, -1)
         entry.ticket.finish(result, failure)

@@ -1,16 +1,20 @@
 """Conversations that share passes: every text is the one alone, whatever the method and whoever comes and goes."""
 
+import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from mirrorsd import Cancelled, MirrorPipeline
 from mirrorsd.bench.claims import soak
 from mirrorsd.bench.claims.serving.company import count_different, mixed, open_company
+from mirrorsd.runtime.backends.protocol import TargetOutput, TargetPass
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = [
@@ -33,6 +37,42 @@ def test_all_methods_in_all_ways_say_in_company_what_they_say_alone(pipe: Mirror
     asked = list(islice(mixed(PROMPTS, pipe.methods, 24), 5 * len(pipe.methods)))
     assert count_different(sessions, asked) == 0
     assert pipe.engine.target_worker.company is company, "no joint pass has failed"
+    for session in sessions:
+        session.close()
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["threads", "asyncio"])
+def test_sessions_share_passes_and_say_what_they_say_alone(pipe: MirrorPipeline, *, is_async: bool) -> None:
+    """A text that is much longer than the others', too: it is the pass's guest."""
+    sessions = [pipe.session() for _ in range(4)]
+    open_company(pipe)
+    batch = pipe.engine.target_worker.company.batch  # type: ignore[union-attr]
+    prompts = ["Once upon a time", "The fox went", "News of the old heron", " ".join(["the river"] * 40)]
+    options = {"max_new_tokens": 24, "ignore_eos": True, "method": "plain"}
+    alone = [session.generate(prompt, **options).token_ids for session, prompt in zip(sessions, prompts, strict=True)]
+    sizes: list[int] = []
+    run = batch.run
+
+    def counted(passes: Sequence[TargetPass]) -> list[TargetOutput]:
+        sizes.append(len(passes))
+        return run(passes)
+
+    async def ask() -> list[list[int]]:
+        texts = (session.agenerate(prompt, **options) for session, prompt in zip(sessions, prompts, strict=True))
+        return [result.token_ids for result in await asyncio.gather(*texts)]
+
+    with mock.patch.object(batch, "run", counted):
+        if is_async:
+            found = asyncio.run(ask())
+        else:
+            with ThreadPoolExecutor(4) as threads:
+                jobs = [
+                    threads.submit(session.generate, prompt, **options)
+                    for session, prompt in zip(sessions, prompts, strict=True)
+                ]
+                found = [job.result().token_ids for job in jobs]
+    assert found == alone
+    assert max(sizes) > 1
     for session in sessions:
         session.close()
 
@@ -100,4 +140,4 @@ def test_a_round_of_the_soak_finds_no_text_that_differs(
     rounds = json.loads(report.read_text(encoding="utf-8"))["rounds"]
     assert len(rounds) == 2
     assert (rounds[1]["different"], rounds[1]["failed"]) == (0, 0)
-    assert rounds[1]["texts"] == 2 * rounds[0]["texts"] > 0
+    assert 0 < rounds[0]["texts"] < rounds[1]["texts"]

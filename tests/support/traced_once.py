@@ -6,6 +6,7 @@ context of another length has the same graph. Where the key is the same, a copy 
 another process, too; tables and the checkpoint's own weights are put in afterwards.
 """
 
+import gc
 import hashlib
 import io
 import pickle
@@ -44,7 +45,8 @@ def traced_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             key = key_of(module, contract)
         if key is None:
             return trace(module, contract)
-        model = graphs.get(key, lambda: trace(module, contract).model)
+        with few_collections():
+            model = graphs.get(key, lambda: trace(module, contract).model)
         put_in(tables, model.graph)
         return ONNXProgram(model, None)
 
@@ -52,6 +54,7 @@ def traced_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setattr(torch_to_onnx, "trace", remembered)
         patch.setattr(draft_accuracy, "NUM_LENGTH_TEXTS", NUM_LENGTH_TEXTS)
         list_operators_once(patch)
+        gc.freeze()
         yield
 
 
@@ -83,6 +86,17 @@ class Graphs:
                     ir.save(self._here[key], path.with_suffix(".part"))
                     path.with_suffix(".part").replace(path)
         return self._here[key].clone()
+
+
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """Look for garbage a fortieth as often: beside all that tests have imported, it takes a seventh of a trace."""
+    usual = gc.get_threshold()
+    gc.set_threshold(40 * usual[0], *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
 
 
 def list_operators_once(patch: pytest.MonkeyPatch) -> None:

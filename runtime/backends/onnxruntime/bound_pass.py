@@ -80,7 +80,7 @@ class BoundPass:
     def __init__(
         self,
         model: OpenedTarget,
-        cache: dict[str, ort.OrtValue],
+        cache: Mapping[str, ort.OrtValue],
         buffers: RowBuffers,
         num_rows: int,
         *,

@@ -81,7 +81,7 @@ def _session(placement: TargetPlacement, graph: bytes) -> ort.InferenceSession:
     return ort.InferenceSession(graph, session_options(placement), providers=providers, enable_fallback=0)
 
 
-def _graph(operator: str, inputs: list[Port], output: Port) -> bytes:
+def _graph(operator: str, inputs: Sequence[Port], output: Port) -> bytes:
     """A model of one operator."""
     return model([node(operator, [name for name, _, _ in inputs], [output[0]])], inputs, [output])
 
@@ -142,7 +142,7 @@ def _best_graph(dtype: str) -> bytes:
     floats = ONNX_TYPES["float32"]
     nodes = [
         node("Cast", ["logits"], ["floats"], to=floats),
-        node("TopK", ["floats", "count"], ["best", "ids"], axis=-1 & (2**64 - 1), largest=1, sorted=1),
+        node("TopK", ["floats", "count"], ["best", "ids"], axis=-1, largest=1, sorted=1),
         node("ReduceMax", ["floats", "last_axis"], ["largest"], keepdims=1),
         node("Sub", ["floats", "largest"], ["behind"]),
         node("Mul", ["behind", "inverse_temperature"], ["scaled"]),

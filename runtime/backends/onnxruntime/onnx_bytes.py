@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 _IR_VERSION, _OPSET = 10, 18
-_INTEGER_ATTRIBUTE = 2
+_INTEGER_ATTRIBUTE, _INTEGERS_ATTRIBUTE = 2, 7
+_ALL_BITS = 2**64 - 1
 _VARINT, _LENGTH = 0, 2
 """How a number, and how anything with a length before it, is written."""
 ONNX_TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "float16": 10, "bfloat16": 16}
 
-Port = tuple[str, int, int]
-"""Name, type of the elements, number of dimensions."""
+Port = tuple[str, int, int | Sequence[int]]
+"""Name, type of the elements, number of dimensions or their sizes."""
 
 
 class Field(NamedTuple):
@@ -79,13 +80,43 @@ def _read_varint(message: bytes, at: int) -> tuple[int, int]:
     raise ValueError("a message ends in the middle of a number")
 
 
-def node(operator: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: int) -> bytes:
-    """One operator, with attributes that are integers."""
+def _within(message: bytes, *path: int) -> list[Field]:
+    """The fields at a path of numbers through messages within messages."""
+    found = fields(message)
+    for number in path:
+        found = [inner for part in found if part.number == number for inner in fields(part.data)]
+    return found
+
+
+def sizes_of(port: bytes) -> list[int]:
+    """The dimensions of an input or output; 0 for those that are not fixed.
+
+    >>> sizes_of(port("rows", "float32", (1, 8, 64))), sizes_of(port("ids", "int64", 1))
+    ([1, 8, 64], [0])
+    """
+    dimensions = [part for part in _within(port, 2, 1, 2) if part.number == 1]
+    values = [[part.content for part in fields(one.data) if part.number == 1] for one in dimensions]
+    return [next((value for value in found if isinstance(value, int)), 0) for found in values]
+
+
+def element_type(port: bytes) -> int:
+    """The type of an input's or output's numbers, as in `ONNX_TYPES`."""
+    return next(int(part.content) for part in _within(port, 2, 1) if part.number == 1)
+
+
+def node(
+    operator: str, inputs: Sequence[str], outputs: Sequence[str], *, domain: str = "", **attributes: int | Sequence[int]
+) -> bytes:
+    """One operator, with attributes that are integers, or several."""
     names = b"".join(field(1, name) for name in inputs) + b"".join(field(2, name) for name in outputs)
-    settings = b"".join(
-        field(5, field(1, name) + field(3, value) + field(20, _INTEGER_ATTRIBUTE)) for name, value in attributes.items()
-    )
-    return names + field(4, operator) + settings
+    settings = b"".join(field(5, _attribute(name, value)) for name, value in attributes.items())
+    return names + field(4, operator) + settings + (field(7, domain) if domain else b"")
+
+
+def _attribute(name: str, value: int | Sequence[int]) -> bytes:
+    if isinstance(value, int):
+        return field(1, name) + field(3, value & _ALL_BITS) + field(20, _INTEGER_ATTRIBUTE)
+    return field(1, name) + b"".join(field(8, one) for one in value) + field(20, _INTEGERS_ATTRIBUTE)
 
 
 def model(
@@ -96,20 +127,26 @@ def model(
 ) -> bytes:
     """A model of these nodes, in order."""
     graph = b"".join(field(1, one) for one in nodes) + field(2, "small")
-    graph += b"".join(field(5, _tensor(name, values)) for name, values in (constants or {}).items())
-    graph += b"".join(field(11, _port(*port)) for port in inputs)
-    graph += b"".join(field(12, _port(*port)) for port in outputs)
+    graph += b"".join(field(5, tensor(name, values)) for name, values in (constants or {}).items())
+    graph += b"".join(field(11, port(*one)) for one in inputs)
+    graph += b"".join(field(12, port(*one)) for one in outputs)
     return field(1, _IR_VERSION) + field(7, graph) + field(8, field(1, "") + field(2, _OPSET))
 
 
-def _port(name: str, kind: int, rank: int) -> bytes:
-    dimensions = b"".join(field(1, field(2, f"{name}{number}")) for number in range(rank))
+def port(name: str, kind: int | str, sizes: int | Sequence[int]) -> bytes:
+    """An input or output: its numbers' type, and how many dimensions it has, or how large they are."""
+    kind = ONNX_TYPES[kind] if isinstance(kind, str) else kind
+    names = [f"{name}{number}" for number in range(sizes)] if isinstance(sizes, int) else []
+    found = [field(2, one) for one in names] or [field(1, one) for one in (sizes if not isinstance(sizes, int) else ())]
+    dimensions = b"".join(field(1, one) for one in found)
     return field(1, name) + field(2, field(1, field(1, kind) + field(2, dimensions)))
 
 
-def _tensor(name: str, values: NDArray[np.int64]) -> bytes:
+def tensor(name: str, values: NDArray[np.int64] | NDArray[np.float32]) -> bytes:
+    """A constant."""
     sizes = b"".join(field(1, size) for size in values.shape)
-    return sizes + field(2, ONNX_TYPES["int64"]) + field(8, name) + field(9, values.astype("<i8").tobytes())
+    little = values.astype(values.dtype.newbyteorder("<"))
+    return sizes + field(2, ONNX_TYPES[str(values.dtype)]) + field(8, name) + field(9, little.tobytes())
 
 
 def field(number: int, content: int | str | bytes) -> bytes:

@@ -29,7 +29,8 @@ from mirrorsd.runtime.backends.onnxruntime.head import OnnxHead, OnnxHeads
 from mirrorsd.runtime.backends.onnxruntime.masked_graph import NotMaskableError, check_masks, mask_specs, masked
 from mirrorsd.runtime.backends.onnxruntime.packed_graph import NotPackableError
 from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS
-from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, Place, Tensor
+from mirrorsd.runtime.backends.onnxruntime.rooms import Caches, new_caches
+from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, Tensor
 from mirrorsd.runtime.backends.onnxruntime.states import RecurrentStates
 from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
 from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, Kept, TargetModel, TargetOutput, TargetSession
@@ -113,13 +114,15 @@ class OnnxTargetModel(TargetModel):
         if self.device.place.is_device or self.recurrence is not None or not is_wide or not self._has_room():
             return None
         try:
-            batch = OnnxBatch(self, self.segments, num_slots)
+            with ExitStack() as closing_all:
+                sessions = [closing_all.enter_context(closing(self.new_session())) for _ in range(2)]
+                batch = OnnxBatch(self, self.segments, num_slots, sessions[0].row_group)
+                for session in sessions:
+                    closing_all.callback(batch.leave, session)
+                if not is_as_alone(batch, sessions, self.entry.shape.vocab_size):
+                    return None
         except NotPackableError:
             return None
-        with ExitStack() as closing_all:
-            sessions = [closing_all.enter_context(closing(self.new_session())) for _ in range(2)]
-            if not is_as_alone(batch, sessions, self.entry.shape.vocab_size):
-                return None
         self._batches = [batch]
         return batch
 
@@ -194,7 +197,7 @@ class OnnxTarget(TargetSession):
         self.takes_trees = model.takes_trees
         self.near_tie_gap = _NEAR_TIE_GAPS.get(entry.shape.dtype, 5e-2)
         self._model = model
-        self.caches = make_cache(entry, model.device.place)
+        self.caches: Caches = new_caches(entry, model.device.place, entry.capacity)
         self._states = (
             RecurrentStates(entry.shape, model.recurrence, model.device.place) if model.recurrence is not None else None
         )
@@ -255,6 +258,11 @@ class OnnxTarget(TargetSession):
     def joins(self, running: SharedRun, taps: Mapping[int, Tensor]) -> None:
         """Note that its rows are in a batch that is `running`, which leaves `taps` of them."""
         self._running, self._shared, self._taps = None, running, taps
+
+    def move_to(self, caches: Caches) -> None:
+        """Use other caches from now on, in which its text is already."""
+        self._release_passes()
+        self.caches = caches
 
     def _filled_up(self, tokens: NDArray[np.int64], size: int) -> NDArray[np.int64]:
         """`size` rows: what comes behind the pass's own ones is overwritten by the next pass."""
@@ -356,14 +364,17 @@ class OnnxTarget(TargetSession):
     def close(self) -> None:
         """Drop bindings, captured graphs, buffers and cache."""
         self._model.leave_batches(self)
+        self._release_passes()
+        self._taps = None
+        self._own_heads.clear()
+        self._buffers.clear()
+        self.caches = {}
+
+    def _release_passes(self) -> None:
         for passes in (self._passes, self._prefills):
             for bound in passes.values():
                 bound.release()
             passes.clear()
-        self._taps = None
-        self._own_heads.clear()
-        self._buffers.clear()
-        self.caches.clear()
 
     def _bound(self, num_rows: int, *, is_prefill: bool) -> BoundPass:
         """The pass of so many rows; where there is no place for another, the one that was not used for longest goes."""
@@ -381,14 +392,3 @@ class OnnxTarget(TargetSession):
         self._taps, self._running, self._shared = bound.taps, bound.options, None
         self._running.terminate = False
         return bound
-
-
-def make_cache(entry: TargetEntry, place: Place) -> dict[str, ort.OrtValue]:
-    """Share-buffer caches: `past_*` and `present_*` of a layer are one value of `capacity` rows."""
-    shape = (1, entry.shape.num_kv_heads, entry.capacity, entry.shape.head_dim)
-    cache: dict[str, ort.OrtValue] = {}
-    for layer in entry.shape.attention_layers:
-        key, value = (place.tensor(shape, entry.shape.dtype).value for _ in range(2))
-        cache[names.past_key(layer)] = cache[names.present_key(layer)] = key
-        cache[names.past_value(layer)] = cache[names.present_value(layer)] = value
-    return cache

@@ -1,7 +1,9 @@
 """Passes of several conversations at once: who is together, for whom is waited, and what a failure does."""
 
 import threading
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -102,6 +104,59 @@ def test_prompts_are_read_in_small_parts_only_beside_others(worker: DeviceWorker
     worker.submit(lambda: release.wait(5), "another")
     assert (worker.chunk_rows("one", 128), worker.chunk_rows("one", 4)) == (8, 4)
     release.set()
+
+
+def test_prompts_beside_prompts_are_read_in_long_parts(worker: DeviceWorker) -> None:
+    """Nobody's text stands still then, until one of them is written."""
+    release = threading.Event()
+    worker.company = Company(FakeBatch())
+    worker.company.ends(["another"], 0.0, ["another"])
+    worker.submit(lambda: release.wait(5), "another")
+    assert worker.chunk_rows("one", 128) == 128
+    worker.company.ends(["another"], 0.01)
+    assert worker.chunk_rows("one", 128) == 8
+    release.set()
+
+
+def test_what_a_batch_does_not_take_waits_for_the_next_pass(worker: DeviceWorker) -> None:
+    class OneGuest(FakeBatch):
+        def takes(self, one: TargetPass, others: Sequence[TargetPass]) -> bool:
+            return sum(len(found.tokens) > 1 for found in (one, *others)) <= 1
+
+    batch = OneGuest()
+    worker.company = Company(batch)
+    jobs = [new_pass(), *(new_pass() for _ in range(4))]
+    for job in jobs[1:3]:
+        job.tokens = np.arange(3)
+    submit_behind_another(worker, jobs)
+    assert batch.passes == [[jobs[0], jobs[1], jobs[3], jobs[4]]], "the second guest has a pass of its own"
+    assert jobs[2].session.num_passes == 1
+
+
+@pytest.mark.parametrize("num_owners", [5, 8, 9, 16])
+def test_nobody_gets_less_than_half_of_its_share(num_owners: int) -> None:
+    """Of passes of four, by whoever comes back at once: owners that write a row, and two that read prompts."""
+
+    class OneGuest(FakeBatch):
+        def takes(self, one: TargetPass, others: Sequence[TargetPass]) -> bool:
+            is_guest = sum(len(found.tokens) > 1 for found in (one, *others)) <= 1
+            return is_guest and super().takes(one, others)
+
+    company, backlog, jobs = Company(OneGuest(4)), deque[Entry | None](), SimpleQueue[Entry | None]()
+    entries = [Entry(new_pass(), Ticket(), number, None) for number in range(num_owners)]
+    for entry in entries[:2]:
+        entry.job.tokens = np.arange(8)
+    counts = Counter[object]()
+    for entry in entries:
+        jobs.put(entry)
+    for _ in range(25 * num_owners):
+        first = backlog.popleft() if backlog else jobs.get_nowait()
+        assert first is not None
+        taken = company.gather(first, backlog, jobs)
+        counts.update(entry.owner for entry in taken)
+        for entry in taken:
+            jobs.put(entry)
+    assert min(counts.values()) >= sum(counts.values()) / num_owners / 2
 
 
 def test_a_pass_that_fails_is_run_again_for_each_alone_and_nobody_joins_any_more(worker: DeviceWorker) -> None:
