@@ -306,7 +306,7 @@ def test_a_session_is_let_go_when_it_is_closed_or_dropped(make_pipe) -> None:
 
 
 def test_a_dropped_pipeline_ends_its_threads(make_pipe, tiny_bundle: Path) -> None:
-    before = threading.active_count()
+    before = threading.enumerate()
     pipe = MirrorPipeline.load(tiny_bundle, device_map="cpu")
     session = pipe.session()
     workers = pipe.engine.draft_worker, pipe.engine.target_worker
@@ -317,7 +317,11 @@ def test_a_dropped_pipeline_ends_its_threads(make_pipe, tiny_bundle: Path) -> No
     gc.collect()
     for worker in workers:
         worker._thread.join(5)
-    assert threading.active_count() <= before
+        assert not worker._thread.is_alive()
+    others = [thread for thread in threading.enumerate() if thread not in before]
+    for thread in others:
+        thread.join(5)
+    assert not [thread.name for thread in others if thread.is_alive()]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
