@@ -21,9 +21,9 @@ SETTINGS = {"max_new_tokens": 30, "ignore_eos": True}
 
 
 class SignalledTarget(FakeTarget):
-    """A signal comes in the middle of the pass that `num_until` counts down to, on the thread that does it."""
+    """A signal comes in the middle of its fifth pass, on the thread that does it."""
 
-    num_until = 0
+    num_until = 5
 
     def run(self, *arguments: Any, **options: Any) -> Any:
         self.num_until -= 1
@@ -65,6 +65,7 @@ def test_generating_in_a_handler_while_a_pass_is_lent_fails_at_once_and_harms_no
     pipe: MirrorPipeline, on_signal: Any, tmp_path: Path, method: str, way: str
 ) -> None:
     other = pipe.session()
+    other._seat._target_session.num_until = 0
     expected = other.generate(PROMPT, max_new_tokens=4, ignore_eos=True).token_ids
     stream = pipe.stream(OTHER, **SETTINGS)
     next(stream)
