@@ -277,4 +277,3 @@ class AutoSource(WindowSource):
     def close(self) -> None:
         """Leave nothing running."""
         self._drafting.close()
-        self._account.close()

@@ -114,7 +114,6 @@ class PairKnowledge(SourceKnowledge):
         method: of speculation that `tune` found faster; empty where nothing was tuned.
         plain_seconds: what a step of plain decoding takes now; 0 until measured.
         plain_tokens: what it brings, free rows included.
-        text_tokens: how long texts have been lately; 0 before the first has ended.
         heads: the same of windows that heads guess, by their kind.
     """
 
@@ -123,7 +122,6 @@ class PairKnowledge(SourceKnowledge):
         self.pause, self.method = _BY.first_pause, ""
         self.plain_seconds = 0.0
         self.plain_tokens = 1.0
-        self.text_tokens = 0.0
         self.heads: dict[str, SourceKnowledge] = {}
         self._num_plain = 0
         self._pace = PlainPace()
@@ -175,11 +173,6 @@ class PairKnowledge(SourceKnowledge):
     def observe_free_rows(self, num_tokens: int) -> None:
         """Learn how many tokens a step of plain decoding brings, or would have brought."""
         self.plain_tokens = RATE_MEMORY * self.plain_tokens + (1 - RATE_MEMORY) * num_tokens
-
-    def observe_text(self, num_tokens: int) -> None:
-        """Learn that a text has ended after so many tokens."""
-        known = self.text_tokens or num_tokens
-        self.text_tokens = TIME_MEMORY * known + (1 - TIME_MEMORY) * num_tokens
 
     def observe_pass(self, slowdown: float) -> float:
         """Learn that a pass, beside which nothing ran, took `slowdown` times what was measured before.
@@ -261,7 +254,7 @@ class Account:
         self._earned = 0.0
         self._tried: tuple[float, float] | None = None
         self._since, self._pause = known.since, _BY.first_pause
-        self._num_tokens = self._num_alone = 0
+        self._num_plain = 0
 
     @property
     def trial_budget(self) -> float:
@@ -310,17 +303,12 @@ class Account:
     def may_join(self, speed: float, num_missing: int) -> bool:
         """Whether a draft that seems to pay may read so many tokens first, for which no text's credit is charged.
 
-        It may where a text as long as the last ones would gain by it what the reading costs, but for the credit, or
-        where this one has forgone that: whoever does not know how long a text will be loses at most as much again.
+        It may once the text has forgone by plain steps what the reading costs, but for the credit: whoever does not
+        know how long a text will be, nor how often it repeats itself, loses at most as much again.
         """
         known = self._known
-        gain = self.worth_of_drafting(speed, is_ready=False) / (1.0 + (self._brought or 0.0))
-        gained = gain * max(known.text_tokens - self._num_tokens, self._num_alone)
-        return known.reading_seconds(num_missing) * max(speed, known.plain_speed) <= self.credit + gained
-
-    def close(self) -> None:
-        """The text has ended."""
-        self._known.observe_text(self._num_tokens)
+        forgone = self._num_plain * self.worth_of_drafting(speed, is_ready=False) / (1.0 + (self._brought or 0.0))
+        return known.reading_seconds(num_missing) * max(speed, known.plain_speed) <= self.credit + forgone
 
     def observe_window(self, worth: float, speed: float, *, is_trial: bool) -> None:
         """Learn what a drafted window is worth, its drafting not counted."""
@@ -328,7 +316,7 @@ class Account:
         share = _BY.memory ** max(self._since, 2)
         self._brought = worth if self._brought is None else share * self._brought + (1 - share) * worth
         known.brought = worth if known.brought is None else TIME_MEMORY * known.brought + (1 - TIME_MEMORY) * worth
-        self._since = known.since = self._num_alone = 0
+        self._since = known.since = self._num_plain = 0
         self._tried = (worth, self._loss(speed)) if is_trial else None
 
     def _settle_trial(self, num_right: int) -> None:
@@ -352,8 +340,6 @@ class Account:
     def _count(self, num_tokens: int) -> None:
         """So many tokens more without a window of the draft, as far as is known."""
         self._since += num_tokens
-        self._num_alone += num_tokens
-        self._num_tokens += num_tokens
         self._known.since += num_tokens
 
     def observe_step_of_another(self, drafted_seconds: float, num_tokens: int) -> None:
@@ -375,6 +361,7 @@ class Account:
         known = self._known
         speed = known.plain_tokens / plain_seconds if plain_seconds else known.plain_speed
         if is_plain:
+            self._num_plain += num_tokens
             self.credit += _BY.trial_share * num_tokens - drafted_seconds * speed
         else:
             gain = num_tokens - (seconds + drafted_seconds) * speed

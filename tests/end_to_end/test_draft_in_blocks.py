@@ -17,6 +17,7 @@ from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError, DeviceError
 from mirrorsd.runtime.backends.onnxruntime.draft import OnnxDraftModel
 from mirrorsd.runtime.backends.protocol import RowBlock
+from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.devices.inventory import cannot_run
 
 PROMPT = "the quick brown fox"
@@ -55,7 +56,8 @@ def test_texts_are_those_of_plain_decoding(bundles: tuple[Path, Path], method: s
     with MirrorPipeline.load(bundles[0], device_map="cpu", use_tuned=False) as pipe:
         assert any("draft: onnxruntime CPU, int4-blocks" in line for line in pipe.placement)
         options = {"max_new_tokens": 300, "ignore_eos": True, **settings}  # past the first capacity of the cache
-        plain, found = (pipe.generate(PROMPT, method=name, **options) for name in ("plain", method))
+        with pipe.session(SpeculationConfig(window="full")) as session:  # whatever rows cost here
+            plain, found = (session.generate(PROMPT, method=name, **options) for name in ("plain", method))
     assert found.token_ids == plain.token_ids
     assert method == "auto" or found.stats.tokens_per_step > (1.0 if settings["temperature"] else 1.2)
 

@@ -92,8 +92,9 @@ def test_tune_measures_chooses_and_is_used(own_bundle: Path, capsys: pytest.Capt
         assert pipe.engine.known.root_scores.to_dict() == report["root_scores"]
         assert "both:2:sampled" in pipe.engine.known.root_scores.fitted
         speeds = report["tokens_per_second"]
-        assert pipe.engine.known.pairs[False].plain_speed == pytest.approx(speeds["plain"])
-        assert pipe.engine.known.pairs[False].method == max(("serial", "mirror"), key=speeds.get)
+        known = pipe.engine.known.pairs[False]
+        assert known.plain_speed == pytest.approx(speeds["plain"], rel=0.5), "or what texts have taught since"
+        assert known.method == max(("serial", "mirror"), key=speeds.get)
 
 
 class Counted(Silent):

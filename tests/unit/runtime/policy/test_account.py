@@ -134,21 +134,6 @@ def test_a_draft_that_pays_reads_once_plain_decoding_has_forgone_what_that_costs
     assert not account.may_join(0.0, 1000), "it has just been asked"
 
 
-def test_a_draft_reads_at_once_where_texts_are_long_enough() -> None:
-    known = tuned()
-    known.observe_drafting(0.1, 100)
-    assert not Account(known).may_join(0.0, 200)
-    long = Account(known)
-    long.observe_step(5.0, 0.0, 500, is_plain=False)
-    long.close()
-    assert Account(known).may_join(0.0, 200)
-    for _ in range(20):
-        short = Account(known)
-        short.observe_step(0.1, 0.0, 10, is_plain=False)
-        short.close()
-    assert not Account(known).may_join(0.0, 200)
-
-
 def test_what_reading_takes_is_learned_by_the_token() -> None:
     known = tuned()
     known.observe_drafting(known.draft_seconds + 0.2, 200)
