@@ -297,10 +297,9 @@ class DeviceWorker:
 
     def chunk_rows(self, owner: object, most: int) -> int:
         """How many rows of a prompt, at most `most`, shall pass at once: few where others are written meanwhile."""
-        if self.company is None:
-            return most
-        others = [*self._pending_by_owner, *([loan.owner] if (loan := self._loan) is not None else [])]
-        return self.company.rows_of_prompt(owner, others, most)
+        company, loan = self.company, self._loan
+        others = [*self._pending_by_owner, *([] if loan is None else [loan.owner])]
+        return most if company is None else company.rows_of_prompt(owner, others, most)
 
     def _do(self, entry: Entry, then: Callable[[object, int], None] | None = None) -> None:
         """Run a job; `then` counts it as over before its ticket says so."""

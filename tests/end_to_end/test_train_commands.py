@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,16 @@ from mirrorsd.training.models.streaming_draft import StreamingDraft
 SIZES = ("--batch", "2", "--length", "32")
 DRAFT = ("--hidden", "64", "--layers", "1", "--streams", "2", "--stream-layers", "1", *SIZES)
 QUICK = ("--seconds", "0.5", "--no-compile")
+
+
+def sample(name: str) -> Any:
+    """A program of `samples/`, as a module."""
+    folder = str(Path(__file__).resolve().parents[2] / "samples")
+    sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(folder)
 
 
 @pytest.fixture(scope="module")
@@ -301,12 +312,7 @@ def test_a_training_says_what_comes_and_how_far_it_is(
 
 def test_a_draft_that_has_learned_nothing_fits_any_target(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
     target = tiny_pair[0]
-    samples = Path(__file__).resolve().parents[2] / "samples"
-    sys.path.insert(0, str(samples))
-    try:
-        blank_draft = importlib.import_module("blank_draft")
-    finally:
-        sys.path.remove(str(samples))
+    blank_draft = sample("blank_draft")
     blank_draft.write_blank(target, tmp_path / "out")
     found = open_checkpoint(tmp_path / "out", "draft")
     check_compatible(open_checkpoint(target, "target"), found)
@@ -320,12 +326,7 @@ def test_a_draft_is_cut_from_a_folder_and_from_a_gguf_file(
     is_file: bool, tiny_pair: tuple[Path, Path], write_gguf: Callable[..., Path], tmp_path: Path
 ) -> None:
     target = write_gguf("Q8_0") if is_file else tiny_pair[0]
-    samples = Path(__file__).resolve().parents[2] / "samples"
-    sys.path.insert(0, str(samples))
-    try:
-        cut_draft = importlib.import_module("cut_draft")
-    finally:
-        sys.path.remove(str(samples))
+    cut_draft = sample("cut_draft")
     cut_draft.cut(target, tmp_path / "out", 1, 1)
     kept = open_checkpoint(tmp_path / "out", "draft")
     assert kept.config["num_hidden_layers"] == 2

@@ -86,6 +86,8 @@ def make_checkpoint(tokenizer_json: str) -> MakeCheckpoint:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from mirrorsd.bench.claims.models.families import randomise
+
     def make(
         folder: Path,
         family: str,
@@ -100,12 +102,7 @@ def make_checkpoint(tokenizer_json: str) -> MakeCheckpoint:
         torch.manual_seed(seed)
         config = AutoConfig.for_model(family, **(SIZES | sizes))
         model = AutoModelForCausalLM.from_config(config).eval()
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if "norm" in name or name.endswith(("bias", "sinks")):
-                    parameter.add_(torch.randn_like(parameter) * 0.2)
-                elif name.endswith("A_log"):  # states that remember more than the row before
-                    parameter.uniform_(-5.0, -1.0)
+        randomise(model)
         model.save_pretrained(folder)
         (folder / "tokenizer.json").write_text(tokenizer_json, encoding="utf-8")
         settings = {"eos_token": "<|end|>", "chat_template": "{{ messages[0]['content'] }}"}

@@ -81,6 +81,16 @@ def exported(work: Path, family: str, precision: str) -> Path:
     return work / f"{family}.mirror"
 
 
+@torch.no_grad()
+def randomise(network: torch.nn.Module) -> None:
+    """Let norms, biases and sinks say something, and states remember more than the row before."""
+    for name, parameter in network.named_parameters():
+        if "norm" in name or name.endswith(("bias", "sinks")):
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+        elif name.endswith("A_log"):
+            parameter.uniform_(-5.0, -1.0)
+
+
 def write_checkpoint(folder: Path, family: str, *, seed: int) -> None:
     """A random model with a tokenizer of single bytes; norms, biases and sinks are random, too."""
     torch.manual_seed(seed)
@@ -88,12 +98,7 @@ def write_checkpoint(folder: Path, family: str, *, seed: int) -> None:
     known = kind().to_dict()
     config = kind(**{name: size for name, size in SMALL.items() if name in known}, **TOKEN_IDS)
     network: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    with torch.no_grad():
-        for name, parameter in network.named_parameters():
-            if "norm" in name or name.endswith(("bias", "sinks")):
-                parameter.add_(torch.randn_like(parameter) * 0.2)
-            elif name.endswith("A_log"):  # states that remember more than the row before
-                parameter.uniform_(-5.0, -1.0)
+    randomise(network)
     network.save_pretrained(folder)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {"<|end|>": 0, **{letter: number + 1 for number, letter in enumerate(alphabet)}}
