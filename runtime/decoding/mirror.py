@@ -232,6 +232,8 @@ class Expansion:
     def _round(self) -> bool:
         """One round over the branches that promise most per row; False if there is nothing to do or no time."""
         gamma, drafter = self._occasion.gamma, self._drafter
+        if not self._wanted:
+            return self._lead()
         due = self._offers(gamma)
         prepared = sum(branch.root.score for branch in self._wanted if branch.fed)
         is_prepared = prepared >= _ENOUGH * sum(branch.root.score for branch in self._wanted)
@@ -247,6 +249,18 @@ class Expansion:
         if self._planner.is_early and drafter.chain.num_fed > num_fed:
             self._replan()
         return bool(grown)
+
+    def _lead(self) -> bool:
+        """A round for the window alone, of which the draft knows nothing where it is not its own: roots follow it."""
+        drafter, planner = self._drafter, self._planner
+        worths = np.array([0.0, float(planner.is_early)])
+        grace = _FIRST_ROUND_GRACE * drafter.clock.shortest_seconds
+        if not drafter.clock.best_rows(worths, self._occasion.ready_by + grace - drafter.now()):
+            return False
+        is_fed = drafter.lead(drafter.chain.num_known)
+        if is_fed:
+            self._replan()
+        return is_fed
 
     def _lead_to(self, due: Sequence[Offer]) -> int:
         """How far a round feeds the chain: to the window's end where the draft's own candidates count."""

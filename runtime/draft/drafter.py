@@ -192,6 +192,27 @@ class Drafter:
             self.clock.observe(num_rows, self.now() - started)
         return placed
 
+    def lead(self, stop: int) -> bool:
+        """One round for the chain alone: what the draft thinks comes after its tokens before `stop` is known then.
+
+        What the text has said before plays no part. A window that is not the draft's may be a repeat, taken where one
+        seemed likely: what becomes of it says nothing of repeats elsewhere.
+
+        Returns:
+            Whether there was anything to feed, and no more than one round takes.
+        """
+        chain = self.chain
+        first, stop = chain.num_fed, min(stop, self.session.capacity)
+        if not 0 < stop - first <= min(self._max_rows, self.session.max_tips):
+            return False
+        started = self.now()
+        with self._ledger.time("draft", "expand"):
+            tips = chain.run([chain.block(stop)], range(stop - first))
+            self._note_lead(tips, stop - first)
+            chain.keep(stop)
+        self.clock.observe(stop - first, self.now() - started)
+        return True
+
     def _note_lead(self, tips: TipGuesses, num_noted: int) -> TipGuesses:
         """Take what came after the chain's tokens as its candidates; what is left is the branches'."""
         self.chain.note_candidates(self.chain.num_fed, tips.ids[:num_noted, 0], tips.logprobs[:num_noted, 0])

@@ -64,9 +64,16 @@ class Scene:
         window = drafter.fresh(WindowOrder(limit=4, passes=4))
         assert window.tolist() == [6, 7, 8, 9]
         self.link = DraftLink(drafter, worker, 5.0, ledger)
-        planner = RootPlanner(SpeculationConfig(**{"roots": 16, **speculation}), chooser, RootScores())
-        self.expansion = Expansion(self.link, planner, Occasion(2, window, 4, ready_by), self.table)
+        self.planner = RootPlanner(SpeculationConfig(**{"roots": 16, **speculation}), chooser, RootScores())
+        self.expansion = Expansion(self.link, self.planner, Occasion(2, window, 4, ready_by), self.table)
         self.draft.num_passes = 0
+
+    def adopt(self, window: list[int]) -> None:
+        """All was right, and 10 came next; a window follows it that is not the draft's."""
+        drafter = self.link.drafter
+        drafter.adopt(2, 4, 10, np.array(window, dtype=np.int64))
+        occasion = Occasion(7, np.array(window, dtype=np.int64), 4, self.expansion._occasion.ready_by)
+        self.expansion = Expansion(self.link, self.planner, occasion, self.table)
 
     def prepared(self, row: int, token: int) -> tuple[list[int], str] | None:
         found = self.table.get(row, token)
@@ -153,6 +160,32 @@ def test_the_draft_s_own_runners_up_need_no_exit(worker: DeviceWorker) -> None:
     scene.expansion.hear(EXIT)
     assert scene.prepared(2, 11) == ([12, 13, 14, 15], "exit")
     assert scene.prepared(0, 12) == ([13, 14, 15, 0], "early"), "what is there stays"
+
+
+@pytest.mark.parametrize("window", [[], [11, 12], [11, 3, 4]])
+def test_beside_a_window_that_is_not_its_own_the_draft_reads_it_first(worker: DeviceWorker, window: list[int]) -> None:
+    """A head's, a repeat's or none, as in a step of plain decoding: then it knows what may come."""
+    scene = Scene(worker)
+    scene.adopt(window)
+    scene.expansion.begin()
+    first = window[0] if window else None
+    assert scene.prepared(0, 1) == ([2, 3, 4, 5], "early"), "the runner-up behind 10"
+    if first is None:
+        assert scene.prepared(0, 11) == ([12, 13, 14, 15], "early")
+    else:
+        assert scene.prepared(0, first) is None
+        assert scene.prepared(1, 12 if window[1] != 12 else 2) is not None
+    assert scene.link.drafter.chain.num_fed == 8 + len(window)
+
+
+@pytest.mark.parametrize(("ready_by", "root_source"), [(0.0, "early"), (inf, "proxy")])
+def test_nothing_is_read_where_there_is_no_time_or_only_the_exit_counts(
+    worker: DeviceWorker, ready_by: float, root_source: str
+) -> None:
+    scene = Scene(worker, ready_by=ready_by, root_source=root_source)
+    scene.adopt([11])
+    scene.expansion.begin()
+    assert scene.draft.num_passes == 0
 
 
 def test_where_only_the_exit_counts_nothing_is_done_before_it_speaks(worker: DeviceWorker) -> None:

@@ -64,6 +64,17 @@ def test_a_window_ends_where_the_cache_does() -> None:
     assert drafter.fresh(ORDER).tolist() == [6, 7]
 
 
+def test_a_chain_is_fed_alone_once_and_no_more_than_one_round_takes() -> None:
+    drafter, draft = make_drafter([3, 4, 5])
+    assert drafter.lead(3)
+    assert (drafter.chain.num_fed, draft.num_passes) == (3, 1)
+    assert drafter.chain.candidates(0, 3)[0][:, 0].tolist() == [4, 5, 6]
+    assert not drafter.lead(3), "nothing is left"
+    drafter.adopt(2, 0, 6, np.arange(7, 7 + max(draft.round_sizes)))
+    assert not drafter.lead(drafter.chain.num_known), "one more than a round has"
+    assert drafter.fresh(ORDER).tolist()[0] == (7 + max(draft.round_sizes)) % 64
+
+
 def test_what_was_verified_is_the_chain_and_the_rest_of_the_window_is_gone() -> None:
     drafter, draft = make_drafter([3, 4, 5])
     drafter.fresh(ORDER)
