@@ -13,8 +13,11 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from .gated_delta import GatedDelta
+from .short_conv import ShortConv
 
 Angles = tuple[Tensor, Tensor] | None
+Mixer = GatedDelta | ShortConv
+"""What stands in place of attention in a layer with a state."""
 
 
 class RowEmbedding(nn.Module):
@@ -82,8 +85,8 @@ class DecoderParts:
     """The parts of a causal LM that stages are made of.
 
     `rotary` is HF's module of rotary positions, None for learned ones. `rotary_types` names each layer's kind of
-    rotary position where there are several kinds, else it is None. `mixers` are the layers that have a recurrence in
-    place of attention, by layer.
+    rotary position where there are several kinds, else it is None. `mixers` are the layers that have a state in place
+    of attention, by layer.
     """
 
     embed: RowEmbedding
@@ -94,7 +97,7 @@ class DecoderParts:
     rotary: nn.Module | None = None
     rotary_types: tuple[str, ...] | None = None
     logit_scale: LogitScale = LogitScale()
-    mixers: Mapping[int, GatedDelta] = field(default_factory=dict)
+    mixers: Mapping[int, Mixer] = field(default_factory=dict)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Turn the last layer's output `[..., H]` into logits `[..., V]`: final norm, LM head, factors."""
@@ -106,8 +109,9 @@ class DecoderParts:
             return [None] * len(self.layers)
         if self.rotary_types is None:
             return [self.rotary(example, positions)] * len(self.layers)
-        by_type = {kind: self.rotary(example, positions, kind) for kind in set(self.rotary_types)}
-        return [by_type[kind] for kind in self.rotary_types]
+        rotated = {kind for layer, kind in enumerate(self.rotary_types) if layer not in self.mixers}
+        by_type = {kind: self.rotary(example, positions, kind) for kind in rotated}
+        return [by_type.get(kind) for kind in self.rotary_types]
 
 
 def general_parts(model: Any) -> DecoderParts:
@@ -128,6 +132,22 @@ def qwen3_5_parts(model: Any) -> DecoderParts:
     layers = enumerate(model.model.layers)
     mixers = {number: GatedDelta(layer.linear_attn) for number, layer in layers if hasattr(layer, "linear_attn")}
     return replace(general_parts(model), mixers=mixers)
+
+
+def lfm2_parts(model: Any) -> DecoderParts:
+    """LFM2 has short convolutions in most layers, and another name for its final norm; LFM3 has two kinds of rope."""
+    decoder, config = model.model, model.config
+    has_kinds = hasattr(decoder.rotary_emb, "layer_types")
+    return DecoderParts(
+        embed=RowEmbedding(decoder.embed_tokens),
+        layers=decoder.layers,
+        norm=decoder.embedding_norm,
+        lm_head=model.lm_head,
+        num_heads=config.num_attention_heads,
+        rotary=decoder.rotary_emb,
+        rotary_types=tuple(config.layer_types) if has_kinds else None,
+        mixers={n: ShortConv(layer.conv) for n, layer in enumerate(decoder.layers) if not layer.is_attention_layer},
+    )
 
 
 def granite_parts(model: Any) -> DecoderParts:

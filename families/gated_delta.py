@@ -71,6 +71,11 @@ class GatedDelta:
         return weight
 
     @property
+    def bias(self) -> None:
+        """The convolution has none."""
+        return
+
+    @property
     def fused_activation(self) -> str:
         """What the convolution's operator applies itself: "silu", or "none"."""
         return "silu" if self.module.activation in _FUSED else "none"

@@ -21,17 +21,19 @@ from .decoder_parts import (
     general_parts,
     gpt2_parts,
     granite_parts,
+    lfm2_parts,
     opt_parts,
     qwen3_5_parts,
 )
 from .experts import Mixture
 from .gated_delta import gated_delta_shape
+from .short_conv import short_conv_shape
 
 Built = TypeVar("Built")
 
 _MOST_WORDS = 400
 """Characters of an error of HF's: those of torch hold pages of its own calls."""
-_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 _EXAMPLE_ROPE = '{"rope_type": "linear", "factor": 2.0}'
 _STANDARD_NAMES = (
     "vocab_size",
@@ -55,7 +57,8 @@ class Family:
     `recurrent` gives the sizes of layers with a recurrence, by HF's config; None where a family has none. `mixture`
     tells the weights of experts and routers, in families that have them. `refused` says, by name of a config entry,
     what an entry that is set stands for and why it stops the export. `read_quantised` names the methods of rounded
-    weights that are read, as the floats that they stand for.
+    weights that are read, as the floats that they stand for. `renamed` has parts of weights' names in checkpoints, and
+    what transformers calls them.
     """
 
     model_type: str
@@ -66,6 +69,13 @@ class Family:
     mixture: Mixture | None = None
     refused: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     read_quantised: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def name_of(self, stored: str) -> str:
+        """What transformers calls a weight that a checkpoint has under the name `stored`."""
+        for part, name in self.renamed.items():
+            stored = stored.replace(part, name)
+        return stored
 
 
 _BIDIRECTIONAL = MappingProxyType({"use_bidirectional_attention": "attention in both directions"})
@@ -76,6 +86,13 @@ _QWEN3_5 = Family(
     beyond="Gated DeltaNet in three layers of four, gated attention with rope on part of a head",
     parts=qwen3_5_parts,
     recurrent=gated_delta_shape,
+)
+_LFM2 = Family(
+    model_type="lfm2",
+    models="LFM2 and LFM2.5 (350M to 2.6B)",
+    beyond="short convolutions in place of attention in most layers, norms of queries and keys per head",
+    parts=lfm2_parts,
+    recurrent=short_conv_shape,
 )
 FAMILIES: Mapping[str, Family] = {
     family.model_type: family
@@ -123,6 +140,15 @@ FAMILIES: Mapping[str, Family] = {
             beyond="mixtures of experts with biases and a clamped gate, attention with sinks and windows",
             mixture=Mixture(router=".mlp.router.weight", num_experts="num_local_experts", is_turned=True),
             read_quantised=("mxfp4",),
+        ),
+        _LFM2,
+        replace(
+            _LFM2,
+            model_type="lfm3",
+            models="LFM3-1.7B",
+            beyond="layers of `lfm2` with longer convolutions, norms on both sides, gated heads, windows, two kinds of "
+            "rotary positions",
+            renamed=MappingProxyType({".self_attn.gate_proj.": ".self_attn.g_proj."}),
         ),
         Family(model_type="mistral", models="Mistral 7B", beyond="sliding window"),
         Family(model_type="smollm3", models="SmolLM3", beyond="layers without rotary positions"),
@@ -178,7 +204,10 @@ _KNOWN_REASONS = MappingProxyType(
         "mamba": "it has state-space layers of another kind than Gated DeltaNet",
         "mamba2": "it has state-space layers of another kind than Gated DeltaNet",
         "falcon_h1": "it has state-space layers of another kind than Gated DeltaNet",
-        "lfm2": "its layers with a convolution alone are not supported",
+        "lfm2_moe": "its routers choose experts by sigmoid scores with a bias",
+        "gemma4": "it has inputs per layer, layers that share keys and values, and two head sizes",
+        "gemma4_text": "it has inputs per layer, layers that share keys and values, and two head sizes",
+        "gemma4_assistant": "it reads keys and values of Gemma 4's last layers, which is no head of a kind known here",
         "granitemoehybrid": "it has state-space layers of another kind than Gated DeltaNet",
         "nemotron_h": "it has state-space layers of another kind than Gated DeltaNet",
         "bloom": "its positions are slopes on the attention scores (ALiBi)",

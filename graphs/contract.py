@@ -41,7 +41,8 @@ class RecurrentShape:
         layers: which layers they are, by absolute layer number.
         channels: width of the rows that the convolution in front of the recurrence reads.
         conv_rows: rows before its own that it reads.
-        num_heads: heads of the recurrence; each has a decay and a rate per row.
+        num_heads: heads of the recurrence; each has a decay and a rate per row. 0 where the convolution is all there
+            is, and the rows that it reads are the whole state.
         num_key_heads: heads of queries and of keys; each serves several of the others.
         key_dim: rows of a head's state.
         value_dim: columns of a head's state.
@@ -50,10 +51,10 @@ class RecurrentShape:
     layers: tuple[int, ...]
     channels: int
     conv_rows: int
-    num_heads: int
-    num_key_heads: int
-    key_dim: int
-    value_dim: int
+    num_heads: int = 0
+    num_key_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +167,7 @@ def segment_contract(
 
     A recurrent layer takes `past_conv` and `past_state` and gives those after the first `num_rows[1]` rows: what stands
     behind them fills a pass up. `fed_*` are what the pass's rows gave to the recurrence: see `recurrence_contract`.
+    Where a layer has a convolution alone, there are `*_conv` alone.
     """
     is_first, is_last = first_layer == 0, end_layer == shape.num_layers
     hidden = TensorSpec(name=names.HIDDEN, dtype=shape.dtype, shape=(1, "S", shape.hidden_size))
@@ -216,13 +218,10 @@ def state_specs(
     sizes = shape.recurrent
     if sizes is None:
         return []
-    conv = (1, sizes.conv_rows, sizes.channels)
-    state = (1, sizes.num_heads, sizes.key_dim, sizes.value_dim)
-    return [
-        TensorSpec(name=name(layer), dtype=shape.dtype, shape=dims)
-        for layer in layers
-        for name, dims in ((conv_name, conv), (state_name, state))
-    ]
+    kept: list[tuple[Callable[[int], str], tuple[Dim, ...]]] = [(conv_name, (1, sizes.conv_rows, sizes.channels))]
+    if sizes.num_heads:
+        kept.append((state_name, (1, sizes.num_heads, sizes.key_dim, sizes.value_dim)))
+    return [TensorSpec(name=name(layer), dtype=shape.dtype, shape=dims) for layer in layers for name, dims in kept]
 
 
 def fed_specs(shape: TargetShape, layers: Iterable[int]) -> list[TensorSpec]:
@@ -232,10 +231,11 @@ def fed_specs(shape: TargetShape, layers: Iterable[int]) -> list[TensorSpec]:
         return []
     key_width, value_width = sizes.num_key_heads * sizes.key_dim, sizes.num_heads * sizes.value_dim
     widths = (sizes.channels, key_width, value_width, sizes.num_heads, sizes.num_heads)
+    fed = list(zip(names.FED_NAMES, widths, strict=True)) if sizes.num_heads else [(names.fed_conv, sizes.channels)]
     return [
         TensorSpec(name=name(layer), dtype=shape.dtype, shape=(1, "S", width))
         for layer in layers
-        for name, width in zip(names.FED_NAMES, widths, strict=True)
+        for name, width in fed
     ]
 
 

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
@@ -200,6 +201,7 @@ def describe_checkpoint(folder: Path) -> dict[str, Any]:
 def export(options: argparse.Namespace) -> dict[str, Any]:
     """Export in this process, watching its memory."""
     stages: list[tuple[float, str]] = []
+    by_peak: dict[str, int] = {}
     started = perf_counter()
 
     def note(stage: str, fraction: float) -> None:
@@ -210,7 +212,7 @@ def export(options: argparse.Namespace) -> dict[str, Any]:
     folder = options.folder
     pair = folder / options.size, folder / f"{options.size}-draft"
     promised = estimate_export(*pair, chosen).memory_bytes
-    with AnonymousPeak() as peak:
+    with AnonymousPeak(lambda anonymous: by_peak.update(highest(by_peak, stages, anonymous))) as peak:
         manifest = export_pair(*pair, bundle_of(options), chosen, note)
     ends = [*(begin for begin, _ in stages[1:]), perf_counter() - started]
     by_stage = {stage: round(end - begin, 2) for (begin, stage), end in zip(stages, ends, strict=True)}
@@ -218,11 +220,21 @@ def export(options: argparse.Namespace) -> dict[str, Any]:
     memory = {"vm_hwm_bytes": status_bytes("VmHWM"), "anonymous_peak_bytes": peak.bytes, "at_rest_bytes": peak.first}
     memory["promised_bytes"] = promised
     seconds = {"seconds": round(perf_counter() - started, 1), "cpu_seconds": round(process_time(), 1)}
-    return {**seconds, **memory, "seconds_by_stage": by_stage, "verify": verify}
+    return {**seconds, **memory, "seconds_by_stage": by_stage, "anonymous_by_stage": by_peak, "verify": verify}
+
+
+def highest(known: dict[str, int], stages: list[tuple[float, str]], num_bytes: int) -> dict[str, int]:
+    """The most bytes of the stage that is under way, those of now among them."""
+    stage = stages[-1][1] if stages else "start"
+    return {stage: max(known.get(stage, 0), num_bytes)}
 
 
 class AnonymousPeak:
     """Highest RssAnon of this process while the block runs, read every 20 ms; `first` is VmRSS before it."""
+
+    def __init__(self, note: Callable[[int], None]) -> None:
+        """Tell `note` of every reading."""
+        self._note = note
 
     def __enter__(self) -> "AnonymousPeak":
         self.bytes, self.first, self._done = 0, status_bytes("VmRSS"), threading.Event()
@@ -236,7 +248,9 @@ class AnonymousPeak:
 
     def _watch(self) -> None:
         while not self._done.wait(0.02):
-            self.bytes = max(self.bytes, status_bytes("RssAnon"))
+            found = status_bytes("RssAnon")
+            self.bytes = max(self.bytes, found)
+            self._note(found)
 
 
 def status_bytes(name: str) -> int:

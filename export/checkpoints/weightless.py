@@ -22,7 +22,7 @@ from mirrorsd.export.weights.lazy_weight import LazyWeight, stored_weight
 from mirrorsd.export.weights.stored_tensors import StoredTensor
 from mirrorsd.families.experts import with_separate_experts
 from mirrorsd.families.low_rank_head import fit_head
-from mirrorsd.families.registry import built_from, error_words, text_part
+from mirrorsd.families.registry import FAMILIES, built_from, error_words, text_part
 from mirrorsd.graphs.errors import ExportError, MirrorError
 
 _OF_TEXT = "language_model."
@@ -93,14 +93,13 @@ class WeightlessModel:
         running: dict[nn.Module, list[Callable[[], None]]] = {}
 
         def before(module: nn.Module, inputs: Any) -> None:
-            read = [module, *(child for child in module.children() if isinstance(child, nn.Conv1d))]
-            running[module] = [self._lend(part, {}) for part in read]
+            running[module] = [self._lend(part, {}) for part in (module, *_convolutions(module))]
 
         def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
             for give_back in running.pop(module):
                 give_back()
 
-        owners = [module for module in self.network.modules() if module._parameters]
+        owners = [module for module in self.network.modules() if module._parameters or _convolutions(module)]
         hooks = [module.register_forward_pre_hook(before) for module in owners]
         hooks += [module.register_forward_hook(after, always_call=True) for module in owners]
         try:
@@ -122,6 +121,11 @@ class WeightlessModel:
                 lent[key] = nn.Parameter(numbers, requires_grad=False)
             module._parameters[name] = lent[key]
         return lambda: module._parameters.update(empty)
+
+
+def _convolutions(module: nn.Module) -> list[nn.Module]:
+    """Those among a module's own parts."""
+    return [child for child in module.children() if isinstance(child, nn.Conv1d)]
 
 
 def open_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> WeightlessModel:
@@ -239,7 +243,9 @@ def _stored_by_name(network: Any, checkpoint: Checkpoint) -> dict[str, StoredTen
     prefix = f"{network.base_model_prefix}."
     known = {name for name, _ in network.named_parameters(remove_duplicate=False)}
     found: dict[str, StoredTensor] = {}
-    for stored_name in sorted(checkpoint.tensors, key=lambda name: name.split(".")):
+    name_of = FAMILIES[network.config.model_type].name_of
+    for file_name in sorted(checkpoint.tensors, key=lambda name: name.split(".")):
+        stored_name = name_of(file_name)
         bare = stored_name.removeprefix(prefix)
         nested = bare.removeprefix(_OF_TEXT)
         candidates = (
@@ -250,7 +256,7 @@ def _stored_by_name(network: Any, checkpoint: Checkpoint) -> dict[str, StoredTen
         )
         name = next((candidate for candidate in candidates if candidate in known), None)
         if name is not None:
-            found.setdefault(name, checkpoint.tensors[stored_name])
+            found.setdefault(name, checkpoint.tensors[file_name])
     return found
 
 

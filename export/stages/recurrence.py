@@ -1,7 +1,7 @@
 """Recurrent layers in the graphs: their two operators, a segment's pass over them, and the stage that runs them again.
 
 Owns: how a recurrence is written, and that both stages write it alike. Does not own: what rows give to it
-(`families/gated_delta.py`), the layers around it, which are HF's.
+(`families/gated_delta.py`, `families/short_conv.py`), the layers around it, which are HF's.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mirrorsd.families.decoder_parts import DecoderParts
-from mirrorsd.families.gated_delta import Fed, GatedDelta
+from mirrorsd.families.decoder_parts import DecoderParts, Mixer
+from mirrorsd.families.gated_delta import Fed, GatedDelta, Given
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import StageContract
 
-State = tuple[Tensor, Tensor]
-"""Rows before a pass that the convolution reads `[1, K - 1, channels]`, matrices `[1, heads, dk, dv]`."""
+State = tuple[Tensor, ...]
+"""Rows before a pass that the convolution reads `[1, K - 1, channels]`; matrices `[1, heads, dk, dv]`, if any."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class SegmentStates:
     past: dict[int, State]
     num_rows: Tensor | None
     present: dict[int, State] = field(default_factory=dict)
-    fed: dict[int, Fed] = field(default_factory=dict)
+    fed: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
 
 
 class RecurrenceStage(nn.Module):
@@ -48,17 +48,18 @@ class RecurrenceStage(nn.Module):
         by_name = dict(zip(self.input_names, inputs, strict=True))
         found: list[Tensor] = []
         for layer, mixer in self.mixers.items():
-            fed = Fed(*(by_name[name(layer)] for name in names.FED_NAMES))
             past = by_name[names.past_conv(layer)]
-            both = torch.cat((past, fed.conv), dim=1)
+            both = torch.cat((past, by_name[names.fed_conv(layer)]), dim=1)
             found.append(both[:, -past.shape[1] :])
-            found.append(recur(mixer, fed.key, fed, by_name[names.past_state(layer)])[1])
+            if isinstance(mixer, GatedDelta):
+                fed = Fed(*(by_name[name(layer)] for name in names.FED_NAMES))
+                found.append(recur(mixer, fed.key, fed, by_name[names.past_state(layer)])[1])
         return tuple(found)
 
 
 @contextmanager
-def recurrent_layers(mixers: Mapping[int, GatedDelta]) -> Iterator[None]:
-    """Have HF's layers call the operators instead of their own recurrence."""
+def recurrent_layers(mixers: Mapping[int, Mixer]) -> Iterator[None]:
+    """Have HF's layers call the operators instead of their own recurrence or convolution."""
     for mixer in mixers.values():
         mixer.module.forward = partial(_mix, mixer)
     try:
@@ -68,18 +69,31 @@ def recurrent_layers(mixers: Mapping[int, GatedDelta]) -> Iterator[None]:
             del mixer.module.forward
 
 
-def _mix(mixer: GatedDelta, hidden_states: Tensor, *, states: SegmentStates, **_: Any) -> Tensor:
+def _mix(mixer: Mixer, hidden_states: Tensor, *, states: SegmentStates, **_: Any) -> Tensor:
     """What HF's module does, over the states of a segment."""
     layer = int(mixer.module.layer_idx)
-    conv, decay, rate, gate = mixer.feed(hidden_states)
+    given = mixer.feed(hidden_states)
     assert states.num_rows is not None  # a segment with such a layer has the input
-    counts = (torch.arange(hidden_states.shape[1]) < states.num_rows)[None, :, None].to(hidden_states.dtype)
-    past = states.past[layer]
-    query, key, value = mixer.split(convolve(mixer, conv, past[0]))
-    states.fed[layer] = fed = Fed(conv, key, value, decay * counts, rate * counts)
-    answer, state = recur(mixer, query, fed, past[1])
-    states.present[layer] = last_rows(past[0], conv, states.num_rows), state
-    return mixer.finish(answer, gate)
+    before, *past = states.past[layer]
+    answer = convolve(mixer, given.conv, before)
+    states.fed[layer] = (given.conv,)
+    states.present[layer] = (last_rows(before, given.conv, states.num_rows),)
+    if isinstance(mixer, GatedDelta):
+        assert isinstance(given, Given)
+        answer, state, states.fed[layer] = _recurred(mixer, given, answer, past[0], states.num_rows)
+        states.present[layer] += (state,)
+    return mixer.finish(answer, given.gate)
+
+
+def _recurred(
+    mixer: GatedDelta, given: Given, convolved: Tensor, past: Tensor, num_rows: Tensor
+) -> tuple[Tensor, Tensor, Fed]:
+    """What the recurrence answers to convolved rows of which so many count, its state behind them, what fed it."""
+    counts = (torch.arange(convolved.shape[1]) < num_rows)[None, :, None].to(convolved.dtype)
+    query, key, value = mixer.split(convolved)
+    fed = Fed(given.conv, key, value, given.decay * counts, given.rate * counts)
+    answer, state = recur(mixer, query, fed, past)
+    return answer, state, fed
 
 
 def last_rows(before: Tensor, rows: Tensor, num_rows: Tensor) -> Tensor:
@@ -92,11 +106,11 @@ def last_rows(before: Tensor, rows: Tensor, num_rows: Tensor) -> Tensor:
     return moved
 
 
-def convolve(mixer: GatedDelta, rows: Tensor, past: Tensor) -> Tensor:
+def convolve(mixer: Mixer, rows: Tensor, past: Tensor) -> Tensor:
     """Convolve rows `[1, S, channels]` behind those of `past`: `com.microsoft::CausalConvWithState`."""
     convolved, _ = torch.onnx.ops.symbolic_multi_out(
         "com.microsoft::CausalConvWithState",
-        (rows, mixer.kernel, None, past),
+        (rows, mixer.kernel, mixer.bias, past),
         {"activation": mixer.fused_activation, "channels_last": 1},
         dtypes=(rows.dtype,) * 2,
         shapes=(rows.shape, past.shape),

@@ -37,14 +37,15 @@ class RotaryTables(nn.Module):
                 self.register_buffer(f"sin_table{kinds[layer]}", sin.contiguous())
 
     def forward(self, positions: Tensor) -> dict[int, Angles]:
-        """Return cos and sin `[1, rows, hd]` by layer for int64 `positions` `[1, rows]`; None without rotary."""
+        """Return cos and sin `[1, rows, hd]` by layer for int64 `positions` `[1, rows]`; None where there are none."""
         if not self.has_tables:
             return dict.fromkeys(self.kinds)
         by_kind = {
             kind: (self._rows("cos", kind, positions), self._rows("sin", kind, positions))
             for kind in set(self.kinds.values())
+            if hasattr(self, f"cos_table{kind}")
         }
-        return {layer: by_kind[kind] for layer, kind in self.kinds.items()}
+        return {layer: by_kind.get(kind) for layer, kind in self.kinds.items()}
 
     def _rows(self, function: str, kind: str, positions: Tensor) -> Tensor:
         table: Tensor = getattr(self, f"{function}_table{kind}")

@@ -102,7 +102,8 @@ class SegmentStage(nn.Module):
         attending = [i for i in numbers if i not in self.mixers]
         past = {i: (by_name[names.past_key(i)], by_name[names.past_value(i)]) for i in attending}
         caches = SegmentCaches(past, seqlens_k, by_name[names.TOTAL_LENGTH], self.context)
-        recurrent = {i: (by_name[names.past_conv(i)], by_name[names.past_state(i)]) for i in self.mixers}
+        kept = (names.past_conv, names.past_state)
+        recurrent = {i: tuple(by_name[name(i)] for name in kept if name(i) in by_name) for i in self.mixers}
         states = SegmentStates(recurrent, by_name.get(names.NUM_ROWS))
         rows = torch.arange(flowing.shape[1])[None]
         positions = rows + (seqlens_k.to(torch.int64) + 1 - self.spare_rows - flowing.shape[1])[:, None]

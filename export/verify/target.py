@@ -181,7 +181,7 @@ class TargetRun:
         return hidden, hidden.pop(self.plan.shape.num_layers)
 
     def outputs(self, steps: Sequence[Pass]) -> Iterator[tuple[dict[int, Array], Array]]:
-        """Run each segment over all passes before the next one is opened.
+        """Run each segment over all passes, and close it before the next one is opened: each holds its own weights.
 
         Yields:
             For each pass its hidden `[S, H]` by border and tap, and its logits `[S, V]`.
@@ -190,16 +190,20 @@ class TargetRun:
         hidden: list[dict[int, Array]] = [{} for _ in steps]
         *inner, last = self.plan.segments
         for segment in inner:
-            run = self._open_segment(segment)
-            flowing = [
-                run.forward(step, rows, states) for step, rows, states in zip(steps, flowing, hidden, strict=True)
-            ]
+            flowing = self._through(segment, steps, flowing, hidden)
             for states, rows in zip(hidden, flowing, strict=True):
                 states[segment.end_layer] = rows[0]
         run = self._open_segment(last)
         for step, states, rows in zip(steps, hidden, flowing, strict=True):
             logits = run.forward(step, rows, states)[0]
             yield states, logits
+
+    def _through(
+        self, segment: Segment, steps: Sequence[Pass], flowing: Sequence[Array], hidden: Sequence[dict[int, Array]]
+    ) -> list[Array]:
+        """What one segment, which is open no longer than this, makes of all passes."""
+        run = self._open_segment(segment)
+        return [run.forward(step, rows, states) for step, rows, states in zip(steps, flowing, hidden, strict=True)]
 
     def exit(self, name: str, hidden: Sequence[Array]) -> list[tuple[Array, Array]]:
         """Run one exit on each hidden `[S, H]`; return ids and log-probs `[S, K]`."""

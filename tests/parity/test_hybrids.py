@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from same_texts import PROMPTS, check_methods
+from state_reader import Reader
 
 from mirrorsd import GenerationConfig, MirrorPipeline
 from mirrorsd.cli.application import run
@@ -31,7 +32,7 @@ from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.seats import target_cache_bytes
 
 METHODS = ("serial", "mirror", "auto", "lookup", "mtp")
-VOCABULARY, LONGEST, CONTEXT = 320, 300, 384
+VOCABULARY, CONTEXT = 320, 384
 
 
 @pytest.fixture(scope="module")
@@ -45,46 +46,6 @@ def pipe(hybrid_pair: Any) -> Iterator[MirrorPipeline]:
         yield pipe
 
 
-class Reader:
-    """A session that is fed pieces of one text, and compared with the text read row by row, bit by bit."""
-
-    def __init__(self, model: OnnxTargetModel, seed: int) -> None:
-        self.model, self.dice = model, np.random.default_rng(seed)
-        self.text = self.dice.integers(0, VOCABULARY, LONGEST)
-        alone = model.new_session()
-        self.truth = np.concatenate([alone.logits(self.text[row : row + 1], row) for row in range(LONGEST)])
-        self.session: OnnxTarget = model.new_session()
-        self.place = 0
-
-    def verify(self, num_rows: int) -> None:
-        """A window with a wrong token somewhere, or none; some of the right rows are kept."""
-        rows = self.text[self.place : self.place + num_rows].copy()
-        num_right = int(self.dice.integers(1, len(rows) + 1))
-        rows[num_right:] = (rows[num_right:] + 1) % VOCABULARY
-        found = self.session.logits(rows, self.place)
-        wanted = self.truth[self.place : self.place + num_right]
-        assert np.array_equal(found[:num_right], wanted), (self.place, num_rows, num_right)
-        self.place += int(self.dice.integers(1, num_right + 1))
-
-    def prefill(self, num_rows: int) -> None:
-        """Rows of a prompt."""
-        self.session.prefill(self.text[self.place : self.place + num_rows], self.place, ledger=Ledger())
-        self.place += num_rows
-
-    def rewind(self) -> None:
-        """Back to some place, as near to it as the session can."""
-        wanted = int(self.dice.integers(self.place // 2, self.place + 1))
-        found = self.session.resumable(wanted)
-        assert 0 <= found <= wanted
-        self.place = found
-
-    def move(self) -> None:
-        """What is kept goes into another session."""
-        kept = self.session.read_cache(self.place)
-        self.session = self.model.new_session()
-        self.session.write_cache(kept)
-
-
 def states_of(session: OnnxTarget) -> RecurrentStates:
     states = session._states
     assert states is not None
@@ -93,17 +54,7 @@ def states_of(session: OnnxTarget) -> RecurrentStates:
 
 def test_a_state_is_where_a_pass_begins_whatever_was_rejected(model: OnnxTargetModel) -> None:
     """Windows with wrong rows at every place, prompts, rewinds and moves between sessions."""
-    reader = Reader(model, seed=1)
-    for number in range(260):
-        room = LONGEST - reader.place
-        if number % 23 == 22 or room <= 40:
-            reader.rewind()
-        elif number % 17 == 16:
-            reader.prefill(int(reader.dice.integers(1, 40)))
-        elif number % 29 == 28:
-            reader.move()
-        else:
-            reader.verify(int(reader.dice.integers(1, 10)))
+    Reader(model, seed=1).walk(260)
 
 
 def test_windows_that_outgrow_what_was_bound_go_back_exactly(model: OnnxTargetModel) -> None:

@@ -14,7 +14,7 @@ from family_cases import CASES
 from gguf_writer import write_file
 from mxfp4_files import round_experts
 from safetensors.torch import load_file, save_file
-from same_texts import PROMPTS, check_methods
+from same_texts import check_conversations, check_methods, check_several_answers
 
 from mirrorsd import MirrorPipeline
 from mirrorsd.device_maps import TargetPlacement
@@ -147,30 +147,11 @@ def test_all_methods_write_plain_text(pipe: MirrorPipeline, temperature: float) 
 def test_a_conversation_that_is_taken_back_or_saved_goes_on_as_if_it_were_new(
     pipe: MirrorPipeline, tmp_path: Path
 ) -> None:
-    options: dict[str, Any] = {"max_new_tokens": 16, "ignore_eos": True, "temperature": 0.8, "seed": 4}
-    with pipe.session() as session:
-        first = session.generate(PROMPTS[0], method="mirror", **options)
-        text = [*first.prompt_ids, *first.token_ids]
-        num_saved = session.save_cache(tmp_path / "cache")
-        for ids in ([*text, 70, 71], [*text[:-9], 70], first.prompt_ids):
-            for method in METHODS:
-                found = session.generate(token_ids=ids, method=method, **options)
-                with pipe.session() as other:
-                    expected = other.generate(token_ids=ids, method="plain", **options)
-                assert found.token_ids == expected.token_ids
-        expected = session.generate(token_ids=text, method="plain", **options)
-    with pipe.session() as session:
-        assert session.load_cache(tmp_path / "cache") == num_saved
-        assert session.generate(token_ids=text, method="mirror", **options).token_ids == expected.token_ids
+    check_conversations(pipe, METHODS, tmp_path / "cache")
 
 
 def test_several_answers_are_those_of_their_seeds(pipe: MirrorPipeline) -> None:
-    options: dict[str, Any] = {"max_new_tokens": 12, "ignore_eos": True, "temperature": 0.9, "seed": 3}
-    with pipe.session() as session:
-        for result in session.generate_several(3, PROMPTS[0], **options):
-            with pipe.session() as other:
-                alone = other.generate(PROMPTS[0], **(options | {"seed": result.seed}), method="plain")
-            assert alone.token_ids == result.token_ids
+    check_several_answers(pipe)
 
 
 def test_mxfp4_blocks_are_read_as_the_floats_that_they_stand_for(gpt_oss_pair: Pair) -> None:

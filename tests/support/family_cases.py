@@ -36,6 +36,7 @@ class Case:
     is_tied: bool
     sizes: dict[str, Any] = field(default_factory=dict)
     largest_error: float = LARGEST_INT8_ERROR
+    least_agreement: float = SMALLEST_INT8_AGREEMENT
 
 
 CASES = (
@@ -122,6 +123,33 @@ CASES = (
             },
         },
         largest_error=0.8,
+    ),
+    Case(
+        "lfm2",
+        "convolutions of three rows with biases in two layers, attention between them",
+        True,
+        {
+            "num_hidden_layers": 3,
+            "full_attn_idxs": [1],
+            "conv_bias": True,
+            "block_multiple_of": 16,
+            "block_ffn_dim_multiplier": 1.5,
+        },
+        largest_error=0.8,  # three factors of a convolution are rounded, and multiplied
+        least_agreement=0.85,  # near ties: it diverges by 0.002 nats
+    ),
+    Case(
+        "lfm3",
+        "convolutions of seven rows, a window of 48 in one layer of attention, rope on half of each head in the other",
+        False,
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 32,
+            "sliding_window": 48,
+            "layer_types": ["conv", "sliding_attention", "conv", "full_attention"],
+        },
+        largest_error=0.8,
+        least_agreement=0.85,  # 0.003 nats
     ),
     Case("mistral", "a window of 50", False, {"sliding_window": 50}),
     Case("smollm3", "every other layer without rope", True, {"no_rope_layer_interval": 2}),

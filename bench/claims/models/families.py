@@ -40,7 +40,7 @@ SMALL: dict[str, Any] = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.15,
     "sliding_window": 48, "num_experts": 16, "num_local_experts": 16, "num_experts_per_tok": 4,
     "moe_intermediate_size": 48, "shared_expert_intermediate_size": 64, "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 48,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 48, "full_attn_idxs": [1],
 }  # fmt: skip
 """Sizes of random models, as far as a family's config has the entry; everything else is transformers' default."""
 TOKEN_IDS = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}
