@@ -32,12 +32,12 @@ from mirrorsd.machine.tuning.part_times import PartTimes, measure_parts, pace_of
 from mirrorsd.machine.tuning.recorder import record_texts
 from mirrorsd.machine.tuning.recording import Recording
 from mirrorsd.machine.tuning.score_fitting import coverage, fit_scores
-from mirrorsd.runtime.config import HEAD_METHODS, CancelToken, GenerationConfig
 from mirrorsd.runtime.devices.inventory import choose_device_map
 from mirrorsd.runtime.pipeline import MirrorPipeline
 from mirrorsd.runtime.policy.learned import Learned, learned_of
 from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.tuned import Tuned, fingerprint
+from mirrorsd.texts.config import HEAD_METHODS, CancelToken, GenerationConfig
 
 Prompt = str | list[dict[str, str]]
 Pipes = dict[str, MirrorPipeline]

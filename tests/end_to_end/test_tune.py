@@ -15,12 +15,12 @@ import pytest
 from mirrorsd import CancelToken, MirrorPipeline
 from mirrorsd.cli.application import run
 from mirrorsd.device_maps import load_device_map
+from mirrorsd.devices import hardware
+from mirrorsd.devices.hardware import DeviceDetail
+from mirrorsd.devices.layouts import usable_cores
 from mirrorsd.machine.tuning.search import Silent, find_settings
 from mirrorsd.runtime import SpeculationConfig
 from mirrorsd.runtime import tuned as tuned_module
-from mirrorsd.runtime.devices import hardware
-from mirrorsd.runtime.devices.hardware import DeviceDetail
-from mirrorsd.runtime.devices.layouts import usable_cores
 from mirrorsd.runtime.engine import resolve_speculation
 from mirrorsd.runtime.policy.account import Account, PairKnowledge
 from mirrorsd.runtime.tuned import Tuned, fingerprint

@@ -12,10 +12,10 @@ import pytest
 from mirrorsd.device_maps import interpolate
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.machine.tuning import part_times
-from mirrorsd.runtime.backends.fake import FakeModel
 from mirrorsd.runtime.backends.protocol import TipGuesses
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.testing.fake import FakeModel
 
 BLOCK = 6
 """Rows that the target computes at a time."""
