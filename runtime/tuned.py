@@ -21,13 +21,13 @@ from typing import Any, Self
 from mirrorsd.device_maps import DeviceMap
 from mirrorsd.device_maps.card import APART, LAYOUTS
 from mirrorsd.device_maps.pace import Curve, check_curve
+from mirrorsd.devices.inventory import ONNX_PACKAGES
 from mirrorsd.devices.layouts import processor_name
 from mirrorsd.graphs import names
 from mirrorsd.graphs.documents import build, parse_json, read_text
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.user_cache import folder_of
 from mirrorsd.graphs.whole_file import write_whole
-from mirrorsd.runtime.devices.inventory import ONNX_PACKAGES
 from mirrorsd.runtime.policy.account import Knowledge
 from mirrorsd.runtime.policy.learned import Learned, check_learned, learned_of
 from mirrorsd.runtime.policy.roots import RootScores
