@@ -27,9 +27,8 @@ from mirrorsd.runtime.backends.protocol import DraftModel, Progress, TargetModel
 from mirrorsd.runtime.engine import Engine, check_exits, resolve_speculation
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.account import Knowledge
-from mirrorsd.runtime.policy.learned import recall
 from mirrorsd.runtime.policy.roots import RootScores
-from mirrorsd.runtime.tuned import Keeper, Tuned
+from mirrorsd.runtime.tuned import Keeper, Tuned, recall
 from mirrorsd.texts.config import SpeculationConfig, Speculations
 from mirrorsd.texts.tokenizer import BundleTokenizer
 

@@ -34,9 +34,8 @@ from mirrorsd.machine.tuning.recorder import record_texts
 from mirrorsd.machine.tuning.recording import Recording
 from mirrorsd.machine.tuning.score_fitting import coverage, fit_scores
 from mirrorsd.runtime.pipeline import MirrorPipeline
-from mirrorsd.runtime.policy.learned import Learned, learned_of
 from mirrorsd.runtime.policy.roots import RootScores
-from mirrorsd.runtime.tuned import Tuned, fingerprint
+from mirrorsd.runtime.tuned import Learned, Tuned, fingerprint, learned_of
 from mirrorsd.texts.config import HEAD_METHODS, CancelToken, GenerationConfig
 
 Prompt = str | list[dict[str, str]]

@@ -21,6 +21,8 @@ from mirrorsd.runtime.policy.roots import Root
 from mirrorsd.runtime.policy.windows import MOST_COMPARED, Ratio, RepeatChances, Share
 
 NO_TOKENS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+LEAST_SHARE = -20.0
+"""In logs: what a guess without runners-up leaves to others."""
 _SLACK = 64  # a window may be known past the last slot that could ever be fed
 _LONGEST_END = 4  # tokens of context that are looked for first; then fewer, down to one
 _LEAST_CHANCE = 0.25
