@@ -28,8 +28,7 @@ from mirrorsd.runtime.reporting.stats import summarise
 from mirrorsd.runtime.sampling.noise import nth_seed
 from mirrorsd.runtime.saved_cache import SavedCache, origin_of, read_cache, write_cache
 from mirrorsd.runtime.turns import Turns
-from mirrorsd.texts.config import GenerationConfig, Speculations, resolve_generation
-from mirrorsd.texts.generation_options import GenerationOptions
+from mirrorsd.texts.config import GenerationConfig, GenerationOptions, Speculations, resolve_generation
 from mirrorsd.texts.messages import Message
 from mirrorsd.texts.request_reader import RequestReader
 from mirrorsd.texts.setting_rules import require

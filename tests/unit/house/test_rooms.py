@@ -36,7 +36,6 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "messages": set(),
         "finite_pattern": set(),
         "config": {"setting_rules"},
-        "generation_options": {"config"},
         "finite_schema": {"finite_pattern"},
         "shown_text": {"config"},
         "chat_template": {"messages"},
