@@ -19,12 +19,9 @@ PASS_PARTS = ("prefix", "middle", "exit", "suffix")
 
 TIME_MEMORY = 0.8
 """Of seconds, per measurement. 0.6: 0.98 to 1.01. 0.9: 0.95 to 1.01."""
-_STEPS_BEFORE, _STEPS_AFTER = 16, 4
-"""Plain steps that are compared with the first pass of speculation after them, and with its last ones before them. 2
-and 8 after: 1.00 on such a machine."""
-_LEAST_SHARE = 0.125
-"""What a comparison changes at least; the first replaces what `tune` measured, the second half of that, and so on.
-0.03 and 0.5: 1.00 on such a machine."""
+_STEPS = 16
+"""Plain steps that are compared with the first pass of speculation after them; a quarter of them with its last ones
+before them. 8 and 32: 1.00 (`bench/studies/constants.py`)."""
 
 
 class Span(NamedTuple):
@@ -170,12 +167,12 @@ class PlainPace:
         self.reference = reference
         self._num_compared = 0
         self._slowdown = 0.0
-        self._steps: deque[float] = deque(maxlen=_STEPS_BEFORE)
+        self._steps: deque[float] = deque(maxlen=_STEPS)
 
     def observe_plain(self, seconds: float) -> None:
         """Learn from a step of plain decoding beside which nothing ran."""
         self._steps.append(seconds)
-        if self._slowdown and len(self._steps) == _STEPS_AFTER:
+        if self._slowdown and len(self._steps) == _STEPS // 4:
             self._compare(self._slowdown)
             self._slowdown = 0.0
 
@@ -192,5 +189,5 @@ class PlainPace:
         if not self.reference:
             return
         self._num_compared += 1
-        share = max(1 / self._num_compared, _LEAST_SHARE)
+        share = max(1 / self._num_compared, 1 - TIME_MEMORY)
         self.reference += share * (median(self._steps) / slowdown - self.reference)

@@ -34,7 +34,6 @@ from mirrorsd.texts.request_reader import RequestReader
 from mirrorsd.texts.setting_rules import require
 from mirrorsd.texts.shown_text import StopWatch
 
-_CLOSE_S = 5.0
 _MOST_ANSWERS = 128
 
 
@@ -286,7 +285,7 @@ class MirrorSession:
     def close(self) -> None:
         """Stop, and release this session's caches. Streams that were left half-read end with an error if read on."""
         self.begin_to_close()
-        self.finish_closing(_CLOSE_S)
+        self.finish_closing(endings.CLOSE_S)
 
     def begin_to_close(self) -> None:
         """Stop everything, without waiting for it."""

@@ -16,7 +16,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "backends": {"ledger", "sampling"},
         "saved_cache": {"backends"},
         "policy": {"backends", "ledger", "sampling"},
-        "devices": {"backends", "ledger"},
+        "devices": {"backends", "ledger", "turns"},
         "tuned": {"devices", "policy"},
         "draft": {"backends", "ledger", "policy", "sampling"},
         "engine": {"backends", "devices", "policy"},
