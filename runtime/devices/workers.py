@@ -18,11 +18,13 @@ from mirrorsd.graphs.errors import DeviceError, GenerationError
 from mirrorsd.runtime.backends.protocol import TargetOutput, TargetPass
 from mirrorsd.runtime.devices.company import Company, Entry, Ticket
 from mirrorsd.runtime.turns import LOOK_S
+from mirrorsd.texts.config import SpeculationConfig
 
 Result = TypeVar("Result")
 _MAX_PENDING = 32
 """Most jobs of one owner that wait: more of them mean that the device has stalled, however many owners there are."""
-_RUN_S, _WATCH_S = 120.0, 1.0
+_RUN_S = SpeculationConfig().target_deadline_s
+_WATCH_S = 1.0
 
 
 class _Loan(NamedTuple):
