@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from mirrorsd import GenerationResult, MirrorPipeline
+from mirrorsd import CancelToken, GenerationResult, MirrorPipeline
 from mirrorsd.bench import runs
 from mirrorsd.graphs.names import Method
 from mirrorsd.machine.tuning.part_times import measure_parts
