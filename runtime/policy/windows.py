@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.device_maps.pace import Curve, interpolate
-from mirrorsd.runtime.policy.roots import RATE_MEMORY, AcceptanceRate, RowWeights
+from mirrorsd.runtime.ledger import RATE_MEMORY, AcceptanceRate
+from mirrorsd.runtime.policy.roots import RowWeights
 from mirrorsd.texts.config import LONGEST_WINDOW
 
 Share = Sequence[float]
