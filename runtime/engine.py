@@ -11,22 +11,21 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from mirrorsd.device_maps.pace import interpolate
+from mirrorsd.devices.huge_pages import new_regions, regions_now, use_huge_pages
 from mirrorsd.graphs.errors import ConfigError, GenerationError
 from mirrorsd.graphs.manifest import Manifest, TargetEntry
 from mirrorsd.graphs.names import OWN_HEAD
 from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
-from mirrorsd.runtime.config import HEAD_METHODS, GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.devices import endings
 from mirrorsd.runtime.devices.company import Company
 from mirrorsd.runtime.devices.endings import Watched
-from mirrorsd.runtime.devices.huge_pages import new_regions, regions_now, use_huge_pages
 from mirrorsd.runtime.devices.workers import DeviceWorker, pinned
 from mirrorsd.runtime.policy.account import Knowledge
+from mirrorsd.texts.config import HEAD_METHODS, GenerationConfig, SpeculationConfig
 
 _BESIDE_S = 1.0
 _SLOTS = (2, 4, 8)
 """Conversations that share a pass at most. The more slots, the more those that are empty cost: see docs/limits.md."""
-_CLOSE_S = 5.0
 
 
 class Closable(Protocol):
@@ -175,7 +174,7 @@ class Engine(Watched):
             session.begin_to_close()
         if self.keeper is not None:
             self.keeper.keep()
-        until = perf_counter() + _CLOSE_S
+        until = perf_counter() + endings.CLOSE_S
         for session in sessions:
             session.finish_closing(max(0.0, until - perf_counter()))
         self._is_waited_for.set()

@@ -27,9 +27,9 @@ from mirrorsd.machine.tuning.simulation import Scenario, replay, simulate
 from mirrorsd.runtime.backends.onnxruntime.states import RecurrentStates
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
 from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
-from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.seats import target_cache_bytes
+from mirrorsd.texts.config import SpeculationConfig
 
 METHODS = ("serial", "mirror", "auto", "lookup", "mtp")
 VOCABULARY, CONTEXT = 320, 384
@@ -83,6 +83,27 @@ def test_a_pass_cannot_begin_where_no_state_is(model: OnnxTargetModel) -> None:
     assert [session.resumable(place) for place in (19, 21, 22, 24)] == [0, 21, 22, 24]
     session.run(tokens[:1], 24, with_logits=False, ledger=Ledger())
     assert session.resumable(23) == 20  # the prompt's end
+
+
+def test_a_recurrence_that_fails_leaves_no_state_that_seems_to_be_one(
+    model: OnnxTargetModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs in place: what it has half written is taken for nothing, and the text is read again."""
+    reader = Reader(model, seed=5)
+    states = states_of(reader.session)
+    reader.session.logits(reader.text[:8], 0)
+    with monkeypatch.context() as patch:
+
+        def fail(*_: object) -> None:
+            for tensor in states._sets[states.side]:
+                tensor.write(np.full((), 7.0, dtype=np.float32))
+            raise DeviceError("gone")
+
+        patch.setattr(states._stage, "run", fail)
+        with pytest.raises(DeviceError, match="gone"):
+            reader.session.logits(reader.text[5:6], 5)
+    assert reader.session.resumable(5) == 0
+    assert np.array_equal(reader.session.logits(reader.text[:6], 0), reader.truth[:6])
 
 
 def test_snapshots_are_bounded_and_ends_of_prompts_go_last(model: OnnxTargetModel) -> None:
