@@ -245,8 +245,7 @@ class Expansion:
         """A round for the window alone, of which the draft knows nothing where it is not its own: roots follow it."""
         drafter, planner = self._drafter, self._planner
         worths = np.array([0.0, float(planner.is_early)])
-        grace = _FIRST_ROUND_GRACE * drafter.clock.shortest_seconds
-        if not drafter.clock.best_rows(worths, self._occasion.ready_by + grace - drafter.now()):
+        if not drafter.clock.best_rows(worths, self._occasion.ready_by - drafter.now()):
             return False
         is_fed = drafter.lead(drafter.chain.num_known)
         if is_fed:
