@@ -17,7 +17,7 @@ from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Segment
 from mirrorsd.runtime.backends.onnxruntime.bound_pass import OpenedTarget, RowBuffers
 from mirrorsd.runtime.backends.onnxruntime.packed_graph import (
-    OWN_ROWS,
+    Heads,
     NotPackableError,
     Sizes,
     guest_rows,
@@ -27,14 +27,22 @@ from mirrorsd.runtime.backends.onnxruntime.packed_graph import (
 )
 from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS
 from mirrorsd.runtime.backends.onnxruntime.rooms import Caches, Places, Room, Rooms, moved, new_caches
-from mirrorsd.runtime.backends.onnxruntime.seating import NUM_GUESTS, Seated, Slots, seated, table_inputs
+from mirrorsd.runtime.backends.onnxruntime.seating import (
+    MOST_SEATED,
+    NUM_GUESTS,
+    Seated,
+    Slots,
+    have_places,
+    seated,
+    told,
+)
 from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, Tensor, host_scalar, run_options
-from mirrorsd.runtime.backends.protocol import NO_OUTPUT, TargetBatch, TargetOutput, TargetPass
+from mirrorsd.runtime.backends.protocol import NO_OUTPUT, TargetBatch, TargetOutput, TargetPass, TargetSession
 from mirrorsd.runtime.ledger import Ledger, Span
 
 _MOST_AT_A_TABLE = 4
 """Slots that are attended together: with eight, two conversations of eight seats would pay for all of them."""
-_PASSES_ASKED = (((6, 5), (5, 1)), ((11, 1), (6, 1)), ((12, 1), (7, 4)))
+_PASSES_ASKED = (((6, 5), (5, 1)), ((11, 1), (6, 1)), ((12, 10), (7, 4)))
 """Pasts and rows of two texts, when a batch is asked whether it gives the bits of passes alone."""
 
 
@@ -86,10 +94,8 @@ class _Rows(NamedTuple):
 class OnnxBatch(TargetBatch):
     """Several sessions' rows in one pass of packed stages."""
 
-    def __init__(
-        self, model: OpenedTarget, files: Sequence[tuple[Segment, OnnxStage]], num_slots: int, group: int
-    ) -> None:
-        """Open the packed stages of a model beside its own ones, `files`; rows are computed `group` at a time.
+    def __init__(self, model: OpenedTarget, files: Sequence[tuple[Segment, OnnxStage]], num_slots: int) -> None:
+        """Open the packed stages of a model beside its own ones, `files`.
 
         Raises:
             DeviceError: there is no room, or ONNX Runtime does not take them.
@@ -101,17 +107,17 @@ class OnnxBatch(TargetBatch):
         at_each = num_slots // num_tables
         self._entry, self._place = entry, device.place
         self._stages: list[tuple[Segment, OnnxStage]] = []
-        sizes, kinds = Sizes(num_tables, at_each, NUM_GUESTS, group, entry.spare_rows), set[tuple[int, int]]()
+        sizes, kinds = Sizes(num_tables, at_each, NUM_GUESTS, entry.spare_rows), set[Heads]()
         most_tokens = entry.context
         for segment, stage in files:
             found = packed(stage.path.read_bytes(), sizes)
-            kinds.add((found.num_heads, found.num_rows))
+            kinds.add(found.heads)
             most_tokens = min(most_tokens, found.window or entry.context)
             self._stages.append((segment, device.open(stage.path, entry.shape.dtype, rewritten=found.model)))
         if len(kinds) != 1:
             raise NotPackableError("its stages attend in different ways")
-        ((num_heads, num_rows),) = kinds
-        self._slots = Slots(num_tables, at_each, group, num_heads, num_rows, most_tokens)
+        (heads,) = kinds
+        self._slots = Slots(num_tables, at_each, heads, most_tokens, entry.spare_rows)
         self._ports = [
             (
                 {port.name for port in stage.session.get_inputs()},
@@ -120,7 +126,7 @@ class OnnxBatch(TargetBatch):
             for _, stage in self._stages
         ]
         self._buffers = RowBuffers(device.place)
-        self._rooms = Rooms(entry, device.place, Places(num_tables, at_each, num_rows + 1))
+        self._rooms = Rooms(entry, device.place, Places(num_tables, at_each, self._slots.num_attended(MOST_SEATED)))
         self._spare = new_caches(entry, device.place, 1 + entry.spare_rows)
         places = [of_table("", table) for table in range(num_tables)]
         places += [of_guest("", guest) for guest in range(NUM_GUESTS)]
@@ -143,13 +149,14 @@ class OnnxBatch(TargetBatch):
 
     def takes(self, one: TargetPass, others: Sequence[TargetPass]) -> bool:
         try:
-            return self._seated([*others, one]) is not None
+            passes = [*others, one]
+            return have_places(passes, [self._rooms.place_of(each.session) for each in passes], self._slots)
         except DeviceError:  # there is no room for its caches: it is run alone
             return False
 
     def run(self, passes: Sequence[TargetPass]) -> list[TargetOutput]:
         with raised_as(DeviceError, f"ONNX Runtime could not bind {len(passes)} conversations", ONNX_ERRORS):
-            taken = self._seated(passes)
+            taken = seated(passes, [self._rooms.place_of(one.session) for one in passes], self._slots)
             assert taken is not None  # they were asked for
             self._move_in(passes)
             rows = self._rows(passes, taken)
@@ -177,14 +184,14 @@ class OnnxBatch(TargetBatch):
     def is_given_up(self) -> bool:
         return self._running is not None and self._running.is_ended
 
+    def copy(self, source: TargetSession, into: TargetSession, num_rows: int) -> None:
+        found: Any = source, into
+        moved(found[0].caches, found[1].caches, num_rows)
+
     def leave(self, session: BatchedSession) -> None:
         """Let go of a session's caches, on the target's thread."""
         if self._rooms.leave(session) or any(found is session.caches for found in self._guests):
             self._unbind()
-
-    def _seated(self, passes: Sequence[TargetPass]) -> Seated | None:
-        places = [self._rooms.place_of(one.session) for one in passes]
-        return seated(passes, places, self._slots)
 
     def _move_in(self, passes: Sequence[TargetPass]) -> None:
         """Have every session's text in its place."""
@@ -210,13 +217,10 @@ class OnnxBatch(TargetBatch):
             tokens += found
             if one.with_logits is not None:
                 logit_rows += own  # whole groups here too
-        places = np.zeros(len(tokens), np.int64)
-        inputs: dict[str, NDArray[Any]] = {}
-        for table in range(self._slots.num_tables):
-            told, length = table_inputs(taken, table, rows_of, places, self._slots)
-            inputs |= told
+        of_slots = told(taken, rows_of, self._slots)
+        inputs = of_slots.inputs
+        for table, length in enumerate(of_slots.lengths):
             self._set_length(of_table("", table), length)
-        at = self.num_slots * self._slots.group
         for guest in range(NUM_GUESTS):
             gathered, length = [0], 1
             if guest < len(taken.guests):
@@ -224,14 +228,11 @@ class OnnxBatch(TargetBatch):
                 own = rows_of[id(one)]
                 gathered = own + own[-1:] * self._entry.spare_rows
                 length = one.start + len(gathered)
-                places[own] = range(at, at + len(own))
             inputs[guest_rows(guest)] = np.array(gathered, np.int64)
             self._set_length(of_guest("", guest), length)
-            at += len(gathered)
         inputs |= {
             names.INPUT_IDS: np.array([tokens], np.int64),
             names.LOGIT_ROWS: np.array(logit_rows or [0], np.int64),
-            OWN_ROWS: places,
         }
         return _Rows(inputs[names.INPUT_IDS], inputs, first, first_logits)
 
@@ -252,10 +253,8 @@ class OnnxBatch(TargetBatch):
         """The slots' room and the guests' caches, where they are others than in the pass before."""
         if taken.room is not self._room:
             self._room = taken.room
-            for table, of_all in enumerate(taken.room.tables):
-                for name, value in of_all.items():
-                    self._bind(of_table(name, table), value)
-                    self._bind(of_table(f"{name}.written", table), value)
+            for name, value in taken.room.values.items():
+                self._bind(name, value)
         for guest in range(NUM_GUESTS):
             caches = _session_of(taken.guests[guest]).caches if guest < len(taken.guests) else self._spare
             if caches is not self._guests[guest]:

@@ -1,23 +1,26 @@
 """Who is in a slot of a joint pass, who is its guest, and what the slots' attention is told.
 
-A session that brings one row (one group of rows) has it attended in its slot, together with all others'. One that
-brings more is a guest. So is one whose text is so much longer than the others' that their slots would suffer from it.
+A session that brings few rows has them attended in its slot, together with all others'. One that brings more is a
+guest. So is one that has so many more rows than others, or so much longer a text, that their slots would suffer.
 
 Owns: that choice, and positions, masks and places of the slots' rows. Does not own: memory (`rooms`), bindings
 (`batch`), the graph that reads all this (`packed_graph`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.backends.onnxruntime.packed_graph import (
+    OWN_HEADS,
+    ROW_POSITIONS,
+    SLOT_HEADS,
     SLOT_MASK,
     SLOT_PLACES,
-    SLOT_POSITIONS,
-    SLOT_ROWS,
+    SLOT_SIZES,
+    Heads,
     of_table,
 )
 from mirrorsd.runtime.backends.onnxruntime.rooms import Room
@@ -28,6 +31,12 @@ NUM_GUESTS = 1
 """
 _GUEST_COST = 1.6
 """Times what a slot's attention takes for the same text: SmolLM2 behind 400 tokens, a layer, 108 us for 69."""
+_READING = 4.0
+"""Rows whose attention takes as long as reading the cache does."""
+MOST_SEATED = 8
+"""Rows of a slot: a window and the token before it. More are a part of a prompt."""
+_FEWEST_ATTENDED = 2
+"""Rows of attention: a single one has another routine."""
 
 
 class Slots(NamedTuple):
@@ -36,18 +45,21 @@ class Slots(NamedTuple):
     Attributes:
         num_tables: how many nodes attend for them.
         at_each: how many there are at each table.
-        group: rows that each takes.
-        num_heads: of keys and values.
-        num_rows: rows of attention in each: queries that share a head.
+        heads: how they attend.
         most_tokens: that a text in a slot may have.
+        spare_rows: that a guest's rows have behind them.
     """
 
     num_tables: int
     at_each: int
-    group: int
-    num_heads: int
-    num_rows: int
+    heads: Heads
     most_tokens: int
+    spare_rows: int
+
+    def num_attended(self, num_rows: int) -> int:
+        """Rows of a table's attention where its slots have so many: with the heads of queries that share one."""
+        found = num_rows * self.heads.num_shared
+        return max(found, _FEWEST_ATTENDED)
 
 
 class Seated(NamedTuple):
@@ -58,80 +70,166 @@ class Seated(NamedTuple):
     guests: list[TargetPass]
 
 
-def seated(passes: Sequence[TargetPass], places: Sequence[tuple[Room, int]], slots: Slots) -> Seated | None:
+Located = Sequence[tuple[Room, int]]
+"""The place of each pass's session."""
+
+
+def seated(passes: Sequence[TargetPass], places: Located, slots: Slots) -> Seated | None:
     """Who is in a slot, and who a guest; None if there are more guests than places for them."""
-    is_single = [len(one.tokens) <= slots.group and one.start + slots.group <= slots.most_tokens for one in passes]
-    room = next((room for (room, _), single in zip(places, is_single, strict=True) if single), places[0][0])
-    may_sit = [single and place[0] is room for single, place in zip(is_single, places, strict=True)]
-    guests = [one for one, may in zip(passes, may_sit, strict=True) if not may]
+    room, guests, sitting = _by_size(passes, places, slots)
     if len(guests) > NUM_GUESTS:
         return None
-    sitting = {number: one for (_, number), one, may in zip(places, passes, may_sit, strict=True) if may}
-    while len(guests) < NUM_GUESTS and sitting:
-        found = too_long({number: one.start for number, one in sitting.items()}, slots.at_each)
+    while len(guests) < NUM_GUESTS and len(sitting) > 1:
+        found = too_much({number: (one.start, len(one.tokens)) for number, one in sitting.items()}, slots.at_each)
         if found is None:
             break
         guests.append(sitting.pop(found))
     return Seated(room, sitting, guests)
 
 
-def too_long(lengths: Mapping[int, int], at_each: int) -> int | None:
-    """Whose text is better off as a guest, if anybody's: lengths by slot, so many slots at each table.
+def have_places(passes: Sequence[TargetPass], places: Located, slots: Slots) -> bool:
+    """Whether passes can be together."""
+    return len(_by_size(passes, places, slots)[1]) <= NUM_GUESTS
 
-    Attention of a table takes as long as if all its texts were as long as the longest:
 
-    >>> too_long({0: 900, 1: 60, 2: 50, 5: 40}, 4)
+def _by_size(
+    passes: Sequence[TargetPass], places: Located, slots: Slots
+) -> tuple[Room, list[TargetPass], dict[int, TargetPass]]:
+    room: Room | None = None
+    guests, sitting = list[TargetPass](), dict[int, TargetPass]()
+    for one, (own, number) in zip(passes, places, strict=True):
+        count = len(one.tokens)
+        if count <= MOST_SEATED and one.start + count <= slots.most_tokens and own is (room or own):
+            room = own
+            sitting[number] = one
+        else:
+            guests.append(one)
+    return room or places[0][0], guests, sitting
+
+
+def too_much(texts: Mapping[int, tuple[int, int]], at_each: int) -> int | None:
+    """Who is better off as a guest, if anybody: tokens before, and rows, by slot; so many slots at each table.
+
+    Attention of a table takes as long as if all texts were as long as the longest, and had as many rows as any:
+
+    >>> too_much({0: (900, 1), 1: (60, 1), 2: (50, 1), 5: (40, 1)}, 4)
     0
-    >>> too_long({0: 900, 1: 700, 2: 50}, 4)
+    >>> too_much({0: (900, 1), 1: (700, 1), 2: (50, 1)}, 4)
+    >>> too_much({0: (90, 1), 1: (70, 8), 2: (90, 1)}, 4)
+    1
     """
-    tables: dict[int, list[tuple[int, int]]] = {}
-    for slot, length in lengths.items():
-        tables.setdefault(slot // at_each, []).append((length, slot))
+    tables: dict[int, dict[int, tuple[int, int]]] = {}
+    for slot, text in texts.items():
+        tables.setdefault(slot // at_each, {})[slot] = text
     best, found = 0.0, None
     for table in tables.values():
-        (longest, slot), *others = sorted(table, reverse=True)
-        gain = at_each * (longest - (others[0][0] if others else 0)) - _GUEST_COST * longest
-        if gain > best:
-            best, found = gain, slot
+        whole = _cost(table.values())
+        for slot, text in table.items():
+            others = [other for number, other in table.items() if number != slot]
+            gain = at_each * (whole - _cost(others)) - _GUEST_COST * _cost([text])
+            if gain > best:
+                best, found = gain, slot
     return found
 
 
-def table_inputs(
-    taken: Seated, table: int, rows_of: Mapping[int, list[int]], places: NDArray[np.int64], slots: Slots
-) -> tuple[dict[str, NDArray[Any]], int]:
-    """What a table is told, by name: rows, positions, where keys and values go, what each row sees. And the length.
+def _cost(texts: Collection[tuple[int, int]]) -> float:
+    """What attention takes for a slot of a table with these texts."""
+    rows = max((rows for _, rows in texts), default=0)
+    return max((start + rows for start, rows in texts), default=0) * (_READING + rows)
 
-    A slot without a row has one that sees a single token, and writes behind all texts.
+
+class Told(NamedTuple):
+    """What the stages are told of the slots: inputs by name, and how long the texts of each table are taken to be."""
+
+    inputs: dict[str, NDArray[Any]]
+    lengths: list[int]
+
+
+class _Telling:
+    """Puts together what the stages are told, table by table."""
+
+    def __init__(self, taken: Seated, rows_of: Mapping[int, list[int]], slots: Slots) -> None:
+        self._taken, self._rows_of, self._slots = taken, rows_of, slots
+        self._num_heads, self._shared = slots.heads
+        num_rows = sum(map(len, rows_of.values()))
+        self._own = np.empty((num_rows, self._num_heads, self._shared), np.int64)
+        self._positions = np.zeros((1, num_rows), np.int64)
+        self._asked, self._sizes, self._num_attended = list[NDArray[np.int64]](), list[int](), 0
+        self._masks: dict[str, NDArray[np.float32]] = {}
+        self._lengths: list[int] = []
+
+    def told(self) -> Told:
+        """All of it."""
+        for table in range(self._slots.num_tables):
+            self._tell_table(table)
+        for one in self._taken.guests:
+            rows = self._rows_of[id(one)]
+            heads = np.arange(self._num_heads * self._shared).reshape(self._num_heads, self._shared)
+            self._own[rows] = np.arange(len(rows))[:, None, None] * heads.size + heads + self._num_attended
+            self._num_attended += (len(rows) + self._slots.spare_rows) * heads.size
+            self._positions[0, rows] = range(one.start, one.start + len(rows))
+        kept, places = self._kept()
+        inputs: dict[str, NDArray[Any]] = {
+            SLOT_HEADS: np.concatenate([*self._asked, kept]),
+            SLOT_SIZES: np.array([*self._sizes, len(kept)]),
+            ROW_POSITIONS: self._positions,
+            SLOT_PLACES: places[:, None],
+            OWN_HEADS: self._own.reshape(-1),
+            **self._masks,
+        }
+        return Told(inputs, self._lengths)
+
+    def _tell_table(self, table: int) -> None:
+        """A slot without a row, or with fewer than others, has rows more that see a single token."""
+        num_heads, shared, slots = self._num_heads, self._shared, self._slots
+        first = table * slots.at_each
+        sitting = {
+            seat - first: one for seat, one in self._taken.slots.items() if first <= seat < first + slots.at_each
+        }
+        own = {seat: self._rows_of[id(one)] for seat, one in sitting.items()}
+        count = max(map(len, own.values()), default=1)
+        rows, positions = np.zeros((2, count, slots.at_each, 1), np.int64)
+        heads = np.arange(num_heads) * shared + np.arange(shared)[:, None, None]
+        for seat, found in own.items():
+            stop = sitting[seat].start + len(found)
+            self._positions[0, found] = positions[: len(found), seat, 0] = range(sitting[seat].start, stop)
+            rows[: len(found), seat, 0] = found
+        asked = rows[:, None] * (num_heads * (shared + 2)) + heads  # rows, shared, slots, heads
+        places = np.arange(asked.size).reshape(asked.shape) + self._num_attended
+        for seat, found in own.items():
+            self._own[found] = places[: len(found), :, seat].transpose(0, 2, 1)
+        num_attended = slots.num_attended(count)
+        times = num_attended // (count * shared)  # a single one is asked for twice
+        self._asked += [asked.reshape(-1)] * times
+        self._sizes.append(times * asked.size)
+        self._num_attended += times * asked.size
+        length = int(positions.max()) + 1 + num_attended
+        hidden = np.where(np.arange(length) > positions, np.float32(-np.inf), np.float32(0))  # rows, slots, length
+        mask = np.empty((slots.at_each, num_heads, times, count, shared, length), np.float32)
+        mask[...] = hidden.transpose(1, 0, 2)[:, None, None, :, None]
+        self._masks[of_table(SLOT_MASK, table)] = mask.reshape(1, slots.at_each * num_heads, num_attended, length)
+        self._lengths.append(length)
+
+    def _kept(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Which heads are keys and values of slots' rows, and where in the room they go: all its keys come first."""
+        num_heads, slots = self._num_heads, self._slots
+        seats = list(self._taken.slots.items())
+        counts = [len(self._rows_of[id(one)]) for _, one in seats]
+        rows = np.array([row for _, one in seats for row in self._rows_of[id(one)]], np.int64)[:, None, None]
+        sides, heads = np.arange(2)[:, None], np.arange(num_heads)
+        kept = rows * (num_heads * (self._shared + 2)) + num_heads * (self._shared + sides) + heads
+        number = np.repeat([seat for seat, _ in seats], counts).astype(np.int64)[:, None, None]
+        part = (sides * (slots.num_tables * slots.at_each) + number) * num_heads + heads
+        places = part * self._taken.room.num_rows + self._positions[0, rows]
+        return kept.reshape(-1), places.reshape(-1)
+
+
+def told(taken: Seated, rows_of: Mapping[int, list[int]], slots: Slots) -> Told:
+    """Which heads of rows are attended where, what is kept where, what each row sees, and where its own heads are.
 
     Args:
         taken: who is in the pass.
-        table: which one.
         rows_of: the rows of each pass (by `id`) among all.
-        places: `[rows]`, where each row is attended; those of the table are written here.
         slots: of the batch.
     """
-    shape = slots.at_each, slots.group
-    rows, positions = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    written = np.full(shape, taken.room.num_rows - 1)
-    for seat in range(slots.at_each):
-        number = table * slots.at_each + seat
-        one = taken.slots.get(number)
-        if one is not None:
-            own = rows_of[id(one)]
-            rows[seat] = own
-            positions[seat] = written[seat] = range(one.start, one.start + slots.group)
-            places[own] = range(number * slots.group, (number + 1) * slots.group)
-    length = int(positions.max()) + 1 + slots.num_rows
-    hidden = np.arange(length) > positions[:, :, None]
-    mask = np.zeros((slots.at_each, slots.num_heads, slots.group, slots.num_rows // slots.group, length), np.float32)
-    mask[...] = np.where(hidden, np.float32(-np.inf), np.float32(0))[:, None, :, None]
-    targets = np.zeros((*shape, slots.num_heads, 3), np.int64)
-    targets[..., 1] = np.arange(slots.at_each)[:, None, None] * slots.num_heads + np.arange(slots.num_heads)
-    targets[..., 2] = written[:, :, None]
-    found: dict[str, NDArray[Any]] = {
-        SLOT_ROWS: rows.reshape(-1),
-        SLOT_POSITIONS: positions.reshape(1, -1),
-        SLOT_PLACES: targets.reshape(-1, 3),
-        SLOT_MASK: mask.reshape(1, slots.at_each * slots.num_heads, slots.num_rows, length),
-    }
-    return {of_table(name, table): array for name, array in found.items()}, length
+    return _Telling(taken, rows_of, slots).told()
