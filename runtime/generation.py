@@ -6,15 +6,15 @@ from threading import get_ident
 from time import perf_counter
 from typing import NamedTuple
 
+from mirrorsd.devices.layouts import Layout
 from mirrorsd.graphs.errors import Cancelled, ContinuationError, GenerationError
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.seat import Seat
 from mirrorsd.runtime.decoding.step import Decoder, InFlight, Outcome
-from mirrorsd.runtime.devices.layouts import Layout
 from mirrorsd.runtime.reporting.results import Chunk, GeneratedToken, GenerationResult
 from mirrorsd.runtime.reporting.stats import summarise
-from mirrorsd.runtime.text.shown_text import Piece, StopWatch
 from mirrorsd.runtime.turns import Turns, TurnTaker
+from mirrorsd.texts.shown_text import Piece, StopWatch
 
 
 class Stop(NamedTuple):

@@ -21,18 +21,18 @@ from typing import Any, Self
 from mirrorsd.device_maps import DeviceMap
 from mirrorsd.device_maps.card import APART, LAYOUTS
 from mirrorsd.device_maps.pace import Curve, check_curve
+from mirrorsd.devices.layouts import processor_name
 from mirrorsd.graphs import names
 from mirrorsd.graphs.documents import build, parse_json, read_text
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.user_cache import folder_of
 from mirrorsd.graphs.whole_file import write_whole
-from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.devices.inventory import ONNX_PACKAGES
-from mirrorsd.runtime.devices.layouts import processor_name
 from mirrorsd.runtime.policy.account import Knowledge
 from mirrorsd.runtime.policy.learned import Learned, check_learned, learned_of
 from mirrorsd.runtime.policy.roots import RootScores
-from mirrorsd.runtime.setting_rules import require
+from mirrorsd.texts.config import SpeculationConfig
+from mirrorsd.texts.setting_rules import require
 
 _METHODS = tuple(method for method in names.METHODS if method != "auto")
 _LEAST, _MOST = 1e-3, 1e6
@@ -176,7 +176,7 @@ def fingerprint(bundle: Path, card: DeviceMap) -> str:
     parts = [platform.machine(), processor_name(), str(os.cpu_count()), str(card.pace)]
     parts += [card.target.runtime, card.target.provider, card.target.device, card.draft.device, card.exit.device]
     if not (card.target.is_on_cpu and card.draft.is_on_cpu and card.exit.device == "target"):
-        from mirrorsd.runtime.devices.hardware import device_names
+        from mirrorsd.devices.hardware import device_names
 
         parts += device_names(card)
     for package in ("mirrorsd", *ONNX_PACKAGES, "openvino"):

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 def describe_machine() -> dict[str, object]:
     """System, processor and number of cores."""
-    from mirrorsd.runtime.devices.layouts import processor_name
+    from mirrorsd.devices.layouts import processor_name
 
     return {"system": platform.platform(), "processor": processor_name(), "cores": os.cpu_count()}
 

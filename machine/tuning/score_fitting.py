@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.machine.tuning.recording import RecordedText, Recording
-from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.policy.roots import (
     DEFAULTS,
     FIRST_RATE,
@@ -26,6 +25,7 @@ from mirrorsd.runtime.policy.roots import (
     weights_name,
 )
 from mirrorsd.runtime.sampling.chooser import TokenChooser
+from mirrorsd.texts.config import GenerationConfig
 
 _RIDGE = 3.0
 _NEWTON_STEPS = 12

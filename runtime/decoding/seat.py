@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.config import HEAD_METHODS, SpeculationConfig
 from mirrorsd.runtime.decoding.auto import AutoSource
 from mirrorsd.runtime.decoding.draft_link import DraftLine, DraftLink
 from mirrorsd.runtime.decoding.head import HeadArm, HeadLink, HeadSource
@@ -24,6 +23,7 @@ from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.policy.account import Knowledge
 from mirrorsd.runtime.policy.roots import RootPlanner
 from mirrorsd.runtime.policy.siblings import SiblingChooser
+from mirrorsd.texts.config import HEAD_METHODS, SpeculationConfig
 
 
 class Seat:

@@ -45,7 +45,7 @@ def device_inventory() -> DeviceInventory:
     """
     import openvino
 
-    from mirrorsd.runtime.backends.openvino.draft_shapes import OPENVINO_ERRORS
+    from mirrorsd.devices.openvino.draft_shapes import OPENVINO_ERRORS
 
     with raised_as(DeviceError, "OpenVINO cannot list its devices", OPENVINO_ERRORS):
         core = openvino.Core()

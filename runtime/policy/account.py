@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 from mirrorsd.device_maps.pace import Curve, interpolate
 from mirrorsd.graphs.names import HEAD_KINDS
-from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.policy.roots import RATE_MEMORY, RootScores
 from mirrorsd.runtime.policy.times import TIME_MEMORY, PlainPace
 from mirrorsd.runtime.policy.windows import LearnedLengths, WindowLength
+from mirrorsd.texts.config import SpeculationConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,8 +64,8 @@ def check_learned(learned: Mapping[str, Sequence[float]]) -> None:
         if not is_known or len(values) != sizes.get(of or name, 6 if not of else -1):
             raise ValueError(f"learned has {key!r} with {len(values)} values, which is nothing that texts teach")
         floors = [-_MOST] if not of and name != "plain" else []
-        if of not in ("", "speed"):
-            floors = [0.0, _LEAST] * (len(values) // 2)
+        if of not in ("", "speed"):  # one more pass may have made a window worth less
+            floors = [-_MOST if of == "gains" else 0.0, _LEAST] * (len(values) // 2)
         floors += [_LEAST if name == "plain" or of == "speed" else 0.0] * (len(values) - len(floors))
         for value, least in zip(values, floors, strict=True):
             if not (isfinite(value) and least <= value <= _MOST):

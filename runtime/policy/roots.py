@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.backends.protocol import ExitGuesses
-from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.sampling.chooser import TokenChooser
+from mirrorsd.texts.config import SpeculationConfig
 
 Array = NDArray[np.float64]
 _MISSING = 1.0

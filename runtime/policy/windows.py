@@ -91,9 +91,13 @@ class RepeatChances:
         """Learn from one token."""
         self._share(length).observe(float(is_right), 1.0)
 
-    def chance(self, length: int) -> float:
-        """That the next token is right."""
-        return min(self._share(length).value, _SUREST)
+    def chance(self, length: int, truth: float = 1.0) -> float:
+        """That the next token is right, in a text whose repeats have come true `truth` times as often as expected.
+
+        The odds are that many times as high: what was nearly sure stays so.
+        """
+        chance = min(self._share(length).value, _SUREST)
+        return min(truth * chance / (1 - chance + truth * chance), _SUREST)
 
     def settle(self, chance: float, *, is_right: bool) -> None:
         """Learn from a token of this chance that a draft, which has read the text too, did not think likeliest."""
@@ -103,9 +107,9 @@ class RepeatChances:
         """What it counts beside a draft: as much of its chance as came true where they disagreed."""
         return min(self.against_draft.value, 1.0) * chance
 
-    def reach(self, length: int, count: int) -> list[float]:
-        """Chance of each of the next `count` tokens to be right, and all before it."""
-        return [*accumulate((self.chance(length + more) for more in range(count)), mul)]
+    def reach(self, length: int, count: int, truth: float = 1.0) -> list[float]:
+        """Chance of each of the next `count` tokens to be right, and all before it; `truth` as of `chance`."""
+        return [*accumulate((self.chance(length + more, truth) for more in range(count)), mul)]
 
     def _share(self, length: int) -> Ratio:
         return self.shares[bisect_left(_LENGTHS, length)]

@@ -20,13 +20,13 @@ from mirrorsd.runtime.generation import ChunkStream
 from mirrorsd.runtime.sampling.noise import nth_seed
 from mirrorsd.runtime.session import MirrorSession
 from mirrorsd.runtime.side_by_side import side_by_side
-from mirrorsd.runtime.text.messages import Message
 from mirrorsd.server.bundles.call_forms import Messages, Speech, read_form
 from mirrorsd.server.bundles.fingerprint import fingerprint
 from mirrorsd.server.bundles.reading import BrokenOff, Reading
 from mirrorsd.server.bundles.threaded import Threaded
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.settings import ServerSettings
+from mirrorsd.texts.messages import Message
 
 _MEMORY = 0.9
 _LONGEST_RETRY_S = 60

@@ -17,8 +17,8 @@ from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError, DeviceError
 from mirrorsd.runtime.backends.onnxruntime.draft import OnnxDraftModel
 from mirrorsd.runtime.backends.protocol import RowBlock
-from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.devices.inventory import cannot_run
+from mirrorsd.texts.config import SpeculationConfig
 
 PROMPT = "the quick brown fox"
 BLOCKS = ExportOptions(

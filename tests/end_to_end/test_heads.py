@@ -20,9 +20,9 @@ from mirrorsd.runtime.backends.onnxruntime import device
 from mirrorsd.runtime.backends.onnxruntime.stage import Place, Tensor
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
 from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
-from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.engine import check_head
 from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.texts.config import SpeculationConfig
 
 KINDS = ("medusa", "eagle3", "streaming")
 METHODS = (*KINDS, "lookup", "auto")

@@ -15,9 +15,9 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from mirrorsd.device_maps import TargetPlacement
+from mirrorsd.devices.onnxruntime.onnx_bytes import ONNX_TYPES, Port, model, node
+from mirrorsd.devices.onnxruntime.providers import ONNX_ERRORS, provider_options, session_options
 from mirrorsd.graphs.errors import DeviceError, raised_as
-from mirrorsd.runtime.backends.onnxruntime.onnx_bytes import ONNX_TYPES, Port, model, node
-from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS, provider_options, session_options
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 from mirrorsd.runtime.sampling.short_rows import ShortRow
 

@@ -8,8 +8,8 @@ import onnxruntime
 import pytest
 
 from mirrorsd.device_maps import DeviceMap, TargetPlacement, load_device_map
+from mirrorsd.devices.onnxruntime.providers import provider_options, session_options
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.backends.onnxruntime.providers import provider_options, session_options
 from mirrorsd.runtime.backends.onnxruntime.stage import Place
 from mirrorsd.runtime.devices import inventory as devices
 from mirrorsd.runtime.devices.inventory import (

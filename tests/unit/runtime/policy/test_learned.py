@@ -3,11 +3,13 @@
 import json
 from collections.abc import Mapping
 from itertools import product
+from random import Random
 
 import pytest
 
 from mirrorsd.runtime.policy.account import Account, Knowledge
 from mirrorsd.runtime.policy.learned import check_learned, learned_of, recall
+from mirrorsd.texts.config import SpeculationConfig
 
 CURVE = ((1.0, 20.0), (8.0, 30.0))
 
@@ -72,6 +74,23 @@ def test_it_is_numbers_by_known_names_and_no_more_for_more_texts() -> None:
     check_learned(json.loads(json.dumps(learned)))
     assert all(isinstance(value, float) for values in learned.values() for value in values)
     assert len(json.dumps(learned)) < 8000
+
+
+def test_whatever_a_window_has_brought_can_be_kept() -> None:
+    """A pass more may have made windows worth less than without it, time and again."""
+    known, random = taught(), Random(1)
+    for is_sampling in (False, True):
+        windows = known.windows(SpeculationConfig(), is_sampling=is_sampling)
+        assert windows is not None
+        windows.budget = 100.0
+        for _ in range(300):
+            for passes in range(1, 4):
+                shares = [(random.uniform(-9, 0), random.uniform(-9, 0)) for _ in range(2 * passes)]
+                windows.is_pass_worthwhile(shares, 2 * passes, passes, 1e-4)
+            windows.observe(4, random.randrange(5), 0.02)
+    learned = learned_of(known)
+    assert min(learned["greedy.draft.gains"]) < 0
+    check_learned(learned)
 
 
 WRONG: Mapping[str, list[float]] = {

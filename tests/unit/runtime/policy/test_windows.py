@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.policy.roots import DEFAULTS
 from mirrorsd.runtime.policy.windows import (
     Confirmations,
@@ -20,6 +19,7 @@ from mirrorsd.runtime.policy.windows import (
     share_out,
     worth_by_rows,
 )
+from mirrorsd.texts.config import SpeculationConfig
 
 Make = Callable[..., Any]
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
