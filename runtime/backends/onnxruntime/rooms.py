@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import onnxruntime as ort
 
+from mirrorsd.devices.onnxruntime.packed_graph import of_room, of_table
 from mirrorsd.graphs import names
 from mirrorsd.graphs.manifest import TargetEntry
-from mirrorsd.runtime.backends.onnxruntime.packed_graph import of_room, of_table
 from mirrorsd.runtime.backends.onnxruntime.stage import Place
 
 Caches = Mapping[str, ort.OrtValue]
