@@ -30,11 +30,12 @@ from mirrorsd.runtime.backends.onnxruntime.rooms import Caches, Places, Room, Ro
 from mirrorsd.runtime.backends.onnxruntime.seating import (
     MOST_SEATED,
     NUM_GUESTS,
+    Plan,
     Seated,
     Slots,
     have_places,
+    plan_of,
     seated,
-    told,
 )
 from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, Tensor, host_scalar, run_options
 from mirrorsd.runtime.backends.protocol import NO_OUTPUT, TargetBatch, TargetOutput, TargetPass, TargetSession
@@ -86,6 +87,7 @@ class _Rows(NamedTuple):
     """The rows of a pass, what the stages are told of them, and where each pass's own begin, logits too."""
 
     tokens: NDArray[np.int64]
+    plan: Plan
     inputs: dict[str, NDArray[Any]]
     first: list[int]
     first_logits: list[int]
@@ -143,6 +145,7 @@ class OnnxBatch(TargetBatch):
             seqlens[0], total[()] = 0, 1
         self._room: Room | None = None
         self._guests: list[Caches | None] = [None] * NUM_GUESTS
+        self._plan: Plan | None = None
         self._kept: dict[str, Any] = {}
         self._sizes = (0, 0)
         self._results: dict[str, Tensor] = {}
@@ -205,44 +208,41 @@ class OnnxBatch(TargetBatch):
 
     def _rows(self, passes: Sequence[TargetPass], taken: Seated) -> _Rows:
         """Lay the rows out pass by pass, and say where each is attended."""
-        tokens: list[int] = []
-        logit_rows: list[int] = []
-        first, first_logits, rows_of = list[int](), list[int](), dict[int, list[int]]()
+        tokens, positions, logit_rows = list[int](), list[int](), list[int]()
+        first, first_logits, counts = list[int](), list[int](), list[tuple[int, int]]()
+        seats = {id(one): slot for slot, one in taken.slots.items()}
         for one in passes:
             found = _session_of(one).rows_of(one.tokens, one.start, is_prefill=one.with_logits is None).tolist()
-            own = list(range(len(tokens), len(tokens) + len(found)))
-            rows_of[id(one)] = own
             first.append(len(tokens))
             first_logits.append(len(logit_rows))
+            counts.append((seats.get(id(one), -1), len(found)))
             tokens += found
+            positions += range(one.start, one.start + len(found))
             if one.with_logits is not None:
-                logit_rows += own  # whole groups here too
-        of_slots = told(taken, rows_of, self._slots)
-        inputs = of_slots.inputs
-        for table, length in enumerate(of_slots.lengths):
+                logit_rows += range(first[-1], len(tokens))  # whole groups here too
+        planned = plan_of(tuple(counts), self._slots)
+        told = planned.told(np.array(positions, np.int64), taken.room.num_rows)
+        for table, length in enumerate(told.lengths):
             self._set_length(of_table("", table), length)
         for guest in range(NUM_GUESTS):
-            gathered, length = [0], 1
+            length = 1
             if guest < len(taken.guests):
-                one = taken.guests[guest]
-                own = rows_of[id(one)]
-                gathered = own + own[-1:] * self._entry.spare_rows
-                length = one.start + len(gathered)
-            inputs[guest_rows(guest)] = np.array(gathered, np.int64)
+                length = taken.guests[guest].start + len(planned.fixed[guest_rows(guest)])
             self._set_length(of_guest("", guest), length)
-        inputs |= {
+        inputs = told.inputs | {
             names.INPUT_IDS: np.array([tokens], np.int64),
             names.LOGIT_ROWS: np.array(logit_rows or [0], np.int64),
         }
-        return _Rows(inputs[names.INPUT_IDS], inputs, first, first_logits)
+        return _Rows(inputs[names.INPUT_IDS], planned, inputs, first, first_logits)
 
     def _set_length(self, of: str, length: int) -> None:
         seqlens, total, _ = self._lengths[of]
         seqlens[0], total[()] = length - 1, length
 
     def _bind_rows(self, rows: _Rows) -> None:
-        self._kept = rows.inputs
-        for name, array in self._kept.items():
+        inputs = rows.inputs if rows.plan is self._plan else rows.inputs | rows.plan.fixed
+        self._plan, self._kept = rows.plan, rows.inputs
+        for name, array in inputs.items():
             self._bind(name, ort.OrtValue.ortvalue_from_numpy(array))
         sizes = rows.tokens.shape[1], len(rows.inputs[names.LOGIT_ROWS])
         if sizes != self._sizes:

@@ -8,6 +8,7 @@ Owns: that choice, and positions, masks and places of the slots' rows. Does not 
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from mirrorsd.devices.onnxruntime.packed_graph import (
     SLOT_PLACES,
     SLOT_SIZES,
     Heads,
+    guest_rows,
     of_table,
 )
 from mirrorsd.runtime.backends.onnxruntime.rooms import Room
@@ -139,97 +141,118 @@ def _cost(texts: Collection[tuple[int, int]]) -> float:
 
 
 class Told(NamedTuple):
-    """What the stages are told of the slots: inputs by name, and how long the texts of each table are taken to be."""
+    """Where rows stand, where keys and values go, what each row sees: by name. And how long each table's texts are."""
 
     inputs: dict[str, NDArray[Any]]
     lengths: list[int]
 
 
-class _Telling:
-    """Puts together what the stages are told, table by table."""
+class _Sitting(NamedTuple):
+    """A table's rows, as many in each slot.
 
-    def __init__(self, taken: Seated, rows_of: Mapping[int, list[int]], slots: Slots) -> None:
-        self._taken, self._rows_of, self._slots = taken, rows_of, slots
-        self._num_heads, self._shared = slots.heads
-        num_rows = sum(map(len, rows_of.values()))
-        self._own = np.empty((num_rows, self._num_heads, self._shared), np.int64)
-        self._positions = np.zeros((1, num_rows), np.int64)
-        self._asked, self._sizes, self._num_attended = list[NDArray[np.int64]](), list[int](), 0
-        self._masks: dict[str, NDArray[np.float32]] = {}
-        self._lengths: list[int] = []
-
-    def told(self) -> Told:
-        """All of it."""
-        for table in range(self._slots.num_tables):
-            self._tell_table(table)
-        for one in self._taken.guests:
-            rows = self._rows_of[id(one)]
-            heads = np.arange(self._num_heads * self._shared).reshape(self._num_heads, self._shared)
-            self._own[rows] = np.arange(len(rows))[:, None, None] * heads.size + heads + self._num_attended
-            self._num_attended += (len(rows) + self._slots.spare_rows) * heads.size
-            self._positions[0, rows] = range(one.start, one.start + len(rows))
-        kept, places = self._kept()
-        inputs: dict[str, NDArray[Any]] = {
-            SLOT_HEADS: np.concatenate([*self._asked, kept]),
-            SLOT_SIZES: np.array([*self._sizes, len(kept)]),
-            ROW_POSITIONS: self._positions,
-            SLOT_PLACES: places[:, None],
-            OWN_HEADS: self._own.reshape(-1),
-            **self._masks,
-        }
-        return Told(inputs, self._lengths)
-
-    def _tell_table(self, table: int) -> None:
-        """A slot without a row, or with fewer than others, has rows more that see a single token."""
-        num_heads, shared, slots = self._num_heads, self._shared, self._slots
-        first = table * slots.at_each
-        sitting = {
-            seat - first: one for seat, one in self._taken.slots.items() if first <= seat < first + slots.at_each
-        }
-        own = {seat: self._rows_of[id(one)] for seat, one in sitting.items()}
-        count = max(map(len, own.values()), default=1)
-        rows, positions = np.zeros((2, count, slots.at_each, 1), np.int64)
-        heads = np.arange(num_heads) * shared + np.arange(shared)[:, None, None]
-        for seat, found in own.items():
-            stop = sitting[seat].start + len(found)
-            self._positions[0, found] = positions[: len(found), seat, 0] = range(sitting[seat].start, stop)
-            rows[: len(found), seat, 0] = found
-        asked = rows[:, None] * (num_heads * (shared + 2)) + heads  # rows, shared, slots, heads
-        places = np.arange(asked.size).reshape(asked.shape) + self._num_attended
-        for seat, found in own.items():
-            self._own[found] = places[: len(found), :, seat].transpose(0, 2, 1)
-        num_attended = slots.num_attended(count)
-        times = num_attended // (count * shared)  # a single one is asked for twice
-        self._asked += [asked.reshape(-1)] * times
-        self._sizes.append(times * asked.size)
-        self._num_attended += times * asked.size
-        length = int(positions.max()) + 1 + num_attended
-        hidden = np.where(np.arange(length) > positions, np.float32(-np.inf), np.float32(0))  # rows, slots, length
-        mask = np.empty((slots.at_each, num_heads, times, count, shared, length), np.float32)
-        mask[...] = hidden.transpose(1, 0, 2)[:, None, None, :, None]
-        self._masks[of_table(SLOT_MASK, table)] = mask.reshape(1, slots.at_each * num_heads, num_attended, length)
-        self._lengths.append(length)
-
-    def _kept(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Which heads are keys and values of slots' rows, and where in the room they go: all its keys come first."""
-        num_heads, slots = self._num_heads, self._slots
-        seats = list(self._taken.slots.items())
-        counts = [len(self._rows_of[id(one)]) for _, one in seats]
-        rows = np.array([row for _, one in seats for row in self._rows_of[id(one)]], np.int64)[:, None, None]
-        sides, heads = np.arange(2)[:, None], np.arange(num_heads)
-        kept = rows * (num_heads * (self._shared + 2)) + num_heads * (self._shared + sides) + heads
-        number = np.repeat([seat for seat, _ in seats], counts).astype(np.int64)[:, None, None]
-        part = (sides * (slots.num_tables * slots.at_each) + number) * num_heads + heads
-        places = part * self._taken.room.num_rows + self._positions[0, rows]
-        return kept.reshape(-1), places.reshape(-1)
-
-
-def told(taken: Seated, rows_of: Mapping[int, list[int]], slots: Slots) -> Told:
-    """Which heads of rows are attended where, what is kept where, what each row sees, and where its own heads are.
-
-    Args:
-        taken: who is in the pass.
-        rows_of: the rows of each pass (by `id`) among all.
-        slots: of the batch.
+    Attributes:
+        count: of each slot.
+        num_attended: rows of its attention.
+        places: of those that conversations have, among all slots' rows, `[n]`.
+        rows: which rows of the pass they are, `[n]`.
     """
-    return _Telling(taken, rows_of, slots).told()
+
+    count: int
+    num_attended: int
+    places: NDArray[np.int64]
+    rows: NDArray[np.int64]
+
+
+class Plan:
+    """What stays the same in pass after pass, as long as who is in them does.
+
+    Attributes:
+        fixed: inputs of the stages, by name: which heads of rows are attended where, which are kept, where a row's own
+            heads are.
+    """
+
+    def __init__(self, counts: tuple[tuple[int, int], ...], slots: Slots) -> None:
+        """Lay out passes of so many rows each, one after another: `counts` are their slots, -1 for a guest, and rows.
+
+        A slot without a row, or with fewer than others of its table, has rows more that see a single token.
+        """
+        self._slots = slots
+        num_heads, shared = slots.heads
+        ends = np.cumsum([count for _, count in counts])
+        own_rows = [(slot, np.arange(end - count, end)) for (slot, count), end in zip(counts, ends, strict=True)]
+        own = np.empty((int(ends[-1]), num_heads, shared), np.int64)
+        width = num_heads * (shared + 2)
+        asked, sizes, num_attended = list[NDArray[np.int64]](), list[int](), 0
+        self._tables: list[_Sitting] = []
+        for table in range(slots.num_tables):
+            sitting = [(slot % slots.at_each, rows) for slot, rows in own_rows if slot // slots.at_each == table]
+            count = max((len(rows) for _, rows in sitting), default=1)
+            all_rows = np.zeros((count, 1, slots.at_each, 1), np.int64)
+            for seat, rows in sitting:
+                all_rows[: len(rows), 0, seat, 0] = rows
+            heads = np.arange(num_heads) * shared + np.arange(shared)[:, None, None]
+            of_table_ = all_rows * width + heads  # rows, shared, slots, heads
+            found = np.arange(of_table_.size).reshape(of_table_.shape) + num_attended
+            for seat, rows in sitting:
+                own[rows] = found[: len(rows), :, seat].transpose(0, 2, 1)
+            times = slots.num_attended(count) // (count * shared)  # a single one is asked for twice
+            asked += [of_table_.reshape(-1)] * times
+            sizes.append(times * of_table_.size)
+            num_attended += sizes[-1]
+            places = [np.arange(len(rows)) * slots.at_each + seat for seat, rows in sitting]
+            self._tables.append(
+                _Sitting(count, times * count * shared, _joined(places), _joined([rows for _, rows in sitting]))
+            )
+        guests = [rows for slot, rows in own_rows if slot < 0]
+        for rows in guests:
+            heads = np.arange(num_heads * shared).reshape(num_heads, shared)
+            own[rows] = np.arange(len(rows))[:, None, None] * heads.size + heads + num_attended
+            num_attended += (len(rows) + slots.spare_rows) * heads.size
+        seats = [(slot, rows) for slot, rows in own_rows if slot >= 0]
+        self._kept = _joined([rows for _, rows in seats])
+        sides, heads = np.arange(2)[:, None], np.arange(num_heads)  # all keys come first in a room, then values
+        number = _joined([np.full(len(rows), slot) for slot, rows in seats])[:, None, None]
+        self._parts = (sides * (slots.num_tables * slots.at_each) + number) * num_heads + heads
+        kept = self._kept[:, None, None] * width + num_heads * (shared + sides) + heads
+        self.fixed = {
+            SLOT_HEADS: np.concatenate([*asked, kept.reshape(-1)]),
+            SLOT_SIZES: np.array([*sizes, kept.size]),
+            OWN_HEADS: own.reshape(-1),
+        }
+        for guest in range(NUM_GUESTS):
+            rows = guests[guest] if guest < len(guests) else np.zeros(1, np.int64)
+            self.fixed[guest_rows(guest)] = np.concatenate([rows, rows[-1:].repeat(slots.spare_rows)])
+
+    def told(self, positions: NDArray[np.int64], rows_of_place: int) -> Told:
+        """What else the stages are told.
+
+        Args:
+            positions: of each row in its text, `[rows]`.
+            rows_of_place: of the room.
+        """
+        num_heads, shared = self._slots.heads
+        places = self._parts * rows_of_place + positions[self._kept][:, None, None]
+        inputs: dict[str, NDArray[Any]] = {ROW_POSITIONS: positions[None], SLOT_PLACES: places.reshape(-1, 1)}
+        lengths = list[int]()
+        for table, one in enumerate(self._tables):
+            seen = np.zeros(one.count * self._slots.at_each, np.int64)
+            seen[one.places] = positions[one.rows]
+            lengths.append(int(seen.max()) + 1 + one.num_attended)
+            hidden = np.zeros((len(seen), lengths[-1]), np.float32)
+            hidden[np.arange(lengths[-1]) > seen[:, None]] = -np.inf
+            by_slot = hidden.reshape(one.count, self._slots.at_each, -1).transpose(1, 0, 2)
+            times = one.num_attended // (one.count * shared)
+            mask = np.empty((self._slots.at_each, num_heads, times, one.count, shared, lengths[-1]), np.float32)
+            mask[...] = by_slot[:, None, None, :, None]
+            inputs[of_table(SLOT_MASK, table)] = mask.reshape(1, -1, one.num_attended, lengths[-1])
+        return Told(inputs, lengths)
+
+
+def _joined(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return np.concatenate([np.empty(0, np.int64), *parts])
+
+
+@lru_cache(maxsize=64)
+def plan_of(counts: tuple[tuple[int, int], ...], slots: Slots) -> Plan:
+    """The plan of such passes: see there."""
+    return Plan(counts, slots)
