@@ -55,8 +55,9 @@ _DOMAIN = "com.microsoft"
 _ATTENTION = "GroupQueryAttention"
 _ROWS, _CACHES, _LENGTHS, _TABLES = slice(0, 3), slice(3, 5), slice(5, 7), slice(7, None)
 """Inputs of attention: queries, keys and values; past ones; two lengths; tables of angles, and rarer ones."""
-_WIDEST_HEAD = 128
-"""Of which ONNX Runtime's product adds all numbers up in one go, however long the text is."""
+_WIDEST_HEAD, _FEWEST_BEHIND = 128, 64
+"""Numbers that ONNX Runtime's product adds up in one go, however long a text is. More of them it does behind so many
+tokens at the most, and in parts of as many behind longer texts."""
 _CHANGED = {"num_heads", "kv_num_heads", "do_rotary", "rotary_interleaved", "local_window_size"}
 
 
@@ -86,11 +87,13 @@ class Packed(NamedTuple):
     Attributes:
         model: its bytes.
         heads: how it attends.
-        window: most tokens that a slot's text may have, as its attention looks no further back; 0 for any number.
+        fewest: a slot's text must have more tokens.
+        window: most that it may have, as its attention looks no further back; 0 for any number.
     """
 
     model: bytes
     heads: Heads
+    fewest: int
     window: int
 
 
@@ -166,7 +169,7 @@ def packed(model: bytes, sizes: Sizes) -> Packed:
     rewritten = [*(Field(_NODE, one) for one in written), *rest, *writer.ports()]
     found = joined([Field(_GRAPH, joined(rewritten)) if part is graph else part for part in whole])
     assert writer.heads is not None  # it has attention
-    return Packed(found, writer.heads, writer.window)
+    return Packed(found, writer.heads, writer.fewest, writer.window)
 
 
 def check_packable(nodes: Sequence[Node], constants: set[str]) -> None:
@@ -220,7 +223,7 @@ class _Writer:
     def __init__(self, sizes: Sizes, ports: Mapping[str, Field], constants: Mapping[str, Sequence[int]]) -> None:
         self.sizes, self.constants = sizes, dict[str, bytes]()
         self.heads: Heads | None = None
-        self.window = 0
+        self.fewest = self.window = 0
         self._ports, self._known = ports, constants
         self._rooms: list[str] = []
 
@@ -311,12 +314,10 @@ class _Writer:
         yield written + joined([part for name, part in attention.attributes.items() if name not in _CHANGED])
 
     def _see(self, num_heads: int, shared: int, size: int) -> None:
-        if size > _WIDEST_HEAD:
-            raise NotPackableError(f"heads of {size} are added up in parts, which depend on the longest text")
         found = Heads(num_heads, shared)
         if found != (self.heads or found):
             raise NotPackableError("its layers attend in different ways")
-        self.heads = found
+        self.heads, self.fewest = found, max(self.fewest, _FEWEST_BEHIND if size > _WIDEST_HEAD else 0)
 
     def _shape(self, *sizes: int) -> str:
         return self._constant(np.array(sizes))

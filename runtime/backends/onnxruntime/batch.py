@@ -94,7 +94,12 @@ class _Rows(NamedTuple):
 
 
 class OnnxBatch(TargetBatch):
-    """Several sessions' rows in one pass of packed stages."""
+    """Several sessions' rows in one pass of packed stages.
+
+    Attributes:
+        num_slots: how many sessions.
+        fewest_tokens: texts with no more are not attended together: but for one, they take turns.
+    """
 
     def __init__(self, model: OpenedTarget, files: Sequence[tuple[Segment, OnnxStage]], num_slots: int) -> None:
         """Open the packed stages of a model beside its own ones, `files`.
@@ -110,16 +115,17 @@ class OnnxBatch(TargetBatch):
         self._entry, self._place = entry, device.place
         self._stages: list[tuple[Segment, OnnxStage]] = []
         sizes, kinds = Sizes(num_tables, at_each, NUM_GUESTS, entry.spare_rows), set[Heads]()
-        most_tokens = entry.context
+        self.fewest_tokens, most_tokens = 0, entry.context
         for segment, stage in files:
             found = packed(stage.path.read_bytes(), sizes)
             kinds.add(found.heads)
+            self.fewest_tokens = max(self.fewest_tokens, found.fewest)
             most_tokens = min(most_tokens, found.window or entry.context)
             self._stages.append((segment, device.open(stage.path, entry.shape.dtype, rewritten=found.model)))
         if len(kinds) != 1:
             raise NotPackableError("its stages attend in different ways")
         (heads,) = kinds
-        self._slots = Slots(num_tables, at_each, heads, most_tokens, entry.spare_rows)
+        self._slots = Slots(num_tables, at_each, heads, self.fewest_tokens, most_tokens, entry.spare_rows)
         self._ports = [
             (
                 {port.name for port in stage.session.get_inputs()},
@@ -319,13 +325,18 @@ class OnnxBatch(TargetBatch):
 def is_as_alone(batch: OnnxBatch, sessions: Sequence[Any], vocab_size: int) -> bool:
     """Whether logits and caches get the same bits together as alone: the kernels of this processor are asked.
 
-    `sessions` are two, of the batch's model, that are used for nothing else.
+    `sessions` are two, of the batch's model, that are used for nothing else. Where their context is too short to ask,
+    it is not.
     """
-    text = np.arange(max(past + count for plan in _PASSES_ASKED for past, count in plan)) * 7 % vocab_size
+    fewest = batch.fewest_tokens
+    text = np.arange(fewest + max(past + count for asked in _PASSES_ASKED for past, count in asked)) * 7 % vocab_size
+    if len(text) > sessions[0].context:
+        return False
     texts = [text, text[::-1].copy()]
-    for number, plan in enumerate(_PASSES_ASKED):
+    for number, asked_of_each in enumerate(_PASSES_ASKED):
         passes = []
-        for session, text, (past, count) in zip(sessions, texts, plan, strict=True):
+        for session, text, (behind, count) in zip(sessions, texts, asked_of_each, strict=True):
+            past = fewest + behind
             if not number:
                 session.prefill(text[:past], 0, ledger=Ledger())
             rows = text[past : past + count]

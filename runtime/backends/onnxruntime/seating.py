@@ -48,13 +48,15 @@ class Slots(NamedTuple):
         num_tables: how many nodes attend for them.
         at_each: how many there are at each table.
         heads: how they attend.
-        most_tokens: that a text in a slot may have.
+        fewest_tokens: a text in a slot has more.
+        most_tokens: that it may have.
         spare_rows: that a guest's rows have behind them.
     """
 
     num_tables: int
     at_each: int
     heads: Heads
+    fewest_tokens: int
     most_tokens: int
     spare_rows: int
 
@@ -100,8 +102,8 @@ def _by_size(
     room: Room | None = None
     guests, sitting = list[TargetPass](), dict[int, TargetPass]()
     for one, (own, number) in zip(passes, places, strict=True):
-        count = len(one.tokens)
-        if count <= MOST_SEATED and one.start + count <= slots.most_tokens and own is (room or own):
+        is_fitting = slots.fewest_tokens < one.start + len(one.tokens) <= slots.most_tokens
+        if is_fitting and len(one.tokens) <= MOST_SEATED and own is (room or own):
             room = own
             sitting[number] = one
         else:

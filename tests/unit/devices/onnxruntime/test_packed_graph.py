@@ -102,7 +102,7 @@ def test_tables_read_their_caches_after_these_were_written() -> None:
 def test_a_single_row_whose_queries_share_no_head_is_attended_twice_as_it_has_another_routine() -> None:
     heads = packed(stage(kv_num_heads=6), SIZES).heads
     assert heads == Heads(6, 1)
-    assert [Slots(1, 4, heads, 99, 1).num_attended(count) for count in (1, 2, 3)] == [2, 2, 3]
+    assert [Slots(1, 4, heads, 0, 99, 1).num_attended(count) for count in (1, 2, 3)] == [2, 2, 3]
 
 
 def test_without_angles_nothing_is_turned_and_without_spare_rows_nothing_is_left_out() -> None:
@@ -120,6 +120,10 @@ def test_a_window_of_attention_bounds_the_texts_of_slots() -> None:
     assert packed(stage(local_window_size=64), SIZES).window == 64
 
 
+def test_heads_that_are_added_up_in_parts_want_longer_texts_in_slots() -> None:
+    assert [packed(stage(size=size), SIZES).fewest for size in (64, 128, 256)] == [0, 0, 64]
+
+
 @pytest.mark.parametrize(
     ("message", "words"),
     [
@@ -132,7 +136,6 @@ def test_a_window_of_attention_bounds_the_texts_of_slots() -> None:
         (stage(more=(node("Neg", ["all"], ["other"]),)), "has no spare rows of its own"),
         (stage(more=(node("Neg", ["padded"], ["other"]),)), "are read elsewhere"),
         (stage(is_padded=False), "has no spare rows of its own"),
-        (stage(size=256), "heads of 256 are added up in parts"),
         (
             model([node("Neg", ["rows"], ["attended"])], [("rows", 1, 3)], [("attended", 1, 3)]),
             "no GroupQueryAttention",

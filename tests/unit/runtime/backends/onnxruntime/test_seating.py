@@ -18,7 +18,7 @@ from mirrorsd.runtime.backends.onnxruntime.seating import Slots, plan_of, too_mu
 
 GUEST = -1
 ROOM_ROWS = 50
-SLOTS = Slots(num_tables=2, at_each=4, heads=Heads(2, 3), most_tokens=40, spare_rows=1)
+SLOTS = Slots(2, 4, Heads(2, 3), fewest_tokens=0, most_tokens=40, spare_rows=1)
 ONE_EACH = SLOTS._replace(heads=Heads(3, 1))
 
 
