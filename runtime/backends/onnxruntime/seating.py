@@ -222,8 +222,10 @@ class Plan:
             OWN_HEADS: own.reshape(-1),
         }
         for guest in range(NUM_GUESTS):
-            rows = guests[guest] if guest < len(guests) else np.zeros(1, np.int64)
-            self.fixed[guest_rows(guest)] = np.concatenate([rows, rows[-1:].repeat(slots.spare_rows)])
+            rows = np.zeros(1, np.int64)
+            if guest < len(guests):
+                rows = np.concatenate([guests[guest], guests[guest][-1:].repeat(slots.spare_rows)])
+            self.fixed[guest_rows(guest)] = rows
 
     def told(self, positions: NDArray[np.int64], rows_of_place: int) -> Told:
         """What else the stages are told.

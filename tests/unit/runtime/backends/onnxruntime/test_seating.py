@@ -76,6 +76,11 @@ def test_a_row_sees_its_text_up_to_itself_and_what_stands_in_for_one_a_single_to
     assert (seen == seen[:, :1, :, :1]).all(), "the same for all heads"
 
 
+def test_a_guest_has_a_spare_row_and_nobody_has_one_row() -> None:
+    assert plan_of(((GUEST, 2), (0, 1)), SLOTS).fixed[guest_rows(0)].tolist() == [0, 1, 1]
+    assert plan_of(((1, 1), (0, 1)), SLOTS).fixed[guest_rows(0)].tolist() == [0]
+
+
 def test_the_plan_of_a_pass_is_made_once() -> None:
     assert plan_of(((0, 1), (2, 1)), SLOTS) is plan_of(((0, 1), (2, 1)), SLOTS)
 
