@@ -239,7 +239,8 @@ class LoadedBundle:
                 session.forget()
             first = session.stream(token_ids=list(task.token_ids), config=task.configs[0])
             yield Started()
-            texts = [lambda _: first, *(partial(_begin, task.token_ids, config) for config in task.configs[1:])]
+            others = [partial(_begin, task.token_ids, config) for config in task.configs[1:]]
+            texts: list[Callable[[MirrorSession], ChunkStream]] = [lambda _: first, *others]
             beside = partial(self._beside, session)
             for index, chunk in side_by_side(session, texts, beside, lambda: not self.num_waiting):
                 yield Part(index, chunk)

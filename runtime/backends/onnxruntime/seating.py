@@ -153,13 +153,13 @@ class _Sitting(NamedTuple):
     """A table's rows, as many in each slot.
 
     Attributes:
-        count: of each slot.
+        num_each: of each slot.
         num_attended: rows of its attention.
         places: of those that conversations have, among all slots' rows, `[n]`.
         rows: which rows of the pass they are, `[n]`.
     """
 
-    count: int
+    num_each: int
     num_attended: int
     places: NDArray[np.int64]
     rows: NDArray[np.int64]
@@ -239,14 +239,14 @@ class Plan:
         inputs: dict[str, NDArray[Any]] = {ROW_POSITIONS: positions[None], SLOT_PLACES: places.reshape(-1, 1)}
         lengths = list[int]()
         for table, one in enumerate(self._tables):
-            seen = np.zeros(one.count * self._slots.at_each, np.int64)
+            seen = np.zeros(one.num_each * self._slots.at_each, np.int64)
             seen[one.places] = positions[one.rows]
             lengths.append(int(seen.max()) + 1 + one.num_attended)
             hidden = np.zeros((len(seen), lengths[-1]), np.float32)
             hidden[np.arange(lengths[-1]) > seen[:, None]] = -np.inf
-            by_slot = hidden.reshape(one.count, self._slots.at_each, -1).transpose(1, 0, 2)
-            times = one.num_attended // (one.count * shared)
-            mask = np.empty((self._slots.at_each, num_heads, times, one.count, shared, lengths[-1]), np.float32)
+            by_slot = hidden.reshape(one.num_each, self._slots.at_each, -1).transpose(1, 0, 2)
+            times = one.num_attended // (one.num_each * shared)
+            mask = np.empty((self._slots.at_each, num_heads, times, one.num_each, shared, lengths[-1]), np.float32)
             mask[...] = by_slot[:, None, None, :, None]
             inputs[of_table(SLOT_MASK, table)] = mask.reshape(1, -1, one.num_attended, lengths[-1])
         return Told(inputs, lengths)
