@@ -1,6 +1,6 @@
 """Running bundles: sessions, caches, draft expansion, verification, the scheduler, sampling, the public pipeline."""
 
-from mirrorsd.runtime.devices.inventory import DeviceInventory, choose_device_map, device_inventory, missing_devices
+from mirrorsd.devices.inventory import DeviceInventory, choose_device_map, device_inventory, missing_devices
 from mirrorsd.runtime.pipeline import MirrorPipeline
 from mirrorsd.runtime.reporting.results import Chunk, GeneratedToken, GenerationResult
 from mirrorsd.runtime.reporting.stats import GenerationStats

@@ -16,6 +16,7 @@ from mirrorsd.device_maps import DeviceMap
 from mirrorsd.device_maps.card import SHARED
 from mirrorsd.device_maps.pace import Curve
 from mirrorsd.devices.huge_pages import Region, new_regions, regions_now, use_huge_pages
+from mirrorsd.devices.inventory import cannot_run, choose_device_map
 from mirrorsd.devices.layouts import Layout, choose_layout, target_thread_cores
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError, DeviceError
@@ -23,13 +24,11 @@ from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.hub.bundles import bundle_folder
 from mirrorsd.runtime.backends.paced import PacedDraftModel, PacedTargetModel
 from mirrorsd.runtime.backends.protocol import DraftModel, Progress, TargetModel
-from mirrorsd.runtime.devices.inventory import cannot_run, choose_device_map
 from mirrorsd.runtime.engine import Engine, check_exits, resolve_speculation
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.account import Knowledge
-from mirrorsd.runtime.policy.learned import recall
 from mirrorsd.runtime.policy.roots import RootScores
-from mirrorsd.runtime.tuned import Keeper, Tuned
+from mirrorsd.runtime.tuned import Keeper, Tuned, recall
 from mirrorsd.texts.config import SpeculationConfig, Speculations
 from mirrorsd.texts.tokenizer import BundleTokenizer
 

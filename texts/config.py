@@ -278,8 +278,10 @@ def _read_exits(value: object) -> object:
     return value if isinstance(value, str) and value == "all" else several(Integral, read_whole, "").read(value)
 
 
+LONGEST_WINDOW = 31
+"""Most tokens of a window: with the head's, what `tune` measures passes of."""
 _SPECULATION_RULES = {
-    "gamma": whole(1, 31),
+    "gamma": whole(1, LONGEST_WINDOW),
     "siblings": whole(0, 24),
     "roots": whole(0, 128),
     "kappa": whole(1, 16),

@@ -14,7 +14,7 @@ def describe_machine() -> dict[str, object]:
 
 def installed_versions() -> dict[str, str]:
     """Versions of Python and of the packages that generation uses, as far as they are installed."""
-    from mirrorsd.runtime.devices.inventory import ONNX_PACKAGES
+    from mirrorsd.devices.inventory import ONNX_PACKAGES
 
     versions = {"python": platform.python_version()}
     for package in ("mirrorsd", "numpy", *ONNX_PACKAGES, "openvino", "tokenizers"):

@@ -1,1 +1,1 @@
-"""Graphs for ONNX Runtime: rewritten before they are opened, and what each provider is told."""
+"""Graphs for ONNX Runtime: rewritten, opened on a provider, and the memory that they share."""

@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from mirrorsd.device_maps import DeviceMap
+from mirrorsd.devices.inventory import choose_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import Cancelled
 from mirrorsd.machine.doctor.memory import SYSTEM, free_memory, memory_needs
@@ -32,11 +33,9 @@ from mirrorsd.machine.tuning.part_times import PartTimes, measure_parts, pace_of
 from mirrorsd.machine.tuning.recorder import record_texts
 from mirrorsd.machine.tuning.recording import Recording
 from mirrorsd.machine.tuning.score_fitting import coverage, fit_scores
-from mirrorsd.runtime.devices.inventory import choose_device_map
 from mirrorsd.runtime.pipeline import MirrorPipeline
-from mirrorsd.runtime.policy.learned import Learned, learned_of
 from mirrorsd.runtime.policy.roots import RootScores
-from mirrorsd.runtime.tuned import Tuned, fingerprint
+from mirrorsd.runtime.tuned import Learned, Tuned, fingerprint, learned_of
 from mirrorsd.texts.config import HEAD_METHODS, CancelToken, GenerationConfig
 
 Prompt = str | list[dict[str, str]]

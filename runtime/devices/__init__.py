@@ -1,1 +1,1 @@
-"""Threads that own a device, who shares its passes, and what this machine has."""
+"""Threads that own a device, and who shares its passes."""

@@ -1,9 +1,8 @@
 """What is known and guessed: what the text has said before, the chain of known tokens, and branches from roots on it.
 
-Loops, names, quotations of the prompt: where a text ends as an earlier part of it did, that part's continuation is a
-guess that costs no drafting (prompt lookup decoding, A. Saxena, 2023).
-The chain is committed text, head token and window. Cache slot `p` holds the token at position `p` for every fed chain
-token; slots after the chain are scratch. The scheduler reads the branches through a table.
+Where a text ends as an earlier part did, that part's continuation is a guess that costs no drafting (prompt lookup
+decoding, A. Saxena, 2023). The chain is committed text, head token and window. Cache slot `p` holds the token at
+position `p` for every fed chain token; slots after the chain are scratch. The scheduler reads the branches by a table.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,6 +20,7 @@ from mirrorsd.runtime.policy.roots import Root
 from mirrorsd.runtime.policy.windows import MOST_COMPARED, Ratio, RepeatChances, Share
 
 NO_TOKENS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+LEAST_SHARE = -20.0  # in logs: what a guess without runners-up leaves to others
 _SLACK = 64  # a window may be known past the last slot that could ever be fed
 _LONGEST_END = 4  # tokens of context that are looked for first; then fewer, down to one
 _LEAST_CHANCE = 0.25

@@ -22,6 +22,7 @@ from mirrorsd.devices.onnxruntime.packed_graph import (
     packed,
 )
 from mirrorsd.devices.onnxruntime.providers import ONNX_ERRORS
+from mirrorsd.devices.onnxruntime.stage import OnnxStage, Tensor, host_scalar, run_options
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Segment
@@ -37,7 +38,6 @@ from mirrorsd.runtime.backends.onnxruntime.seating import (
     plan_of,
     seated,
 )
-from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, Tensor, host_scalar, run_options
 from mirrorsd.runtime.backends.protocol import NO_OUTPUT, TargetBatch, TargetOutput, TargetPass, TargetSession
 from mirrorsd.runtime.ledger import Ledger, Span
 

@@ -11,17 +11,18 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from mirrorsd.devices.onnxruntime.device import OnnxDevice
 from mirrorsd.devices.onnxruntime.masked_graph import MASK, TABLE_ROWS, RowLayout
 from mirrorsd.devices.onnxruntime.providers import ONNX_ERRORS
+from mirrorsd.devices.onnxruntime.stage import OnnxStage, Place, Tensor, host_scalar, run_options
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import fed_specs
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Exit, Segment, TargetEntry
-from mirrorsd.runtime.backends.onnxruntime.device import OnnxDevice
-from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, Place, Tensor, host_scalar, run_options
 from mirrorsd.runtime.backends.onnxruntime.states import SIDES, RecurrentStates
 from mirrorsd.runtime.backends.protocol import TargetOutput
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
+from mirrorsd.runtime.sampling.short_rows import short_rows
 
 _LEAST_ROWS = 32
 """Rows that a buffer has at least: memory of the host that no pass has touched takes no room."""
@@ -183,9 +184,9 @@ class BoundPass:
         """
         ids, gaps = self._argmax_ids.read()[0, :num_rows], self._argmax_gap.read()[0, :num_rows]
         if isinstance(with_logits, ShortlistFilter) and self._best is not None:
-            short_rows = self._best.read(self._logits.value, self._logits_dtype, with_logits, num_rows)
-            if short_rows is not None:
-                return TargetOutput(ids, gaps, None, short_rows)
+            best = self._best.read(self._logits.value, self._logits_dtype, with_logits.temperature, num_rows)
+            if (rows := short_rows(best, with_logits)) is not None:
+                return TargetOutput(ids, gaps, None, rows)
         return TargetOutput(ids, gaps, self._logits.read()[0, :num_rows] if with_logits else None)
 
     def release(self) -> None:

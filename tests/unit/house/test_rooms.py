@@ -15,8 +15,8 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "sampling": set(),
         "backends": {"ledger", "sampling"},
         "saved_cache": {"backends"},
-        "policy": {"backends", "sampling"},
-        "devices": {"backends"},
+        "policy": {"backends", "ledger", "sampling"},
+        "devices": {"backends", "ledger"},
         "tuned": {"devices", "policy"},
         "draft": {"backends", "ledger", "policy", "sampling"},
         "engine": {"backends", "devices", "policy"},
@@ -51,6 +51,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "onnxruntime": set(),
         "openvino": set(),
         "hardware": {"openvino"},
+        "inventory": {"onnxruntime", "openvino"},
     },
     "machine": {
         "npu": set(),
@@ -130,8 +131,8 @@ ROOMS: dict[str, dict[str, set[str]]] = {
 }
 """Rooms and single files of a package, from the ground up, and what each may import of the same package."""
 VENDORS = {"onnxruntime", "openvino"}
-KNOW_VENDORS = ("runtime/backends/", "runtime/devices/inventory.py", "devices/", "machine/")
-"""The runtime talks to a vendor in its backends and where it looks for devices; `devices/` makes graphs ready."""
+KNOW_VENDORS = ("runtime/backends/", "devices/", "machine/")
+"""`devices/` looks for devices and opens graphs on them, the runtime talks to a vendor in its backends alone."""
 
 
 def modules(package: str) -> Iterator[tuple[Path, str]]:

@@ -117,7 +117,7 @@ def test_passes_teach_how_often_the_draft_is_right(
     bench = make_bench(hit_rate=hit_rate)
     bench.decode(PROMPT, "mirror")
     bench.engine.draft_worker.run(lambda: None)
-    assert least <= bench.last_decoder.source.planner.acceptance_rate <= most
+    assert least <= bench.last_decoder.source.planner.acceptance_rate.value <= most
 
 
 def test_a_last_token_needs_no_draft(make_bench: Make) -> None:

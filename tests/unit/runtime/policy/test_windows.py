@@ -241,7 +241,7 @@ def test_rows_that_feed_the_chain_are_worth_nothing() -> None:
 
 def test_guesses_that_are_seldom_confirmed_lose_their_rows() -> None:
     seen = Confirmations(3)
-    for _ in range(60):
+    for _ in range(90):
         seen.observe(4, 2)
     first, second, third, _ = seen.chances(4).tolist()
     assert (first, second > 0.9, third < 0.1) == (1.0, True, True)

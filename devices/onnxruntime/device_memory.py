@@ -3,12 +3,12 @@
 `DeviceMemory` reserves (`Expand` of a zero) and copies to the host (`Identity`) where only a graph can. `BestLogits`
 finds the best logits of every row on the device that has them, so that a few kilobytes are read instead of a
 vocabulary. Does not own: the bytes of a graph (`onnx_bytes`), nor whether the best logits are enough
-(`sampling/short_rows`).
+(`short_rows`).
 """
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime as ort
@@ -18,8 +18,6 @@ from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.devices.onnxruntime.onnx_bytes import ONNX_TYPES, Port, model, node
 from mirrorsd.devices.onnxruntime.providers import ONNX_ERRORS, provider_options, session_options
 from mirrorsd.graphs.errors import DeviceError, raised_as
-from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
-from mirrorsd.runtime.sampling.short_rows import ShortRow
 
 _INT64 = ONNX_TYPES["int64"]
 _NAMES = {number: name for name, number in ONNX_TYPES.items()}
@@ -86,6 +84,14 @@ def _graph(operator: str, inputs: Sequence[Port], output: Port) -> bytes:
     return model([node(operator, [name for name, _, _ in inputs], [output[0]])], inputs, [output])
 
 
+class Best(NamedTuple):
+    """The best of rows: `ids` and `logits` `[R, M]`, and `masses [R]`: sums of `exp((logit - best) / temperature)`."""
+
+    ids: NDArray[np.int64]
+    logits: NDArray[np.float32]
+    masses: NDArray[np.float32]
+
+
 class BestLogits:
     """Finds them on one provider. Opened when a filtered text first asks."""
 
@@ -93,21 +99,18 @@ class BestLogits:
         self._placement, self._stream = placement, stream
         self._sessions: dict[str, ort.InferenceSession] = {}
 
-    def read(
-        self, logits: ort.OrtValue, dtype: str, filters: ShortlistFilter, num_rows: int
-    ) -> Sequence[ShortRow] | None:
-        """The first `num_rows` rows of logits `[1, R, V]`; None where one of them does not hold all that is kept.
+    def read(self, logits: ort.OrtValue, dtype: str, temperature: float, num_rows: int) -> Best | None:
+        """Those of the first `num_rows` rows of logits `[1, R, V]`; None where the vocabulary is hardly larger.
 
         Raises:
             DeviceError: the device failed.
         """
         vocab_size = logits.shape()[2]
-        if filters.top_k >= NUM_BEST or vocab_size < _LEAST_SAVED * NUM_BEST:
+        if vocab_size < _LEAST_SAVED * NUM_BEST:
             return None
         with raised_as(DeviceError, "ONNX Runtime failed while finding the best logits", ONNX_ERRORS):
-            best, ids, masses = self._run(logits, dtype, 1 / filters.temperature)
-        rows = [ShortRow(ids[0, row], best[0, row], float(masses[0, row, 0])).ordered() for row in range(num_rows)]
-        return rows if all(_is_enough(row, filters) for row in rows) else None
+            best, ids, masses = self._run(logits, dtype, 1 / temperature)
+        return Best(ids[0, :num_rows], best[0, :num_rows], masses[0, :num_rows, 0])
 
     def _run(
         self, logits: ort.OrtValue, dtype: str, inverse_temperature: float
@@ -130,11 +133,6 @@ class BestLogits:
             binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array))
         self._sessions[dtype].run_with_iobinding(binding)
         return best, ids, masses
-
-
-def _is_enough(row: ShortRow, filters: ShortlistFilter) -> bool:
-    """A row that is no numbers is: the chooser says so."""
-    return not np.isfinite(row.mass) or row.num_kept(filters) is not None
 
 
 def _best_graph(dtype: str) -> bytes:

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from mirrorsd.runtime.policy.account import Account, Knowledge
-from mirrorsd.runtime.policy.learned import check_learned, learned_of, recall
+from mirrorsd.runtime.tuned import check_learned, learned_of, recall
 from mirrorsd.texts.config import SpeculationConfig
 
 CURVE = ((1.0, 20.0), (8.0, 30.0))

@@ -175,7 +175,7 @@ def _has_room(target: TargetPlacement) -> bool:
     What ONNX Runtime lists as devices is no answer: in containers and virtual machines its list may lack GPUs that the
     provider computes on.
     """
-    from mirrorsd.runtime.backends.onnxruntime.device import place_of
+    from mirrorsd.devices.onnxruntime.device import place_of
 
     try:
         place_of(target).tensor((1,), "float32")

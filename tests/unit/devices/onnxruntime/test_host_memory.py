@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.backends.onnxruntime.stage import Place
+from mirrorsd.devices.onnxruntime.stage import Place
 
 _STATM = Path("/proc/self/statm")
 SHAPE, COUNT = (1, 4, 4096, 128), 16

@@ -5,8 +5,8 @@ import onnxruntime as ort
 import pytest
 
 from mirrorsd.device_maps import TargetPlacement
-from mirrorsd.runtime.backends.onnxruntime.device_memory import DeviceMemory
-from mirrorsd.runtime.backends.onnxruntime.stage import Place
+from mirrorsd.devices.onnxruntime.device_memory import DeviceMemory
+from mirrorsd.devices.onnxruntime.stage import Place
 
 ON_HOST = DeviceMemory(TargetPlacement(), "cpu")
 

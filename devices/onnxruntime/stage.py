@@ -18,10 +18,10 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from mirrorsd.devices.onnxruntime.device_memory import DeviceMemory
 from mirrorsd.devices.onnxruntime.onnx_bytes import ONNX_TYPES
 from mirrorsd.devices.onnxruntime.providers import ONNX_ERRORS, why_failed
 from mirrorsd.graphs.errors import DeviceError, raised_as
-from mirrorsd.runtime.backends.onnxruntime.device_memory import DeviceMemory
 
 _GRAPH_KEY, _NO_GRAPH = "gpu_graph_id", "-1"
 _DTYPES = {number: name for name, number in ONNX_TYPES.items()}

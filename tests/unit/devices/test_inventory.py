@@ -8,17 +8,17 @@ import onnxruntime
 import pytest
 
 from mirrorsd.device_maps import DeviceMap, TargetPlacement, load_device_map
-from mirrorsd.devices.onnxruntime.providers import provider_options, session_options
-from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.backends.onnxruntime.stage import Place
-from mirrorsd.runtime.devices import inventory as devices
-from mirrorsd.runtime.devices.inventory import (
+from mirrorsd.devices import inventory as devices
+from mirrorsd.devices.inventory import (
     AUTO_ORDER,
     DeviceInventory,
     check_computes,
     choose_device_map,
     missing_devices,
 )
+from mirrorsd.devices.onnxruntime.providers import provider_options, session_options
+from mirrorsd.devices.onnxruntime.stage import Place
+from mirrorsd.graphs.errors import DeviceError
 
 
 def test_bfloat16_is_refused_where_it_cannot_be_computed() -> None:

@@ -5,17 +5,17 @@ import onnxruntime as ort
 import pytest
 
 from mirrorsd.device_maps import TargetPlacement
-from mirrorsd.runtime.backends.onnxruntime.device_memory import NUM_BEST, BestLogits
+from mirrorsd.devices.onnxruntime.device_memory import NUM_BEST, BestLogits
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
-from mirrorsd.runtime.sampling.short_rows import ShortRow
+from mirrorsd.runtime.sampling.short_rows import ShortRow, short_rows
 
 BY_RANK = ShortlistFilter(0.7, top_k=20, top_p=1.0, min_p=0.0)
 
 
 def rows_of(logits: np.ndarray, filters: ShortlistFilter, num_rows: int = 2) -> list[ShortRow] | None:
-    found = BestLogits(TargetPlacement()).read(
-        ort.OrtValue.ortvalue_from_numpy(logits), str(logits.dtype), filters, num_rows
-    )
+    value = ort.OrtValue.ortvalue_from_numpy(logits)
+    best = BestLogits(TargetPlacement()).read(value, str(logits.dtype), filters.temperature, num_rows)
+    found = short_rows(best, filters)
     return None if found is None else list(found)
 
 

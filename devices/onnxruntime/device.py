@@ -15,11 +15,11 @@ import onnxruntime as ort
 
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.device_maps.providers import ON_CUDA, PROVIDERS
+from mirrorsd.devices.onnxruntime.device_memory import BestLogits, DeviceMemory
 from mirrorsd.devices.onnxruntime.providers import FILE_ERRORS, ONNX_ERRORS, provider_options, session_options
+from mirrorsd.devices.onnxruntime.stage import OnnxStage, Place
 from mirrorsd.graphs.contract import Dim, StageContract
 from mirrorsd.graphs.errors import BundleError, DeviceError, MirrorError, raised_as
-from mirrorsd.runtime.backends.onnxruntime.device_memory import BestLogits, DeviceMemory
-from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, Place
 
 _TYPE_NAMES = {
     "float32": "tensor(float)",
