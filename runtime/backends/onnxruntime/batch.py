@@ -42,7 +42,8 @@ from mirrorsd.runtime.backends.protocol import NO_OUTPUT, TargetBatch, TargetOut
 from mirrorsd.runtime.ledger import Ledger, Span
 
 _MOST_AT_A_TABLE = 4
-"""Slots that are attended together: with eight, two conversations of eight seats would pay for all of them."""
+"""Slots that are attended together: with eight, two conversations of eight seats would pay for all of them. Two: passes
+of eight of SmolLM2 take 1.10 times as long behind 40 tokens, 1.04 behind 400, where those of two take 0.79."""
 _PASSES_ASKED = (((6, 5), (5, 1)), ((11, 1), (6, 1)), ((12, 10), (7, 4)))
 """Pasts and rows of two texts, when a batch is asked whether it gives the bits of passes alone."""
 
