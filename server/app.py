@@ -22,7 +22,7 @@ from mirrorsd.server import inspection
 from mirrorsd.server.answers.chat import chat
 from mirrorsd.server.answers.completions import completions
 from mirrorsd.server.answers.responses import responses
-from mirrorsd.server.errors import ApiError, api_error
+from mirrorsd.server.errors import ApiError, api_error, not_now
 from mirrorsd.server.openapi import openapi_document
 from mirrorsd.server.service import Service
 from mirrorsd.server.settings import ServerSettings
@@ -147,7 +147,7 @@ class _Answered:
             arguments.append(body)
             _look_at_fields(exchange, body)
         if endpoint.needs_model and (service.is_closing or service.failure is not None):
-            raise ApiError(503, f"The server is {service.status}.", code=service.status, headers={"Retry-After": "5"})
+            raise not_now(service.status)
         key = getattr(arguments[-1], "mirror_keep", None)
         if key is not None:
             return await self._keep(key, exchange, arguments[-1])
