@@ -13,7 +13,7 @@ process here; `kills.py` asks for the same of processes that are really killed.
 import argparse
 import json
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import islice, product
@@ -25,7 +25,7 @@ import httpx2
 
 from mirrorsd.server import Running, ServerSettings
 from mirrorsd.server.front import FRAME_END, build_front, frames_of
-from mirrorsd.server.transport.resuming import MARK
+from mirrorsd.server.transport.resuming import read_mark
 
 _CHAT, _COMPLETIONS, _RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 _PLACE = {"type": "object", "properties": {"place": {"enum": ["river", "forest", "world"]}}, "required": ["place"]}
@@ -92,6 +92,10 @@ class Asked(NamedTuple):
         return {"stop": [text[place : place + _STOP] or "none", "zz"]}
 
 
+LAST = 1 << 30
+"""As so many marks: all but the one that ends the answer."""
+
+
 class Marks:
     """Counts the marks of an answer up to where it shall break off.
 
@@ -105,12 +109,12 @@ class Marks:
 
     def is_last(self, frame: bytes) -> bool:
         """Note a frame; whether the answer breaks off within it."""
-        is_mark = frame.startswith(MARK)
-        if is_mark and self._most is not None and len(self.silent) >= self._most:
-            return True
-        if is_mark:
+        mark = read_mark(frame)
+        if mark is not None:
+            if self._most is not None and (len(self.silent) >= self._most or "is_done" in mark):
+                return True
             self.silent.append(not self._has_said)
-        self._has_said = not is_mark
+        self._has_said = mark is None
         return False
 
 
@@ -119,13 +123,13 @@ class Breaks:
 
     Attributes:
         planned: behind how many marks those that come next do.
-        count: how many have.
+        counts: how many have, by how the server decodes.
         silent: of the last answer, as in `Marks`.
     """
 
     def __init__(self) -> None:
         self.planned: list[int] = []
-        self.count = 0
+        self.counts = Counter[str]()
         self.silent: list[bool] = []
 
     def marks(self) -> Marks:
@@ -145,23 +149,24 @@ class Breaking(httpx2.AsyncHTTPTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Ask, and hand the answer on as far as it shall come."""
-        body = json.loads(request.content) | {"method": self._methods[request.url.port]}
+        method = self._methods[request.url.port]
+        body = json.loads(request.content) | {"method": method}
         headers = [(name, value) for name, value in request.headers.raw if name.lower() != b"content-length"]
         changed = httpx2.Request(request.method, request.url, headers=headers, json=body, extensions=request.extensions)
         answer = await super().handle_async_request(changed)
         if is_stream(answer.headers["content-type"]):
-            answer.stream = _Cut(self._breaks, answer.stream)
+            answer.stream = _Cut(self._breaks, method, answer.stream)
         return answer
 
 
 class _Cut(httpx2.AsyncByteStream):
-    def __init__(self, breaks: Breaks, stream: Any) -> None:
-        self._breaks, self._stream, self._marks = breaks, stream, breaks.marks()
+    def __init__(self, breaks: Breaks, method: str, stream: Any) -> None:
+        self._breaks, self._method, self._stream, self._marks = breaks, method, stream, breaks.marks()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for frame in frames_of(self._stream):
             if self._marks.is_last(frame):
-                self._breaks.count += 1
+                self._breaks.counts[self._method] += 1
                 yield torn(frame)
                 raise httpx2.ReadError("broken off")
             yield frame + FRAME_END
@@ -217,14 +222,13 @@ def breaks_of(place: str, silent: Sequence[bool], chosen: random.Random) -> list
     In the middle it dies where text was held back, if it ever was: half a stop string, half a call of a tool.
 
     >>> breaks_of("token 0", [True] * 9, random.Random(1)), breaks_of("last", [True] * 9, random.Random(1))
-    ([1], [8])
+    ([1], [1073741824])
     >>> breaks_of("twice", [True, False, False, True, False], random.Random(1))
     [4, 1]
     """
-    count = max(2, len(silent))
-    inner = range(2, count - 1)
+    inner = range(2, len(silent) - 1)
     inside = 1 + chosen.choice([number for number in inner if silent[number]] or inner or [0])
-    return {"token 0": [1], "token 1": [2], "inside": [inside], "last": [count - 1], "twice": [inside, 1]}[place]
+    return {"token 0": [1], "token 1": [2], "inside": [inside], "last": [LAST], "twice": [inside, 1]}[place]
 
 
 def compare(front: str, server: str, breaks: Breaks, texts: Sequence[Asked]) -> dict[str, Any]:
@@ -233,18 +237,18 @@ def compare(front: str, server: str, breaks: Breaks, texts: Sequence[Asked]) -> 
     chosen = random.Random(1)
     with httpx2.Client(trust_env=False, timeout=_ANSWER_S) as client:
         for text in texts:
-            body, before = text.body() | text.stopping(client, server), breaks.count
+            body, before = text.body() | text.stopping(client, server), breaks.counts.total()
             plain = said(client.post(server + text.path, json={**body, "method": "plain"}))
             undisturbed = said(client.post(front + text.path, json=body))
             breaks.planned = breaks_of(text.place, breaks.silent, chosen)
             found = said(client.post(front + text.path, json=body))
             breaks.planned = []
-            rows.append((text, breaks.count - before, found == undisturbed == plain))
+            rows.append((text, breaks.counts.total() - before, found == undisturbed == plain))
     return {
         "texts": len(rows),
         "equal": sum(is_equal for *_, is_equal in rows),
         "different": sum(not is_equal for *_, is_equal in rows),
-        "broken_off": sum(count for _, count, _ in rows),
+        "broken_off": dict(breaks.counts),
         **{
             f"by_{name}": summed_up((str(getattr(text, name)), *row) for text, *row in rows)
             for name in Asked._fields[:4]

@@ -43,7 +43,7 @@ class Gate(ThreadingHTTPServer):
 
     def kill(self) -> None:
         """Kill the server, and start it anew."""
-        self.breaks.count += 1
+        self.breaks.counts[self.method] += 1
         self.behind.kill()
         self.behind.start()
 
