@@ -53,7 +53,7 @@ class ApiError(Exception):
 
 def not_now(status: str) -> ApiError:
     """The refusal of a server that takes no requests: it is `loading`, `failed` or `closing`."""
-    return ApiError(503, f"The server is {status}.", code=status, headers={"Retry-After": "5"})
+    return ApiError(503, f"The server is {status}.", code=status, headers={"Retry-After": "5", "Connection": "close"})
 
 
 def _shortened(message: str) -> str:

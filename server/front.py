@@ -21,7 +21,7 @@ from starlette.routing import Mount
 from starlette.types import Receive, Scope, Send
 
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.server.errors import ApiError
+from mirrorsd.server.errors import ApiError, not_now
 from mirrorsd.server.settings import ServerSettings
 from mirrorsd.server.transport.exchange import PING, ClientDisconnect, Exchange, while_connected
 from mirrorsd.server.transport.guard import Guard
@@ -252,6 +252,8 @@ class Front:
         exchange = Exchange(scope, receive, send, self.settings.limits)
         try:
             body = await self._read(exchange)
+            if self.is_closing:
+                raise not_now("closing")
             await while_connected(exchange, lambda: self._answer(Passage(exchange, body)))
         except ClientDisconnect:
             return

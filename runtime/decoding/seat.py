@@ -18,6 +18,7 @@ from mirrorsd.runtime.decoding.replay import ReplaySource
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.step import Decoder, SerialSource, StepDecoder
 from mirrorsd.runtime.decoding.target_link import TargetLine, TargetLink
+from mirrorsd.runtime.devices import freed_memory
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.draft.tree import BranchTable
 from mirrorsd.runtime.engine import Engine
@@ -139,6 +140,8 @@ class Seat:
         """Release the caches, on their own workers and after what is still running there; does not wait."""
         self._engine.target_worker.leave(self._target_session.close, self)
         self._engine.draft_worker.leave(self._draft_session.close, self)
+        if freed_memory.is_due():
+            self._engine.preparing_worker.leave(freed_memory.give_back)
 
 
 def _scratch_slots(speculation: SpeculationConfig) -> int:

@@ -12,9 +12,10 @@ from urllib.request import Request, urlopen
 import pytest
 from installed_wheel import FREEZES, InstalledWheel, run_quietly
 
-pytestmark = pytest.mark.skipif(
-    not os.environ.get(FREEZES), reason="freezing takes minutes: python3 scripts/check_frozen.py"
-)
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not os.environ.get(FREEZES), reason="freezing takes minutes: python3 scripts/check_frozen.py"),
+]
 PROGRAM = """
 import json, sys
 from time import perf_counter
