@@ -1,6 +1,5 @@
 """A draft in blocks of four bits, which ONNX Runtime runs: exact texts, the same guesses, and what is refused."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,13 +32,13 @@ BLOCKS = ExportOptions(
 
 
 @pytest.fixture(scope="module")
-def bundles(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The target as a draft of its own: in blocks, and in fp32."""
-    folder = tmp_path_factory.mktemp("blocks")
-    found = folder / "blocks.mirror", folder / "floats.mirror"
-    export_pair(tiny_pair[0], tiny_pair[0], found[0], BLOCKS)
-    export_pair(tiny_pair[0], tiny_pair[0], found[1], replace(BLOCKS, draft_precision="fp32", allow_draft_loss=False))
-    return found
+def bundles(
+    tiny_pair: tuple[Path, Path], tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """The target as a draft of its own, in blocks; and a bundle whose draft is in fp32."""
+    folder = tmp_path_factory.mktemp("blocks") / "blocks.mirror"
+    export_pair(tiny_pair[0], tiny_pair[0], folder, BLOCKS)
+    return folder, tiny_bundle
 
 
 def test_the_manifest_says_what_it_is_and_what_it_costs(bundles: tuple[Path, Path]) -> None:
