@@ -22,7 +22,7 @@ ACCEPTED = 2.0
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("samples") / "storyteller.mirror"
-    sizes = {"context": 256, "buckets": ((8, 8), (64, 1)), "capacities": (256,), "exit_layers": ()}
+    sizes = {"context": 256, "buckets": ((8, 8), (64, 1)), "capacities": (256,)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(draft_accuracy, "NUM_LENGTH_TEXTS", 6)  # as users' exports have it
         export_pair(STORYTELLER / "target", STORYTELLER / "draft", output, ExportOptions(precision="fp32", **sizes))
