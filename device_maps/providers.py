@@ -1,6 +1,6 @@
 """The providers of ONNX Runtime that a target can run on, and what is particular to each.
 
-Owns: the list. Does not own: options that a provider alone has (`runtime/backends/onnxruntime/providers.py`), cards.
+Owns: the list. Does not own: options that a provider alone has (`devices/onnxruntime/providers.py`), cards.
 """
 
 from dataclasses import dataclass

@@ -37,6 +37,6 @@ binaries = [
 ]
 hiddenimports = [
     module
-    for folder in ("graphs", "device_maps", "hub", "runtime", "machine")
+    for folder in ("graphs", "device_maps", "hub", "texts", "devices", "runtime", "machine")
     for module in collect_submodules(f"mirrorsd.{folder}")
 ]

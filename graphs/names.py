@@ -160,6 +160,11 @@ def new_value(layer: int) -> str:
     return f"new_value.{layer}"
 
 
+def is_new(name: str) -> bool:
+    """Whether a draft's port brings new keys or values, which the cache takes over."""
+    return name.startswith("new_")
+
+
 def stream_adapter_down(place: int) -> str:
     """Name of the first matrix of the streams' adapter before their layer `place`; behind the last one for all."""
     return f"adapters.{place}.down.weight"

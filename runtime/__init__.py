@@ -1,11 +1,11 @@
 """Running bundles: sessions, caches, draft expansion, verification, the scheduler, sampling, the public pipeline."""
 
-from mirrorsd.runtime.config import CancelToken, GenerationConfig, SpeculationConfig
-from mirrorsd.runtime.devices.inventory import DeviceInventory, choose_device_map, device_inventory, missing_devices
+from mirrorsd.devices.inventory import DeviceInventory, choose_device_map, device_inventory, missing_devices
 from mirrorsd.runtime.pipeline import MirrorPipeline
 from mirrorsd.runtime.reporting.results import Chunk, GeneratedToken, GenerationResult
 from mirrorsd.runtime.reporting.stats import GenerationStats
 from mirrorsd.runtime.session import MirrorSession
+from mirrorsd.texts.config import CancelToken, GenerationConfig, SpeculationConfig
 
 __all__ = [
     "CancelToken",

@@ -11,17 +11,17 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from mirrorsd.device_maps.pace import interpolate
+from mirrorsd.devices.huge_pages import new_regions, regions_now, use_huge_pages
 from mirrorsd.graphs.errors import ConfigError, GenerationError
 from mirrorsd.graphs.manifest import Manifest, TargetEntry
 from mirrorsd.graphs.names import OWN_HEAD
 from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
-from mirrorsd.runtime.config import HEAD_METHODS, GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.devices import endings
 from mirrorsd.runtime.devices.company import Company
 from mirrorsd.runtime.devices.endings import Watched
-from mirrorsd.runtime.devices.huge_pages import new_regions, regions_now, use_huge_pages
 from mirrorsd.runtime.devices.workers import DeviceWorker, pinned
 from mirrorsd.runtime.policy.account import Knowledge
+from mirrorsd.texts.config import HEAD_METHODS, GenerationConfig, SpeculationConfig
 
 _BESIDE_S = 1.0
 _SLOTS = (2, 4, 8)

@@ -10,8 +10,8 @@ from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.seat import Seat
 from mirrorsd.runtime.decoding.step import Decoder, InFlight, Outcome
 from mirrorsd.runtime.reporting.results import Chunk, GeneratedToken
-from mirrorsd.runtime.text.shown_text import Piece, StopWatch
 from mirrorsd.runtime.turns import Turns, TurnTaker
+from mirrorsd.texts.shown_text import Piece, StopWatch
 
 
 class Stop(NamedTuple):

@@ -15,23 +15,22 @@ import numpy as np
 from mirrorsd.device_maps import DeviceMap
 from mirrorsd.device_maps.card import SHARED
 from mirrorsd.device_maps.pace import Curve
+from mirrorsd.devices.huge_pages import Region, new_regions, regions_now, use_huge_pages
+from mirrorsd.devices.inventory import cannot_run, choose_device_map
+from mirrorsd.devices.layouts import Layout, choose_layout, target_thread_cores
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError, DeviceError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.hub.bundles import bundle_folder
 from mirrorsd.runtime.backends.paced import PacedDraftModel, PacedTargetModel
 from mirrorsd.runtime.backends.protocol import DraftModel, Progress, TargetModel
-from mirrorsd.runtime.config import SpeculationConfig, Speculations
-from mirrorsd.runtime.devices.huge_pages import Region, new_regions, regions_now, use_huge_pages
-from mirrorsd.runtime.devices.inventory import cannot_run, choose_device_map
-from mirrorsd.runtime.devices.layouts import Layout, choose_layout, target_thread_cores
 from mirrorsd.runtime.engine import Engine, check_exits, resolve_speculation
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.account import Knowledge
-from mirrorsd.runtime.policy.learned import recall
 from mirrorsd.runtime.policy.roots import RootScores
-from mirrorsd.runtime.text.tokenizer import BundleTokenizer
-from mirrorsd.runtime.tuned import Keeper, Tuned
+from mirrorsd.runtime.tuned import Keeper, Tuned, recall
+from mirrorsd.texts.config import SpeculationConfig, Speculations
+from mirrorsd.texts.tokenizer import BundleTokenizer
 
 if TYPE_CHECKING:
     from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
@@ -225,7 +224,7 @@ def _use_huge_pages(due: list[Region], placement: list[str], rest: Callable[[flo
 
 def cannot_take_trees(card: DeviceMap, manifest: Manifest) -> str:
     """Why this bundle's target cannot verify siblings on a card; empty if it can."""
-    from mirrorsd.runtime.backends.onnxruntime.masked_graph import why_not
+    from mirrorsd.devices.onnxruntime.masked_graph import why_not
 
     if card.target.runtime != "onnxruntime":
         return f"the target of {card.name} runs on {card.target.runtime}, which has no mask for it"

@@ -19,7 +19,7 @@ from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.graphs.whole_file import whole_file
 from mirrorsd.runtime.backends.protocol import Kept
-from mirrorsd.runtime.setting_rules import read_whole
+from mirrorsd.texts.setting_rules import read_whole
 
 _MAGIC = b"mirrorsd-cache-1\n"
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "openvino")

@@ -13,27 +13,27 @@ from typing import NoReturn, Self, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.devices.layouts import Layout
 from mirrorsd.graphs.errors import BundleError, Cancelled
 from mirrorsd.graphs.manifest import Manifest
-from mirrorsd.runtime.config import GenerationConfig, Speculations, resolve_generation
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.seat import Seat
 from mirrorsd.runtime.devices import endings
 from mirrorsd.runtime.devices.in_thread import stream_in_thread
-from mirrorsd.runtime.devices.layouts import Layout
 from mirrorsd.runtime.draft.tree import longest_common_prefix
 from mirrorsd.runtime.engine import Engine, check_head
 from mirrorsd.runtime.generation import ChunkStream, SeatedDecoder, Stop, run_steps
-from mirrorsd.runtime.generation_options import GenerationOptions
 from mirrorsd.runtime.reporting.results import Chunk, GenerationResult
 from mirrorsd.runtime.reporting.stats import summarise
 from mirrorsd.runtime.sampling.noise import nth_seed
 from mirrorsd.runtime.saved_cache import SavedCache, origin_of, read_cache, write_cache
-from mirrorsd.runtime.setting_rules import require
-from mirrorsd.runtime.text.messages import Message
-from mirrorsd.runtime.text.request_reader import RequestReader
-from mirrorsd.runtime.text.shown_text import StopWatch
 from mirrorsd.runtime.turns import Turns
+from mirrorsd.texts.config import GenerationConfig, Speculations, resolve_generation
+from mirrorsd.texts.generation_options import GenerationOptions
+from mirrorsd.texts.messages import Message
+from mirrorsd.texts.request_reader import RequestReader
+from mirrorsd.texts.setting_rules import require
+from mirrorsd.texts.shown_text import StopWatch
 
 _CLOSE_S = 5.0
 _MOST_ANSWERS = 128

@@ -27,11 +27,11 @@ from tokenizers import Tokenizer, models
 
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import GenerationError
-from mirrorsd.runtime.text import chat_template
-from mirrorsd.runtime.text.messages import joined_text
-from mirrorsd.runtime.text.tokenizer import BundleTokenizer
+from mirrorsd.texts import chat_template
+from mirrorsd.texts.messages import joined_text
+from mirrorsd.texts.tokenizer import BundleTokenizer
 
-RECORD = Path(__file__).parents[1] / "tests/unit/runtime/text/rendered_templates.json"
+RECORD = Path(__file__).parents[1] / "tests/unit/texts/rendered_templates.json"
 NOW = datetime(2026, 7, 26, 12, 0, 0)
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 PARAMETERS = {

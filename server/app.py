@@ -17,9 +17,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
+from mirrorsd.devices import freed_memory
 from mirrorsd.graphs.errors import MirrorError
 from mirrorsd.graphs.shipped_files import shipped
-from mirrorsd.runtime.devices import freed_memory
 from mirrorsd.server import inspection
 from mirrorsd.server.answers.chat import chat
 from mirrorsd.server.answers.completions import completions

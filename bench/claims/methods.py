@@ -36,8 +36,8 @@ from mirrorsd.graphs.names import METHODS
 from mirrorsd.machine.tuning.recorder import DEPTH, record_text, recording_of
 from mirrorsd.machine.tuning.recording import RecordedText, Recording
 from mirrorsd.machine.tuning.simulation import Scenario, replay
-from mirrorsd.runtime.config import HEAD_METHODS
 from mirrorsd.runtime.decoding.request import Request
+from mirrorsd.texts.config import HEAD_METHODS
 
 REAL, PACED, SIMULATED = "real", "paced", "simulated"
 DRAFTING = ("serial", "mirror", "auto")

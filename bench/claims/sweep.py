@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from mirrorsd import MirrorPipeline
 from mirrorsd.bench import runs
 from mirrorsd.cli.input.prompt_file import read_questions, spread
-from mirrorsd.runtime.devices.inventory import choose_device_map
+from mirrorsd.devices.inventory import choose_device_map
 from mirrorsd.runtime.engine import resolve_speculation
 from mirrorsd.runtime.reporting.stats import GenerationStats
 from mirrorsd.runtime.session import MirrorSession

@@ -1,12 +1,12 @@
-"""How many of the runtime's files one step passes, by method: on the scheduler's thread and on those of the devices.
+"""How many files one step passes, by method: on the scheduler's thread and on those of the devices.
 
     python bench/studies/files_per_token.py storyteller.mirror --output files_per_token.json
 
 Texts are decoded with Python's profiler on every thread, so their speed means nothing. Counted are the files of
-`runtime/` in which a function begins while a step is taken; `outer` of them only hand the step on (pipeline, session,
-turns, engine, seat). `median` and `most` are over the steps from the second on, `files` those of the longest. A text
-by each method comes first, so that what is needed has been compiled. What `mirrorsd tune` has found is used, and adds
-what cuts windows; `--untuned` leaves it out.
+`runtime/`, `texts/` and `devices/` in which a function begins while a step is taken; `outer` of them only hand the
+step on (pipeline, session, turns, engine, seat). `median` and `most` are over the steps from the second on, `files`
+those of the longest. A text by each method comes first, so that what is needed has been compiled. What `mirrorsd tune`
+has found is used, and adds what cuts windows; `--untuned` leaves it out.
 """
 
 import sys
@@ -21,14 +21,15 @@ from mirrorsd import MirrorPipeline
 from mirrorsd.bench import runs
 from mirrorsd.graphs.names import Method
 
-RUNTIME = Path(__file__).resolve().parents[2] / "runtime"
+HOUSE = Path(__file__).resolve().parents[2]
+FOLDERS = ("runtime/", "texts/", "devices/")
 METHODS: tuple[Method, ...] = ("plain", "serial", "mirror", "auto")
 TEXTS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "sampled": {"temperature": 1.0},
     "filtered, penalised": {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.1},
 }
-OUTER = {"pipeline.py", "session.py", "seats.py", "turns.py", "engine.py", "decoding/seat.py"}
+OUTER = {f"runtime/{name}.py" for name in ("pipeline", "session", "seats", "turns", "engine", "decoding/seat")}
 
 
 def main() -> None:
@@ -57,7 +58,7 @@ def main() -> None:
 
 
 class PassedFiles:
-    """The runtime's files in which a function has begun, on any thread."""
+    """Files of the project in which a function has begun, on any thread."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
@@ -76,7 +77,8 @@ class PassedFiles:
                 return
             seen, self._seen = self._seen, set()
             paths = [Path(name).resolve() for name in seen]
-            yield {path.relative_to(RUNTIME).as_posix() for path in paths if path.is_relative_to(RUNTIME)}
+            inside = {path.relative_to(HOUSE).as_posix() for path in paths if path.is_relative_to(HOUSE)}
+            yield {name for name in inside if name.startswith(FOLDERS)}
 
 
 def count(steps: Iterator[set[str]]) -> dict[str, Any]:

@@ -27,16 +27,16 @@ from mirrorsd import MirrorPipeline
 from mirrorsd.cli.output.failures import EXIT_FAILED, EXIT_NO_DEVICE
 from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.device_maps import DeviceMap, TargetPlacement, load_device_map
+from mirrorsd.devices.hardware import hardware_details
+from mirrorsd.devices.inventory import check_computes
+from mirrorsd.devices.onnxruntime.device import place_of
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.graphs.names import Method
 from mirrorsd.machine.doctor.known_versions import find_known_bad
 from mirrorsd.runtime import device_inventory, missing_devices
-from mirrorsd.runtime.backends.onnxruntime.device import place_of
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
-from mirrorsd.runtime.devices.hardware import hardware_details
-from mirrorsd.runtime.devices.inventory import check_computes
 from mirrorsd.runtime.ledger import Ledger
 
 ROWS = (1, 2, 4, 8, 16)

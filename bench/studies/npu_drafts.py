@@ -24,6 +24,9 @@ import torch
 from openvino import opset13 as ops
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from mirrorsd.devices.openvino.draft_shapes import static_shapes
+from mirrorsd.devices.openvino.npu_blobs import draft_digest
+from mirrorsd.devices.openvino.npu_graph import cut_for_npu, round_weight
 from mirrorsd.export.bundle.draft_ir import write_draft
 from mirrorsd.export.checkpoints.loading import Streams, draft_shape
 from mirrorsd.export.passes.graph_passes import optimise_draft
@@ -37,9 +40,6 @@ from mirrorsd.graphs.manifest import DraftBucket, DraftEntry, SourceModel
 from mirrorsd.machine.npu.ahead import device_graph
 from mirrorsd.machine.npu.compiler import NpuCompiler
 from mirrorsd.machine.npu.report import by_use, report_document, reports_in
-from mirrorsd.runtime.backends.openvino.draft_shapes import static_shapes
-from mirrorsd.runtime.backends.openvino.npu_blobs import draft_digest
-from mirrorsd.runtime.backends.openvino.npu_graph import cut_for_npu, round_weight
 from mirrorsd.runtime.backends.openvino.npu_request import HostParts
 
 STAND_IN_VOCAB = 512

@@ -93,6 +93,6 @@ class Conversation:
 
 
 def _text_of(content: Any) -> str:
-    from mirrorsd.runtime.text.messages import text_of
+    from mirrorsd.texts.messages import text_of
 
     return text_of(content)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from mirrorsd.cli.chat.answers import CANCELLED, Ended, Piece
 from mirrorsd.cli.input.requests import Messages
 from mirrorsd.graphs.errors import Cancelled
-from mirrorsd.runtime.config import CancelToken
+from mirrorsd.texts.config import CancelToken
 
 if TYPE_CHECKING:
     from mirrorsd import GenerationConfig, GenerationResult, MirrorPipeline

@@ -219,7 +219,7 @@ def check_device_map(
         DeviceError: its target does not compute in what a target of this precision computes in.
     """
     from mirrorsd.device_maps import load_device_map
-    from mirrorsd.runtime.devices.inventory import cannot_compute, check_computes
+    from mirrorsd.devices.inventory import cannot_compute, check_computes
 
     if draft_precision == IN_BLOCKS:
         raise ConfigError(
@@ -243,7 +243,7 @@ def products_for(name: str, precision: str, products: options.ProductsName) -> o
         DeviceError: integers were asked for, and are not for this card.
     """
     from mirrorsd.device_maps import load_device_map
-    from mirrorsd.runtime.devices.inventory import cannot_compute, check_computes
+    from mirrorsd.devices.inventory import cannot_compute, check_computes
 
     card = load_device_map(name)
     if products == "integer":

@@ -68,7 +68,7 @@ def check_fits(bundle: Path, request: Request) -> None:
     if sum(map(len, written)) <= context:
         return
     from mirrorsd.runtime.decoding.request import check_prompt_fits
-    from mirrorsd.runtime.text.tokenizer import BundleTokenizer
+    from mirrorsd.texts.tokenizer import BundleTokenizer
 
     tokenizer = BundleTokenizer(bundle, target.shape.vocab_size)
     if request.messages is not None:

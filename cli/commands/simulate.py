@@ -86,8 +86,8 @@ def _record(
     """Record with whatever this machine has; the pace is applied when replaying."""
     from mirrorsd import MirrorPipeline
     from mirrorsd.machine.tuning.recorder import record_texts
-    from mirrorsd.runtime.config import HEAD_METHODS
     from mirrorsd.runtime.engine import check_head
+    from mirrorsd.texts.config import HEAD_METHODS
 
     questions = read_questions(prompts) if prompts else BUILT_IN_QUESTIONS
     texts = first_turns(bundle, questions)

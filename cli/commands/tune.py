@@ -92,9 +92,8 @@ def tune(
         for kind, contests in found.contests.items():
             if contests:
                 print_contests(f"{kind} texts", contests)
-    print(
-        f"kept in {path}: layout {tuned.layout}; predicted {tuned.predicted_step_ms} ms a step, measured "
-        f"{tuned.measured_step_ms} ms. Took {seconds:.0f} s."
-    )
+    step = f"predicted {tuned.predicted_step_ms} ms a step, measured {tuned.measured_step_ms} ms"
+    what = step if tuned.is_tuned else "what passes and rounds take"
+    print(f"kept in {path}: layout {tuned.layout}; {what}. Took {seconds:.0f} s.")
     if cancel.is_cancelled:
         raise typer.Exit(EXIT_CANCELLED)

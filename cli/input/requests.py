@@ -86,7 +86,7 @@ def read_messages(path: Path) -> Messages:
         raise ConfigError(f"{path} {error}; {_FORM}.") from error
     if not isinstance(document, list) or not document:
         raise ConfigError(f"{path} holds no messages; {_FORM}.")
-    from mirrorsd.runtime.text import messages as conversations
+    from mirrorsd.texts import messages as conversations
 
     try:
         return conversations.read_messages(document)

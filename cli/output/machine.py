@@ -7,14 +7,14 @@ from importlib.metadata import PackageNotFoundError, version
 
 def describe_machine() -> dict[str, object]:
     """System, processor and number of cores."""
-    from mirrorsd.runtime.devices.layouts import processor_name
+    from mirrorsd.devices.layouts import processor_name
 
     return {"system": platform.platform(), "processor": processor_name(), "cores": os.cpu_count()}
 
 
 def installed_versions() -> dict[str, str]:
     """Versions of Python and of the packages that generation uses, as far as they are installed."""
-    from mirrorsd.runtime.devices.inventory import ONNX_PACKAGES
+    from mirrorsd.devices.inventory import ONNX_PACKAGES
 
     versions = {"python": platform.python_version()}
     for package in ("mirrorsd", "numpy", *ONNX_PACKAGES, "openvino", "tokenizers"):

@@ -60,7 +60,7 @@ def readiness(picked: DeviceMap | str, num_cores: int) -> Readiness:
     """
     if isinstance(picked, str):
         return Readiness(False, picked)
-    from mirrorsd.runtime.devices.layouts import choose_layout
+    from mirrorsd.devices.layouts import choose_layout
 
     card = choose_layout(picked).device_map
     tune = "`mirrorsd tune BUNDLE` finds a pair's fastest settings in 90 s."

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from mirrorsd.runtime.devices.hardware import DeviceDetail
+from mirrorsd.devices.hardware import DeviceDetail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

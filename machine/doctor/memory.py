@@ -11,8 +11,8 @@ import numpy as np
 import psutil
 
 from mirrorsd.device_maps import DeviceMap
+from mirrorsd.devices.openvino.draft_shapes import is_shared
 from mirrorsd.graphs.manifest import DraftEntry, Manifest, TargetEntry
-from mirrorsd.runtime.backends.openvino.draft_shapes import is_shared
 from mirrorsd.runtime.backends.slot_pass import pass_buckets
 from mirrorsd.runtime.seats import draft_cache_bytes, head_cache_bytes, target_cache_bytes
 

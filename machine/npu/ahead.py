@@ -7,13 +7,13 @@ from pathlib import Path
 import openvino as ov
 
 from mirrorsd.device_maps import ExitPlacement
+from mirrorsd.devices.openvino.draft_shapes import static_shapes
+from mirrorsd.devices.openvino.npu_graph import cut_for_npu
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.manifest import DraftEntry, Manifest
 from mirrorsd.machine.npu.compiler import NpuCompiler, ShapeReport
 from mirrorsd.machine.npu.report import MOST_WEIGHTS, by_use, kept_within, write_platform
-from mirrorsd.runtime.backends.openvino.draft_shapes import static_shapes
 from mirrorsd.runtime.backends.openvino.exits import ROW_BUCKETS, OpenVinoExits, exit_shape
-from mirrorsd.runtime.backends.openvino.npu_graph import cut_for_npu
 
 Shape = tuple[int, int, int]
 Named = tuple[str, Callable[[], ov.Model]]

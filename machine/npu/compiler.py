@@ -21,8 +21,8 @@ from typing import Any
 
 import openvino as ov
 
+from mirrorsd.devices.openvino.draft_shapes import tile_options
 from mirrorsd.graphs.errors import ConfigError, DeviceError
-from mirrorsd.runtime.backends.openvino.draft_shapes import tile_options
 
 PLATFORM_BY_NAME = {"meteor-lake": "3720", "arrow-lake": "3720", "lunar-lake": "4000", "panther-lake": "5010"}
 COMPILE_LIMIT_S = 300.0

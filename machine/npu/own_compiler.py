@@ -5,7 +5,7 @@ from pathlib import Path
 
 import openvino as ov
 
-from mirrorsd.runtime.backends.openvino.draft_shapes import OPENVINO_ERRORS
+from mirrorsd.devices.openvino.draft_shapes import OPENVINO_ERRORS
 
 
 def main(model: str, blob: str, platform: str, *properties: str) -> int:

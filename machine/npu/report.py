@@ -10,12 +10,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from mirrorsd.devices.openvino.npu_blobs import REPORT_FORMAT, draft_digest, read_document
 from mirrorsd.graphs import names
 from mirrorsd.graphs.bundle_files import describe_file, read_bundle
 from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import DraftBucket, Manifest
 from mirrorsd.machine.npu.compiler import NodeCost, ShapeReport
-from mirrorsd.runtime.backends.openvino.npu_blobs import REPORT_FORMAT, draft_digest, read_document
 
 MOST_WEIGHTS = 3
 """Blobs of a platform may take so many times the draft's weights: each holds them again."""

@@ -18,9 +18,9 @@ from mirrorsd.graphs.errors import Cancelled
 from mirrorsd.graphs.names import METHODS
 from mirrorsd.machine.tuning.recording import Recording
 from mirrorsd.machine.tuning.simulation import Scenario, simulate, tokens_per_second
-from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.reporting.results import GenerationResult
+from mirrorsd.texts.config import SpeculationConfig
 
 _SAME_SPEED = 0.97
 DRAFTING = ("mirror", "serial")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from mirrorsd.graphs import names
 from mirrorsd.machine.tuning.search import SECONDS, Advance, Prompt, Silent, find_settings
-from mirrorsd.runtime.config import CancelToken
 from mirrorsd.runtime.tuned import Tuned
+from mirrorsd.texts.config import CancelToken
 
 Progress = Callable[[str, float], None]
 BUILT_IN_TEXTS = (

@@ -13,9 +13,11 @@ import numpy as np
 
 from mirrorsd.device_maps import Pace
 from mirrorsd.device_maps.pace import Curve
+from mirrorsd.graphs.errors import Cancelled
 from mirrorsd.runtime.backends.protocol import RowBlock
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.texts.config import CancelToken
 
 ROW_COUNTS = (*range(1, 18), 25, 33)
 """Every window's rows: a kernel that computes six or twelve rows at a time makes steps that no line shows."""
@@ -47,8 +49,12 @@ class PartTimes:
     transfer_ms: float
 
 
-def measure_parts(engine: Engine) -> PartTimes:
-    """Time every part, first alone, then both devices at once."""
+def measure_parts(engine: Engine, cancel: CancelToken) -> PartTimes:
+    """Time every part, first alone, then both devices at once.
+
+    Raises:
+        Cancelled: somebody had enough before all was timed.
+    """
     target = engine.target_worker.run(engine.target_model.new_session)
     draft = engine.draft_worker.run(engine.draft_model.new_session)
 
@@ -69,13 +75,14 @@ def measure_parts(engine: Engine) -> PartTimes:
     def busy(work: Callable[[], object]) -> list[float]:
         times, end = [], perf_counter() + _SIDE_BY_SIDE_SECONDS
         while perf_counter() < end:
+            _go_on(cancel)
             started = perf_counter()
             work()
             times.append(1e3 * (perf_counter() - started))
         return times
 
-    passes = engine.target_worker.run(partial(_by_turns, target_pass, ROW_COUNTS))
-    rounds = engine.draft_worker.run(partial(_by_turns, draft_round, draft.round_sizes))
+    passes = engine.target_worker.run(partial(_by_turns, target_pass, ROW_COUNTS, cancel))
+    rounds = engine.draft_worker.run(partial(_by_turns, draft_round, draft.round_sizes, cancel))
     by_rows = {rows: _stage_medians(ledgers) for rows, ledgers in passes.items()}
     by_size = {size: float(np.median(times)) for size, times in rounds.items()}
     smallest = min(draft.round_sizes)
@@ -104,16 +111,23 @@ def _hand_over_ms(engine: Engine) -> float:
     return float(np.median(times))
 
 
-def _by_turns(work: Callable[[int], Timing], sizes: Sequence[int]) -> dict[int, list[Timing]]:
+def _go_on(cancel: CancelToken) -> None:
+    if cancel.is_cancelled:
+        raise Cancelled("Stopped while the parts were measured.")
+
+
+def _by_turns(work: Callable[[int], Timing], sizes: Sequence[int], cancel: CancelToken) -> dict[int, list[Timing]]:
     """Repeat all sizes in turn, after an untimed run of each: whatever disturbs the machine meets all of them.
 
     A slow device gets fewer turns than a fast one, three at least.
     """
     for size in sizes:
+        _go_on(cancel)
         work(size)
     turns: list[dict[int, Timing]] = []
     end = perf_counter() + _TURNS_SECONDS
     while len(turns) < _LEAST_TURNS or (len(turns) < _MOST_TURNS and perf_counter() < end):
+        _go_on(cancel)
         turns.append({size: work(size) for size in sizes})
     return {size: [turn[size] for turn in turns] for size in sizes}
 

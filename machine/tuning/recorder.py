@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from mirrorsd.graphs.errors import ContextLengthError
 from mirrorsd.machine.tuning.recording import RecordedText, Recording
 from mirrorsd.runtime.backends.protocol import DraftSession, ExitGuesses, RowBlock, TargetSession
-from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.decoding.head import noise_behind
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.chooser import TokenChooser
-from mirrorsd.runtime.text.messages import Message
+from mirrorsd.texts.config import GenerationConfig
+from mirrorsd.texts.messages import Message
 
 if TYPE_CHECKING:
     from mirrorsd.runtime.pipeline import MirrorPipeline

@@ -23,7 +23,7 @@ from mirrorsd.runtime.backends.protocol import (
 )
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.target_link import RowReader
-from mirrorsd.runtime.devices.tickets import Ticket
+from mirrorsd.runtime.devices.company import Ticket
 from mirrorsd.runtime.policy.siblings import NO_SIBLINGS, Siblings
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 

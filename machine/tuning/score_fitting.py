@@ -7,11 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.machine.tuning.recording import RecordedText, Recording
-from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.policy.roots import (
     DEFAULTS,
-    FIRST_RATE,
-    RATE_MEMORY,
+    AcceptanceRate,
     Array,
     Candidates,
     RootScores,
@@ -26,19 +24,20 @@ from mirrorsd.runtime.policy.roots import (
     weights_name,
 )
 from mirrorsd.runtime.sampling.chooser import TokenChooser
+from mirrorsd.texts.config import GenerationConfig
 
 _RIDGE = 3.0
 _NEWTON_STEPS = 12
 
 
 class Lesson(NamedTuple):
-    """One head: its window, what was known about every row, what came true, and the acceptance rate before it."""
+    """One head: its window, what was known about every row, what came true, and the log-odds of its acceptance rate."""
 
     window: NDArray[np.int64]
     candidates: Candidates
     num_accepted: int
     next_token: int
-    acceptance_rate: float
+    rate_log_odds: float
 
 
 class _Question(NamedTuple):
@@ -54,14 +53,14 @@ def lessons(recording: Recording, known: str, exit_index: int, gamma: int) -> It
     for text in recording.texts:
         seed = text.seed
         chooser = TokenChooser(GenerationConfig(temperature=recording.temperature or None, seed=seed))
-        rate = FIRST_RATE
+        rate = AcceptanceRate()
         for head in range(text.num_heads):
             num_accepted, next_token = text.outcome(head, gamma)
             window = text.windows[head, : min(gamma, text.num_heads - head - 1)]
-            yield Lesson(window, _heard(text, chooser, known, exit_index, head, window), num_accepted, next_token, rate)
-            tried = [True] * num_accepted + [False] * (num_accepted < len(window))
-            for is_right in tried:
-                rate = RATE_MEMORY * rate + (1 - RATE_MEMORY) * is_right
+            yield Lesson(
+                window, _heard(text, chooser, known, exit_index, head, window), num_accepted, next_token, rate.log_odds
+            )
+            rate.observe(len(window), num_accepted)
 
 
 def _heard(
@@ -100,7 +99,7 @@ def coverage(recording: Recording, scores: RootScores, known: str, gamma: int, b
     num_heads = 0
     for lesson in lessons(recording, known, len(recording.layers) - 1, gamma):
         weights = scores.weights(known, recording.layers[-1], is_sampling=recording.temperature > 0)
-        found = root_chances(lesson.window, lesson.candidates, weights, lesson.acceptance_rate)
+        found = root_chances(lesson.window, lesson.candidates, weights, lesson.rate_log_odds)
         roots = [(root.row, root.token) for root in global_roots(found, max(budgets))]
         truth = (lesson.num_accepted, lesson.next_token)
         place = roots.index(truth) if truth in roots else max(budgets)

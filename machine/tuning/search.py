@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from mirrorsd.device_maps import DeviceMap
+from mirrorsd.devices.inventory import choose_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import Cancelled
 from mirrorsd.machine.doctor.memory import SYSTEM, free_memory, memory_needs
@@ -32,12 +33,10 @@ from mirrorsd.machine.tuning.part_times import PartTimes, measure_parts, pace_of
 from mirrorsd.machine.tuning.recorder import record_texts
 from mirrorsd.machine.tuning.recording import Recording
 from mirrorsd.machine.tuning.score_fitting import coverage, fit_scores
-from mirrorsd.runtime.config import HEAD_METHODS, CancelToken, GenerationConfig
-from mirrorsd.runtime.devices.inventory import choose_device_map
 from mirrorsd.runtime.pipeline import MirrorPipeline
-from mirrorsd.runtime.policy.learned import Learned, learned_of
 from mirrorsd.runtime.policy.roots import RootScores
-from mirrorsd.runtime.tuned import Tuned, fingerprint
+from mirrorsd.runtime.tuned import Learned, Tuned, fingerprint, learned_of
+from mirrorsd.texts.config import HEAD_METHODS, CancelToken, GenerationConfig
 
 Prompt = str | list[dict[str, str]]
 Pipes = dict[str, MirrorPipeline]
@@ -133,11 +132,12 @@ def find_settings(
         device_map: a card, or `auto`.
         max_new_tokens: most tokens of a text.
         seconds: what it may take; the parts and a first text are measured anyway.
-        cancel: ends it at once with what it has by then.
+        cancel: ends it at once with what it has by then; with `Cancelled` where that is nothing.
         listener: who is told how it goes on.
 
     Raises:
         BundleError, ConfigError, DeviceError: as `MirrorPipeline.load`.
+        Cancelled: before the parts were measured.
     """
     tell, cancel = listener or Silent(), cancel or CancelToken()
     greedy = GenerationConfig(max_new_tokens=max_new_tokens, temperature=0.0, use_defaults=False, cancel=cancel)
@@ -148,9 +148,8 @@ def find_settings(
         pipes = _load(stack, bundle, device_map, tell)
         tell.begun()
         tell.note(f"takes about {seconds:.0f} s in all; it can be stopped at any time, with what it has by then")
-        parts = {layout: measure_parts(pipe.engine) for layout, pipe in pipes.items()}
-        for layout, pipe in pipes.items():
-            pipe.engine.known.target_ms = pass_ms(parts[layout])
+        parts = _measure(pipes, cancel)
+        pipes = {layout: pipes[layout] for layout in parts}
         recordings = _record(pipes, texts, configs, allowed, tell)
         scores = _fit(pipes, recordings, tell)
         entrants = {
@@ -179,6 +178,20 @@ def _load(stack: ExitStack, bundle: Path, device_map: str, tell: Listener) -> Pi
             )
             break
     return pipes
+
+
+def _measure(pipes: Pipes, cancel: CancelToken) -> dict[str, PartTimes]:
+    """The parts' times in every layout, or in those that there was time for; the pipelines know them from here on."""
+    parts: dict[str, PartTimes] = {}
+    for layout, pipe in pipes.items():
+        try:
+            parts[layout] = measure_parts(pipe.engine, cancel)
+        except Cancelled:
+            if not parts:
+                raise
+            break
+        pipe.engine.known.target_ms = pass_ms(parts[layout])
+    return parts
 
 
 def _record(

@@ -18,7 +18,6 @@ from mirrorsd.graphs.token_rows import TokenRows
 from mirrorsd.runtime.backends.protocol import RowBlock
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 
-_NEW = "new_"
 Shape = tuple[int, int, int]
 """Rows, tips, capacity."""
 
@@ -52,11 +51,6 @@ def host_ports(contract: StageContract) -> list[str]:
     return [spec.name for spec in (*contract.inputs, *contract.outputs) if not spec.name.startswith("past_")]
 
 
-def is_cached(name: str) -> bool:
-    """Whether a port brings new keys or values, which the cache takes over."""
-    return name.startswith(_NEW)
-
-
 def host_arrays(contract: StageContract, shape: Shape, kind: DTypeLike) -> dict[str, NDArray[Any]]:
     """Host memory for every port but the caches; new keys and values are of `kind`."""
     rows, tips, capacity = shape
@@ -65,7 +59,7 @@ def host_arrays(contract: StageContract, shape: Shape, kind: DTypeLike) -> dict[
     return {
         name: np.zeros(
             [sizes[dim] if isinstance(dim, str) else dim for dim in specs[name].shape],
-            dtype=kind if is_cached(name) else specs[name].dtype,
+            dtype=kind if names.is_new(name) else specs[name].dtype,
         )
         for name in host_ports(contract)
     }

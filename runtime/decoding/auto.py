@@ -1,19 +1,53 @@
 """`auto`: takes every window from where it is worth most, be it the draft, a head, the text itself or nowhere."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.decoding.acceptance import Acceptance
+from mirrorsd.runtime.decoding.draft_link import DraftLine
 from mirrorsd.runtime.decoding.head import HeadArm, Together, Verified
 from mirrorsd.runtime.decoding.lookup import FreeRows, Repeats
 from mirrorsd.runtime.decoding.mirror import MirrorSource
-from mirrorsd.runtime.decoding.request import StepRecord
+from mirrorsd.runtime.decoding.request import Request, StepRecord
 from mirrorsd.runtime.decoding.step import Beside, Found, InFlight, ReadPrompt, SerialSource, WindowSource
+from mirrorsd.runtime.decoding.target_link import Acceptance
 from mirrorsd.runtime.draft.tree import NO_TOKENS
 from mirrorsd.runtime.policy.account import Account, PairKnowledge
+
+
+@dataclass(slots=True)
+class _Choice:
+    """The window that was chosen last, and what it has cost.
+
+    Attributes:
+        head: whose it is, if a head's.
+        is_plain: whether it is plain decoding's.
+        is_trial: whether it did not seem to pay.
+        is_unjudged: whether nobody could say what it is worth.
+        is_repeat: whether the text has said it before.
+        drafted_s, read_s: seconds that the target waited for it, and those of them for reading the text.
+        free_guess: what plain decoding would have guessed.
+    """
+
+    head: HeadArm | None = None
+    is_plain: bool = False
+    is_trial: bool = False
+    is_unjudged: bool = False
+    is_repeat: bool = False
+    drafted_s: float = 0.0
+    read_s: float = 0.0
+    free_guess: NDArray[np.int64] = field(default_factory=lambda: NO_TOKENS)
+
+
+class _Begun(NamedTuple):
+    """The step under way: whether nothing works beside its pass, and whether its window is a repeat."""
+
+    is_alone: bool = False
+    is_repeat: bool = False
 
 
 class AutoSource(WindowSource):
@@ -34,14 +68,18 @@ class AutoSource(WindowSource):
     ) -> None:
         """Draft with `drafting`, which is `serial` or falls back to it, or have `heads` guess."""
         self.name = "plain"
-        self._request, self._draft = serial.request, serial.draft
         self._serial, self._drafting, self._repeats, self._free_rows = serial, drafting, repeats, free_rows
         self._known, self._account, self._heads = known, Account(known), heads
-        self._head: HeadArm | None = None
-        self._is_in_step = self._is_plain = self._is_trial = self._is_unjudged = self._is_alone = False
-        self._is_repeat = self._is_of_repeat = False
-        self._drafted_s = self._read_s = 0.0
-        self._free_guess: NDArray[np.int64] = NO_TOKENS
+        self._is_in_step = False
+        self._choice, self._begun = _Choice(), _Begun()
+
+    @property
+    def _request(self) -> Request:
+        return self._serial.request
+
+    @property
+    def _draft(self) -> DraftLine:
+        return self._serial.draft
 
     @property
     def _num_missing(self) -> int:
@@ -70,17 +108,17 @@ class AutoSource(WindowSource):
         readers = self._readers()
         read_prompt(Together(readers) if readers else None)
         window = self._choose(None).window
-        if self._drafted_s:  # before the first step
-            self._account.observe_step(0.0, self._drafted_s - self._read_s, 0, is_plain=False)
+        if self._choice.drafted_s:  # before the first step
+            self._account.observe_step(0.0, self._choice.drafted_s - self._choice.read_s, 0, is_plain=False)
         return window
 
     def begin(self, inflight: InFlight) -> Beside | None:
         may_prepare = self._is_in_step and self._known.is_plain_known and not self._account.is_resting
         beside = self._drafting.begin(inflight) if may_prepare else None
-        self._is_alone, self._is_of_repeat = beside is None, self._is_repeat
-        self.name = "plain" if self._is_plain and beside is None else self._drafting.name
-        if self._head is not None and not self._is_plain:
-            self.name = self._head.source.name
+        self._begun = _Begun(beside is None, self._choice.is_repeat)
+        self.name = "plain" if self._choice.is_plain and beside is None else self._drafting.name
+        if self._choice.head is not None and not self._choice.is_plain:
+            self.name = self._choice.head.source.name
         return beside
 
     def _readers(self) -> list[HeadArm]:
@@ -99,22 +137,19 @@ class AutoSource(WindowSource):
 
     def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
         """The worthiest window."""
-        if self._is_unjudged:  # nobody could say what the window was worth: now it shows
-            self._account.observe_window(float(acceptance.num_right), self._speed, is_trial=self._is_trial)
+        if self._choice.is_unjudged:  # nobody could say what the window was worth: now it shows
+            self._account.observe_window(float(acceptance.num_right), self._speed, is_trial=self._choice.is_trial)
         self._account.verified(acceptance.num_right)
-        if self._head is not None:
-            self._head.verified(inflight, acceptance, self._speed, self._drafted_s)
-        if len(self._free_guess):  # what plain decoding would have brought, had it been its turn
+        if self._choice.head is not None:
+            self._choice.head.verified(inflight, acceptance, self._speed, self._choice.drafted_s)
+        if len(self._choice.free_guess):  # what plain decoding would have brought, had it been its turn
             first = int(inflight.window[0]) if acceptance.num_accepted else acceptance.rest[0]
-            self._known.observe_free_rows(1 + int(self._free_guess[0] == first))
+            self._known.observe_free_rows(1 + int(self._choice.free_guess[0] == first))
         return self._choose(Verified(inflight, acceptance))
 
     def _choose(self, done: Verified | None) -> Found:
         account, speed = self._account, self._speed
-        self._is_plain, self._is_trial, self._is_unjudged = False, False, False
-        self._is_repeat = False
-        self._drafted_s = self._read_s = 0.0
-        self._free_guess, self._head = NO_TOKENS, None
+        self._choice = _Choice()
         if not self._request.window_limit():
             return self._decline(done)
         is_slowing = self._request.num_beside and self._draft.takes_turns  # others' passes would wait for its rounds
@@ -130,13 +165,15 @@ class AutoSource(WindowSource):
         if worth > 0 and not is_ready and not account.may_join(speed, self._num_missing):
             can_draft, worth = False, 0.0
         may_try = can_draft and not is_ready and worth <= 0
-        self._is_trial = may_try and account.may_try(speed, self._num_missing, self._fresh_seconds)
-        if not self._is_trial and (head := self._best_head(done, max(worth, 0.0), speed)) is not None:
+        self._choice.is_trial = may_try and account.may_try(speed, self._num_missing, self._fresh_seconds)
+        if not self._choice.is_trial and (head := self._best_head(done, max(worth, 0.0), speed)) is not None:
             return self._head_window(done, head, speed)
-        repeated = None if self._is_trial else self._repeat(done, max(worth, 0.0))
+        repeated = None if self._choice.is_trial else self._repeat(done, max(worth, 0.0))
         if repeated is not None:
             return repeated
-        if self._is_trial or (can_draft and (is_ready or worth > 0) and account.is_covered(speed, is_ready=is_ready)):
+        if self._choice.is_trial or (
+            can_draft and (is_ready or worth > 0) and account.is_covered(speed, is_ready=is_ready)
+        ):
             return self._draft_window(done)
         return self._decline(done)
 
@@ -151,7 +188,7 @@ class AutoSource(WindowSource):
         if best is not None and self._worth_of(best, speed) > least:
             return best
         tried = next((head for head in usable if self._may_try(head)), None)
-        self._is_trial = tried is not None
+        self._choice.is_trial = tried is not None
         return tried
 
     def _may_try(self, head: HeadArm) -> bool:
@@ -168,19 +205,19 @@ class AutoSource(WindowSource):
         for head in self._heads:
             if head.follows(done.inflight.head):
                 head.source.next(*done)
-        self._drafted_s = self._request.ledger.drafted_s - before
+        self._choice.drafted_s = self._request.ledger.drafted_s - before
 
     def _head_window(self, done: Verified | None, head: HeadArm, speed: float) -> Found:
         """The head's window, or a repeat of the text that is worth more; the head has read along then."""
-        ledger, is_trial = self._request.ledger, self._is_trial
+        ledger, is_trial = self._request.ledger, self._choice.is_trial
         before = ledger.drafted_s
         found = head.window(done, speed, is_trial=is_trial)
-        self._drafted_s = ledger.drafted_s - before
+        self._choice.drafted_s = ledger.drafted_s - before
         repeated = None if is_trial else self._repeat(done, max(self._worth_of(head, speed), 0.0))
         if repeated is not None:
             return repeated
-        self._head, self._free_guess = head, self._free_rows.guess()
-        self._is_plain = not len(found.window)
+        self._choice.head, self._choice.free_guess = head, self._free_rows.guess()
+        self._choice.is_plain = not len(found.window)
         self._keep_in_step(done, found.window)
         return found
 
@@ -189,7 +226,7 @@ class AutoSource(WindowSource):
         repeat = self._repeats.offer(least)
         if repeat is None:
             return None
-        found, self._is_repeat = Found(repeat, "text"), True
+        found, self._choice.is_repeat = Found(repeat, "text"), True
         if self._is_in_step and done is None:
             self._serial.begin_with(repeat)
         elif self._is_in_step and done is not None:
@@ -199,7 +236,7 @@ class AutoSource(WindowSource):
 
     def _decline(self, done: Verified | None) -> Found:
         """Plain decoding: no window but what free rows hold."""
-        self._is_plain = True
+        self._choice.is_plain = True
         window = self._free_rows.guess()
         self._keep_in_step(done, window)
         return Found(window)
@@ -216,25 +253,27 @@ class AutoSource(WindowSource):
     def _draft_window(self, done: Verified | None) -> Found:
         ledger, windows, was_in_step = self._request.ledger, self._request.windows, self._is_in_step
         num_missing = self._num_missing
-        self._free_guess = self._free_rows.guess()
+        self._choice.free_guess = self._free_rows.guess()
         if windows is not None:
-            windows.budget = self._account.trial_budget if self._is_trial else self._account.credit
+            windows.budget = self._account.trial_budget if self._choice.is_trial else self._account.credit
         before = ledger.drafted_s
         if was_in_step:
             found = self._drafting.next(*done) if done is not None else Found(self._serial.fresh_window(), "fresh")
         else:
             found = Found(self._serial.draft_window(), "fresh")
-        self._drafted_s = ledger.drafted_s - before
+        self._choice.drafted_s = ledger.drafted_s - before
         self._is_in_step = self._draft.has_text
-        if self._drafted_s:
-            if num_missing and not self._is_trial:
+        if self._choice.drafted_s:
+            if num_missing and not self._choice.is_trial:
                 rounds = self._known.draft_seconds or self._fresh_seconds
-                self._read_s = max(min(self._known.reading_seconds(num_missing), self._drafted_s - rounds), 0.0)
-            self._known.observe_drafting(self._drafted_s, num_missing)
+                self._choice.read_s = max(
+                    min(self._known.reading_seconds(num_missing), self._choice.drafted_s - rounds), 0.0
+                )
+            self._known.observe_drafting(self._choice.drafted_s, num_missing)
         if windows is not None:
-            self._account.observe_window(windows.worth, self._speed, is_trial=self._is_trial)
-        self._is_unjudged = windows is None
-        self._is_plain = not len(found.window)
+            self._account.observe_window(windows.worth, self._speed, is_trial=self._choice.is_trial)
+        self._choice.is_unjudged = windows is None
+        self._choice.is_plain = not len(found.window)
         return found
 
     def observe(self, step: StepRecord) -> None:
@@ -252,10 +291,10 @@ class AutoSource(WindowSource):
             self._serial.observe(step)
         if self._request.num_beside:  # one beside others teaches nothing of plain decoding alone
             return
-        is_plain, seconds = step.method == "plain", step.own_seconds - self._drafted_s
+        is_plain, seconds = step.method == "plain", step.own_seconds - self._choice.drafted_s
         now, num_tokens = self._plain_seconds_now(step), 1 + step.num_accepted
-        drafted_s = 0.0 if self._head is not None else self._drafted_s - self._read_s
-        if of_head is not None or self._is_of_repeat:
+        drafted_s = 0.0 if self._choice.head is not None else self._choice.drafted_s - self._choice.read_s
+        if of_head is not None or self._begun.is_repeat:
             self._account.observe_step_of_another(drafted_s, num_tokens)
         else:
             self._account.observe_step(seconds, drafted_s, num_tokens, is_plain=is_plain, plain_seconds=now)
@@ -268,7 +307,7 @@ class AutoSource(WindowSource):
     def _plain_seconds_now(self, step: StepRecord) -> float:
         """By the step's own pass, beside which nothing ran in serial decoding; 0 where that cannot be said."""
         windows = self._request.windows
-        if windows is None or step.method in ("plain", "mirror") or not self._is_alone:
+        if windows is None or step.method in ("plain", "mirror") or not self._begun.is_alone:
             return 0.0
         spans = takewhile(lambda span: span.start >= step.started, reversed(self._request.ledger.spans))
         pass_seconds = sum(span.seconds for span in spans if span.is_of_pass)

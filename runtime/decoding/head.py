@@ -14,17 +14,13 @@ from numpy.typing import NDArray
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import Head
 from mirrorsd.runtime.backends.protocol import HeadGuesses
-from mirrorsd.runtime.decoding.acceptance import Acceptance
 from mirrorsd.runtime.decoding.request import Request, StepRecord
 from mirrorsd.runtime.decoding.step import FEWEST_FORCED, Found, InFlight, ReadPrompt, WindowSource
-from mirrorsd.runtime.decoding.target_link import RowReader, TargetLine
-from mirrorsd.runtime.draft.tree import NO_TOKENS, longest_common_prefix
+from mirrorsd.runtime.decoding.target_link import Acceptance, RowReader, TargetLine
+from mirrorsd.runtime.draft.tree import LEAST_SHARE, NO_TOKENS, longest_common_prefix
 from mirrorsd.runtime.policy.account import SourceKnowledge
 from mirrorsd.runtime.policy.windows import LearnedLengths, Share, WindowLength
 from mirrorsd.runtime.sampling.chooser import TokenChooser
-
-_LEAST_SHARE = -20.0
-"""In logs: what a guess without runners-up leaves to others."""
 
 
 class Headed(Protocol):
@@ -125,7 +121,7 @@ def shares_of(scores: NDArray[np.floating]) -> list[Share]:
     [(-0.29, -1.39)]
     """
     own = scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)
-    others = own[:, 1:].max(axis=1, initial=_LEAST_SHARE)
+    others = own[:, 1:].max(axis=1, initial=LEAST_SHARE)
     return list(zip(own[:, 0].tolist(), others.tolist(), strict=True))
 
 

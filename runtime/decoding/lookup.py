@@ -6,13 +6,11 @@ How good such a guess is depends on how long the two places agree, and is learne
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.decoding.acceptance import Acceptance
 from mirrorsd.runtime.decoding.request import Request, StepRecord
 from mirrorsd.runtime.decoding.step import Found, InFlight, ReadPrompt, WindowSource
+from mirrorsd.runtime.decoding.target_link import Acceptance
 from mirrorsd.runtime.draft.tree import NO_TOKENS
-
-LONGEST_FREE = 31
-"""Most tokens of a window that costs no drafting: with the head's, what `tune` measures passes of."""
+from mirrorsd.texts.config import LONGEST_WINDOW
 
 
 class FreeRows(WindowSource):
@@ -57,7 +55,7 @@ class Repeats:
         request, windows, repeats = self._request, self._request.windows, self._request.repeats
         if repeats is None or windows is None:
             return None
-        limit = request.window_limit(None if request.speculation.pad_rows_to else LONGEST_FREE)
+        limit = request.window_limit(None if request.speculation.pad_rows_to else LONGEST_WINDOW)
         count = windows.cut_repeat(repeats.reach(2 * limit + 1), limit, least)
         return repeats.window(count) if count else None
 

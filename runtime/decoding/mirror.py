@@ -11,24 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.backends.protocol import ExitGuesses
-from mirrorsd.runtime.decoding.acceptance import Acceptance
 from mirrorsd.runtime.decoding.draft_link import DraftLine
 from mirrorsd.runtime.decoding.request import StepRecord
 from mirrorsd.runtime.decoding.step import Beside, Found, InFlight, ReadPrompt, SerialSource, WindowSource
-from mirrorsd.runtime.decoding.target_link import TargetLine
+from mirrorsd.runtime.decoding.target_link import Acceptance, TargetLine
 from mirrorsd.runtime.draft.drafter import Offer, cut_window
 from mirrorsd.runtime.draft.tree import Branch, BranchTable, BranchWindow
+from mirrorsd.runtime.ledger import Estimate
 from mirrorsd.runtime.policy.roots import Root, RootPlanner
-from mirrorsd.runtime.policy.times import Estimate
 from mirrorsd.runtime.policy.windows import worth_by_rows
 
-_FIRST_ROUND_GRACE = 0.5
-"""Share of a round by which it may end late while too little is prepared: waiting still beats drafting anew. Speeds
-as in `windows`: 0, 0.98 to 1.09; 1, 0.97 to 1.00."""
 _ROOT_WORTH = 2.0
 """How much more than one more token of a branch its root is worth. 1: 0.99 to 1.01. 4: 1.00 to 1.02."""
-_ENOUGH = 0.5
-"""What the prepared branches' chances must be of all wanted ones'. 0.25: 0.98 to 1.11. 0.9: 1.00 to 1.11."""
 
 
 class PassClock:
@@ -112,7 +106,7 @@ class MirrorPass(Beside):
         """Runs on the draft's thread: learn from a pass that was verified."""
         num_window = len(self._inflight.window)
         self._clock.observe(1 + num_window, seconds)
-        self._planner.observe(num_window, num_accepted)
+        self._planner.acceptance_rate.observe(num_window, num_accepted)
 
 
 class MirrorSource(WindowSource):
@@ -181,8 +175,8 @@ class Expansion:
     """Prepares branches for one pass of the target: rounds from the roots known so far until verification ends.
 
     Runs on the draft worker, as jobs that never wait: `begin` when the pass starts, `hear` when an exit has spoken.
-    Once the likelier half has been prepared, the draft starts no round that would end after verification (by the times
-    learned so far). Between rounds it lets other jobs on its device go first.
+    The draft starts no round that would end after verification, by the times learned so far. Between rounds it lets
+    other jobs on its device go first.
     """
 
     def __init__(self, link: DraftLine, planner: RootPlanner, occasion: Occasion, table: BranchTable) -> None:
@@ -233,12 +227,9 @@ class Expansion:
         """One round over the branches that promise most per row; False if there is nothing to do or no time."""
         gamma, drafter = self._occasion.gamma, self._drafter
         due = self._offers(gamma)
-        prepared = sum(branch.root.score for branch in self._wanted if branch.fed)
-        is_prepared = prepared >= _ENOUGH * sum(branch.root.score for branch in self._wanted)
-        grace = 0.0 if is_prepared and prepared else _FIRST_ROUND_GRACE * drafter.clock.shortest_seconds
         num_fed, lead_to = drafter.chain.num_fed, self._lead_to(due)
         worths = worth_by_rows([offer.worths for offer in due], max(0, lead_to - num_fed))
-        max_rows = drafter.clock.best_rows(worths, self._occasion.ready_by + grace - drafter.now())
+        max_rows = drafter.clock.best_rows(worths, self._occasion.ready_by - drafter.now())
         if not max_rows:
             return False
         grown = drafter.grow(due, drafter.first_scratch_slot(), gamma, max_rows, lead_to)
@@ -259,7 +250,7 @@ class Expansion:
         That is the chance that the branch comes true, is right so far, and keeps the guess. The root's own row counts
         more: without it, a root that comes true leaves the target waiting.
         """
-        rate, confirmations = self._planner.acceptance_rate, self._drafter.confirmations
+        rate, confirmations = self._planner.acceptance_rate.value, self._drafter.confirmations
         kept = confirmations.chances(1 + self._drafter.session.shape.num_streams)
         worths = [*(kept * rate ** np.arange(len(kept))).tolist()]
         offers = []

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import ContinuationError
-from mirrorsd.runtime.decoding.acceptance import Acceptance
-from mirrorsd.runtime.decoding.lookup import LONGEST_FREE
 from mirrorsd.runtime.decoding.request import REPLAY, Request, StepRecord
 from mirrorsd.runtime.decoding.step import Found, InFlight, ReadPrompt, WindowSource
+from mirrorsd.runtime.decoding.target_link import Acceptance
 from mirrorsd.runtime.draft.tree import NO_TOKENS
+from mirrorsd.texts.config import LONGEST_WINDOW
 
 
 class ReplaySource(WindowSource):
@@ -26,7 +26,7 @@ class ReplaySource(WindowSource):
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._most = None if request.speculation.pad_rows_to else LONGEST_FREE
+        self._most = None if request.speculation.pad_rows_to else LONGEST_WINDOW
 
     def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:
         read_prompt()

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import Cancelled, ContextLengthError, GenerationError
-from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.draft.tree import RepeatedText
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.windows import RepeatChances, WindowLength
 from mirrorsd.runtime.sampling.chooser import Mask, TokenChooser
+from mirrorsd.texts.config import GenerationConfig, SpeculationConfig
 
 REPLAY = "replay"
 """What steps over ids that the text goes on from are called."""

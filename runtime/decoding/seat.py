@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
+from mirrorsd.devices import freed_memory
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.config import HEAD_METHODS, SpeculationConfig
 from mirrorsd.runtime.decoding.auto import AutoSource
 from mirrorsd.runtime.decoding.draft_link import DraftLine, DraftLink
 from mirrorsd.runtime.decoding.head import HeadArm, HeadLink, HeadSource
@@ -18,13 +18,13 @@ from mirrorsd.runtime.decoding.replay import ReplaySource
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.step import Decoder, SerialSource, StepDecoder
 from mirrorsd.runtime.decoding.target_link import TargetLine, TargetLink
-from mirrorsd.runtime.devices import freed_memory
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.draft.tree import BranchTable
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.policy.account import Knowledge
 from mirrorsd.runtime.policy.roots import RootPlanner
 from mirrorsd.runtime.policy.siblings import SiblingChooser
+from mirrorsd.texts.config import HEAD_METHODS, SpeculationConfig
 
 
 class Seat:

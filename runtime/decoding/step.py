@@ -12,10 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.backends.protocol import ExitGuesses, TargetOutput
-from mirrorsd.runtime.decoding.acceptance import Acceptance, ChooseRow, accept_tree, accept_window
 from mirrorsd.runtime.decoding.draft_link import DraftLine
 from mirrorsd.runtime.decoding.request import Request, StepRecord
-from mirrorsd.runtime.decoding.target_link import RowReader, TargetLine
+from mirrorsd.runtime.decoding.target_link import (
+    Acceptance,
+    ChooseRow,
+    RowReader,
+    TargetLine,
+    accept_tree,
+    accept_window,
+)
 from mirrorsd.runtime.draft.tree import NO_TOKENS, BranchWindow
 from mirrorsd.runtime.policy.siblings import NO_SIBLINGS, Known, SiblingChooser, Siblings
 from mirrorsd.runtime.policy.windows import WindowOrder

@@ -1,1 +1,1 @@
-"""On what: worker threads, cores, layouts, and what this machine has."""
+"""Threads that own a device, and who shares its passes."""

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from mirrorsd.graphs.errors import DeviceError, GenerationError
 from mirrorsd.runtime.backends.protocol import TargetOutput, TargetPass
-from mirrorsd.runtime.devices.company import Company
-from mirrorsd.runtime.devices.tickets import Entry, Ticket
+from mirrorsd.runtime.devices.company import Company, Entry, Ticket
 
 Result = TypeVar("Result")
 _MAX_PENDING = 32

@@ -11,15 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock, TipGuesses
-from mirrorsd.runtime.draft.tree import NO_TOKENS, Branch, BranchWindow, DraftChain, RepeatedText
-from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.runtime.draft.tree import LEAST_SHARE, NO_TOKENS, Branch, BranchWindow, DraftChain, RepeatedText
+from mirrorsd.runtime.ledger import Ledger, RoundClock
 from mirrorsd.runtime.policy.roots import Root
-from mirrorsd.runtime.policy.times import RoundClock
 from mirrorsd.runtime.policy.windows import Confirmations, Share, WindowLength, WindowOrder, share_out
 from mirrorsd.runtime.sampling.chooser import TokenChooser
-
-_LEAST_SHARE = -20.0
-"""In logs, behind the best: what a row's only candidate leaves to others."""
 
 
 class Offer(NamedTuple):
@@ -287,7 +283,7 @@ class Drafter:
         every, best = np.arange(len(scores)), scores.argmax(axis=1)
         behind = np.subtract(scores, scores[every, best][:, None], dtype=np.float64)
         total = np.log(np.exp(behind).sum(axis=1))
-        behind[every, best] = _LEAST_SHARE
+        behind[every, best] = LEAST_SHARE
         shares = np.empty((len(scores), 2))
         shares[:, 0], shares[:, 1] = -total, behind.max(axis=1) - total
         return ids.reshape(-1, ids.shape[-1])[every, best].reshape(positions.shape), shares.reshape(*positions.shape, 2)
@@ -299,7 +295,7 @@ class Drafter:
         highest = max(scores)
         best = scores.index(highest)
         total = log(sum([exp(score - highest) for score in scores]))
-        scores[best] = _LEAST_SHARE + highest
+        scores[best] = LEAST_SHARE + highest
         return int(ids[best]), (-total, max(scores) - highest - total)
 
     def _go_on(

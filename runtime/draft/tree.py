@@ -1,9 +1,8 @@
 """What is known and guessed: what the text has said before, the chain of known tokens, and branches from roots on it.
 
-Loops, names, quotations of the prompt: where a text ends as an earlier part of it did, that part's continuation is a
-guess that costs no drafting (prompt lookup decoding, A. Saxena, 2023).
-The chain is committed text, head token and window. Cache slot `p` holds the token at position `p` for every fed chain
-token; slots after the chain are scratch. The scheduler reads the branches through a table.
+Where a text ends as an earlier part did, that part's continuation is a guess that costs no drafting (prompt lookup
+decoding, A. Saxena, 2023). The chain is committed text, head token and window. Cache slot `p` holds the token at
+position `p` for every fed chain token; slots after the chain are scratch. The scheduler reads the branches by a table.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,12 +17,12 @@ from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock, TipGuesses
 from mirrorsd.runtime.policy.roots import Root
-from mirrorsd.runtime.policy.windows import MOST_COMPARED, RepeatChances, Share
+from mirrorsd.runtime.policy.windows import MOST_COMPARED, Ratio, RepeatChances, Share
 
 NO_TOKENS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+LEAST_SHARE = -20.0  # in logs: what a guess without runners-up leaves to others
 _SLACK = 64  # a window may be known past the last slot that could ever be fed
-_LONGEST_END = 4
-"""Tokens of context that are looked for first; then fewer, down to one."""
+_LONGEST_END = 4  # tokens of context that are looked for first; then fewer, down to one
 _LEAST_CHANCE = 0.25
 """That a text goes on as it did, below which it might as well not have. 0.01: as many tokens a step, and slower."""
 
@@ -40,12 +39,13 @@ class Repeat(NamedTuple):
 class RepeatedText:
     """Follows one text that only grows: how it has gone on where it stood as it does now, and how often it does again.
 
+    By what all texts have taught, and by how much oftener that has come true in this one.
     The scheduler's thread lets it follow; `after` may be asked from any thread.
     """
 
     def __init__(self, chances: RepeatChances, prompt: Sequence[int]) -> None:
         """Begin with a prompt; teach `chances` what comes after it."""
-        self._chances = chances
+        self._chances, self._truth = chances, Ratio()
         self._tokens: list[int] = []
         self._places: dict[tuple[int, ...], int] = {}
         for token in prompt:
@@ -57,7 +57,9 @@ class RepeatedText:
         for token in new:
             repeat = self._repeat
             if repeat is not None:
-                self._chances.observe(repeat.length, is_right=self._tokens[repeat.place] == token)
+                is_right = self._tokens[repeat.place] == token
+                self._truth.observe(float(is_right), self._chances.chance(repeat.length))
+                self._chances.observe(repeat.length, is_right=is_right)
             self._append(token)
             self._repeat = self.go_on(repeat, self._tokens)
 
@@ -103,7 +105,7 @@ class RepeatedText:
         """What came there, and the chance that it does again; None where it hardly will."""
         if repeat is None:
             return None
-        chance = self._chances.chance(repeat.length)
+        chance = self._chances.chance(repeat.length, self._truth.value)
         return (self._tokens[repeat.place], chance) if chance > _LEAST_CHANCE else None
 
     def share(self, chance: float) -> float:
@@ -116,7 +118,8 @@ class RepeatedText:
 
     def reach(self, count: int) -> Sequence[float]:
         """Chance of each of the next `count` tokens, and all before it, to be as they were; empty without a repeat."""
-        return self._chances.reach(self._repeat.length, count) if self._repeat is not None else []
+        repeat = self._repeat
+        return [] if repeat is None else self._chances.reach(repeat.length, count, self._truth.value)
 
     def window(self, count: int) -> NDArray[np.int64]:
         """The next `count` tokens, as they were: a text that repeats its last three goes round and round.

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 from mirrorsd.device_maps.pace import Curve, interpolate
 from mirrorsd.graphs.names import HEAD_KINDS
-from mirrorsd.runtime.config import SpeculationConfig
+from mirrorsd.runtime.ledger import TIME_MEMORY, PlainPace
 from mirrorsd.runtime.policy.roots import RATE_MEMORY, RootScores
-from mirrorsd.runtime.policy.times import TIME_MEMORY, PlainPace
 from mirrorsd.runtime.policy.windows import LearnedLengths, WindowLength
+from mirrorsd.texts.config import SpeculationConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,13 @@ class Constants:
     first_pause: int = 4
     """Tokens between two trials; triples with each that has not paid. 1: 0.99 to 1.01. 16: 0.47 to 0.94."""
 
+    @property
+    def head_share(self) -> float:
+        """What a window of a head changes at least of what its windows are worth: as a draft's, of two tokens, does."""
+        return 1 - self.memory**2
+
 
 _BY = Constants()
-_LEAST_OF_HEADS = 1 - _BY.memory**2
-"""What a window of a head changes at least of what its windows are worth: as one of the draft, of two tokens, does."""
 _KNOWN_STEPS = 2
 """Plain steps after which plain decoding counts as measured. 1: 1.00. 8: 0.70 to 0.98."""
 
@@ -99,7 +102,7 @@ class SourceKnowledge:
         The first one counts twice what it `promised`: heads are surer of themselves than they are right.
         """
         self.num_windows += 1
-        share = max(1 / (0.5 + self.num_windows), _LEAST_OF_HEADS)
+        share = max(1 / (0.5 + self.num_windows), _BY.head_share)
         before = promised if self.brought is None else self.brought
         self.brought = before + share * (num_right - loss - before)
         self.since = 0
@@ -145,7 +148,7 @@ class PairKnowledge(SourceKnowledge):
             step_seconds = num_tokens / tokens_per_second[name]
             pass_seconds = interpolate(target_ms, round(num_tokens)) / 1e3 if target_ms else self.plain_seconds
             source.draft_seconds = max(step_seconds - pass_seconds, 0.0)
-            source.num_windows = round(1 / _LEAST_OF_HEADS)
+            source.num_windows = round(1 / _BY.head_share)
             source.brought = num_tokens - 1 - speed * max(pass_seconds - self.plain_seconds, 0.0)
 
     def start_plain(self, seconds: float) -> None:

@@ -17,20 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.backends.protocol import ExitGuesses
-from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.sampling.chooser import TokenChooser
+from mirrorsd.texts.config import SpeculationConfig
 
 Array = NDArray[np.float64]
 _MISSING = 1.0
 """A candidate that one side does not name counts one (in logs) below the last that it does name. 0.3 and 3: 1.00 with
 the weights of an untuned pair."""
 _KNOWN = ("draft", "exit", "both")
-FIRST_RATE, RATE_MEMORY, LEAST_RATE = 0.6, 0.95, 0.02
-"""Of the running acceptance rate, the share of tried window tokens that were accepted: where it begins, what it keeps
-per token, and what is taken for nothing. Speeds as in `windows`: beginning at 0.3, 0.98 to 1.02, at 0.9, 0.95 to 1.02;
-keeping 0.8, 0.96 to 1.03; 0.002 for nothing, 1.00."""
-MOST_LOG_ODDS = 700.0
-"""Odds beyond these overflow a float, and are certainty long before."""
+FIRST_RATE, RATE_MEMORY = 0.6, 0.95
+"""Of the acceptance rate: where it begins, and what it keeps per token. Speeds as in `windows`: beginning at 0.3, 0.98
+to 1.02, at 0.9, 0.95 to 1.02; keeping 0.8, 0.96 to 1.03."""
 DraftCandidates = tuple[NDArray[np.int64], NDArray[np.floating]]
 """Ids and log-probabilities `[g+1, m]` after the head token and after every window token."""
 
@@ -151,13 +148,36 @@ class RootChances(NamedTuple):
     chances: Array
 
 
+class AcceptanceRate:
+    """How often a guess is right, lately: the share of tried window tokens that were accepted."""
+
+    def __init__(self) -> None:
+        self.value = FIRST_RATE
+
+    def observe(self, num_window: int, num_accepted: int) -> None:
+        """Learn from a verified window: accepted tokens were right, the next one (if any) was wrong."""
+        for row in range(min(num_accepted + 1, num_window)):
+            self.value = RATE_MEMORY * self.value + (1 - RATE_MEMORY) * (row < num_accepted)
+
+    @property
+    def log_odds(self) -> float:
+        """Those of the rate; so few tokens tell it from never or always by half of one's share at most.
+
+        >>> rate = AcceptanceRate(); rate.observe(300, 300); round(rate.log_odds, 2)
+        3.66
+        """
+        least = (1 - RATE_MEMORY) / 2
+        rate = min(max(self.value, least), 1 - least)
+        return log(rate / (1 - rate))
+
+
 class RootPlanner:
-    """Chooses roots for one request; learns the running acceptance rate (share of tried window tokens accepted)."""
+    """Chooses roots for one request."""
 
     def __init__(self, speculation: SpeculationConfig, chooser: TokenChooser, scores: RootScores) -> None:
         self._speculation, self._chooser = speculation, chooser
         self._weights = cache(partial(scores.weights, is_sampling=chooser.is_sampling))
-        self.acceptance_rate = FIRST_RATE
+        self.acceptance_rate = AcceptanceRate()
 
     @property
     def is_early(self) -> bool:
@@ -181,16 +201,11 @@ class RootPlanner:
         exit_ = self._compete(head, window, by_exit.ids, by_exit.logprobs) if by_exit else None
         known = "both" if draft and exit_ else "draft" if draft else "exit"
         layer = by_exit.layer if by_exit else 0
-        found = root_chances(window, join(draft, exit_), self._weights(known, layer), self.acceptance_rate)
+        found = root_chances(window, join(draft, exit_), self._weights(known, layer), self.acceptance_rate.log_odds)
         source = "exit" if by_exit else "early"
         if self._speculation.allocation == "per_row":
             return per_row_roots(found, self._speculation.kappa, source)
         return global_roots(found, self._speculation.roots, source)
-
-    def observe(self, num_window: int, num_accepted: int) -> None:
-        """Learn from a verified window: accepted tokens were right, the next one (if any) was wrong."""
-        for is_right in [True] * num_accepted + [False] * (num_accepted < num_window):
-            self.acceptance_rate = RATE_MEMORY * self.acceptance_rate + (1 - RATE_MEMORY) * is_right
 
     def _compete(
         self, head: int, window: NDArray[np.int64], ids: NDArray[np.int64], logprobs: NDArray[np.floating]
@@ -269,7 +284,7 @@ def _alone(draft: ScoredCandidates | None, exit_: ScoredCandidates | None) -> Ca
     return Candidates(only.ids, features, np.isfinite(only.scores))
 
 
-def row_features(window: NDArray[np.int64], candidates: Candidates, acceptance_rate: float) -> Array:
+def row_features(window: NDArray[np.int64], candidates: Candidates, rate_log_odds: float) -> Array:
     """What the rows before each window token say about it, `[g, 7]`.
 
     One; the token's log-share by draft and exit; the log-share of the best other candidate by each; the row (in tens);
@@ -286,8 +301,7 @@ def row_features(window: NDArray[np.int64], candidates: Candidates, acceptance_r
     others = np.where((real & ~is_own)[:, :, None], shares, -np.inf).max(axis=1)
     features[:, 3:5] = np.where(np.isfinite(others), others, 0.0)
     features[:, 5] = rows / 10
-    rate = min(max(acceptance_rate, LEAST_RATE), 1 - LEAST_RATE)
-    features[:, 6] = log(rate / (1 - rate))
+    features[:, 6] = rate_log_odds
     return features
 
 
@@ -301,7 +315,7 @@ def token_chances(features: Array, is_allowed: NDArray[np.bool_], weights: tuple
 
 
 def root_chances(
-    window: NDArray[np.int64], candidates: Candidates, weights: RootWeights, acceptance_rate: float
+    window: NDArray[np.int64], candidates: Candidates, weights: RootWeights, rate_log_odds: float
 ) -> RootChances:
     """The chance of every root.
 
@@ -312,13 +326,13 @@ def root_chances(
     One window token 5, all but certain by the draft, then 9 by the draft: the bonus (1, 9) is the likeliest root.
 
     >>> draft = ScoredCandidates(np.array([[5, 6], [9, 3]]), np.log(np.array([[0.999, 0.001], [0.99, 0.01]])))
-    >>> found = root_chances(np.array([5]), join(draft, None), DEFAULTS["draft"], 0.8)
+    >>> found = root_chances(np.array([5]), join(draft, None), DEFAULTS["draft"], 1.4)
     >>> [int(x) for x in np.unravel_index(found.chances.argmax(), (2, 2))], float(found.chances[0, 0])
     ([1, 0], 0.0)
     """
     num_window = len(window)
-    logits = row_features(window, candidates, acceptance_rate) @ np.asarray(weights.accept)
-    accept = 1.0 / (1.0 + np.exp(np.minimum(-logits, MOST_LOG_ODDS)))
+    log_odds = row_features(window, candidates, rate_log_odds) @ np.asarray(weights.accept)
+    accept = (1.0 + np.tanh(log_odds / 2)) / 2  # the logistic function, which no odds overflow
     reach = np.ones(num_window + 1)
     np.cumprod(accept, out=reach[1:])
     reach[:num_window] *= 1.0 - accept

@@ -10,7 +10,7 @@ Does not own how roots are chosen (`roots`) nor whether to draft at all (`accoun
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from math import exp, inf, log
+from math import inf, tanh
 from operator import mul
 from typing import NamedTuple
 
@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.device_maps.pace import Curve, interpolate
-from mirrorsd.runtime.policy.roots import FIRST_RATE, LEAST_RATE, MOST_LOG_ODDS, RATE_MEMORY, RowWeights
+from mirrorsd.runtime.policy.roots import RATE_MEMORY, AcceptanceRate, RowWeights
+from mirrorsd.texts.config import LONGEST_WINDOW
 
 Share = Sequence[float]
 """Two logs: of a token's share among the candidates of its row, and of the best other one's."""
-_MOST_ROWS = 33
 # Behind a number: what others do to the speed, over that with it. 20 recorded texts of the sample pair in simulated
 # time, by serial, mirror and `auto`, greedy and at T=1, at the times of `paced-laptop` and of int8 weights on a
 # processor: lowest and highest of the twelve.
@@ -42,8 +42,6 @@ _RATIO_MEMORY = 0.98
 """Of what happened over what was expected, per case. 0.9: 0.99 to 1.02. 0.995: 0.99 to 1.01."""
 _PRIOR = 5.0
 """Cases that the first expectation counts for. 1: 0.98 to 1.05. 20: 0.99 to 1.03."""
-_FIRST_CHANCE = 0.5
-"""That the draft confirms a guess, before any was seen. 0.2: 0.99 to 1.03. 0.8: 0.98 to 1.01."""
 _CHANCE_MEMORY = 0.97
 """Of such chances, per guess. 0.9: 0.98 to 1.02. 0.99: 1.00 to 1.01."""
 _LENGTHS = (1, 2, 3, 4, 6, 9, 14)
@@ -91,9 +89,13 @@ class RepeatChances:
         """Learn from one token."""
         self._share(length).observe(float(is_right), 1.0)
 
-    def chance(self, length: int) -> float:
-        """That the next token is right."""
-        return min(self._share(length).value, _SUREST)
+    def chance(self, length: int, truth: float = 1.0) -> float:
+        """That the next token is right, in a text whose repeats have come true `truth` times as often as expected.
+
+        The odds are that many times as high: what was nearly sure stays so.
+        """
+        chance = min(self._share(length).value, _SUREST)
+        return min(truth * chance / (1 - chance + truth * chance), _SUREST)
 
     def settle(self, chance: float, *, is_right: bool) -> None:
         """Learn from a token of this chance that a draft, which has read the text too, did not think likeliest."""
@@ -103,9 +105,9 @@ class RepeatChances:
         """What it counts beside a draft: as much of its chance as came true where they disagreed."""
         return min(self.against_draft.value, 1.0) * chance
 
-    def reach(self, length: int, count: int) -> list[float]:
-        """Chance of each of the next `count` tokens to be right, and all before it."""
-        return [*accumulate((self.chance(length + more) for more in range(count)), mul)]
+    def reach(self, length: int, count: int, truth: float = 1.0) -> list[float]:
+        """Chance of each of the next `count` tokens to be right, and all before it; `truth` as of `chance`."""
+        return [*accumulate((self.chance(length + more, truth) for more in range(count)), mul)]
 
     def _share(self, length: int) -> Ratio:
         return self.shares[bisect_left(_LENGTHS, length)]
@@ -129,7 +131,7 @@ class LearnedLengths:
     def __init__(self, tokens_per_second: float = 0.0) -> None:
         self.tokens_per_second = tokens_per_second
         self.main, self.stream = Ratio(), Ratio()
-        self.gains = [Ratio(_FIRST_GAIN) for _ in range(_MOST_ROWS)]
+        self.gains = [Ratio(_FIRST_GAIN) for _ in range(LONGEST_WINDOW + 2)]
         self.aside = 0.0
         self.repeats = RepeatChances()
         self.siblings = Ratio()
@@ -157,10 +159,10 @@ class WindowLength:
 
         `weights` are those of `RootWeights.accept` where only the draft is known.
         """
-        self._pass_seconds = [interpolate(target_ms, rows) / 1e3 for rows in range(1, _MOST_ROWS + 1)]
+        self._pass_seconds = [interpolate(target_ms, rows) / 1e3 for rows in range(1, LONGEST_WINDOW + 3)]
         self._row_seconds = [after - before for before, after in pairwise(self._pass_seconds)]
         self._weights, self._learned = weights, learned
-        self._acceptance_rate = FIRST_RATE
+        self._acceptance_rate = AcceptanceRate()
         self._expected: list[tuple[float, bool]] = []
         self._awaited: tuple[int, float, float] | None = None
         self.slowdown, self.budget, self.num_beside = 1.0, inf, 0
@@ -168,7 +170,7 @@ class WindowLength:
 
     def pass_seconds(self, num_rows: int) -> float:
         """What a pass of the target takes, by the times that were measured."""
-        return self._pass_seconds[min(num_rows, _MOST_ROWS) - 1]
+        return self._pass_seconds[min(num_rows, len(self._pass_seconds)) - 1]
 
     def cut(self, shares: Sequence[Share], num_main: int, limit: int) -> int:
         """How many of a window's tokens to verify, at most `limit`.
@@ -250,9 +252,7 @@ class WindowLength:
         if num_window == len(self._expected):
             for row, (chance, is_main) in enumerate(self._expected[:num_tried]):
                 (learned.main if is_main else learned.stream).observe(row < num_accepted, chance)
-        for row in range(num_tried):
-            rate = self._acceptance_rate
-            self._acceptance_rate = RATE_MEMORY * rate + (1 - RATE_MEMORY) * (row < num_accepted)
+        self._acceptance_rate.observe(num_window, num_accepted)
         self._expected = []
         num_tokens = 1 + num_accepted + num_aside
         learned.aside += _TRIAL_SHARE * num_tokens
@@ -267,14 +267,14 @@ class WindowLength:
         return max(self._learned.tokens_per_second, 1.0 / max(plain_seconds, 1e-9))
 
     def _reach(self, shares: Sequence[Share], num_main: int) -> Reach:
-        weights, rate = self._weights, min(max(self._acceptance_rate, LEAST_RATE), 1 - LEAST_RATE)
-        constant = weights.constant + weights.rate * log(rate / (1 - rate))
+        weights = self._weights
+        constant = weights.constant + weights.rate * self._acceptance_rate.log_odds
         of_own, of_other, of_row = weights.by_draft, weights.other_by_draft, weights.row
         main, stream = self._learned.main.value, self._learned.stream.value
         found, so_far = Reach([], []), 1.0
         for row, (own, other) in enumerate(shares):
             log_odds = constant + of_own * own + of_other * other + of_row * row / 10
-            chance = 1 / (1 + exp(min(-log_odds, MOST_LOG_ODDS)))
+            chance = (1 + tanh(log_odds / 2)) / 2
             so_far *= min(chance * (main if row < num_main else stream), _SUREST)
             found.chances.append(chance)
             found.reach.append(so_far)
@@ -299,14 +299,14 @@ class Confirmations:
     """How often the draft confirms its own guesses: by place in the pass, given that all before were confirmed."""
 
     def __init__(self, num_streams: int) -> None:
-        self._chances = np.full(num_streams, _FIRST_CHANCE)
+        self._chances = np.ones(num_streams)
 
     def observe(self, num_fed: int, num_kept: int) -> None:
         """Learn from a branch of which `num_fed` guesses were fed and `num_kept` kept (the first always is).
 
         >>> seen = Confirmations(3); seen.observe(4, 2)
         >>> seen.chances(4).round(4).tolist()
-        [1.0, 0.515, 0.2498, 0.1249]
+        [1.0, 1.0, 0.97, 0.97]
         """
         tried = min(num_kept, num_fed - 1, len(self._chances))
         self._chances[:tried] *= _CHANCE_MEMORY

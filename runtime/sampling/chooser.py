@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import ConfigError, DeviceError
-from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.sampling.filters import best_ids, kept_tokens
 from mirrorsd.runtime.sampling.logit_processors import Penalties, ShortlistFilter
 from mirrorsd.runtime.sampling.noise import gumbel, gumbel_row
 from mirrorsd.runtime.sampling.short_rows import ShortRow
+from mirrorsd.texts.config import GenerationConfig
 
 _DROPPED_BEHIND = 8.0
 """In logs: how far candidates that the target will probably drop stand behind where they would."""

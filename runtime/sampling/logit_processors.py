@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.config import GenerationConfig
+from mirrorsd.texts.config import GenerationConfig
 
 _MEMORY = 0.9
 _SHARE = 0.6

@@ -4,6 +4,7 @@ Owns: that proof, and what is kept. Where it fails, the whole
 row has to be read: a text never depends on which of the two it was.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -68,3 +69,21 @@ class ShortRow(NamedTuple):
         left = filters if filters.top_k > 0 else filters._replace(top_p=1.0)
         kept = kept_tokens(logits, float(self.logits[0]), left._replace(top_k=0))
         return (ids, logits) if kept is None else (ids[kept], logits[kept])
+
+
+Best = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]
+"""Of rows: ids and logits `[R, M]`, and the masses `[R]`."""
+
+
+def short_rows(best: Best | None, filters: ShortlistFilter) -> Sequence[ShortRow] | None:
+    """A row for each that was read; None where nothing was, or where one of them does not hold all that is kept."""
+    if best is None:
+        return None
+    ids, logits, masses = best
+    rows = [ShortRow(*row).ordered() for row in zip(ids, logits, masses.tolist(), strict=True)]
+    return rows if all(_is_enough(row, filters) for row in rows) else None
+
+
+def _is_enough(row: ShortRow, filters: ShortlistFilter) -> bool:
+    """A row that is no numbers is: the chooser says so."""
+    return not np.isfinite(row.mass) or row.num_kept(filters) is not None

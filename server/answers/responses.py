@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Iterator
 from itertools import count
 from typing import Any, NamedTuple
 
-from mirrorsd.runtime.text.messages import text_of
 from mirrorsd.server.answers.choices import Delta
 from mirrorsd.server.answers.figures import usage
 from mirrorsd.server.answers.job import Job, check_continued, ping
@@ -23,6 +22,7 @@ from mirrorsd.server.service import Service
 from mirrorsd.server.transport.exchange import Exchange
 from mirrorsd.server.wire.chat import FunctionDefinition, Tool
 from mirrorsd.server.wire.responses import AllowedNames, InputText, ResponseRequest, SchemaTextFormat, ToolName
+from mirrorsd.texts.messages import text_of
 
 _ROLES = {"developer": "system"}
 _LOGPROBS = "message.output_text.logprobs"

@@ -13,13 +13,13 @@ from itertools import count
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from mirrorsd.runtime.text.finite_schema import finite_schema
 from mirrorsd.server.answers.settings_of import Settings, check_schema
 from mirrorsd.server.bundles.call_forms import ID_LENGTH, ID_MARK, CallForm, Speech, told_plainly
 from mirrorsd.server.bundles.loaded import LoadedBundle
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.settings import Limits
 from mirrorsd.server.wire.chat import Tool
+from mirrorsd.texts.finite_schema import finite_schema
 
 _AS_WRITTEN = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
 """For llguidance: arguments as `json.dumps` and templates write them, with and without spaces."""

@@ -7,9 +7,9 @@ from importlib import metadata
 from pathlib import Path
 
 from mirrorsd import __version__
+from mirrorsd.devices.layouts import processor_name
 from mirrorsd.graphs import names
 from mirrorsd.runtime import MirrorPipeline
-from mirrorsd.runtime.devices.layouts import processor_name
 
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "openvino")
 _TEXT_PACKAGES = ("numpy", "tokenizers", "jinja2", "llguidance")

@@ -17,13 +17,13 @@ from mirrorsd.graphs.errors import ConfigError, ContextLengthError
 from mirrorsd.runtime import CancelToken, Chunk, GenerationConfig, MirrorPipeline
 from mirrorsd.runtime.decoding.request import check_prompt_fits
 from mirrorsd.runtime.sampling.noise import nth_seed
-from mirrorsd.runtime.text.messages import Message
 from mirrorsd.server.bundles.call_forms import Messages, Speech, read_form
 from mirrorsd.server.bundles.fingerprint import fingerprint
 from mirrorsd.server.bundles.reading import BrokenOff, Reading
 from mirrorsd.server.bundles.threaded import Threaded
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.settings import ServerSettings
+from mirrorsd.texts.messages import Message
 
 _TAKE_S = 30.0
 _MEMORY = 0.9

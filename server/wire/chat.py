@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from mirrorsd.runtime.text.messages import joined_text
 from mirrorsd.server.wire.fields import JsonObject, PenalisedRequest, Wire
+from mirrorsd.texts.messages import joined_text
 
 Choices = Annotated[list[str], Field(min_length=1, max_length=4096)]
 Role = Literal["system", "developer", "user", "assistant", "tool"]

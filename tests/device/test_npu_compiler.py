@@ -11,10 +11,10 @@ import numpy as np
 import openvino as ov
 import pytest
 
+from mirrorsd.devices.openvino.draft_shapes import static_shapes
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.machine.npu.ahead import device_graph
 from mirrorsd.machine.npu.compiler import NpuCompiler, has_own_compiler
-from mirrorsd.runtime.backends.openvino.draft_shapes import static_shapes
 
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "npu_compiler"
 FOLDER = Path(os.environ.get("MIRRORSD_NPU_COMPILER", Path.home() / ".cache" / "mirrorsd" / "npu-compiler"))

@@ -63,7 +63,7 @@ def test_captured_passes_equal_plain_ones_on_the_gpu(tiny_bundle: Path, tmp_path
 def test_logits_stay_on_the_gpu_unless_sampling_asks(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with load_or_skip(tiny_bundle, "cuda-cpu") as pipe:
         read: list[tuple[int, ...]] = []
-        from mirrorsd.runtime.backends.onnxruntime.stage import Tensor
+        from mirrorsd.devices.onnxruntime.stage import Tensor
 
         whole = Tensor.read
         monkeypatch.setattr(Tensor, "read", lambda tensor: read.append(tuple(tensor.value.shape())) or whole(tensor))

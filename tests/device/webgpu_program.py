@@ -26,10 +26,10 @@ import onnxruntime as ort
 
 from mirrorsd import MirrorPipeline
 from mirrorsd.device_maps import load_device_map
+from mirrorsd.devices.onnxruntime import device_memory
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import MirrorError
-from mirrorsd.runtime.backends.onnxruntime import device_memory
-from mirrorsd.runtime.backends.onnxruntime.device_memory import BestLogits
+from mirrorsd.runtime.backends.onnxruntime import bound_pass
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
 from mirrorsd.runtime.ledger import Ledger
 
@@ -66,17 +66,17 @@ def texts(bundle: Path) -> dict[str, object]:
 def filtered(bundle: Path) -> dict[str, object]:
     """Tokens by how rows were read, and how many passes the best logits were enough for."""
     device_memory.NUM_BEST = 24  # the tests' vocabulary is small
-    read, enough = BestLogits.read, Counter[bool]()
+    judge, enough = bound_pass.short_rows, Counter[bool]()
 
-    def counted(best: BestLogits, *arguments: Any) -> Any:
-        rows = read(best, *arguments)
+    def counted(*arguments: Any) -> Any:
+        rows = judge(*arguments)
         enough[rows is not None] += 1
         return rows
 
     settings: dict[str, Any] = {"max_new_tokens": 16, "ignore_eos": True, "temperature": 0.8, "seed": 3}
     found = {}
     for way in ("best", "whole"):
-        BestLogits.read = counted if way == "best" else lambda *_: None  # type: ignore[method-assign]
+        bound_pass.short_rows = counted if way == "best" else lambda *_: None  # type: ignore[assignment]
         with MirrorPipeline.load(bundle, device_map=CARD) as pipe:
             found[way] = [
                 pipe.generate(PROMPTS[0], method="serial", **settings, **chosen).token_ids for chosen in FILTERS

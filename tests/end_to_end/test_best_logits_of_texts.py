@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from mirrorsd import MirrorPipeline
-from mirrorsd.runtime.backends.onnxruntime import device_memory
-from mirrorsd.runtime.backends.onnxruntime.device_memory import BestLogits
+from mirrorsd.devices.onnxruntime import device_memory
+from mirrorsd.devices.onnxruntime.device_memory import BestLogits
+from mirrorsd.runtime.backends.onnxruntime import bound_pass
 
 SETTINGS: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, "temperature": 0.8, "seed": 3}
 FILTERS = ({"top_k": 8}, {"top_k": 12, "top_p": 0.9}, {"min_p": 0.1}, {"top_p": 0.6})
@@ -19,14 +20,14 @@ def test_a_text_is_the_same_whether_whole_rows_are_read_or_their_best(
 ) -> None:
     monkeypatch.setattr(device_memory, "NUM_BEST", 24)
     found: list[bool] = []
-    read = BestLogits.read
+    judge = bound_pass.short_rows
 
     def counted(*arguments: Any) -> Any:
-        rows = read(*arguments)
+        rows = judge(*arguments)
         found.append(rows is not None)
         return rows
 
-    monkeypatch.setattr(BestLogits, "read", counted)
+    monkeypatch.setattr(bound_pass, "short_rows", counted)
     with MirrorPipeline.load(tiny_bundle, device_map="cpu") as pipe:
         whole = [pipe.generate("The old heron", method="serial", **SETTINGS, **chosen) for chosen in FILTERS]
         assert not found, "a processor's rows are read where they lie"

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from mirrorsd.device_maps import load_device_map
+from mirrorsd.devices.openvino import draft_shapes
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.backends.openvino import draft_compiler, draft_shapes
+from mirrorsd.runtime.backends.openvino import draft_compiler
 from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
 from mirrorsd.runtime.backends.openvino.draft_pass import run_request
 from mirrorsd.runtime.backends.protocol import RowBlock

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from mirrorsd.device_maps import TargetPlacement, load_device_map
+from mirrorsd.devices.onnxruntime import device as onnx_device
+from mirrorsd.devices.onnxruntime.device import check_assignment, place_of
+from mirrorsd.devices.onnxruntime.stage import OnnxStage, Place
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.backends.onnxruntime import device as onnx_device
-from mirrorsd.runtime.backends.onnxruntime.device import check_assignment, place_of
-from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, Place
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
 from mirrorsd.runtime.backends.protocol import ExitGuesses, TargetOutput
 from mirrorsd.runtime.ledger import Ledger

@@ -8,6 +8,7 @@ import pytest
 from mirrorsd import MirrorPipeline
 from mirrorsd.cli.application import run
 from mirrorsd.device_maps import DraftPlacement, load_device_map
+from mirrorsd.devices.inventory import cannot_run
 from mirrorsd.export import ExportOptions, export_pair
 from mirrorsd.export.compression_plan import DraftCompression
 from mirrorsd.export.recompress import recompress_bundle
@@ -16,8 +17,7 @@ from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError, DeviceError
 from mirrorsd.runtime.backends.onnxruntime.draft import OnnxDraftModel
 from mirrorsd.runtime.backends.protocol import RowBlock
-from mirrorsd.runtime.config import SpeculationConfig
-from mirrorsd.runtime.devices.inventory import cannot_run
+from mirrorsd.texts.config import SpeculationConfig
 
 PROMPT = "the quick brown fox"
 BLOCKS = ExportOptions(

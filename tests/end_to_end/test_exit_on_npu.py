@@ -9,13 +9,13 @@ import mirrorsd.cli.commands.compile as compile_command
 from mirrorsd import MirrorPipeline
 from mirrorsd.cli.application import run
 from mirrorsd.device_maps import ExitPlacement, TargetPlacement, load_device_map
+from mirrorsd.devices.inventory import DeviceInventory, missing_devices
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError, DeviceError
 from mirrorsd.machine.npu.conformance import exit_conformance
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
 from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
 from mirrorsd.runtime.backends.protocol import ExitGuesses
-from mirrorsd.runtime.devices.inventory import DeviceInventory, missing_devices
 from mirrorsd.runtime.ledger import Ledger
 
 ON_NPU = ExitPlacement(device="NPU", emulated=True, precision="f32")

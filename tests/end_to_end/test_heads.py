@@ -13,16 +13,16 @@ import pytest
 from mirrorsd import BundleError, Cancelled, ConfigError, GenerationConfig, MirrorPipeline
 from mirrorsd.cli.application import run
 from mirrorsd.device_maps import Pace, TargetPlacement
+from mirrorsd.devices.onnxruntime import device
+from mirrorsd.devices.onnxruntime.stage import Place, Tensor
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.machine.tuning.recorder import record_texts
 from mirrorsd.machine.tuning.simulation import Scenario, replay
-from mirrorsd.runtime.backends.onnxruntime import device
-from mirrorsd.runtime.backends.onnxruntime.stage import Place, Tensor
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
 from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
-from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.engine import check_head
 from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.texts.config import SpeculationConfig
 
 KINDS = ("medusa", "eagle3", "streaming")
 METHODS = (*KINDS, "lookup", "auto")

@@ -10,9 +10,9 @@ import pytest
 
 import mirrorsd
 from mirrorsd import MirrorPipeline
+from mirrorsd.devices import freed_memory
 from mirrorsd.graphs.errors import Cancelled, ConfigError, ContextLengthError, GenerationError
 from mirrorsd.runtime import loading
-from mirrorsd.runtime.devices import freed_memory
 
 PROMPT = "Every morning the fox"
 EXACT = {"pad_rows_to": 8}

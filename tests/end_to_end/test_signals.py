@@ -14,7 +14,7 @@ from mirrorsd import MirrorPipeline
 from mirrorsd.graphs.contract import HeadShape
 from mirrorsd.graphs.errors import Cancelled, DeviceError, GenerationError
 from mirrorsd.graphs.manifest import Head, SourceModel
-from mirrorsd.runtime.backends.fake import FakeTarget
+from mirrorsd.testing.fake import FakeTarget
 
 PROMPT, OTHER = "Every morning the fox", "The old heron said to the river that"
 SETTINGS = {"max_new_tokens": 30, "ignore_eos": True}

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from mirrorsd.device_maps import TargetPlacement
+from mirrorsd.devices.onnxruntime import device as onnx_device
+from mirrorsd.devices.onnxruntime.stage import Place
 from mirrorsd.graphs.bundle_files import read_bundle
-from mirrorsd.runtime.backends.onnxruntime import device as onnx_device
 from mirrorsd.runtime.backends.onnxruntime.bound_pass import BoundPass
-from mirrorsd.runtime.backends.onnxruntime.stage import Place
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
 from mirrorsd.runtime.ledger import Ledger
 

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from mirrorsd import GenerationConfig, MirrorPipeline
 from mirrorsd.device_maps import TargetPlacement, load_device_map
+from mirrorsd.devices.onnxruntime import device as onnx_device
+from mirrorsd.devices.onnxruntime.masked_graph import RowLayout
+from mirrorsd.devices.onnxruntime.stage import OnnxStage, Place
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError, DeviceError
 from mirrorsd.runtime import loading
-from mirrorsd.runtime.backends.onnxruntime import device as onnx_device
-from mirrorsd.runtime.backends.onnxruntime.masked_graph import RowLayout
-from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, Place
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
 from mirrorsd.runtime.ledger import Ledger
 

@@ -15,12 +15,15 @@ import pytest
 from mirrorsd import CancelToken, MirrorPipeline
 from mirrorsd.cli.application import run
 from mirrorsd.device_maps import load_device_map
-from mirrorsd.machine.tuning.search import Silent, find_settings
+from mirrorsd.devices import hardware
+from mirrorsd.devices.hardware import DeviceDetail
+from mirrorsd.devices.layouts import usable_cores
+from mirrorsd.graphs.errors import Cancelled
+from mirrorsd.machine.tuning import search
+from mirrorsd.machine.tuning.part_times import PartTimes, measure_parts
+from mirrorsd.machine.tuning.search import Found, Silent, find_settings
 from mirrorsd.runtime import SpeculationConfig
 from mirrorsd.runtime import tuned as tuned_module
-from mirrorsd.runtime.devices import hardware
-from mirrorsd.runtime.devices.hardware import DeviceDetail
-from mirrorsd.runtime.devices.layouts import usable_cores
 from mirrorsd.runtime.engine import resolve_speculation
 from mirrorsd.runtime.policy.account import Account, PairKnowledge
 from mirrorsd.runtime.tuned import Tuned, fingerprint
@@ -101,33 +104,64 @@ def test_tune_measures_chooses_and_is_used(own_bundle: Path, capsys: pytest.Capt
 
 
 class Counted(Silent):
-    """Ends tuning at once, if it shall, and counts what was done."""
+    """Counts what was done; stops tuning when all is loaded, or when a step of that title begins."""
 
-    def __init__(self, cancel: CancelToken | None = None) -> None:
-        self.cancel, self.done = cancel, dict[str, int]()
+    def __init__(self, stopped_at: str = "") -> None:
+        self.cancel, self.stopped_at, self.done = CancelToken(), stopped_at, dict[str, int]()
 
     def begun(self) -> None:
-        if self.cancel is not None:
+        self._stop_at("begun")
+
+    def _stop_at(self, place: str) -> None:
+        if place == self.stopped_at:
             self.cancel.cancel()
 
     @contextmanager
     def progress(self, title: str, total: int) -> Iterator[Callable[[str], None]]:
+        self._stop_at(title)
+
         def advance(_: str) -> None:
             self.done[title] = self.done.get(title, 0) + 1
 
         yield advance
 
 
-def test_tuning_that_is_stopped_has_the_times_at_least(own_bundle: Path) -> None:
-    cancel = CancelToken()
-    listener = Counted(cancel)
-    found = find_settings(own_bundle, ["Once", "x"], device_map="cpu", cancel=cancel, listener=listener)
+def stopped(bundle: Path, place: str) -> Found:
+    listener = Counted(place)
+    texts = ["Once", "x"]
+    found = find_settings(bundle, texts, device_map="cpu", cancel=listener.cancel, listener=listener)
     assert not listener.done
+    return found
+
+
+def test_tuning_that_is_stopped_has_the_times_at_least(own_bundle: Path) -> None:
+    found = stopped(own_bundle, "recording")
     assert (found.contests, found.tuned.is_tuned) == ({"greedy": [], "sampled": []}, False)
     found.tuned.write(own_bundle)
     with MirrorPipeline.load(own_bundle, device_map="cpu") as pipe:
         assert pipe.engine.known.target_ms == found.tuned.target_ms
         assert "speculation: defaults of cpu" in pipe.placement
+
+
+def test_tuning_that_is_stopped_before_anything_was_measured_ends_at_once(own_bundle: Path) -> None:
+    with pytest.raises(Cancelled):
+        stopped(own_bundle, "begun")
+
+
+def test_tuning_that_is_stopped_in_a_layout_has_those_before_it(
+    own_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = list[Any]()
+
+    def measure(engine: Any, cancel: CancelToken) -> PartTimes:
+        if measured:
+            cancel.cancel()
+        measured.append(engine)
+        return measure_parts(engine, cancel)
+
+    monkeypatch.setattr(search, "measure_parts", measure)
+    found = find_settings(own_bundle, ["Once"], device_map="cpu")
+    assert (len(measured), list(found.parts)) == (2, [found.tuned.layout])
 
 
 @pytest.mark.slow

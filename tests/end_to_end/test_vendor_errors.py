@@ -14,15 +14,15 @@ from onnxruntime.capi import onnxruntime_pybind11_state
 from openvino import frontend
 
 from mirrorsd.device_maps import TargetPlacement, load_device_map
+from mirrorsd.devices.onnxruntime.device import OnnxDevice
+from mirrorsd.devices.onnxruntime.providers import ONNX_ERRORS
+from mirrorsd.devices.onnxruntime.stage import Place
+from mirrorsd.devices.openvino.draft_shapes import OPENVINO_ERRORS
 from mirrorsd.export.verify.target import open_stage
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import BundleError, DeviceError, ExportError, MirrorError
-from mirrorsd.runtime.backends.onnxruntime.device import OnnxDevice
-from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS
-from mirrorsd.runtime.backends.onnxruntime.stage import Place
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
 from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
-from mirrorsd.runtime.backends.openvino.draft_shapes import OPENVINO_ERRORS
 from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
 
 ON_OPENVINO = TargetPlacement(runtime="openvino", device="CPU")

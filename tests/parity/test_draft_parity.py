@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from mirrorsd.device_maps import DraftPlacement
+from mirrorsd.devices.openvino.draft_shapes import with_cache_of
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.checkpoints.weightless import open_model
 from mirrorsd.export.options import DEFAULT_BUCKETS
@@ -21,7 +22,6 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import draft_contract
 from mirrorsd.runtime.backends.openvino import draft_compiler, draft_pass
 from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
-from mirrorsd.runtime.backends.openvino.draft_shapes import with_cache_of
 from mirrorsd.runtime.backends.protocol import RowBlock
 from mirrorsd.runtime.backends.slot_pass import host_arrays
 from mirrorsd.training.models.streaming_draft import StreamingDraft

@@ -20,6 +20,7 @@ from family_cases import CASES, CONTEXT, SMALLEST_INT8_AGREEMENT, Case
 from joint_rows import count_different
 
 from mirrorsd import GenerationConfig, MirrorPipeline
+from mirrorsd.devices.openvino.npu_graph import cut_for_npu
 from mirrorsd.export.bundle.draft_ir import write_draft
 from mirrorsd.export.bundle.journal import Journal
 from mirrorsd.export.bundle.target_graphs import TargetPlan, write_target
@@ -40,7 +41,6 @@ from mirrorsd.graphs.contract import MASKED, draft_contract
 from mirrorsd.graphs.manifest import DraftBucket, VerifyResult
 from mirrorsd.machine.doctor.row_invariance import largest_row_difference
 from mirrorsd.machine.npu.conformance import check_conformance
-from mirrorsd.runtime.backends.openvino.npu_graph import cut_for_npu
 from mirrorsd.runtime.backends.openvino.npu_request import CutRequest, HostParts
 
 TOLERANCE = 1e-4

@@ -26,9 +26,9 @@ from mirrorsd.machine.tuning.simulation import Scenario, replay, simulate
 from mirrorsd.runtime.backends.onnxruntime.states import RecurrentStates
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
 from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
-from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.seats import target_cache_bytes
+from mirrorsd.texts.config import SpeculationConfig
 
 METHODS = ("serial", "mirror", "auto", "lookup", "mtp")
 VOCABULARY, LONGEST, CONTEXT = 320, 300, 384

@@ -7,12 +7,12 @@ import numpy as np
 
 from mirrorsd import MirrorPipeline
 from mirrorsd.device_maps import load_device_map
+from mirrorsd.devices.layouts import choose_layout
 from mirrorsd.graphs.bundle_files import read_bundle
-from mirrorsd.runtime.backends.fake import FakeDraft, FakeModel, FakeTarget
-from mirrorsd.runtime.config import SpeculationConfig, Speculations
-from mirrorsd.runtime.devices.layouts import choose_layout
 from mirrorsd.runtime.engine import Engine
-from mirrorsd.runtime.text.tokenizer import BundleTokenizer
+from mirrorsd.testing.fake import FakeDraft, FakeModel, FakeTarget
+from mirrorsd.texts.config import SpeculationConfig, Speculations
+from mirrorsd.texts.tokenizer import BundleTokenizer
 
 VOCAB = 300
 

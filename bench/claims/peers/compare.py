@@ -30,7 +30,7 @@ from mirrorsd.cli.bench.questions import task_of
 from mirrorsd.cli.input.prompt_file import Question, read_questions, spread
 from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.graphs.bundle_files import read_bundle
-from mirrorsd.runtime.text.tokenizer import BundleTokenizer
+from mirrorsd.texts.tokenizer import BundleTokenizer
 
 HERE = Path(__file__).resolve().parent
 PEERS = ("openvino-genai", "onnxruntime-genai")

@@ -17,16 +17,16 @@ from mirrorsd.graphs.user_cache import cache_folder, list_kept
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mirrorsd.devices.hardware import DeviceDetail
     from mirrorsd.runtime import DeviceInventory
-    from mirrorsd.runtime.devices.hardware import DeviceDetail
 
 
 def devices(show_all: options.ShowAll = False, as_json: options.AsJson = False) -> None:
     """Show what this machine has and which device maps fit."""
     end_on_ctrl_c()
+    from mirrorsd.devices.hardware import hardware_details
+    from mirrorsd.devices.layouts import usable_cores
     from mirrorsd.runtime import device_inventory
-    from mirrorsd.runtime.devices.hardware import hardware_details
-    from mirrorsd.runtime.devices.layouts import usable_cores
 
     details = hardware_details()
     inventory = device_inventory()

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mirrorsd import GenerationResult
+    from mirrorsd.devices.hardware import DeviceDetail
     from mirrorsd.machine.doctor.energy import EnergyMeter
-    from mirrorsd.runtime.devices.hardware import DeviceDetail
 
 _PROMPT, _NUM_TOKENS = "Once upon a time", 16
 
@@ -84,10 +84,10 @@ def doctor(
 ) -> None:
     """Look for what is wrong with this machine's set-up; with a bundle, try it."""
     end_on_ctrl_c()
+    from mirrorsd.devices.hardware import hardware_details
+    from mirrorsd.devices.inventory import cannot_run
+    from mirrorsd.devices.layouts import usable_cores
     from mirrorsd.runtime import device_inventory
-    from mirrorsd.runtime.devices.hardware import hardware_details
-    from mirrorsd.runtime.devices.inventory import cannot_run
-    from mirrorsd.runtime.devices.layouts import usable_cores
 
     inventory, details = device_inventory(), hardware_details()
     fits, picked = card_fits(inventory), picked_card(inventory)
@@ -135,7 +135,7 @@ def judge(found: Readiness, checks: list[Check], tests: list[SelfTest]) -> Readi
 
 def check_flavours(versions: dict[str, str]) -> Check:
     """Two flavours of ONNX Runtime overwrite each other's files."""
-    from mirrorsd.runtime.devices.inventory import ONNX_PACKAGES
+    from mirrorsd.devices.inventory import ONNX_PACKAGES
 
     found = [f"{name} {versions[name]}" for name in ONNX_PACKAGES if name in versions]
     advice = ""

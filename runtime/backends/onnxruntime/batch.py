@@ -12,11 +12,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from mirrorsd.graphs import names
-from mirrorsd.graphs.errors import DeviceError, raised_as
-from mirrorsd.graphs.manifest import Segment
-from mirrorsd.runtime.backends.onnxruntime.bound_pass import OpenedTarget, RowBuffers
-from mirrorsd.runtime.backends.onnxruntime.packed_graph import (
+from mirrorsd.devices.onnxruntime.packed_graph import (
     OWN_ROWS,
     NotPackableError,
     Sizes,
@@ -25,10 +21,14 @@ from mirrorsd.runtime.backends.onnxruntime.packed_graph import (
     of_table,
     packed,
 )
-from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS
+from mirrorsd.devices.onnxruntime.providers import ONNX_ERRORS
+from mirrorsd.devices.onnxruntime.stage import OnnxStage, Tensor, host_scalar, run_options
+from mirrorsd.graphs import names
+from mirrorsd.graphs.errors import DeviceError, raised_as
+from mirrorsd.graphs.manifest import Segment
+from mirrorsd.runtime.backends.onnxruntime.bound_pass import OpenedTarget, RowBuffers
 from mirrorsd.runtime.backends.onnxruntime.rooms import Caches, Places, Room, Rooms, moved, new_caches
 from mirrorsd.runtime.backends.onnxruntime.seating import NUM_GUESTS, Seated, Slots, seated, table_inputs
-from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, Tensor, host_scalar, run_options
 from mirrorsd.runtime.backends.protocol import NO_OUTPUT, TargetBatch, TargetOutput, TargetPass
 from mirrorsd.runtime.ledger import Ledger, Span
 

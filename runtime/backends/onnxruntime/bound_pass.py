@@ -11,17 +11,18 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from mirrorsd.devices.onnxruntime.device import OnnxDevice
+from mirrorsd.devices.onnxruntime.masked_graph import MASK, TABLE_ROWS, RowLayout
+from mirrorsd.devices.onnxruntime.providers import ONNX_ERRORS
+from mirrorsd.devices.onnxruntime.stage import OnnxStage, Place, Tensor, host_scalar, run_options
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import fed_specs
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Exit, Segment, TargetEntry
-from mirrorsd.runtime.backends.onnxruntime.device import OnnxDevice
-from mirrorsd.runtime.backends.onnxruntime.masked_graph import PassMask
-from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS
-from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, Place, Tensor, host_scalar, run_options
 from mirrorsd.runtime.backends.onnxruntime.states import SIDES, RecurrentStates
 from mirrorsd.runtime.backends.protocol import TargetOutput
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
+from mirrorsd.runtime.sampling.short_rows import short_rows
 
 _LEAST_ROWS = 32
 """Rows that a buffer has at least: memory of the host that no pass has touched takes no room."""
@@ -183,9 +184,9 @@ class BoundPass:
         """
         ids, gaps = self._argmax_ids.read()[0, :num_rows], self._argmax_gap.read()[0, :num_rows]
         if isinstance(with_logits, ShortlistFilter) and self._best is not None:
-            short_rows = self._best.read(self._logits.value, self._logits_dtype, with_logits, num_rows)
-            if short_rows is not None:
-                return TargetOutput(ids, gaps, None, short_rows)
+            best = self._best.read(self._logits.value, self._logits_dtype, with_logits.temperature, num_rows)
+            if (rows := short_rows(best, with_logits)) is not None:
+                return TargetOutput(ids, gaps, None, rows)
         return TargetOutput(ids, gaps, self._logits.read()[0, :num_rows] if with_logits else None)
 
     def release(self) -> None:
@@ -289,3 +290,36 @@ class _BoundExit:
     def read(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Copies of ids and log-probabilities: the draft worker reads them while the next pass may be running."""
         return self._ids.read()[0].copy(), self._logprobs.read()[0].copy()
+
+
+class PassMask:
+    """The inputs of a pass's masked stages, of which the mask is as wide as the cache is long by then.
+
+    A captured pass has the whole cache's length and fixed addresses; else the mask is another tensor in every pass.
+    """
+
+    def __init__(self, place: Place, count: int, dtype: str, capacity: int, fixed_columns: int | None) -> None:
+        """Make those of `count` rows, spare ones included, beside a cache of `capacity`."""
+        self._count, self._dtype, self._capacity = count, dtype, capacity
+        self._table_rows = place.message((capacity,), "int64")
+        self._fixed = place.message((1, 1, count, fixed_columns), dtype) if fixed_columns else None
+
+    @property
+    def values(self) -> dict[str, ort.OrtValue]:
+        """What is bound first."""
+        mask = (
+            self._fixed.value if self._fixed is not None else self._value(RowLayout(self._count, 0, None), self._count)
+        )
+        return {TABLE_ROWS: self._table_rows.value, MASK: mask}
+
+    def write(self, start: int, parents: Sequence[int] | None, num_columns: int) -> dict[str, ort.OrtValue]:
+        """Set them for rows from `start` on; what has to be bound again."""
+        layout = RowLayout(self._count, start, parents)
+        self._table_rows.write(layout.table_rows(self._capacity))
+        if self._fixed is None:
+            return {MASK: self._value(layout, num_columns)}
+        self._fixed.write(layout.mask(self._dtype, self._fixed.value.shape()[3]))
+        return {}
+
+    def _value(self, layout: RowLayout, num_columns: int) -> ort.OrtValue:
+        return ort.OrtValue.ortvalue_from_numpy(layout.mask(self._dtype, num_columns))

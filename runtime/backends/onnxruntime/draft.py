@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.device_maps.card import TargetPlacement
+from mirrorsd.devices.onnxruntime.device import OnnxDevice
+from mirrorsd.devices.onnxruntime.providers import ONNX_ERRORS
+from mirrorsd.devices.onnxruntime.stage import OnnxStage, run_options
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import draft_contract
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
-from mirrorsd.runtime.backends.onnxruntime.device import OnnxDevice
-from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS
-from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, run_options
 from mirrorsd.runtime.backends.slot_draft import SlotDraft
 from mirrorsd.runtime.backends.slot_pass import DraftNoise, PassBuffers, Shape, SlotCache, host_arrays, pass_buckets
 

@@ -11,13 +11,13 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from mirrorsd.devices.onnxruntime.device import OnnxDevice, check_ports
+from mirrorsd.devices.onnxruntime.providers import ONNX_ERRORS
+from mirrorsd.devices.onnxruntime.stage import OnnxStage, Tensor, run_options
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import head_contract
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Head, TargetEntry
-from mirrorsd.runtime.backends.onnxruntime.device import OnnxDevice, check_ports
-from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS
-from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, Tensor, run_options
 from mirrorsd.runtime.backends.protocol import HeadGuesses
 
 

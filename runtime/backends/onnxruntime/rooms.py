@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import onnxruntime as ort
 
+from mirrorsd.devices.onnxruntime.stage import Place
 from mirrorsd.graphs import names
 from mirrorsd.graphs.manifest import TargetEntry
-from mirrorsd.runtime.backends.onnxruntime.stage import Place
 
 Caches = Mapping[str, ort.OrtValue]
 _KEPT = ((names.past_key, names.present_key), (names.past_value, names.present_value))

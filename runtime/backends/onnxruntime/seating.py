@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.backends.onnxruntime.packed_graph import (
+from mirrorsd.devices.onnxruntime.packed_graph import (
     SLOT_MASK,
     SLOT_PLACES,
     SLOT_POSITIONS,

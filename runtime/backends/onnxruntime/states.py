@@ -15,10 +15,10 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from mirrorsd.devices.onnxruntime.stage import OnnxStage, Place, Tensor, run_options
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import MOST_STATES, TargetShape, TensorSpec, fed_specs, state_specs
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, Place, Tensor, run_options
 
 SIDES = (0, 1)
 _SPACING = 256

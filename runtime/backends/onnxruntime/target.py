@@ -17,20 +17,20 @@ import psutil
 from numpy.typing import NDArray
 
 from mirrorsd.device_maps import TargetPlacement
+from mirrorsd.devices.onnxruntime.device import OnnxDevice, check_ports, describe_stages
+from mirrorsd.devices.onnxruntime.device_memory import integers_are_exact
+from mirrorsd.devices.onnxruntime.masked_graph import NotMaskableError, check_masks, mask_specs, masked
+from mirrorsd.devices.onnxruntime.packed_graph import NotPackableError
+from mirrorsd.devices.onnxruntime.providers import ONNX_ERRORS
+from mirrorsd.devices.onnxruntime.stage import OnnxStage, Tensor
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import exit_contract, recurrence_contract, segment_contract
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Head, TargetEntry
 from mirrorsd.runtime.backends.onnxruntime.batch import OnnxBatch, SharedRun, is_as_alone
 from mirrorsd.runtime.backends.onnxruntime.bound_pass import BoundPass, BoundSegment, RowBuffers
-from mirrorsd.runtime.backends.onnxruntime.device import OnnxDevice, check_ports, describe_stages
-from mirrorsd.runtime.backends.onnxruntime.device_memory import integers_are_exact
 from mirrorsd.runtime.backends.onnxruntime.head import OnnxHead, OnnxHeads
-from mirrorsd.runtime.backends.onnxruntime.masked_graph import NotMaskableError, check_masks, mask_specs, masked
-from mirrorsd.runtime.backends.onnxruntime.packed_graph import NotPackableError
-from mirrorsd.runtime.backends.onnxruntime.providers import ONNX_ERRORS
 from mirrorsd.runtime.backends.onnxruntime.rooms import Caches, new_caches
-from mirrorsd.runtime.backends.onnxruntime.stage import OnnxStage, Tensor
 from mirrorsd.runtime.backends.onnxruntime.states import RecurrentStates
 from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
 from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, Kept, TargetModel, TargetOutput, TargetSession

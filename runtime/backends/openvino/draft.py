@@ -7,10 +7,10 @@ of them (`draft_compiler` says when). Each has a request with all its tensors (`
 from pathlib import Path
 
 from mirrorsd.device_maps import DraftPlacement
+from mirrorsd.devices.openvino.draft_shapes import OPENVINO_ERRORS
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import DraftEntry
 from mirrorsd.runtime.backends.openvino.draft_compiler import DraftCompiler
-from mirrorsd.runtime.backends.openvino.draft_shapes import OPENVINO_ERRORS
 from mirrorsd.runtime.backends.protocol import Progress
 from mirrorsd.runtime.backends.slot_draft import SlotDraft
 

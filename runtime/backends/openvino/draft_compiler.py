@@ -16,14 +16,9 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from mirrorsd.device_maps import DraftPlacement
-from mirrorsd.graphs.errors import DeviceError, raised_as
-from mirrorsd.graphs.manifest import DraftEntry
-from mirrorsd.graphs.token_rows import TokenRows
-from mirrorsd.runtime.backends.openvino.compiled_cache import open_draft_cache
-from mirrorsd.runtime.backends.openvino.draft_pass import DraftRequest, Runnable
-from mirrorsd.runtime.backends.openvino.draft_shapes import (
+from mirrorsd.devices.openvino.compiled_cache import open_draft_cache
+from mirrorsd.devices.openvino.draft_shapes import (
     OPENVINO_ERRORS,
-    TensorCache,
     cache_type,
     device_options,
     host_options,
@@ -34,9 +29,13 @@ from mirrorsd.runtime.backends.openvino.draft_shapes import (
     weightless_options,
     with_cache_of,
 )
-from mirrorsd.runtime.backends.openvino.joined_attention import join_attention, pays_to_join
-from mirrorsd.runtime.backends.openvino.npu_blobs import BundleBlobs
-from mirrorsd.runtime.backends.openvino.npu_graph import NpuParts, cut_for_npu
+from mirrorsd.devices.openvino.joined_attention import join_attention, pays_to_join
+from mirrorsd.devices.openvino.npu_blobs import BundleBlobs
+from mirrorsd.devices.openvino.npu_graph import NpuParts, cut_for_npu
+from mirrorsd.graphs.errors import DeviceError, raised_as
+from mirrorsd.graphs.manifest import DraftEntry
+from mirrorsd.graphs.token_rows import TokenRows
+from mirrorsd.runtime.backends.openvino.draft_pass import DraftRequest, Runnable, TensorCache
 from mirrorsd.runtime.backends.openvino.npu_request import HostParts
 from mirrorsd.runtime.backends.protocol import Progress, RowBlock
 from mirrorsd.runtime.backends.slot_pass import DraftNoise, Shape, pass_buckets

@@ -8,17 +8,40 @@ import threading
 
 import openvino as ov
 
+from mirrorsd.devices.openvino.draft_shapes import OPENVINO_ERRORS, numpy_type, tensor_on
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import draft_contract
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import DraftEntry
 from mirrorsd.graphs.token_rows import TokenRows
-from mirrorsd.runtime.backends.openvino.draft_shapes import OPENVINO_ERRORS, TensorCache, numpy_type, tensor_on
 from mirrorsd.runtime.backends.openvino.npu_request import CutRequest, HostParts
-from mirrorsd.runtime.backends.slot_pass import DraftNoise, PassBuffers, Shape, host_arrays, host_ports, is_cached
+from mirrorsd.runtime.backends.slot_pass import DraftNoise, PassBuffers, Shape, SlotCache, host_arrays, host_ports
 
 PASS_LIMIT_S = 30.0
 """Far above any pass: what takes longer hangs. Waiting for a late draft is the scheduler's business, not this."""
+
+
+class TensorCache(SlotCache):
+    """A cache in OpenVINO's tensors.
+
+    Attributes:
+        kind: what it is kept in. numpy has no bf16: its numbers are moved about as float16, bit by bit.
+        tensors: on the memory of `arrays`.
+    """
+
+    def __init__(self, entry: DraftEntry, capacity: int, kind: ov.Type, owner: ov.InferRequest | None = None) -> None:
+        """Make an empty cache: in the tensors of `owner`, a request of that capacity, or in ordinary memory.
+
+        An NPU computes on its own requests' tensors; from ordinary memory it would copy the cache at every pass.
+        """
+        super().__init__(entry, capacity, numpy_type(kind))
+        self.kind = kind
+        self.tensors = [tensor_on(array, kind) for array in self.arrays]
+        if owner is not None:
+            self.tensors = [owner.get_tensor(name) for name in self.names]
+            self.arrays = [tensor.data for tensor in self.tensors]
+            for array in self.arrays:
+                array.fill(0)
 
 
 class Runnable:
@@ -75,7 +98,7 @@ class DraftRequest:
         else:
             arrays = host_arrays(contract, shape, numpy_type(cache.kind))
             for name, array in arrays.items():
-                kind = cache.kind if is_cached(name) else ov.Type(array.dtype)
+                kind = cache.kind if names.is_new(name) else ov.Type(array.dtype)
                 self._request.set_tensor(name, tensor_on(array, kind))
         self._arrays = arrays  # OpenVINO does not keep alive what a tensor of the host's memory lies in
         self.buffers = PassBuffers(entry, arrays, look_up)

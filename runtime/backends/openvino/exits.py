@@ -13,11 +13,11 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from mirrorsd.device_maps import ExitPlacement
+from mirrorsd.devices.openvino.draft_shapes import OPENVINO_ERRORS, device_options, host_options
+from mirrorsd.devices.openvino.npu_blobs import BundleBlobs
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import TargetEntry
-from mirrorsd.runtime.backends.openvino.draft_shapes import OPENVINO_ERRORS, device_options, host_options
-from mirrorsd.runtime.backends.openvino.npu_blobs import BundleBlobs
 from mirrorsd.runtime.backends.protocol import ExitGuesses
 
 ROW_BUCKETS = (1, 8, 16, 32)

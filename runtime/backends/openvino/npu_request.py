@@ -7,7 +7,7 @@ from typing import Any
 
 import openvino as ov
 
-from mirrorsd.runtime.backends.openvino.npu_graph import NpuParts, is_handed
+from mirrorsd.devices.openvino.npu_graph import NpuParts, is_handed
 
 _HOST_OPTIONS = {"INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": 1, "ENABLE_CPU_PINNING": False}
 

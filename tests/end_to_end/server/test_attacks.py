@@ -69,7 +69,7 @@ def test_links_in_the_pages_folder_lead_nowhere(tmp_path: Path) -> None:
 
 def test_templates_of_a_bundle_cannot_reach_python_or_run_for_ever(tmp_path: Path, serving: Running) -> None:
     from mirrorsd.graphs.errors import GenerationError
-    from mirrorsd.runtime.text.tokenizer import BundleTokenizer
+    from mirrorsd.texts.tokenizer import BundleTokenizer
 
     source = serving.service.shelf.loaded["tiny"].folder / "tokenizer"
     folder = tmp_path / "tokenizer"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mirrorsd.runtime.devices import freed_memory
+from mirrorsd.devices import freed_memory
 from mirrorsd.server import Running, ServerSettings
 from mirrorsd.server.bundles.shelf import Shelf
 from mirrorsd.tests.end_to_end.server.serving_here import TINY, connection, post, raw, received, served

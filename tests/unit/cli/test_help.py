@@ -16,7 +16,7 @@ from mirrorsd.cli.input import options
 from mirrorsd.cli.output import failures, help_pages, readiness
 from mirrorsd.device_maps import card
 from mirrorsd.export.options import DRAFT_PRECISIONS, PART_PRECISIONS, TARGET_PRECISIONS
-from mirrorsd.runtime import config
+from mirrorsd.texts import config
 
 GROUP: Any = typer.main.get_command(application())
 

@@ -14,10 +14,10 @@ from mirrorsd.graphs.contract import HeadShape
 from mirrorsd.graphs.errors import BundleError, ConfigError
 from mirrorsd.graphs.manifest import Head, SourceModel
 from mirrorsd.runtime.backends import paced
-from mirrorsd.runtime.backends.fake import FakeDraft, FakeModel, FakeTarget
 from mirrorsd.runtime.backends.paced import PacedDraft, PacedDraftModel, PacedTarget, PacedTargetModel
 from mirrorsd.runtime.backends.protocol import HeadGuesses, RowBlock
 from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.testing.fake import FakeDraft, FakeModel, FakeTarget
 
 PACE = Pace(target_ms=((1.0, 10.0), (8.0, 17.0)), draft_ms=((1.0, 5.0),), exit_ms=2.0, transfer_ms=1.0)
 

@@ -4,9 +4,9 @@ import pytest
 
 from mirrorsd.device_maps import TargetPlacement
 from mirrorsd.device_maps.providers import PROVIDERS, Provider
+from mirrorsd.devices import inventory
+from mirrorsd.devices.onnxruntime.device import OnnxDevice, place_of
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.runtime.backends.onnxruntime.device import OnnxDevice, place_of
-from mirrorsd.runtime.devices import inventory
 
 
 @pytest.fixture

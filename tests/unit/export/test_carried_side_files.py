@@ -13,7 +13,7 @@ from mirrorsd.export.checkpoints.carried_files import copy_tokenizer, probe_text
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint
 from mirrorsd.graphs.errors import ExportError
 from mirrorsd.graphs.manifest import SourceModel
-from mirrorsd.runtime.text.tokenizer import BundleTokenizer
+from mirrorsd.texts.tokenizer import BundleTokenizer
 
 Make = Callable[..., Path]
 PLAIN = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}

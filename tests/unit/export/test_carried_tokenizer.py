@@ -12,7 +12,7 @@ from mirrorsd.export.checkpoints.carried_files import copy_tokenizer
 from mirrorsd.export.checkpoints.checkpoint import Checkpoint
 from mirrorsd.export.verify.text import PARITY_TEXT
 from mirrorsd.graphs.manifest import SourceModel
-from mirrorsd.runtime.text.tokenizer import BundleTokenizer
+from mirrorsd.texts.tokenizer import BundleTokenizer
 
 SPECIAL = ["<|end|>", "<|im_start|>", "<|im_end|>", "<unk>"]
 FRAGMENTS = (

@@ -13,7 +13,7 @@ from mirrorsd.graphs.chat_defaults import FAMILIES, ORDINARY, chat_defaults
 from mirrorsd.graphs.errors import BundleError
 from mirrorsd.graphs.manifest import Manifest, with_checksum
 from mirrorsd.graphs.manifest_values import read_manifest
-from mirrorsd.runtime.config import GenerationConfig
+from mirrorsd.texts.config import GenerationConfig
 
 
 @pytest.mark.parametrize(

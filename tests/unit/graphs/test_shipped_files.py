@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from mirrorsd.device_maps import builtin_names, load_device_map, loading
+from mirrorsd.devices.inventory import DeviceInventory, choose_device_map
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.runtime.devices.inventory import DeviceInventory, choose_device_map
 
 INVENTORY = DeviceInventory(
     providers=("CPUExecutionProvider",), openvino_devices=("CPU",), num_cores=2, has_npu_plugin=False

@@ -15,7 +15,7 @@ import pytest
 
 from mirrorsd.cli.input.prompt_file import read_questions
 from mirrorsd.device_maps import load_device_map
-from mirrorsd.runtime.devices.inventory import check_computes
+from mirrorsd.devices.inventory import check_computes
 
 ROOT = Path(__file__).resolve().parents[3]
 

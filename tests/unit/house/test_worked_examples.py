@@ -7,7 +7,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-FOLDERS = ("graphs", "device_maps", "families", "export", "runtime", "machine", "server", "training", "cli", "bench")
+FOLDERS = (
+    "graphs",
+    "device_maps",
+    "families",
+    "export",
+    "texts",
+    "devices",
+    "runtime",
+    "machine",
+    "server",
+    "training",
+    "cli",
+    "bench",
+)
 
 
 def modules_with_examples() -> list[str]:

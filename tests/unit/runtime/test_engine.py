@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from mirrorsd.graphs.errors import Cancelled
-from mirrorsd.runtime.backends.fake import FakeDraft, FakeModel, FakeTarget
-from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.seat import Seat
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.engine import Engine
+from mirrorsd.testing.fake import FakeDraft, FakeModel, FakeTarget
+from mirrorsd.texts.config import GenerationConfig, SpeculationConfig
 
 PROMPTS = [[3, 1, 4, 1, 5], [2, 7, 1, 8, 2, 8], [1, 1, 2, 3, 5, 8, 13]]
 

@@ -8,13 +8,13 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mirrorsd.graphs import names
-from mirrorsd.runtime.config import GenerationConfig
-from mirrorsd.runtime.text.constraint import Constraint, ConstraintCompiler
-from mirrorsd.runtime.text.tokenizer import BundleTokenizer
 from mirrorsd.server.answers.tools import CallReader, Wish, plan_tools
 from mirrorsd.server.bundles.call_forms import ID_MARK, OWN, CallForm, Speech, read_form, told_plainly
 from mirrorsd.server.settings import Limits
 from mirrorsd.server.wire.chat import Tool
+from mirrorsd.texts.config import GenerationConfig
+from mirrorsd.texts.constraint import Constraint, ConstraintCompiler
+from mirrorsd.texts.tokenizer import BundleTokenizer
 
 END, CONTEXT = "<|end|>", 1024
 SPECIALS = (END, "[CALLS]", "<|calls|>", "<|call|>", "<|sep|>", "<|/call|>", "<|/calls|>")

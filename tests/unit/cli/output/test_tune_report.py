@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from mirrorsd.cli.output.tune_report import verdict
-from mirrorsd.runtime.config import SpeculationConfig
+from mirrorsd.texts.config import SpeculationConfig
 
 
 def contest(method: str, speed: float) -> Any:

@@ -10,8 +10,8 @@ import pytest
 from mirrorsd.graphs.draft_windows import num_accepted
 from mirrorsd.graphs.manifest import AcceptedLength
 from mirrorsd.machine.doctor.draft_length import measure_draft
-from mirrorsd.runtime.backends.fake import FakeDraft, FakeModel
 from mirrorsd.runtime.devices.workers import DeviceWorker
+from mirrorsd.testing.fake import FakeDraft, FakeModel
 
 VOCAB, NUM_PROMPT = 40, 8
 ORDER = np.random.default_rng(3).permutation(VOCAB)

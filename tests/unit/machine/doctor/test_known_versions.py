@@ -7,9 +7,9 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from mirrorsd.cli.commands.machine.doctor import check_versions
+from mirrorsd.devices import hardware
+from mirrorsd.devices.hardware import DeviceDetail, hardware_details, nvidia_gpus
 from mirrorsd.machine.doctor.known_versions import KNOWN_BAD, find_known_bad
-from mirrorsd.runtime.devices import hardware
-from mirrorsd.runtime.devices.hardware import DeviceDetail, hardware_details, nvidia_gpus
 
 
 def npu(driver: str) -> DeviceDetail:

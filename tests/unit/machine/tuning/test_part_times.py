@@ -11,11 +11,13 @@ import pytest
 
 from mirrorsd.device_maps import interpolate
 from mirrorsd.graphs.contract import DraftShape
+from mirrorsd.graphs.errors import Cancelled
 from mirrorsd.machine.tuning import part_times
-from mirrorsd.runtime.backends.fake import FakeModel
 from mirrorsd.runtime.backends.protocol import TipGuesses
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.testing.fake import FakeModel
+from mirrorsd.texts.config import CancelToken
 
 BLOCK = 6
 """Rows that the target computes at a time."""
@@ -72,7 +74,7 @@ def _short_contention(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_step_between_row_counts_is_seen() -> None:
     """Seven rows take twice as long as six: a line from four to eight rows would put half of that at six."""
     with engine_with(BlockTarget()) as engine:
-        curve = part_times.pass_ms(part_times.measure_parts(engine))
+        curve = part_times.pass_ms(part_times.measure_parts(engine, CancelToken()))
     assert interpolate(curve, 7) > 1.5 * interpolate(curve, 6)
     assert interpolate(curve, 13) > 1.2 * interpolate(curve, 12)
     assert interpolate(curve, 6) < 1.3 * interpolate(curve, 1)
@@ -81,7 +83,7 @@ def test_a_step_between_row_counts_is_seen() -> None:
 def test_rounds_are_timed_with_their_weights_at_hand() -> None:
     """As in a window, whose rounds are mostly of one size; cold ones would look dearer alone than beside the target."""
     with engine_with(BlockTarget()) as engine:
-        parts = part_times.measure_parts(engine)
+        parts = part_times.measure_parts(engine, CancelToken())
     assert max(parts.draft.values()) < 1e3 * COLD_SECONDS / 4
 
 
@@ -90,5 +92,17 @@ def test_a_slow_device_gets_fewer_turns(monkeypatch: pytest.MonkeyPatch, seconds
     monkeypatch.setattr(part_times, "_TURNS_SECONDS", seconds)
     target = BlockTarget()
     with engine_with(target) as engine:
-        part_times.measure_parts(engine)
+        part_times.measure_parts(engine, CancelToken())
     assert target.passes[33] == 1 + turns
+
+
+def test_who_has_had_enough_waits_for_no_more_than_a_turn() -> None:
+    class Stopping(BlockTarget):
+        def run(self, *given: Any, **more: Any) -> Any:
+            cancel.cancel()
+            return super().run(*given, **more)
+
+    cancel, target = CancelToken(), Stopping()
+    with engine_with(target) as engine, pytest.raises(Cancelled):
+        part_times.measure_parts(engine, cancel)
+    assert sum(target.passes.values()) == 1

@@ -26,12 +26,12 @@ from mirrorsd.machine.tuning.simulation import (
     simulate,
     tokens_per_second,
 )
-from mirrorsd.runtime.backends.fake import FakeDraft
 from mirrorsd.runtime.backends.protocol import TipGuesses
-from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.runtime.sampling.noise import NOISE
+from mirrorsd.testing.fake import FakeDraft
+from mirrorsd.texts.config import GenerationConfig, SpeculationConfig
 
 Make = Callable[..., Any]
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]

@@ -9,9 +9,9 @@ from mirrorsd.graphs.manifest import TokenTable
 from mirrorsd.graphs.token_rows import TokenRows
 from mirrorsd.runtime.backends.protocol import RowBlock
 from mirrorsd.runtime.backends.slot_pass import DraftInputs, DraftNoise
-from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.runtime.sampling.noise import gumbel
+from mirrorsd.texts.config import GenerationConfig
 
 SHAPE = DraftShape(
     num_layers=1, vocab_size=6, num_kv_heads=1, head_dim=4, num_streams=1, num_candidates=2, num_noise_rows=4

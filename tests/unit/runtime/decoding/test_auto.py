@@ -11,8 +11,8 @@ from mirrorsd.device_maps import Pace
 from mirrorsd.machine.tuning.recorder import record_text
 from mirrorsd.machine.tuning.recording import Recording
 from mirrorsd.machine.tuning.simulation import Scenario, SimulatedLink, replay, simulate, tokens_per_second
-from mirrorsd.runtime.backends.fake import FakeDraft
-from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
+from mirrorsd.testing.fake import FakeDraft
+from mirrorsd.texts.config import GenerationConfig, SpeculationConfig
 
 Make = Callable[..., Any]
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mirrorsd.graphs.errors import Cancelled, DeviceError
-from mirrorsd.runtime.backends.fake import FakeDraft
+from mirrorsd.testing.fake import FakeDraft
 
 METHODS = ("serial", "mirror", "auto")
 Make = Callable[..., Any]

@@ -13,10 +13,10 @@ from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.contract import HeadShape
 from mirrorsd.graphs.errors import Cancelled, ConfigError, DeviceError
 from mirrorsd.graphs.manifest import Head, SourceModel
-from mirrorsd.runtime.backends.fake import FakeDraft, FakeTarget
 from mirrorsd.runtime.backends.protocol import HeadGuesses
 from mirrorsd.runtime.decoding.head import HeadLink
 from mirrorsd.runtime.engine import check_head
+from mirrorsd.testing.fake import FakeDraft, FakeTarget
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 KINDS = {"medusa": 0, "hydra": 1, "eagle3": 1, "block": 2, "streaming": 2}

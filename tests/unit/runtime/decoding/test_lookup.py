@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.backends.fake import FakeDraft
+from mirrorsd.testing.fake import FakeDraft
 
 Make = Callable[..., Any]
 PROMPT = [3, 1, 4, 1, 5]

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.backends.fake import FakeDraft
 from mirrorsd.runtime.backends.protocol import ExitGuesses, RowBlock, TipGuesses
-from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.decoding.draft_link import DraftLink
 from mirrorsd.runtime.decoding.mirror import Expansion, Occasion
 from mirrorsd.runtime.devices.workers import DeviceWorker
@@ -25,6 +23,8 @@ from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.roots import RootPlanner, RootScores
 from mirrorsd.runtime.policy.windows import WindowOrder
 from mirrorsd.runtime.sampling.chooser import TokenChooser
+from mirrorsd.testing.fake import FakeDraft
+from mirrorsd.texts.config import GenerationConfig, SpeculationConfig
 
 Make = Callable[..., Any]
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -117,7 +117,7 @@ def test_passes_teach_how_often_the_draft_is_right(
     bench = make_bench(hit_rate=hit_rate)
     bench.decode(PROMPT, "mirror")
     bench.engine.draft_worker.run(lambda: None)
-    assert least <= bench.last_decoder.source.planner.acceptance_rate <= most
+    assert least <= bench.last_decoder.source.planner.acceptance_rate.value <= most
 
 
 def test_a_last_token_needs_no_draft(make_bench: Make) -> None:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from mirrorsd.graphs.errors import Cancelled, ContextLengthError, GenerationError
-from mirrorsd.runtime.config import CancelToken, GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.decoding.request import Request, StepRecord
+from mirrorsd.texts.config import CancelToken, GenerationConfig, SpeculationConfig
 
 
 def make_request(prompt: list[int], *, context: int = 64, gamma: int = 4, **settings: Any) -> Request:

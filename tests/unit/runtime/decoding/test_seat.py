@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mirrorsd.graphs.errors import Cancelled, ContextLengthError, DeviceError, GenerationError
-from mirrorsd.runtime.backends.fake import FakeDraft
+from mirrorsd.testing.fake import FakeDraft
 
 VOCAB = 16
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]

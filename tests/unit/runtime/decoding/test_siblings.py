@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from mirrorsd.graphs.contract import HeadShape
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.graphs.manifest import Head, SourceModel
-from mirrorsd.runtime.backends.fake import FakeDraft
 from mirrorsd.runtime.backends.protocol import RowBlock, TipGuesses
-from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
-from mirrorsd.runtime.decoding.acceptance import Acceptance, accept_tree
+from mirrorsd.runtime.decoding.target_link import Acceptance, accept_tree
 from mirrorsd.runtime.policy.siblings import NO_SIBLINGS, Known, SiblingChooser, Siblings
 from mirrorsd.runtime.policy.windows import LearnedLengths
 from mirrorsd.runtime.sampling.chooser import Choice, TokenChooser
+from mirrorsd.testing.fake import FakeDraft
+from mirrorsd.texts.config import GenerationConfig, SpeculationConfig
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 VOCAB = 16

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.config import GenerationConfig
-from mirrorsd.runtime.decoding.acceptance import Acceptance, accept_window
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.step import InFlight
+from mirrorsd.runtime.decoding.target_link import Acceptance, accept_window
 from mirrorsd.runtime.sampling.chooser import Choice
+from mirrorsd.texts.config import GenerationConfig
 
 Make = Callable[..., Any]
 PROMPT = [3, 1, 4, 1, 5]

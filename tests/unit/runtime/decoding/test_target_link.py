@@ -9,13 +9,13 @@ import pytest
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import Cancelled, DeviceError
-from mirrorsd.runtime.backends.fake import FakeTarget
 from mirrorsd.runtime.backends.protocol import TargetOutput
-from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.draft.tree import NO_TOKENS
+from mirrorsd.testing.fake import FakeTarget
+from mirrorsd.texts.config import GenerationConfig, SpeculationConfig
 
 CONTEXT = 16
 

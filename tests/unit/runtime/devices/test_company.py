@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.backends.fake import FakeBatch, FakeTarget
 from mirrorsd.runtime.backends.protocol import TargetPass
 from mirrorsd.runtime.devices import company as company_module
-from mirrorsd.runtime.devices.company import Company
-from mirrorsd.runtime.devices.tickets import Entry, Ticket
+from mirrorsd.runtime.devices.company import Company, Entry, Ticket
 from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.ledger import Ledger
+from mirrorsd.testing.fake import FakeBatch, FakeTarget
 
 VOCAB = 8
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.devices.tickets import Ticket
+from mirrorsd.runtime.devices.company import Ticket
 from mirrorsd.runtime.devices.workers import DeviceWorker, Overdue
 
 

@@ -5,15 +5,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.backends.fake import FakeDraft
 from mirrorsd.runtime.backends.protocol import TipGuesses
-from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.draft.drafter import Drafter, Offer, cut_window, mix
 from mirrorsd.runtime.draft.tree import NO_TOKENS, Branch, BranchWindow, RepeatedText
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.roots import Root
 from mirrorsd.runtime.policy.windows import RepeatChances, WindowOrder
 from mirrorsd.runtime.sampling.chooser import TokenChooser
+from mirrorsd.testing.fake import FakeDraft
+from mirrorsd.texts.config import GenerationConfig
 
 ORDER = WindowOrder(limit=4, passes=4)
 

@@ -96,6 +96,22 @@ def test_longer_agreement_is_likelier_to_go_on() -> None:
     assert list(long.reach(9)) == sorted(long.reach(9), reverse=True)
 
 
+def test_a_text_that_repeats_itself_seldomer_than_others_is_trusted_less() -> None:
+    chances = RepeatChances()
+    fickle = followed([1, 2, 1, 3, 1, 4, 1, 5, 1, 6, 1, 7, 1], chances)
+    assert fickle.reach(1)[0] < chances.reach(1, 1)[0]
+    assert followed([1, 2, 1], chances).reach(1) == chances.reach(1, 1), "a text of which nothing is known yet"
+    faithful = followed([1, 2] * 4 + [1], chances)
+    assert faithful.reach(1)[0] >= chances.reach(7, 1)[0]
+
+
+def test_what_is_nearly_sure_stays_so_in_a_text_that_hardly_repeats_itself() -> None:
+    chances = RepeatChances()
+    for _ in range(300):
+        chances.observe(20, is_right=True)
+    assert chances.reach(20, 1, 0.5)[0] > 0.95 > chances.reach(2, 1, 0.5)[0] * 4
+
+
 def test_the_prompt_itself_teaches_nothing() -> None:
     chances = RepeatChances()
     followed(LOOP * 9, chances, num_prompt=45)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.backends.fake import FakeDraft
 from mirrorsd.runtime.backends.protocol import TipGuesses
 from mirrorsd.runtime.draft.tree import Branch, BranchTable, DraftChain, longest_common_prefix
 from mirrorsd.runtime.policy.roots import Root
+from mirrorsd.testing.fake import FakeDraft
 
 
 @pytest.fixture

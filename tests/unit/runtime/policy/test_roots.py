@@ -5,6 +5,7 @@ import pytest
 
 from mirrorsd.runtime.policy.roots import (
     DEFAULTS,
+    AcceptanceRate,
     Candidates,
     RootScores,
     ScoredCandidates,
@@ -27,7 +28,7 @@ KNOWN = {"draft": join(DRAFT, None), "exit": join(None, EXIT), "both": join(DRAF
 
 @pytest.mark.parametrize("known", ["draft", "exit", "both"])
 def test_window_tokens_are_never_corrections(known: str) -> None:
-    found = root_chances(WINDOW, KNOWN[known], DEFAULTS[known], 0.6)
+    found = root_chances(WINDOW, KNOWN[known], DEFAULTS[known], 0.4)
     for roots in (per_row_roots(found, 3), global_roots(found, 20)):
         assert not {(root.row, root.token) for root in roots} & {(0, 5), (1, 7)}
         assert (2, 2) in {(root.row, root.token) for root in roots}
@@ -37,12 +38,12 @@ def test_window_tokens_are_never_corrections(known: str) -> None:
 
 @pytest.mark.parametrize("known", ["draft", "exit", "both"])
 def test_chances_of_all_roots_sum_to_one(known: str) -> None:
-    found = root_chances(WINDOW, KNOWN[known], DEFAULTS[known], 0.6)
+    found = root_chances(WINDOW, KNOWN[known], DEFAULTS[known], 0.4)
     assert found.chances.sum() == pytest.approx(1.0)
 
 
 def test_per_row_takes_kappa_of_every_row() -> None:
-    found = root_chances(WINDOW, KNOWN["draft"], DEFAULTS["draft"], 0.6)
+    found = root_chances(WINDOW, KNOWN["draft"], DEFAULTS["draft"], 0.4)
     assert sorted((root.row, root.token) for root in per_row_roots(found, 1)) == [(0, 6), (1, 9), (2, 2)]
 
 
@@ -51,18 +52,18 @@ def test_chances_match_the_models_by_hand() -> None:
     shares = np.log([[0.7, 0.2], [0.5, 0.3]])
     accept = []
     for row, (own, other) in enumerate(shares):
-        features = [1, own, 0, other, 0, row / 10, np.log(0.6 / 0.4)]
+        features = [1, own, 0, other, 0, row / 10, 0.4]
         accept.append(1 / (1 + np.exp(-np.dot(features, weights.accept))))
     sharpness = weights.correction[0]
     correction = accept[0] * (1 - accept[1]) * 0.3**sharpness / (0.3**sharpness + 0.2**sharpness)
-    found = root_chances(WINDOW, KNOWN["draft"], weights, 0.6)
+    found = root_chances(WINDOW, KNOWN["draft"], weights, 0.4)
     assert found.chances[1, 1] == pytest.approx(correction)
     assert found.chances[2].sum() == pytest.approx(accept[0] * accept[1])
 
 
 def test_rows_unknown_to_the_draft_count_with_the_exit_alone() -> None:
     unknown = ScoredCandidates(IDS, np.full(IDS.shape, -np.inf))
-    found = root_chances(WINDOW, join(unknown, EXIT), DEFAULTS["both"], 0.6)
+    found = root_chances(WINDOW, join(unknown, EXIT), DEFAULTS["both"], 0.4)
     named = {(root.row, root.token) for root in global_roots(found, 50)}
     assert named == {(0, 8), (0, 11), (1, 9), (1, 12), (2, 2), (2, 14), (2, 1)}
     assert found.chances.sum() == pytest.approx(1.0)
@@ -79,7 +80,7 @@ def test_a_token_that_only_the_draft_names_keeps_its_noise_beside_the_exit_s() -
 
 
 def test_empty_window_has_only_the_bonus_row() -> None:
-    found = root_chances(np.empty(0, int), join(ScoredCandidates(IDS[:1], SCORES[:1]), None), DEFAULTS["draft"], 0.5)
+    found = root_chances(np.empty(0, int), join(ScoredCandidates(IDS[:1], SCORES[:1]), None), DEFAULTS["draft"], 0.0)
     assert [(root.row, root.token) for root in global_roots(found, 2)] == [(0, 5), (0, 6)]
 
 
@@ -94,7 +95,7 @@ def candidates(known: str, own_share: float = 0.7) -> Candidates:
 @pytest.mark.parametrize("known", ["draft", "exit", "both"])
 def test_the_surer_a_window_token_the_less_likely_is_its_correction(known: str) -> None:
     corrections = [
-        root_chances(WINDOW, candidates(known, own_share), DEFAULTS[known], 0.6).chances[0].sum()
+        root_chances(WINDOW, candidates(known, own_share), DEFAULTS[known], 0.4).chances[0].sum()
         for own_share in (0.4, 0.6, 0.8, 0.95)
     ]
     assert corrections == sorted(corrections, reverse=True)
@@ -104,7 +105,7 @@ def test_the_surer_a_window_token_the_less_likely_is_its_correction(known: str) 
 @pytest.mark.parametrize("known", ["draft", "exit", "both"])
 def test_the_more_was_right_lately_the_likelier_is_the_whole_window(known: str) -> None:
     bonuses = [
-        root_chances(WINDOW, candidates(known), DEFAULTS[known], rate).chances[2].sum() for rate in (0.1, 0.5, 0.9)
+        root_chances(WINDOW, candidates(known), DEFAULTS[known], rate).chances[2].sum() for rate in (-2.0, 0.0, 2.0)
     ]
     assert bonuses == sorted(bonuses)
     assert bonuses[-1] > 2 * bonuses[0]
@@ -112,15 +113,18 @@ def test_the_more_was_right_lately_the_likelier_is_the_whole_window(known: str) 
 
 @pytest.mark.parametrize("known", ["draft", "exit", "both"])
 def test_of_two_corrections_the_one_with_the_larger_share_is_likelier(known: str) -> None:
-    found = root_chances(WINDOW, candidates(known), DEFAULTS[known], 0.6)
+    found = root_chances(WINDOW, candidates(known), DEFAULTS[known], 0.4)
     for row, likelier, other in ((0, 6, 8), (1, 9, 4), (2, 2, 3)):
         by_token = dict(zip(found.ids[row].tolist()[:3], found.chances[row].tolist()[:3], strict=True))
         assert by_token[likelier] > by_token[other] > 0
 
 
 def test_an_acceptance_rate_of_nought_or_one_is_no_certainty() -> None:
-    for rate in (0.0, 1.0):
-        found = root_chances(WINDOW, candidates("draft"), DEFAULTS["draft"], rate)
+    for is_right in (0, 1):
+        rate = AcceptanceRate()
+        for _ in range(1000):
+            rate.observe(1, is_right)
+        found = root_chances(WINDOW, candidates("draft"), DEFAULTS["draft"], rate.log_odds)
         assert found.chances.sum() == pytest.approx(1.0)
         assert (found.chances.sum(axis=1) > 0).all()
 
@@ -179,6 +183,6 @@ def test_a_file_that_names_something_else_is_refused(name: str) -> None:
 def test_a_hopeless_window_has_no_chance_and_warns_nobody(log_share: float) -> None:
     """At a low temperature a draft's second choice is hopeless: a float cannot hold the odds against it."""
     scores = np.array([[log_share, 0.0, log_share], [0.0, log_share, log_share], [0.0, -1.0, -2.0]])
-    found = root_chances(WINDOW, join(ScoredCandidates(IDS, scores), None), DEFAULTS["draft"], 0.6)
+    found = root_chances(WINDOW, join(ScoredCandidates(IDS, scores), None), DEFAULTS["draft"], 0.4)
     assert np.isfinite(found.chances).all()
     assert found.chances[0].sum() == pytest.approx(1.0), "the first token of the window fails"

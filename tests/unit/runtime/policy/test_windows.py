@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from mirrorsd.runtime.config import SpeculationConfig
 from mirrorsd.runtime.policy.roots import DEFAULTS
 from mirrorsd.runtime.policy.windows import (
     Confirmations,
@@ -20,6 +19,7 @@ from mirrorsd.runtime.policy.windows import (
     share_out,
     worth_by_rows,
 )
+from mirrorsd.texts.config import SpeculationConfig
 
 Make = Callable[..., Any]
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -241,7 +241,7 @@ def test_rows_that_feed_the_chain_are_worth_nothing() -> None:
 
 def test_guesses_that_are_seldom_confirmed_lose_their_rows() -> None:
     seen = Confirmations(3)
-    for _ in range(60):
+    for _ in range(90):
         seen.observe(4, 2)
     first, second, third, _ = seen.chances(4).tolist()
     assert (first, second > 0.9, third < 0.1) == (1.0, True, True)

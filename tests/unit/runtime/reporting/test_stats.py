@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from mirrorsd.runtime.backends.fake import FakeDraft, FakeTarget
-from mirrorsd.runtime.config import GenerationConfig, SpeculationConfig
 from mirrorsd.runtime.decoding import request
 from mirrorsd.runtime.decoding.request import Request, StepRecord
 from mirrorsd.runtime.generation import Stop, run_steps
 from mirrorsd.runtime.ledger import Span
 from mirrorsd.runtime.reporting.stats import GenerationStats, summarise
-from mirrorsd.runtime.text.shown_text import StopWatch
+from mirrorsd.testing.fake import FakeDraft, FakeTarget
+from mirrorsd.texts.config import GenerationConfig, SpeculationConfig
+from mirrorsd.texts.shown_text import StopWatch
 
 from ..conftest import VOCAB, Bench, SteadyTarget, greedy_continuation, make_draft_handler  # noqa: TID252 - the fakes of all rooms
 

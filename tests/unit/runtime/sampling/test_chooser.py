@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from mirrorsd.graphs.errors import ConfigError, DeviceError
-from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.sampling.chooser import Choice, TokenChooser, graph_choice
 from mirrorsd.runtime.sampling.filters import kept_tokens
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 from mirrorsd.runtime.sampling.noise import _variates, gumbel, gumbel_row
+from mirrorsd.texts.config import GenerationConfig
 
 RNG = np.random.default_rng(11)
 FIRST_NOISE = [

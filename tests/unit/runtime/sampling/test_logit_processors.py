@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.runtime.sampling.filters import kept_tokens
 from mirrorsd.runtime.sampling.logit_processors import Penalties, ShortlistFilter, penalise_repetition
+from mirrorsd.texts.config import GenerationConfig
 
 RNG = np.random.default_rng(12)
 AT = np.array([4])

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.sampling.chooser import TokenChooser, token_logprob
+from mirrorsd.texts.config import GenerationConfig
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.config import GenerationConfig
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 from mirrorsd.runtime.sampling.short_rows import ShortRow
+from mirrorsd.texts.config import GenerationConfig
 
 NUM_BEST = 64
 FILTERS = [

@@ -1,0 +1,1 @@
+"""Graphs for ONNX Runtime: rewritten, opened on a provider, and the memory that they share."""

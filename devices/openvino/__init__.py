@@ -1,0 +1,1 @@
+"""Graphs for OpenVINO: rewritten, compiled, and kept compiled."""

@@ -1,1 +1,0 @@
-"""Words: tokens to text and back, and where a text stops."""

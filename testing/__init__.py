@@ -1,0 +1,1 @@
+"""Scripted models for tests of programs that embed mirrorsd."""

@@ -1,0 +1,145 @@
+"""What a constrained text may say: row by row of a window, rolled back, and after every chosen token."""
+
+import sys
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.runtime.sampling.chooser import TokenChooser
+from mirrorsd.texts.config import GenerationConfig
+from mirrorsd.texts.constraint import Constraint, ConstraintCompiler
+from mirrorsd.texts.tokenizer import BundleTokenizer
+
+VOCAB, CONTEXT = 261, 512
+END, AB, ABC = 256, 257, 258
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> ConstraintCompiler:
+    """All single bytes (ids in the order of the byte-level alphabet), an end, and the words `ab` and `abc`."""
+    folder = tmp_path_factory.mktemp("bundle")
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = {letter: place for place, letter in enumerate(letters)} | {"ab": AB, "abc": ABC}
+    tokenizer = Tokenizer(models.BPE({**words, "<end>": END}, [("a", "b"), ("ab", "c")]))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    (folder / "tokenizer").mkdir()
+    tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
+    return ConstraintCompiler(BundleTokenizer(folder), VOCAB, (END,), CONTEXT)
+
+
+def constraint_of(compiler: ConstraintCompiler, **settings: str) -> Constraint:
+    found = compiler.compile(GenerationConfig(**settings))
+    assert found is not None
+    return found
+
+
+def ids_of(compiler: ConstraintCompiler, text: str) -> list[int]:
+    return compiler._tokenizer.encode(text)
+
+
+def allowed(constraint: Constraint) -> set[int]:
+    return set(np.flatnonzero(constraint.allowed(VOCAB)).tolist())
+
+
+def test_a_text_without_a_form_has_no_constraint(compiler: ConstraintCompiler) -> None:
+    assert compiler.compile(GenerationConfig()) is None
+
+
+def test_the_state_follows_the_chosen_tokens_to_the_end(compiler: ConstraintCompiler) -> None:
+    a, b, x = (ids_of(compiler, letter)[0] for letter in "abx")
+    constraint = constraint_of(compiler, regex="[ab]x?")
+    assert allowed(constraint) == {a, b}
+    constraint.advance(a)
+    assert allowed(constraint) == {x, END}
+    constraint.advance(x)
+    assert allowed(constraint) == {END}
+    constraint.advance(END)
+    assert allowed(constraint) == {END}
+
+
+def test_looking_ahead_changes_nothing_but_when_the_work_is_done(compiler: ConstraintCompiler) -> None:
+    """For every window: one that fits, one that leaves the form, one that ends the text, and none."""
+    a, b, c, x = (ids_of(compiler, letter)[0] for letter in "abcx")
+    for window in ([a, b, c, x], [AB, x, c], [a, x], [ABC, x, END, x], []):
+        plain, ahead = (constraint_of(compiler, regex="(abc|x){1,9}") for _ in range(2))
+        for token in (ABC, a, b, c, x, AB, c):
+            ahead.look_ahead(np.array(window, dtype=np.int64))
+            assert allowed(ahead) == allowed(plain)
+            for constraint in (plain, ahead):
+                constraint.advance(token)
+            window = window[1:] if window[:1] == [token] else window
+        assert allowed(ahead) == allowed(plain)
+
+
+def test_forced_tokens_and_allowed_ones_are_guesses_that_move_nothing(compiler: ConstraintCompiler) -> None:
+    a, x = (ids_of(compiler, letter)[0] for letter in "ax")
+    constraint = constraint_of(compiler, regex="x(abc){4}")
+    before = allowed(constraint)
+    assert constraint.forced(3)[0] == x
+    assert len(constraint.forced(2)) == 2
+    assert constraint.forced(0).tolist() == constraint.forced(-1).tolist() == []
+    assert constraint.num_allowed(np.array([x, ABC, a, a])) == 3
+    assert constraint.num_allowed(np.array([a])) == 0
+    assert allowed(constraint) == before
+
+
+def test_ids_that_no_word_has_never_come(compiler: ConstraintCompiler) -> None:
+    assert max(allowed(constraint_of(compiler, regex="(?s:.*)"))) == ABC
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 3}, {"temperature": 1.0, "top_k": 5, "seed": 3}])
+def test_a_choice_is_the_best_of_what_may_come(compiler: ConstraintCompiler, sampling: dict) -> None:
+    """Whatever the logits: the mask comes before filters and penalties, and raw log-probabilities do not know it."""
+    config = GenerationConfig(regex="(abc|x)+", presence_penalty=0.5, logprobs=True, **sampling)
+    constraint = compiler.compile(config)
+    chooser, random = TokenChooser(config, 1, constraint), np.random.default_rng(4)
+    text = [5]
+    for position in range(1, 12):
+        logits = random.normal(scale=3.0, size=VOCAB).astype(np.float32)
+        logits[END] = -50
+        assert constraint is not None
+        may_come = allowed(constraint)
+        token = chooser.choose(logits, position, np.array(text)).token
+        assert token in may_come
+        found = chooser.take_logprob(position)
+        assert found is not None
+        assert found.value == pytest.approx(logits[token] - np.log(np.exp(logits.astype(np.float64)).sum()), abs=1e-4)
+        text.append(token)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"regex": "(["}, "GenerationConfig.regex cannot be taken: .*invalid regex"),
+        ({"grammar": "start: missing"}, "GenerationConfig.grammar cannot be taken: .*unknown name"),
+        ({"json_schema": {"type": "nonsense"}}, "GenerationConfig.json_schema cannot be taken: .*nonsense"),
+        ({"json_schema": {"unevaluatedProperties": False}}, "json_schema cannot be taken: Unimplemented keys"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(compiler: ConstraintCompiler, settings: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compiler.compile(GenerationConfig(**settings))
+
+
+def test_without_the_package_the_error_names_what_installs_it(
+    compiler: ConstraintCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(ConfigError, match=r'regex needs the package llguidance: pip install "mirrorsd\[server\]"'):
+        compiler.compile(GenerationConfig(regex="a"))
+
+
+def test_a_model_without_an_end_cannot_end_a_form(compiler: ConstraintCompiler) -> None:
+    endless = ConstraintCompiler(compiler._tokenizer, VOCAB, (), CONTEXT)
+    with pytest.raises(ConfigError, match="regex needs a model with an end-of-sequence token"):
+        endless.compile(GenerationConfig(regex="a"))
+
+
+def test_a_vocabulary_that_is_smaller_than_the_tokenizer_is_cut(compiler: ConstraintCompiler) -> None:
+    small = ConstraintCompiler(compiler._tokenizer, 200, (END,), CONTEXT)
+    constraint = small.compile(GenerationConfig(regex="abc"))
+    assert constraint is not None
+    assert constraint.allowed(200).shape == (200,)

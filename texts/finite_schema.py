@@ -1,0 +1,382 @@
+"""A JSON schema made finite: its objects are closed, and every text of it ends.
+
+A schema may allow texts without end: invented keys, endless lists, strings and numbers, objects within objects. A small
+model that repeats itself then never comes to the end. What is allowed here is a part of what the schema allows. Owns:
+what is closed, and how long things may become. Does not own: the grammar, which is llguidance's.
+
+All follows from the *room*, in characters. A text has half as much room as the model's context has tokens: the other
+half is the prompt's. The properties of an object share its room. A list of room `r` has at most about the root of `r`
+items, which together have `2 r`.
+
+>>> finite_schema({"type": "array", "items": {"type": "string"}}, 2048)["maxItems"]
+32
+>>> finite_schema({"type": "array", "items": {"type": "string"}}, 2048)["items"]
+{'type': 'string', 'maxLength': 64}
+"""
+
+from collections.abc import Mapping
+from math import isqrt
+from typing import Any, TypeGuard
+from urllib.parse import unquote
+
+from mirrorsd.graphs.errors import ConfigError
+from mirrorsd.texts.finite_pattern import finite_pattern
+
+LEAST_ROOM = 16
+"""Characters that any string may have. Where less is left, an object within its own kind is left out."""
+KEY_LENGTH = 64
+"""Most characters of a key that the schema does not name; and how often a part of a key's pattern may come."""
+DIGITS, DECIMALS = 18, 9
+"""Of a number, before and behind the point; an exponent would have no end either."""
+WHITESPACE = r"[ ]|\r?\n[ \t]{0,32}"
+"""Between two parts of a document: nothing, a space, or a line's end and the next line's indent."""
+_NARROW = 1e-6
+"""A range of numbers that so few decimals would leave too little of: there it has so many values at equal distances."""
+_VALUES = 33
+_IN_PLACE = ("allOf", "anyOf", "oneOf")
+_KEYWORDS = {
+    "object": ("properties", "required", "additionalProperties", "patternProperties", "minProperties", "maxProperties"),
+    "array": ("items", "prefixItems", "minItems", "maxItems"),
+    "string": ("minLength", "maxLength", "pattern", "format"),
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+}
+_FORMATS = ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
+"""Forms of strings that llguidance can hold a text to. Others are remarks, as the standard has them: left out."""
+_OWN_VALUES = ("const", "enum", "$ref", *_IN_PLACE)
+_REFUSED = (
+    *("not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains", "propertyNames"),
+    *("dependencies", "dependentRequired", "dependentSchemas", "unevaluatedItems", "unevaluatedProperties"),
+    *("$dynamicRef", "$dynamicAnchor", "$recursiveRef"),
+)
+"""Words that llguidance refuses by name: kept for it. Any other word that is not here is a remark."""
+Schema = dict[str, Any]
+Names = frozenset[str]
+
+
+def finite_schema(schema: Any, context: int) -> Any:
+    """The schema with closed objects, and with bounds where it has none; what is no schema is returned as it is.
+
+    Objects that do not say `additionalProperties` have no others than the named ones. Required properties come first.
+
+    Args:
+        schema: a JSON schema. Its `x-guidance` is kept: llguidance's own options.
+        context: most tokens of the model.
+
+    Raises:
+        ConfigError: no value that ends fits the schema, or its definitions are no object.
+    """
+    if not isinstance(schema, dict | bool):
+        return schema
+    for name in ("$defs", "definitions"):
+        if isinstance(schema, dict) and not _is_map(schema.get(name, {})):
+            raise ConfigError(f"The JSON schema cannot be taken: {name} must be an object.")
+    room = _even(context // 2)
+    expander = _Expander(schema, room)
+    found = expander.at(schema, room)
+    if found is None:
+        raise ConfigError("The JSON schema cannot be taken: no value that ends fits it.")
+    options = dict(schema["x-guidance"]) if isinstance(schema, dict) and _is_map(schema.get("x-guidance")) else {}
+    if options.get("whitespace_flexible", True) and not options.get("whitespace_pattern"):
+        options["whitespace_pattern"] = WHITESPACE
+    definitions = {"$defs": expander.definitions} if expander.definitions else {}
+    return {**found, **definitions, "x-guidance": options}
+
+
+class _Expander:
+    """Walks a schema. A definition is written once for each room that it is used in; within itself it has less."""
+
+    def __init__(self, root: Any, room: int) -> None:
+        self.definitions: dict[str, Any] = {}
+        self._root, self._room = root, room
+        self._written: dict[tuple[str, int, Names], str | None] = {}
+        self._within: list[tuple[str, int]] = []
+        self._named: dict[str, Names] = {}
+
+    def at(self, schema: Any, room: int, others: Names = frozenset()) -> Any:
+        """The schema within this room, None where nothing fits; `others` are properties that its siblings name."""
+        if schema is True or (_is_map(schema) and not any(map(_says, schema))):
+            return self._anything(room)
+        if not _is_map(schema):
+            return None if schema is False else schema
+        found = {key: value for key, value in schema.items() if key not in ("$defs", "definitions", "x-guidance")}
+        if isinstance(found.get("format"), str) and found["format"] not in _FORMATS:
+            del found["format"]
+        if "const" in found or "enum" in found:
+            return found
+        own = _own_names(found) | others
+        for key in ("$ref", *_IN_PLACE):
+            if key in found:
+                found[key] = self._in_place(schema, key, room, own)
+                if found[key] is None:
+                    return None
+        others = others.union(*(self._names({key: schema[key]}) for key in ("$ref", *_IN_PLACE) if key in schema))
+        types = _types(found)
+        bounded = {name: self._bounded(name, found, room, others) for name in types}
+        if types and not any(bounded.values()):
+            return None
+        for kept in filter(None, bounded.values()):
+            found = {**found, **kept}
+        left = [name for name in types if bounded[name]]
+        return {**found, "type": left if len(left) > 1 else left[0]} if left else found
+
+    def _bounded(self, kind: str, schema: Schema, room: int, others: Names) -> Schema | None:
+        """The keywords of one type; None where its values have no room."""
+        if kind == "object":
+            return self._object(schema, room, others)
+        if kind == "array":
+            return self._array(schema, room)
+        if kind == "string":
+            return _string(schema, room, self._room)
+        return _number(schema, kind) if kind in ("integer", "number") else {"type": kind}
+
+    def _object(self, schema: Schema, room: int, others: Names) -> Schema | None:
+        given, required = schema.get("properties", {}), schema.get("required", [])
+        if not _is_map(given) or not isinstance(required, list):
+            return {"type": "object"}
+        needed = [name for name in required if isinstance(name, str)]
+        given = {**given, **{name: True for name in needed if name not in given and name not in others}}
+        share = _even(room // max(1, sum(map(_grows, given.values()))))
+        read = {name: self.at(value, share) for name, value in given.items()}
+        if any(read[name] is None for name in needed if name in read):
+            return None
+        read |= {name: True for name in sorted(others) if name not in read}
+        first = [name for name in read if name in needed]
+        ordered = [*first, *(name for name in read if name not in needed)]
+        named = {name: read[name] for name in ordered if read[name] is not None}
+        return {"type": "object", "properties": named} | self._others_of(schema, named, needed, room)
+
+    def _others_of(self, schema: Schema, named: Mapping[str, Any], needed: list[str], room: int) -> Schema:
+        """What may stand beside the named properties: nothing, or a bounded number of keys of bounded length."""
+        patterns, more = schema.get("patternProperties"), schema.get("additionalProperties", False)
+        count = _count(schema, "minProperties", "maxProperties", room)
+        share = _share(room, count)
+        length = min(max(share, LEAST_ROOM), KEY_LENGTH)
+        if _is_map(patterns) and patterns:
+            values = {finite_pattern(pattern, length): self.at(value, share) for pattern, value in patterns.items()}
+        else:
+            value = None if more is False else self.at(more, share)
+            values = {} if value is None else {f"^(?s:.){{1,{length}}}$": value}
+        values = {pattern: value for pattern, value in values.items() if value is not None}
+        closed: Schema = {"additionalProperties": False}
+        if not values:
+            return closed
+        optional = [name for name in named if name not in needed]
+        least = len(needed) + count
+        limits = {"patternProperties": values, "maxProperties": schema.get("maxProperties", least)}
+        if not optional:
+            return closed | limits
+        # llguidance counts further keys only where all named ones are required: these, or those.
+        alone = {"type": "object", "properties": {**named, **dict.fromkeys(optional, False)}, "required": needed}
+        both = {"type": "object", "properties": dict(named), "required": needed}
+        return {
+            "properties": {},
+            "required": [],
+            "patternProperties": {},
+            "additionalProperties": True,
+            "anyOf": [both | closed, alone | closed | limits],
+        }
+
+    def _array(self, schema: Schema, room: int) -> Schema | None:
+        count = _count(schema, "minItems", "maxItems", room)
+        prefix = schema.get("prefixItems", [])
+        if not isinstance(prefix, list):
+            return {"type": "array"}
+        share = _share(room, count)
+        first = [self.at(item, share) for item in prefix]
+        items = self.at(schema.get("items", True), share)
+        most = schema.get("maxItems", count + len(prefix))
+        if items is None or None in first:
+            most = first.index(None) if None in first else len(first)
+            if isinstance(schema.get("minItems", 0), int) and schema.get("minItems", 0) > most:
+                return None
+            first, items = first[:most], False
+        return {"type": "array", "maxItems": most, "items": items, **({"prefixItems": first} if first else {})}
+
+    def _in_place(self, schema: Mapping[str, Any], key: str, room: int, own: Names) -> Any:
+        """What holds for the same value: its siblings' properties belong to it, those of other branches do not."""
+        siblings = [other for other in ("$ref", *_IN_PLACE) if other in schema and other != key]
+        known = own.union(*(self._names({other: schema[other]}) for other in siblings))
+        if key == "$ref":
+            return self._reference(schema["$ref"], room, known)
+        parts = schema[key]
+        if not isinstance(parts, list):
+            return parts
+        if key == "allOf":
+            each = [self._names(part) for part in parts]
+            read = [
+                self.at(part, room, known.union(*(names for place, names in enumerate(each) if place != number)))
+                for number, part in enumerate(parts)
+            ]
+            return None if None in read else read
+        return [branch for branch in (self.at(part, room, known) for part in parts) if branch is not None] or None
+
+    def _reference(self, target: Any, room: int, others: Names) -> str | None:
+        schema = _pointed(self._root, target)
+        if schema is None:
+            return str(target)  # llguidance says what it lacks
+        if (target, room) in self._within:
+            room //= 4
+        if room < LEAST_ROOM and any(target == name for name, _ in self._within):
+            return None
+        key = (target, room, others)
+        if key not in self._written:
+            self._within.append((target, room))
+            self._written[key] = self._defined(self.at(schema, room, others))
+            self._within.pop()
+        return self._written[key]
+
+    def _anything(self, room: int) -> Schema:
+        """Any value: at the end of the room no lists and objects any more."""
+        key = ("", room, frozenset[str]())
+        if key not in self._written:
+            kinds: list[Any] = [{"type": name} for name in ("string", "number", "boolean", "null")]
+            if room >= LEAST_ROOM:
+                kinds += [{"type": "array", "items": True}, {"type": "object", "additionalProperties": True}]
+            within = room // 2  # lists in lists take more room than they have
+            self._written[key] = self._defined({"anyOf": [self.at(kind, within) for kind in kinds]})
+        return {"$ref": self._written[key]}
+
+    def _defined(self, schema: Any) -> str | None:
+        if schema is None:
+            return None
+        name = f"finite{len(self.definitions)}"
+        self.definitions[name] = schema
+        return f"#/$defs/{name}"
+
+    def _names(self, schema: Any) -> Names:
+        """Properties that a schema names for the value itself, through whatever holds in place; each part once."""
+        alone = str(schema["$ref"]) if _is_map(schema) and list(schema) == ["$ref"] else ""
+        if alone in self._named:
+            return self._named[alone]
+        found, seen, parts = set[str](), set[str](), [schema]
+        while parts:
+            part = parts.pop()
+            if not _is_map(part):
+                continue
+            found |= _own_names(part)
+            for key in _IN_PLACE:
+                parts += part[key] if isinstance(part.get(key), list) else []
+            target = part.get("$ref")
+            if isinstance(target, str) and target not in seen:
+                seen.add(target)
+                parts.append(_pointed(self._root, target))
+        names = frozenset(found)
+        if alone:
+            self._named[alone] = names
+        return names
+
+
+def _says(keyword: str) -> bool:
+    """Whether a keyword says something about the value; others are remarks."""
+    return (
+        keyword == "type"
+        or keyword in (*_OWN_VALUES, *_REFUSED)
+        or any(keyword in words for words in _KEYWORDS.values())
+    )
+
+
+def _types(schema: Mapping[str, Any]) -> list[str]:
+    """The types of a schema; where it names none, those that its keywords are about."""
+    given = schema.get("type")
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, list):
+        return [name for name in given if isinstance(name, str)]
+    found = [kind for kind, words in _KEYWORDS.items() if any(word in schema for word in words)]
+    return found
+
+
+def _own_names(schema: Mapping[str, Any]) -> Names:
+    named, required = schema.get("properties"), schema.get("required")
+    needed = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+    return frozenset([*(named if _is_map(named) else ()), *needed])
+
+
+def _string(schema: Schema, room: int, room_of_all: int) -> Schema:
+    if "maxLength" in schema:
+        return {"type": "string"}
+    least = schema.get("minLength", 0)
+    most = room_of_all if "pattern" in schema or "format" in schema else max(room, LEAST_ROOM)
+    return {"type": "string", "maxLength": max(most, 2 * least if isinstance(least, int) else 0)}
+
+
+def _number(schema: Schema, kind: str) -> Schema | None:
+    """Bounds for the digits of a number that has none; None where no value is left."""
+    low = [schema[name] for name in ("minimum", "exclusiveMinimum") if _is_number(schema.get(name))]
+    high = [schema[name] for name in ("maximum", "exclusiveMaximum") if _is_number(schema.get(name))]
+    largest = 10**DIGITS
+    found: Schema = {"type": kind}
+    if not high:
+        found["maximum"] = max([largest, *(10 * abs(int(bound)) for bound in low)])
+    if not low:
+        found["minimum"] = -max([largest, *(10 * abs(int(bound)) for bound in high)])
+    if kind == "integer" or "multipleOf" in schema:
+        return found
+    if low and high and min(high) - max(low) < _NARROW:
+        return _narrow(schema, max(low), min(high))
+    return found | {"multipleOf": float(f"1e-{DECIMALS}")}
+
+
+def _narrow(schema: Schema, low: float, high: float) -> Schema | None:
+    """Numbers of a narrow range by their names; None where there are none, or where other types are allowed too."""
+    steps = (low + (high - low) * number / (_VALUES - 1) for number in range(_VALUES))
+    excluded = [schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")]
+    values = sorted({value for value in steps if low <= value <= high and value not in excluded})
+    return {"type": "number", "enum": values} if values and len(_types(schema)) == 1 else None
+
+
+def _count(schema: Schema, least: str, most: str, room: int) -> int:
+    """Most items or keys: the schema's own number, or about the root of the room."""
+    fewest, given = schema.get(least, 0), schema.get(most)
+    if isinstance(given, int):
+        return given
+    return max(_even(isqrt(room)), 2, 2 * fewest if isinstance(fewest, int) else 0)
+
+
+def _share(room: int, count: int) -> int:
+    """The room of one item."""
+    return _even(2 * room // max(count, 3))
+
+
+def _grows(schema: Any) -> bool:
+    """Whether a value of the schema may need room."""
+    if not _is_map(schema) or not any(map(_says, schema)):
+        return True
+    if "const" in schema or "enum" in schema:
+        return False
+    return bool({"array", "object", "string"} & set(_types(schema))) or any(
+        key in schema for key in (*_OWN_VALUES, *_REFUSED)
+    )
+
+
+def _pointed(root: Any, target: Any) -> Any:
+    """What a reference like `#/$defs/city` points at; None where it points elsewhere or at nothing."""
+    if not isinstance(target, str) or not target.startswith("#"):
+        return None
+    found = root
+    for step in filter(None, target[1:].split("/")):
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
+        if _is_map(found) and name in found:
+            found = found[name]
+        elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            return None
+    return found
+
+
+def _even(room: int) -> int:
+    """The power of two below: so that few rooms are told apart.
+
+    >>> _even(1000), _even(1)
+    (512, 1)
+    """
+    return 1 << (max(room, 1).bit_length() - 1)
+
+
+def _is_map(value: Any) -> TypeGuard[Mapping[str, Any]]:
+    return isinstance(value, Mapping)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
