@@ -23,7 +23,8 @@ from mirrorsd.texts.setting_rules import read_whole
 
 _MAGIC = b"mirrorsd-cache-1\n"
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "openvino")
-_DIGEST_BYTES, _LENGTH_BYTES = 32, 8
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_LENGTH_BYTES = 8
 
 
 class SavedCache(NamedTuple):

@@ -134,6 +134,27 @@ def test_a_pass_cannot_begin_where_no_state_is(model: OnnxTargetModel) -> None:
     assert session.resumable(23) == 20  # the prompt's end
 
 
+def test_a_recurrence_that_fails_leaves_no_state_that_seems_to_be_one(
+    model: OnnxTargetModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs in place: what it has half written is taken for nothing, and the text is read again."""
+    reader = Reader(model, seed=5)
+    states = states_of(reader.session)
+    reader.session.logits(reader.text[:8], 0)
+    with monkeypatch.context() as patch:
+
+        def fail(*_: object) -> None:
+            for tensor in states._sets[states.side]:
+                tensor.write(np.full((), 7.0, dtype=np.float32))
+            raise DeviceError("gone")
+
+        patch.setattr(states._stage, "run", fail)
+        with pytest.raises(DeviceError, match="gone"):
+            reader.session.logits(reader.text[5:6], 5)
+    assert reader.session.resumable(5) == 0
+    assert np.array_equal(reader.session.logits(reader.text[:6], 0), reader.truth[:6])
+
+
 def test_snapshots_are_bounded_and_ends_of_prompts_go_last(model: OnnxTargetModel) -> None:
     session, tokens = model.new_session(), np.arange(CONTEXT) % VOCABULARY
     for start in range(0, 240, 12):

@@ -2,7 +2,8 @@
 
 A state cannot be cut by a number, as a cache can. A pass reads one set of buffers and writes the other, and leaves what
 its rows fed to the recurrence. After rejected rows the accepted ones run through the recurrence alone, from the state
-before the pass; no product with a weight is repeated. Further back lead snapshots only.
+before the pass; no product with a weight is repeated. On a processor they run in place: two thirds of the time, which
+is that of moving the state (`bench/claims/models/rollback.py`). Further back lead snapshots only.
 
 Owns: both sets, snapshots, and the stage that runs accepted rows. Does not own: caches of keys and values (`target`),
 which rows are accepted (the start of the next pass says it).
@@ -21,6 +22,8 @@ from mirrorsd.graphs.contract import MOST_STATES, TargetShape, TensorSpec, fed_s
 from mirrorsd.graphs.errors import DeviceError
 
 SIDES = (0, 1)
+_NOWHERE = (-1, -1, 0)
+"""Positions before and after a pass, and rows in between, of states that nothing says anything about."""
 _SPACING = 256
 """Tokens of an answer between two snapshots. To take one costs a copy of the state, less than a hundredth of a pass."""
 
@@ -45,6 +48,7 @@ class RecurrentStates:
         """Make both sets; `stage` runs accepted rows."""
         self.side = 0
         self._place, self._options = place, run_options(None, has_queue=False)
+        self._is_in_place = not place.is_device
         layers = shape.recurrent_layers
         self._stage = stage
         self._past, self._present = (
@@ -114,16 +118,17 @@ class RecurrentStates:
         if start == self._after:
             self.side = 1 - self.side
         elif self._before < start < self._before + self._num_fed:
-            self._run_accepted(start - self._before)
-            self.side = 1 - self.side
+            num_rows, self._before, self._after, self._num_fed = start - self._before, *_NOWHERE
+            self._run_accepted(num_rows)
+            self.side = self.side if self._is_in_place else 1 - self.side
         else:
             self._restore(start)
 
     def _run_accepted(self, num_rows: int) -> None:
-        """Run the recurrence over the first rows of the last pass, from the set that it read into the other one.
+        """Run the recurrence over the first rows of the last pass, from the set it read, in place or into the other.
 
         Passes of any size leave their rows in one place. As long as that is where it was, what was bound once is used
-        again: of 18 layers there are 162 tensors, which take 0.25 ms to bind where a run of four rows takes 3.3
+        again: of 18 layers there are 162 tensors, which take 0.25 ms to bind where a run of four rows takes 1.7
         (`bench/claims/models/rollback.py`).
         """
         fed = [self._fed[spec.name] for spec in self._fed_specs]
@@ -140,8 +145,8 @@ class RecurrentStates:
             binding.bind_ortvalue_input(spec.name, rows.value)
         for spec in self._past:
             binding.bind_ortvalue_input(spec.name, values[spec.name])
-        for spec in self._present:
-            binding.bind_ortvalue_output(spec.name, values[spec.name])
+        for past, spec in zip(self._past, self._present, strict=True):
+            binding.bind_ortvalue_output(spec.name, values[past.name if self._is_in_place else spec.name])
         return binding
 
     def _keep(self, position: int, *, ends_prompt: bool) -> None:
