@@ -45,6 +45,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     },
     "devices": {
         "layouts": set(),
+        "freed_memory": set(),
         "huge_pages": set(),
         "onnxruntime": set(),
         "openvino": set(),
