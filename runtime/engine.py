@@ -26,7 +26,6 @@ from mirrorsd.texts.config import HEAD_METHODS, GenerationConfig, SpeculationCon
 _BESIDE_S = 1.0
 _SLOTS = (2, 4, 8)
 """Conversations that share a pass at most. The more slots, the more those that are empty cost: see docs/limits.md."""
-_CLOSE_S = 5.0
 
 
 class Closable(Protocol):
@@ -175,7 +174,7 @@ class Engine(Watched):
             session.begin_to_close()
         if self.keeper is not None:
             self.keeper.keep()
-        until = perf_counter() + _CLOSE_S
+        until = perf_counter() + endings.CLOSE_S
         for session in sessions:
             session.finish_closing(max(0.0, until - perf_counter()))
         self._is_waited_for.set()

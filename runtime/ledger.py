@@ -1,11 +1,13 @@
-"""Times: who worked on what for a request, from when to when; and what things take lately. Nothing here decides.
+"""Times: who worked on what for a request, from when to when; and what was seen lately. Nothing here decides.
 
-The loop writes the ledger, `reporting/stats` reads it.
+Running means of what things take, and of how often guesses are right. The loop writes the ledger, `reporting/stats`
+reads it.
 The ledger is also the clock of whoever writes to it, so that the same scheduler runs in real and in simulated time.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import log
 from statistics import median
 from time import perf_counter
 from types import TracebackType
@@ -19,12 +21,12 @@ PASS_PARTS = ("prefix", "middle", "exit", "suffix")
 
 TIME_MEMORY = 0.8
 """Of seconds, per measurement. 0.6: 0.98 to 1.01. 0.9: 0.95 to 1.01."""
-_STEPS_BEFORE, _STEPS_AFTER = 16, 4
-"""Plain steps that are compared with the first pass of speculation after them, and with its last ones before them. 2
-and 8 after: 1.00 on such a machine."""
-_LEAST_SHARE = 0.125
-"""What a comparison changes at least; the first replaces what `tune` measured, the second half of that, and so on.
-0.03 and 0.5: 1.00 on such a machine."""
+_STEPS = 16
+"""Plain steps that are compared with the first pass of speculation after them; a quarter of them with its last ones
+before them. 8 and 32: 1.00 (`bench/studies/constants.py`)."""
+_FIRST_RATE, RATE_MEMORY = 0.6, 0.95
+"""Of the acceptance rate: where it begins, and what it keeps per token. Speeds as in `windows`: beginning at 0.3, 0.98
+to 1.02, at 0.9, 0.95 to 1.02; keeping 0.8, 0.96 to 1.03."""
 
 
 class Span(NamedTuple):
@@ -170,12 +172,12 @@ class PlainPace:
         self.reference = reference
         self._num_compared = 0
         self._slowdown = 0.0
-        self._steps: deque[float] = deque(maxlen=_STEPS_BEFORE)
+        self._steps: deque[float] = deque(maxlen=_STEPS)
 
     def observe_plain(self, seconds: float) -> None:
         """Learn from a step of plain decoding beside which nothing ran."""
         self._steps.append(seconds)
-        if self._slowdown and len(self._steps) == _STEPS_AFTER:
+        if self._slowdown and len(self._steps) == _STEPS // 4:
             self._compare(self._slowdown)
             self._slowdown = 0.0
 
@@ -192,5 +194,28 @@ class PlainPace:
         if not self.reference:
             return
         self._num_compared += 1
-        share = max(1 / self._num_compared, _LEAST_SHARE)
+        share = max(1 / self._num_compared, 1 - TIME_MEMORY)
         self.reference += share * (median(self._steps) / slowdown - self.reference)
+
+
+class AcceptanceRate:
+    """How often a guess is right, lately: the share of tried window tokens that were accepted."""
+
+    def __init__(self) -> None:
+        self.value = _FIRST_RATE
+
+    def observe(self, num_window: int, num_accepted: int) -> None:
+        """Learn from a verified window: accepted tokens were right, the next one (if any) was wrong."""
+        for row in range(min(num_accepted + 1, num_window)):
+            self.value = RATE_MEMORY * self.value + (1 - RATE_MEMORY) * (row < num_accepted)
+
+    @property
+    def log_odds(self) -> float:
+        """Those of the rate; so few tokens tell it from never or always by half of one's share at most.
+
+        >>> rate = AcceptanceRate(); rate.observe(300, 300); round(rate.log_odds, 2)
+        3.66
+        """
+        least = (1 - RATE_MEMORY) / 2
+        rate = min(max(self.value, least), 1 - least)
+        return log(rate / (1 - rate))

@@ -29,14 +29,12 @@ from mirrorsd.runtime.sampling.noise import nth_seed
 from mirrorsd.runtime.saved_cache import SavedCache, origin_of, read_cache, write_cache
 from mirrorsd.runtime.side_by_side import side_by_side
 from mirrorsd.runtime.turns import CacheTaker, Turns
-from mirrorsd.texts.config import GenerationConfig, Speculations, resolve_generation
-from mirrorsd.texts.generation_options import GenerationOptions
+from mirrorsd.texts.config import GenerationConfig, GenerationOptions, Speculations, resolve_generation
 from mirrorsd.texts.messages import Message
 from mirrorsd.texts.request_reader import RequestReader
 from mirrorsd.texts.setting_rules import require
 from mirrorsd.texts.shown_text import StopWatch
 
-_CLOSE_S = 5.0
 _MOST_ANSWERS = 128
 
 
@@ -318,7 +316,7 @@ class MirrorSession:
     def close(self) -> None:
         """Stop, and release this session's caches. Streams that were left half-read end with an error if read on."""
         self.begin_to_close()
-        self.finish_closing(_CLOSE_S)
+        self.finish_closing(endings.CLOSE_S)
 
     def begin_to_close(self) -> None:
         """Stop everything, without waiting for it."""

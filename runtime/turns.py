@@ -14,8 +14,8 @@ from mirrorsd.graphs.errors import GenerationError
 
 _GRACE_S = 0.25
 """A stream that was read this lately is probably still being read: others wait so long before they take its turn."""
-_LOOK_S = 0.1
-"""How often those who wait look whether they are still wanted."""
+LOOK_S = 0.05
+"""Seconds between two looks of those who wait, whether they are still wanted."""
 
 
 class TurnTaker(Protocol):
@@ -115,7 +115,7 @@ class Turns:
             self._queue.append(taker)
             while self._queue[0] is not taker or self._seconds_to_wait() > 0:
                 self._check(taker)
-                self._changed.wait(min(self._seconds_to_wait(), _LOOK_S) or _LOOK_S)
+                self._changed.wait(min(self._seconds_to_wait(), LOOK_S) or LOOK_S)
         finally:
             self._stop_waiting(taker)
 

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from mirrorsd.graphs.errors import ConfigError, MirrorError
 from mirrorsd.server.app import build_app
 from mirrorsd.server.settings import ServerSettings
-from mirrorsd.server.transport.deadlines import bounded_by
+from mirrorsd.server.transport.deadlines import LINGER_S, bounded_by
 
 _AFTER_GRACE_S = 5.0
 _START_S = 30.0
@@ -48,6 +48,8 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._service.begin_to_close()
+        if not self.force_exit:
+            await asyncio.sleep(LINGER_S)  # whoever is connecting is told so, too
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

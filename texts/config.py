@@ -5,7 +5,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, TypedDict
 
 from mirrorsd.device_maps.card import ALLOCATIONS, ROOT_SOURCES, WINDOWS
 from mirrorsd.graphs import names
@@ -32,15 +32,11 @@ from mirrorsd.texts.setting_rules import (
 
 HEAD_METHODS = names.HEAD_KINDS
 """Those that need a head of that kind in the bundle."""
-
-
 LEAST_TEMPERATURE = 1e-3
 _SAMPLED: dict[str, float] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 """What matters where a text is sampled, and the values that change nothing."""
 _SEED_BITS = 32
 """Of a seed that is drawn: short enough to be typed again."""
-
-
 CONSTRAINTS = ("json_schema", "regex", "grammar")
 """Fields of which one may say what form the text has."""
 _PENALTY = number(lambda penalty: -2 <= penalty <= 2, "-2 to 2")
@@ -255,6 +251,39 @@ class GenerationConfig:
             raise ConfigError(
                 f"The checkpoint's own default cannot be taken: {error} Give that field, or use_defaults=False."
             ) from error
+
+
+class GenerationOptions(TypedDict, total=False):
+    """The fields of `GenerationConfig` as keyword arguments: an editor completes them, a type checker checks them."""
+
+    max_new_tokens: int
+    do_sample: bool | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    seed: int | None
+    stop_strings: Sequence[str]
+    stop_token_ids: Sequence[int]
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]]
+    logprobs: bool
+    top_logprobs: int
+    skip_special_tokens: bool
+    json_schema: Mapping[str, Any] | bool | str | None
+    regex: str | None
+    grammar: str | None
+    tools: Sequence[Mapping[str, Any]]
+    template_variables: Mapping[str, Any] | None
+    prediction: Sequence[int]
+    continue_from: Sequence[int]
+    deadline_s: float | None
+    cancel: CancelToken | None
+    ignore_eos: bool
+    use_defaults: bool
+    method: Method
 
 
 def resolve_generation(

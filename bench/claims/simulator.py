@@ -9,7 +9,7 @@ the times that `mirrorsd tune` measures, both devices at work.
 from pathlib import Path
 from typing import Any
 
-from mirrorsd import GenerationConfig, MirrorPipeline
+from mirrorsd import CancelToken, GenerationConfig, MirrorPipeline
 from mirrorsd.bench import runs
 from mirrorsd.machine.tuning.part_times import measure_parts, pace_of
 from mirrorsd.machine.tuning.recorder import record_texts
@@ -44,7 +44,7 @@ def agreement(
 ) -> list[dict[str, Any]]:
     """One row per method: real and simulated speed, and the figures that explain a difference."""
     with MirrorPipeline.load(options.bundle, device_map=options.device_map, use_tuned=False) as pipe:
-        pace = pipe.device_map.pace or pace_of(measure_parts(pipe.engine))
+        pace = pipe.device_map.pace or pace_of(measure_parts(pipe.engine, CancelToken()))
         pipe.engine.known.target_ms = pace.target_ms
         methods = (*METHODS, *(head.kind for head in recording.heads))
         found = runs.decode_all(pipe, [runs.Setting(name=m, method=m) for m in methods], prompts, config)

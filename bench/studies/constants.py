@@ -4,10 +4,11 @@
     python bench/studies/constants.py pair.npz@processor-1.5b storyteller.npz@paced-laptop --output constants.json
 
 A recording is replayed at the pace behind its @: that of a paced card, or one of `PROCESSORS`, on which target and
-draft take turns. Constants are the numbers in capital letters of `policy/`, `decoding/` and `draft/`, and the fields
-of `account.Constants`. What is above one half and below one (a memory, a share) is moved away from one to twice its
-distance and to half of it, anything else to a half and to twice its value. A row says what that did to the tokens per
-second of all texts of a recording by each method, over those with the constant as it is: the least and the most of all.
+draft take turns. Constants are the numbers in capital letters of `policy/`, `decoding/`, `draft/` and the ledger, and
+the fields of `account.Constants`. What is above one half and below one (a memory, a share) is moved away from one to
+twice its distance and to half of it, anything else to a half and to twice its value. A row says what that did to the
+tokens per second of all texts of a recording by each method, over those with the constant as it is: the least and the
+most of all.
 """
 
 import dataclasses
@@ -27,6 +28,7 @@ from mirrorsd.bench import runs
 from mirrorsd.device_maps import Pace, load_device_map
 from mirrorsd.machine.tuning.recording import Recording
 from mirrorsd.machine.tuning.simulation import Scenario, SimulatedLink, simulate, tokens_per_second
+from mirrorsd.runtime import ledger
 from mirrorsd.runtime.loading import speculation_of
 from mirrorsd.runtime.policy import account
 
@@ -103,7 +105,7 @@ def speeds(texts: Texts) -> dict[str, float]:
 
 def constants() -> Iterator[Constant]:
     """Every number in capital letters of the rooms, with all modules that have it, and the fields of one class."""
-    modules = [module for room in ROOMS for module in modules_of(f"{runtime.__name__}.{room}")]
+    modules = [ledger, *(module for room in ROOMS for module in modules_of(f"{runtime.__name__}.{room}"))]
     seen: set[str] = set()
     for module in modules:
         for name, value in sorted(vars(module).items()):

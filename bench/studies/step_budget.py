@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from mirrorsd import GenerationResult, MirrorPipeline
+from mirrorsd import CancelToken, GenerationResult, MirrorPipeline
 from mirrorsd.bench import runs
 from mirrorsd.graphs.names import Method
 from mirrorsd.machine.tuning.part_times import measure_parts
@@ -37,7 +37,7 @@ def main() -> None:
     config = runs.text_config(options, options.temperature)
     found: dict[Method, list[GenerationResult]] = {method: [] for method in METHODS}
     with MirrorPipeline.load(options.bundle, device_map=options.device_map) as pipe:
-        alone = measure_parts(pipe.engine).draft
+        alone = measure_parts(pipe.engine, CancelToken()).draft
         for number, messages in enumerate([prompts[0], *prompts]):
             for method, results in found.items():
                 results.append(pipe.generate(messages=messages, config=runs.seeded(config, number), method=method))

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.machine.tuning.recording import RecordedText, Recording
+from mirrorsd.runtime.ledger import AcceptanceRate
 from mirrorsd.runtime.policy.roots import (
     DEFAULTS,
-    AcceptanceRate,
     Array,
     Candidates,
     RootScores,

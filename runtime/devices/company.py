@@ -19,11 +19,13 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from mirrorsd.runtime.backends.protocol import TargetBatch, TargetOutput, TargetPass
 from mirrorsd.runtime.ledger import TIME_MEMORY
+from mirrorsd.texts.config import SpeculationConfig
 
 Result = TypeVar("Result")
 _WAIT_SHARE = 0.5
 """Of a pass's time that the others wait for who is late."""
-_FIRST_CHUNK, _MOST_CHUNK = 8, 128
+_MOST_CHUNK = SpeculationConfig().prefill_rows
+_FIRST_CHUNK = 8
 """Rows of a prompt. The first counts for a few passes only."""
 _MOST_TIMES = 2.0
 """What a pass with rows of a prompt may take, over one without: texts stand still for no more than a step."""

@@ -36,8 +36,8 @@ class Watched(Protocol):
         """What a forked child must never destroy."""
 
 
-_END_S = 5.0
-"""Most seconds that a thread, whose text is stopped by the program's end, waits for that end."""
+CLOSE_S = 5.0
+"""Most seconds that closing waits for a text under way, and a thread, whose text the program's end stops, for it."""
 _is_ending = threading.Event()
 _watched: "weakref.WeakSet[Watched]" = weakref.WeakSet()
 
@@ -62,7 +62,7 @@ def refuse_to_leave(one: object) -> NoReturn:
 def wait_for_end() -> None:
     """Keep a daemon's thread from telling an error that nobody has made: the program ends, and its text with it."""
     if _is_ending.is_set() and threading.current_thread().daemon:
-        time.sleep(_END_S)
+        time.sleep(CLOSE_S)
 
 
 def _end_devices() -> None:

@@ -17,13 +17,14 @@ from typing import Any, NamedTuple, TypeVar
 from mirrorsd.graphs.errors import DeviceError, GenerationError
 from mirrorsd.runtime.backends.protocol import TargetOutput, TargetPass
 from mirrorsd.runtime.devices.company import Company, Entry, Ticket
+from mirrorsd.runtime.turns import LOOK_S
+from mirrorsd.texts.config import SpeculationConfig
 
 Result = TypeVar("Result")
 _MAX_PENDING = 32
 """Most jobs of one owner that wait: more of them mean that the device has stalled, however many owners there are."""
-_LOOK_S = 0.05
-"""Seconds between two looks at whether what is waited for has been given up."""
-_RUN_S, _WATCH_S = 120.0, 1.0
+_RUN_S = SpeculationConfig().target_deadline_s
+_WATCH_S = 1.0
 
 
 class _Loan(NamedTuple):
@@ -161,7 +162,7 @@ class DeviceWorker:
         Time behind others' jobs does not count, as long as each of them ends in time. A job that is late only since
         the whole process had been stopped gets a moment.
         """
-        while not ticket.wait(_LOOK_S):
+        while not ticket.wait(LOOK_S):
             late = self._job_started if self.running_seconds() > deadline_s else None
             if is_over() or (late is not None and not ticket.wait(_WATCH_S) and self._job_started == late):
                 return ticket.done()

@@ -18,10 +18,10 @@ from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock, TipGuesses
 from mirrorsd.runtime.policy.roots import Root
 from mirrorsd.runtime.policy.windows import MOST_COMPARED, Ratio, RepeatChances, Share
+from mirrorsd.texts.config import LONGEST_WINDOW
 
 NO_TOKENS: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 LEAST_SHARE = -20.0  # in logs: what a guess without runners-up leaves to others
-_SLACK = 64  # a window may be known past the last slot that could ever be fed
 _LONGEST_END = 4  # tokens of context that are looked for first; then fewer, down to one
 _LEAST_CHANCE = 0.25
 """That a text goes on as it did, below which it might as well not have. 0.01: as many tokens a step, and slower."""
@@ -147,7 +147,7 @@ class DraftChain:
         self.num_fed = 0
         self.num_known = 0
         self._num_noted = 0
-        size, width = session.capacity + _SLACK, session.shape.num_candidates
+        size, width = session.capacity + 2 * LONGEST_WINDOW, session.shape.num_candidates  # more is known than ever fed
         self._tokens = np.zeros(size, dtype=np.int64)
         self._next_ids = np.zeros((size, width), dtype=np.int64)
         self._next_logprobs = np.full((size, width), -np.inf, dtype=np.float32)

@@ -10,13 +10,13 @@ which row the window fails, one which token comes there. Fitting them is `score_
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
-from math import log
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.backends.protocol import ExitGuesses
+from mirrorsd.runtime.ledger import AcceptanceRate
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.texts.config import SpeculationConfig
 
@@ -25,9 +25,6 @@ _MISSING = 1.0
 """A candidate that one side does not name counts one (in logs) below the last that it does name. 0.3 and 3: 1.00 with
 the weights of an untuned pair."""
 _KNOWN = ("draft", "exit", "both")
-FIRST_RATE, RATE_MEMORY = 0.6, 0.95
-"""Of the acceptance rate: where it begins, and what it keeps per token. Speeds as in `windows`: beginning at 0.3, 0.98
-to 1.02, at 0.9, 0.95 to 1.02; keeping 0.8, 0.96 to 1.03."""
 DraftCandidates = tuple[NDArray[np.int64], NDArray[np.floating]]
 """Ids and log-probabilities `[g+1, m]` after the head token and after every window token."""
 
@@ -146,29 +143,6 @@ class RootChances(NamedTuple):
 
     ids: NDArray[np.int64]
     chances: Array
-
-
-class AcceptanceRate:
-    """How often a guess is right, lately: the share of tried window tokens that were accepted."""
-
-    def __init__(self) -> None:
-        self.value = FIRST_RATE
-
-    def observe(self, num_window: int, num_accepted: int) -> None:
-        """Learn from a verified window: accepted tokens were right, the next one (if any) was wrong."""
-        for row in range(min(num_accepted + 1, num_window)):
-            self.value = RATE_MEMORY * self.value + (1 - RATE_MEMORY) * (row < num_accepted)
-
-    @property
-    def log_odds(self) -> float:
-        """Those of the rate; so few tokens tell it from never or always by half of one's share at most.
-
-        >>> rate = AcceptanceRate(); rate.observe(300, 300); round(rate.log_odds, 2)
-        3.66
-        """
-        least = (1 - RATE_MEMORY) / 2
-        rate = min(max(self.value, least), 1 - least)
-        return log(rate / (1 - rate))
 
 
 class RootPlanner:

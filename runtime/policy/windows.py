@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.device_maps.pace import Curve, interpolate
-from mirrorsd.runtime.policy.roots import RATE_MEMORY, AcceptanceRate, RowWeights
+from mirrorsd.runtime.ledger import RATE_MEMORY, AcceptanceRate
+from mirrorsd.runtime.policy.roots import RowWeights
 from mirrorsd.texts.config import LONGEST_WINDOW
 
 Share = Sequence[float]
@@ -42,8 +43,6 @@ _RATIO_MEMORY = 0.98
 """Of what happened over what was expected, per case. 0.9: 0.99 to 1.02. 0.995: 0.99 to 1.01."""
 _PRIOR = 5.0
 """Cases that the first expectation counts for. 1: 0.98 to 1.05. 20: 0.99 to 1.03."""
-_CHANCE_MEMORY = 0.97
-"""Of such chances, per guess. 0.9: 0.98 to 1.02. 0.99: 1.00 to 1.01."""
 _LENGTHS = (1, 2, 3, 4, 6, 9, 14)
 """Longest agreement of each class of repeats but the last."""
 _FIRST_OF_REPEATS = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95)
@@ -306,11 +305,11 @@ class Confirmations:
 
         >>> seen = Confirmations(3); seen.observe(4, 2)
         >>> seen.chances(4).round(4).tolist()
-        [1.0, 1.0, 0.97, 0.97]
+        [1.0, 1.0, 0.95, 0.95]
         """
         tried = min(num_kept, num_fed - 1, len(self._chances))
-        self._chances[:tried] *= _CHANCE_MEMORY
-        self._chances[: min(num_kept - 1, tried)] += 1 - _CHANCE_MEMORY
+        self._chances[:tried] *= RATE_MEMORY
+        self._chances[: min(num_kept - 1, tried)] += 1 - RATE_MEMORY
 
     def chances(self, num_guesses: int) -> NDArray[np.float64]:
         """Chance of each of a branch's guesses to be kept, `[num_guesses]`; the first one's is 1."""

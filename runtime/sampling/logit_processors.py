@@ -20,8 +20,8 @@ _SHARE = 0.6
 """Of the estimated loss, what draft and exits are told: on the sample more than half of it, and not all, did best."""
 _LEAST, _NOTHING = -60.0, 1e-12
 """The least log-share and mass that are told from none."""
-_MOST = 700.0
-"""In logs: about the largest number there is."""
+_MOST = float(np.log(np.finfo(np.float64).max))
+"""In logs: the largest number there is."""
 
 
 class Penalties:

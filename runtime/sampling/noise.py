@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 NOISE = "splitmix64-lowbias32-1"
 """The name of this noise, for files that hold what was ranked with it: other noise must have another."""
-_MASK, _HALF = (1 << 64) - 1, (1 << 32) - 1
+_MASK, _HALF = int(np.iinfo(np.uint64).max), int(np.iinfo(np.uint32).max)
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB

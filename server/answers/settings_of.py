@@ -17,9 +17,15 @@ from mirrorsd.server.wire.chat import (
 )
 from mirrorsd.server.wire.completions import CompletionRequest
 from mirrorsd.server.wire.fields import PenalisedRequest, TextRequest
+from mirrorsd.texts.config import GenerationConfig
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed")
-_PLAINLY = ("presence_penalty", "frequency_penalty", "logit_bias")
+_PLAINLY = [
+    name
+    for name in PenalisedRequest.model_fields
+    if name in GenerationConfig.__slots__ and name not in TextRequest.model_fields
+]
+"""Fields that `GenerationConfig` has by the same name: a new one needs nothing here."""
 Settings = dict[str, Any]
 _ANY_OBJECT = {"type": "object", "additionalProperties": True}
 _MAPPINGS = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")
@@ -77,13 +83,7 @@ def penalised_settings(body: PenalisedRequest, defaults: Mapping[str, Any], limi
         raise ApiError(400, f"logit_bias: at most {limits.biases} tokens are taken.", param="logit_bias")
     if body.n_predict == 0:
         raise ApiError(400, "n_predict: at least one token is produced.", param="n_predict")
-    if body.stop_token_ids:
-        found["stop_token_ids"] = tuple(body.stop_token_ids)
-    found["skip_special_tokens"] = body.skip_special_tokens
-    for name in _PLAINLY:
-        if getattr(body, name):
-            found[name] = getattr(body, name)
-    return found
+    return found | {name: getattr(body, name) for name in _PLAINLY if getattr(body, name) is not None}
 
 
 def chat_settings(body: ChatRequest, defaults: Mapping[str, Any], limits: Limits) -> Settings:

@@ -35,7 +35,7 @@ def test_all_row_counts_share_one_buffer(session: OnnxTarget) -> None:
     alone = [logits(session, tokens[:size]) for size in range(1, 33)]
     bound = list(session._passes.values())
     assert len(bound) == 32
-    assert len({one._logits.value.data_ptr() for one in bound}) == 1
+    assert len({one._answer._logits.value.data_ptr() for one in bound}) == 1
     assert len({one.segments[0].hidden.value.data_ptr() for one in bound if one.segments[0].hidden}) == 1
     for size, found in enumerate(alone, 1):
         assert np.array_equal(found, alone[-1][:size])

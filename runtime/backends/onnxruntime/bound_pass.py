@@ -12,6 +12,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from mirrorsd.devices.onnxruntime.device import OnnxDevice
+from mirrorsd.devices.onnxruntime.device_memory import BestLogits
 from mirrorsd.devices.onnxruntime.masked_graph import MASK, TABLE_ROWS, RowLayout
 from mirrorsd.devices.onnxruntime.providers import ONNX_ERRORS
 from mirrorsd.devices.onnxruntime.stage import OnnxStage, Place, Tensor, host_scalar, run_options
@@ -23,8 +24,9 @@ from mirrorsd.runtime.backends.onnxruntime.states import SIDES, RecurrentStates
 from mirrorsd.runtime.backends.protocol import TargetOutput
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 from mirrorsd.runtime.sampling.short_rows import short_rows
+from mirrorsd.texts.config import LONGEST_WINDOW
 
-_LEAST_ROWS = 32
+_LEAST_ROWS = LONGEST_WINDOW + 1
 """Rows that a buffer has at least: memory of the host that no pass has touched takes no room."""
 
 
@@ -75,6 +77,50 @@ class OpenedTarget(Protocol):
         """Whether the stages are masked ones."""
 
 
+class _Inputs:
+    """What the host says of a pass's rows before it begins."""
+
+    def __init__(self, place: Place, num_rows: int) -> None:
+        self.num_rows = place.message((1,), "int64")
+        self._ids, self._seqlens_k = place.message((1, num_rows), "int64"), place.message((1,), "int32")
+        self._last_row = np.zeros(1, dtype=np.int32)
+        self._total_length, total_length = host_scalar()
+        self.values = {
+            names.INPUT_IDS: self._ids.value,
+            names.SEQLENS_K: self._seqlens_k.value,
+            names.TOTAL_LENGTH: total_length,
+            names.NUM_ROWS: self.num_rows.value,
+        }
+
+    def write(self, tokens: NDArray[np.int64], total: int, told_total: int) -> None:
+        self._ids.write(tokens[None])
+        self._last_row[0] = total - 1
+        self._seqlens_k.write(self._last_row)
+        self._total_length[()] = told_total
+
+
+class _Answer:
+    """What a pass says, and how it is read."""
+
+    def __init__(self, place: Place, logits: Tensor, dtype: str, best: BestLogits | None) -> None:
+        num_rows = logits.value.shape()[1]
+        self._ids, self._gaps = place.message((1, num_rows), "int64"), place.message((1, num_rows), "float32")
+        self._logits, self._dtype, self._best = logits, dtype, best
+        self.values = {
+            names.LOGITS: logits.value,
+            names.ARGMAX_IDS: self._ids.value,
+            names.ARGMAX_GAP: self._gaps.value,
+        }
+
+    def read(self, num_rows: int, with_logits: bool | ShortlistFilter) -> TargetOutput:
+        ids, gaps = self._ids.read()[0, :num_rows], self._gaps.read()[0, :num_rows]
+        if isinstance(with_logits, ShortlistFilter) and self._best is not None:
+            best = self._best.read(self._logits.value, self._dtype, with_logits.temperature, num_rows)
+            if (rows := short_rows(best, with_logits)) is not None:
+                return TargetOutput(ids, gaps, None, rows)
+        return TargetOutput(ids, gaps, self._logits.read()[0, :num_rows] if with_logits else None)
+
+
 class BoundPass:
     """All stages bound for one number of rows; captured as graphs where the device does that, prefill never."""
 
@@ -90,34 +136,23 @@ class BoundPass:
     ) -> None:
         shape, place = model.entry.shape, model.device.place
         self.fed: dict[str, Tensor] = {}
-        self._states, self._keeps_all = states, logit_rows < num_rows
-        self._num_rows = place.message((1,), "int64")
-        self._ids = place.message((1, num_rows), "int64")
-        self._seqlens_k = place.message((1,), "int32")
-        self._last_row = np.zeros(1, dtype=np.int32)
-        self._total_length, total_length = host_scalar()
+        self._states = states
+        self._inputs = _Inputs(place, num_rows)
         rows = place.message((logit_rows,), "int64")
         rows.write(np.arange(num_rows - logit_rows, num_rows))
-        self._argmax_ids = place.message((1, logit_rows), "int64")
-        self._argmax_gap = place.message((1, logit_rows), "float32")
         last_stage = model.segments[-1][1]
         logits_shape = (1, logit_rows, shape.vocab_size)
-        self._logits = buffers.rows(last_stage, names.LOGITS, logits_shape, shape.logits_dtype)
-        self._best, self._logits_dtype = model.device.best_logits, shape.logits_dtype
+        logits = buffers.rows(last_stage, names.LOGITS, logits_shape, shape.logits_dtype)
+        self._answer = _Answer(place, logits, shape.logits_dtype, model.device.best_logits)
         captures = model.device.captures and logit_rows == num_rows
         self._graph = model.device.next_graph() if captures else None
         # A captured graph keeps the length it was captured with: the whole capacity holds for every pass.
         self._fixed_length = model.entry.capacity if captures else None
         self._spare_rows = model.entry.spare_rows
         values = {
-            names.INPUT_IDS: self._ids.value,
-            names.SEQLENS_K: self._seqlens_k.value,
-            names.TOTAL_LENGTH: total_length,
+            **self._inputs.values,
             names.LOGIT_ROWS: rows.value,
-            names.LOGITS: self._logits.value,
-            names.ARGMAX_IDS: self._argmax_ids.value,
-            names.ARGMAX_GAP: self._argmax_gap.value,
-            names.NUM_ROWS: self._num_rows.value,
+            **self._answer.values,
             **cache,
         }
         self._mask: PassMask | None = None
@@ -125,9 +160,17 @@ class BoundPass:
             count, capacity = num_rows + self._spare_rows, model.entry.capacity
             self._mask = PassMask(place, count, shape.dtype, capacity, self._fixed_length)
             values |= self._mask.values
-        self._bind(model, values, buffers, num_rows)
+        self._bind(model, values, buffers, num_rows, keeps_all=logit_rows < num_rows)
 
-    def _bind(self, model: OpenedTarget, values: dict[str, ort.OrtValue], buffers: RowBuffers, num_rows: int) -> None:
+    def _bind(
+        self,
+        model: OpenedTarget,
+        values: dict[str, ort.OrtValue],
+        buffers: RowBuffers,
+        num_rows: int,
+        *,
+        keeps_all: bool,
+    ) -> None:
         shape, place = model.entry.shape, model.device.place
         self.options = options = run_options(self._graph, has_queue=model.device.stream is not None)
         self.segments: list[BoundSegment] = []
@@ -147,7 +190,7 @@ class BoundPass:
                 tap = hidden if layer == segment.end_layer else None
                 tap = tap or buffers.rows(stage, names.tap(layer), size, shape.dtype)
                 self.taps[layer], values[names.tap(layer)] = tap, tap.value
-            if not self._keeps_all:
+            if not keeps_all:
                 layers = [layer for layer in shape.recurrent_layers if segment.first_layer <= layer < segment.end_layer]
                 for spec in fed_specs(shape, layers):
                     size = (1, num_rows, int(spec.shape[2]))
@@ -166,12 +209,9 @@ class BoundPass:
     ) -> None:
         """Set this pass's rows, of which so many count, and how many cache rows there are after it."""
         total = start + len(tokens) + self._spare_rows
-        self._ids.write(tokens[None])
+        self._inputs.write(tokens, total, self._fixed_length or total)
         if self._states is not None:
-            self._num_rows.write(np.array([num_rows]))
-        self._last_row[0] = total - 1
-        self._seqlens_k.write(self._last_row)
-        self._total_length[()] = self._fixed_length or total
+            self._inputs.num_rows.write(np.array([num_rows]))
         if self._mask is not None:
             changed = self._mask.write(start, None if parents is None else parents.tolist(), total)
             for segment in self.segments:
@@ -182,12 +222,7 @@ class BoundPass:
 
         Where all that a filter keeps is among the best, these alone are.
         """
-        ids, gaps = self._argmax_ids.read()[0, :num_rows], self._argmax_gap.read()[0, :num_rows]
-        if isinstance(with_logits, ShortlistFilter) and self._best is not None:
-            best = self._best.read(self._logits.value, self._logits_dtype, with_logits.temperature, num_rows)
-            if (rows := short_rows(best, with_logits)) is not None:
-                return TargetOutput(ids, gaps, None, rows)
-        return TargetOutput(ids, gaps, self._logits.read()[0, :num_rows] if with_logits else None)
+        return self._answer.read(num_rows, with_logits)
 
     def release(self) -> None:
         """Forget the captured graphs, before what they point at goes."""

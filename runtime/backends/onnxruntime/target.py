@@ -36,6 +36,7 @@ from mirrorsd.runtime.backends.openvino.exits import OpenVinoExits
 from mirrorsd.runtime.backends.protocol import ExitGuesses, HeadGuesses, Kept, TargetModel, TargetOutput, TargetSession
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
+from mirrorsd.texts.config import LONGEST_WINDOW
 
 _NEAR_TIE_GAPS = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 4e-1}
 _ROWS_ASKED = 8
@@ -47,7 +48,7 @@ _MOST_PASSES, _MOST_PREFILLS = 64, 8
 _ROOM = 2
 """Times the size of the weights' file that must be free before they are packed once more: 1.4 are taken, and another
 program may want the rest."""
-_CAPTURED_ROWS = (1, 2, 4, 8, 16, 32)
+_CAPTURED_ROWS = tuple(1 << power for power in range((LONGEST_WINDOW + 1).bit_length()))
 """Where passes are captured, others are filled up to one of these: a session captures six graphs, when it opens."""
 
 

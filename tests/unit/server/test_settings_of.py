@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from mirrorsd.server.answers.settings_of import check_schema, depth_of, sampled, text_settings
+from mirrorsd.server.answers.settings_of import check_schema, depth_of, penalised_settings, sampled, text_settings
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.settings import Limits
-from mirrorsd.server.wire.fields import TextRequest
+from mirrorsd.server.wire.fields import PenalisedRequest, TextRequest
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "nothing said": ({}, {}, {}),
@@ -45,3 +45,12 @@ def test_schemas_are_bounded_without_recursion() -> None:
         check_schema({"enum": ["x" * 70_000]}, Limits(), "schema")
     while isinstance(deep, list):  # or freeing it would recurse
         deep = deep[0]
+
+
+def test_what_request_and_config_call_alike_is_handed_on() -> None:
+    given = {
+        **{"temperature": 0.5, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "repetition_penalty": 1.1, "seed": 5},
+        **{"presence_penalty": 0.5, "frequency_penalty": 0.25, "logit_bias": {"5": 1.0}, "stop_token_ids": [7]},
+        **{"method": "plain", "ignore_eos": True, "skip_special_tokens": False},
+    }
+    assert penalised_settings(PenalisedRequest(**given), {}, Limits()) == given

@@ -2,8 +2,7 @@
 
 from typing import get_type_hints
 
-from mirrorsd.texts.config import GenerationConfig
-from mirrorsd.texts.generation_options import GenerationOptions
+from mirrorsd.texts.config import GenerationConfig, GenerationOptions
 
 
 def test_the_options_are_the_fields_of_the_config() -> None:

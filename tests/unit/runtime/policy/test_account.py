@@ -202,7 +202,7 @@ def test_once_much_was_compared_a_slow_end_of_a_text_changes_little() -> None:
             pace.observe_plain(0.010)
     for _ in range(20):
         pace.observe_plain(0.018)
-    assert pace.observe_pass(1.0) == pytest.approx(0.011, rel=0.02)
+    assert pace.observe_pass(1.0) == pytest.approx(0.0116, rel=0.02)
 
 
 def test_nothing_is_made_up_where_nothing_was_measured() -> None:

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from mirrorsd.runtime.ledger import AcceptanceRate
 from mirrorsd.runtime.policy.roots import (
     DEFAULTS,
-    AcceptanceRate,
     Candidates,
     RootScores,
     ScoredCandidates,
