@@ -21,6 +21,7 @@ from joint_rows import count_different
 
 from mirrorsd import GenerationConfig, MirrorPipeline
 from mirrorsd.devices.openvino.npu_graph import cut_for_npu
+from mirrorsd.devices.openvino.npu_request import CutRequest, HostParts
 from mirrorsd.export.bundle.draft_ir import write_draft
 from mirrorsd.export.bundle.journal import Journal
 from mirrorsd.export.bundle.target_graphs import TargetPlan, write_target
@@ -41,7 +42,6 @@ from mirrorsd.graphs.contract import MASKED, draft_contract
 from mirrorsd.graphs.manifest import DraftBucket, VerifyResult
 from mirrorsd.machine.doctor.row_invariance import largest_row_difference
 from mirrorsd.machine.npu.conformance import check_conformance
-from mirrorsd.runtime.backends.openvino.npu_request import CutRequest, HostParts
 
 TOLERANCE = 1e-4
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
