@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from struct import Struct
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from mirrorsd.texts.setting_rules import read_whole
 _MAGIC = b"mirrorsd-cache-1\n"
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "openvino")
 _DIGEST_BYTES = hashlib.sha256().digest_size
-_LENGTH_BYTES = 8
+_LENGTH = Struct("<Q")
 
 
 class SavedCache(NamedTuple):
@@ -53,7 +54,7 @@ def write_cache(path: Path, cache: SavedCache, origin: dict[str, str]) -> None:
     """
     header = json.dumps({"origin": origin, "token_ids": cache.token_ids}).encode()
     arrays = (*cache.kept.rows, *cache.kept.states)
-    parts = [len(header).to_bytes(_LENGTH_BYTES, "little"), header, *(each.tobytes() for each in arrays)]
+    parts = [_LENGTH.pack(len(header)), header, *(each.tobytes() for each in arrays)]
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)
@@ -76,8 +77,8 @@ def read_cache(path: Path, origin: dict[str, str], like: Kept) -> SavedCache:
         raise BundleError(f"{path} is no saved cache: those are made by MirrorSession.save_cache.")
     if hashlib.sha256(body).digest() != bytes(content[len(_MAGIC) : len(_MAGIC) + _DIGEST_BYTES]):
         raise BundleError(f"{path} is damaged: its checksum does not fit. Save the conversation again.")
-    stop = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
-    token_ids, made_by = _header(path, bytes(body[_LENGTH_BYTES:stop]))
+    stop = _LENGTH.size + _LENGTH.unpack_from(body)[0]
+    token_ids, made_by = _header(path, bytes(body[_LENGTH.size : stop]))
     for name in sorted({*origin, *made_by}):
         made, here = made_by.get(name, "none"), origin.get(name, "none")
         if made != here:

@@ -1,5 +1,6 @@
 """The application: which path is answered by whom, and what surrounds every request."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -16,20 +17,20 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
+from mirrorsd.devices import freed_memory
 from mirrorsd.graphs.errors import MirrorError
 from mirrorsd.graphs.shipped_files import shipped
 from mirrorsd.server import inspection
 from mirrorsd.server.answers.chat import chat
 from mirrorsd.server.answers.completions import completions
 from mirrorsd.server.answers.responses import responses
-from mirrorsd.server.errors import ApiError, api_error
+from mirrorsd.server.errors import ApiError, api_error, not_now
 from mirrorsd.server.openapi import openapi_document
 from mirrorsd.server.service import Service
 from mirrorsd.server.settings import ServerSettings
 from mirrorsd.server.transport.exchange import ClientDisconnect, Exchange, while_connected
 from mirrorsd.server.transport.guard import Guard
 from mirrorsd.server.transport.kept import KeptAnswers, kept_answers
-from mirrorsd.server.transport.memory import LONG_BODY, give_back
 from mirrorsd.server.transport.page_files import PageFiles
 from mirrorsd.server.wire.chat import ChatRequest
 from mirrorsd.server.wire.completions import CompletionRequest, DetokenizeRequest, TemplateRequest, TokenizeRequest
@@ -39,6 +40,8 @@ from mirrorsd.server.wire.responses import ResponseRequest
 _log = logging.getLogger("mirrorsd.server")
 Handler = Callable[..., Awaitable[None]]
 CLIENT_GONE = 499
+LONG_BODY = 1 << 16
+"""Bytes of a body behind which memory is given back at once."""
 
 
 class Endpoint(NamedTuple):
@@ -136,8 +139,8 @@ class _Answered:
             ms = round(1e3 * (perf_counter() - started), 1)
             facts = {"request": exchange.id, "path": endpoint.path, "status": status, "ms": ms}
             _log.info("answered", extra={"facts": facts})
-        if exchange.num_read > LONG_BODY:
-            await give_back()
+        if exchange.num_read > LONG_BODY or freed_memory.is_due():
+            await asyncio.to_thread(freed_memory.give_back)
 
     async def _answer(self, exchange: Exchange) -> bool:
         service, endpoint = self._service, self._endpoint
@@ -147,7 +150,7 @@ class _Answered:
             arguments.append(body)
             _look_at_fields(exchange, body)
         if endpoint.needs_model and (service.is_closing or service.failure is not None):
-            raise ApiError(503, f"The server is {service.status}.", code=service.status, headers={"Retry-After": "5"})
+            raise not_now(service.status)
         key = getattr(arguments[-1], "mirror_keep", None)
         if key is not None:
             return await self._keep(key, exchange, arguments[-1])

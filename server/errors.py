@@ -51,6 +51,11 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
+def not_now(status: str) -> ApiError:
+    """The refusal of a server that takes no requests: it is `loading`, `failed` or `closing`."""
+    return ApiError(503, f"The server is {status}.", code=status, headers={"Retry-After": "5", "Connection": "close"})
+
+
 def _shortened(message: str) -> str:
     """A message without its middle, where it is long.
 

@@ -21,14 +21,14 @@ from starlette.routing import Mount
 from starlette.types import Receive, Scope, Send
 
 from mirrorsd.graphs.errors import ConfigError
-from mirrorsd.server.errors import ApiError
+from mirrorsd.server.errors import ApiError, not_now
 from mirrorsd.server.settings import ServerSettings
 from mirrorsd.server.transport.exchange import PING, ClientDisconnect, Exchange, while_connected
 from mirrorsd.server.transport.guard import Guard
 from mirrorsd.server.transport.resuming import HEADER, read_mark
 
 _log = logging.getLogger("mirrorsd.server")
-_END = b"\n\n"
+FRAME_END = b"\n\n"
 _OWN_HEADERS = frozenset(
     (
         *(
@@ -157,7 +157,7 @@ class Passage:
         return False
 
     async def _hold(self, held: list[bytes], frame: bytes, answer: httpx2.Response) -> None:
-        if frame + _END != PING:
+        if frame + FRAME_END != PING:
             held.append(frame)
         elif self._wants_stream:
             await self._begin(answer)
@@ -167,7 +167,7 @@ class Passage:
         """What was held is certain now."""
         if held and self._wants_stream:
             await self._begin(answer)
-            await self.exchange.frame(_END.join(held) + _END)
+            await self.exchange.frame(FRAME_END.join(held) + FRAME_END)
         elif held:
             self._document = held[-1]
         choice, ids = mark.pop("choice", None), mark.pop("ids", [])
@@ -252,6 +252,8 @@ class Front:
         exchange = Exchange(scope, receive, send, self.settings.limits)
         try:
             body = await self._read(exchange)
+            if self.is_closing:
+                raise not_now("closing")
             await while_connected(exchange, lambda: self._answer(Passage(exchange, body)))
         except ClientDisconnect:
             return
@@ -340,7 +342,7 @@ async def frames_of(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The frames of a stream of events, without what ends them, however its bytes come; a torn one is left out."""
     rest = b""
     async for piece in pieces:
-        *frames, rest = (rest + piece).split(_END)
+        *frames, rest = (rest + piece).split(FRAME_END)
         for frame in frames:
             yield frame
 

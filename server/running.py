@@ -11,10 +11,11 @@ from typing import Protocol, Self
 import uvicorn
 from starlette.applications import Starlette
 
+from mirrorsd.devices.freed_memory import few_arenas
 from mirrorsd.graphs.errors import ConfigError, MirrorError
 from mirrorsd.server.app import build_app
 from mirrorsd.server.settings import ServerSettings
-from mirrorsd.server.transport.deadlines import bounded_by
+from mirrorsd.server.transport.deadlines import LINGER_S, bounded_by
 
 _AFTER_GRACE_S = 5.0
 _START_S = 30.0
@@ -48,6 +49,8 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._service.begin_to_close()
+        if not self.force_exit:
+            await asyncio.sleep(LINGER_S)  # whoever is connecting is told so, too
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -123,6 +126,7 @@ def run(app: Starlette, settings: ServerSettings, tell: Callable[[str], None]) -
         ConfigError: the address cannot be listened on.
         MirrorError: what it serves cannot be loaded.
     """
+    few_arenas()
     with bind(settings) as listening:
         server = configured(app, settings)
         tell(url_of(listening))

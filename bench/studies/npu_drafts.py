@@ -27,6 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from mirrorsd.devices.openvino.draft_shapes import static_shapes
 from mirrorsd.devices.openvino.npu_blobs import draft_digest
 from mirrorsd.devices.openvino.npu_graph import cut_for_npu, round_weight
+from mirrorsd.devices.openvino.npu_request import HostParts
 from mirrorsd.export.bundle.draft_ir import write_draft
 from mirrorsd.export.checkpoints.loading import Streams, draft_shape
 from mirrorsd.export.passes.graph_passes import optimise_draft
@@ -40,7 +41,6 @@ from mirrorsd.graphs.manifest import DraftBucket, DraftEntry, SourceModel
 from mirrorsd.machine.npu.ahead import device_graph
 from mirrorsd.machine.npu.compiler import NpuCompiler
 from mirrorsd.machine.npu.report import by_use, report_document, reports_in
-from mirrorsd.runtime.backends.openvino.npu_request import HostParts
 
 STAND_IN_VOCAB = 512
 BUCKETS = ((4, 4), (8, 8), (16, 16), (32, 32), (128, 1))

@@ -1,1 +1,1 @@
-"""Graphs for OpenVINO: rewritten, compiled, and kept compiled."""
+"""Graphs for OpenVINO: rewritten, compiled, kept compiled, and run in parts."""

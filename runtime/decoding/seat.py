@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
+from mirrorsd.devices import freed_memory
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.decoding.auto import AutoSource
 from mirrorsd.runtime.decoding.draft_link import DraftLine, DraftLink
@@ -139,6 +140,8 @@ class Seat:
         """Release the caches, on their own workers and after what is still running there; does not wait."""
         self._engine.target_worker.leave(self._target_session.close, self)
         self._engine.draft_worker.leave(self._draft_session.close, self)
+        if freed_memory.is_due():
+            self._engine.preparing_worker.leave(freed_memory.give_back)
 
 
 def _scratch_slots(speculation: SpeculationConfig) -> int:

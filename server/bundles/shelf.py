@@ -16,7 +16,7 @@ from mirrorsd.hub.bundles import bundle_folder, is_fetched_by
 from mirrorsd.machine.doctor.memory import free_memory, memory_needs
 from mirrorsd.runtime import MirrorPipeline, choose_device_map
 from mirrorsd.server.bundles.loaded import LoadedBundle
-from mirrorsd.server.errors import ApiError
+from mirrorsd.server.errors import ApiError, not_now
 from mirrorsd.server.settings import ServerSettings
 
 _log = logging.getLogger("mirrorsd.server")
@@ -64,7 +64,7 @@ class Shelf:
         while found not in self.loaded:
             await self.load(found)
         if self._is_closed:
-            raise ApiError(503, "The server is stopping.", code="stopping")
+            raise not_now("closing")
         bundle = self.loaded.pop(found)
         self.loaded[found] = bundle  # the last of those that were used
         self._users[found] += 1
@@ -91,7 +91,7 @@ class Shelf:
     async def load(self, name: str) -> None:
         """Load a bundle if it is not. A client that goes away meanwhile does not stop it: the next one has it."""
         if self._is_closed:
-            raise ApiError(503, "The server is stopping.", code="stopping")
+            raise not_now("closing")
         if name not in self._loads:
             self._loads[name] = asyncio.create_task(self._load_in_turn(name))
             self._loads[name].add_done_callback(lambda _: self._loads.pop(name))

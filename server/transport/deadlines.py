@@ -10,6 +10,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from mirrorsd.server.errors import ApiError
 from mirrorsd.server.settings import Limits
 
+LINGER_S = 0.1
+"""What is open stays so for a while once the server closes: a client may be asking just now, and would get no word.
+
+`bench/claims/serving/drain.py` counts those that get none."""
+
 
 class BoundedConnection(H11Protocol):
     """A connection that is cut where its client is too slow, or one too many.
@@ -61,6 +66,20 @@ class BoundedConnection(H11Protocol):
         _stop(self._head_timer)
         _stop(self._send_timer)
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """Close the connection when nothing was asked on it for a while."""
+        self._linger(idle_with=self)
+
+    def _linger(self, idle_with: object) -> None:
+        """Look at it again; it was idle after that request at the last look, if it was."""
+        if self.transport.is_closing():
+            return
+        is_idle = self.cycle is None or self.cycle.response_complete
+        if is_idle and idle_with is self.cycle:
+            super().shutdown()
+        else:
+            self.loop.call_later(LINGER_S, self._linger, self.cycle if is_idle else self)
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP, or has too long a head, in OpenAI's form."""

@@ -4,7 +4,8 @@ webgpu_program.py texts BUNDLE      every method's greedy and sampled texts, and
 webgpu_program.py filtered BUNDLE   the same filtered texts from whole rows and from their best logits
 webgpu_program.py passes BUNDLE     logits of a prompt, of a window, and of rows behind a rollback; nodes by provider
 webgpu_program.py trees BUNDLE      texts with siblings, how many there were, and logits of a tree and of its chains
-webgpu_program.py memory BUNDLE     megabytes in use after 20 and after 200 more requests
+webgpu_program.py memory BUNDLE     megabytes that 40 requests leave behind, after 20 others
+webgpu_program.py long_memory BUNDLE  the same of 200
 webgpu_program.py refused BUNDLE    what is said where the bundle does not load
 webgpu_program.py lost BUNDLE       what is said where the device goes in the middle of a text, and afterwards
 webgpu_program.py texts,memory BUNDLE    several, one after the other: to start costs more than most of them
@@ -94,7 +95,7 @@ def passes(bundle: Path) -> dict[str, object]:
 
 def trees(bundle: Path) -> dict[str, object]:
     """Tokens by method with and without siblings; logits of `TREE`'s rows, and of each one's path alone."""
-    settings = {"max_new_tokens": 24, "ignore_eos": True}
+    settings = {"max_new_tokens": 16, "ignore_eos": True}
     found: dict[str, list[int]] = {}
     with MirrorPipeline.load(bundle, device_map=CARD, speculation={"siblings": 6}, use_tuned=False) as pipe:
         pipe.engine.known.target_ms = ((1.0, 10.0), (32.0, 10.1))  # rows of a software GPU are not free
@@ -142,7 +143,7 @@ def profiled(bundle: Path) -> dict[str, int]:
     return dict(counts)
 
 
-def memory(bundle: Path) -> dict[str, object]:
+def memory(bundle: Path, count: int = 40) -> dict[str, object]:
     """A software GPU's memory is the process's own."""
 
     def megabytes() -> float:
@@ -156,7 +157,13 @@ def memory(bundle: Path) -> dict[str, object]:
         return megabytes()
 
     with MirrorPipeline.load(bundle, device_map=CARD) as pipe:
-        return {"after_20": use(20), "after_220": use(200)}
+        before = use(20)
+        return {"left": use(count) - before}
+
+
+def long_memory(bundle: Path) -> dict[str, object]:
+    """As `memory`, of more requests."""
+    return memory(bundle, 200)
 
 
 def refused(bundle: Path) -> dict[str, object]:
@@ -192,5 +199,5 @@ def lost(bundle: Path) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    jobs = {job.__name__: job for job in (texts, filtered, passes, trees, memory, refused, lost)}
+    jobs = {job.__name__: job for job in (texts, filtered, passes, trees, memory, long_memory, refused, lost)}
     print(json.dumps({name: jobs[name](Path(sys.argv[2])) for name in sys.argv[1].split(",")}))

@@ -10,6 +10,7 @@ import pytest
 
 import mirrorsd
 from mirrorsd import MirrorPipeline
+from mirrorsd.devices import freed_memory
 from mirrorsd.graphs.errors import Cancelled, ConfigError, ContextLengthError, GenerationError
 from mirrorsd.runtime import loading
 
@@ -121,6 +122,20 @@ def test_weights_go_to_huge_pages_unless_the_card_says_no(
     with MirrorPipeline.load(tiny_bundle, device_map=str(card)) as loaded:
         loaded.engine.settle()
         assert ("huge pages: 8 MiB" in loaded.placement) is is_wanted
+
+
+@pytest.mark.parametrize(("every_s", "times"), [(0.0, 1), (1e9, 0)])
+def test_what_a_closed_session_leaves_free_goes_back_to_the_system_now_and_then(
+    pipe: MirrorPipeline, monkeypatch: pytest.MonkeyPatch, every_s: float, times: int
+) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(freed_memory, "EVERY_S", every_s)
+    monkeypatch.setattr(freed_memory, "_of_glibc", lambda _: given.append)
+    session = pipe.session()
+    session.generate(PROMPT, max_new_tokens=2)
+    session.close()
+    pipe.engine.preparing_worker.run(lambda: None)
+    assert len(given) == times
 
 
 def test_a_drawn_seed_is_told_and_makes_the_text_again(pipe: MirrorPipeline) -> None:

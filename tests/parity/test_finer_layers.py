@@ -26,7 +26,8 @@ def test_the_kind_that_rounding_hurts_most_gets_eight_bits(
         values[:, ::8] *= 30
     save_file(weights, target / "model.safetensors", {"format": "pt"})
 
-    manifest = export_pair(target, target, tmp_path / "bundle", gptq_options)
+    draft = make_checkpoint(tmp_path / "draft", "llama", seed=8, num_hidden_layers=2, tie_word_embeddings=True)
+    manifest = export_pair(target, draft, tmp_path / "bundle", gptq_options)
 
     storage = manifest.target.storage
     assert storage is not None

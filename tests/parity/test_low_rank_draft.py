@@ -14,6 +14,7 @@ import torch
 from mirrorsd import GenerationConfig, MirrorPipeline
 from mirrorsd.devices.openvino.draft_shapes import static_shapes
 from mirrorsd.devices.openvino.npu_graph import cut_for_npu
+from mirrorsd.devices.openvino.npu_request import CutRequest, HostParts
 from mirrorsd.export import ExportOptions, export_pair
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.verify.draft import DraftRun, Tree
@@ -21,7 +22,6 @@ from mirrorsd.graphs.contract import draft_contract
 from mirrorsd.graphs.errors import ConfigError, ExportError
 from mirrorsd.graphs.token_rows import TokenRows
 from mirrorsd.machine.npu.conformance import check_conformance
-from mirrorsd.runtime.backends.openvino.npu_request import CutRequest, HostParts
 from mirrorsd.training.draft_shape import DraftHead, draft_from_layers
 from mirrorsd.training.models.model_folder import copy_tokenizer
 from mirrorsd.training.models.streaming_draft import StreamingDraft, StreamShape

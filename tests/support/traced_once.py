@@ -1,16 +1,16 @@
 """Exports of tiny models in seconds: PyTorch traces each stage once in a run, which takes most of an export's time.
 
 A stage's graph depends on its module and its contract, on all that is in them: the key holds every attribute, the
-numbers of every tensor, and which tensors are one. Rotary tables are left out, of which a graph only reads rows: a
-context of another length has the same graph. Where the key is the same, a copy of the first graph is handed out, to
-another process, too; tables and the checkpoint's own weights are put in afterwards.
+shape of every tensor, and which tensors are one. The numbers of weights are left out, and rotary tables, of which a
+graph only reads rows: a context of another length has the same graph. Where the key is the same, a copy of the first
+graph is handed out, to another process, too; numbers are put in afterwards.
 """
 
 import gc
 import hashlib
 import io
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,8 @@ from filelock import FileLock
 from made_once import folder_of_the_run
 
 _AS_EVER: list[Any] = []
+LEAST_WEIGHT = 32
+"""Numbers of a tensor."""
 NUM_LENGTH_TEXTS = 2
 """What a random draft guesses of how many texts is noted in a bundle; each costs 48 windows."""
 
@@ -40,14 +42,14 @@ def traced_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     def remembered(module: Any, contract: Any) -> Any:
         from torch.onnx import ONNXProgram
 
-        tables = tables_of(module)
+        tables, weights = tables_of(module), weights_of(module)
         with without(tables):
-            key = key_of(module, contract)
+            key = key_of(module, contract, left_out=weights.values())
         if key is None:
             return trace(module, contract)
-        with few_collections():
+        with few_collections(), without_cached_shapes():
             model = graphs.get(key, lambda: trace(module, contract).model)
-        put_in(tables, model.graph)
+        put_in(weights | {name: table for name, (_, _, table) in tables.items()}, model.graph)
         return ONNXProgram(model, None)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -99,6 +101,15 @@ def few_collections() -> Iterator[None]:
         gc.set_threshold(*usual)
 
 
+@contextmanager
+def without_cached_shapes() -> Iterator[None]:
+    """Have PyTorch compute shapes anew: copies of kept ones, with symbols in them, take a fifth of a trace."""
+    import torch._dynamo.config as settings
+
+    with settings.patch(fake_tensor_cache_enabled=False):
+        yield
+
+
 def list_operators_once(patch: pytest.MonkeyPatch) -> None:
     """PyTorch lists the operators that it can translate at every export, which takes a tenth of it."""
     try:
@@ -134,29 +145,42 @@ def without(tables: Tables) -> Iterator[None]:
             owner._buffers[name] = table
 
 
-def put_in(tables: Tables, graph: Any) -> None:
-    """Give the graph these tables."""
-    import onnx_ir as ir
+def weights_of(module: Any) -> dict[str, Any]:
+    """Parameters and buffers of a stage by name, without the small ones, which may be numbers that steer it."""
+    found = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    return {name: tensor for name, tensor in found if tensor.numel() >= LEAST_WEIGHT}
 
-    for name, (_, _, table) in tables.items():
-        if name in graph.initializers:
+
+def put_in(numbers: Mapping[str, Any], graph: Any) -> None:
+    """Give the graph these tensors; those without numbers come from the checkpoint."""
+    from onnx_ir.tensor_adapters import TorchTensor
+
+    for name, tensor in numbers.items():
+        if name in graph.initializers and not tensor.is_meta:
             value = graph.initializers[name]
-            value.const_value = ir.tensor(table, name=name)
+            value.const_value = TorchTensor(tensor.detach().contiguous(), name=name)
             value.shape = value.const_value.shape
 
 
-def key_of(*things: Any) -> str | None:
-    """A digest of all that the things consist of; None where something in them cannot be written down."""
+def key_of(*things: Any, left_out: Iterable[Any] = ()) -> str | None:
+    """A digest of all that the things consist of; None where something in them cannot be written down.
+
+    Of tensors that are left out the numbers do not count.
+    """
     stream = io.BytesIO()
     try:
-        _Describing(stream).dump(things)
+        _Describing(stream, {id(tensor) for tensor in left_out}).dump(things)
     except (pickle.PicklingError, AttributeError, TypeError):
         return None
     return hashlib.sha256(stream.getvalue()).hexdigest()
 
 
 class _Describing(pickle.Pickler):
-    """Writes tensors as what is in their memory, and everything else as ever."""
+    """Writes tensors as what they look like and what is in their memory, and everything else as ever."""
+
+    def __init__(self, stream: io.BytesIO, left_out: set[int]) -> None:
+        super().__init__(stream)
+        self._left_out, self._memory = left_out, dict[int, int]()
 
     def reducer_override(self, thing: Any) -> Any:
         import torch
@@ -164,5 +188,7 @@ class _Describing(pickle.Pickler):
         if not isinstance(thing, torch.Tensor):
             return NotImplemented
         held = thing.detach().untyped_storage()
-        numbers = hashlib.sha256(bytes(held)).hexdigest()
-        return str, (f"{type(thing)} {thing.dtype} {thing.shape} {thing.stride()} {thing.storage_offset()} {numbers}",)
+        place = self._memory.setdefault(held._cdata, len(self._memory))
+        numbers = "" if id(thing) in self._left_out else hashlib.sha256(bytes(held)).hexdigest()
+        looks = f"{type(thing)} {thing.dtype} {thing.device} {thing.shape} {thing.stride()} {thing.storage_offset()}"
+        return str, (f"{looks} {place} {numbers}",)

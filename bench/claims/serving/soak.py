@@ -10,23 +10,21 @@ import http
 import http.client
 import json
 import random
-import socket
-import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from time import monotonic, sleep
+from time import sleep
 from typing import Any
 
 import psutil
 
+from mirrorsd.bench.claims.serving.commands import Command
 from mirrorsd.bench.runs import Messages
 
 _CLIENTS = 4
-_START_S, _ANSWER_S, _LOOK_S = 300.0, 300.0, 0.2
+_ANSWER_S, _LOOK_S = 300.0, 0.2
 _WHOLE, _LEFT, _REFUSED, _TOOLS, _LONG = 0.5, 0.2, 0.1, 0.2, 0.1
 """Shares of requests that want no stream, of streams that are left, of requests refused, with a tool, with much."""
 _TOOL = {
@@ -39,12 +37,8 @@ class ServedSoak:
     """A server, its clients, and their counts; use it as a context manager."""
 
     def __init__(self, bundle: Path, prompts: Sequence[Messages], device_map: str, tokens: int, seed: int) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = free.getsockname()[1]
-        command = [sys.executable, "-m", "mirrorsd", "serve", str(bundle), "--port", str(self._port), "--quiet"]
-        self._command = [*command, "--device-map", device_map, "--seats", str(_CLIENTS)]
+        self._server = Command("serve", str(bundle), "--device-map", device_map, "--seats", str(_CLIENTS))
         self._prompts, self._tokens, self._random = prompts, tokens, random.Random(seed)
-        self._process: subprocess.Popen[bytes] | None = None
         self._expected: dict[str, str] = {}
         self._is_over, self._has_died = threading.Event(), threading.Event()
         self._lock = threading.Lock()
@@ -60,7 +54,7 @@ class ServedSoak:
         self._clients = [threading.Thread(target=self._ask_on, daemon=True) for _ in range(_CLIENTS)]
 
     def __enter__(self) -> "ServedSoak":
-        self._start()
+        self._server.wait()
         for client in self._clients:
             client.start()
         return self
@@ -69,46 +63,25 @@ class ServedSoak:
         self._is_over.set()
         for client in self._clients:
             client.join(_ANSWER_S)
-        assert self._process is not None
-        self._process.terminate()
-        self._process.wait(_START_S)
+        self._server.stop()
 
     def kill(self) -> None:
         """Kill the server in the middle of its answers, and start another."""
-        assert self._process is not None
         self._has_died.set()
-        self._process.kill()
-        self._process.wait(_START_S)
+        self._server.kill()
         self._count("kills")
-        self._start()
+        self._server.start()
+        self._server.wait()
+        self._has_died.clear()
 
     def measured(self) -> dict[str, Any]:
         """The counts so far, and what the server has."""
-        assert self._process is not None
-        process = psutil.Process(self._process.pid)
+        process = psutil.Process(self._server.process.pid)
         memory = round(process.memory_info().rss / 1e6, 1)
         return {f"served_{name}": number for name, number in self.counts.items()} | {
             "served_rss_mb": memory,
             "served_threads": process.num_threads(),
         }
-
-    def _start(self) -> None:
-        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        until = monotonic() + _START_S
-        while True:
-            try:
-                if urllib.request.urlopen(f"{self._url}/health", timeout=5).status == 200:
-                    break
-            except OSError:
-                pass
-            if self._process.poll() is not None or monotonic() > until:
-                raise SystemExit("the server does not start")
-            sleep(_LOOK_S)
-        self._has_died.clear()
-
-    @property
-    def _url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
 
     def _count(self, name: str) -> None:
         with self._lock:
@@ -159,7 +132,7 @@ class ServedSoak:
 
     def _answer(self, body: dict[str, Any]) -> Any:
         headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"{self._url}/v1/chat/completions", json.dumps(body).encode(), headers)
+        request = urllib.request.Request(f"{self._server.url}/v1/chat/completions", json.dumps(body).encode(), headers)
         return urllib.request.urlopen(request, timeout=_ANSWER_S)
 
     def _compare(self, found: str, expected: str, body: dict[str, Any]) -> None:

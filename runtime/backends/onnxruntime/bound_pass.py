@@ -24,8 +24,9 @@ from mirrorsd.runtime.backends.onnxruntime.states import SIDES, RecurrentStates
 from mirrorsd.runtime.backends.protocol import TargetOutput
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 from mirrorsd.runtime.sampling.short_rows import short_rows
+from mirrorsd.texts.config import LONGEST_WINDOW
 
-_LEAST_ROWS = 32
+_LEAST_ROWS = LONGEST_WINDOW + 1
 """Rows that a buffer has at least: memory of the host that no pass has touched takes no room."""
 
 

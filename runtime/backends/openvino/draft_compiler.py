@@ -32,11 +32,11 @@ from mirrorsd.devices.openvino.draft_shapes import (
 from mirrorsd.devices.openvino.joined_attention import join_attention, pays_to_join
 from mirrorsd.devices.openvino.npu_blobs import BundleBlobs
 from mirrorsd.devices.openvino.npu_graph import NpuParts, cut_for_npu
+from mirrorsd.devices.openvino.npu_request import HostParts
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import DraftEntry
 from mirrorsd.graphs.token_rows import TokenRows
 from mirrorsd.runtime.backends.openvino.draft_pass import DraftRequest, Runnable, TensorCache
-from mirrorsd.runtime.backends.openvino.npu_request import HostParts
 from mirrorsd.runtime.backends.protocol import Progress, RowBlock
 from mirrorsd.runtime.backends.slot_pass import DraftNoise, Shape, pass_buckets
 

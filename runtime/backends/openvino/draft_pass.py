@@ -9,12 +9,12 @@ import threading
 import openvino as ov
 
 from mirrorsd.devices.openvino.draft_shapes import OPENVINO_ERRORS, numpy_type, tensor_on
+from mirrorsd.devices.openvino.npu_request import CutRequest, HostParts
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import draft_contract
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import DraftEntry
 from mirrorsd.graphs.token_rows import TokenRows
-from mirrorsd.runtime.backends.openvino.npu_request import CutRequest, HostParts
 from mirrorsd.runtime.backends.slot_pass import DraftNoise, PassBuffers, Shape, SlotCache, host_arrays, host_ports
 
 PASS_LIMIT_S = 30.0

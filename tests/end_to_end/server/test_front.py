@@ -2,20 +2,19 @@
 
 import json
 import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mirrorsd.bench.claims.serving import killed
+from mirrorsd.bench.claims.serving.commands import Command
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.server import Limits, Running, ServerSettings
 from mirrorsd.server.front import build_front, servers_of
@@ -31,50 +30,21 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-class Server:
-    """`mirrorsd serve` as a process that can be killed."""
-
-    def __init__(self, bundle: Path, *more: str) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        words = ["-m", "mirrorsd.cli", "serve", f"tiny={bundle}", "--port", str(self.port), "--device-map", "cpu"]
-        self.process = subprocess.Popen([sys.executable, *words, "--quiet", *more], stderr=subprocess.DEVNULL)
-
-    def is_ready(self) -> bool:
-        try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as opened:
-                opened.sendall(
-                    f"GET /health HTTP/1.1\r\nHost: 127.0.0.1:{self.port}\r\nConnection: close\r\n\r\n".encode()
-                )
-                return b" 200 " in opened.recv(64)
-        except OSError:
-            return False
-
-    def end(self, number: int = signal.SIGKILL) -> None:
-        self.process.send_signal(number)
-        self.process.wait(30)
-
-
-Start = Callable[..., list[Server]]
+Start = Callable[..., list[Command]]
 
 
 @pytest.fixture
 def start(tiny_bundle: Path) -> Iterator[Start]:
-    servers: list[Server] = []
+    with ExitStack() as stack:
 
-    def begin(count: int, *more: str) -> list[Server]:
-        found = [Server(tiny_bundle, *more) for _ in range(count)]
-        servers.extend(found)
-        until = time.monotonic() + 90
-        while not all(server.is_ready() for server in found):
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        return found
+        def begin(count: int, *more: str) -> list[Command]:
+            words = ("serve", f"tiny={tiny_bundle}", "--device-map", "cpu", *more)
+            found = [stack.enter_context(Command(*words)) for _ in range(count)]
+            for server in found:
+                server.wait()
+            return found
 
-    yield begin
-    for server in servers:
-        if server.process.poll() is None:
-            server.end()
+        yield begin
 
 
 def front_of(urls: list[str], **limits: float) -> Running:
@@ -191,9 +161,9 @@ def test_killed_in_the_middle_twice_running(start: Start) -> None:
             expected = list(pool.map(ask, range(6)))
             running = [pool.submit(ask, number) for number in range(6)]
             time.sleep(0.3)
-            first.end()
+            first.kill()
             time.sleep(0.4)
-            second.end()
+            second.kill()
             found = [future.result() for future in running]
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):
         assert status_of(one) == status_of(other) == 200, one
@@ -226,7 +196,7 @@ def test_a_server_that_is_told_to_stop_fails_no_request(start: Start) -> None:
             expected = text_of(frames(ask(0)))
             running = [pool.submit(ask, number) for number in range(32)]
             time.sleep(0.5)
-            first.process.send_signal(signal.SIGTERM)
+            first.process.terminate()
             answers = [future.result() for future in running]
         first.process.wait(30)
     assert [text_of(frames(answer)) == expected for answer in answers] == [True] * 32
@@ -255,10 +225,14 @@ def test_the_campaign_of_kills_finds_no_text_that_differs(
     tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = tmp_path / "killed.json"
-    monkeypatch.setattr("sys.argv", ["killed.py", str(tiny_bundle), "--texts", "33", "--output", str(report)])
+    monkeypatch.setattr("sys.argv", ["killed.py", str(tiny_bundle), "--texts", "20", "--output", str(report)])
     assert killed.main() == 0
     found = json.loads(report.read_text(encoding="utf-8"))
-    assert (found["equal"], found["broken_off"]) == (33, {"token 0": 22, "token 1": 11})
+    assert found["equal"] == 20
+    assert {place: row["broken_off"] / row["texts"] for place, row in found["by_place"].items()} == {
+        **dict.fromkeys(killed.PLACES, 1.0),
+        "twice": 2.0,
+    }
 
 
 def test_no_server_at_all_is_an_error_that_says_so() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from mirrorsd.devices import freed_memory
 from mirrorsd.server import Running, ServerSettings
 from mirrorsd.server.bundles.shelf import Shelf
 from mirrorsd.tests.end_to_end.server.serving_here import TINY, connection, post, raw, received, served
@@ -64,6 +65,21 @@ def test_both_stay_where_there_is_room_and_what_they_need_is_said(
     said = [record.getMessage() for record in caplog.records]
     needed = next(i for i, line in enumerate(said) if line.startswith("two needs about "))
     assert needed < next(i for i, line in enumerate(said) if line.startswith("loading two"))
+
+
+def test_memory_goes_back_to_the_system_now_and_then(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(freed_memory, "_of_glibc", lambda _: given.append)
+    monkeypatch.setattr(freed_memory, "EVERY_S", 1e9)
+    with served({"tiny": tiny_bundle}, seats=1) as running:
+        assert ask(running, "tiny")["model"] == "tiny"
+        assert not given
+        monkeypatch.setattr(freed_memory, "EVERY_S", 0.0)
+        assert ask(running, "tiny")["model"] == "tiny"
+        until = time.monotonic() + 10
+        while not given and time.monotonic() < until:
+            time.sleep(0.01)
+        assert given
 
 
 def test_running_answers_may_finish_and_new_ones_are_refused(tiny_bundle: Path) -> None:

@@ -4,11 +4,12 @@ import mmap
 import platform
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from mirrorsd.devices.huge_pages import Region, new_regions, private_regions, regions_now, use_huge_pages
+from mirrorsd.devices.huge_pages import new_regions, private_regions, regions_now, use_huge_pages
 
 _SIZE = 16 << 20
 _FOLDER = Path("/sys/kernel/mm/transparent_hugepage")
@@ -31,9 +32,30 @@ def _private_memory(size: int) -> np.ndarray:
     return np.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=np.uint8)
 
 
-def _region_of(array: np.ndarray) -> Region:
+class Held(NamedTuple):
+    """What the system holds of a region, in bytes."""
+
+    resident: int
+    huge: int
+
+
+def _held() -> dict[int, Held]:
+    """By where a region begins."""
+    found, start, numbers = {}, 0, {}
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        if "-" in name.partition(" ")[0]:
+            start, numbers = int(name.partition("-")[0], 16), {}
+        elif value.endswith(" kB"):
+            numbers[name] = 1024 * int(value.removesuffix(" kB"))
+            found[start] = Held(numbers.get("Rss", 0), numbers.get("AnonHugePages", 0))
+    return found
+
+
+def _region_of(array: np.ndarray) -> Held:
     middle = array.ctypes.data + array.nbytes // 2
-    return next(region for region in regions_now() if region.start <= middle < region.start + region.size)
+    held = _held()
+    return next(held[region.start] for region in regions_now() if region.start <= middle < region.start + region.size)
 
 
 @pytest.mark.usefixtures("has_huge_pages")
@@ -92,14 +114,14 @@ def test_memory_that_is_hardly_used_stays_small() -> None:
     before = regions_now()
     array = _private_memory(_SIZE)
     array[:: 2 * mmap.PAGESIZE] = 1
-    resident = sum(region.resident for region in regions_now())
+    resident = sum(region.resident for region in _held().values())
     use_huge_pages(new_regions(before))
-    assert sum(region.resident for region in regions_now()) - resident < _SIZE // 4
+    assert sum(region.resident for region in _held().values()) - resident < _SIZE // 4
 
 
 def test_memory_of_files_and_what_cannot_be_written_is_none_of_ours() -> None:
-    smaps = "\n".join(
-        f"{start:x}-{start + 0x1000:x} {kind} 00000000 00:00 0 {name}\nRss: 4 kB\nAnonHugePages: 0 kB"
+    maps = "\n".join(
+        f"{start:x}-{start + 0x1000:x} {kind} 00000000 00:00 0 {name}"
         for start, kind, name in (
             (0x1000, "rw-p", "[heap]"),
             (0x2000, "rw-p", "/usr/lib/some.so"),
@@ -109,4 +131,4 @@ def test_memory_of_files_and_what_cannot_be_written_is_none_of_ours() -> None:
             (0x6000, "rw-p", ""),
         )
     )
-    assert [region.start for region in private_regions(smaps)] == [0x1000, 0x6000]
+    assert [region.start for region in private_regions(maps)] == [0x1000, 0x6000]

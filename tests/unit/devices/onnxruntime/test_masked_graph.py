@@ -85,7 +85,7 @@ def test_the_mask_of_a_chain_is_all_zeros() -> None:
     assert not layout.mask("float16", 7).any()
 
 
-def test_targets_without_a_mask_say_why(tiny_bundle: Path) -> None:
-    entry = read_bundle(tiny_bundle).target
+def test_targets_without_a_mask_say_why(bundle: Path) -> None:
+    entry = read_bundle(bundle).target
     assert why_not(entry) == ""
     assert "bfloat16" in why_not(replace(entry, shape=replace(entry.shape, dtype="bfloat16")))

@@ -1,8 +1,9 @@
 """What other tests lean on: two stages count as the same only where everything in them is."""
 
+import onnx_ir as ir
 import torch
 from torch import nn
-from traced_once import key_of
+from traced_once import key_of, put_in
 
 
 class Stage(nn.Module):
@@ -32,6 +33,27 @@ def test_stages_that_differ_in_anything_have_other_keys() -> None:
     ]
     assert len({same, *others}) == 7
     assert None not in others
+
+
+def key_without_numbers(stage: Stage) -> str | None:
+    return key_of(stage, left_out=stage.parameters())
+
+
+def test_numbers_that_are_left_out_are_no_difference_but_how_they_lie_is() -> None:
+    same = key_without_numbers(Stage(torch.ones(4, 2)))
+    assert key_without_numbers(Stage(torch.zeros(4, 2))) == same
+    tied, untied = Stage(torch.ones(4, 2)), Stage(torch.ones(4, 2))
+    tied.other, untied.other = nn.Linear(2, 4, bias=False), nn.Linear(2, 4, bias=False)
+    tied.other.weight = nn.Parameter(tied.linear.weight.detach(), requires_grad=False)
+    others = [Stage(torch.ones(8)), Stage(torch.ones(2, 4).T), Stage(torch.ones(4, 2).half()), tied, untied]
+    assert len({same, *map(key_without_numbers, others)}) == 6
+
+
+def test_a_graph_gets_the_numbers_of_the_stage_that_is_exported() -> None:
+    number = ir.Value(name="linear.weight", const_value=ir.tensor(torch.zeros(4, 2), name="linear.weight"))
+    graph = ir.Graph([], [], nodes=[], initializers=[number])
+    put_in({"linear.weight": torch.ones(4, 2), "not read": torch.ones(1)}, graph)
+    assert graph.initializers["linear.weight"].const_value.numpy().tolist() == [[1.0, 1.0]] * 4
 
 
 def test_what_cannot_be_written_down_is_no_key() -> None:
