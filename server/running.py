@@ -11,6 +11,7 @@ from typing import Protocol, Self
 import uvicorn
 from starlette.applications import Starlette
 
+from mirrorsd.devices.freed_memory import few_arenas
 from mirrorsd.graphs.errors import ConfigError, MirrorError
 from mirrorsd.server.app import build_app
 from mirrorsd.server.settings import ServerSettings
@@ -125,6 +126,7 @@ def run(app: Starlette, settings: ServerSettings, tell: Callable[[str], None]) -
         ConfigError: the address cannot be listened on.
         MirrorError: what it serves cannot be loaded.
     """
+    few_arenas()
     with bind(settings) as listening:
         server = configured(app, settings)
         tell(url_of(listening))

@@ -32,6 +32,7 @@ from mirrorsd import Cancelled, MirrorPipeline
 from mirrorsd.bench import runs
 from mirrorsd.bench.claims.serving.company import Asked, mixed, open_company
 from mirrorsd.bench.claims.serving.soak import ServedSoak
+from mirrorsd.devices.freed_memory import few_arenas
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget
 from mirrorsd.runtime.backends.slot_draft import SlotDraft
@@ -163,6 +164,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-server", action="store_true")
     options = parser.parse_args()
+    few_arenas()  # as in a server's process
     prompts = runs.spread_prompts(options.prompts, options.count)
     warnings.simplefilter("always")
     rows: list[dict[str, Any]] = []

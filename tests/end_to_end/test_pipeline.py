@@ -130,7 +130,7 @@ def test_what_a_closed_session_leaves_free_goes_back_to_the_system_now_and_then(
 ) -> None:
     given: list[int] = []
     monkeypatch.setattr(freed_memory, "EVERY_S", every_s)
-    monkeypatch.setattr(freed_memory, "_trim", lambda: given.append)
+    monkeypatch.setattr(freed_memory, "_of_glibc", lambda _: given.append)
     session = pipe.session()
     session.generate(PROMPT, max_new_tokens=2)
     session.close()

@@ -69,7 +69,7 @@ def test_both_stay_where_there_is_room_and_what_they_need_is_said(
 
 def test_memory_goes_back_to_the_system_now_and_then(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[int] = []
-    monkeypatch.setattr(freed_memory, "_trim", lambda: given.append)
+    monkeypatch.setattr(freed_memory, "_of_glibc", lambda _: given.append)
     monkeypatch.setattr(freed_memory, "EVERY_S", 1e9)
     with served({"tiny": tiny_bundle}, seats=1) as running:
         assert ask(running, "tiny")["model"] == "tiny"
