@@ -185,12 +185,19 @@ class Engine(Watched):
         self.preparing_worker.close()
         self.target_worker.close()
 
-    def open_company(self) -> None:
+    def num_sharing(self, wanted: int) -> int:
+        """How many of so many conversations can share passes now; what they all need is opened. From any thread."""
+        self.open_company(wanted)
+        company = self.target_worker.company
+        return 1 if company is None else min(wanted, company.batch.num_slots)
+
+    def open_company(self, least: int = 1) -> None:
         """Have several conversations share passes from soon on: some of them are decoding at once. From any thread.
 
-        What that needs is opened beside the texts that run, for as many as there may be; see `TargetModel.open_batch`.
+        What that needs is opened beside the texts that run, for as many as there may be and for `least`; see
+        `TargetModel.open_batch`.
         """
-        num_slots = next(size for size in _SLOTS if size >= min(len(self.seats) - 1, _SLOTS[-1]))
+        num_slots = next(size for size in _SLOTS if size >= min(max(len(self.seats) - 1, least), _SLOTS[-1]))
         with self._lock:
             if num_slots <= self._num_slots or not self.is_open:
                 return

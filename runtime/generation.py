@@ -1,15 +1,18 @@
 """The loop of one generation: take the session's turn, start a decoder, step, stop. Text leaves through `Chunk`s."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import count
 from threading import get_ident
+from time import perf_counter
 from typing import NamedTuple
 
+from mirrorsd.devices.layouts import Layout
 from mirrorsd.graphs.errors import Cancelled, ContinuationError, GenerationError
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.seat import Seat
 from mirrorsd.runtime.decoding.step import Decoder, InFlight, Outcome
-from mirrorsd.runtime.reporting.results import Chunk, GeneratedToken
+from mirrorsd.runtime.reporting.results import Chunk, GeneratedToken, GenerationResult
+from mirrorsd.runtime.reporting.stats import summarise
 from mirrorsd.runtime.turns import Turns, TurnTaker
 from mirrorsd.texts.shown_text import Piece, StopWatch
 
@@ -216,3 +219,40 @@ class SeatedDecoder(Decoder, TurnTaker):
         if not self._is_replaying:
             self.name = decoder.name
         return decoder, decoder.start()
+
+
+def result_of(
+    place: SeatedDecoder,
+    chunks: Sequence[Chunk],
+    stop_reason: str,
+    started: float,
+    layout: Layout,
+    plain_tokens_per_second: float | None,
+) -> GenerationResult:
+    """What became of a text that `started` then and ends now."""
+    request = place.request
+    tokens = [token for chunk in chunks for token in chunk.tokens]
+    failure = place.draft_failure
+    return GenerationResult(
+        text="".join(chunk.text for chunk in chunks),
+        prompt_ids=request.tokens[: request.num_prompt].tolist(),
+        token_ids=[token.id for token in tokens],
+        stop_reason=stop_reason,
+        method=place.name,
+        device_map=layout.device_map.name,
+        layout=layout.name,
+        seed=request.config.seed,
+        stats=summarise(
+            request,
+            started,
+            perf_counter(),
+            [f"The draft failed: {failure}."] if failure else [],
+            stop_reason=stop_reason,
+            plain_tokens_per_second=plain_tokens_per_second,
+        ),
+        spans=tuple(request.ledger.spans),
+        steps=tuple(request.steps),
+        logprobs=tuple(token.logprob for token in tokens if token.logprob is not None),
+        tokens=tuple(tokens),
+        step_texts=tuple(chunk.text for chunk in chunks),
+    )

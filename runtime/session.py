@@ -3,8 +3,9 @@
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -22,12 +23,12 @@ from mirrorsd.runtime.devices import endings
 from mirrorsd.runtime.devices.in_thread import stream_in_thread
 from mirrorsd.runtime.draft.tree import longest_common_prefix
 from mirrorsd.runtime.engine import Engine, check_head
-from mirrorsd.runtime.generation import ChunkStream, SeatedDecoder, Stop, run_steps
+from mirrorsd.runtime.generation import ChunkStream, SeatedDecoder, Stop, result_of, run_steps
 from mirrorsd.runtime.reporting.results import Chunk, GenerationResult
-from mirrorsd.runtime.reporting.stats import summarise
 from mirrorsd.runtime.sampling.noise import nth_seed
 from mirrorsd.runtime.saved_cache import SavedCache, origin_of, read_cache, write_cache
-from mirrorsd.runtime.turns import Turns
+from mirrorsd.runtime.side_by_side import side_by_side
+from mirrorsd.runtime.turns import CacheTaker, Turns
 from mirrorsd.texts.config import GenerationConfig, GenerationOptions, Speculations, resolve_generation
 from mirrorsd.texts.messages import Message
 from mirrorsd.texts.request_reader import RequestReader
@@ -59,6 +60,7 @@ class MirrorSession:
         self._turns = Turns()
         self._lock = threading.RLock()  # a signal handler may ask for another text at any line
         self._requests: weakref.WeakSet[Request] = weakref.WeakSet()
+        self._others: list[MirrorSession] = []
         self._release = weakref.finalize(self, self._seat.close)
         self._release.atexit = False
         engine.sessions.add(self)
@@ -93,7 +95,7 @@ class MirrorSession:
         messages: Sequence[Message] | None = None,
         token_ids: Sequence[int] | None = None,
         **overrides: Unpack[GenerationOptions],
-    ) -> Iterator[Chunk]:
+    ) -> ChunkStream:
         """Like `generate`, but text comes as it is verified, a chunk per step; the last chunk carries the result.
 
         Closing the iterator, from any thread, stops the generation; the session stays usable. So it does if the
@@ -102,6 +104,9 @@ class MirrorSession:
         """
         settings = resolve_generation(config, dict(overrides), self._manifest.generation)
         request = self._request(settings, self._reader.read(prompt, messages, token_ids, settings))
+        return self._begin(request)
+
+    def _begin(self, request: Request) -> ChunkStream:
         return ChunkStream(self._stream(request), request.cancel)
 
     def generate_several(
@@ -116,6 +121,8 @@ class MirrorSession:
     ) -> list[GenerationResult]:
         """Several answers to one prompt, which is read once: the `i`-th is what its own seed alone would give.
 
+        They are written at once where conversations share the target's passes, by sessions that this one keeps for it.
+
         Sampled answers have the seeds `nth_seed(seed, i)`; greedy ones are all the same.
 
         Raises:
@@ -129,7 +136,31 @@ class MirrorSession:
         ids = self._reader.read(prompt, messages, token_ids, settings)
         seeds = [None if settings.seed is None else nth_seed(settings.seed, number) for number in range(count)]
         requests = [self._request(replace(settings, seed=seed), ids) for seed in seeds]
-        return [_last_of(self._stream(request)) for request in requests]
+        texts = [partial(MirrorSession._begin, request=request) for request in requests]
+        return [chunk.result for _, chunk in side_by_side(self, texts, self._beside) if chunk.result is not None]
+
+    def _beside(self, most: int) -> list[nullcontext["MirrorSession"]]:
+        """Sessions of its own that go on from what this one has read, if they can share its passes."""
+        num_others = self._engine.num_sharing(1 + most) - 1
+        while len(self._others) < num_others:
+            self._others.append(
+                MirrorSession(self._engine, self._reader, self._manifest, self._speculations, self._layout)
+            )
+        return [nullcontext(other) for other in self._others[:num_others] if other.follow(self)]
+
+    def follow(self, other: "MirrorSession") -> bool:
+        """Take over what another session of the pipeline has cached, so that it is not read again.
+
+        Returns:
+            Whether the target's passes are shared: only then texts of both gain by being written at once.
+
+        Raises:
+            GenerationError: the session is closed.
+        """
+        if self._engine.num_sharing(2) < 2:
+            return False
+        with self._between_requests():
+            return self._seat.target.follow(other._seat.target)
 
     def astream(
         self,
@@ -260,7 +291,7 @@ class MirrorSession:
         """Have the caches, as a request has them for a step."""
         self._engine.check_usable()
         self._seat.check_reachable()
-        taker = _CacheTaker()
+        taker = CacheTaker()
         try:
             self._turns.take(taker)
             yield
@@ -296,6 +327,8 @@ class MirrorSession:
     def finish_closing(self, timeout_s: float) -> None:
         """Release the caches once no step uses them, or after `timeout_s`: a device that hangs keeps its own."""
         if not self._engine.is_forked:
+            for other in self._others:
+                other.close()
             self._turns.wait_until_free(timeout_s)
             self._release()
 
@@ -350,33 +383,8 @@ class MirrorSession:
     def _result(
         self, place: SeatedDecoder, chunks: Sequence[Chunk], stop_reason: str, started: float
     ) -> GenerationResult:
-        request = place.request
-        tokens = [token for chunk in chunks for token in chunk.tokens]
-        failure = place.draft_failure
-        warnings = [f"The draft failed: {failure}."] if failure else []
-        return GenerationResult(
-            text="".join(chunk.text for chunk in chunks),
-            prompt_ids=request.tokens[: request.num_prompt].tolist(),
-            token_ids=[token.id for token in tokens],
-            stop_reason=stop_reason,
-            method=place.name,
-            device_map=self._layout.device_map.name,
-            layout=self._layout.name,
-            seed=request.config.seed,
-            stats=summarise(
-                request,
-                started,
-                perf_counter(),
-                warnings,
-                stop_reason=stop_reason,
-                plain_tokens_per_second=self._engine.plain_tokens_per_second(request.config),
-            ),
-            spans=tuple(request.ledger.spans),
-            steps=tuple(request.steps),
-            logprobs=tuple(token.logprob for token in tokens if token.logprob is not None),
-            tokens=tuple(tokens),
-            step_texts=tuple(chunk.text for chunk in chunks),
-        )
+        speed = self._engine.plain_tokens_per_second(place.request.config)
+        return result_of(place, chunks, stop_reason, started, self._layout, speed)
 
 
 def _last_of(stream: Iterator[Chunk]) -> GenerationResult:
@@ -384,13 +392,3 @@ def _last_of(stream: Iterator[Chunk]) -> GenerationResult:
         if chunk.result is not None:
             return chunk.result
     raise AssertionError("unreachable: the last chunk carries the result")
-
-
-class _CacheTaker:
-    """Has a session's turn to read or write its caches."""
-
-    def raise_if_unwanted(self) -> None:
-        """It waits for as long as it takes."""
-
-    def leave(self) -> None:
-        """Nothing runs on the caches."""

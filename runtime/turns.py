@@ -140,3 +140,13 @@ class Turns:
         taker.raise_if_unwanted()
         if self._is_closed:
             raise GenerationError("This session is closed: load the bundle again, or open a new session.")
+
+
+class CacheTaker(TurnTaker):
+    """Has a session's turn to read or write its caches."""
+
+    def raise_if_unwanted(self) -> None:
+        """It waits for as long as it takes."""
+
+    def leave(self) -> None:
+        """Nothing runs on the caches."""

@@ -77,6 +77,9 @@ class FakeBatch(TargetBatch):
         self._fail(passes)
         return [one() for one in passes]
 
+    def copy(self, source: TargetSession, into: TargetSession, num_rows: int) -> None:
+        """There are no caches."""
+
 
 class FakeTarget(TargetSession):
     """A `TargetSession` that asks a handler for each row; the exit asks `exit_handler` (default: the same)."""

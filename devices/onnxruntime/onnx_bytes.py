@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 _IR_VERSION, _OPSET = 10, 18
 _INTEGER_ATTRIBUTE, _INTEGERS_ATTRIBUTE = 2, 7
 _ALL_BITS = 2**64 - 1
+_OF_NODE = {"input": 1, "output": 2, "name": 3, "operator": 4}
+_ATTRIBUTE, _INTEGER = 5, 3
 _VARINT, _LENGTH = 0, 2
 """How a number, and how anything with a length before it, is written."""
 ONNX_TYPES = {"float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "float16": 10, "bfloat16": 16}
@@ -102,6 +104,37 @@ def sizes_of(port: bytes) -> list[int]:
 def element_type(port: bytes) -> int:
     """The type of an input's or output's numbers, as in `ONNX_TYPES`."""
     return next(int(part.content) for part in _within(port, 2, 1) if part.number == 1)
+
+
+class Node:
+    """A node: its fields, and what can be read off them."""
+
+    def __init__(self, message: bytes) -> None:
+        self.parts = fields(message)
+        self.inputs, self.outputs = self._texts("input"), self._texts("output")
+        self.name, self.operator = "".join(self._texts("name")), "".join(self._texts("operator"))
+
+    def _texts(self, kind: str) -> list[str]:
+        return [part.text for part in self.parts if part.number == _OF_NODE[kind]]
+
+    @property
+    def attributes(self) -> dict[str, Field]:
+        """By name, which stands first in each."""
+        found = [part for part in self.parts if part.number == _ATTRIBUTE]
+        return {part.data[2 : 2 + part.data[1]].decode(): part for part in found}
+
+    def integer(self, name: str, default: int = 0) -> int:
+        """An attribute that is a whole number."""
+        if name not in self.attributes:
+            return default
+        values = [part.content for part in fields(self.attributes[name].data) if part.number == _INTEGER]
+        return next((value for value in values if isinstance(value, int)), default)
+
+    def between(self, inputs: Sequence[str], outputs: Sequence[str], name: str) -> bytes:
+        """The same operator between other values."""
+        own = [Field(1, value.encode()) for value in inputs] + [Field(2, value.encode()) for value in outputs]
+        rest = [part for part in self.parts if part.number not in (1, 2, 3)]
+        return joined([*own, Field(3, name.encode()), *rest])
 
 
 def node(

@@ -2,11 +2,12 @@
 
 All rows go through every product together. Attention is computed by the operator of the stage, in two ways:
 
-* A *slot* is for a conversation that brings one row (one group of rows, where rows are computed in groups). One node
-  attends for all slots of a *table*, and takes as long as for its longest text. To it, each head of keys and values of
+* A *slot* is for a conversation that brings few rows, as a rule one. One node attends for all slots of a *table*, and
+  takes as long as if each brought as many rows as any, behind the longest text. To it, each head of keys and values of
   each slot is a head of its own, and the heads of queries that share it are the rows. Texts differ in length, which a
-  mask says: what stands behind a text is added as zeros.
-* A *guest* brings as many rows as it has, as a window or a part of a prompt. Each has a node of its own.
+  mask says: what stands behind a text is added as zeros. All tables' caches are parts of one room, whose new keys and
+  values are written at once; that tables read them afterwards is said by inputs that hold nothing.
+* A *guest* brings as many rows as it has, as a part of a prompt. Each has a node of its own.
 
 Either way a row has the bits that it has alone. Weights stay where they are, in the bundle's file.
 
@@ -14,7 +15,7 @@ Owns: the rewriting, and what its inputs are called. Does not own: which convers
 
 Around every attention node a stage has `rows -> Pad -> attention -> Slice`, where the padding is the spare row that
 keeps a single row from another routine (`TargetEntry.spare_rows`). A guest's rows are gathered with a spare one; slots
-need none where queries share a head, and have each row twice where not.
+need none where queries share a head, and have a single row twice where not.
 """
 
 from collections import Counter
@@ -25,6 +26,7 @@ import numpy as np
 
 from mirrorsd.devices.onnxruntime.onnx_bytes import (
     Field,
+    Node,
     element_type,
     fields,
     joined,
@@ -35,26 +37,27 @@ from mirrorsd.devices.onnxruntime.onnx_bytes import (
 )
 from mirrorsd.graphs import names
 
-SLOT_ROWS = "slot_rows"
-"""`[slots x group]`, as all of this for each table: which row of the pass each slot has; any, where it has none."""
-SLOT_POSITIONS = "slot_positions"
-"""`[1, slots x group]`: where in its text that row stands."""
+SLOT_HEADS = "slot_heads"
+"""`[numbers]`: which heads of which rows each table attends, then which keys and values are kept. All rows' heads of
+queries, keys and values are counted through, row by row."""
+SLOT_SIZES = "slot_sizes"
+"""`[tables + 1]`: how many of them each table has, and how many are kept."""
+ROW_POSITIONS = "row_positions"
+"""`[1, rows]`: where in its text each row of the pass stands."""
 SLOT_PLACES = "slot_places"
-"""`[slots x group x heads, 3]`: where in the slots' caches its keys and values go."""
+"""`[kept, 1]`: where in the slots' room keys and values go."""
 SLOT_MASK = "slot_mask"
-"""`[1, slots x heads, rows, length]`: 0 where a row may look, `-inf` behind its text."""
-OWN_ROWS = "own_rows"
-"""`[rows]`: where among those of all slots, then of all guests, the pass's own ones are."""
+"""`[1, slots x heads, rows, length]`, for each table: 0 where a row may look, `-inf` behind its text."""
+OWN_HEADS = "own_heads"
+"""`[rows x heads]`: where among all that was attended, by tables, then by guests, the pass's own rows' heads are."""
 _GRAPH, _NODE, _INITIALIZER, _INPUT, _OUTPUT, _VALUE_INFO = 7, 1, 5, 11, 12, 13
-_OF_NODE = {"input": 1, "output": 2, "name": 3, "operator": 4}
-_ATTRIBUTE, _INTEGER, _DOMAIN = 5, 3, "com.microsoft"
+_DOMAIN = "com.microsoft"
 _ATTENTION = "GroupQueryAttention"
 _ROWS, _CACHES, _LENGTHS, _TABLES = slice(0, 3), slice(3, 5), slice(5, 7), slice(7, None)
 """Inputs of attention: queries, keys and values; past ones; two lengths; tables of angles, and rarer ones."""
-_FEWEST_ROWS = 2
-"""Of attention: a single one has another routine."""
-_WIDEST_HEAD = 128
-"""Of which ONNX Runtime's product adds all numbers up in one go, however long the text is."""
+_WIDEST_HEAD, _FEWEST_BEHIND = 128, 64
+"""Numbers that ONNX Runtime's product adds up in one go, however long a text is. More of them it does behind so many
+tokens at the most, and in parts of as many behind longer texts."""
 _CHANGED = {"num_heads", "kv_num_heads", "do_rotary", "rotary_interleaved", "local_window_size"}
 
 
@@ -63,13 +66,19 @@ class NotPackableError(ValueError):
 
 
 class Sizes(NamedTuple):
-    """How many conversations a graph takes: tables of so many slots, each with a group of rows, and so many guests."""
+    """How many conversations a graph takes: tables of so many slots, and so many guests."""
 
     num_tables: int
     num_slots: int
     num_guests: int
-    group: int
     spare_rows: int
+
+
+class Heads(NamedTuple):
+    """How a stage attends: so many heads of keys and values, each shared by so many of queries."""
+
+    num_heads: int
+    num_shared: int
 
 
 class Packed(NamedTuple):
@@ -77,14 +86,14 @@ class Packed(NamedTuple):
 
     Attributes:
         model: its bytes.
-        num_heads: of keys and values, in each slot.
-        num_rows: that slots' attention has.
-        window: most tokens that a slot's text may have, as its attention looks no further back; 0 for any number.
+        heads: how it attends.
+        fewest: a slot's text must have more tokens.
+        window: most that it may have, as its attention looks no further back; 0 for any number.
     """
 
     model: bytes
-    num_heads: int
-    num_rows: int
+    heads: Heads
+    fewest: int
     window: int
 
 
@@ -106,6 +115,15 @@ def of_guest(name: str, guest: int) -> str:
     return f"{name}.guest{guest}"
 
 
+def of_room(cache: str) -> str:
+    """What the keys and values of all slots together are called, `[places, size]`, by those of one conversation.
+
+    >>> of_room("past_key.3")
+    'past_key.3.room'
+    """
+    return f"{cache}.room"
+
+
 def guest_rows(guest: int) -> str:
     """`[rows and spare ones]`: which rows of the pass a guest has.
 
@@ -115,41 +133,10 @@ def guest_rows(guest: int) -> str:
     return f"guest{guest}_rows"
 
 
-class _Node:
-    """A node: its fields, and what can be read off them."""
-
-    def __init__(self, message: bytes) -> None:
-        self.parts = fields(message)
-        self.inputs, self.outputs = self._texts("input"), self._texts("output")
-        self.name, self.operator = "".join(self._texts("name")), "".join(self._texts("operator"))
-
-    def _texts(self, kind: str) -> list[str]:
-        return [part.text for part in self.parts if part.number == _OF_NODE[kind]]
-
-    @property
-    def attributes(self) -> dict[str, Field]:
-        """By name, which stands first in each."""
-        found = [part for part in self.parts if part.number == _ATTRIBUTE]
-        return {part.data[2 : 2 + part.data[1]].decode(): part for part in found}
-
-    def integer(self, name: str, default: int = 0) -> int:
-        """An attribute that is a whole number."""
-        if name not in self.attributes:
-            return default
-        values = [part.content for part in fields(self.attributes[name].data) if part.number == _INTEGER]
-        return next((value for value in values if isinstance(value, int)), default)
-
-    def between(self, inputs: Sequence[str], outputs: Sequence[str], name: str) -> bytes:
-        """The same operator between other values."""
-        own = [Field(1, value.encode()) for value in inputs] + [Field(2, value.encode()) for value in outputs]
-        rest = [part for part in self.parts if part.number not in (1, 2, 3)]
-        return joined([*own, Field(3, name.encode()), *rest])
-
-
 class _Attention(NamedTuple):
     """A node of attention, and what stands around it: rows without spare ones, and what it makes of them."""
 
-    node: _Node
+    node: Node
     rows: Sequence[str]
     attended: str
 
@@ -164,7 +151,7 @@ def packed(model: bytes, sizes: Sizes) -> Packed:
     whole = fields(model)
     (graph,) = (part for part in whole if part.number == _GRAPH)
     parts = fields(graph.data)
-    nodes = [_Node(one.data) for one in parts if one.number == _NODE]
+    nodes = [Node(one.data) for one in parts if one.number == _NODE]
     constants = dict(found for one in parts if one.number == _INITIALIZER for found in _named_sizes(one.data))
     check_packable(nodes, set(constants))
     attentions = {id(one.node): one for one in _attentions(nodes, sizes.spare_rows)}
@@ -181,10 +168,11 @@ def packed(model: bytes, sizes: Sizes) -> Packed:
     rest += [Field(_INITIALIZER, constant) for constant in writer.constants.values()]
     rewritten = [*(Field(_NODE, one) for one in written), *rest, *writer.ports()]
     found = joined([Field(_GRAPH, joined(rewritten)) if part is graph else part for part in whole])
-    return Packed(found, writer.num_heads, writer.num_rows, writer.window)
+    assert writer.heads is not None  # it has attention
+    return Packed(found, writer.heads, writer.fewest, writer.window)
 
 
-def check_packable(nodes: Sequence[_Node], constants: set[str]) -> None:
+def check_packable(nodes: Sequence[Node], constants: set[str]) -> None:
     """Refuse a stage in which more than attention asks for lengths, or attention for more than tables of angles.
 
     Raises:
@@ -202,7 +190,7 @@ def check_packable(nodes: Sequence[_Node], constants: set[str]) -> None:
             raise NotPackableError(f"{one.operator} {one.name} reads {wrong[0]}")
 
 
-def _attentions(nodes: Sequence[_Node], spare_rows: int) -> Iterable[_Attention]:
+def _attentions(nodes: Sequence[Node], spare_rows: int) -> Iterable[_Attention]:
     producers = {name: one for one in nodes for name in one.outputs if name}
     readers = Counter(name for one in nodes for name in one.inputs)
     for one in nodes:
@@ -220,7 +208,7 @@ def _attentions(nodes: Sequence[_Node], spare_rows: int) -> Iterable[_Attention]
         yield _Attention(one, rows, attended)
 
 
-def _around(nodes: Sequence[_Node], attentions: Iterable[_Attention], spare_rows: int) -> set[int]:
+def _around(nodes: Sequence[Node], attentions: Iterable[_Attention], spare_rows: int) -> set[int]:
     """The nodes that add spare rows and take them away."""
     if not spare_rows:
         return set()
@@ -234,21 +222,38 @@ class _Writer:
 
     def __init__(self, sizes: Sizes, ports: Mapping[str, Field], constants: Mapping[str, Sequence[int]]) -> None:
         self.sizes, self.constants = sizes, dict[str, bytes]()
-        self.num_heads = self.num_rows = self.window = 0
+        self.heads: Heads | None = None
+        self.fewest = self.window = 0
         self._ports, self._known = ports, constants
-        self._written: list[str] = []
+        self._rooms: list[str] = []
 
     def attention(self, one: _Attention) -> Iterable[bytes]:
         """Attention of all slots and of every guest, put together in the pass's order."""
-        base, sizes = one.node.outputs[0], self.sizes
-        found = [of_table(base, table) for table in range(sizes.num_tables)]
-        found += [of_guest(base, guest) for guest in range(sizes.num_guests)]
+        attention, sizes = one.node, self.sizes
+        base, (key, _) = attention.outputs[0], attention.inputs[_CACHES]
+        heads, num_heads = attention.integer("num_heads"), attention.integer("kv_num_heads")
+        size = int(sizes_of(self._ports[key].data)[3])
+        shared = heads // num_heads
+        self._see(num_heads, shared, size)
+        window = attention.integer("local_window_size", -1)
+        self.window = min(self.window or window, window) if window > 0 else self.window
+        yield from self._heads_of_rows(one, f"{base}.heads", heads, num_heads, size)
+        tables = [of_table(f"{base}.rows", table) for table in range(sizes.num_tables)]
+        yield node("Gather", [f"{base}.heads", SLOT_HEADS], [f"{base}.seated"], axis=0)
+        yield node("Split", [f"{base}.seated", SLOT_SIZES], [*tables, f"{base}.kept"], axis=0)
+        yield from self._keep(base, key, sizes.num_slots * num_heads * size)
+        by_head, found = self._shape(-1, size), list[str]()
         for table in range(sizes.num_tables):
-            yield from self._of_table(one, table)
+            yield from self._of_table(attention, table, sizes.num_slots * num_heads, size)
+            found.append(of_table(base, table))
         for guest in range(sizes.num_guests):
             yield from self._of_guest(one, guest)
-        yield node("Concat", found, [f"{base}.all"], axis=1)
-        yield node("Gather", [f"{base}.all", OWN_ROWS], [one.attended], axis=1)
+            found.append(of_guest(base, guest))
+        for name in found:
+            yield node("Reshape", [name, by_head], [f"{name}.heads"])
+        yield node("Concat", [f"{name}.heads" for name in found], [f"{base}.all"], axis=0)
+        yield node("Gather", [f"{base}.all", OWN_HEADS], [f"{base}.own"], axis=0)
+        yield node("Reshape", [f"{base}.own", self._shape(1, -1, heads * size)], [one.attended])
 
     def _of_guest(self, one: _Attention, guest: int) -> Iterable[bytes]:
         """The very node of the stage, over the guest's cache."""
@@ -261,88 +266,58 @@ class _Writer:
         outputs = [of_guest(name, guest) for name in one.node.outputs[:3]]
         yield one.node.between([*rows, *own, *one.node.inputs[_TABLES]], outputs, of_guest(one.node.name, guest))
 
-    def _of_table(self, one: _Attention, table: int) -> Iterable[bytes]:
-        """Rows to their places in the caches, then one node that reads the caches of all slots."""
-        attention, slots, group = one.node, self.sizes.num_slots, self.sizes.group
-        base = of_table(attention.outputs[0], table)
-        heads, num_heads = attention.integer("num_heads"), attention.integer("kv_num_heads")
-        key, value = attention.inputs[_CACHES]
-        size = int(sizes_of(self._ports[key].data)[3])
-        shared = heads // num_heads
-        times = 1 if group * shared >= _FEWEST_ROWS else _FEWEST_ROWS
-        self._see(num_heads, group * shared * times, size)
-        window = attention.integer("local_window_size", -1)
-        self.window = min(self.window or window, window) if window > 0 else self.window
-        rows = of_table(SLOT_ROWS, table)
-        yield from self._rows(one, rows, [f"{base}.q", f"{base}.k", f"{base}.v"], [heads * size, num_heads * size])
-        for name, count in ((f"{base}.q", heads), (f"{base}.k", num_heads)):
-            yield from self._turned(attention, name, of_table(SLOT_POSITIONS, table), count, size)
-        end = ".turned" if attention.integer("do_rotary") else ""
-        turned = [f"{base}.q{end}", f"{base}.k{end}"]
-        for cache, rows in ((key, turned[1]), (value, f"{base}.v")):
-            yield node("Reshape", [rows, self._shape(-1, size)], [f"{rows}.heads"])
-            inputs = [of_table(cache, table), of_table(SLOT_PLACES, table), f"{rows}.heads"]
-            yield node("ScatterND", inputs, [of_table(f"{cache}.written", table)])
-            self._written.append(cache)
-        yield node("Reshape", [turned[0], self._shape(slots, group, num_heads, shared, size)], [f"{base}.by_head"])
-        yield node("Transpose", [f"{base}.by_head"], [f"{base}.as_rows"], perm=[1, 3, 0, 2, 4])
-        queries = f"{base}.as_rows"
-        if times > 1:
-            queries = f"{base}.twice"
-            yield node("Concat", [f"{base}.as_rows"] * times, [queries], axis=0)
-        yield node("Reshape", [queries, self._shape(1, -1, slots * num_heads * size)], [f"{base}.queries"])
-        nothing = self._constant(np.zeros((1, 0, slots * num_heads * size), np.float32))
-        caches = [of_table(f"{name}.written", table) for name in (key, value)]
-        lengths = [of_table(name, table) for name in attention.inputs[_LENGTHS]]
-        inputs = [f"{base}.queries", nothing, nothing, *caches, *lengths, "", "", "", of_table(SLOT_MASK, table)]
-        yield self._over_slots(attention, inputs, f"{base}.found", slots * num_heads)
-        shape = self._shape(group * times, shared, slots, num_heads, size)
-        yield node("Reshape", [f"{base}.found", shape], [f"{base}.rows_found"])
-        yield node("Transpose", [f"{base}.rows_found"], [f"{base}.heads_found"], perm=[2, 0, 3, 1, 4])
-        by_slot = f"{base}.heads_found"
-        if times > 1:  # the first of each two
-            by_slot = f"{base}.once"
-            yield node("Gather", [f"{base}.heads_found", self._constant(np.arange(group))], [by_slot], axis=1)
-        yield node("Reshape", [by_slot, self._shape(1, slots * group, heads * size)], [base])
+    def _heads_of_rows(self, one: _Attention, output: str, heads: int, num_heads: int, size: int) -> Iterable[bytes]:
+        """`[rows x heads, size]`: queries and keys of all rows, turned by their positions, and values."""
+        attention, rows = one.node, [name for name in one.rows if name]
+        if attention.integer("do_rotary"):
+            turning, still = [f"{output}.turning"], f"{output}.still"
+            if len(rows) == 1:
+                widths = self._constant(np.array([(heads + num_heads) * size, num_heads * size]))
+                yield node("Split", [rows[0], widths], [*turning, still], axis=-1)
+            else:
+                yield node("Concat", rows[:2], turning, axis=-1)
+                still = rows[2]
+            cos, sin = attention.inputs[_TABLES][:2]
+            width = 2 * self._known[cos][1]
+            yield node(
+                "RotaryEmbedding",
+                [*turning, ROW_POSITIONS, cos, sin],
+                [f"{output}.turned"],
+                domain=_DOMAIN,
+                num_heads=heads + num_heads,
+                interleaved=attention.integer("rotary_interleaved"),
+                rotary_embedding_dim=width if width != size else 0,
+            )
+            rows = [f"{output}.turned", still]
+        if len(rows) > 1:
+            yield node("Concat", rows, [f"{output}.together"], axis=-1)
+            rows = [f"{output}.together"]
+        yield node("Reshape", [*rows, self._shape(-1, size)], [output])
 
-    def _rows(self, one: _Attention, places: str, outputs: Sequence[str], widths: Sequence[int]) -> Iterable[bytes]:
-        """Queries, keys and values of the slots' rows, which may come in one."""
-        if one.rows[1]:
-            for name, output in zip(one.rows, outputs, strict=True):
-                yield node("Gather", [name, places], [output], axis=1)
-            return
-        together, parts = f"{outputs[0]}kv", self._constant(np.array([*widths, widths[1]]))
-        yield node("Gather", [one.rows[0], places], [together], axis=1)
-        yield node("Split", [together, parts], outputs, axis=-1)
+    def _keep(self, base: str, key: str, width: int) -> Iterable[bytes]:
+        """Keys and values to their places; and none of them, for tables to read, so that they wait for that."""
+        room, nothing = of_room(key), self._constant(np.zeros(1, np.int64))
+        yield node("ScatterND", [room, SLOT_PLACES, f"{base}.kept"], [f"{room}.written"])
+        yield node("Slice", [f"{room}.written", nothing, nothing], [f"{base}.none"])
+        yield node("Reshape", [f"{base}.none", self._shape(1, 0, width)], [f"{base}.nothing"], allowzero=1)
+        self._rooms.append(key)
 
-    def _turned(self, attention: _Node, name: str, positions: str, heads: int, size: int) -> Iterable[bytes]:
-        """Rows by the angles of their positions, where attention does that itself."""
-        if not attention.integer("do_rotary"):
-            return
-        cos, sin = attention.inputs[_TABLES][:2]
-        width = 2 * self._known[cos][1]
-        yield node(
-            "RotaryEmbedding",
-            [name, positions, cos, sin],
-            [f"{name}.turned"],
-            domain=_DOMAIN,
-            num_heads=heads,
-            interleaved=attention.integer("rotary_interleaved"),
-            rotary_embedding_dim=width if width != size else 0,
-        )
+    def _of_table(self, attention: Node, table: int, num_heads: int, size: int) -> Iterable[bytes]:
+        """One node that reads the caches of all slots of a table."""
+        base, nothing = attention.outputs[0], f"{attention.outputs[0]}.nothing"
+        rows, queries = of_table(f"{base}.rows", table), of_table(f"{base}.queries", table)
+        yield node("Reshape", [rows, self._shape(1, -1, num_heads * size)], [queries])
+        own = [of_table(name, table) for name in (*attention.inputs[_CACHES], *attention.inputs[_LENGTHS])]
+        inputs = [queries, nothing, nothing, *own, "", "", "", of_table(SLOT_MASK, table)]
+        output = [of_table(base, table)]
+        written = node(_ATTENTION, inputs, output, domain=_DOMAIN, num_heads=num_heads, kv_num_heads=num_heads)
+        yield written + joined([part for name, part in attention.attributes.items() if name not in _CHANGED])
 
-    def _see(self, num_heads: int, num_rows: int, size: int) -> None:
-        if size > _WIDEST_HEAD:
-            raise NotPackableError(f"heads of {size} are added up in parts, which depend on the longest text")
-        if (num_heads, num_rows) != (self.num_heads or num_heads, self.num_rows or num_rows):
+    def _see(self, num_heads: int, shared: int, size: int) -> None:
+        found = Heads(num_heads, shared)
+        if found != (self.heads or found):
             raise NotPackableError("its layers attend in different ways")
-        self.num_heads, self.num_rows = num_heads, num_rows
-
-    @staticmethod
-    def _over_slots(attention: _Node, inputs: Sequence[str], output: str, num_heads: int) -> bytes:
-        written = node(_ATTENTION, inputs, [output], domain=_DOMAIN, num_heads=num_heads, kv_num_heads=num_heads)
-        kept = [part for name, part in attention.attributes.items() if name not in _CHANGED]
-        return written + joined(kept)
+        self.heads, self.fewest = found, max(self.fewest, _FEWEST_BEHIND if size > _WIDEST_HEAD else 0)
 
     def _shape(self, *sizes: int) -> str:
         return self._constant(np.array(sizes))
@@ -366,16 +341,15 @@ class _Writer:
             found += [
                 Field(one.number, port(own_name, element_type(one.data), len(sizes_of(one.data)))) for own_name in own
             ]
-        for cache in dict.fromkeys(self._written):
-            kind_of = element_type(self._ports[cache].data)
-            found += [Field(_OUTPUT, port(of_table(f"{cache}.written", table), kind_of, 4)) for table in tables]
-        whole = [(of_table(name, table), rank) for name, rank in _OF_SLOTS for table in tables]
-        whole += [(OWN_ROWS, 1), *((guest_rows(guest), 1) for guest in guests)]
+        for cache in dict.fromkeys(self._rooms):
+            kind_of, room = element_type(self._ports[cache].data), of_room(cache)
+            found += [Field(_INPUT, port(room, kind_of, 2)), Field(_OUTPUT, port(f"{room}.written", kind_of, 2))]
+        whole = [*_OF_SLOTS, *((guest_rows(guest), 1) for guest in guests)]
         found += [Field(_INPUT, port(name, "int64", rank)) for name, rank in whole]
         return found + [Field(_INPUT, port(of_table(SLOT_MASK, table), "float32", 4)) for table in tables]
 
 
-_OF_SLOTS = ((SLOT_ROWS, 1), (SLOT_POSITIONS, 2), (SLOT_PLACES, 2))
+_OF_SLOTS = ((SLOT_HEADS, 1), (SLOT_SIZES, 1), (ROW_POSITIONS, 2), (SLOT_PLACES, 2), (OWN_HEADS, 1))
 _PRESENT = {name(0).partition(".")[0] for name in (names.present_key, names.present_value)}
 _OF_A_CONVERSATION = {
     *(names.SEQLENS_K, names.TOTAL_LENGTH),

@@ -322,6 +322,9 @@ class TargetBatch(Protocol):
             DeviceError: the device failed. No row counts then, and each pass may be run alone.
         """
 
+    def copy(self, source: TargetSession, into: TargetSession, num_rows: int) -> None:
+        """Copy the first rows of a session's cache into another's, on the target's thread."""
+
 
 class TargetModel(Protocol):
     """A loaded target, from which sessions are made."""

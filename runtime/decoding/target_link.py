@@ -225,6 +225,16 @@ class TargetLink(TargetLine):
         self._worker.run(partial(self._session.write_cache, kept))
         self._remember(0, tokens)
 
+    def follow(self, other: "TargetLink") -> bool:
+        """Take over what another conversation has cached, where passes are shared; whether they are."""
+        company = self._worker.company
+        if company is None:
+            return False
+        self._num_cached = 0
+        copy = partial(company.batch.copy, other._session, self._session)
+        self._remember(0, self._worker.run(lambda: _copied(other.cached, copy)))
+        return True
+
     def forget(self) -> None:
         """Take nothing of what is cached for read any more. Between two requests' steps only."""
         self._num_cached = 0
@@ -245,6 +255,13 @@ class TargetLink(TargetLine):
     def _remember(self, start: int, tokens: NDArray[np.int64]) -> None:
         self._cached[start : start + len(tokens)] = tokens
         self._num_cached = start + len(tokens)
+
+
+def _copied(tokens: NDArray[np.int64], copy: Callable[[int], None]) -> NDArray[np.int64]:
+    """Runs on the target's thread, where what is noted as cached stays so."""
+    found = tokens.copy()
+    copy(len(found))
+    return found
 
 
 def _of_rows(

@@ -115,7 +115,8 @@ class Company:
     def gather(self, first: Entry, backlog: "deque[Entry | None]", jobs: "SimpleQueue[Entry | None]") -> list[Entry]:
         """A job and the passes to run with it: of those that wait, and of those that are about to come.
 
-        What else is in the queue moves to the backlog, in its order. Where somebody waits there, nobody is awaited.
+        What else is in the queue moves to the backlog, in its order. It waits for those who are about to come, too: a
+        pass without them would take almost as long, and they would need another one.
         """
         entries, most = [first], self.batch.num_slots
         if not self.batch.takes(first.job, []):
@@ -125,8 +126,11 @@ class Company:
                 while True:
                     backlog.append(jobs.get_nowait())
             self._join(entries, backlog)
-            seconds = self.seconds_to_wait({entry.owner for entry in entries})
-            if backlog or len(entries) == most or not seconds:
+            if len(entries) == most or None in backlog:  # that is the end
+                return entries
+            present = {entry.owner for entry in (*entries, *backlog) if entry is not None}
+            seconds = self.seconds_to_wait(present)
+            if not seconds:
                 return entries
             try:
                 backlog.append(jobs.get(timeout=seconds))

@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -16,7 +16,10 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import ConfigError, ContextLengthError
 from mirrorsd.runtime import CancelToken, Chunk, GenerationConfig, MirrorPipeline
 from mirrorsd.runtime.decoding.request import check_prompt_fits
+from mirrorsd.runtime.generation import ChunkStream
 from mirrorsd.runtime.sampling.noise import nth_seed
+from mirrorsd.runtime.session import MirrorSession
+from mirrorsd.runtime.side_by_side import side_by_side
 from mirrorsd.server.bundles.call_forms import Messages, Speech, read_form
 from mirrorsd.server.bundles.fingerprint import fingerprint
 from mirrorsd.server.bundles.reading import BrokenOff, Reading
@@ -25,7 +28,6 @@ from mirrorsd.server.errors import ApiError
 from mirrorsd.server.settings import ServerSettings
 from mirrorsd.texts.messages import Message
 
-_TAKE_S = 30.0
 _MEMORY = 0.9
 _LONGEST_RETRY_S = 60
 
@@ -231,16 +233,38 @@ class LoadedBundle:
         )
 
     def _answer(self, task: Task) -> Iterator[Event]:
-        """On a thread of its own: there are as many threads as seats, so that one is free."""
-        with self._seats.take(task.token_ids, timeout_s=_TAKE_S) as session:
+        """On a thread of its own: there are as many threads as seats. One is free, or soon will be: see `_beside`."""
+        with self._seats.take(task.token_ids, timeout_s=self._settings.limits.request_s) as session:
             if task.is_fresh:
                 session.forget()
-            for index, config in enumerate(task.configs):
-                stream = session.stream(token_ids=list(task.token_ids), config=config)
-                if index == 0:
-                    yield Started()
-                for chunk in stream:
-                    yield Part(index, chunk)
+            first = session.stream(token_ids=list(task.token_ids), config=task.configs[0])
+            yield Started()
+            others = [partial(_begin, task.token_ids, config) for config in task.configs[1:]]
+            texts: list[Callable[[MirrorSession], ChunkStream]] = [lambda _: first, *others]
+            beside = partial(self._beside, session)
+            for index, chunk in side_by_side(session, texts, beside, lambda: not self.num_waiting):
+                yield Part(index, chunk)
+
+    def _beside(self, session: MirrorSession, most: int) -> list[AbstractContextManager[MirrorSession]]:
+        """Seats for more choices of an answer: half of those that are free. Each is given back once somebody waits."""
+        found: list[AbstractContextManager[MirrorSession]] = []
+        for _ in range(min(most, (self._seats.num_free + 1) // 2)):
+            place = ExitStack()
+            with place, suppress(TimeoutError):
+                other = place.enter_context(self._seats.take(list(session.cached_token_ids), timeout_s=0.0))
+                if other.follow(session):
+                    found.append(_held(other, place.pop_all()))
+        return found
+
+
+@contextmanager
+def _held(session: MirrorSession, place: ExitStack) -> Iterator[MirrorSession]:
+    with place:
+        yield session
+
+
+def _begin(token_ids: Sequence[int], config: GenerationConfig, session: MirrorSession) -> ChunkStream:
+    return session.stream(token_ids=list(token_ids), config=config)
 
 
 def seeded_configs(bundle: LoadedBundle, settings: Mapping[str, Any], count: int) -> list[GenerationConfig]:

@@ -11,10 +11,14 @@ from unittest import mock
 
 import pytest
 
-from mirrorsd import Cancelled, MirrorPipeline
+from mirrorsd import Cancelled, CancelToken, GenerationConfig, MirrorPipeline
 from mirrorsd.bench.claims import soak
 from mirrorsd.bench.claims.serving.company import count_different, mixed, open_company
 from mirrorsd.runtime.backends.protocol import TargetOutput, TargetPass
+from mirrorsd.runtime.session import MirrorSession
+from mirrorsd.server.bundles.loaded import LoadedBundle, Part, Task
+from mirrorsd.server.settings import ServerSettings
+from mirrorsd.texts.config import Method
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = [
@@ -141,3 +145,57 @@ def test_a_round_of_the_soak_finds_no_text_that_differs(
     assert len(rounds) == 2
     assert (rounds[1]["different"], rounds[1]["failed"]) == (0, 0)
     assert 0 < rounds[0]["texts"] < rounds[1]["texts"]
+
+
+@pytest.mark.parametrize("method", ["plain", "auto", "serial", "mirror"])
+def test_several_answers_are_written_in_one_pass_and_are_those_alone(pipe: MirrorPipeline, method: Method) -> None:
+    options = [{"method": method, **way} for way in ({}, {"temperature": 0.8, "seed": 3})]
+    settings = {"max_new_tokens": 24, "ignore_eos": True, "messages": PROMPTS[0]}
+    with pipe.session() as session, mock.patch.object(MirrorSession, "_beside", lambda *_: []):
+        alone = [session.generate_several(5, **settings, **way) for way in options]
+    with pipe.session() as session:
+        pipe.engine.open_company(5)
+        pipe.engine.preparing_worker.run(lambda: None)
+        company = pipe.engine.target_worker.company
+        assert company is not None
+        with mock.patch.object(company.batch, "run", wraps=company.batch.run) as run:
+            together = [session.generate_several(5, **settings, **way) for way in options]
+        assert max(len(call.args[0]) for call in run.call_args_list) > 1
+    for expected, found in zip(alone, together, strict=True):
+        assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+        assert [one.seed for one in found] == [one.seed for one in expected]
+        assert all(one.stats.num_reused_tokens == one.stats.num_prompt_tokens - 1 for one in found[1:])
+
+
+def test_choices_of_an_answer_are_written_in_one_pass_on_free_seats(
+    pipe: MirrorPipeline, headed_bundle: tuple[Path, list[int]]
+) -> None:
+    """One after another as the client reads them, and those of one seat alone; every seat is free again."""
+    configs = [GenerationConfig(max_new_tokens=24, ignore_eos=True, temperature=0.8, seed=seed) for seed in range(5)]
+    ids = pipe.encode(messages=PROMPTS[0])
+    with pipe.session() as session:
+        alone = [session.generate(token_ids=ids, config=config).token_ids for config in configs]
+
+    async def ask(bundle: LoadedBundle) -> list[list[int]]:
+        found: list[list[int]] = []
+        async with bundle.events(Task(token_ids=ids, configs=configs, cancel=CancelToken())) as events:
+            async for event in events:
+                if isinstance(event, Part):
+                    found += [[]] * (event.number + 1 - len(found))
+                    assert event.number == len(found) - 1, "choices come in their order"
+                    found[-1] = found[-1] + [token.id for token in event.chunk.tokens]
+        return found
+
+    with mock.patch.object(pipe, "close"):
+        bundle = LoadedBundle("story", headed_bundle[0], pipe, ServerSettings(seats=5))
+        try:
+            pipe.engine.open_company(5)
+            pipe.engine.preparing_worker.run(lambda: None)
+            company = pipe.engine.target_worker.company
+            assert company is not None
+            with mock.patch.object(company.batch, "run", wraps=company.batch.run) as run:
+                assert asyncio.run(ask(bundle)) == alone
+            assert max(len(call.args[0]) for call in run.call_args_list) > 1
+            assert bundle._seats.num_free == 5
+        finally:
+            bundle.close()

@@ -100,6 +100,19 @@ def test_every_bit_is_the_same_whoever_is_beside_it(
         assert (different, compared >= 12) == (0, True)
 
 
+def test_every_bit_of_heads_that_are_added_up_in_parts_is_the_same_whoever_is_beside_it(
+    make_checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts that are long enough sit at tables; shorter ones, as the first, are guests or wait."""
+    monkeypatch.setitem(globals(), "CONTEXT", 132)
+    checkpoint = open_checkpoint(make_checkpoint(tmp_path / "target", "qwen3", seed=5, head_dim=256, **WIDE), "target")
+    model = open_session(checkpoint, tmp_path / "bundle", threads=1, precision="fp32")._model
+    batch = model.open_batch(4)
+    assert batch is not None
+    different, compared = count_different(model, batch, first=batch.fewest_tokens)
+    assert (different, compared >= 12) == (0, True)
+
+
 def test_every_bit_is_the_same_with_the_blocks_of_a_file(file: Checkpoint, tmp_path: Path) -> None:
     """In 4 and 8 bits, blocks of 16 and 32, with and without offsets."""
     session = open_session(file, tmp_path, precision="file")

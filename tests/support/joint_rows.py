@@ -10,12 +10,14 @@ from mirrorsd.runtime.backends.protocol import TargetPass
 from mirrorsd.runtime.ledger import Ledger
 
 
-def count_different(model: OnnxTargetModel, batch: OnnxBatch, *, num_passes: int = 12, seed: int = 0) -> list[int]:
-    """`[different, compared]`: rows behind pasts of 0 to 33 of whoever is in a pass: one each, guests more."""
+def count_different(
+    model: OnnxTargetModel, batch: OnnxBatch, *, num_passes: int = 12, seed: int = 0, first: int = 0
+) -> list[int]:
+    """`[different, compared]`: rows behind 0, or `first` to 33 more tokens of whoever is in a pass: one, or several."""
     random = np.random.default_rng(seed)
     sessions = [model.new_session() for _ in range(batch.num_slots + 1)]  # one more than there are slots
-    texts = random.integers(0, model.entry.shape.vocab_size, (len(sessions), 60))
-    pasts = random.integers(0, 34, len(sessions))
+    texts = random.integers(0, model.entry.shape.vocab_size, (len(sessions), first + 60))
+    pasts = random.integers(first, first + 34, len(sessions))
     pasts[0] = 0
     for session, text, past in zip(sessions, texts, pasts, strict=True):
         if past:
@@ -47,7 +49,7 @@ def count_different(model: OnnxTargetModel, batch: OnnxBatch, *, num_passes: int
             expected = alone if one % 3 else [None, *alone[1:]]
             counts[0] += not all(map(_is_same, found[one], expected))
             counts[1] += 1
-            pasts[one] = min(pasts[one] + random.integers(0, len(windows[one]) + 1), 50)
+            pasts[one] = min(pasts[one] + random.integers(0, len(windows[one]) + 1), first + 50)
     for session in sessions:
         session.close()
     return counts

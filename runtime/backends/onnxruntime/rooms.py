@@ -7,11 +7,12 @@ of the room's memory that has a cache's own shape. Pages that no text has reache
 """
 
 from collections.abc import Mapping
-from itertools import product
 from typing import NamedTuple
 
+import numpy as np
 import onnxruntime as ort
 
+from mirrorsd.devices.onnxruntime.packed_graph import of_room, of_table
 from mirrorsd.devices.onnxruntime.stage import Place
 from mirrorsd.graphs import names
 from mirrorsd.graphs.manifest import TargetEntry
@@ -32,7 +33,8 @@ class Room:
     """Places for so many sessions, at tables.
 
     Attributes:
-        tables: caches of all places of each, by the name of what is past: `[1, places x heads, rows, size]`.
+        values: what a joint pass reads and writes, by name: all that a layer keeps, and each table's keys and values,
+            which are parts of that.
         num_rows: of each place.
         owners: whose each place is, table by table.
     """
@@ -42,17 +44,20 @@ class Room:
         shape = entry.shape
         self.num_rows = entry.capacity + places.more_rows
         self.owners: list[object | None] = [None] * (places.num_tables * places.at_each)
-        self.tables: list[dict[str, ort.OrtValue]] = [{} for _ in range(places.num_tables)]
+        self.values: dict[str, ort.OrtValue] = {}
         self._parts: list[dict[str, ort.OrtValue]] = [{} for _ in self.owners]
-        heads = shape.num_kv_heads
-        for (number, table), layer in product(enumerate(self.tables), shape.attention_layers):
-            for past, present in _KEPT:
-                whole = place.tensor((1, places.at_each * heads, self.num_rows, shape.head_dim), shape.dtype)
-                table[past(layer)] = whole.value
-                for seat in range(places.at_each):
-                    own = whole.read()[:, seat * heads : (seat + 1) * heads]
-                    parts = self._parts[number * places.at_each + seat]
-                    parts[past(layer)] = parts[present(layer)] = ort.OrtValue.ortvalue_from_numpy(own)
+        own = (1, shape.num_kv_heads, self.num_rows, shape.head_dim)
+        of_each = (1, places.at_each * shape.num_kv_heads, *own[2:])
+        for layer in shape.attention_layers:
+            whole = place.tensor((2 * len(self.owners) * own[1] * own[2], own[3]), shape.dtype)
+            room = of_room(names.past_key(layer))
+            self.values[room] = self.values[f"{room}.written"] = whole.value
+            for (past, present), half in zip(_KEPT, np.split(whole.read(), 2), strict=True):
+                for table, part in enumerate(np.split(half, places.num_tables)):
+                    name = of_table(past(layer), table)
+                    self.values[name] = ort.OrtValue.ortvalue_from_numpy(part.reshape(of_each))
+                for parts, part in zip(self._parts, np.split(half, len(self.owners)), strict=True):
+                    parts[past(layer)] = parts[present(layer)] = ort.OrtValue.ortvalue_from_numpy(part.reshape(own))
 
     def caches_of(self, number: int) -> Caches:
         """What a place's session binds: past and present ones, by name."""

@@ -22,10 +22,11 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "engine": {"backends", "devices", "policy"},
         "decoding": {"backends", "devices", "draft", "engine", "ledger", "policy", "sampling"},
         "reporting": {"decoding", "ledger", "sampling"},
+        "side_by_side": {"reporting"},
         "generation": {"decoding", "reporting", "turns"},
         "session": {
             *("decoding", "devices", "draft", "engine", "generation"),
-            *("reporting", "sampling", "saved_cache", "turns"),
+            *("reporting", "sampling", "saved_cache", "side_by_side", "turns"),
         },
         "seats": {"session"},
         "loading": {"backends", "devices", "engine", "ledger", "policy", "tuned"},

@@ -7,13 +7,14 @@ import pytest
 
 from mirrorsd.devices.onnxruntime import onnx_bytes, packed_graph
 from mirrorsd.devices.onnxruntime.onnx_bytes import field, fields, joined, model, node
-from mirrorsd.devices.onnxruntime.packed_graph import NotPackableError, Packed, Sizes, packed
+from mirrorsd.devices.onnxruntime.packed_graph import Heads, NotPackableError, Packed, Sizes, packed
 from mirrorsd.runtime.backends.onnxruntime import seating
+from mirrorsd.runtime.backends.onnxruntime.seating import Slots
 
 CACHES = ["past_key.0", "past_value.0"]
 LENGTHS = ["seqlens_k", "total_length"]
 HEADS = {"num_heads": 6, "kv_num_heads": 2}
-SIZES = Sizes(num_tables=1, num_slots=4, num_guests=1, group=1, spare_rows=1)
+SIZES = Sizes(num_tables=1, num_slots=4, num_guests=1, spare_rows=1)
 
 
 def stage(
@@ -64,44 +65,44 @@ def operators_of(found: Packed) -> list[str]:
 
 def test_one_node_attends_for_all_slots_and_one_for_each_guest() -> None:
     found = packed(stage(), SIZES)
-    assert (found.num_heads, found.num_rows, found.window) == (2, 3, 0)
+    assert (found.heads, found.window) == (Heads(2, 3), 0)
     assert operators_of(found) == [
-        *("Norm", "Gather", "Split", "RotaryEmbedding", "RotaryEmbedding"),
-        *("Reshape", "ScatterND", "Reshape", "ScatterND"),
-        *("Reshape", "Transpose", "Reshape", "GroupQueryAttention", "Reshape", "Transpose", "Reshape"),
-        *("Gather", "GroupQueryAttention", "Concat", "Gather"),
+        *("Norm", "Split", "RotaryEmbedding", "Concat", "Reshape"),
+        *("Gather", "Split", "ScatterND", "Slice", "Reshape"),
+        *("Reshape", "GroupQueryAttention", "Gather", "GroupQueryAttention"),
+        *("Reshape", "Reshape", "Concat", "Gather", "Reshape"),
     ]
     of_slots, of_guest = (inputs for operator, inputs, _ in nodes_of(found.model) if operator == "GroupQueryAttention")
     assert of_slots[3:] == [
-        *(f"{name}.written.table0" for name in CACHES),
-        *(f"{name}.table0" for name in LENGTHS),
+        *(f"{name}.table0" for name in (*CACHES, *LENGTHS)),
         *("", "", "", "slot_mask.table0"),
     ]
     assert of_guest[3:] == [*(f"{name}.guest0" for name in (*CACHES, *LENGTHS)), "table", "table"]
     assert nodes_of(found.model)[-1][2] == ["attended"]
     assert set(names_of(found.model, 11)) == {
-        *(
-            "rows",
-            "slot_rows.table0",
-            "slot_positions.table0",
-            "slot_places.table0",
-            "slot_mask.table0",
-            "own_rows",
-            "guest0_rows",
-        ),
+        *("rows", "slot_heads", "slot_sizes", "row_positions", "slot_places", "slot_mask.table0", "own_heads"),
+        *("guest0_rows", "past_key.0.room"),
         *(f"{name}.{of}" for name in (*CACHES, *LENGTHS) for of in ("table0", "guest0")),
     }
     assert set(names_of(found.model, 12)) == {
-        *("attended", "present_key.0.guest0", "present_value.0.guest0"),
-        *(f"{name}.written.table0" for name in CACHES),
+        *("attended", "present_key.0.guest0", "present_value.0.guest0", "past_key.0.room.written"),
     }
 
 
-def test_queries_that_share_no_head_are_attended_twice_as_one_row_has_another_routine() -> None:
-    found = packed(stage(kv_num_heads=6), SIZES)
-    assert found.num_rows == 2
-    assert operators_of(found).count("Concat") == 2
-    assert packed(stage(kv_num_heads=6), SIZES._replace(group=2)).num_rows == 2
+def test_tables_read_their_caches_after_these_were_written() -> None:
+    """The room and a table's part of it are two inputs: what stands between is a value that holds nothing."""
+    found = nodes_of(packed(stage(), SIZES._replace(num_tables=2)).model)
+    producers = {name: inputs for _, inputs, outputs in found for name in outputs}
+    of_tables = [inputs for operator, inputs, _ in found if operator == "GroupQueryAttention"][:2]
+    for inputs in of_tables:
+        assert inputs[1] == inputs[2]
+        assert producers[producers[inputs[1]][0]][0] == "past_key.0.room.written"
+
+
+def test_a_single_row_whose_queries_share_no_head_is_attended_twice_as_it_has_another_routine() -> None:
+    heads = packed(stage(kv_num_heads=6), SIZES).heads
+    assert heads == Heads(6, 1)
+    assert [Slots(1, 4, heads, 0, 99, 1).num_attended(count) for count in (1, 2, 3)] == [2, 2, 3]
 
 
 def test_without_angles_nothing_is_turned_and_without_spare_rows_nothing_is_left_out() -> None:
@@ -119,6 +120,10 @@ def test_a_window_of_attention_bounds_the_texts_of_slots() -> None:
     assert packed(stage(local_window_size=64), SIZES).window == 64
 
 
+def test_heads_that_are_added_up_in_parts_want_longer_texts_in_slots() -> None:
+    assert [packed(stage(size=size), SIZES).fewest for size in (64, 128, 256)] == [0, 0, 64]
+
+
 @pytest.mark.parametrize(
     ("message", "words"),
     [
@@ -131,7 +136,6 @@ def test_a_window_of_attention_bounds_the_texts_of_slots() -> None:
         (stage(more=(node("Neg", ["all"], ["other"]),)), "has no spare rows of its own"),
         (stage(more=(node("Neg", ["padded"], ["other"]),)), "are read elsewhere"),
         (stage(is_padded=False), "has no spare rows of its own"),
-        (stage(size=256), "heads of 256 are added up in parts"),
         (
             model([node("Neg", ["rows"], ["attended"])], [("rows", 1, 3)], [("attended", 1, 3)]),
             "no GroupQueryAttention",

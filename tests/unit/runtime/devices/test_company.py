@@ -245,6 +245,30 @@ def test_the_others_wait_for_one_that_is_about_to_come(worker: DeviceWorker) -> 
     assert batch.passes == [[first, second]]
 
 
+def test_a_guest_that_has_to_wait_does_not_send_the_others_off_before_all_are_there(worker: DeviceWorker) -> None:
+    """Two prompts and a text: a pass has one part of a prompt, and the text's row rides along in each."""
+
+    class OneGuest(FakeBatch):
+        def takes(self, one: TargetPass, others: Sequence[TargetPass]) -> bool:
+            return sum(len(found.tokens) > 1 for found in (one, *others)) <= 1
+
+    batch = OneGuest()
+    worker.company = Company(batch)
+    prompts, row = [new_pass(with_logits=None) for _ in range(2)], new_pass()
+    for prompt in prompts:
+        prompt.tokens = np.arange(3)
+    worker.company.ends(["writer"], 20.0)
+    worker.company.arrives("writer")
+    worker.company.ends(["writer"], 20.0)
+    tickets = [worker.submit(prompt, number) for number, prompt in enumerate(prompts)]
+    assert not tickets[0].wait(0.02)
+    rows = [worker.submit(row, "writer"), worker.submit(new_pass(row.session), "writer")]
+    for ticket in (*tickets, *rows):
+        assert ticket.wait(5)
+    assert [passes[0] for passes in batch.passes] == prompts
+    assert sizes(batch) == [2, 2]
+
+
 def test_parts_of_prompts_are_as_long_as_a_pass_of_twice_the_time_holds(at: Callable[[float], None]) -> None:
     """Its time here: 4 ms, and 1 ms for every 16 rows."""
     now = [0.0]
