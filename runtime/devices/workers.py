@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import get_ident
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
@@ -282,7 +282,8 @@ class DeviceWorker:
         """Run nobody's passes together any more."""
         self.company = self.on_company = None
         words = f"Conversations take turns from here on, as a pass of {num_passes} of them failed: {error}"
-        warnings.warn(words, RuntimeWarning, stacklevel=1)
+        with suppress(RuntimeWarning):  # a filter may make it an error, of which the device's thread must not end
+            warnings.warn(words, RuntimeWarning, stacklevel=1)
 
     def _arrives(self, job: object, owner: object) -> None:
         if self.company is not None and isinstance(job, TargetPass):

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ import pytest
 from mirrorsd.devices import freed_memory
 from mirrorsd.server import Running, ServerSettings
 from mirrorsd.server.bundles.shelf import Shelf
+from mirrorsd.server.front import build_front
+from mirrorsd.server.transport import deadlines
 from mirrorsd.tests.end_to_end.server.serving_here import TINY, connection, post, raw, received, served
 
 CHAT = "/v1/chat/completions"
@@ -89,6 +92,27 @@ def test_running_answers_may_finish_and_new_ones_are_refused(tiny_bundle: Path) 
         running.server.should_exit = True
         rest = received(opened)
         assert b"data: [DONE]" in rest
+
+
+@pytest.mark.parametrize("is_front", [False, True])
+def test_who_asks_on_an_open_connection_while_it_closes_is_told_so(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, *, is_front: bool
+) -> None:
+    monkeypatch.setattr(deadlines, "LINGER_S", 20.0)
+    with served({"tiny": tiny_bundle}, seats=1) as server, ExitStack() as stack:
+        front = build_front([server.url], ServerSettings(port=0))
+        running = stack.enter_context(Running(front, ServerSettings(port=0))) if is_front else server
+        opened = stack.enter_context(connection(running))
+        opened.sendall(post(running, CHAT, b'{"messages": 5}', Connection="keep-alive"))
+        assert b" 400 " in opened.recv(65536)
+        running.server.should_exit = True
+        until = time.monotonic() + 10
+        while not running.service.is_closing and time.monotonic() < until:
+            time.sleep(0.01)
+        opened.sendall(post(running, CHAT, json.dumps({**LONG, "n": 1}).encode(), Connection="keep-alive"))
+        answer = received(opened)
+    assert b" 503 " in answer.split(b"\r\n", 1)[0]
+    assert {b"retry-after: 5", b"connection: close"} <= set(answer.lower().split(b"\r\n"))
 
 
 def test_after_the_grace_streams_end_with_an_error_and_seats_are_free(tiny_bundle: Path) -> None:

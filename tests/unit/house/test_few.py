@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-MOST = {"modules": 68, "lines": 13_000, "statements": 7_100, "numbers": 90, "numbers of policy and decoding": 25}
+MOST = {"modules": 68, "lines": 13_000, "statements": 7_500, "numbers": 90, "numbers of policy and decoding": 25}
 
 
 def test_the_runtime_stays_few() -> None:

@@ -1,6 +1,7 @@
 """Passes of several conversations at once: who is together, for whom is waited, and what a failure does."""
 
 import threading
+import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
@@ -176,6 +177,17 @@ def test_a_pass_that_fails_is_run_again_for_each_alone_and_nobody_joins_any_more
         tickets[1].result()
     assert worker.company is None
     assert not worker.has_pending()
+
+
+def test_a_warning_that_is_made_an_error_does_not_end_the_devices_thread(worker: DeviceWorker) -> None:
+    def fail(_: Any) -> None:
+        raise DeviceError("no room")
+
+    worker.company = Company(FakeBatch(fail=fail))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tickets = submit_behind_another(worker, [new_pass(token=5), new_pass(token=6)])
+    assert [ticket.result().argmax_ids.tolist() for ticket in tickets] == [[5], [6]]
 
 
 def test_a_pass_that_nobody_wants_any_more_is_not_run_again(worker: DeviceWorker) -> None:
