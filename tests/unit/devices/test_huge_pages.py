@@ -35,27 +35,30 @@ def _private_memory(size: int) -> np.ndarray:
 class Held(NamedTuple):
     """What the system holds of a region, in bytes."""
 
+    start: int
+    end: int
     resident: int
     huge: int
 
 
-def _held() -> dict[int, Held]:
-    """By where a region begins."""
-    found, start, numbers = {}, 0, {}
+def _held() -> list[Held]:
+    """Of every region, by one reading: other threads of the process may move their bounds between two."""
+    found, bounds, numbers = list[Held](), (0, 0), dict[str, int]()
     for line in Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace").splitlines():
         name, _, value = line.partition(":")
         if "-" in name.partition(" ")[0]:
-            start, numbers = int(name.partition("-")[0], 16), {}
+            first, last = name.partition(" ")[0].split("-")
+            bounds, numbers = (int(first, 16), int(last, 16)), {}
         elif value.endswith(" kB"):
             numbers[name] = 1024 * int(value.removesuffix(" kB"))
-            found[start] = Held(numbers.get("Rss", 0), numbers.get("AnonHugePages", 0))
+            if name == "AnonHugePages":
+                found.append(Held(*bounds, numbers["Rss"], numbers[name]))
     return found
 
 
 def _region_of(array: np.ndarray) -> Held:
     middle = array.ctypes.data + array.nbytes // 2
-    held = _held()
-    return next(held[region.start] for region in regions_now() if region.start <= middle < region.start + region.size)
+    return next(region for region in _held() if region.start <= middle < region.end)
 
 
 @pytest.mark.usefixtures("has_huge_pages")
@@ -114,9 +117,9 @@ def test_memory_that_is_hardly_used_stays_small() -> None:
     before = regions_now()
     array = _private_memory(_SIZE)
     array[:: 2 * mmap.PAGESIZE] = 1
-    resident = sum(region.resident for region in _held().values())
+    resident = sum(region.resident for region in _held())
     use_huge_pages(new_regions(before))
-    assert sum(region.resident for region in _held().values()) - resident < _SIZE // 4
+    assert sum(region.resident for region in _held()) - resident < _SIZE // 4
 
 
 def test_memory_of_files_and_what_cannot_be_written_is_none_of_ours() -> None:
