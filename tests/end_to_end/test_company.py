@@ -65,17 +65,19 @@ def test_sessions_share_passes_and_say_what_they_say_alone(pipe: MirrorPipeline,
         texts = (session.agenerate(prompt, **options) for session, prompt in zip(sessions, prompts, strict=True))
         return [result.token_ids for result in await asyncio.gather(*texts)]
 
+    def ask_threads() -> list[list[int]]:
+        with ThreadPoolExecutor(4) as threads:
+            jobs = [
+                threads.submit(session.generate, prompt, **options)
+                for session, prompt in zip(sessions, prompts, strict=True)
+            ]
+            return [job.result().token_ids for job in jobs]
+
     with mock.patch.object(batch, "run", counted):
-        if is_async:
-            found = asyncio.run(ask())
-        else:
-            with ThreadPoolExecutor(4) as threads:
-                jobs = [
-                    threads.submit(session.generate, prompt, **options)
-                    for session, prompt in zip(sessions, prompts, strict=True)
-                ]
-                found = [job.result().token_ids for job in jobs]
-    assert found == alone
+        for _ in range(20):  # on a busy machine one text may be over before the next begins
+            assert (asyncio.run(ask()) if is_async else ask_threads()) == alone
+            if sizes:
+                break
     assert max(sizes) > 1
     for session in sessions:
         session.close()
