@@ -141,9 +141,9 @@ class IntegerProducts:
         if made_by is not None and _is_for_one(rows, node):
             place = _weight_place(made_by)
             if place is not None:
-                self._divide_norm(made_by, place, factors, node)
+                self._divide_norm(made_by, place, factors)
                 return rows
-            if made_by.op_type == "Mul" and self._divide_product(made_by, factors, node):
+            if made_by.op_type == "Mul" and self._divide_product(made_by, factors):
                 return rows
         inverse = add_constant(self._graph, f"{node.name}.inverse_factors", (1 / factors).astype(np.float32))
         divided = ir.Node("", "Mul", [rows, inverse], name=f"{node.name}_scaled")
@@ -159,12 +159,12 @@ class IntegerProducts:
         else:
             self._graph.insert_after(made_by, nodes)
 
-    def _divide_norm(self, norm: ir.Node, place: int, factors: Factors, product: ir.Node) -> None:
+    def _divide_norm(self, norm: ir.Node, place: int, factors: Factors) -> None:
         weight = norm.inputs[place]
         assert weight is not None and weight.const_value is not None  # `_weight_place` has looked
-        self._replace_constant(norm, place, factors, f"over {product.name}")
+        self._replace_constant(norm, place, factors)
 
-    def _divide_product(self, gated: ir.Node, factors: Factors, product: ir.Node) -> bool:
+    def _divide_product(self, gated: ir.Node, factors: Factors) -> bool:
         """Divide `gated`, a gate times an integer product, in the scales of that product's columns."""
         for operand in gated.inputs:
             found = None if operand is None else _columns_of(operand)
@@ -172,20 +172,21 @@ class IntegerProducts:
                 node, start = found
                 whole = np.ones(_width(node), np.float32)
                 whole[start : start + len(factors)] = factors
-                self._replace_constant(node, _SCALES, whole, f"over {product.name}")
+                self._replace_constant(node, _SCALES, whole)
                 return True
         return False
 
-    def _replace_constant(self, node: ir.Node, place: int, factors: Factors, word: str) -> None:
+    def _replace_constant(self, node: ir.Node, place: int, factors: Factors) -> None:
+        """Divide a constant of `node`: known by its numbers and the factors, as graphs name their nodes alike."""
         value = node.inputs[place]
         assert value is not None and value.const_value is not None
-        source = lazy_weight(value.const_value)
+        source, over = lazy_weight(value.const_value), lazy_weight(ir.tensor(np.ascontiguousarray(factors)))
 
         def chunks() -> Iterator[npt.NDArray[Any]]:
             whole = np.concatenate([chunk.reshape(-1) for chunk in source.chunks()])
             yield (whole / factors).astype(whole.dtype)
 
-        divided = LazyWeight(f"{source.key} {word}", source.dtype, tuple(source.shape.numpy()), chunks)
+        divided = LazyWeight(f"{source.key} over {over.key}", source.dtype, tuple(source.shape.numpy()), chunks)
         node.replace_input_with(place, add_tensor(self._graph, divided.key, divided))
 
 

@@ -44,16 +44,20 @@ def node(graph: ir.Graph, operator: str, inputs: list[ir.Value | None], width: i
     return made.outputs[0]
 
 
-def layer() -> ir.Model:
-    """Look up, norm, gate and up as one product, down, head: the forms that a decoder has."""
+def layer(stage: str = "") -> ir.Model:
+    """Look up, norm, gate and up as one product, down, head: the forms that a decoder has.
+
+    The norm of a named `stage` is computed: it has numbers, which are those of all of them, and no name.
+    """
     graph = ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="layer")
     ids = ir.Value(name=names.INPUT_IDS, shape=ir.Shape((1, "S")), type=ir.TensorType(ir.DataType.INT64))
     graph.inputs.append(ids)
     embedding = value(graph, tensor("embedding", VOCABULARY, WIDTH))
     hidden = node(graph, "Gather", [embedding, ids], WIDTH)
-    gamma = value(graph, tensor("gamma", WIDTH))
+    computed = ir.tensor(np.ones(WIDTH, np.float32), name="add_1")
+    gamma = value_of(graph, computed) if stage else value(graph, tensor("gamma", WIDTH))
     normed = node(graph, "SimplifiedLayerNormalization", [hidden, gamma], WIDTH, axis=-1, epsilon=1e-5)
-    joined = node(graph, "MatMul", [normed, value(graph, tensor("gate", WIDE, WIDTH * 1).transposed())], WIDE)
+    joined = node(graph, "MatMul", [normed, value(graph, tensor(f"{stage}gate", WIDE, WIDTH * 1).transposed())], WIDE)
     sizes = ir.tensor(np.array([WIDE // 2, WIDE // 2], np.int64), name="sizes")
     split = ir.Node("", "Split", [joined, value_of(graph, sizes)], [ir.AttrInt64("axis", -1)], num_outputs=2)
     for number, output in enumerate(split.outputs):
@@ -61,7 +65,7 @@ def layer() -> ir.Model:
         output.shape = ir.Shape((1, "S", WIDE // 2))
     graph.append(split)
     gated = node(graph, "Mul", [node(graph, "Sigmoid", [split.outputs[0]], WIDE // 2), split.outputs[1]], WIDE // 2)
-    down = node(graph, "MatMul", [gated, value(graph, tensor("down", WIDTH, WIDE // 2).transposed())], WIDTH)
+    down = node(graph, "MatMul", [gated, value(graph, tensor(f"{stage}down", WIDTH, WIDE // 2).transposed())], WIDTH)
     axis = value_of(graph, ir.tensor(np.array([0], np.int64), name="axis"))
     flat = node(graph, "Squeeze", [down, axis], WIDTH)
     flat.shape = ir.Shape(("S", WIDTH))
@@ -91,8 +95,8 @@ SCALED = {
 }
 
 
-def quantised(inputs: dict[str, InputScaling]) -> ir.Model:
-    model = layer()
+def quantised(inputs: dict[str, InputScaling], stage: str = "") -> ir.Model:
+    model = layer(stage)
     by_row = BlockChoice(bits=8, is_by_row=True)
     QuantiseWeights(WeightFormats(layers=by_row, head=by_row, embedding=by_row, inputs=inputs), VOCABULARY)(model)
     return model
@@ -131,6 +135,18 @@ def test_factors_are_divided_out_where_that_is_free() -> None:
     assert operators.count("QuantizeLinear") == 3 and operators.count("Abs") == 2, "one range behind the norm"
     scaled = [node.name for node in quantised(SCALED).graph if node.name and node.name.endswith("_scaled")]
     assert len(scaled) == 1
+
+
+def test_weights_of_one_key_are_equal_in_all_stages() -> None:
+    """Stages name their nodes alike, and norms of layers may be alike too: a bundle keeps what has one key once."""
+    found: dict[str, list[Array]] = {}
+    for stage, scaling in (("prefix.", factors(WIDTH)), ("suffix.", factors(WIDTH)[::-1])):
+        model = quantised({f"{stage}gate": InputScaling(scaling, largest=6.0)}, stage)
+        for held in model.graph.initializers.values():
+            if isinstance(held.const_value, LazyWeight):
+                found.setdefault(held.const_value.key, []).append(held.const_value.numpy())
+    assert sum(" over " in key for key in found) == 2
+    assert all(np.array_equal(first, more) for first, *others in found.values() for more in others)
 
 
 def test_head_and_embedding_are_one_matrix() -> None:
