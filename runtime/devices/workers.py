@@ -1,7 +1,4 @@
-"""One thread per device: jobs in order, tickets for their results, and nobody who waits without an end.
-
-Each keeps to its cores: two devices on one processor must not wait for each other.
-"""
+"""One thread per device, on cores of its own: jobs in order, tickets for results, nobody who waits without an end."""
 
 import os
 import queue

@@ -28,12 +28,10 @@ _LEAST_CHANCE = 0.25
 
 
 class Repeat(NamedTuple):
-    """The text's end agrees with an earlier part of it."""
+    """The text's end agrees with an earlier part of it, in `length` tokens; what followed there stands at `place`."""
 
     place: int
-    """Where the token stands that followed there."""
     length: int
-    """How many tokens agree."""
 
 
 class RepeatedText:
