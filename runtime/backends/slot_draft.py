@@ -94,11 +94,9 @@ class SlotDraft(DraftSession):
         self.max_tips = max(bucket.tips for bucket in decode)
         self.prefill_rows = max(bucket.rows for bucket in entry.buckets)
         self.capacity = max(entry.capacities)
-        self._buckets = model.shapes.buckets
-        self._capacities = sorted(entry.capacities)
         self._model = model
         self._requests: dict[tuple[int, int, int], SlotRequest] = {}
-        self._cache = model.shapes.new_cache(self._capacities[0])
+        self._cache = model.shapes.new_cache(min(entry.capacities))
         self._noise = DraftNoise(entry.shape) if entry.shape.num_noise_rows else None
         self._last: SlotRequest | None = None
         self._is_closed = False
@@ -157,7 +155,7 @@ class SlotDraft(DraftSession):
 
     def forget_after(self, num_slots: int) -> None:
         """Move back to the smallest capacity that holds what is left."""
-        fitting = next(capacity for capacity in self._capacities if capacity >= num_slots)
+        fitting = next(size for size in self._capacities if size >= num_slots)
         if fitting < self._cache.capacity:
             self._resize(fitting)
 
@@ -168,11 +166,15 @@ class SlotDraft(DraftSession):
         self._last = self._noise = None
         del self._cache
 
+    @property
+    def _capacities(self) -> list[int]:
+        return sorted(self._model.entry.capacities)
+
     def _shapes(self, num_slots: int) -> list[Shape]:
         """What a text of up to `num_slots` slots uses, in the order in which it will."""
         last = next((size for size in self._capacities if size >= num_slots), self._capacities[-1])
         capacities = [size for size in self._capacities if size <= last]
-        return [(bucket.rows, bucket.tips, size) for size in capacities for bucket in self._buckets]
+        return [(bucket.rows, bucket.tips, size) for size in capacities for bucket in self._model.shapes.buckets]
 
     def _reserve(self, num_slots: int) -> None:
         """Move to the smallest capacity that holds `num_slots`."""
@@ -191,7 +193,7 @@ class SlotDraft(DraftSession):
             request.bind(self._cache)
 
     def _smallest_bucket(self, num_rows: int, num_tips: int) -> DraftBucket:
-        for bucket in self._buckets:
+        for bucket in self._model.shapes.buckets:
             if bucket.rows >= num_rows and bucket.tips >= num_tips:
                 return bucket
         raise DeviceError(f"No draft bucket takes {num_rows} rows and {num_tips} tips.")

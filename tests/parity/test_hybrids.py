@@ -99,7 +99,7 @@ def test_a_recurrence_that_fails_leaves_no_state_that_seems_to_be_one(
                 tensor.write(np.full((), 7.0, dtype=np.float32))
             raise DeviceError("gone")
 
-        patch.setattr(states._stage, "run", fail)
+        patch.setattr(states._accepted._stage, "run", fail)
         with pytest.raises(DeviceError, match="gone"):
             reader.session.logits(reader.text[5:6], 5)
     assert reader.session.resumable(5) == 0
