@@ -309,4 +309,4 @@ def test_parts_of_prompts_are_as_long_as_a_pass_of_twice_the_time_holds(at: Call
     run(1, 1, 33, 33)
     assert 32 <= company.chunk_rows <= 34, "those of two prompts ride along"
     run(300, 1)
-    assert company.chunk_rows == most, "whatever their number was"
+    assert most - 1 <= company.chunk_rows <= most, "whatever their number was"
