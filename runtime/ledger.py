@@ -59,13 +59,14 @@ class Ledger:
         now: the clock, in seconds; `perf_counter` unless time is simulated.
         queued_s: seconds that the scheduler waited because devices worked for other requests.
         drafted_s: seconds that it waited for the draft's work for this one.
+        prefilled: when the target had read the prompt, in seconds of the clock: where the speed's starts.
     """
 
-    __slots__ = ("drafted_s", "now", "queued_s", "spans")
+    __slots__ = ("drafted_s", "now", "prefilled", "queued_s", "spans")
 
     def __init__(self, now: Callable[[], float] = perf_counter) -> None:
         self.now = now
-        self.queued_s = self.drafted_s = 0.0
+        self.queued_s = self.drafted_s = self.prefilled = 0.0
         self.spans: list[Span] = []
 
     def time(self, device: str, name: str) -> "Timing":

@@ -96,7 +96,7 @@ def load_parts(
     if found and found.learned:
         placement.append("speeds and chances: learned from earlier texts on this machine")
     if _wants_huge_pages(laid_out.device_map):
-        engine.do_beside(partial(_use_huge_pages, new_regions(before), placement))
+        engine.beside.begin(partial(_use_huge_pages, new_regions(before), placement))
     return Parts(engine, tokenizer, manifest, laid_out, speculations, placement)
 
 

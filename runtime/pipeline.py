@@ -130,7 +130,7 @@ class MirrorPipeline:
     @property
     def engine(self) -> Engine:
         """The devices and their workers, for measuring them: what goes on beside texts after loading is done."""
-        self._engine.settle()
+        self._engine.beside.settle()
         return self._engine
 
     def session(self, speculation: SpeculationConfig | None = None) -> MirrorSession:

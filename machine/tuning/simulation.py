@@ -7,7 +7,7 @@ two devices that take as long as a pace says, a queue before the draft's, and a 
 import heapq
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -103,11 +103,11 @@ def _replay(recording: Recording, text: RecordedText, scenario: Scenario, known:
         seed=text.seed,
         ignore_eos=True,
     )
-    request = Request(text.tokens[: text.num_prompt].tolist(), config, scenario.speculation, context, threading.Event())
+    speculation = replace(scenario.speculation, gamma=min(scenario.speculation.gamma, text.depth))
+    request = Request(text.tokens[: text.num_prompt].tolist(), config, speculation, context, threading.Event())
     devices = Devices(scenario, recording.num_layers)
     request.ledger = devices.ledger
     request.chooser = ReplayChooser(config)
-    request.gamma = min(request.gamma, text.depth)
     decoder = _decoder(request, scenario, recording, text, devices, known)
     inflight = decoder.start()
     while request.num_tokens < len(text.tokens):

@@ -178,15 +178,16 @@ class HeadSource(WindowSource, RowReader):
             asked, queued_s = request.ledger.now(), request.ledger.queued_s
             found = self._head.guess(request, inflight.head, stop)
             request.ledger.drafted_s += request.ledger.now() - asked - (request.ledger.queued_s - queued_s)
-        forced = request.constraint.forced(request.window_limit()) if request.constraint is not None else NO_TOKENS
+        constraint = request.chooser.mask
+        forced = constraint.forced(request.window_limit()) if constraint is not None else NO_TOKENS
         return Found(forced, "forced") if len(forced) >= FEWEST_FORCED else Found(self._window(found), "fresh")
 
     def _window(self, found: HeadGuesses | None) -> NDArray[np.int64]:
         """As much of the chain as is of use, as a constrained text may say, and as is worth its rows' time."""
-        request, lengths = self._request, self.windows
+        request, lengths, constraint = self._request, self.windows, self._request.chooser.mask
         window = NO_TOKENS if found is None else found.ids[: request.window_limit(), 0]
-        if request.constraint is not None:
-            window = window[: request.constraint.num_allowed(window)]
+        if constraint is not None:
+            window = window[: constraint.num_allowed(window)]
         if lengths is None or found is None or not len(window):
             return window
         count = len(window)

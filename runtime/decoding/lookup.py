@@ -70,7 +70,7 @@ class LookupSource(WindowSource):
 
     def __init__(self, request: Request, row_group: int) -> None:
         self._request = request
-        most = row_group if request.windows is not None else 1 + request.gamma
+        most = row_group if request.windows is not None else 1 + request.speculation.gamma
         self._repeats, self._free_rows = Repeats(request), FreeRows(request, most)
 
     def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:

@@ -72,7 +72,7 @@ class MirrorPass(Beside):
         self, serial: SerialSource, planner: RootPlanner, clock: PassClock, inflight: InFlight, table: BranchTable
     ) -> None:
         self.table, self.is_listening = table, planner.is_listening
-        self._draft, self._ledger, self._gamma = serial.draft, serial.request.ledger, serial.request.gamma
+        self._draft, self._ledger, self._gamma = serial.draft, serial.request.ledger, serial.request.speculation.gamma
         self._planner, self._clock, self._inflight = planner, clock, inflight
         self._started = 0.0
         self._expansion: Expansion | None = None

@@ -194,7 +194,7 @@ def decoder_with(
     request.windows = known.windows(request.speculation, is_sampling=is_sampling)
     if request.speculation.repeats:
         request.look_up(known.lengths[is_sampling].repeats)
-    passes = request.speculation.passes if draft.drafter.session.shape.num_streams else request.gamma
+    passes = request.speculation.passes if draft.drafter.session.shape.num_streams else request.speculation.gamma
     serial = SerialSource(request, draft, passes, _siblings(request, target, known))
     planner = RootPlanner(request.speculation, request.chooser, known.root_scores)
     mirror = MirrorSource(serial, target, planner, new_table)

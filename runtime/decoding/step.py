@@ -185,7 +185,7 @@ class StepDecoder(Decoder):
         """Let the target read the prompt; from here on time counts as decoding, the first drafting included."""
         self.target.prefill(self.request, reader)
         if not self.request.steps:  # reading again in the middle of a text is part of decoding it
-            self.request.prefilled = self.request.ledger.now()
+            self.request.ledger.prefilled = self.request.ledger.now()
 
     def _accept(self, inflight: InFlight, output: TargetOutput) -> Acceptance:
         """Compare the window with the target's choices, row by row."""
@@ -274,7 +274,7 @@ class SerialSource(WindowSource):
 
     def forced(self, inflight: InFlight, acceptance: Acceptance) -> Found | None:
         """What a constrained text must say next, where that is enough for a window."""
-        constraint = self.request.constraint
+        constraint = self.request.chooser.mask
         if constraint is None or not (self.draft.has_text and self.draft.is_working()):
             return None
         forced = constraint.forced(self.request.window_limit())
@@ -285,10 +285,10 @@ class SerialSource(WindowSource):
 
     def allowed(self, found: Found) -> Found:
         """What of a window a constrained text may say; the draft forgets the rest."""
-        request = self.request
-        if request.constraint is None or not self.draft.is_working():
+        request, constraint = self.request, self.request.chooser.mask
+        if constraint is None or not self.draft.is_working():
             return found
-        window = found.window[: request.constraint.num_allowed(found.window)]
+        window = found.window[: constraint.num_allowed(found.window)]
         self.draft.hold(partial(self.draft.drafter.chain.cut, request.num_tokens + len(window)))
         return found._replace(window=window)
 

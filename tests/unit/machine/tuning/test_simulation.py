@@ -186,7 +186,8 @@ def test_a_replayed_head_takes_its_share_of_a_pass(make_bench: Make, draft_handl
     recording = record_heads(headed(make_bench, draft_handler, window="full"), sampling, PROMPT)
     full = SpeculationConfig(window="full")
     (request,) = replay(recording, Scenario(pace=PACE, speculation=full, method="medusa", host_ms=0.5))
-    heads = [span.seconds for span in request.ledger.spans if span.name == "head" and span.start >= request.prefilled]
+    ledger = request.ledger
+    heads = [span.seconds for span in ledger.spans if span.name == "head" and span.start >= ledger.prefilled]
     assert len(heads) == len(request.steps) - 1
     for step, seconds in zip(request.steps, heads, strict=False):
         rows = 1 + step.num_accepted
