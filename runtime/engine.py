@@ -2,25 +2,23 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
 from mirrorsd.device_maps.pace import interpolate
 from mirrorsd.devices.huge_pages import new_regions, regions_now, use_huge_pages
-from mirrorsd.graphs.errors import ConfigError, GenerationError
-from mirrorsd.graphs.manifest import Manifest, TargetEntry
-from mirrorsd.graphs.names import OWN_HEAD
+from mirrorsd.graphs.errors import GenerationError
 from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
 from mirrorsd.runtime.devices import endings
 from mirrorsd.runtime.devices.company import Company
 from mirrorsd.runtime.devices.endings import Watched
 from mirrorsd.runtime.devices.workers import DeviceWorker, pinned
 from mirrorsd.runtime.policy.account import Knowledge
-from mirrorsd.texts.config import HEAD_METHODS, GenerationConfig, SpeculationConfig
+from mirrorsd.runtime.tuned import Keeper
+from mirrorsd.texts.config import GenerationConfig
 
 _BESIDE_S = 1.0
 _SLOTS = (2, 4, 8)
@@ -35,16 +33,6 @@ class Closable(Protocol):
 
     def finish_closing(self, timeout_s: float) -> None:
         """Release what it has on the devices."""
-
-
-class Keeps(Protocol):
-    """Who keeps what texts teach for later loads."""
-
-    def text_ended(self) -> None:
-        """Keep it now and then."""
-
-    def keep(self) -> None:
-        """Keep it now."""
 
 
 class DeviceThreads:
@@ -124,7 +112,7 @@ class SharedPasses:
         self._threads, self._model, self._seats, self._rest = threads, model, seats, rest
         self._lock = threading.RLock()
         self._num_slots = 0
-        threads.target.on_company = partial(_open_company, weakref.ref(self))
+        threads.target.on_company = partial(_if_there, weakref.WeakMethod(self.open))
 
     def open(self, least: int = 1) -> None:
         """See `Engine.open_company`."""
@@ -133,7 +121,7 @@ class SharedPasses:
             if num_slots <= self._num_slots or not self._threads.is_open:
                 return
             self._num_slots = num_slots
-        self._threads.preparing.leave(partial(_open_batch, weakref.ref(self), num_slots))
+        self._threads.preparing.leave(partial(_if_there, weakref.WeakMethod(self.join), num_slots))
 
     def join(self, num_slots: int) -> None:
         """Open what runs so many conversations together, and use it from then on; else they take turns."""
@@ -149,16 +137,11 @@ class SharedPasses:
                 use_huge_pages(new_regions(before), self._rest)
 
 
-def _open_company(passes: "weakref.ref[SharedPasses]") -> None:
-    found = passes()
+def _if_there(method: "weakref.WeakMethod[Callable[..., None]]", *args: int) -> None:
+    """Call a method of what may have been dropped meanwhile: nothing else keeps it."""
+    found = method()
     if found is not None:
-        found.open()
-
-
-def _open_batch(passes: "weakref.ref[SharedPasses]", num_slots: int) -> None:
-    found = passes()
-    if found is not None:
-        found.join(num_slots)
+        found(*args)
 
 
 class Engine(Watched):
@@ -190,7 +173,7 @@ class Engine(Watched):
     ) -> None:
         self._threads = threads = DeviceThreads(target_cores, draft_cores, is_target_lent=is_target_lent)
         self.takes_turns, self.known = takes_turns, known or Knowledge()
-        self.keeper: Keeps | None = None
+        self.keeper: Keeper | None = None
         self.sessions: weakref.WeakSet[Closable] = weakref.WeakSet()
         self.seats: weakref.WeakSet[object] = weakref.WeakSet()
         self.beside = SideJob(threads)
@@ -302,55 +285,3 @@ class Engine(Watched):
 
     def inherited(self) -> list[Any]:
         return [self, *self.seats]
-
-
-def resolve_speculation(defaults: SpeculationConfig, overrides: Mapping[str, object]) -> SpeculationConfig:
-    """The device map's defaults with the caller's values on top.
-
-    Raises:
-        ConfigError: unknown name, or a value out of its range.
-    """
-    unknown = sorted(set(overrides) - set(SpeculationConfig.__dataclass_fields__))
-    if unknown:
-        allowed = ", ".join(SpeculationConfig.__dataclass_fields__)
-        raise ConfigError(f"There is no speculation setting {unknown[0]!r}; there are {allowed}.")
-    exits = overrides.get("exits")  # JSON knows no tuples
-    given = {**overrides, "exits": tuple(exits)} if isinstance(exits, list) else overrides
-    return replace(defaults, **given)  # type: ignore[arg-type]
-
-
-def check_exits(speculation: SpeculationConfig, target: TargetEntry) -> None:
-    """Refuse exits that a bundle does not have.
-
-    Raises:
-        ConfigError: there is no exit after one of the layers.
-    """
-    present = [point.layer for point in target.exits]
-    absent = [layer for layer in speculation.exits if layer not in present] if speculation.exits != "all" else []
-    if absent:
-        raise ConfigError(f"exits names layer {absent[0]}; this bundle has exits after layers {present}")
-
-
-def check_head(method: str, manifest: Manifest, heads: Collection[str]) -> None:
-    """Refuse a method whose head is not here; `heads` are the kinds that can run.
-
-    Raises:
-        ConfigError: the bundle has no such head, or the target's runtime runs none.
-    """
-    if method not in HEAD_METHODS or method in heads:
-        return
-    if any(head.kind == method for head in manifest.heads):
-        raise ConfigError(
-            f"method is {method!r}: its head runs on ONNX Runtime, beside a target that does. This device map's target "
-            "runs on OpenVINO; choose another device map (`mirrorsd devices`) or method."
-        )
-    present = ", ".join(head.kind for head in manifest.heads) or "none"
-    if method == OWN_HEAD:
-        raise ConfigError(
-            f"method is {method!r}; this bundle has no such head (it has: {present}). It comes with some checkpoints "
-            "(`mtp.*` in their weights, as Qwen3.5's); this one's had none when it was exported."
-        )
-    raise ConfigError(
-        f"method is {method!r}; this bundle has no such head (it has: {present}). Train one with `mirrorsd train head "
-        f"--kind {method}`, and export the target again with `--head FOLDER`."
-    )

@@ -24,12 +24,13 @@ from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.hub.bundles import bundle_folder
 from mirrorsd.runtime.backends.paced import PacedDraftModel, PacedTargetModel
 from mirrorsd.runtime.backends.protocol import DraftModel, Progress, TargetModel
-from mirrorsd.runtime.engine import Engine, check_exits, resolve_speculation
+from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.account import Knowledge
 from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.tuned import Keeper, Tuned, recall
 from mirrorsd.texts.config import SpeculationConfig, Speculations
+from mirrorsd.texts.speculation import check_exits, resolve_speculation, speculation_of
 from mirrorsd.texts.tokenizer import BundleTokenizer
 
 if TYPE_CHECKING:
@@ -111,20 +112,6 @@ def _known(card: DeviceMap, tuned: Tuned | None, found: Tuned | None) -> Knowled
         known.pairs[False].start_from(found.tokens_per_second, found.tokens_per_step, known.target_ms)
         known.pairs[True].start_from(found.sampled_tokens_per_second, found.sampled_tokens_per_step, known.target_ms)
     return known
-
-
-def speculation_of(card: DeviceMap) -> SpeculationConfig:
-    """The device map's defaults as a `SpeculationConfig`."""
-    defaults = card.speculation
-    return SpeculationConfig(
-        gamma=defaults.gamma,
-        roots=defaults.roots,
-        root_source=defaults.root_source,
-        kappa=defaults.kappa,
-        allocation=defaults.allocation,
-        passes=defaults.passes,
-        window=defaults.window,
-    )
 
 
 def _resolve(card: DeviceMap, tuned: Tuned | None, given: Mapping[str, object]) -> Speculations:

@@ -26,6 +26,8 @@ from mirrorsd.graphs.errors import DeviceError, raised_as
 
 _GRAPH_KEY, _NO_GRAPH = "gpu_graph_id", "-1"
 _DTYPES = {number: name for name, number in ONNX_TYPES.items()}
+_LEAST_ROWS = 32
+"""Rows that a buffer has at least: memory of the host that no pass has touched takes no room."""
 _LEAST_MAPPED_BYTES = 1 << 20
 """Memory of the host is asked from the system itself from so many bytes on: caches, which most texts do not fill."""
 _PRIVATE = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
@@ -254,3 +256,26 @@ class PassMask:
 
     def _value(self, layout: RowLayout, num_columns: int) -> ort.OrtValue:
         return ort.OrtValue.ortvalue_from_numpy(layout.mask(self._dtype, num_columns))
+
+
+class RowBuffers:
+    """What a session's passes write to, by stage and output: few rows are the first of many.
+
+    So nothing of a pass may be read after the next one has begun.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._whole: dict[tuple[str, str], Tensor] = {}
+
+    def rows(self, stage: OnnxStage, output: str, shape: tuple[int, int, int], dtype: str) -> Tensor:
+        """Memory for an output `[1, rows, width]`."""
+        key, (_, num_rows, width) = (stage.name, output), shape
+        if key not in self._whole or self._whole[key].value.shape()[1] < num_rows:
+            size = max(_LEAST_ROWS, 1 << (num_rows - 1).bit_length())
+            self._whole[key] = self._place.tensor((1, size, width), dtype)
+        return self._place.first_rows(self._whole[key], num_rows, stage.session, output)
+
+    def clear(self) -> None:
+        """Let go of them."""
+        self._whole.clear()

@@ -22,7 +22,7 @@ from mirrorsd.runtime.backends.protocol import (
     TipGuesses,
 )
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.decoding.target_link import RowReader
+from mirrorsd.runtime.decoding.target_link import Result, RowReader, TargetLink
 from mirrorsd.runtime.devices.company import Ticket
 from mirrorsd.runtime.policy.siblings import NO_SIBLINGS, Siblings
 from mirrorsd.runtime.sampling.chooser import NoiseSource
@@ -144,8 +144,8 @@ class ReplayDraft(DraftSession):
         return self._slots[block.chain_visible - 1] if block.chain_visible else self._places.at(-1)
 
 
-class ReplayTarget:
-    """A `TargetLine` over a recording, and the heads beside it.
+class ReplayTarget(TargetLink):
+    """The line to a target that says what a recording holds, and to the heads beside it.
 
     `spend(num_rows, reports)` takes the time of a pass and hands every exit's report over when it is due;
     `spend_head(read_share, num_rows)` takes that of a head.
@@ -198,7 +198,7 @@ class ReplayTarget:
     def keep(self, request: Request, num_cached: int) -> None:
         """Nothing is cached."""
 
-    def result(self, request: Request, ticket: Ticket[TargetOutput]) -> TargetOutput:
+    def result(self, request: Request, ticket: Ticket[Result]) -> Result:
         """What the pass has said: it is over."""
         return ticket.result()
 

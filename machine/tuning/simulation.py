@@ -18,7 +18,7 @@ from mirrorsd.device_maps.pace import Curve
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.machine.tuning.recording import RecordedText, Recording
 from mirrorsd.machine.tuning.replay import ReplayDraft, ReplayTarget, replayed_context
-from mirrorsd.runtime.decoding.draft_link import DraftLine
+from mirrorsd.runtime.decoding.draft_link import DraftLink
 from mirrorsd.runtime.decoding.head import HeadLink
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.seat import decoder_with, head_decoder, lookup_decoder
@@ -129,12 +129,12 @@ def _decoder(
     layers = recording.layers if scenario.layers is None else scenario.layers
     target = ReplayTarget(recording, text, layers, devices.run_pass, devices.run_head)
     if method in HEAD_METHODS:
-        return head_decoder(request, target, HeadLink(method, target, target), known)
+        return head_decoder(request, target, HeadLink(method, target), known)
     if method == "lookup":
         return lookup_decoder(request, target, known)
     num_streams = text.draft_ids.shape[2] - 1 if scenario.num_streams is None else scenario.num_streams
     draft = SimulatedLink(Drafter(ReplayDraft(recording, text, num_streams, devices.run_round)), devices)
-    heads = [HeadLink(head.kind, target, target) for head in recording.heads if head.read_share]
+    heads = [HeadLink(head.kind, target) for head in recording.heads if head.read_share]
     return decoder_with(request, method, target, draft, known, partial(SimulatedTable, devices), heads)
 
 
@@ -215,8 +215,8 @@ class Devices:
             self._is_draft_working = False
 
 
-class SimulatedLink(DraftLine):
-    """A `DraftLine` in simulated time; this draft never fails."""
+class SimulatedLink(DraftLink):
+    """The line to a draft in simulated time, which never fails."""
 
     takes_turns = has_text = is_preparing = False
 

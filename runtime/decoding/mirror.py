@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.backends.protocol import ExitGuesses
-from mirrorsd.runtime.decoding.draft_link import DraftLine
+from mirrorsd.runtime.decoding.draft_link import DraftLink
 from mirrorsd.runtime.decoding.request import StepRecord
 from mirrorsd.runtime.decoding.step import Beside, Found, InFlight, ReadPrompt, SerialSource, WindowSource
-from mirrorsd.runtime.decoding.target_link import Acceptance, TargetLine
+from mirrorsd.runtime.decoding.target_link import Acceptance, TargetLink
 from mirrorsd.runtime.draft.drafter import Offer, cut_window
 from mirrorsd.runtime.draft.tree import Branch, BranchTable, BranchWindow
 from mirrorsd.runtime.ledger import Estimate
@@ -117,7 +117,7 @@ class MirrorSource(WindowSource):
     def __init__(
         self,
         serial: SerialSource,
-        target: TargetLine,
+        target: TargetLink,
         planner: RootPlanner,
         new_table: Callable[[], BranchTable] = BranchTable,
     ) -> None:
@@ -179,7 +179,7 @@ class Expansion:
     other jobs on its device go first.
     """
 
-    def __init__(self, link: DraftLine, planner: RootPlanner, occasion: Occasion, table: BranchTable) -> None:
+    def __init__(self, link: DraftLink, planner: RootPlanner, occasion: Occasion, table: BranchTable) -> None:
         self._link, self._drafter = link, link.drafter
         self._planner, self._occasion, self._table = planner, occasion, table
         self._by_exit: ExitGuesses | None = None

@@ -10,14 +10,14 @@ from contextlib import suppress
 from mirrorsd.devices import freed_memory
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.decoding.auto import AutoSource
-from mirrorsd.runtime.decoding.draft_link import DraftLine, DraftLink
+from mirrorsd.runtime.decoding.draft_link import DraftLink
 from mirrorsd.runtime.decoding.head import HeadArm, HeadLink, HeadSource
-from mirrorsd.runtime.decoding.lookup import FreeRows, LookupSource, Repeats
+from mirrorsd.runtime.decoding.lookup import LookupSource, Repeats
 from mirrorsd.runtime.decoding.mirror import MirrorSource
 from mirrorsd.runtime.decoding.replay import ReplaySource
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.decoding.step import Decoder, SerialSource, StepDecoder
-from mirrorsd.runtime.decoding.target_link import TargetLine, TargetLink
+from mirrorsd.runtime.decoding.step import Decoder, FreeRows, SerialSource, StepDecoder
+from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.draft.tree import BranchTable
 from mirrorsd.runtime.engine import Engine
@@ -28,13 +28,17 @@ from mirrorsd.texts.config import HEAD_METHODS, SpeculationConfig
 
 
 class Seat:
-    """One session's caches on both devices, and the decoders that use them. One request at a time."""
+    """One session's caches on both devices, and the decoders that use them. One request at a time.
+
+    Attributes:
+        target: the line to the target, for its cache.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._target_session = engine.target_worker.run(engine.target_model.new_session)
         self._draft_session = engine.draft_worker.run(engine.draft_model.new_session)
-        self._target = TargetLink(self._target_session, engine.target_worker)
+        self.target = TargetLink(self._target_session, engine.target_worker)
         self._drafter = Drafter(self._draft_session)
         engine.seats.add(self)
         self._link: DraftLink | None = None
@@ -47,11 +51,6 @@ class Seat:
         return min(self._target_session.context, self._draft_session.capacity)
 
     @property
-    def target(self) -> TargetLink:
-        """The line to the target, for its cache."""
-        return self._target
-
-    @property
     def draft_failure(self) -> str | None:
         """Why the draft, or the head, was given up in the current request."""
         link = self._head or self._link
@@ -60,19 +59,19 @@ class Seat:
     @property
     def heads(self) -> Collection[str]:
         """The kinds of heads that can run here."""
-        return self._target_session.heads
+        return self.target.heads
 
     def decoder(self, request: Request, method: str) -> Decoder:
         """The decoder for a request; plain where the draft cannot be used, and first of all what replays its text."""
         self._head = None
         if request.num_to_replay:
-            return StepDecoder(request, self._target, ReplaySource(request), ReplaySource.name)
+            return StepDecoder(request, self.target, ReplaySource(request), ReplaySource.name)
         if method in HEAD_METHODS:
             return self._head_decoder(request, method)
         if method == "lookup":
-            return lookup_decoder(request, self._target, self._engine.known)
+            return lookup_decoder(request, self.target, self._engine.known)
         if method == "plain" or not self._is_draft_ready():
-            return plain_decoder(request, self._target)
+            return plain_decoder(request, self.target)
         self._link = link = DraftLink(
             self._drafter,
             self._engine.draft_worker,
@@ -84,17 +83,17 @@ class Seat:
         num_slots = min(self._draft_session.capacity, request.max_tokens + _scratch_slots(request.speculation))
         link.prepare(num_slots, self._engine.preparing_worker)
         heads = [self._head_link(kind) for kind in self.heads] if method == "auto" else []
-        return decoder_with(request, method, self._target, link, self._engine.known, heads=heads)
+        return decoder_with(request, method, self.target, link, self._engine.known, heads=heads)
 
     def _head_link(self, kind: str) -> HeadLink:
         """A head's link; one that failed before starts over."""
         if kind not in self._heads or self._heads[kind].failure is not None:
-            self._heads[kind] = HeadLink(kind, self._target_session, self._target)
+            self._heads[kind] = HeadLink(kind, self.target)
         return self._heads[kind]
 
     def _head_decoder(self, request: Request, kind: str) -> Decoder:
         self._head = self._head_link(kind)
-        return head_decoder(request, self._target, self._head, self._engine.known)
+        return head_decoder(request, self.target, self._head, self._engine.known)
 
     def _is_draft_ready(self) -> bool:
         """Whether the draft answers; one that failed but is not hung starts over with an empty cache."""
@@ -112,7 +111,7 @@ class Seat:
 
     def forget(self) -> None:
         """Let go of what target, heads and draft have cached; the draft once it is done with what it is at."""
-        self._target.forget()
+        self.target.forget()
         self._heads.clear()
         with suppress(DeviceError):  # it is closed or hung, which the next request finds out
             self._engine.draft_worker.submit(self._drafter.forget, self)
@@ -134,7 +133,7 @@ class Seat:
 
     def terminate(self) -> None:
         """Ask the target's device to end the pass that is running for this session, from any thread."""
-        self._target.terminate()
+        self.target.terminate()
 
     def close(self) -> None:
         """Release the caches, on their own workers and after what is still running there; does not wait."""
@@ -154,12 +153,12 @@ def _scratch_slots(speculation: SpeculationConfig) -> int:
     return (1 + speculation.gamma) * (1 + num_roots)
 
 
-def plain_decoder(request: Request, target: TargetLine) -> StepDecoder:
+def plain_decoder(request: Request, target: TargetLink) -> StepDecoder:
     """Decodes without a draft."""
     return StepDecoder(request, target, FreeRows(request), "plain")
 
 
-def lookup_decoder(request: Request, target: TargetLine, known: Knowledge) -> StepDecoder:
+def lookup_decoder(request: Request, target: TargetLink, known: Knowledge) -> StepDecoder:
     """Decodes with windows from the text itself."""
     is_sampling = request.chooser.is_sampling
     request.windows = known.windows(request.speculation, is_sampling=is_sampling)
@@ -167,7 +166,7 @@ def lookup_decoder(request: Request, target: TargetLine, known: Knowledge) -> St
     return StepDecoder(request, target, LookupSource(request, target.row_group), "lookup")
 
 
-def head_decoder(request: Request, target: TargetLine, head: HeadLink, known: Knowledge) -> StepDecoder:
+def head_decoder(request: Request, target: TargetLink, head: HeadLink, known: Knowledge) -> StepDecoder:
     """Decodes with windows from a head."""
     is_sampling = request.chooser.is_sampling
     request.windows = known.windows(request.speculation, is_sampling=is_sampling, head=head.kind)
@@ -178,8 +177,8 @@ def head_decoder(request: Request, target: TargetLine, head: HeadLink, known: Kn
 def decoder_with(
     request: Request,
     method: str,
-    target: TargetLine,
-    draft: DraftLine,
+    target: TargetLink,
+    draft: DraftLink,
     known: Knowledge,
     new_table: Callable[[], BranchTable] = BranchTable,
     heads: Sequence[HeadLink] = (),
@@ -210,7 +209,7 @@ def decoder_with(
     return StepDecoder(request, target, source, method)
 
 
-def _siblings(request: Request, target: TargetLine, known: Knowledge) -> SiblingChooser | None:
+def _siblings(request: Request, target: TargetLink, known: Knowledge) -> SiblingChooser | None:
     """What chooses guesses beside the draft's windows; None where they are not wanted, or cannot be weighed or run."""
     most, windows = request.speculation.siblings, request.windows
     if not most or windows is None or not target.takes_trees:

@@ -176,9 +176,9 @@ def test_a_shorter_text_moves_back_to_a_smaller_cache(compiled_bundle: Path) -> 
         if start == 0:
             fresh.run([RowBlock(text[:64], 0, 0)], [0])
             fresh.keep_rows(range(64), range(64))
-    assert session.cache_capacity == 512
+    assert session._cache.capacity == 512
     session.forget_after(64)
-    assert session.cache_capacity == 256
+    assert session._cache.capacity == 256
     block = [RowBlock([5, 6, 7], 64, 64)]
     assert session.run(block, [2]).ids.tolist() == fresh.run(block, [2]).ids.tolist()
 

@@ -16,6 +16,7 @@ from mirrorsd import CancelToken, MirrorPipeline
 from mirrorsd.cli.application import run
 from mirrorsd.device_maps import load_device_map
 from mirrorsd.devices import hardware
+from mirrorsd.devices.fingerprint import fingerprint
 from mirrorsd.devices.hardware import DeviceDetail
 from mirrorsd.devices.layouts import usable_cores
 from mirrorsd.graphs.errors import Cancelled
@@ -24,9 +25,9 @@ from mirrorsd.machine.tuning.part_times import PartTimes, measure_parts
 from mirrorsd.machine.tuning.search import Found, Silent, find_settings
 from mirrorsd.runtime import SpeculationConfig
 from mirrorsd.runtime import tuned as tuned_module
-from mirrorsd.runtime.engine import resolve_speculation
 from mirrorsd.runtime.policy.account import Account, PairKnowledge
-from mirrorsd.runtime.tuned import Tuned, fingerprint
+from mirrorsd.runtime.tuned import Tuned
+from mirrorsd.texts.speculation import resolve_speculation
 
 CPU = load_device_map("cpu")
 

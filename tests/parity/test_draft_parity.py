@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from mirrorsd.device_maps import DraftPlacement
+from mirrorsd.devices.draft_passes import host_arrays
 from mirrorsd.devices.openvino.draft_shapes import with_cache_of
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.checkpoints.weightless import open_model
@@ -23,7 +24,6 @@ from mirrorsd.graphs.contract import draft_contract
 from mirrorsd.runtime.backends.openvino import draft_compiler, draft_pass
 from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
 from mirrorsd.runtime.backends.protocol import RowBlock
-from mirrorsd.runtime.backends.slot_pass import host_arrays
 from mirrorsd.training.models.streaming_draft import StreamingDraft
 
 TOLERANCE = 1e-4
@@ -212,7 +212,7 @@ def test_passes_of_a_window_share_their_weights_on_a_processor(llama_pair: Any) 
     session.run([RowBlock([5, 6], 0, 0)], [1])
     session.keep_rows([0, 1], [0, 1])
     session.run([RowBlock([7, 8, 9, 10], 2, 2)], [0, 1, 2, 3])
-    assert shapes == [(4, 4, session.cache_capacity)]
+    assert shapes == [(4, 4, session._cache.capacity)]
 
 
 @pytest.mark.parametrize("is_shared", [False, True])

@@ -22,11 +22,11 @@ from mirrorsd.devices.onnxruntime.packed_graph import (
     packed,
 )
 from mirrorsd.devices.onnxruntime.providers import ONNX_ERRORS
-from mirrorsd.devices.onnxruntime.stage import OnnxStage, Tensor, host_scalar, run_options
+from mirrorsd.devices.onnxruntime.stage import OnnxStage, RowBuffers, Tensor, host_scalar, run_options
 from mirrorsd.graphs import names
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Segment
-from mirrorsd.runtime.backends.onnxruntime.bound_pass import OpenedTarget, RowBuffers
+from mirrorsd.runtime.backends.onnxruntime.bound_pass import OpenedTarget
 from mirrorsd.runtime.backends.onnxruntime.rooms import Caches, Places, Room, Rooms, moved, new_caches
 from mirrorsd.runtime.backends.onnxruntime.seating import (
     MOST_SEATED,

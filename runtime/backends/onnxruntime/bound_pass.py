@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mirrorsd.devices.onnxruntime.device import OnnxDevice
 from mirrorsd.devices.onnxruntime.device_memory import BestLogits
 from mirrorsd.devices.onnxruntime.providers import ONNX_ERRORS
-from mirrorsd.devices.onnxruntime.stage import OnnxStage, PassMask, Place, Tensor, host_scalar, run_options
+from mirrorsd.devices.onnxruntime.stage import OnnxStage, PassMask, Place, RowBuffers, Tensor, host_scalar, run_options
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import fed_specs
 from mirrorsd.graphs.errors import DeviceError, raised_as
@@ -23,38 +23,10 @@ from mirrorsd.runtime.backends.onnxruntime.states import SIDES, RecurrentStates
 from mirrorsd.runtime.backends.protocol import TargetOutput
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 from mirrorsd.runtime.sampling.short_rows import short_rows
-from mirrorsd.texts.config import LONGEST_WINDOW
-
-_LEAST_ROWS = LONGEST_WINDOW + 1
-"""Rows that a buffer has at least: memory of the host that no pass has touched takes no room."""
-
 
 _MOST_PASSES, _MOST_PREFILLS = 64, 8
 """Bindings that a session keeps; those used last. Prompts end with any number of rows: they have places of their own.
 """
-
-
-class RowBuffers:
-    """What a session's passes write to, by stage and output: few rows are the first of many.
-
-    So nothing of a pass may be read after the next one has begun.
-    """
-
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._whole: dict[tuple[str, str], Tensor] = {}
-
-    def rows(self, stage: OnnxStage, output: str, shape: tuple[int, int, int], dtype: str) -> Tensor:
-        """Memory for an output `[1, rows, width]`."""
-        key, (_, num_rows, width) = (stage.name, output), shape
-        if key not in self._whole or self._whole[key].value.shape()[1] < num_rows:
-            size = max(_LEAST_ROWS, 1 << (num_rows - 1).bit_length())
-            self._whole[key] = self._place.tensor((1, size, width), dtype)
-        return self._place.first_rows(self._whole[key], num_rows, stage.session, output)
-
-    def clear(self) -> None:
-        """Let go of them."""
-        self._whole.clear()
 
 
 class OpenedTarget(Protocol):

@@ -63,12 +63,12 @@ class AcceptedRows:
             self._bindings, self._bound = {}, rows  # held, so that no other tensor can get these addresses
         key = num_rows, states.side
         if key not in self._bindings:
-            self._bindings[key] = self._bind(num_rows, states)
+            self._bindings[key] = self._bind(rows, num_rows, states)
         self._stage.run(self._bindings[key], self._options)
 
-    def _bind(self, num_rows: int, states: "RecurrentStates") -> ort.IOBinding:
+    def _bind(self, fed: Sequence[Tensor], num_rows: int, states: "RecurrentStates") -> ort.IOBinding:
         binding, values = self._stage.session.io_binding(), states.values(states.side)
-        for spec, rows in zip(self._specs, self._bound, strict=True):
+        for spec, rows in zip(self._specs, fed, strict=True):
             first = self._place.first_rows(rows, num_rows, self._stage.session, spec.name)
             binding.bind_ortvalue_input(spec.name, first.value)
         for past, present in zip(states.past, states.present, strict=True):

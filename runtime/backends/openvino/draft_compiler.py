@@ -16,6 +16,7 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from mirrorsd.device_maps import DraftPlacement
+from mirrorsd.devices.draft_passes import Shape, pass_buckets
 from mirrorsd.devices.openvino.compiled_cache import CompiledCache, open_draft_cache
 from mirrorsd.devices.openvino.draft_graph import DraftGraph, reason_in
 from mirrorsd.devices.openvino.draft_shapes import OPENVINO_ERRORS, is_shared
@@ -25,7 +26,7 @@ from mirrorsd.graphs.manifest import DraftEntry
 from mirrorsd.graphs.token_rows import TokenRows
 from mirrorsd.runtime.backends.openvino.draft_pass import DraftRequest, Runnable, TensorCache
 from mirrorsd.runtime.backends.protocol import Progress, RowBlock
-from mirrorsd.runtime.backends.slot_pass import DraftNoise, Shape, pass_buckets
+from mirrorsd.runtime.backends.slot_draft import DraftNoise
 
 _MOST_AHEAD_BYTES = 1 << 30
 
