@@ -16,7 +16,7 @@ from mirrorsd.device_maps import DeviceMap
 from mirrorsd.device_maps.card import SHARED
 from mirrorsd.device_maps.pace import Curve
 from mirrorsd.devices.huge_pages import Region, new_regions, regions_now, use_huge_pages
-from mirrorsd.devices.inventory import cannot_run, choose_device_map
+from mirrorsd.devices.inventory import cannot_run, cannot_take_trees, choose_device_map
 from mirrorsd.devices.layouts import Layout, choose_layout, target_thread_cores
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError, DeviceError
@@ -207,20 +207,6 @@ def _result_or_close(reading: Future[BundleTokenizer], engine: Engine) -> Bundle
 def _use_huge_pages(due: list[Region], placement: list[str], rest: Callable[[float], bool]) -> None:
     if num_bytes := use_huge_pages(due, rest):
         placement.append(f"huge pages: {num_bytes >> 20} MiB")
-
-
-def cannot_take_trees(card: DeviceMap, manifest: Manifest) -> str:
-    """Why this bundle's target cannot verify siblings on a card; empty if it can."""
-    from mirrorsd.devices.onnxruntime.masked_graph import why_not
-
-    if card.target.runtime != "onnxruntime":
-        return f"the target of {card.name} runs on {card.target.runtime}, which has no mask for it"
-    if card.target.is_on_cpu:
-        return (
-            f"the target of {card.name} runs on the processor, where such rows differ from plain decoding's in their "
-            "last bits, and cost time"
-        )
-    return why_not(manifest.target)
 
 
 def _open_target(

@@ -103,9 +103,11 @@ class WindowSource(Protocol):
 
     def observe(self, step: StepRecord) -> None:
         """Learn from the step, which is over; by itself nothing is learned."""
+        return
 
     def close(self) -> None:
         """Leave nothing running; by itself nothing is."""
+        return
 
 
 class Decoder(Protocol):

@@ -241,15 +241,6 @@ class TokenChooser:
         drawn = self._noise.at(positions, ids) if self.is_sampling else 0.0
         return drawn - self._penalties.handicap(ids) / self._temperature if self._penalties.is_wanted else drawn
 
-    def guess(
-        self, ids: NDArray[np.int64], logprobs: NDArray[np.floating], positions: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """The likeliest candidate of each list: `[..., m]` -> `[...]`."""
-        if self.keeps_order:
-            return ids[..., 0]
-        best = np.argmax(self.rank(ids, logprobs, positions), axis=-1)
-        return np.take_along_axis(ids, best[..., None], axis=-1)[..., 0]
-
 
 def graph_choice(token: int, gap: float, position: int) -> Choice:
     """The target's own best token, as its graph found it.
