@@ -19,11 +19,11 @@ from mirrorsd.runtime.backends.protocol import (
     HeadGuesses,
     RowBlock,
     TargetOutput,
+    Ticket,
     TipGuesses,
 )
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.target_link import Result, RowReader, TargetLink
-from mirrorsd.runtime.devices.company import Ticket
 from mirrorsd.runtime.policy.siblings import NO_SIBLINGS, Siblings
 from mirrorsd.runtime.sampling.chooser import NoiseSource
 

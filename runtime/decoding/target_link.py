@@ -15,13 +15,14 @@ from mirrorsd.runtime.backends.protocol import (
     ExitGuesses,
     HeadGuesses,
     Kept,
+    Overdue,
     TargetOutput,
     TargetPass,
     TargetSession,
+    Ticket,
 )
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.devices.company import Ticket
-from mirrorsd.runtime.devices.workers import DeviceWorker, Overdue
+from mirrorsd.runtime.devices.workers import DeviceWorker
 from mirrorsd.runtime.draft.tree import longest_common_prefix
 from mirrorsd.runtime.policy.siblings import NO_SIBLINGS, Siblings
 from mirrorsd.runtime.sampling.chooser import Choice

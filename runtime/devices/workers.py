@@ -3,17 +3,16 @@
 import os
 import queue
 import threading
-import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from threading import get_ident
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
 from mirrorsd.graphs.errors import DeviceError, GenerationError
-from mirrorsd.runtime.backends.protocol import TargetOutput, TargetPass
-from mirrorsd.runtime.devices.company import Company, Entry, Ticket
+from mirrorsd.runtime.backends.protocol import Overdue, TargetOutput, TargetPass, Ticket
+from mirrorsd.runtime.devices.company import Company, Entry
 from mirrorsd.runtime.turns import LOOK_S
 from mirrorsd.texts.config import SpeculationConfig
 
@@ -22,13 +21,6 @@ _MAX_PENDING = 32
 """Most jobs of one owner that wait: more of them mean that the device has stalled, however many owners there are."""
 _RUN_S = SpeculationConfig().target_deadline_s
 _WATCH_S = 1.0
-
-
-class Overdue(NamedTuple):
-    """A job may run for `deadline_s`; then `terminate` is called, from another thread."""
-
-    deadline_s: float
-    terminate: Callable[[], None]
 
 
 class _Loan(NamedTuple):
@@ -40,14 +32,9 @@ class _Loan(NamedTuple):
 
 
 class _Jobs:
-    """What a device is still to do: a queue, and how many jobs of each owner are not over.
+    """What a device is still to do: a queue, before it a backlog, and how many jobs of each owner are not over.
 
     The lock is one that a thread may take twice, since a finaliser may leave a job wherever Python happens to run it.
-
-    Attributes:
-        queue: jobs in the order given; None is the end.
-        backlog: those that were taken from it too early, and come first.
-        num_pending: jobs that wait or run.
     """
 
     def __init__(self) -> None:
@@ -305,28 +292,16 @@ class DeviceWorker:
         failure: BaseException | None = None
         if company is not None and len(entries) > 1:
             self._job_started = perf_counter()
-            try:
-                results = [*company.run(entries)]
-            except BaseException as error:  # whose rows it was cannot be told: each is asked alone
-                failure = error
+            results, failure = company.attempt(entries)
             self._job_started, self._last_ended = None, perf_counter()
-            if failure is not None and company.batch.is_given_up:
-                results = [None] * len(entries)
-            elif failure is not None:
-                self._part(len(entries), failure)
+            if results is None:  # nobody's passes are run together any more
+                self.company = self.on_company = None
         for number, entry in enumerate(entries):
             if results is None:
                 self._do(entry, then=self._jobs.count)
             else:
                 self._jobs.count(entry.owner, -1)
                 entry.ticket.finish(results[number], failure)
-
-    def _part(self, num_passes: int, error: BaseException) -> None:
-        """Run nobody's passes together any more."""
-        self.company = self.on_company = None
-        words = f"Conversations take turns from here on, as a pass of {num_passes} of them failed: {error}"
-        with suppress(RuntimeWarning):  # a filter may make it an error, of which the device's thread must not end
-            warnings.warn(words, RuntimeWarning, stacklevel=1)
 
     def _arrives(self, job: object, owner: object) -> None:
         if self.company is not None and isinstance(job, TargetPass):
