@@ -1,6 +1,6 @@
 """What `tune` measures of a pass: every window's rows, with as many turns as the device is fast."""
 
-import time
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +25,23 @@ BLOCK_SECONDS = 0.001
 COLD_SECONDS = 0.02
 
 
+class Clock:
+    """Seconds that pass where somebody sleeps, and nowhere else."""
+
+    def __init__(self) -> None:
+        self._seconds, self._lock = 0.0, threading.Lock()
+
+    def __call__(self) -> float:
+        return self._seconds
+
+    def sleep(self, seconds: float) -> None:
+        with self._lock:
+            self._seconds += seconds
+
+
+clock = Clock()
+
+
 class BlockTarget:
     """A target whose pass takes a fixed time for every block of rows that is begun."""
 
@@ -34,7 +51,7 @@ class BlockTarget:
     def run(self, tokens: np.ndarray, start: int, *, ledger: Ledger, **options: Any) -> None:
         self.passes[len(tokens)] += 1
         with ledger.time("target", "suffix"):
-            time.sleep(BLOCK_SECONDS * -(-len(tokens) // BLOCK))
+            clock.sleep(BLOCK_SECONDS * -(-len(tokens) // BLOCK))
 
     def close(self) -> None:
         """Nothing to release."""
@@ -50,7 +67,7 @@ class QuickDraft:
         self._last_size = 0
 
     def run(self, blocks: Any, tip_rows: Any) -> TipGuesses:
-        time.sleep(COLD_SECONDS if len(tip_rows) != self._last_size else 0.0)
+        clock.sleep(COLD_SECONDS if len(tip_rows) != self._last_size else 0.0)
         self._last_size = len(tip_rows)
         size = (len(tip_rows), 1, 1)
         return TipGuesses(np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.float32))
@@ -67,7 +84,9 @@ def engine_with(target: BlockTarget) -> Iterator[Engine]:
 
 
 @pytest.fixture(autouse=True)
-def _short_contention(monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_times, "perf_counter", clock)
+    monkeypatch.setattr(part_times, "Ledger", lambda: Ledger(clock))
     monkeypatch.setattr(part_times, "_SIDE_BY_SIDE_SECONDS", 0.02)
 
 
