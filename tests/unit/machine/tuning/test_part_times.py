@@ -22,7 +22,7 @@ from mirrorsd.texts.config import CancelToken
 BLOCK = 6
 """Rows that the target computes at a time."""
 BLOCK_SECONDS = 0.001
-COLD_SECONDS = 0.02
+COLD_SECONDS, WARM_SECONDS = 0.02, 0.0001
 
 
 class Clock:
@@ -58,7 +58,7 @@ class BlockTarget:
 
 
 class QuickDraft:
-    """A draft that answers at once, but for a round of another size than the one before: those weights are cold."""
+    """A draft that answers soon, but for a round of another size than the one before: those weights are cold."""
 
     round_sizes = (4, 8)
     shape = DraftShape(num_layers=1, vocab_size=4, num_kv_heads=1, head_dim=8, num_streams=0, num_candidates=1)
@@ -67,7 +67,7 @@ class QuickDraft:
         self._last_size = 0
 
     def run(self, blocks: Any, tip_rows: Any) -> TipGuesses:
-        clock.sleep(COLD_SECONDS if len(tip_rows) != self._last_size else 0.0)
+        clock.sleep(COLD_SECONDS if len(tip_rows) != self._last_size else WARM_SECONDS)
         self._last_size = len(tip_rows)
         size = (len(tip_rows), 1, 1)
         return TipGuesses(np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.float32))
