@@ -8,7 +8,7 @@ import time
 from contextlib import ExitStack
 
 import pytest
-from waiting import wait_until
+from waiting import LOOK_S, wait_until
 
 from mirrorsd.server import Running
 from mirrorsd.tests.end_to_end.server.serving_here import (
@@ -78,7 +78,9 @@ def test_many_connections_are_bounded_and_do_no_harm(serving: Running) -> None:
         connections = serving.server.server_state.connections
         wait_until(lambda: connections)
         time.sleep(0.3)  # what is one too many is closed in the next round of the loop
-        wait_until(lambda: len(connections) <= LIMITS.connections, "too many are open", LIMITS.idle_s / 2)
+        wait_until(
+            lambda: len(connections) <= LIMITS.connections, "too many are open", looks=int(LIMITS.idle_s / 2 / LOOK_S)
+        )
     wait_until(lambda: not connections)
 
 

@@ -97,7 +97,7 @@ def test_who_leaves_in_mid_stream_costs_no_seat_and_no_text(serving: Running, co
         leave_in_mid_stream(serving, number)
         wait_until_free(serving)
         assert text_of(serving, {**SHORT, "method": METHODS[number % 4]}) == expected
-    assert len(cancelled) == count
+    wait_until(lambda: len(cancelled) == count)
     assert max(cancelled) <= 1
     assert len(serving.service.shelf.loaded["tiny"]._tokens) == 0
 
@@ -131,7 +131,8 @@ def test_who_leaves_the_queue_is_never_begun(
             wait_until(lambda: bundle.num_waiting)
         wait_until(lambda: not bundle.num_waiting)
     wait_until_free(serving)
-    assert len(cancelled) == len(begun) == 2
+    wait_until(lambda: len(cancelled) == 2)
+    assert len(begun) == 2
 
 
 def test_a_full_queue_says_when_to_come_again(tiny_bundle: Any, held: threading.Event) -> None:
