@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any, Generic, NamedTuple, TypeVar, cast
@@ -162,11 +163,11 @@ class Company:
             entry.ticket.num_beside = len(entries) - 1
         outputs = self.batch.run([entry.job for entry in entries])
         seconds = perf_counter() - started
-        num_prompts = sum(entry.job.with_logits is None for entry in entries)
-        if self._seconds and 0 < num_prompts < len(entries):
-            self._learn_chunk(seconds / self._seconds)
+        prompts = [len(entry.job.tokens) for entry in entries if entry.job.with_logits is None]
+        if self._seconds and 0 < len(prompts) < len(entries):
+            self._learn_chunk(seconds / self._seconds, sum(prompts) / len(prompts))
         readers = [entry.owner for entry in entries if entry.job.with_logits is None]
-        self.ends([entry.owner for entry in entries], 0.0 if num_prompts else seconds, readers)
+        self.ends([entry.owner for entry in entries], 0.0 if prompts else seconds, readers)
         return outputs
 
     def ended_alone(self, entry: Entry, seconds: float) -> None:
@@ -186,12 +187,10 @@ class Company:
         is_one_written = any(member is None or not member.is_reading for member in (*waiting, *about_to_come))
         return min(most, self.chunk_rows) if is_one_written else most
 
-    def _learn_chunk(self, times: float) -> None:
-        """A pass with rows of a prompt took so many times as long as those without."""
-        if times > _MOST_TIMES:
-            self.chunk_rows = max(self.chunk_rows // 2, 1)
-        elif times <= (1 + _MOST_TIMES) / 2:  # twice the rows take at most twice the time beyond a pass without
-            self.chunk_rows = min(2 * self.chunk_rows, _MOST_CHUNK)
+    def _learn_chunk(self, times: float, rows: float) -> None:
+        """A pass with so many rows of each prompt took so many times as long as those without."""
+        wanted = rows * (_MOST_TIMES - 1) / (times - 1) if times > 1 else inf
+        self.chunk_rows = int(min(max(wanted, self.chunk_rows / 2, 1), 2 * self.chunk_rows, _MOST_CHUNK))
 
     def arrives(self, owner: object) -> None:
         """A conversation wants a pass. From any thread."""

@@ -166,7 +166,8 @@ def test_several_answers_are_written_in_one_pass_and_are_those_alone(pipe: Mirro
     for expected, found in zip(alone, together, strict=True):
         assert [one.token_ids for one in found] == [one.token_ids for one in expected]
         assert [one.seed for one in found] == [one.seed for one in expected]
-        assert all(one.stats.num_reused_tokens == one.stats.num_prompt_tokens - 1 for one in found[1:])
+        last_rows = 2 if method == "auto" else 1  # a head that auto tries guesses from the last row but one
+        assert all(one.stats.num_reused_tokens >= one.stats.num_prompt_tokens - last_rows for one in found[1:])
 
 
 def test_choices_of_an_answer_are_written_in_one_pass_on_free_seats(
