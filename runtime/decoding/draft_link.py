@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.backends.protocol import Ticket
-from mirrorsd.runtime.devices.workers import DeviceWorker
+from mirrorsd.runtime.devices.company import Worker
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.ledger import Ledger
 
@@ -36,7 +36,7 @@ class DraftLink:
     def __init__(
         self,
         drafter: Drafter,
-        worker: DeviceWorker,
+        worker: Worker,
         deadline_s: float,
         ledger: Ledger,
         *,
@@ -54,7 +54,7 @@ class DraftLink:
         self._posted: list[Ticket[Any]] = []
         self._held: deque[Callable[[], object]] = deque()
 
-    def prepare(self, num_slots: int, worker: DeviceWorker) -> None:
+    def prepare(self, num_slots: int, worker: Worker) -> None:
         """Let the draft's device get ready for a text of `num_slots` slots, on `worker`, which may compile for long.
 
         Nobody waits for that: the text is decoded plainly until `is_ready`.

@@ -4,7 +4,7 @@ Owns, too, the one assembly of a request's parts to a decoder, for real devices,
 """
 
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 from mirrorsd.devices import freed_memory
@@ -19,7 +19,6 @@ from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.step import Decoder, FreeRows, SerialSource, StepDecoder
 from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.draft.drafter import Drafter
-from mirrorsd.runtime.draft.tree import BranchTable
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.policy.account import Knowledge
 from mirrorsd.runtime.policy.roots import RootPlanner
@@ -180,13 +179,9 @@ def decoder_with(
     target: TargetLink,
     draft: DraftLink,
     known: Knowledge,
-    new_table: Callable[[], BranchTable] = BranchTable,
     heads: Sequence[HeadLink] = (),
 ) -> StepDecoder:
-    """Decodes with a draft by `serial`, `mirror` or `auto`; branches of mirror decoding go into `new_table()`.
-
-    `heads` may guess beside it, by `auto`.
-    """
+    """Decodes with a draft by `serial`, `mirror` or `auto`; `heads` may guess beside it, by `auto`."""
     if method == "plain":
         return plain_decoder(request, target)
     is_sampling = request.chooser.is_sampling
@@ -196,7 +191,7 @@ def decoder_with(
     passes = request.speculation.passes if draft.drafter.session.shape.num_streams else request.speculation.gamma
     serial = SerialSource(request, draft, passes, _siblings(request, target, known))
     planner = RootPlanner(request.speculation, request.chooser, known.root_scores)
-    mirror = MirrorSource(serial, target, planner, new_table)
+    mirror = MirrorSource(serial, target, planner)
     if method == "serial":
         return StepDecoder(request, target, serial, method)
     if method == "mirror":

@@ -22,7 +22,7 @@ from mirrorsd.runtime.backends.protocol import (
     Ticket,
 )
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.devices.workers import DeviceWorker
+from mirrorsd.runtime.devices.company import Worker
 from mirrorsd.runtime.draft.tree import longest_common_prefix
 from mirrorsd.runtime.policy.siblings import NO_SIBLINGS, Siblings
 from mirrorsd.runtime.sampling.chooser import Choice
@@ -45,7 +45,7 @@ class RowReader(Protocol):
 class TargetLink:
     """Runs the target for one request at a time; its cache survives from request to request."""
 
-    def __init__(self, session: TargetSession, worker: DeviceWorker) -> None:
+    def __init__(self, session: TargetSession, worker: Worker) -> None:
         self.context = session.context
         self.vocab_size = session.vocab_size
         self.near_tie_gap, self.row_group = session.near_tie_gap, session.row_group

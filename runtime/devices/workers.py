@@ -12,14 +12,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from mirrorsd.graphs.errors import DeviceError, GenerationError
 from mirrorsd.runtime.backends.protocol import Overdue, TargetOutput, TargetPass, Ticket
-from mirrorsd.runtime.devices.company import Company, Entry
+from mirrorsd.runtime.devices.company import RUN_S, Company, Entry, Worker
 from mirrorsd.runtime.turns import LOOK_S
-from mirrorsd.texts.config import SpeculationConfig
 
 Result = TypeVar("Result")
 _MAX_PENDING = 32
 """Most jobs of one owner that wait: more of them mean that the device has stalled, however many owners there are."""
-_RUN_S = SpeculationConfig().target_deadline_s
 _WATCH_S = 1.0
 
 
@@ -82,7 +80,7 @@ class _Jobs:
                 self._has_room.notify_all()
 
 
-class DeviceWorker:
+class DeviceWorker(Worker):
     """Runs jobs of one device one after another, in the order given, on one (pinned) thread.
 
     The thread is a daemon: a device call that never returns cannot keep the program alive. Where `is_lent`, a free
@@ -113,7 +111,7 @@ class DeviceWorker:
         self._thread = threading.Thread(target=self._work, name=f"mirrorsd-{name}", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Callable[[], Result], owner: object = None, *, deadline_s: float = _RUN_S) -> Ticket[Result]:
+    def submit(self, job: Callable[[], Result], owner: object = None, *, deadline_s: float = RUN_S) -> Ticket[Result]:
         """Queue a job; its result or exception arrives in the ticket, and how long it stood behind another owner's.
 
         Waits while the owner has `_MAX_PENDING` jobs in the queue.
@@ -179,7 +177,7 @@ class DeviceWorker:
                 if not self._jobs.is_closed:
                     self._jobs.put(Entry(job, Ticket(), owner, None))
 
-    def run(self, job: Callable[[], Result], owner: object = None, *, deadline_s: float = _RUN_S) -> Result:
+    def run(self, job: Callable[[], Result], owner: object = None, *, deadline_s: float = RUN_S) -> Result:
         """Submit a job and wait for it.
 
         Raises:
