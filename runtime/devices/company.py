@@ -10,13 +10,13 @@ the last time, as one whose client is slow or whose draft is at work, nor twice 
 
 import warnings
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from queue import Empty, SimpleQueue
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from mirrorsd.runtime.backends.protocol import Overdue, Result, TargetBatch, TargetOutput, TargetPass, Ticket
 from mirrorsd.runtime.ledger import TIME_MEMORY
