@@ -9,12 +9,12 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from mirrorsd.device_maps.pace import interpolate
+from mirrorsd.devices import endings
+from mirrorsd.devices.endings import Watched
 from mirrorsd.devices.huge_pages import new_regions, regions_now, use_huge_pages
 from mirrorsd.graphs.errors import GenerationError
 from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
-from mirrorsd.runtime.devices import endings
 from mirrorsd.runtime.devices.company import Company
-from mirrorsd.runtime.devices.endings import Watched
 from mirrorsd.runtime.devices.workers import DeviceWorker, pinned
 from mirrorsd.runtime.policy.account import Knowledge
 from mirrorsd.runtime.tuned import Keeper

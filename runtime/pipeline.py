@@ -7,11 +7,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, cast
 
+from mirrorsd.devices.endings import refuse_to_leave
 from mirrorsd.devices.layouts import Layout
 from mirrorsd.graphs.cache_bytes import cache_bytes
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.graphs.names import METHODS, Method
-from mirrorsd.runtime.devices.endings import refuse_to_leave
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.loading import load_parts
 from mirrorsd.runtime.seats import Seats

@@ -14,12 +14,12 @@ from typing import NoReturn, Self, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.devices import endings
 from mirrorsd.devices.layouts import Layout
 from mirrorsd.graphs.errors import BundleError, Cancelled
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.seat import Seat
-from mirrorsd.runtime.devices import endings
 from mirrorsd.runtime.devices.in_thread import stream_in_thread
 from mirrorsd.runtime.draft.tree import longest_common_prefix
 from mirrorsd.runtime.engine import Engine
