@@ -51,8 +51,10 @@ class DeviceThreads:
 
     def leave_off(self) -> bool:
         """Begin nothing new; False where somebody has said so before, or they are another process's."""
+        if self.target.is_forked:
+            return False
         with self._lock:
-            was_open, self.is_open = self.is_open and not self.target.is_forked, False
+            was_open, self.is_open = self.is_open, False
             return was_open
 
     def end(self) -> None:
