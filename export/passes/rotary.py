@@ -201,7 +201,7 @@ def _has_equal_halves(rotated: _Rotated) -> bool:
     """Whether the halves of both tables are equal, as in HF's usual form."""
     tables = [table.const_value for table in (rotated.cos_table, rotated.sin_table)]
     halves = [np.split(table.numpy(), 2, axis=1) for table in tables if table is not None]
-    return len(halves) == 2 and all(np.array_equal(*pair) for pair in halves)
+    return len(halves) == 2 and all(np.array_equal(first, second) for first, second in halves)
 
 
 def _half_table(graph: ir.Graph, table: ir.Value) -> ir.Value:

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.devices.company import Ticket
-from mirrorsd.runtime.devices.workers import DeviceWorker, Overdue
+from mirrorsd.runtime.devices.company import Overdue, Ticket
+from mirrorsd.runtime.devices.workers import DeviceWorker
 
 
 def test_jobs_run_in_order_on_one_thread() -> None:
