@@ -13,7 +13,7 @@ from mirrorsd.device_maps import Pace
 from mirrorsd.graphs.contract import HeadShape
 from mirrorsd.graphs.errors import ConfigError, ContextLengthError
 from mirrorsd.graphs.manifest import Head, SourceModel
-from mirrorsd.machine.tuning.recorder import record_text
+from mirrorsd.machine.tuning.recorder import likeliest, record_text
 from mirrorsd.machine.tuning.recording import RecordedText, Recording
 from mirrorsd.machine.tuning.score_fitting import coverage, fit_scores
 from mirrorsd.machine.tuning.simulation import (
@@ -142,7 +142,7 @@ def test_a_replay_ranks_candidates_as_the_real_run_does(temperature: float | Non
     config = GenerationConfig(temperature=temperature, seed=5)
     ids, positions = np.tile(np.arange(8), (50, 1)), np.arange(50)
     logprobs = np.sort(np.random.default_rng(3).normal(size=(50, 8)))[:, ::-1]
-    guesses = [chooser(config).guess(ids, logprobs, positions) for chooser in (ReplayChooser, TokenChooser)]
+    guesses = [likeliest(chooser(config), ids, logprobs, positions) for chooser in (ReplayChooser, TokenChooser)]
     assert np.array_equal(*guesses)
     assert np.any(guesses[0]) == (temperature is not None)
 
