@@ -117,7 +117,7 @@ class SharedPasses:
         threads.target.on_company = partial(_if_there, weakref.WeakMethod(self.open))
 
     def open(self, least: int = 1) -> None:
-        """See `Engine.open_company`."""
+        """Open what as many need as there are, and `least`, unless there is enough for them. From any thread."""
         num_slots = next(size for size in _SLOTS if size >= min(max(len(self._seats) - 1, least), _SLOTS[-1]))
         with self._lock:
             if num_slots <= self._num_slots or not self._threads.is_open:
