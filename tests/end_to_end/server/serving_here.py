@@ -28,7 +28,7 @@ def served(bundles: dict[str, Path], **settings: Any) -> Iterator[Running]:
 
 @contextmanager
 def connection(running: Running) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", running.port), timeout=10) as found:
+    with socket.create_connection(("127.0.0.1", running.port), timeout=60) as found:
         yield found
 
 
