@@ -62,7 +62,7 @@ def test_prompts_of_any_length_leave_the_bindings_of_decoding(session: OnnxTarge
 
 
 def test_the_binding_not_used_for_longest_goes(session: OnnxTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mirrorsd.runtime.backends.onnxruntime.target._MOST_PASSES", 3)
+    monkeypatch.setattr("mirrorsd.runtime.backends.onnxruntime.bound_pass._MOST_PASSES", 3)
     released: list[BoundPass] = []
     release = BoundPass.release
 
