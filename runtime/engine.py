@@ -174,6 +174,7 @@ class Engine(Watched):
         huge_pages: bool = False,
     ) -> None:
         self._threads = threads = DeviceThreads(target_cores, draft_cores, is_target_lent=is_target_lent)
+        self.target_worker, self.draft_worker = threads.target, threads.draft
         self.takes_turns, self.known = takes_turns, known or Knowledge()
         self.keeper: Keeper | None = None
         self.sessions: weakref.WeakSet[Closable] = weakref.WeakSet()
@@ -198,18 +199,8 @@ class Engine(Watched):
             self._threads.end()
 
     @property
-    def target_worker(self) -> DeviceWorker:
-        """The target's thread."""
-        return self._threads.target
-
-    @property
-    def draft_worker(self) -> DeviceWorker:
-        """The draft's."""
-        return self._threads.draft
-
-    @property
     def preparing_worker(self) -> DeviceWorker:
-        """The one that gets ready what a text will need."""
+        """The thread that gets ready what a text will need."""
         return self._threads.preparing
 
     @property

@@ -51,6 +51,7 @@ class _Text:
     """Prompt and committed tokens, in one array.
 
     Attributes:
+        ids: the tokens, and place for more.
         num_prompt: tokens of the prompt.
         num_tokens: those and the committed ones.
         most: how long it may become.
@@ -60,17 +61,13 @@ class _Text:
         """Begin with the prompt; `room` tokens, those of windows included, are the most that is ever asked for."""
         self.num_prompt = self.num_tokens = len(prompt)
         self.most = most
-        self._ids = np.zeros(room, dtype=np.int64)
-        self._ids[: len(prompt)] = prompt
-
-    def first(self, count: int) -> NDArray[np.int64]:
-        """The first tokens, those behind the committed ones included."""
-        return self._ids[:count]
+        self.ids = np.zeros(room, dtype=np.int64)
+        self.ids[: len(prompt)] = prompt
 
     def write(self, tokens: Sequence[int] | NDArray[np.int64]) -> int:
         """Write tokens behind the committed ones; where they end."""
         stop = self.num_tokens + len(tokens)
-        self._ids[self.num_tokens : stop] = tokens
+        self.ids[self.num_tokens : stop] = tokens
         return stop
 
 
@@ -88,9 +85,9 @@ class _Wish:
         """Whether its caller has said so."""
         return self._cancel.is_set() or (self._token is not None and self._token.is_cancelled)
 
-    def is_late(self) -> bool:
-        """Whether its time is over."""
-        return perf_counter() > self._until
+    def is_over(self) -> bool:
+        """Whether it has, or its time is over."""
+        return perf_counter() > self._until or self.is_cancelled()
 
 
 class Request:
@@ -131,7 +128,8 @@ class Request:
     @property
     def tokens(self) -> NDArray[np.int64]:
         """Prompt and committed tokens."""
-        return self._text.first(self._text.num_tokens)
+        text = self._text
+        return text.ids[: text.num_tokens]
 
     @property
     def num_tokens(self) -> int:
@@ -155,7 +153,7 @@ class Request:
     @property
     def num_new(self) -> int:
         """Committed tokens after the prompt."""
-        return self.num_tokens - self.num_prompt
+        return self._text.num_tokens - self._text.num_prompt
 
     @property
     def num_to_replay(self) -> int:
@@ -164,7 +162,8 @@ class Request:
 
     def text_with(self, window: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Committed tokens followed by the window."""
-        return self._text.first(self._text.write(window))
+        stop = self._text.write(window)
+        return self._text.ids[:stop]
 
     def commit(self, tokens: Sequence[int], gaps: Sequence[float], near_tie_gap: float) -> None:
         """Append what a step decided; `gaps` are the distances to the runners-up.
@@ -172,7 +171,7 @@ class Request:
         The step is noted at once, as far as it is known, so that every token of the text has its record whatever ends
         the step before `record`.
         """
-        start, now = self.num_tokens, perf_counter()
+        start, now = self._text.num_tokens, perf_counter()
         num_accepted = len(tokens) - 1
         self.steps.append(StepRecord(now, now, num_accepted, num_accepted, "none", str(self.config.method), 0.0))
         self._text.num_tokens = self._text.write(tokens)
@@ -205,7 +204,8 @@ class Request:
 
     def window_limit(self, most: int | None = None) -> int:
         """Window tokens that can still be useful, at most `most` (`gamma`): a step commits one more than it accepts."""
-        return max(0, min(self.speculation.gamma if most is None else most, self.max_tokens - self.num_tokens - 1))
+        text, most = self._text, self.speculation.gamma if most is None else most
+        return max(0, min(most, text.most - text.num_tokens - 1))
 
     def in_company_of(self, num_beside: int) -> None:
         """So many conversations have shared its last pass, and will probably share the next."""
@@ -223,11 +223,11 @@ class Request:
 
     def is_overdue(self) -> bool:
         """Whether the request's time is over, and nobody has cancelled it."""
-        return self._wish.is_late() and not self._wish.is_cancelled()
+        return self._wish.is_over() and not self._wish.is_cancelled()
 
     def is_cancelled(self) -> bool:
         """Whether it is to stop: the caller asked for it, or its time is over."""
-        return self._wish.is_cancelled() or self._wish.is_late()
+        return self._wish.is_over()
 
     def raise_if_cancelled(self) -> None:
         """Raise `Cancelled` if it is to stop."""

@@ -121,9 +121,10 @@ class Seat:
         Raises:
             GenerationError: the devices are in another process, or at work on this very thread, which is interrupted.
         """
-        if self.is_forked:
+        worker = self._engine.target_worker
+        if worker.is_forked:
             self._engine.check_usable()
-        self._engine.target_worker.check_reachable()
+        worker.check_reachable()
 
     @property
     def is_forked(self) -> bool:

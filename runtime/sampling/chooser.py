@@ -87,6 +87,7 @@ class TokenChooser:
     Attributes:
         mask: what its text may say; None where it may say anything.
         needs_logits: whether the choice takes the target's whole rows; otherwise its graph names the best token.
+        filters: what its filters keep is all that the choice takes of a row; None where it takes more.
         keeps_order: whether candidates compete by their log-probabilities alone, so that the likeliest wins.
         is_heard_by_draft: whether the draft's graph takes noise and penalty, over its whole vocabulary.
     """
@@ -103,15 +104,11 @@ class TokenChooser:
         self._temperature = config.temperature or 1.0
         filters = ShortlistFilter(self._temperature, config.top_k or 0, config.top_p or 1.0, config.min_p or 0.0)
         self._filter = filters if config.is_sampling and not filters.keeps_all else None
+        takes_more = self._penalties.is_wanted or mask is not None or config.logprobs
+        self.filters = None if takes_more else self._filter
         self._is_noisy = config.is_sampling and not filters.is_by_rank_alone
         self.is_heard_by_draft = False
         self._noise = TextNoise(config.seed or 0)
-
-    @property
-    def filters(self) -> ShortlistFilter | None:
-        """What these keep is all that the choice takes of a row; None where it takes more."""
-        takes_more = self._penalties.is_wanted or self.mask is not None or self._logprobs is not None
-        return None if takes_more else self._filter
 
     @property
     def draws_ahead(self) -> bool:
