@@ -187,7 +187,8 @@ def measure_passes(model: TargetModel, rows_of_window: int) -> Curve:
     as the next, which follows at once. Runs on the target worker's thread.
 
     Returns:
-        `[rows, ms]` points, each the shortest of its passes and of those of more rows: what disturbs one makes it longer.
+        `[rows, ms]` points, each the shortest of its passes and of those of more rows: what disturbs one only makes it
+        longer.
     """
     with closing(model.new_session()) as session:
         first, *others = (1, rows_of_window, *_FURTHER_ROWS)

@@ -50,6 +50,11 @@ class RepeatedText:
             self._append(token)
         self._repeat = self.find(self._tokens)
 
+    @property
+    def is_repeating(self) -> bool:
+        """Whether its end has stood there before."""
+        return self._repeat is not None
+
     def follow(self, new: Iterable[int]) -> None:
         """The text goes on with these tokens."""
         for token in new:
@@ -63,10 +68,10 @@ class RepeatedText:
 
     def _append(self, token: int) -> None:
         """Note the token as what came after the last ones, one to four of them."""
-        place, end = len(self._tokens), self._tokens[-_LONGEST_END:]
+        place, end = len(self._tokens), tuple(self._tokens[-_LONGEST_END:])
         self._tokens.append(token)
         for start in range(len(end)):
-            self._places[tuple(end[start:])] = place
+            self._places[end[start:]] = place
 
     def find(self, text: Sequence[int]) -> Repeat | None:
         """Where the longest end of `text` stood last that was followed by something; None where it never did.
@@ -129,7 +134,9 @@ class RepeatedText:
         """
         if self._repeat is None:
             return NO_TOKENS
-        return np.resize(np.array(self._tokens[self._repeat.place :], dtype=np.int64), count)
+        place = self._repeat.place
+        said = self._tokens[place : place + count]
+        return np.array((said * -(-count // len(said)))[:count], dtype=np.int64)
 
 
 class DraftChain:
@@ -260,6 +267,8 @@ def longest_common_prefix(left: NDArray[np.int64], right: NDArray[np.int64]) -> 
     2
     """
     size = min(len(left), len(right))
+    if not size:
+        return 0
     different = np.flatnonzero(left[:size] != right[:size])
     return int(different[0]) if len(different) else size
 
