@@ -13,6 +13,8 @@ _VERSIONS = (
     *("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-webgpu"),
 )
 """Packages whose versions are read: what is kept on a machine belongs to them."""
+_ROOMS = ("graphs", "device_maps", "hub", "texts", "devices", "runtime", "machine")
+"""What may be loaded by name only when a bundle is."""
 
 datas = collect_data_files(
     "mirrorsd",
@@ -35,8 +37,4 @@ binaries = [
     for package in ("openvino", "onnxruntime")
     for found in collect_dynamic_libs(package, search_patterns=_LIBRARIES)
 ]
-hiddenimports = [
-    module
-    for folder in ("graphs", "device_maps", "hub", "texts", "devices", "runtime", "machine")
-    for module in collect_submodules(f"mirrorsd.{folder}")
-]
+hiddenimports = collect_submodules("mirrorsd", filter=lambda name: name.partition(".")[2].split(".")[0] in _ROOMS)

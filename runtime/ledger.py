@@ -7,7 +7,7 @@ The ledger is also the clock of whoever writes to it, so that the same scheduler
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from math import log
+from math import inf, log
 from statistics import median
 from time import perf_counter
 from types import TracebackType
@@ -59,13 +59,15 @@ class Ledger:
         now: the clock, in seconds; `perf_counter` unless time is simulated.
         queued_s: seconds that the scheduler waited because devices worked for other requests.
         drafted_s: seconds that it waited for the draft's work for this one.
+        pass_ends: when the target's pass will end, where time is simulated and so it is known.
     """
 
-    __slots__ = ("drafted_s", "now", "queued_s", "spans")
+    __slots__ = ("drafted_s", "now", "pass_ends", "queued_s", "spans")
 
     def __init__(self, now: Callable[[], float] = perf_counter) -> None:
         self.now = now
         self.queued_s = self.drafted_s = 0.0
+        self.pass_ends = inf
         self.spans: list[Span] = []
 
     def time(self, device: str, name: str) -> "Timing":

@@ -27,7 +27,7 @@ from mirrorsd import runtime
 from mirrorsd.bench import runs
 from mirrorsd.device_maps import Pace, load_device_map
 from mirrorsd.machine.tuning.recording import Recording
-from mirrorsd.machine.tuning.simulation import Scenario, SimulatedLink, simulate, tokens_per_second
+from mirrorsd.machine.tuning.simulation import Scenario, simulate, tokens_per_second
 from mirrorsd.runtime import ledger
 from mirrorsd.runtime.loading import speculation_of
 from mirrorsd.runtime.policy import account
@@ -97,9 +97,9 @@ def speeds(texts: Texts) -> dict[str, float]:
         for method in METHODS:
             if method == "mirror" and pace_name in PROCESSORS:
                 continue  # nobody mirrors on one processor
-            scenario = Scenario(pace=pace, speculation=speculation, method=method)
-            with patch.object(SimulatedLink, "takes_turns", pace_name in PROCESSORS):
-                found[f"{Path(given).name} {method}"] = tokens_per_second(simulate(recording, scenario))
+            is_shared = pace_name in PROCESSORS
+            scenario = Scenario(pace=pace, speculation=speculation, method=method, takes_turns=is_shared)
+            found[f"{Path(given).name} {method}"] = tokens_per_second(simulate(recording, scenario))
     return found
 
 

@@ -9,7 +9,9 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from mirrorsd.export.passes.graph_edits import add_tensor
+from mirrorsd.export.passes.graph_passes import FuseSkipNorm
 from mirrorsd.export.passes.quantise import QuantiseWeights
+from mirrorsd.export.passes.rotary import FuseRotary
 from mirrorsd.export.weights.block_formats import BlockChoice, WeightFormats
 from mirrorsd.export.weights.lazy_weight import lazy_weight
 from mirrorsd.graphs.contract import DraftShape
@@ -42,6 +44,8 @@ def write_draft_in_blocks(model: ir.Model, vocab_size: int, path: Path, block_si
     blocks = BlockChoice(bits=4, block_size=block_size)
     _unfold_head(model.graph)
     for graph_pass in (
+        FuseRotary(),
+        FuseSkipNorm(),
         common.RemoveUnusedNodesPass(),
         QuantiseWeights(WeightFormats(layers=blocks, head=blocks, embedding=_EMBEDDING), vocab_size),
         common.RemoveUnusedNodesPass(),

@@ -1,6 +1,6 @@
-"""Fold Hugging Face's rotary arithmetic into `GroupQueryAttention` (`do_rotary = 1`).
+"""Fold Hugging Face's rotary arithmetic into `GroupQueryAttention` (`do_rotary = 1`), or a node of its own.
 
-Owns: recognising `x * cos[positions] + rotate_half(x) * sin[positions]` in front of an attention node.
+Owns: recognising `x * cos[positions] + rotate_half(x) * sin[positions]`, in front of an attention node or anywhere.
 Does not own: the tables' values (`rotary_tables.py`).
 """
 
@@ -17,13 +17,15 @@ from mirrorsd.graphs.errors import ExportError
 class _Rotated:
     """One rotated projection: what was rotated (`[1, heads, S, hd]`) and the tables `[positions, hd]`.
 
-    With `has_halves` each half was rotated by itself, and the tables are half as wide.
+    With `has_halves` each half was rotated by itself, and the tables are half as wide. `positions` are the rows of the
+    tables, where both tables are gathered by one value.
     """
 
     source: ir.Value
     cos_table: ir.Value
     sin_table: ir.Value
     has_halves: bool = False
+    positions: ir.Value | None = None
 
 
 class FoldRotary(ir.passes.InPlacePass):
@@ -71,6 +73,34 @@ class FoldRotary(ir.passes.InPlacePass):
         graph.insert_before(node, folded)
         for old, new in zip(outputs, folded.outputs, strict=True):
             take_over(old, new)
+        graph.remove(node, safe=True)
+
+
+class FuseRotary(ir.passes.InPlacePass):
+    """Write every rotation in HF's form as one `RotaryEmbedding`, where no attention node can take it in.
+
+    Twelve small nodes a layer cost an ordinary draft's round on a processor a fifteenth of its time.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Fuse every rotation of `model`."""
+        rotations = [(node, _match_rotation(node.outputs[0])) for node in model.graph if node.op_type == "Add"]
+        num_fused = 0
+        for node, rotated in rotations:
+            if rotated is None or rotated.positions is None or not _has_equal_halves(rotated):
+                continue
+            self._fuse(model.graph, node, rotated)
+            num_fused += 1
+        if num_fused:
+            model.opset_imports["com.microsoft"] = 1
+        return ir.passes.PassResult(model, modified=num_fused > 0)
+
+    def _fuse(self, graph: ir.Graph, node: ir.Node, rotated: _Rotated) -> None:
+        tables = [_half_table(graph, table) for table in (rotated.cos_table, rotated.sin_table)]
+        inputs = [rotated.source, rotated.positions, *tables]
+        fused = ir.Node("com.microsoft", "RotaryEmbedding", inputs, [ir.AttrInt64("interleaved", 0)], name=node.name)
+        graph.insert_before(node, fused)
+        take_over(node.outputs[0], fused.outputs[0])
         graph.remove(node, safe=True)
 
 
@@ -122,7 +152,12 @@ def _match_rotation(value: ir.Value | None) -> _Rotated | None:
     upper_half = _input_of(_input_of(concat.inputs[0], "Neg"), "Slice")
     if upper_half is not source or _input_of(concat.inputs[1], "Slice") is not source:
         return None
-    return _Rotated(source=source, cos_table=cos_table, sin_table=sin_table)
+    places = [_input_of(operand.inputs[1], "Unsqueeze") for operand in (straight, turned)]
+    gathered = [place.producer() for place in places if place is not None]
+    by = {node.inputs[1] for node in gathered if node is not None}
+    return _Rotated(
+        source=source, cos_table=cos_table, sin_table=sin_table, positions=by.pop() if len(by) == 1 else None
+    )
 
 
 def _match_halves(joined: ir.Node) -> _Rotated | None:
@@ -160,6 +195,13 @@ def _gathered_table(value: ir.Value | None) -> ir.Value | None:
     """The initializer in Unsqueeze(Gather(table, positions))."""
     table = _input_of(_input_of(value, "Unsqueeze"), "Gather")
     return table if table is not None and table.const_value is not None else None
+
+
+def _has_equal_halves(rotated: _Rotated) -> bool:
+    """Whether the halves of both tables are equal, as in HF's usual form."""
+    tables = [table.const_value for table in (rotated.cos_table, rotated.sin_table)]
+    halves = [np.split(table.numpy(), 2, axis=1) for table in tables if table is not None]
+    return len(halves) == 2 and all(np.array_equal(first, second) for first, second in halves)
 
 
 def _half_table(graph: ir.Graph, table: ir.Value) -> ir.Value:

@@ -1,9 +1,9 @@
-"""Recorded models behind the real protocols: a draft session and a target link that look up what was said.
+"""Recorded models behind the real protocols: sessions of draft and target that look up what was said.
 
 Owns how a row of a replay finds its place in a recording. Does not own time, which `simulation` hands in.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -17,15 +17,15 @@ from mirrorsd.runtime.backends.protocol import (
     DraftSession,
     ExitGuesses,
     HeadGuesses,
+    Kept,
     RowBlock,
     TargetOutput,
+    TargetSession,
     TipGuesses,
 )
-from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.decoding.target_link import RowReader
-from mirrorsd.runtime.devices.company import Ticket
-from mirrorsd.runtime.policy.siblings import NO_SIBLINGS, Siblings
+from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.sampling.chooser import NoiseSource
+from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 
 _ALIAS_STRIDE = 7919
 
@@ -144,11 +144,11 @@ class ReplayDraft(DraftSession):
         return self._slots[block.chain_visible - 1] if block.chain_visible else self._places.at(-1)
 
 
-class ReplayTarget:
-    """A `TargetLine` over a recording, and the heads beside it.
+class ReplayTarget(TargetSession):
+    """A `TargetSession` over a recording, and the heads beside it.
 
     `spend(num_rows, reports)` takes the time of a pass and hands every exit's report over when it is due;
-    `spend_head(read_share, num_rows)` takes that of a head.
+    `spend_head(read_share, num_rows)` takes that of a head. Nothing is cached, and a prompt's time is not replayed.
     """
 
     near_tie_gap = 0.0
@@ -169,68 +169,63 @@ class ReplayTarget:
         self._places = Places(text)
         self._exits = [(recording.layers.index(layer), layer) for layer in layers]
 
-    def prefill(self, request: Request, reader: RowReader | None = None) -> None:
-        """Nothing but the reading: the prompt's time is not replayed."""
-        if reader is not None and request.num_prompt > 1:
-            reader.read(0, request.num_prompt - 1)
-
-    def num_cached(self, request: Request, most: int | None = None) -> int:
-        """Of a prompt nothing has to be read here."""
-        return 0
-
-    def guess(
+    def run(
         self,
-        request: Request,
-        kind: str,
-        start: int,
         tokens: NDArray[np.int64],
-        noise: NDArray[np.float32] | None,
-    ) -> HeadGuesses:
-        """What the head has guessed behind the last of `tokens`, which stands at `start + len(tokens)`."""
-        head = min(self._places.at(start + len(tokens)).head, self._text.num_heads - 1)
-        self._spend_head(self.heads[kind].read_share, len(tokens))
-        return HeadGuesses(self._text.head_ids[kind][head], self._text.head_logprobs[kind][head])
-
-    def serves_others(self, request: Request) -> bool:
-        """There is nobody else."""
-        return False
-
-    def keep(self, request: Request, num_cached: int) -> None:
-        """Nothing is cached."""
-
-    def result(self, request: Request, ticket: Ticket[TargetOutput]) -> TargetOutput:
-        """What the pass has said: it is over."""
-        return ticket.result()
-
-    def submit(
-        self,
-        request: Request,
-        head: int,
-        window: NDArray[np.int64],
-        on_start: Callable[[], None] | None = None,
+        start: int,
+        *,
+        with_logits: bool | ShortlistFilter,
+        ledger: Ledger,
         on_exit: Callable[[ExitGuesses], None] | None = None,
-        siblings: Siblings = NO_SIBLINGS,
-        num_again: int = 0,
-    ) -> Ticket[TargetOutput]:
-        """The pass over the head token, the window and its siblings; over when this returns."""
-        if on_start is not None:
-            on_start()
-        places = [self._places.at(head)]
-        for token in window.tolist():
-            places.append(self._places.after(places[-1], token))
-        last = self._text.num_heads - 1
-        heads = [min(place.head, last) for place in places]
+        exits: Collection[int] | None = None,
+        parents: NDArray[np.int64] | None = None,
+    ) -> TargetOutput:
+        """What was said behind these rows; the exits are those of the replay, whatever `exits` are asked for."""
+        places = [self._places.at(start)]
+        before = range(len(tokens) - 1) if parents is None else parents[1:].tolist()
+        for parent, token in zip(before, tokens[1:].tolist(), strict=True):
+            places.append(self._places.after(places[parent], token))
+        heads = [min(max(place.head, 0), self._text.num_heads - 1) for place in places]
         depths = [place.depth for place in places]
         reports: list[tuple[int, Callable[[], None]]] = []
         for index, layer in self._exits if on_exit is not None else ():
             assert on_exit is not None
             ids, logprobs = self._text.exit_ids[index, heads, depths], self._text.exit_logprobs[index, heads, depths]
             reports.append((layer, partial(on_exit, ExitGuesses(layer, ids, logprobs))))
-        for token, parent in zip(siblings.tokens.tolist(), siblings.parents.tolist(), strict=True):
-            heads.append(min(self._places.after(places[parent], token).head, last))
-        self._spend(num_again + len(heads), reports)
+        self._spend(len(heads), reports)
         truth = self._text.tokens[np.minimum(self._text.num_prompt + np.asarray(heads), len(self._text.tokens) - 1)]
-        done: Ticket[TargetOutput] = Ticket()
-        again = np.zeros(num_again, dtype=np.int64)
-        done.finish(TargetOutput(np.concatenate([again, truth]), np.ones(num_again + len(heads), np.float32), None))
-        return done
+        return TargetOutput(truth, np.ones(len(heads), np.float32), None)
+
+    def prefill(self, tokens: NDArray[np.int64], start: int, *, ledger: Ledger) -> None:
+        """Nothing to read."""
+
+    def resumable(self, position: int) -> int:
+        """Anywhere."""
+        return position
+
+    def guess(
+        self,
+        kind: str,
+        tokens: NDArray[np.int64],
+        start: int,
+        *,
+        noise: NDArray[np.float32] | None = None,
+        ledger: Ledger,
+    ) -> HeadGuesses:
+        """What the head has guessed behind the last of `tokens`, which stands at `start + len(tokens)`."""
+        head = min(max(self._places.at(start + len(tokens)).head, 0), self._text.num_heads - 1)
+        self._spend_head(self.heads[kind].read_share, len(tokens))
+        return HeadGuesses(self._text.head_ids[kind][head], self._text.head_logprobs[kind][head])
+
+    def read_cache(self, num_rows: int) -> Kept:
+        """Nothing is kept."""
+        return Kept(0, [])
+
+    def write_cache(self, kept: Kept) -> None:
+        """Nothing to take over."""
+
+    def terminate(self) -> None:
+        """No pass is ever running when another thread could ask."""
+
+    def close(self) -> None:
+        """Nothing to release."""

@@ -1,6 +1,6 @@
 """The real scheduler over recorded models in simulated time: seconds instead of minutes, for any pace.
 
-Step, sources of windows, planner, expansion, drafter, clock and statistics are the runtime's own. What is simulated:
+Everything from the links to both devices up is the runtime's own. What is simulated:
 two devices that take as long as a pace says, a queue before the draft's, and a host that takes `host_ms` for a step.
 """
 
@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,13 +19,14 @@ from mirrorsd.device_maps.pace import Curve
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.machine.tuning.recording import RecordedText, Recording
 from mirrorsd.machine.tuning.replay import ReplayDraft, ReplayTarget, replayed_context
-from mirrorsd.runtime.decoding.draft_link import DraftLine
+from mirrorsd.runtime.decoding.draft_link import DraftLink
 from mirrorsd.runtime.decoding.head import HeadLink
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.seat import decoder_with, head_decoder, lookup_decoder
 from mirrorsd.runtime.decoding.step import Decoder
+from mirrorsd.runtime.decoding.target_link import TargetLink
+from mirrorsd.runtime.devices.company import Overdue, Ticket, Worker
 from mirrorsd.runtime.draft.drafter import Drafter
-from mirrorsd.runtime.draft.tree import Branch, BranchTable
 from mirrorsd.runtime.ledger import Ledger, Span
 from mirrorsd.runtime.policy.account import Knowledge
 from mirrorsd.runtime.policy.roots import RootScores
@@ -51,6 +53,7 @@ class Scenario:
         method: how to decode; the recording has the guesses of a head that is named.
         layers: which of the recorded exits are used; all by default.
         num_streams: streams of the draft that are used; all by default. 0 makes it an ordinary draft.
+        takes_turns: whether draft and target compute on the same cores.
         host_ms: what the host takes for a step.
         round_ms: `[rows, ms]` points of what a draft round takes beyond its pace: masks, cache rows, waking up.
         scores: of the pair.
@@ -61,6 +64,7 @@ class Scenario:
     method: str = "mirror"
     layers: tuple[int, ...] | None = None
     num_streams: int | None = None
+    takes_turns: bool = False
     host_ms: float = HOST_MS
     round_ms: Curve = ROUND_MS
     scores: RootScores = field(default_factory=RootScores)
@@ -127,15 +131,22 @@ def _decoder(
     """The decoder of the scenario's method over one text, on simulated devices."""
     method = scenario.method
     layers = recording.layers if scenario.layers is None else scenario.layers
-    target = ReplayTarget(recording, text, layers, devices.run_pass, devices.run_head)
+    session = ReplayTarget(recording, text, layers, devices.run_pass, devices.run_head)
+    target = TargetLink(session, SimulatedWorker(devices, is_draft=False))
     if method in HEAD_METHODS:
-        return head_decoder(request, target, HeadLink(method, target, target), known)
+        return head_decoder(request, target, HeadLink(method, session, target), known)
     if method == "lookup":
         return lookup_decoder(request, target, known)
     num_streams = text.draft_ids.shape[2] - 1 if scenario.num_streams is None else scenario.num_streams
-    draft = SimulatedLink(Drafter(ReplayDraft(recording, text, num_streams, devices.run_round)), devices)
-    heads = [HeadLink(head.kind, target, target) for head in recording.heads if head.read_share]
-    return decoder_with(request, method, target, draft, known, partial(SimulatedTable, devices), heads)
+    draft = DraftLink(
+        Drafter(ReplayDraft(recording, text, num_streams, devices.run_round)),
+        SimulatedWorker(devices, is_draft=True),
+        inf,
+        devices.ledger,
+        takes_turns=scenario.takes_turns,
+    )
+    heads = [HeadLink(head.kind, session, target) for head in recording.heads if head.read_share]
+    return decoder_with(request, method, target, draft, known, heads)
 
 
 class Devices:
@@ -151,7 +162,6 @@ class Devices:
         self._is_draft_working = False
         self._jobs: list[tuple[float, int, Callable[[], object]]] = []
         self._num_posted = 0
-        self.pass_ends = float("inf")
         self.ledger = Ledger(lambda: self._draft if self._is_draft_working else max(self._host, self._arrival))
 
     def run_round(self, num_rows: int) -> None:
@@ -162,7 +172,7 @@ class Devices:
 
     def run_pass(self, num_rows: int, reports: list[tuple[int, Callable[[], None]]]) -> None:
         """A pass of the target: exits report on the way, the draft works beside it, the host waits to its end."""
-        start = self._host + self._host_ms / 1e3
+        start, self.ledger.pass_ends = self._host + self._host_ms / 1e3, inf
         pass_ms, exit_ms = interpolate(self._pace.target_ms, num_rows), self._pace.exit_ms
         mark = start
         for number, (layer, report) in enumerate(reports):
@@ -172,11 +182,11 @@ class Devices:
             self.ledger.spans.append(Span("target", "exit", reached, self._arrival))
             mark = self._arrival
             report()
-        self.pass_ends = start + (pass_ms + len(reports) * exit_ms) / 1e3
-        self.ledger.spans.append(Span("target", "suffix", mark, self.pass_ends))
+        self.ledger.pass_ends = start + (pass_ms + len(reports) * exit_ms) / 1e3
+        self.ledger.spans.append(Span("target", "suffix", mark, self.ledger.pass_ends))
         self._arrival = 0.0
-        self._run_jobs(self.pass_ends)
-        self._host = self.pass_ends
+        self._run_jobs(self.ledger.pass_ends)
+        self._host = self.ledger.pass_ends
 
     def run_head(self, read_share: float, num_rows: int) -> None:
         """A head beside the target, after its pass; the host waits for it."""
@@ -194,17 +204,10 @@ class Devices:
         """Whether another job has arrived by now."""
         return bool(self._jobs) and self._jobs[0][0] <= self._draft
 
-    def ask(self, job: Callable[[], Result]) -> Result:
-        """Run a job after all others while the host waits."""
-        started = self._host
-        self._run_jobs(float("inf"))
-        self._draft = max(self._draft, self._host)
-        self._is_draft_working = True
-        result = job()
-        self._is_draft_working = False
+    def wait_for_draft(self) -> None:
+        """Run all jobs while the host waits."""
+        self._run_jobs(inf)
         self._host = max(self._host, self._draft)
-        self.ledger.spans.append(Span("host", "exposed", started, self._host))
-        return result
 
     def _run_jobs(self, until: float) -> None:
         while self._jobs and max(self._jobs[0][0], self._draft) < until:
@@ -215,62 +218,62 @@ class Devices:
             self._is_draft_working = False
 
 
-class SimulatedLink(DraftLine):
-    """A `DraftLine` in simulated time; this draft never fails."""
+class SimulatedWorker(Worker):
+    """A device's worker in simulated time, where the only text's jobs are at work.
 
-    takes_turns = has_text = is_preparing = False
+    The target's jobs run at once, on the host's time, which waits for them. The draft's run beside it when that has
+    passed them.
+    """
 
-    def __init__(self, drafter: Drafter, devices: Devices) -> None:
-        self.drafter = drafter
-        self._devices = devices
+    company = None
 
-    def post(self, job: Callable[[], object]) -> None:
-        self._devices.post(job)
+    def __init__(self, devices: Devices, *, is_draft: bool) -> None:
+        self._devices, self._is_draft = devices, is_draft
 
-    def hold(self, job: Callable[[], object]) -> None:
-        self._devices.post(job)
+    def submit(self, job: Callable[[], Result], owner: object = None, *, deadline_s: float = inf) -> Ticket[Result]:
+        ticket: Ticket[Result] = Ticket()
+        whole = partial(_finish, ticket, job)
+        if self._is_draft:
+            self._devices.post(whole)
+        else:
+            whole()
+        return ticket
+
+    def perform(
+        self, job: Callable[[], Result], owner: object = None, overdue: Overdue | None = None
+    ) -> Ticket[Result]:
+        return self.submit(job, owner)
+
+    def run(self, job: Callable[[], Result], owner: object = None, *, deadline_s: float = inf) -> Result:
+        ticket = self.submit(job, owner)
+        self.wait(ticket, deadline_s)
+        return ticket.result()
+
+    def wait(self, ticket: Ticket[Any], deadline_s: float, is_over: Callable[[], bool] = lambda: False) -> bool:
+        if not ticket.done():
+            self._devices.wait_for_draft()
+        return ticket.done()
 
     def has_waiting(self) -> bool:
         return self._devices.has_waiting()
 
-    def release(self, job: Callable[[], object] | None = None) -> None:
-        """Post a job; nothing is ever held, since posting takes no host time here."""
-        if job is not None:
-            self.post(job)
+    def chunk_rows(self, owner: object, most: int) -> int:
+        """All: there is nobody else."""
+        return most
 
-    def ask(self, job: Callable[[], Result], default: Result) -> Result:
-        ledger = self._devices.ledger
-        asked = ledger.now()
-        result = self._devices.ask(job)
-        ledger.drafted_s += ledger.now() - asked
-        return result
+    def running_seconds(self) -> float:
+        """No job is ever late."""
+        return 0.0
 
-    def is_working(self) -> bool:
-        """Yes."""
-        return True
+    def serves(self, owner: object) -> bool:
+        """The host looks only when its jobs are done."""
+        return False
 
-    is_ready = is_working
-
-    def check_answer(self, asked: float) -> None:
-        """It answers in time."""
+    serves_others = serves
 
 
-class SimulatedTable(BranchTable):
-    """A table that is read at the end of the pass: what is published later comes too late."""
-
-    def __init__(self, devices: Devices) -> None:
-        super().__init__()
-        self._devices = devices
-        devices.pass_ends = float("inf")
-
-    def publish(self, branch: Branch, gamma: int) -> None:
-        if not self.is_closed:
-            super().publish(branch, gamma)
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the pass has ended by the draft's clock."""
-        return super().is_closed or self._devices.ledger.now() >= self._devices.pass_ends
+def _finish(ticket: Ticket[Result], job: Callable[[], Result]) -> None:
+    ticket.finish(job())
 
 
 class ReplayChooser(TokenChooser):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mirrorsd.runtime.decoding.draft_link import DraftLine
+from mirrorsd.runtime.decoding.draft_link import DraftLink
 from mirrorsd.runtime.decoding.head import HeadArm, Together, Verified
 from mirrorsd.runtime.decoding.lookup import FreeRows, Repeats
 from mirrorsd.runtime.decoding.mirror import MirrorSource
@@ -79,7 +79,7 @@ class AutoSource(WindowSource):
         return self._serial.request
 
     @property
-    def _draft(self) -> DraftLine:
+    def _draft(self) -> DraftLink:
         return self._serial.draft
 
     @property

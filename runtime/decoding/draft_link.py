@@ -9,66 +9,20 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.devices.company import Ticket
-from mirrorsd.runtime.devices.workers import DeviceWorker
+from mirrorsd.runtime.devices.company import Ticket, Worker
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.ledger import Ledger
 
 Result = TypeVar("Result")
 
 
-class DraftLine(Protocol):
-    """What decoding asks of a draft; see `DraftLink`, which is the one over a real device."""
-
-    drafter: Drafter
-    has_text: bool
-    takes_turns: bool
-
-    @property
-    def is_preparing(self) -> bool:
-        """Whether the draft's device is being got ready for this text."""
-
-    @property
-    def round_seconds(self) -> float:
-        """What the smallest round takes lately; 0 until it was measured. May be read from any thread."""
-        return self.drafter.clock.shortest_seconds
-
-    def num_unread(self, tokens: NDArray[np.int64]) -> int:
-        """How many of a text's tokens the draft would have to read first; a guess while it is at work."""
-        return self.drafter.chain.num_unread(tokens)
-
-    def is_ready(self) -> bool:
-        """Whether the draft can be used, and has all that this text needs."""
-
-    def is_working(self) -> bool:
-        """Whether the draft can still be used."""
-
-    def has_waiting(self) -> bool:
-        """Whether another job waits for the draft's device."""
-
-    def post(self, job: Callable[[], object]) -> None:
-        """Queue a job without waiting for it."""
-
-    def hold(self, job: Callable[[], object]) -> None:
-        """Keep a job that nobody waits for until `release` or the next `ask`."""
-
-    def release(self, job: Callable[[], object] | None = None) -> None:
-        """Post what was kept, and `job` after it, as one job."""
-
-    def ask(self, job: Callable[[], Result], default: Result) -> Result:
-        """Run a job after those posted before, and wait; `default` if the draft fails."""
-
-    def check_answer(self, asked: float) -> None:
-        """Give the draft up if what was posted at `asked` is not there in time."""
-
-
-class DraftLink(DraftLine):
+class DraftLink:
     """Posts jobs to the draft worker for one request and watches over their outcome.
 
     Attributes:
@@ -81,7 +35,7 @@ class DraftLink(DraftLine):
     def __init__(
         self,
         drafter: Drafter,
-        worker: DeviceWorker,
+        worker: Worker,
         deadline_s: float,
         ledger: Ledger,
         *,
@@ -99,7 +53,7 @@ class DraftLink(DraftLine):
         self._posted: list[Ticket[Any]] = []
         self._held: deque[Callable[[], object]] = deque()
 
-    def prepare(self, num_slots: int, worker: DeviceWorker) -> None:
+    def prepare(self, num_slots: int, worker: Worker) -> None:
         """Let the draft's device get ready for a text of `num_slots` slots, on `worker`, which may compile for long.
 
         Nobody waits for that: the text is decoded plainly until `is_ready`.
@@ -110,6 +64,15 @@ class DraftLink(DraftLine):
                 self._preparation = worker.submit(partial(session.prepare, num_slots), self._ledger)
             except DeviceError as error:
                 self._give_up(str(error))
+
+    @property
+    def round_seconds(self) -> float:
+        """What the smallest round takes lately; 0 until it was measured. May be read from any thread."""
+        return self.drafter.clock.shortest_seconds
+
+    def num_unread(self, tokens: NDArray[np.int64]) -> int:
+        """How many of a text's tokens the draft would have to read first; a guess while it is at work."""
+        return self.drafter.chain.num_unread(tokens)
 
     @property
     def is_preparing(self) -> bool:

@@ -16,7 +16,7 @@ from mirrorsd.graphs.manifest import Head
 from mirrorsd.runtime.backends.protocol import HeadGuesses
 from mirrorsd.runtime.decoding.request import Request, StepRecord
 from mirrorsd.runtime.decoding.step import FEWEST_FORCED, Found, InFlight, ReadPrompt, WindowSource
-from mirrorsd.runtime.decoding.target_link import Acceptance, RowReader, TargetLine
+from mirrorsd.runtime.decoding.target_link import Acceptance, RowReader, TargetLink
 from mirrorsd.runtime.draft.tree import LEAST_SHARE, NO_TOKENS, longest_common_prefix
 from mirrorsd.runtime.policy.account import SourceKnowledge
 from mirrorsd.runtime.policy.windows import LearnedLengths, Share, WindowLength
@@ -41,7 +41,7 @@ class HeadLink:
         read_share: what a run reads of weights, over what a pass does: so much of a pass it should take.
     """
 
-    def __init__(self, kind: str, session: Headed, target: TargetLine) -> None:
+    def __init__(self, kind: str, session: Headed, target: TargetLink) -> None:
         shape, self.read_share = session.heads[kind].shape, session.heads[kind].read_share
         self.kind, self.length = kind, shape.length
         self.failure: str | None = None

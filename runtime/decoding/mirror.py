@@ -3,7 +3,7 @@
 The two devices meet once per step, at verification (Mirror-SD, arXiv 2510.13161, section 3).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.backends.protocol import ExitGuesses
-from mirrorsd.runtime.decoding.draft_link import DraftLine
+from mirrorsd.runtime.decoding.draft_link import DraftLink
 from mirrorsd.runtime.decoding.request import StepRecord
 from mirrorsd.runtime.decoding.step import Beside, Found, InFlight, ReadPrompt, SerialSource, WindowSource
-from mirrorsd.runtime.decoding.target_link import Acceptance, TargetLine
+from mirrorsd.runtime.decoding.target_link import Acceptance, TargetLink
 from mirrorsd.runtime.draft.drafter import Offer, cut_window
 from mirrorsd.runtime.draft.tree import Branch, BranchTable, BranchWindow
 from mirrorsd.runtime.ledger import Estimate
@@ -68,11 +68,9 @@ class MirrorPass(Beside):
         is_listening: whether the exits count.
     """
 
-    def __init__(
-        self, serial: SerialSource, planner: RootPlanner, clock: PassClock, inflight: InFlight, table: BranchTable
-    ) -> None:
-        self.table, self.is_listening = table, planner.is_listening
+    def __init__(self, serial: SerialSource, planner: RootPlanner, clock: PassClock, inflight: InFlight) -> None:
         self._draft, self._ledger, self._gamma = serial.draft, serial.request.ledger, serial.request.gamma
+        self.table, self.is_listening = BranchTable(self._ledger), planner.is_listening
         self._planner, self._clock, self._inflight = planner, clock, inflight
         self._started = 0.0
         self._expansion: Expansion | None = None
@@ -114,15 +112,9 @@ class MirrorSource(WindowSource):
 
     name = "mirror"
 
-    def __init__(
-        self,
-        serial: SerialSource,
-        target: TargetLine,
-        planner: RootPlanner,
-        new_table: Callable[[], BranchTable] = BranchTable,
-    ) -> None:
+    def __init__(self, serial: SerialSource, target: TargetLink, planner: RootPlanner) -> None:
         self.planner = planner
-        self._serial, self._target, self._new_table = serial, target, new_table
+        self._serial, self._target = serial, target
         self._clock = PassClock()
         self._pass: MirrorPass | None = None
 
@@ -137,7 +129,7 @@ class MirrorSource(WindowSource):
         self._pass = None
         draft, is_free = self._serial.draft, not self._target.serves_others(self._serial.request)
         if is_free and self._serial.order.limit and draft.has_text and draft.is_working():
-            self._pass = MirrorPass(self._serial, self.planner, self._clock, inflight, self._new_table())
+            self._pass = MirrorPass(self._serial, self.planner, self._clock, inflight)
         return self._pass
 
     def is_prepared(self, acceptance: Acceptance) -> bool:
@@ -179,7 +171,7 @@ class Expansion:
     other jobs on its device go first.
     """
 
-    def __init__(self, link: DraftLine, planner: RootPlanner, occasion: Occasion, table: BranchTable) -> None:
+    def __init__(self, link: DraftLink, planner: RootPlanner, occasion: Occasion, table: BranchTable) -> None:
         self._link, self._drafter = link, link.drafter
         self._planner, self._occasion, self._table = planner, occasion, table
         self._by_exit: ExitGuesses | None = None

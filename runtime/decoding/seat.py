@@ -4,22 +4,21 @@ Owns, too, the one assembly of a request's parts to a decoder, for real devices,
 """
 
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 from mirrorsd.devices import freed_memory
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.decoding.auto import AutoSource
-from mirrorsd.runtime.decoding.draft_link import DraftLine, DraftLink
+from mirrorsd.runtime.decoding.draft_link import DraftLink
 from mirrorsd.runtime.decoding.head import HeadArm, HeadLink, HeadSource
 from mirrorsd.runtime.decoding.lookup import FreeRows, LookupSource, Repeats
 from mirrorsd.runtime.decoding.mirror import MirrorSource
 from mirrorsd.runtime.decoding.replay import ReplaySource
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.step import Decoder, SerialSource, StepDecoder
-from mirrorsd.runtime.decoding.target_link import TargetLine, TargetLink
+from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.draft.drafter import Drafter
-from mirrorsd.runtime.draft.tree import BranchTable
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.policy.account import Knowledge
 from mirrorsd.runtime.policy.roots import RootPlanner
@@ -154,12 +153,12 @@ def _scratch_slots(speculation: SpeculationConfig) -> int:
     return (1 + speculation.gamma) * (1 + num_roots)
 
 
-def plain_decoder(request: Request, target: TargetLine) -> StepDecoder:
+def plain_decoder(request: Request, target: TargetLink) -> StepDecoder:
     """Decodes without a draft."""
     return StepDecoder(request, target, FreeRows(request), "plain")
 
 
-def lookup_decoder(request: Request, target: TargetLine, known: Knowledge) -> StepDecoder:
+def lookup_decoder(request: Request, target: TargetLink, known: Knowledge) -> StepDecoder:
     """Decodes with windows from the text itself."""
     is_sampling = request.chooser.is_sampling
     request.windows = known.windows(request.speculation, is_sampling=is_sampling)
@@ -167,7 +166,7 @@ def lookup_decoder(request: Request, target: TargetLine, known: Knowledge) -> St
     return StepDecoder(request, target, LookupSource(request, target.row_group), "lookup")
 
 
-def head_decoder(request: Request, target: TargetLine, head: HeadLink, known: Knowledge) -> StepDecoder:
+def head_decoder(request: Request, target: TargetLink, head: HeadLink, known: Knowledge) -> StepDecoder:
     """Decodes with windows from a head."""
     is_sampling = request.chooser.is_sampling
     request.windows = known.windows(request.speculation, is_sampling=is_sampling, head=head.kind)
@@ -178,16 +177,12 @@ def head_decoder(request: Request, target: TargetLine, head: HeadLink, known: Kn
 def decoder_with(
     request: Request,
     method: str,
-    target: TargetLine,
-    draft: DraftLine,
+    target: TargetLink,
+    draft: DraftLink,
     known: Knowledge,
-    new_table: Callable[[], BranchTable] = BranchTable,
     heads: Sequence[HeadLink] = (),
 ) -> StepDecoder:
-    """Decodes with a draft by `serial`, `mirror` or `auto`; branches of mirror decoding go into `new_table()`.
-
-    `heads` may guess beside it, by `auto`.
-    """
+    """Decodes with a draft by `serial`, `mirror` or `auto`; `heads` may guess beside it, by `auto`."""
     if method == "plain":
         return plain_decoder(request, target)
     is_sampling = request.chooser.is_sampling
@@ -197,7 +192,7 @@ def decoder_with(
     passes = request.speculation.passes if draft.drafter.session.shape.num_streams else request.gamma
     serial = SerialSource(request, draft, passes, _siblings(request, target, known))
     planner = RootPlanner(request.speculation, request.chooser, known.root_scores)
-    mirror = MirrorSource(serial, target, planner, new_table)
+    mirror = MirrorSource(serial, target, planner)
     if method == "serial":
         return StepDecoder(request, target, serial, method)
     if method == "mirror":
@@ -210,7 +205,7 @@ def decoder_with(
     return StepDecoder(request, target, source, method)
 
 
-def _siblings(request: Request, target: TargetLine, known: Knowledge) -> SiblingChooser | None:
+def _siblings(request: Request, target: TargetLink, known: Knowledge) -> SiblingChooser | None:
     """What chooses guesses beside the draft's windows; None where they are not wanted, or cannot be weighed or run."""
     most, windows = request.speculation.siblings, request.windows
     if not most or windows is None or not target.takes_trees:

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.backends.protocol import ExitGuesses, TargetOutput
-from mirrorsd.runtime.decoding.draft_link import DraftLine
+from mirrorsd.runtime.decoding.draft_link import DraftLink
 from mirrorsd.runtime.decoding.request import Request, StepRecord
 from mirrorsd.runtime.decoding.target_link import (
     Acceptance,
     ChooseRow,
     RowReader,
-    TargetLine,
+    TargetLink,
     accept_tree,
     accept_window,
 )
@@ -131,7 +131,7 @@ class Decoder(Protocol):
 class StepDecoder(Decoder):
     """Decodes one request; `source` finds its windows."""
 
-    def __init__(self, request: Request, target: TargetLine, source: WindowSource, name: str) -> None:
+    def __init__(self, request: Request, target: TargetLink, source: WindowSource, name: str) -> None:
         self.request, self.target, self.source, self.name = request, target, source, name
 
     def start(self) -> InFlight:
@@ -224,7 +224,7 @@ class SerialSource(WindowSource):
 
     name = "serial"
 
-    def __init__(self, request: Request, draft: DraftLine, passes: int, siblings: SiblingChooser | None = None) -> None:
+    def __init__(self, request: Request, draft: DraftLink, passes: int, siblings: SiblingChooser | None = None) -> None:
         """Ask for windows of so many `passes` at most; where there are `siblings`, some stand beside each."""
         self.request, self.draft, self.passes, self._siblings = request, draft, passes, siblings
 

@@ -20,8 +20,7 @@ from mirrorsd.runtime.backends.protocol import (
     TargetSession,
 )
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.devices.company import Ticket
-from mirrorsd.runtime.devices.workers import DeviceWorker, Overdue
+from mirrorsd.runtime.devices.company import Overdue, Ticket, Worker
 from mirrorsd.runtime.draft.tree import longest_common_prefix
 from mirrorsd.runtime.policy.siblings import NO_SIBLINGS, Siblings
 from mirrorsd.runtime.sampling.chooser import Choice
@@ -41,59 +40,10 @@ class RowReader(Protocol):
         """Rows `start .. stop - 1` have passed, and no other pass has begun since."""
 
 
-class TargetLine(Protocol):
-    """What decoding asks of a target; see `TargetLink`, which is the one over a real device."""
-
-    vocab_size: int
-    near_tie_gap: float
-    row_group: int
-    takes_trees: bool
-
-    def prefill(self, request: Request, reader: RowReader | None = None) -> None:
-        """Feed all tokens but the last."""
-
-    def num_cached(self, request: Request, most: int | None = None) -> int:
-        """How many leading tokens of its text, at most `most`, need not be fed again for the target's sake."""
-
-    def submit(
-        self,
-        request: Request,
-        head: int,
-        window: NDArray[np.int64],
-        on_start: Callable[[], None] | None = None,
-        on_exit: Callable[[ExitGuesses], None] | None = None,
-        siblings: Siblings = NO_SIBLINGS,
-        num_again: int = 0,
-    ) -> Ticket[TargetOutput]:
-        """Start a pass over the `num_again` tokens before the head token, it, the window, and its siblings.
-
-        Exits are heard of the head token's and the window's rows.
-        """
-
-    def result(self, request: Request, ticket: Ticket[TargetOutput]) -> TargetOutput:
-        """Wait for a pass."""
-
-    def guess(
-        self,
-        request: Request,
-        kind: str,
-        start: int,
-        tokens: NDArray[np.int64],
-        noise: NDArray[np.float32] | None,
-    ) -> HeadGuesses:
-        """Run a head over the first rows of the last pass, and wait: see `TargetSession.guess`."""
-
-    def keep(self, request: Request, num_cached: int) -> None:
-        """Note that the first `num_cached` positions of the committed text are cached."""
-
-    def serves_others(self, request: Request) -> bool:
-        """Whether the target is at work for another conversation, or will be first."""
-
-
-class TargetLink(TargetLine):
+class TargetLink:
     """Runs the target for one request at a time; its cache survives from request to request."""
 
-    def __init__(self, session: TargetSession, worker: DeviceWorker) -> None:
+    def __init__(self, session: TargetSession, worker: Worker) -> None:
         self.context = session.context
         self.vocab_size = session.vocab_size
         self.near_tie_gap, self.row_group = session.near_tie_gap, session.row_group
@@ -128,6 +78,7 @@ class TargetLink(TargetLine):
             start = stop
 
     def num_cached(self, request: Request, most: int | None = None) -> int:
+        """How many leading tokens of its text, at most `most`, need not be fed again for the target's sake."""
         found = longest_common_prefix(self.cached, request.tokens[:-1])
         return self._session.resumable(found if most is None else min(found, most))
 
@@ -162,8 +113,9 @@ class TargetLink(TargetLine):
         siblings: Siblings = NO_SIBLINGS,
         num_again: int = 0,
     ) -> Ticket[TargetOutput]:
-        """Start a pass over the head token and its window; rows are padded where equal row counts are asked for.
+        """Start a pass over the `num_again` tokens before the head token, it, the window, and its siblings.
 
+        Rows are padded where equal row counts are asked for. Exits are heard of the head token's and the window's.
         Where the caller has nothing to do meanwhile, the pass may be over when this returns. `on_start` and `on_exit`
         run on the target's thread, just before its device starts and between its stages: while
         the device works, that thread leaves the interpreter to whom they woke.

@@ -1,4 +1,4 @@
-"""What is queued for a device, who decodes beside whom, and for whom a joint pass waits.
+"""What is asked of a device and queued for it, who decodes beside whom, and for whom a joint pass waits.
 
 Owns: when each conversation's last pass ended, and whether it comes back at once. Does not own: the passes
 (`workers`), how rows are put together (`backends/protocol.TargetBatch`).
@@ -10,12 +10,13 @@ the last time, as one whose client is slow or whose draft is at work, nor twice 
 
 import threading
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from queue import Empty, SimpleQueue
 from time import perf_counter
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 from mirrorsd.runtime.backends.protocol import TargetBatch, TargetOutput, TargetPass
 from mirrorsd.runtime.ledger import TIME_MEMORY
@@ -25,6 +26,7 @@ Result = TypeVar("Result")
 _WAIT_SHARE = 0.5
 """Of a pass's time that the others wait for who is late."""
 _MOST_CHUNK = SpeculationConfig().prefill_rows
+RUN_S = SpeculationConfig().target_deadline_s
 _FIRST_CHUNK = 8
 """Rows of a prompt. The first counts for a few passes only."""
 _MOST_TIMES = 2.0
@@ -162,11 +164,11 @@ class Company:
             entry.ticket.num_beside = len(entries) - 1
         outputs = self.batch.run([entry.job for entry in entries])
         seconds = perf_counter() - started
-        num_prompts = sum(entry.job.with_logits is None for entry in entries)
-        if self._seconds and 0 < num_prompts < len(entries):
-            self._learn_chunk(seconds / self._seconds)
+        prompts = [len(entry.job.tokens) for entry in entries if entry.job.with_logits is None]
+        if self._seconds and 0 < len(prompts) < len(entries):
+            self._learn_chunk(seconds / self._seconds, sum(prompts) / len(prompts))
         readers = [entry.owner for entry in entries if entry.job.with_logits is None]
-        self.ends([entry.owner for entry in entries], 0.0 if num_prompts else seconds, readers)
+        self.ends([entry.owner for entry in entries], 0.0 if prompts else seconds, readers)
         return outputs
 
     def ended_alone(self, entry: Entry, seconds: float) -> None:
@@ -186,12 +188,10 @@ class Company:
         is_one_written = any(member is None or not member.is_reading for member in (*waiting, *about_to_come))
         return min(most, self.chunk_rows) if is_one_written else most
 
-    def _learn_chunk(self, times: float) -> None:
-        """A pass with rows of a prompt took so many times as long as those without."""
-        if times > _MOST_TIMES:
-            self.chunk_rows = max(self.chunk_rows // 2, 1)
-        elif times <= (1 + _MOST_TIMES) / 2:  # twice the rows take at most twice the time beyond a pass without
-            self.chunk_rows = min(2 * self.chunk_rows, _MOST_CHUNK)
+    def _learn_chunk(self, times: float, rows: float) -> None:
+        """A pass with so many rows of each prompt took so many times as long as those without."""
+        wanted = rows * (_MOST_TIMES - 1) / (times - 1) if times > 1 else inf
+        self.chunk_rows = int(min(max(wanted, self.chunk_rows / 2, 1), 2 * self.chunk_rows, _MOST_CHUNK))
 
     def arrives(self, owner: object) -> None:
         """A conversation wants a pass. From any thread."""
@@ -228,3 +228,45 @@ class Company:
     @property
     def _most_seconds(self) -> float:
         return _WAIT_SHARE * self._seconds
+
+
+class Overdue(NamedTuple):
+    """A job may run for `deadline_s`; then `terminate` is called, from another thread."""
+
+    deadline_s: float
+    terminate: Callable[[], None]
+
+
+class Worker(Protocol):
+    """What decoding asks of a device: of `DeviceWorker`, or of one in simulated time."""
+
+    company: Company | None
+
+    def submit(self, job: Callable[[], Result], owner: object = None, *, deadline_s: float = RUN_S) -> Ticket[Result]:
+        """Queue a job."""
+
+    def perform(
+        self, job: Callable[[], Result], owner: object = None, overdue: Overdue | None = None
+    ) -> Ticket[Result]:
+        """As `submit`, for a caller that would only wait."""
+
+    def run(self, job: Callable[[], Result], owner: object = None, *, deadline_s: float = RUN_S) -> Result:
+        """Submit a job and wait for it."""
+
+    def wait(self, ticket: Ticket[Any], deadline_s: float, is_over: Callable[[], bool] = lambda: False) -> bool:
+        """Wait for a job; whether it is done."""
+
+    def chunk_rows(self, owner: object, most: int) -> int:
+        """How many rows of a prompt, at most `most`, shall pass at once."""
+
+    def running_seconds(self) -> float:
+        """For how long the job that the device is at has been running."""
+
+    def has_waiting(self) -> bool:
+        """Whether another job waits behind the running one."""
+
+    def serves(self, owner: object) -> bool:
+        """Whether a job of this owner is waiting or running."""
+
+    def serves_others(self, owner: object) -> bool:
+        """Whether a job of another owner is waiting or running."""

@@ -13,14 +13,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from mirrorsd.graphs.errors import DeviceError, GenerationError
 from mirrorsd.runtime.backends.protocol import TargetOutput, TargetPass
-from mirrorsd.runtime.devices.company import Company, Entry, Ticket
+from mirrorsd.runtime.devices.company import RUN_S, Company, Entry, Overdue, Ticket, Worker
 from mirrorsd.runtime.turns import LOOK_S
-from mirrorsd.texts.config import SpeculationConfig
 
 Result = TypeVar("Result")
 _MAX_PENDING = 32
 """Most jobs of one owner that wait: more of them mean that the device has stalled, however many owners there are."""
-_RUN_S = SpeculationConfig().target_deadline_s
 _WATCH_S = 1.0
 
 
@@ -31,14 +29,7 @@ class _Loan(NamedTuple):
     owner: object
 
 
-class Overdue(NamedTuple):
-    """A job may run for `deadline_s`; then `terminate` is called, from another thread."""
-
-    deadline_s: float
-    terminate: Callable[[], None]
-
-
-class DeviceWorker:
+class DeviceWorker(Worker):
     """Runs jobs of one device one after another, in the order given, on one (pinned) thread.
 
     The thread is a daemon: a device call that never returns cannot keep the program alive. Where `is_lent`, a free
@@ -75,7 +66,7 @@ class DeviceWorker:
         self._thread = threading.Thread(target=self._work, name=f"mirrorsd-{name}", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Callable[[], Result], owner: object = None, *, deadline_s: float = _RUN_S) -> Ticket[Result]:
+    def submit(self, job: Callable[[], Result], owner: object = None, *, deadline_s: float = RUN_S) -> Ticket[Result]:
         """Queue a job; its result or exception arrives in the ticket, and how long it stood behind another owner's.
 
         Waits while the owner has `_MAX_PENDING` jobs in the queue.
@@ -142,7 +133,7 @@ class DeviceWorker:
                     self._count(owner, 1)
                     self._jobs.put(Entry(job, Ticket(), owner, None))
 
-    def run(self, job: Callable[[], Result], owner: object = None, *, deadline_s: float = _RUN_S) -> Result:
+    def run(self, job: Callable[[], Result], owner: object = None, *, deadline_s: float = RUN_S) -> Result:
         """Submit a job and wait for it.
 
         Raises:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock, TipGuesses
+from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.roots import Root
 from mirrorsd.runtime.policy.windows import MOST_COMPARED, Ratio, RepeatChances, Share
 from mirrorsd.texts.config import LONGEST_WINDOW
@@ -385,13 +386,14 @@ class Branch:
 class BranchTable:
     """Windows by root, written by the draft worker and read by the scheduler while the draft still works."""
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger, self._is_closed = ledger, False
         self._windows: dict[tuple[int, int], BranchWindow] = {}
-        self._is_closed = False
 
     def publish(self, branch: Branch, gamma: int) -> None:
-        """Make a branch's current window visible; a later call replaces it."""
-        self._windows[branch.root.row, branch.root.token] = branch.published(gamma)
+        """Make a branch's current window visible, unless the pass has ended; a later call replaces it."""
+        if self._ledger.now() < self._ledger.pass_ends:
+            self._windows[branch.root.row, branch.root.token] = branch.published(gamma)
 
     def get(self, row: int, token: int) -> BranchWindow | None:
         """The window prepared for the root, or None."""
@@ -404,4 +406,4 @@ class BranchTable:
     @property
     def is_closed(self) -> bool:
         """Whether the scheduler has stopped reading."""
-        return self._is_closed
+        return self._is_closed or self._ledger.now() >= self._ledger.pass_ends

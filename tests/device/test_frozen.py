@@ -114,7 +114,7 @@ def test_a_frozen_program_says_what_it_says_otherwise(either: Frozen, tiny_bundl
     assert frozen["ids"] == plain["ids"] and frozen["map"] == plain["map"]
     assert frozen["rooms"] == plain["rooms"]
     hook = (ROOT / "freezing" / "hook-mirrorsd.py").read_text(encoding="utf-8")
-    taken = re.search(r"for folder in \(([^)]*)\)", hook)
+    taken = re.search(r"_ROOMS = \(([^)]*)\)", hook)
     assert taken is not None
     assert set(frozen["rooms"]) <= set(re.findall(r"\w+", taken[1]))  # type: ignore[call-overload]
 

@@ -115,14 +115,14 @@ def test_texts_with_siblings_are_those_without_and_rows_of_a_tree_those_of_its_c
     found, without = said_of("trees", "fp32"), said_of("texts", "fp32")["texts"]
     assert found["siblings"] > 0
     for way in ("greedy", "sampled"):
-        for method in ("plain", "serial", "mirror", "auto"):
+        for method in ("serial", "mirror", "auto"):
             assert found["texts"][f"{method} {way}"] == without[f"plain {way}"]
     together, alone = np.array(found["together"]), np.array(found["alone"])
     assert np.abs(together - alone).max() < 1e-4 * alone.std()
 
 
 def test_requests_leave_no_memory_behind(said_of: Callable[[str, str], Any]) -> None:
-    """A session's caches have a quarter of a megabyte."""
+    """A session's caches have a quarter of a megabyte: 30 of them would be seen."""
     assert said_of("memory", "fp32")["left"] < 6
 
 
@@ -139,7 +139,7 @@ def test_a_device_that_is_lost_in_the_middle_ends_the_text_and_those_after_it(
 ) -> None:
     """The driver refuses all work from the fourth token on, with the number that says that the device is gone."""
     found = ask("lost", bundle_of("fp32"), LOSE_DEVICE=str(tmp_path / "lost"))["lost"]
-    assert 4 <= len(found["tokens"]) < 40
+    assert 4 <= len(found["tokens"]) < 24
     assert found["tokens"] == found["alone"][: len(found["tokens"])]
     assert [name for name, _ in found["errors"]] == ["DeviceError"] * 3
     assert all("the device was lost" in words for _, words in found["errors"])

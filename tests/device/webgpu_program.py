@@ -4,7 +4,7 @@ webgpu_program.py texts BUNDLE      every method's greedy and sampled texts, and
 webgpu_program.py filtered BUNDLE   the same filtered texts from whole rows and from their best logits
 webgpu_program.py passes BUNDLE     logits of a prompt, of a window, and of rows behind a rollback; nodes by provider
 webgpu_program.py trees BUNDLE      texts with siblings, how many there were, and logits of a tree and of its chains
-webgpu_program.py memory BUNDLE     megabytes that 40 requests leave behind, after 20 others
+webgpu_program.py memory BUNDLE     megabytes that 30 requests leave behind, after 10 others
 webgpu_program.py long_memory BUNDLE  the same of 200
 webgpu_program.py refused BUNDLE    what is said where the bundle does not load
 webgpu_program.py lost BUNDLE       what is said where the device goes in the middle of a text, and afterwards
@@ -36,6 +36,7 @@ from mirrorsd.runtime.ledger import Ledger
 CARD = "webgpu-cpu"
 PROMPTS = ("Once upon a time the fox", "The old heron said")
 METHODS = ("plain", "serial", "mirror", "auto")
+SETTINGS = {"max_new_tokens": 12, "ignore_eos": True}
 SAMPLING = {"temperature": 0.8, "top_p": 0.95, "seed": 3}
 FILTERS: tuple[dict[str, float], ...] = ({"top_k": 8}, {"top_k": 12, "top_p": 0.9}, {"min_p": 0.1})
 PASSES = (([5, 9, 100, 7, 45, 6, 7, 8, 9], 0), ([3, 4, 5, 6], 9), ([7, 8], 11), ([1], 13))
@@ -46,17 +47,16 @@ TREE = ([3, 4, 5, 11, 12, 13], [-1, 0, 1, 0, 1, 4])
 
 def texts(bundle: Path) -> dict[str, object]:
     """Tokens by method and way of choosing; then of two sessions that write at once."""
-    settings = {"max_new_tokens": 16, "ignore_eos": True}
     with MirrorPipeline.load(bundle, device_map=CARD) as pipe:
         found = {
-            f"{method} {way}": pipe.generate(PROMPTS[0], method=method, **settings, **sampling).token_ids
+            f"{method} {way}": pipe.generate(PROMPTS[0], method=method, **SETTINGS, **sampling).token_ids
             for method in METHODS
             for way, sampling in (("greedy", {}), ("sampled", SAMPLING))
         }
-        alone = [pipe.generate(prompt, method="serial", **settings).token_ids for prompt in PROMPTS]
+        alone = [found["serial greedy"], pipe.generate(PROMPTS[1], method="serial", **SETTINGS).token_ids]
         with pipe.session() as first, pipe.session() as second, ThreadPoolExecutor(2) as pool:
             asked = [
-                pool.submit(one.generate, prompt, method="serial", **settings)
+                pool.submit(one.generate, prompt, method="serial", **SETTINGS)
                 for one, prompt in zip((first, second), PROMPTS, strict=True)
             ]
             together = [future.result(200).token_ids for future in asked]
@@ -94,15 +94,14 @@ def passes(bundle: Path) -> dict[str, object]:
 
 
 def trees(bundle: Path) -> dict[str, object]:
-    """Tokens by method with and without siblings; logits of `TREE`'s rows, and of each one's path alone."""
-    settings = {"max_new_tokens": 16, "ignore_eos": True}
+    """Tokens by method with siblings; logits of `TREE`'s rows, and of each one's path alone."""
     found: dict[str, list[int]] = {}
     with MirrorPipeline.load(bundle, device_map=CARD, speculation={"siblings": 6}, use_tuned=False) as pipe:
         pipe.engine.known.target_ms = ((1.0, 10.0), (32.0, 10.1))  # rows of a software GPU are not free
         num_siblings = 0
-        for method in METHODS:
+        for method in METHODS[1:]:
             for way, sampling in (("greedy", {}), ("sampled", SAMPLING)):
-                result = pipe.generate(PROMPTS[0], method=method, **settings, **sampling)
+                result = pipe.generate(PROMPTS[0], method=method, **SETTINGS, **sampling)
                 found[f"{method} {way}"] = result.token_ids
                 num_siblings += sum(step.num_siblings for step in result.steps)
     target = load_device_map(CARD).target
@@ -143,7 +142,7 @@ def profiled(bundle: Path) -> dict[str, int]:
     return dict(counts)
 
 
-def memory(bundle: Path, count: int = 40) -> dict[str, object]:
+def memory(bundle: Path, count: int = 30) -> dict[str, object]:
     """A software GPU's memory is the process's own."""
 
     def megabytes() -> float:
@@ -153,11 +152,11 @@ def memory(bundle: Path, count: int = 40) -> dict[str, object]:
     def use(count: int) -> float:
         for number in range(count):
             with pipe.session() as session:
-                session.generate(PROMPTS[number % 2], max_new_tokens=2, ignore_eos=True, method="plain")
+                session.generate(PROMPTS[number % 2], max_new_tokens=1, ignore_eos=True, method="plain")
         return megabytes()
 
     with MirrorPipeline.load(bundle, device_map=CARD) as pipe:
-        before = use(20)
+        before = use(10)
         return {"left": use(count) - before}
 
 
@@ -180,7 +179,7 @@ def lost(bundle: Path) -> dict[str, object]:
     sign = Path(os.environ["LOSE_DEVICE"])
     tokens: list[int] = []
     errors: list[tuple[str, str]] = []
-    settings = {"max_new_tokens": 40, "ignore_eos": True, "method": "mirror"}
+    settings = {"max_new_tokens": 24, "ignore_eos": True, "method": "mirror"}
     with MirrorPipeline.load(bundle, device_map=CARD) as pipe, pipe.session() as other:
         alone = pipe.generate(PROMPTS[0], **settings).token_ids
         try:

@@ -76,7 +76,7 @@ def test_sessions_share_passes_and_say_what_they_say_alone(pipe: MirrorPipeline,
     with mock.patch.object(batch, "run", counted):
         for _ in range(20):  # on a busy machine one text may be over before the next begins
             assert (asyncio.run(ask()) if is_async else ask_threads()) == alone
-            if sizes:
+            if max(sizes, default=0) > 1:
                 break
     assert max(sizes) > 1
     for session in sessions:
@@ -166,7 +166,8 @@ def test_several_answers_are_written_in_one_pass_and_are_those_alone(pipe: Mirro
     for expected, found in zip(alone, together, strict=True):
         assert [one.token_ids for one in found] == [one.token_ids for one in expected]
         assert [one.seed for one in found] == [one.seed for one in expected]
-        assert all(one.stats.num_reused_tokens == one.stats.num_prompt_tokens - 1 for one in found[1:])
+        last_rows = 2 if method == "auto" else 1  # a head that auto tries guesses from the last row but one
+        assert all(one.stats.num_reused_tokens >= one.stats.num_prompt_tokens - last_rows for one in found[1:])
 
 
 def test_choices_of_an_answer_are_written_in_one_pass_on_free_seats(
@@ -196,7 +197,10 @@ def test_choices_of_an_answer_are_written_in_one_pass_on_free_seats(
             company = pipe.engine.target_worker.company
             assert company is not None
             with mock.patch.object(company.batch, "run", wraps=company.batch.run) as run:
-                assert asyncio.run(ask(bundle)) == alone
+                for _ in range(20):  # on a busy machine one text may be over before the next begins
+                    assert asyncio.run(ask(bundle)) == alone
+                    if any(len(call.args[0]) > 1 for call in run.call_args_list):
+                        break
             assert max(len(call.args[0]) for call in run.call_args_list) > 1
             assert bundle._seats.num_free == 5
         finally:

@@ -1,13 +1,15 @@
 """Requests as a program makes them: deadlines, cancel tokens, event loops, seats, saved conversations."""
 
 import asyncio
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from waiting import Entered
 
-from mirrorsd import BundleError, Cancelled, CancelToken, ConfigError, GenerationError, MirrorPipeline
+from mirrorsd import BundleError, Cancelled, CancelToken, ConfigError, GenerationError, MirrorPipeline, MirrorSession
+from mirrorsd.runtime.reporting.results import Chunk
 
 METHODS = ("plain", "serial", "mirror", "auto")
 PROMPT = "Every morning the fox"
@@ -67,18 +69,31 @@ def test_an_async_stream_leaves_the_event_loop_free(pipe: MirrorPipeline) -> Non
     assert ticks > 3
 
 
-def test_cancelling_an_async_task_stops_its_request(pipe: MirrorPipeline) -> None:
-    async def leave() -> float:
+def test_cancelling_an_async_task_stops_its_request(pipe: MirrorPipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its text is held behind its first chunk until the task is cancelled; the next request need not wait for it."""
+    tokens, is_cancelled = dict[int, int](), Entered()
+    stream = MirrorSession._stream
+
+    def held(session: MirrorSession, request: Any) -> Iterator[Chunk]:
+        most = request.config.max_new_tokens
+        for chunk in stream(session, request):
+            tokens[most] = tokens.get(most, 0) + len(chunk.tokens)
+            assert most == 2 or is_cancelled.wait(60)
+            yield chunk
+
+    async def leave() -> None:
         task = asyncio.create_task(pipe.agenerate(PROMPT, max_new_tokens=450, ignore_eos=True))
-        await asyncio.sleep(0.05)
+        assert await asyncio.to_thread(is_cancelled.is_awaited.wait, 60)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        started = time.perf_counter()
+        is_cancelled.set()
         await pipe.agenerate(PROMPT, max_new_tokens=2, ignore_eos=True)
-        return time.perf_counter() - started
 
-    assert asyncio.run(leave()) < 2.0
+    monkeypatch.setattr(MirrorSession, "_stream", held)
+    asyncio.run(leave())
+    assert tokens[450] < 450
+    assert tokens[2] == 2
 
 
 def test_errors_of_an_async_request_come_where_it_is_awaited(pipe: MirrorPipeline) -> None:

@@ -14,11 +14,21 @@ import terminals
 
 pytest.importorskip("pty", reason="needs a terminal of Unix")
 
-CODE = "import sys; sys.argv[0] = 'mirrorsd'; from mirrorsd.cli import main; main()"
+CODE = """
+import os, sys
+sys.argv[0] = "mirrorsd"
+from mirrorsd.cli import main
+from mirrorsd.cli.output import streams
+prepare = streams.prepare_streams
+streams.prepare_streams = lambda: (prepare(), os.write(1, b"\x02"))
+main()
+"""
+ENTERED = b"\x02"
+"""Shown once Python runs our code; before, an interrupt is Python's own affair."""
+COMPILING = b"compiling the draft, once: 1 of"
 PROMPT = "Once upon a time there was a little fox. " * 4
 SEED = 26
-ENTERED_S = 0.15
-"""By then Python runs our code; before, an interrupt is Python's own affair."""
+LATER = float("inf")
 LONGEST_S = 180.0
 PROMPT_S = 20.0
 """The program gives itself 1.5 s; a busy machine may take longer to let it."""
@@ -33,22 +43,32 @@ class Ended(NamedTuple):
     was_interrupted: bool
 
 
-def on_a_terminal(arguments: list[str], ctrl_c_at: float | None = None) -> Ended:
-    """Run `mirrorsd` on a terminal, and press Ctrl-C there after so many seconds."""
+class Moment(NamedTuple):
+    """So many seconds after something was shown."""
+
+    seconds: float
+    shown: bytes = ENTERED
+
+
+def on_a_terminal(arguments: list[str], ctrl_c_at: Moment | None = None) -> Ended:
+    """Run `mirrorsd` on a terminal, and press Ctrl-C there at a moment; its seconds count from when that was shown."""
     process, terminal = terminals.start(["-c", CODE, *arguments])
-    output, started, is_pressed = b"", time.monotonic(), False
-    while time.monotonic() - started < LONGEST_S:
+    shown = ctrl_c_at.shown if ctrl_c_at else ENTERED
+    output, began, started, is_pressed = b"", time.monotonic(), LATER, False
+    while time.monotonic() - began < LONGEST_S:
+        if started == LATER and shown in output:
+            started = time.monotonic()
         if select.select([terminal], [], [], 0.01)[0]:
             with contextlib.suppress(OSError):  # what Linux says of a terminal whose last program is gone
                 if chunk := os.read(terminal, 65536):
                     output += chunk
                     continue
             break
-        if ctrl_c_at is not None and not is_pressed and time.monotonic() - started >= ctrl_c_at:
+        if ctrl_c_at is not None and not is_pressed and time.monotonic() - started >= ctrl_c_at.seconds:
             os.write(terminal, b"\x03")
             is_pressed = True
     seconds = time.monotonic() - started
-    if seconds >= LONGEST_S:
+    if time.monotonic() - began >= LONGEST_S:
         process.kill()
     status = process.wait(PROMPT_S)
     os.close(terminal)
@@ -69,34 +89,36 @@ def own_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MIRRORSD_CACHE", "")
 
 
-def check_moments(bundle: Path, place: Path, count: int) -> None:
-    whole = on_a_terminal(first_start(bundle, place))
-    assert whole.status == 0, whole.output.decode(errors="replace")
-    assert b"compiling the draft, once: 1 of" in whole.output
-    moments = random.Random(SEED)
-    num_cancelled = 0
-    for _ in range(3 * count):
-        moment = moments.uniform(ENTERED_S, whole.seconds)
-        ended = on_a_terminal(first_start(bundle, place), moment)
-        if not ended.was_interrupted or (ended.status == 0 and b"tokens/s" in ended.output):
-            continue  # it had told its whole text before
-        shown = f"after {moment:.3f} of {whole.seconds:.2f} s: {ended.status}\n{ended.output.decode(errors='replace')}"
-        assert ended.status == 130, shown
-        assert ended.output.endswith(b"\n"), shown
-        assert b"terminate" not in ended.output, shown
-        assert b"Traceback" not in ended.output, shown
-        assert ended.seconds - moment < PROMPT_S, f"{ended.seconds - moment:.1f} s later; {shown}"
-        num_cancelled += 1
-        if num_cancelled == count:
-            return
-    pytest.fail(f"only {num_cancelled} of {count} moments came before the text's end")
+def is_cancelled_at(moment: Moment, bundle: Path, place: Path) -> bool:
+    """Press Ctrl-C at the moment and look at how the program ends; False if it had told its whole text before."""
+    ended = on_a_terminal(first_start(bundle, place), moment)
+    if not ended.was_interrupted or (ended.status == 0 and b"tokens/s" in ended.output):
+        return False
+    shown = f"{moment}: {ended.status}\n{ended.output.decode(errors='replace')}"
+    assert ended.status == 130, shown
+    assert ended.output.endswith(b"\n"), shown
+    assert b"terminate" not in ended.output, shown
+    assert b"Traceback" not in ended.output, shown
+    assert ended.seconds - moment.seconds < PROMPT_S, f"{ended.seconds - moment.seconds:.1f} s later; {shown}"
+    return True
 
 
-def test_ctrl_c_ends_with_130_on_a_new_line(tiny_bundle: Path, tmp_path: Path) -> None:
-    check_moments(tiny_bundle, tmp_path / "place", 2)
+@pytest.mark.parametrize("shown", [ENTERED, COMPILING], ids=["entered", "compiling"])
+def test_ctrl_c_ends_with_130_on_a_new_line(tiny_bundle: Path, tmp_path: Path, shown: bytes) -> None:
+    assert any(is_cancelled_at(Moment(0.0, shown), tiny_bundle, tmp_path / "place") for _ in range(3))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_ctrl_c_at_fifty_random_moments(tiny_bundle: Path, tmp_path: Path) -> None:
-    check_moments(tiny_bundle, tmp_path / "place", 50)
+    whole = on_a_terminal(first_start(tiny_bundle, tmp_path / "place"))
+    assert whole.status == 0, whole.output.decode(errors="replace")
+    assert COMPILING in whole.output
+    moments = random.Random(SEED)
+    at = (Moment(moments.uniform(0.0, whole.seconds)) for _ in range(150))
+    num_cancelled = 0
+    for moment in at:
+        num_cancelled += is_cancelled_at(moment, tiny_bundle, tmp_path / "place")
+        if num_cancelled == 50:
+            return
+    pytest.fail(f"only {num_cancelled} of 50 moments came before the text's end")

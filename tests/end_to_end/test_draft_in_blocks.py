@@ -1,8 +1,10 @@
 """A draft in blocks of four bits, which ONNX Runtime runs: exact texts, the same guesses, and what is refused."""
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from mirrorsd import MirrorPipeline
@@ -60,6 +62,16 @@ def test_texts_are_those_of_plain_decoding(bundles: tuple[Path, Path], method: s
     assert found.token_ids == plain.token_ids
     # beside the target's pass a draft may come too late, on a machine that has other work
     assert method != "serial" or found.stats.tokens_per_step > (1.0 if settings["temperature"] else 1.2)
+
+
+def test_its_graph_has_few_small_nodes(bundles: tuple[Path, Path]) -> None:
+    """Rotations and sums before norms are one node each: small nodes are what a round costs besides its bytes."""
+    layers = read_bundle(bundles[0]).draft.shape.num_layers
+    count = Counter(node.op_type for node in ir.load(bundles[0] / "draft" / "draft.onnx").graph)
+    assert count["RotaryEmbedding"] == 2 * layers
+    assert count["SkipSimplifiedLayerNormalization"] == 2 * layers - 1
+    assert not count["Neg"]
+    assert not count["RMSNormalization"]
 
 
 def test_guesses_are_those_of_the_same_weights_in_openvino(bundles: tuple[Path, Path]) -> None:

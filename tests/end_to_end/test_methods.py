@@ -24,7 +24,7 @@ def test_all_methods_in_one_table(
     questions.write_text("".join(f"{json.dumps(question)}\n" for question in QUESTIONS), encoding="utf-8")
     card.write_text(
         "[target]\nthreads = 1\n[draft]\nthreads = 1\n[speculation]\nwindow = 'full'\n"
-        "[pace]\ntarget_ms = [[1, 4.0], [8, 5.0]]\ndraft_ms = [[1, 1.0]]\nexit_ms = 0.1\n",
+        "[pace]\ntarget_ms = [[1, 2.0], [8, 2.5]]\ndraft_ms = [[1, 0.5]]\nexit_ms = 0.05\n",
         encoding="utf-8",
     )
     words = [str(headed_bundle[0]), "--work", str(tmp_path / "work"), "--prompts", str(questions), "--tokens", "16"]
@@ -45,5 +45,6 @@ def test_all_methods_in_one_table(
         same = [found[place]["tokens_per_step"] for place in PLACES]
         assert same == pytest.approx([same[0]] * 3), method
     answers = (tmp_path / "work" / "temperature-1" / "paced" / "run-1" / "medusa.jsonl").read_text()
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--temperatures", "1"])
     assert methods.main() == 0
     assert (tmp_path / "work" / "temperature-1" / "paced" / "run-1" / "medusa.jsonl").read_text() == answers

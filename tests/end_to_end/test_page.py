@@ -1,5 +1,6 @@
 """The page in a real browser, with a real server behind it; a scripted answer only where a model would not give it."""
 
+import itertools
 import json
 import re
 import shutil
@@ -343,8 +344,17 @@ def test_drawers_open_and_close_by_keyboard_on_a_phone(open_page: Any) -> None:
         assert reader.page.evaluate("document.activeElement.id") == opener[1:]
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
+ALWAYS = (("wide", "dark"), ("middle", "light"), ("phone", "dark"))
+"""With the three of `test_page_reads.py` every width is seen in both themes; the others are `long`."""
+
+
+@pytest.mark.parametrize(
+    ("width", "theme"),
+    [
+        pytest.param(*one, marks=() if one in ALWAYS else pytest.mark.long)
+        for one in itertools.product(WIDTHS, ("light", "dark"))
+    ],
+)
 def test_axe_finds_nothing(open_page: Any, width: str, theme: str) -> None:
     reader = open_page(width, color_scheme=theme)
     reader.script(

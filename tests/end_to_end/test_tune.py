@@ -84,7 +84,7 @@ def test_tune_measures_chooses_and_is_used(own_bundle: Path, capsys: pytest.Capt
         (layout, method) for layout in ("apart", "shared") for method in ("plain", "serial", "mirror", "lookup")
     }
     assert report["parts"]["shared"]["target"]["8"].keys() == {"prefix", "exit", "suffix"}
-    assert 0 < report["parts"]["shared"]["transfer_ms"] < 50
+    assert report["parts"]["shared"]["transfer_ms"] > 0
     assert report["seconds"] > 0
     with MirrorPipeline.load(own_bundle, device_map="cpu") as pipe:
         assert pipe.layout == report["layout"]

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 from made_once import made_once
-from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from traced_once import traced_anew, traced_once
 
-from mirrorsd.export import ExportOptions, export_pair
+from mirrorsd.export import ExportOptions
 from mirrorsd.export.verify.text import PARITY_TEXT
 from mirrorsd.graphs.bundle_files import read_bundle
 
@@ -84,6 +83,7 @@ def tokenizer_json() -> str:
 def make_checkpoint(tokenizer_json: str) -> MakeCheckpoint:
     """Save a random model of `family` with a tokenizer; streams and `adapter_layers` add the files beside it."""
     import torch
+    from safetensors.torch import save_file
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from mirrorsd.bench.claims.models.families import randomise
@@ -162,6 +162,8 @@ class ExportedPair:
 
 def export_and_watch(folder: Path, options: ExportOptions, killed_at: tuple[str, ...] = ()) -> None:
     """Export what an `ExportedPair` of that folder reads."""
+    from mirrorsd.export import export_pair  # PyTorch, which only the processes that run tests need
+
     progress: list[tuple[str, float]] = []
     bundle = folder / "pair.mirror"
 
@@ -232,6 +234,7 @@ def hybrid_pair(make_checkpoint: MakeCheckpoint, tmp_path_factory: pytest.TempPa
 def add_own_head(folder: Path) -> None:
     """Write a random head for further tokens into a Qwen3.5 checkpoint, as published ones have it."""
     import torch
+    from safetensors.torch import load_file, save_file
 
     path = folder / "model.safetensors"
     tensors, hidden, inner = load_file(path), SIZES["hidden_size"], SIZES["intermediate_size"]

@@ -72,7 +72,10 @@ def test_it_decodes_what_the_target_says(pair: tuple[Path, StreamingDraft, Path]
             assert all(one.token_ids == other.token_ids for one, other in itertools.pairwise(texts))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "int8", "int4", "file"])
+@pytest.mark.parametrize(
+    "precision",
+    ["fp32", *(pytest.param(name, marks=pytest.mark.long) for name in ("fp16", "bf16")), "int8", "int4", "file"],
+)
 @pytest.mark.parametrize("pair", [FIRST_IDS], indirect=True)
 def test_the_embedding_is_stored_once(pair: tuple[Path, StreamingDraft, Path], tmp_path: Path, precision: Any) -> None:
     """The host looks tokens up where the target does; the draft's own file has no table of all tokens.

@@ -1,11 +1,14 @@
 """A server on the tiny bundle that the tests share, and the official client for it."""
 
+import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mirrorsd.runtime.session import MirrorSession
 from mirrorsd.server import Running
 from mirrorsd.tests.end_to_end.server.serving_here import LIMITS, chat, served, status_of
 
@@ -24,6 +27,27 @@ def client(serving: Running) -> Iterator[Any]:
         base_url=f"{serving.url}/v1", api_key="none", max_retries=0, _strict_response_validation=True
     ) as found:
         yield found
+
+
+HELD_BEHIND = 8
+"""Chunks: a client has read some of the text by then, and most of it is still to come."""
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Texts stop behind their first chunks until the event is set, or they are cancelled: none is over too soon."""
+    goes_on, stream = threading.Event(), MirrorSession._stream
+
+    def stopping(self: MirrorSession, request: Any) -> Iterator[Any]:
+        with closing(stream(self, request)) as chunks:
+            for number, chunk in enumerate(chunks):
+                while number == HELD_BEHIND and not request.is_cancelled() and not goes_on.wait(0.002):
+                    pass
+                yield chunk
+
+    monkeypatch.setattr(MirrorSession, "_stream", stopping)
+    yield goes_on
+    goes_on.set()
 
 
 @pytest.fixture

@@ -2,11 +2,12 @@
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from waiting import wait_until
 
 from mirrorsd.server import Limits, Running, ServerSettings
 
@@ -20,16 +21,14 @@ LIMITS = Limits(head_s=1.0, body_s=1.0, read_s=1.0, send_s=1.0, idle_s=1.0, ping
 def served(bundles: dict[str, Path], **settings: Any) -> Iterator[Running]:
     """A server that is ready."""
     with Running(bundles, ServerSettings(**{**TINY, **settings})) as running:
-        until = time.monotonic() + 60
-        while running.service.status == "loading" and time.monotonic() < until:
-            time.sleep(0.02)
+        wait_until(lambda: running.service.status != "loading")
         assert running.service.status == "ok"
         yield running
 
 
 @contextmanager
 def connection(running: Running) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", running.port), timeout=10) as found:
+    with socket.create_connection(("127.0.0.1", running.port), timeout=60) as found:
         yield found
 
 

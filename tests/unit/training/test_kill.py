@@ -17,7 +17,7 @@ from mirrorsd.training.run.schedule import WarmStableDecay
 from mirrorsd.training.run.timed_run import RunConfig, TimedRun
 from mirrorsd.training.text.token_stream import TokenStream
 
-def train(out, steps, pause):
+def train(out, steps, stays_at=None):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 10))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -29,8 +29,11 @@ def train(out, steps, pause):
         run.clock.trained_s += 1.0
         return 1.0
     run.clock.tick = tick
+    shares = []
     def step(share):
-        time.sleep(pause)
+        if len(shares) == stays_at:
+            time.sleep(600)
+        shares.append(share)
         ids = stream.take(2, 4)
         loss = nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
         optimizer.zero_grad(); loss.backward(); optimizer.step()
@@ -49,9 +52,9 @@ def test_a_killed_training_goes_on_with_the_same_losses(tmp_path: Path) -> None:
     namespace: dict[str, object] = {}
     exec(TRAINING, namespace)  # the text is above
     train = namespace["train"]
-    train(tmp_path / "undisturbed", 12, 0)  # type: ignore[operator]
+    train(tmp_path / "undisturbed", 12)  # type: ignore[operator]
     killed = tmp_path / "killed"
-    code = f"{TRAINING}\ntrain(Path({str(killed)!r}), 12, 0.1)"
+    code = f"{TRAINING}\ntrain(Path({str(killed)!r}), 12, 6)"
     process = subprocess.Popen([sys.executable, "-c", code])
     try:
         deadline = time.monotonic() + 200
@@ -62,6 +65,6 @@ def test_a_killed_training_goes_on_with_the_same_losses(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert len(losses(killed)) < 12
-    train(killed, 12, 0)  # type: ignore[operator]
+    train(killed, 12)  # type: ignore[operator]
     assert losses(killed) == pytest.approx(losses(tmp_path / "undisturbed"), abs=1e-3)
     assert len(losses(killed)) == 12

@@ -1,6 +1,6 @@
 """What `tune` measures of a pass: every window's rows, with as many turns as the device is fast."""
 
-import time
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +22,24 @@ from mirrorsd.texts.config import CancelToken
 BLOCK = 6
 """Rows that the target computes at a time."""
 BLOCK_SECONDS = 0.001
-COLD_SECONDS = 0.02
+COLD_SECONDS, WARM_SECONDS = 0.02, 0.0001
+
+
+class Clock:
+    """Seconds that pass where somebody sleeps, and nowhere else."""
+
+    def __init__(self) -> None:
+        self._seconds, self._lock = 0.0, threading.Lock()
+
+    def __call__(self) -> float:
+        return self._seconds
+
+    def sleep(self, seconds: float) -> None:
+        with self._lock:
+            self._seconds += seconds
+
+
+clock = Clock()
 
 
 class BlockTarget:
@@ -34,14 +51,14 @@ class BlockTarget:
     def run(self, tokens: np.ndarray, start: int, *, ledger: Ledger, **options: Any) -> None:
         self.passes[len(tokens)] += 1
         with ledger.time("target", "suffix"):
-            time.sleep(BLOCK_SECONDS * -(-len(tokens) // BLOCK))
+            clock.sleep(BLOCK_SECONDS * -(-len(tokens) // BLOCK))
 
     def close(self) -> None:
         """Nothing to release."""
 
 
 class QuickDraft:
-    """A draft that answers at once, but for a round of another size than the one before: those weights are cold."""
+    """A draft that answers soon, but for a round of another size than the one before: those weights are cold."""
 
     round_sizes = (4, 8)
     shape = DraftShape(num_layers=1, vocab_size=4, num_kv_heads=1, head_dim=8, num_streams=0, num_candidates=1)
@@ -50,7 +67,7 @@ class QuickDraft:
         self._last_size = 0
 
     def run(self, blocks: Any, tip_rows: Any) -> TipGuesses:
-        time.sleep(COLD_SECONDS if len(tip_rows) != self._last_size else 0.0)
+        clock.sleep(COLD_SECONDS if len(tip_rows) != self._last_size else WARM_SECONDS)
         self._last_size = len(tip_rows)
         size = (len(tip_rows), 1, 1)
         return TipGuesses(np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.float32))
@@ -67,7 +84,9 @@ def engine_with(target: BlockTarget) -> Iterator[Engine]:
 
 
 @pytest.fixture(autouse=True)
-def _short_contention(monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_times, "perf_counter", clock)
+    monkeypatch.setattr(part_times, "Ledger", lambda: Ledger(clock))
     monkeypatch.setattr(part_times, "_SIDE_BY_SIDE_SECONDS", 0.02)
 
 

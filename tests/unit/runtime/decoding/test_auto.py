@@ -10,7 +10,7 @@ import pytest
 from mirrorsd.device_maps import Pace
 from mirrorsd.machine.tuning.recorder import record_text
 from mirrorsd.machine.tuning.recording import Recording
-from mirrorsd.machine.tuning.simulation import Scenario, SimulatedLink, replay, simulate, tokens_per_second
+from mirrorsd.machine.tuning.simulation import Scenario, replay, simulate, tokens_per_second
 from mirrorsd.testing.fake import FakeDraft
 from mirrorsd.texts.config import GenerationConfig, SpeculationConfig
 
@@ -92,7 +92,6 @@ def recorded(recordings: dict[float, Recording], make_bench: Make, hit_rate: flo
 def test_what_auto_promises(
     recordings: dict[float, Recording],
     make_bench: Make,
-    monkeypatch: pytest.MonkeyPatch,
     hit_rate: float,
     *,
     takes_turns: bool,
@@ -100,26 +99,27 @@ def test_what_auto_promises(
     least: float,
     pace: str,
 ) -> None:
-    monkeypatch.setattr(SimulatedLink, "takes_turns", takes_turns)
     recording = recorded(recordings, make_bench, hit_rate)
     rivals = (
         ("plain",) if kept_of == OF_PLAIN else ("plain", "serial") if takes_turns else ("plain", "serial", "mirror")
     )
     speeds = {
-        method: tokens_per_second(simulate(recording, Scenario(pace=PACES[pace], speculation=LISTENING, method=method)))
+        method: tokens_per_second(
+            simulate(
+                recording,
+                Scenario(pace=PACES[pace], speculation=LISTENING, method=method, takes_turns=takes_turns),
+            )
+        )
         for method in (*rivals, "auto")
     }
     assert speeds["auto"] >= least * max(speeds[method] for method in rivals)
 
 
-def test_an_ordinary_draft_is_tried_by_few_of_its_rounds(
-    recordings: dict[float, Recording], make_bench: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ordinary_draft_is_tried_by_few_of_its_rounds(recordings: dict[float, Recording], make_bench: Make) -> None:
     """A round of a third of a pass: a whole window would spend on one trial what the text may lose in all."""
-    monkeypatch.setattr(SimulatedLink, "takes_turns", True)
     pace = Pace(target_ms=((1.0, 42.5), (8.0, 66.0)), draft_ms=((1.0, 15.0), (32.0, 30.0)))
     speculation = SpeculationConfig(root_source="progressive", passes=6, gamma=6)
-    scenario = Scenario(pace=pace, speculation=speculation, method="auto", num_streams=0)
+    scenario = Scenario(pace=pace, speculation=speculation, method="auto", num_streams=0, takes_turns=True)
     (request,) = replay(recorded(recordings, make_bench, 0.0), scenario)
     tried = [step.num_window for step in request.steps if step.num_window]
     assert len(tried) > 1

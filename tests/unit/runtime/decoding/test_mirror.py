@@ -56,7 +56,7 @@ class Scene:
     """The text 3 4 5 with the window 6 7 8 9 in flight. A round takes a second by what was learned, and none here."""
 
     def __init__(self, worker: DeviceWorker, *, streams: int = 3, ready_by: float = inf, **speculation: Any) -> None:
-        self.draft, self.table = CountingDraft(streams), BranchTable()
+        self.draft, self.table = CountingDraft(streams), BranchTable(Ledger())
         drafter, ledger, chooser = Drafter(self.draft), Ledger(now=lambda: 0.0), TokenChooser(GenerationConfig())
         for size in self.draft.round_sizes:
             drafter.clock.observe(size, 1.0)

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.devices.company import Ticket
-from mirrorsd.runtime.devices.workers import DeviceWorker, Overdue
+from mirrorsd.runtime.devices.company import Overdue, Ticket
+from mirrorsd.runtime.devices.workers import DeviceWorker
 
 
 def test_jobs_run_in_order_on_one_thread() -> None:
@@ -47,7 +47,8 @@ def test_a_hung_device_is_left_behind_when_the_worker_closes() -> None:
     assert worker.close()
 
 
-def test_waiting_ends_when_a_job_takes_too_long_or_nobody_wants_it() -> None:
+def test_waiting_ends_when_a_job_takes_too_long_or_nobody_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mirrorsd.runtime.devices.workers._WATCH_S", 0.05)
     worker, release = DeviceWorker("test"), threading.Event()
     hung, behind = worker.submit(release.wait, "one"), worker.submit(lambda: 1, "two")
     assert not worker.wait(hung, 10.0, is_over=lambda: True)
@@ -55,20 +56,20 @@ def test_waiting_ends_when_a_job_takes_too_long_or_nobody_wants_it() -> None:
     with pytest.raises(DeviceError, match=r"has not answered for 0\.1 s"):
         worker.run(lambda: 2, deadline_s=0.1)
     release.set()
-    assert worker.wait(behind, 0.1)
+    assert worker.wait(behind, 60.0)
     assert worker.close()
 
 
 @pytest.mark.parametrize("is_lent", [False, True])
 def test_a_process_that_was_stopped_finds_no_job_too_late(monkeypatch: pytest.MonkeyPatch, *, is_lent: bool) -> None:
     """As by Ctrl-Z and `fg`: all at once, the job has been running for an hour."""
-    monkeypatch.setattr("mirrorsd.runtime.devices.workers._WATCH_S", 0.3)
+    monkeypatch.setattr("mirrorsd.runtime.devices.workers._WATCH_S", 0.6)  # one look, and no second one
     worker, begun, terminated = DeviceWorker("test", is_lent=is_lent), threading.Event(), threading.Event()
 
     def job() -> bool:
         worker._job_started = time.perf_counter() - 3600
         begun.set()
-        return terminated.wait(0.4)
+        return terminated.wait(0.7)
 
     if is_lent:
         assert not worker.perform(job, "one", Overdue(60.0, terminated.set)).result()
@@ -87,9 +88,12 @@ def test_time_behind_others_does_not_count_as_long_as_each_job_ends_in_time() ->
     assert worker.close()
 
 
-def test_a_lent_job_that_takes_too_long_is_terminated_by_the_workers_own_thread() -> None:
+def test_a_lent_job_that_takes_too_long_is_terminated_by_the_workers_own_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mirrorsd.runtime.devices.workers._WATCH_S", 0.05)
     worker, terminated = DeviceWorker("test", is_lent=True), threading.Event()
-    ticket = worker.perform(lambda: terminated.wait(20), "one", Overdue(0.1, terminated.set))
+    ticket = worker.perform(lambda: terminated.wait(60), "one", Overdue(0.1, terminated.set))
     assert ticket.result()
     assert worker.perform(lambda: 3).result() == 3
     assert worker.close()
