@@ -53,10 +53,11 @@ class Repeats:
     def offer(self, least: float) -> NDArray[np.int64] | None:
         """What followed the last time, if that is worth more than `least` tokens."""
         request, windows, repeats = self._request, self._request.windows, self._request.repeats
-        if repeats is None or windows is None or not repeats.is_repeating:
+        if repeats is None or windows is None:
             return None
         limit = request.window_limit(None if request.speculation.pad_rows_to else LONGEST_WINDOW)
-        count = windows.cut_repeat(repeats.reach(2 * limit + 1), limit, least)
+        reach = repeats.reach(2 * limit + 1)
+        count = windows.cut_repeat(reach, limit, least) if reach else 0
         return repeats.window(count) if count else None
 
 

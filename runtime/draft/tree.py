@@ -6,7 +6,7 @@ position `p` for every fed chain token; slots after the chain are scratch. The s
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import count
+from itertools import count, cycle, islice
 from math import isnan
 from typing import NamedTuple
 
@@ -50,11 +50,6 @@ class RepeatedText:
         for token in prompt:
             self._append(token)
         self._repeat = self.find(self._tokens)
-
-    @property
-    def is_repeating(self) -> bool:
-        """Whether its end has stood there before."""
-        return self._repeat is not None
 
     def follow(self, new: Iterable[int]) -> None:
         """The text goes on with these tokens."""
@@ -135,9 +130,7 @@ class RepeatedText:
         """
         if self._repeat is None:
             return NO_TOKENS
-        place = self._repeat.place
-        said = self._tokens[place : place + count]
-        return np.array((said * -(-count // len(said)))[:count], dtype=np.int64)
+        return np.fromiter(islice(cycle(self._tokens[self._repeat.place :]), count), np.int64, count)
 
 
 class DraftChain:
@@ -268,9 +261,7 @@ def longest_common_prefix(left: NDArray[np.int64], right: NDArray[np.int64]) -> 
     2
     """
     size = min(len(left), len(right))
-    if not size:
-        return 0
-    different = np.flatnonzero(left[:size] != right[:size])
+    different = np.flatnonzero(left[:size] != right[:size]) if size else NO_TOKENS
     return int(different[0]) if len(different) else size
 
 

@@ -57,7 +57,6 @@ def test_what_came_after_a_text_that_is_only_guessed_is_known_too() -> None:
 def test_a_window_goes_round_in_what_was_said_and_takes_no_more_of_it_than_was_asked() -> None:
     text = followed([1, 2, 7, 8, 1, 2])
     assert [text.window(count).tolist() for count in (1, 4, 9)] == [[7], [7, 8, 1, 2], [7, 8, 1, 2, 7, 8, 1, 2, 7]]
-    assert text.is_repeating and not followed([1, 2, 3]).is_repeating
 
 
 def test_a_guessed_text_keeps_its_place_while_it_repeats_and_ends_with_the_text() -> None:
