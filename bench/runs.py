@@ -13,8 +13,8 @@ from mirrorsd import GenerationConfig, GenerationResult, MirrorPipeline
 from mirrorsd.cli.input.prompt_file import read_questions, spread
 from mirrorsd.cli.output.machine import describe_machine, installed_versions
 from mirrorsd.runtime.decoding.request import StepRecord
-from mirrorsd.runtime.engine import resolve_speculation
 from mirrorsd.runtime.ledger import Span
+from mirrorsd.texts.speculation import resolve_speculation
 
 Messages = list[dict[str, str]]
 FIRST_TOKEN = "time_to_first_token_ms"

@@ -126,6 +126,20 @@ def cannot_run(device_map: DeviceMap, bundle: Manifest) -> str:
     return ""
 
 
+def cannot_take_trees(card: DeviceMap, bundle: Manifest) -> str:
+    """Why this bundle's target cannot verify siblings on a card; empty if it can."""
+    from mirrorsd.devices.onnxruntime.masked_graph import why_not
+
+    if card.target.runtime != "onnxruntime":
+        return f"the target of {card.name} runs on {card.target.runtime}, which has no mask for it"
+    if card.target.is_on_cpu:
+        return (
+            f"the target of {card.name} runs on the processor, where such rows differ from plain decoding's in their "
+            "last bits, and cost time"
+        )
+    return why_not(bundle.target)
+
+
 def missing_devices(device_map: DeviceMap, inventory: DeviceInventory) -> list[str]:
     """Why a device map does not fit this machine, one sentence each; empty if it fits."""
     target, draft = device_map.target, device_map.draft

@@ -1,27 +1,24 @@
 """The two devices with their workers: loaded together, shared by all sessions, closed together."""
 
-import os
 import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
 from mirrorsd.device_maps.pace import interpolate
+from mirrorsd.devices import endings
+from mirrorsd.devices.endings import Watched
 from mirrorsd.devices.huge_pages import new_regions, regions_now, use_huge_pages
-from mirrorsd.graphs.errors import ConfigError, GenerationError
-from mirrorsd.graphs.manifest import Manifest, TargetEntry
-from mirrorsd.graphs.names import OWN_HEAD
+from mirrorsd.graphs.errors import GenerationError
 from mirrorsd.runtime.backends.protocol import DraftModel, TargetModel
-from mirrorsd.runtime.devices import endings
 from mirrorsd.runtime.devices.company import Company
-from mirrorsd.runtime.devices.endings import Watched
 from mirrorsd.runtime.devices.workers import DeviceWorker, pinned
 from mirrorsd.runtime.policy.account import Knowledge
-from mirrorsd.texts.config import HEAD_METHODS, GenerationConfig, SpeculationConfig
+from mirrorsd.runtime.tuned import Keeper
+from mirrorsd.texts.config import GenerationConfig
 
 _BESIDE_S = 1.0
 _SLOTS = (2, 4, 8)
@@ -38,18 +35,119 @@ class Closable(Protocol):
         """Release what it has on the devices."""
 
 
-class Keeps(Protocol):
-    """Who keeps what texts teach for later loads."""
+class DeviceThreads:
+    """One worker for each device, and one that gets the draft ready for longer texts. They end together.
 
-    def text_ended(self) -> None:
-        """Keep it now and then."""
+    Attributes:
+        is_open: whether the devices may be used.
+    """
 
-    def keep(self) -> None:
-        """Keep it now."""
+    def __init__(self, target_cores: tuple[int, ...], draft_cores: tuple[int, ...], *, is_target_lent: bool) -> None:
+        self.target = DeviceWorker("target", target_cores, is_lent=is_target_lent)
+        self.draft = DeviceWorker("draft", draft_cores)
+        self.preparing = DeviceWorker("preparing", draft_cores)
+        self.is_open = True
+        self._lock = threading.RLock()
+
+    def leave_off(self) -> bool:
+        """Begin nothing new; False where somebody has said so before, or they are another process's."""
+        if self.target.is_forked:
+            return False
+        with self._lock:
+            was_open, self.is_open = self.is_open, False
+            return was_open
+
+    def end(self) -> None:
+        """Take no more jobs; the threads end by themselves after those they have."""
+        self.is_open = False
+        for worker in (self.draft, self.preparing, self.target):
+            worker.end()
+
+    def close(self) -> None:
+        """End them within seconds: a device that hangs is left behind."""
+        self.end()
+        for worker in (self.draft, self.preparing, self.target):
+            worker.close()
+
+
+class SideJob:
+    """A job that no token needs, on a thread of its own. It keeps no engine that is dropped."""
+
+    def __init__(self, threads: DeviceThreads) -> None:
+        self._threads = threads
+        self._is_waited_for = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, job: Callable[[Callable[[float], bool]], object]) -> None:
+        """Begin it, with `rest`, which it calls after each piece."""
+        self._thread = threading.Thread(target=job, args=(self.rest,), name="mirrorsd-beside", daemon=True)
+        self._thread.start()
+
+    def rest(self, seconds: float) -> bool:
+        """Rest as long as a piece took where a device has worked meanwhile, unless somebody waits for the job.
+
+        Returns:
+            Whether to leave off.
+        """
+        if min(self._threads.target.idle_seconds(), self._threads.draft.idle_seconds()) < seconds:
+            self._is_waited_for.wait(seconds)
+        return not self._threads.is_open
+
+    def settle(self, timeout_s: float | None = None) -> None:
+        """Wait for its end; it makes way no more. May be called from any thread."""
+        self._is_waited_for.set()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+
+class SharedPasses:
+    """Has conversations share the target's passes, as many as there may be at once."""
+
+    def __init__(
+        self,
+        threads: DeviceThreads,
+        model: TargetModel,
+        seats: Collection[object],
+        rest: Callable[[float], bool] | None,
+    ) -> None:
+        """`rest` lets what it needs move to huge pages, piece by piece; None where there are none."""
+        self._threads, self._model, self._seats, self._rest = threads, model, seats, rest
+        self._lock = threading.RLock()
+        self._num_slots = 0
+        threads.target.on_company = partial(_if_there, weakref.WeakMethod(self.open))
+
+    def open(self, least: int = 1) -> None:
+        """Open what as many need as there are, and `least`, unless there is enough for them. From any thread."""
+        num_slots = next(size for size in _SLOTS if size >= min(max(len(self._seats) - 1, least), _SLOTS[-1]))
+        with self._lock:
+            if num_slots <= self._num_slots or not self._threads.is_open:
+                return
+            self._num_slots = num_slots
+        self._threads.preparing.leave(partial(_if_there, weakref.WeakMethod(self.join), num_slots))
+
+    def join(self, num_slots: int) -> None:
+        """Open what runs so many conversations together, and use it from then on; else they take turns."""
+        worker = self._threads.target
+        if not self._threads.is_open:
+            return
+        before = regions_now() if self._rest else []
+        with pinned(worker.cores):
+            batch = self._model.open_batch(num_slots)
+        if batch is not None:
+            worker.company = Company(batch)
+            if self._rest is not None:
+                use_huge_pages(new_regions(before), self._rest)
+
+
+def _if_there(method: "weakref.WeakMethod[Callable[..., None]]", *args: int) -> None:
+    """Call a method of what may have been dropped meanwhile: nothing else keeps it."""
+    found = method()
+    if found is not None:
+        found(*args)
 
 
 class Engine(Watched):
-    """Target and draft models, one worker each, and one that gets the draft ready for longer texts.
+    """Target and draft models with the threads that they run on.
 
     The models are loaded on their own workers' threads, so that whatever threads they start stay on their cores. A
     target on a processor may be lent to the threads that wait for it; other devices keep what they need per thread.
@@ -60,7 +158,7 @@ class Engine(Watched):
         sessions: those that use the devices, closed before them.
         seats: what has caches there.
         keeper: keeps what texts teach, if anybody does.
-        is_open: whether the devices may be used.
+        beside: what is done for them while nobody waits.
     """
 
     def __init__(
@@ -75,22 +173,14 @@ class Engine(Watched):
         takes_turns: bool = False,
         huge_pages: bool = False,
     ) -> None:
-        self.target_worker = DeviceWorker("target", target_cores, is_lent=is_target_lent)
-        self.draft_worker = DeviceWorker("draft", draft_cores)
-        self.preparing_worker = DeviceWorker("preparing", draft_cores)
-        self.takes_turns, self._target_cores, self._huge_pages = takes_turns, target_cores, huge_pages
-        self.known = known or Knowledge()
-        self.keeper: Keeps | None = None
+        self._threads = threads = DeviceThreads(target_cores, draft_cores, is_target_lent=is_target_lent)
+        self.takes_turns, self.known = takes_turns, known or Knowledge()
+        self.keeper: Keeper | None = None
         self.sessions: weakref.WeakSet[Closable] = weakref.WeakSet()
         self.seats: weakref.WeakSet[object] = weakref.WeakSet()
-        self.is_open = True
-        self._lock = threading.RLock()
-        self._process = os.getpid()
-        self._beside: threading.Thread | None = None
-        self._is_waited_for = threading.Event()
+        self.beside = SideJob(threads)
         # An engine that is dropped without having been closed lets its threads end.
-        self._end_workers = weakref.finalize(self, _end, self.draft_worker, self.preparing_worker, self.target_worker)
-        self._end_workers.atexit = False
+        weakref.finalize(self, threads.end).atexit = False
         endings.watch(self)
         with ExitStack() as unless_loaded:
             unless_loaded.push(self._give_up)
@@ -98,20 +188,39 @@ class Engine(Watched):
             draft = self.draft_worker.submit(load_draft)
             self.target_model, self.draft_model = target.result(), draft.result()
             unless_loaded.pop_all()
-        self._num_slots = 0
-        self.target_worker.on_company = partial(_open_company, weakref.ref(self))
+        self._passes = SharedPasses(threads, self.target_model, self.seats, self.beside.rest if huge_pages else None)
 
     def _give_up(self, kind: type[BaseException] | None, *_: object) -> None:
         """End what the other device is still loading, and wait for it unless the user wants to leave."""
         if kind is not None and issubclass(kind, Exception):
             self.close()
         else:
-            self._end_workers()
+            self._threads.end()
+
+    @property
+    def target_worker(self) -> DeviceWorker:
+        """The target's thread."""
+        return self._threads.target
+
+    @property
+    def draft_worker(self) -> DeviceWorker:
+        """The draft's."""
+        return self._threads.draft
+
+    @property
+    def preparing_worker(self) -> DeviceWorker:
+        """The one that gets ready what a text will need."""
+        return self._threads.preparing
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the devices may be used."""
+        return self._threads.is_open
 
     @property
     def is_forked(self) -> bool:
         """Whether this process is a forked child of the one that loaded the devices: their threads are not in it."""
-        return os.getpid() != self._process
+        return self.target_worker.is_forked
 
     def check_usable(self) -> None:
         """Refuse to go on without devices.
@@ -142,22 +251,6 @@ class Engine(Watched):
         """One line per device."""
         return [self.target_model.describe(), self.draft_model.describe()]
 
-    def do_beside(self, job: Callable[[Callable[[float], bool]], object]) -> None:
-        """Begin a job that no token needs, on a thread of its own.
-
-        After each piece, it calls a function with the seconds that the piece took. Where a device has worked meanwhile,
-        that rests as long, unless somebody waits for the job (`settle`). It says whether to leave off.
-        """
-        rest = partial(_rest, weakref.ref(self), self._is_waited_for)
-        self._beside = threading.Thread(target=job, args=(rest,), name="mirrorsd-beside", daemon=True)
-        self._beside.start()
-
-    def settle(self) -> None:
-        """Wait for what `do_beside` has begun, which makes way no more. May be called from any thread."""
-        if self._beside is not None:
-            self._is_waited_for.set()
-            self._beside.join()
-
     def text_ended(self) -> None:
         """Have what it has taught kept now and then."""
         if self.keeper is not None and not self.is_forked:
@@ -165,10 +258,8 @@ class Engine(Watched):
 
     def close(self) -> None:
         """Stop all sessions, then end the workers, within seconds: a device that hangs is left behind."""
-        with self._lock:
-            if not self.is_open or self.is_forked:
-                return
-            self.is_open = False
+        if not self._threads.leave_off():
+            return
         sessions = list(self.sessions)
         for session in sessions:
             session.begin_to_close()
@@ -177,13 +268,8 @@ class Engine(Watched):
         until = perf_counter() + endings.CLOSE_S
         for session in sessions:
             session.finish_closing(max(0.0, until - perf_counter()))
-        self._is_waited_for.set()
-        if self._beside is not None:
-            self._beside.join(_BESIDE_S)
-        self._end_workers()
-        self.draft_worker.close()
-        self.preparing_worker.close()
-        self.target_worker.close()
+        self.beside.settle(_BESIDE_S)
+        self._threads.close()
 
     def num_sharing(self, wanted: int) -> int:
         """How many of so many conversations can share passes now; what they all need is opened. From any thread."""
@@ -197,100 +283,7 @@ class Engine(Watched):
         What that needs is opened beside the texts that run, for as many as there may be and for `least`; see
         `TargetModel.open_batch`.
         """
-        num_slots = next(size for size in _SLOTS if size >= min(max(len(self.seats) - 1, least), _SLOTS[-1]))
-        with self._lock:
-            if num_slots <= self._num_slots or not self.is_open:
-                return
-            self._num_slots = num_slots
-        self.preparing_worker.leave(partial(_open_batch, weakref.ref(self), num_slots))
-
-    def join_passes(self, num_slots: int) -> None:
-        """Open what runs so many conversations together, and use it from then on; else they take turns."""
-        before = regions_now() if self._huge_pages else []
-        with pinned(self._target_cores):
-            batch = self.target_model.open_batch(num_slots)
-        if batch is not None:
-            self.target_worker.company = Company(batch)
-            if self._huge_pages:
-                use_huge_pages(new_regions(before), partial(_rest, weakref.ref(self), self._is_waited_for))
+        self._passes.open(least)
 
     def inherited(self) -> list[Any]:
         return [self, *self.seats]
-
-
-def _open_company(engine: "weakref.ref[Engine]") -> None:
-    found = engine()
-    if found is not None:
-        found.open_company()
-
-
-def _open_batch(engine: "weakref.ref[Engine]", num_slots: int) -> None:
-    found = engine()
-    if found is not None and found.is_open:
-        found.join_passes(num_slots)
-
-
-def _rest(engine: "weakref.ref[Engine]", is_waited_for: threading.Event, seconds: float) -> bool:
-    found = engine()
-    if found is not None and min(found.target_worker.idle_seconds(), found.draft_worker.idle_seconds()) < seconds:
-        del found  # nothing keeps a dropped engine
-        is_waited_for.wait(seconds)
-        found = engine()
-    return found is None or not found.is_open
-
-
-def _end(*workers: DeviceWorker) -> None:
-    for worker in workers:
-        worker.end()
-
-
-def resolve_speculation(defaults: SpeculationConfig, overrides: Mapping[str, object]) -> SpeculationConfig:
-    """The device map's defaults with the caller's values on top.
-
-    Raises:
-        ConfigError: unknown name, or a value out of its range.
-    """
-    unknown = sorted(set(overrides) - set(SpeculationConfig.__dataclass_fields__))
-    if unknown:
-        allowed = ", ".join(SpeculationConfig.__dataclass_fields__)
-        raise ConfigError(f"There is no speculation setting {unknown[0]!r}; there are {allowed}.")
-    exits = overrides.get("exits")  # JSON knows no tuples
-    given = {**overrides, "exits": tuple(exits)} if isinstance(exits, list) else overrides
-    return replace(defaults, **given)  # type: ignore[arg-type]
-
-
-def check_exits(speculation: SpeculationConfig, target: TargetEntry) -> None:
-    """Refuse exits that a bundle does not have.
-
-    Raises:
-        ConfigError: there is no exit after one of the layers.
-    """
-    present = [point.layer for point in target.exits]
-    absent = [layer for layer in speculation.exits if layer not in present] if speculation.exits != "all" else []
-    if absent:
-        raise ConfigError(f"exits names layer {absent[0]}; this bundle has exits after layers {present}")
-
-
-def check_head(method: str, manifest: Manifest, heads: Collection[str]) -> None:
-    """Refuse a method whose head is not here; `heads` are the kinds that can run.
-
-    Raises:
-        ConfigError: the bundle has no such head, or the target's runtime runs none.
-    """
-    if method not in HEAD_METHODS or method in heads:
-        return
-    if any(head.kind == method for head in manifest.heads):
-        raise ConfigError(
-            f"method is {method!r}: its head runs on ONNX Runtime, beside a target that does. This device map's target "
-            "runs on OpenVINO; choose another device map (`mirrorsd devices`) or method."
-        )
-    present = ", ".join(head.kind for head in manifest.heads) or "none"
-    if method == OWN_HEAD:
-        raise ConfigError(
-            f"method is {method!r}; this bundle has no such head (it has: {present}). It comes with some checkpoints "
-            "(`mtp.*` in their weights, as Qwen3.5's); this one's had none when it was exported."
-        )
-    raise ConfigError(
-        f"method is {method!r}; this bundle has no such head (it has: {present}). Train one with `mirrorsd train head "
-        f"--kind {method}`, and export the target again with `--head FOLDER`."
-    )

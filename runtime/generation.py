@@ -183,7 +183,8 @@ class SeatedDecoder(Decoder, TurnTaker):
         try:
             is_unchanged = self._turns.take(self)
             decoder = self._decoder
-            if decoder is None or not is_unchanged or self._is_replayed:
+            is_replayed = self._is_replaying and not self.request.num_to_replay
+            if decoder is None or not is_unchanged or is_replayed:  # from here on its own method takes over
                 num_reused = self.request.num_reused
                 decoder, inflight = self._begin()
                 self.request.num_reused = num_reused
@@ -206,11 +207,6 @@ class SeatedDecoder(Decoder, TurnTaker):
 
     def raise_if_unwanted(self) -> None:
         self.request.raise_if_cancelled()
-
-    @property
-    def _is_replayed(self) -> bool:
-        """Whether what the text goes on from is all there, so that its own method takes over."""
-        return self._is_replaying and not self.request.num_to_replay
 
     def _begin(self) -> tuple[Decoder, InFlight]:
         request = self.request

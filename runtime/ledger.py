@@ -60,13 +60,14 @@ class Ledger:
         queued_s: seconds that the scheduler waited because devices worked for other requests.
         drafted_s: seconds that it waited for the draft's work for this one.
         pass_ends: when the target's pass will end, where time is simulated and so it is known.
+        prefilled: when the target had read the prompt, in seconds of the clock: where the speed's starts.
     """
 
-    __slots__ = ("drafted_s", "now", "pass_ends", "queued_s", "spans")
+    __slots__ = ("drafted_s", "now", "pass_ends", "prefilled", "queued_s", "spans")
 
     def __init__(self, now: Callable[[], float] = perf_counter) -> None:
         self.now = now
-        self.queued_s = self.drafted_s = 0.0
+        self.queued_s = self.drafted_s = self.prefilled = 0.0
         self.pass_ends = inf
         self.spans: list[Span] = []
 

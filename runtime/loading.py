@@ -16,7 +16,7 @@ from mirrorsd.device_maps import DeviceMap
 from mirrorsd.device_maps.card import SHARED
 from mirrorsd.device_maps.pace import Curve
 from mirrorsd.devices.huge_pages import Region, new_regions, regions_now, use_huge_pages
-from mirrorsd.devices.inventory import cannot_run, choose_device_map
+from mirrorsd.devices.inventory import cannot_run, cannot_take_trees, choose_device_map
 from mirrorsd.devices.layouts import Layout, choose_layout, target_thread_cores
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import ConfigError, DeviceError
@@ -24,12 +24,13 @@ from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.hub.bundles import bundle_folder
 from mirrorsd.runtime.backends.paced import PacedDraftModel, PacedTargetModel
 from mirrorsd.runtime.backends.protocol import DraftModel, Progress, TargetModel
-from mirrorsd.runtime.engine import Engine, check_exits, resolve_speculation
+from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.runtime.policy.account import Knowledge
 from mirrorsd.runtime.policy.roots import RootScores
 from mirrorsd.runtime.tuned import Keeper, Tuned, recall
 from mirrorsd.texts.config import SpeculationConfig, Speculations
+from mirrorsd.texts.speculation import check_exits, resolve_speculation, speculation_of
 from mirrorsd.texts.tokenizer import BundleTokenizer
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def load_parts(
     if found and found.learned:
         placement.append("speeds and chances: learned from earlier texts on this machine")
     if _wants_huge_pages(laid_out.device_map):
-        engine.do_beside(partial(_use_huge_pages, new_regions(before), placement))
+        engine.beside.begin(partial(_use_huge_pages, new_regions(before), placement))
     return Parts(engine, tokenizer, manifest, laid_out, speculations, placement)
 
 
@@ -111,20 +112,6 @@ def _known(card: DeviceMap, tuned: Tuned | None, found: Tuned | None) -> Knowled
         known.pairs[False].start_from(found.tokens_per_second, found.tokens_per_step, known.target_ms)
         known.pairs[True].start_from(found.sampled_tokens_per_second, found.sampled_tokens_per_step, known.target_ms)
     return known
-
-
-def speculation_of(card: DeviceMap) -> SpeculationConfig:
-    """The device map's defaults as a `SpeculationConfig`."""
-    defaults = card.speculation
-    return SpeculationConfig(
-        gamma=defaults.gamma,
-        roots=defaults.roots,
-        root_source=defaults.root_source,
-        kappa=defaults.kappa,
-        allocation=defaults.allocation,
-        passes=defaults.passes,
-        window=defaults.window,
-    )
 
 
 def _resolve(card: DeviceMap, tuned: Tuned | None, given: Mapping[str, object]) -> Speculations:
@@ -221,20 +208,6 @@ def _result_or_close(reading: Future[BundleTokenizer], engine: Engine) -> Bundle
 def _use_huge_pages(due: list[Region], placement: list[str], rest: Callable[[float], bool]) -> None:
     if num_bytes := use_huge_pages(due, rest):
         placement.append(f"huge pages: {num_bytes >> 20} MiB")
-
-
-def cannot_take_trees(card: DeviceMap, manifest: Manifest) -> str:
-    """Why this bundle's target cannot verify siblings on a card; empty if it can."""
-    from mirrorsd.devices.onnxruntime.masked_graph import why_not
-
-    if card.target.runtime != "onnxruntime":
-        return f"the target of {card.name} runs on {card.target.runtime}, which has no mask for it"
-    if card.target.is_on_cpu:
-        return (
-            f"the target of {card.name} runs on the processor, where such rows differ from plain decoding's in their "
-            "last bits, and cost time"
-        )
-    return why_not(manifest.target)
 
 
 def _open_target(

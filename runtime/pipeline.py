@@ -7,17 +7,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar, cast
 
+from mirrorsd.devices.endings import refuse_to_leave
 from mirrorsd.devices.layouts import Layout
+from mirrorsd.graphs.cache_bytes import cache_bytes
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.graphs.names import METHODS, Method
-from mirrorsd.runtime.devices.endings import refuse_to_leave
-from mirrorsd.runtime.engine import Engine, check_exits
+from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.loading import load_parts
-from mirrorsd.runtime.seats import Seats, cache_bytes
+from mirrorsd.runtime.seats import Seats
 from mirrorsd.runtime.session import MirrorSession
 from mirrorsd.texts.config import HEAD_METHODS, SpeculationConfig, Speculations
 from mirrorsd.texts.request_reader import RequestReader
 from mirrorsd.texts.setting_rules import require
+from mirrorsd.texts.speculation import check_exits
 from mirrorsd.texts.tokenizer import BundleTokenizer
 
 Arguments = ParamSpec("Arguments")
@@ -130,7 +132,7 @@ class MirrorPipeline:
     @property
     def engine(self) -> Engine:
         """The devices and their workers, for measuring them: what goes on beside texts after loading is done."""
-        self._engine.settle()
+        self._engine.beside.settle()
         return self._engine
 
     def session(self, speculation: SpeculationConfig | None = None) -> MirrorSession:

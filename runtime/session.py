@@ -14,15 +14,15 @@ from typing import NoReturn, Self, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from mirrorsd.devices import endings
 from mirrorsd.devices.layouts import Layout
 from mirrorsd.graphs.errors import BundleError, Cancelled
 from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.seat import Seat
-from mirrorsd.runtime.devices import endings
 from mirrorsd.runtime.devices.in_thread import stream_in_thread
 from mirrorsd.runtime.draft.tree import longest_common_prefix
-from mirrorsd.runtime.engine import Engine, check_head
+from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.generation import ChunkStream, SeatedDecoder, Stop, result_of, run_steps
 from mirrorsd.runtime.reporting.results import Chunk, GenerationResult
 from mirrorsd.runtime.sampling.noise import nth_seed
@@ -34,6 +34,7 @@ from mirrorsd.texts.messages import Message
 from mirrorsd.texts.request_reader import RequestReader
 from mirrorsd.texts.setting_rules import require
 from mirrorsd.texts.shown_text import StopWatch
+from mirrorsd.texts.speculation import check_head
 
 _MOST_ANSWERS = 128
 

@@ -5,16 +5,11 @@ or faking it changes no token. Times that texts have taught are multiples of a p
 machine that is slower today than yesterday.
 """
 
-import hashlib
 import json
 import logging
-import os
-import platform
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from importlib import metadata
 from itertools import chain
 from math import isfinite
 from pathlib import Path
@@ -24,8 +19,7 @@ from typing import Any, Self
 from mirrorsd.device_maps import DeviceMap
 from mirrorsd.device_maps.card import APART, LAYOUTS
 from mirrorsd.device_maps.pace import Curve, check_curve
-from mirrorsd.devices.inventory import ONNX_PACKAGES
-from mirrorsd.devices.layouts import processor_name
+from mirrorsd.devices.fingerprint import fingerprint
 from mirrorsd.graphs import names
 from mirrorsd.graphs.documents import build, parse_json, read_text
 from mirrorsd.graphs.errors import ConfigError
@@ -185,22 +179,6 @@ class Keeper:
             _log.info("what texts have taught is not kept: %s", error)
         finally:
             _writing.release()
-
-
-def fingerprint(bundle: Path, card: DeviceMap) -> str:
-    """Hash of processor, cores, the card's devices and pace, the runtimes' versions and the bundle's manifest."""
-    parts = [platform.machine(), processor_name(), str(os.cpu_count()), str(card.pace)]
-    parts += [card.target.runtime, card.target.provider, card.target.device, card.draft.device, card.exit.device]
-    if not (card.target.is_on_cpu and card.draft.is_on_cpu and card.exit.device == "target"):
-        from mirrorsd.devices.hardware import device_names
-
-        parts += device_names(card)
-    for package in ("mirrorsd", *ONNX_PACKAGES, "openvino"):
-        with suppress(metadata.PackageNotFoundError):
-            parts.append(f"{package}={metadata.version(package)}")
-    digest = hashlib.sha256("|".join(parts).encode())
-    digest.update((bundle / names.MANIFEST_FILE).read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def _check_range(name: str, value: Any, least: float, most: float) -> None:

@@ -193,7 +193,7 @@ def simulated_line(line: Line, requests: Iterator[Request]) -> Line:
     answers = []
     for tokens in line["choices"][0]["tokens"]:
         request = next(requests)
-        clock = {"began": request.prefilled, "prefilled": request.prefilled}
+        clock = {"began": request.ledger.prefilled, "prefilled": request.ledger.prefilled}
         answers.append(answer_of(request.steps, tokens, **clock))
     return answer_line(question, answers, model_id=SIMULATED, seed=line["choices"][0]["seed"])
 

@@ -24,9 +24,9 @@ from mirrorsd import MirrorPipeline
 from mirrorsd.bench import runs
 from mirrorsd.cli.input.prompt_file import read_questions, spread
 from mirrorsd.devices.inventory import choose_device_map
-from mirrorsd.runtime.engine import resolve_speculation
 from mirrorsd.runtime.reporting.stats import GenerationStats
 from mirrorsd.runtime.session import MirrorSession
+from mirrorsd.texts.speculation import resolve_speculation
 
 SERIAL = ((3, 1), (9, 2), (12, 3))
 MIRROR = ((9, 2),)

@@ -29,8 +29,8 @@ from mirrorsd.device_maps import Pace, load_device_map
 from mirrorsd.machine.tuning.recording import Recording
 from mirrorsd.machine.tuning.simulation import Scenario, simulate, tokens_per_second
 from mirrorsd.runtime import ledger
-from mirrorsd.runtime.loading import speculation_of
 from mirrorsd.runtime.policy import account
+from mirrorsd.texts.speculation import speculation_of
 
 ROOMS = ("policy", "decoding", "draft")
 COLUMNS = ("constant", "is", "as", "least", "most", "moves")

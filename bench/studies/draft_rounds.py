@@ -124,7 +124,7 @@ def compute_precision(model: OpenVinoDraftModel, bucket: DraftBucket, capacity: 
 
 def work_of(model: OpenVinoDraftModel, bucket: DraftBucket, capacity: int, bytes_per_weight: float) -> Work:
     """Count the products of the static graph; weights that several products share are read once each."""
-    graph = model.shapes.static_model(bucket.rows, bucket.tips, capacity)
+    graph = model.shapes.graph.static_model(bucket.rows, bucket.tips, capacity)
     weights, operations = 0, 0
     for node in graph.get_ops():
         if node.get_type_name() != "MatMul":

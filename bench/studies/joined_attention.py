@@ -53,7 +53,7 @@ def main() -> None:
     entry = read_bundle(options.bundle).draft
     placement = choose_layout(load_device_map(options.device_map), options.layout, None).device_map.draft
     shapes = DraftCompiler(options.bundle, entry, placement)
-    placed = Placed(entry, cache_type(shapes.core, entry, placement), device_options(placement))
+    placed = Placed(entry, cache_type(shapes.graph.core, entry, placement), device_options(placement))
     report: dict[str, Any] = {"bundle": options.bundle.name, "device_map": options.device_map}
     report |= {"threads": placement.threads, "passes": []}
     report |= {"machine": describe_machine(), "versions": installed_versions()}
@@ -71,10 +71,10 @@ def main() -> None:
 
 
 def _pass(shapes: DraftCompiler, options: Placed, shape: tuple[int, int, int], *, joins: bool) -> Callable[[], object]:
-    model = shapes.static_model(*shape)
+    model = shapes.graph.static_model(*shape)
     if joins:
         join_attention(model)
-    compiled = shapes.core.compile_model(with_cache_of(model, options.entry, options.kind), *options.device)
+    compiled = shapes.graph.core.compile_model(with_cache_of(model, options.entry, options.kind), *options.device)
     request = compiled.create_infer_request()
     for port in compiled.inputs:
         request.set_tensor(port, ov.Tensor(port.element_type, port.shape))

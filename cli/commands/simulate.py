@@ -55,8 +55,7 @@ def simulate(
     from mirrorsd.machine.tuning.recording import Recording
     from mirrorsd.machine.tuning.simulation import Scenario
     from mirrorsd.machine.tuning.simulation import simulate as replay
-    from mirrorsd.runtime.engine import resolve_speculation
-    from mirrorsd.runtime.loading import speculation_of
+    from mirrorsd.texts.speculation import resolve_speculation, speculation_of
 
     card = load_device_map(device_map)
     names, wanted = options.read_methods(methods), options.read_settings(settings)
@@ -86,8 +85,8 @@ def _record(
     """Record with whatever this machine has; the pace is applied when replaying."""
     from mirrorsd import MirrorPipeline
     from mirrorsd.machine.tuning.recorder import record_texts
-    from mirrorsd.runtime.engine import check_head
     from mirrorsd.texts.config import HEAD_METHODS
+    from mirrorsd.texts.speculation import check_head
 
     questions = read_questions(prompts) if prompts else BUILT_IN_QUESTIONS
     texts = first_turns(bundle, questions)

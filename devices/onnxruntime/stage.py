@@ -8,7 +8,7 @@ stages and where their tensors live (`device`), what a pass binds and in which o
 import mmap
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -19,12 +19,15 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from mirrorsd.devices.onnxruntime.device_memory import DeviceMemory
+from mirrorsd.devices.onnxruntime.masked_graph import MASK, TABLE_ROWS, RowLayout
 from mirrorsd.devices.onnxruntime.onnx_bytes import ONNX_TYPES
 from mirrorsd.devices.onnxruntime.providers import ONNX_ERRORS, why_failed
 from mirrorsd.graphs.errors import DeviceError, raised_as
 
 _GRAPH_KEY, _NO_GRAPH = "gpu_graph_id", "-1"
 _DTYPES = {number: name for name, number in ONNX_TYPES.items()}
+_LEAST_ROWS = 32
+"""Rows that a buffer has at least: memory of the host that no pass has touched takes no room."""
 _LEAST_MAPPED_BYTES = 1 << 20
 """Memory of the host is asked from the system itself from so many bytes on: caches, which most texts do not fill."""
 _PRIVATE = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
@@ -220,3 +223,59 @@ def run_options(graph: int | None, *, has_queue: bool) -> ort.RunOptions:
         options.add_run_config_entry("disable_synchronize_execution_providers", "1")
     options.add_run_config_entry(_GRAPH_KEY, _NO_GRAPH if graph is None else str(graph))
     return options
+
+
+class PassMask:
+    """The inputs of a pass's masked stages, of which the mask is as wide as the cache is long by then.
+
+    A captured pass has the whole cache's length and fixed addresses; else the mask is another tensor in every pass.
+    """
+
+    def __init__(self, place: Place, count: int, dtype: str, capacity: int, fixed_columns: int | None) -> None:
+        """Make those of `count` rows, spare ones included, beside a cache of `capacity`."""
+        self._count, self._dtype, self._capacity = count, dtype, capacity
+        self._table_rows = place.message((capacity,), "int64")
+        self._fixed = place.message((1, 1, count, fixed_columns), dtype) if fixed_columns else None
+
+    @property
+    def values(self) -> dict[str, ort.OrtValue]:
+        """What is bound first."""
+        mask = (
+            self._fixed.value if self._fixed is not None else self._value(RowLayout(self._count, 0, None), self._count)
+        )
+        return {TABLE_ROWS: self._table_rows.value, MASK: mask}
+
+    def write(self, start: int, parents: Sequence[int] | None, num_columns: int) -> dict[str, ort.OrtValue]:
+        """Set them for rows from `start` on; what has to be bound again."""
+        layout = RowLayout(self._count, start, parents)
+        self._table_rows.write(layout.table_rows(self._capacity))
+        if self._fixed is None:
+            return {MASK: self._value(layout, num_columns)}
+        self._fixed.write(layout.mask(self._dtype, self._fixed.value.shape()[3]))
+        return {}
+
+    def _value(self, layout: RowLayout, num_columns: int) -> ort.OrtValue:
+        return ort.OrtValue.ortvalue_from_numpy(layout.mask(self._dtype, num_columns))
+
+
+class RowBuffers:
+    """What a session's passes write to, by stage and output: few rows are the first of many.
+
+    So nothing of a pass may be read after the next one has begun.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._whole: dict[tuple[str, str], Tensor] = {}
+
+    def rows(self, stage: OnnxStage, output: str, shape: tuple[int, int, int], dtype: str) -> Tensor:
+        """Memory for an output `[1, rows, width]`."""
+        key, (_, num_rows, width) = (stage.name, output), shape
+        if key not in self._whole or self._whole[key].value.shape()[1] < num_rows:
+            size = max(_LEAST_ROWS, 1 << (num_rows - 1).bit_length())
+            self._whole[key] = self._place.tensor((1, size, width), dtype)
+        return self._place.first_rows(self._whole[key], num_rows, stage.session, output)
+
+    def clear(self) -> None:
+        """Let go of them."""
+        self._whole.clear()

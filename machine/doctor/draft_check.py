@@ -60,7 +60,7 @@ def check_shape(
     """
     only = replace(entry, buckets=(bucket,), capacities=(capacity,))
     model = OpenVinoDraftModel(bundle, only, placement)
-    conformance = check_conformance(model.shapes.device_model(bucket.rows, bucket.tips, capacity))
+    conformance = check_conformance(model.shapes.graph.device_model(bucket.rows, bucket.tips, capacity))
     started = perf_counter()
     model.shapes.warm_up(bucket.rows, bucket.tips, capacity)
     seconds = perf_counter() - started

@@ -11,10 +11,10 @@ import numpy as np
 import psutil
 
 from mirrorsd.device_maps import DeviceMap
+from mirrorsd.devices.draft_passes import pass_buckets
 from mirrorsd.devices.openvino.draft_shapes import is_shared
+from mirrorsd.graphs.cache_bytes import draft_cache_bytes, head_cache_bytes, target_cache_bytes
 from mirrorsd.graphs.manifest import DraftEntry, Manifest, TargetEntry
-from mirrorsd.runtime.backends.slot_pass import pass_buckets
-from mirrorsd.runtime.seats import draft_cache_bytes, head_cache_bytes, target_cache_bytes
 
 SYSTEM = "system memory"
 _MB = 1 << 20

@@ -115,7 +115,7 @@ def record_text(
     longest = _PASS_S * len(tokens)
     ids, logprobs = engine.draft_worker.run(partial(ask_draft, draft, tokens, first, room, chooser), deadline_s=longest)
     positions = 1 + first + np.arange(len(ids))[:, None] + np.arange(room)[None, :]
-    windows = chooser.guess(ids[:, :room, 0], logprobs[:, :room, 0], positions)
+    windows = likeliest(chooser, ids[:, :room, 0], logprobs[:, :room, 0], positions)
     asked = {kind: AskedHead(target, kind, tokens, first, chooser) for kind in heads}
     ask = partial(ask_target, target, tokens, first, windows, tuple(asked.values()))
     exit_ids, exit_logprobs = engine.target_worker.run(ask, deadline_s=longest)
@@ -133,6 +133,16 @@ def record_text(
         head_ids={kind: head.ids for kind, head in asked.items()},
         head_logprobs={kind: head.logprobs for kind, head in asked.items()},
     )
+
+
+def likeliest(
+    chooser: TokenChooser, ids: NDArray[np.int64], logprobs: NDArray[np.floating], positions: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The candidate of each list that is the likeliest to be chosen: `[..., m]` -> `[...]`."""
+    if chooser.keeps_order:
+        return ids[..., 0]
+    best = np.argmax(chooser.rank(ids, logprobs, positions), axis=-1)
+    return np.take_along_axis(ids, best[..., None], axis=-1)[..., 0]
 
 
 def ask_draft(
@@ -153,7 +163,7 @@ def ask_draft(
         heads = np.arange(start, min(start + widest, num_heads))
         for step in range(depth):
             positions = first + 1 + heads + step
-            fed = chooser.guess(ids[heads, step, 0], logprobs[heads, step, 0], positions)
+            fed = likeliest(chooser, ids[heads, step, 0], logprobs[heads, step, 0], positions)
             slots = len(tokens) + np.arange(len(heads)) * depth
             blocks = [
                 RowBlock([int(token)], int(position), first + 1 + int(head), range(slot, slot + step))

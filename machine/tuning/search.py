@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from mirrorsd.device_maps import DeviceMap
+from mirrorsd.devices.fingerprint import fingerprint
 from mirrorsd.devices.inventory import choose_device_map
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import Cancelled
@@ -35,7 +36,7 @@ from mirrorsd.machine.tuning.recording import Recording
 from mirrorsd.machine.tuning.score_fitting import coverage, fit_scores
 from mirrorsd.runtime.pipeline import MirrorPipeline
 from mirrorsd.runtime.policy.roots import RootScores
-from mirrorsd.runtime.tuned import Learned, Tuned, fingerprint, learned_of
+from mirrorsd.runtime.tuned import Learned, Tuned, learned_of
 from mirrorsd.texts.config import HEAD_METHODS, CancelToken, GenerationConfig
 
 Prompt = str | list[dict[str, str]]

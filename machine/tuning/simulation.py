@@ -7,7 +7,7 @@ two devices that take as long as a pace says, a queue before the draft's, and a 
 import heapq
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from typing import Any, TypeVar
@@ -19,13 +19,14 @@ from mirrorsd.device_maps.pace import Curve
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.machine.tuning.recording import RecordedText, Recording
 from mirrorsd.machine.tuning.replay import ReplayDraft, ReplayTarget, replayed_context
+from mirrorsd.runtime.backends.protocol import Overdue, Ticket
 from mirrorsd.runtime.decoding.draft_link import DraftLink
 from mirrorsd.runtime.decoding.head import HeadLink
 from mirrorsd.runtime.decoding.request import Request
 from mirrorsd.runtime.decoding.seat import decoder_with, head_decoder, lookup_decoder
 from mirrorsd.runtime.decoding.step import Decoder
 from mirrorsd.runtime.decoding.target_link import TargetLink
-from mirrorsd.runtime.devices.company import Overdue, Ticket, Worker
+from mirrorsd.runtime.devices.company import Worker
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.ledger import Ledger, Span
 from mirrorsd.runtime.policy.account import Knowledge
@@ -107,11 +108,11 @@ def _replay(recording: Recording, text: RecordedText, scenario: Scenario, known:
         seed=text.seed,
         ignore_eos=True,
     )
-    request = Request(text.tokens[: text.num_prompt].tolist(), config, scenario.speculation, context, threading.Event())
+    speculation = replace(scenario.speculation, gamma=min(scenario.speculation.gamma, text.depth))
+    request = Request(text.tokens[: text.num_prompt].tolist(), config, speculation, context, threading.Event())
     devices = Devices(scenario, recording.num_layers)
     request.ledger = devices.ledger
     request.chooser = ReplayChooser(config)
-    request.gamma = min(request.gamma, text.depth)
     decoder = _decoder(request, scenario, recording, text, devices, known)
     inflight = decoder.start()
     while request.num_tokens < len(text.tokens):
@@ -134,7 +135,7 @@ def _decoder(
     session = ReplayTarget(recording, text, layers, devices.run_pass, devices.run_head)
     target = TargetLink(session, SimulatedWorker(devices, is_draft=False))
     if method in HEAD_METHODS:
-        return head_decoder(request, target, HeadLink(method, session, target), known)
+        return head_decoder(request, target, HeadLink(method, target), known)
     if method == "lookup":
         return lookup_decoder(request, target, known)
     num_streams = text.draft_ids.shape[2] - 1 if scenario.num_streams is None else scenario.num_streams
@@ -145,7 +146,7 @@ def _decoder(
         devices.ledger,
         takes_turns=scenario.takes_turns,
     )
-    heads = [HeadLink(head.kind, session, target) for head in recording.heads if head.read_share]
+    heads = [HeadLink(head.kind, target) for head in recording.heads if head.read_share]
     return decoder_with(request, method, target, draft, known, heads)
 
 

@@ -1,11 +1,12 @@
-"""The target as the runtime sees it: one pass over rows, with the exits' proxies delivered on the way.
+"""The devices as the runtime sees them: sessions of draft and target, passes over rows, tickets for what they say.
 
 `TargetSession` is the seam: ONNX Runtime implements it (`onnxruntime/target`), tests do with a handler (`fake`).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Self
+from threading import Lock
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from mirrorsd.runtime.sampling.chooser import NoiseSource
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 from mirrorsd.runtime.sampling.short_rows import ShortRow
 
+Result = TypeVar("Result")
 Progress = Callable[[str, float], None]
 """Takes what is being done, and what share of it is done, 0..1."""
 
@@ -297,6 +299,59 @@ class TargetPass:
             exits=self.exits,
             parents=self.parents,
         )
+
+
+class Ticket(Generic[Result]):
+    """What a submitted job gives: its result or its error, once it is done.
+
+    A step hands over between threads several times, so this is one lock where a `concurrent.futures.Future` is a
+    condition, its lock and a list of waiters: half the time from the end of a job until its waiter runs.
+
+    Attributes:
+        error: what the job raised.
+        queued_s: seconds that the job stood behind another owner's; 0 if it did not.
+        num_beside: how many other owners' passes were run together with this one.
+    """
+
+    __slots__ = ("_is_done", "_result", "_wake", "error", "num_beside", "queued_s")
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self.queued_s, self.num_beside = 0.0, 0
+        self._result: Result | None = None
+        self._is_done = False
+        self._wake = Lock()
+        self._wake.acquire()
+
+    def finish(self, result: Result | None, error: BaseException | None = None) -> None:
+        """Give the result, or the error, to whoever waits; once."""
+        self._result, self.error = result, error
+        self._is_done = True
+        self._wake.release()
+
+    def done(self) -> bool:
+        """Whether the job is over."""
+        return self._is_done
+
+    def wait(self, timeout_s: float = -1.0) -> bool:
+        """Wait until the job is over, by default as long as it takes; False if it is not within `timeout_s`."""
+        if not self._is_done and self._wake.acquire(timeout=timeout_s):
+            self._wake.release()
+        return self._is_done
+
+    def result(self) -> Result:
+        """Wait for the job; its result, or its error raised here."""
+        self.wait()
+        if self.error is not None:
+            raise self.error
+        return cast(Result, self._result)
+
+
+class Overdue(NamedTuple):
+    """A job may run for `deadline_s`; then `terminate` is called, from another thread."""
+
+    deadline_s: float
+    terminate: Callable[[], None]
 
 
 class TargetBatch(Protocol):

@@ -1,22 +1,194 @@
 """A draft's session: a cache of slots, and passes of fixed numbers of rows and tips on it.
 
 All requests of one capacity share one key/value cache; a text that outgrows it moves to the next capacity, which
-`prepare` has made ready before the draft read the text; a shorter text moves back. Does not own: how a pass is computed
-(`openvino/draft_compiler`, `onnxruntime/draft`).
+`prepare` has made ready before the draft read the text; a shorter text moves back. Inputs of a pass are written in
+place, and outputs land where they are read. Does not own: how a pass is computed (`openvino/draft_pass`,
+`onnxruntime/draft`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
+from mirrorsd.devices.draft_passes import Shape
+from mirrorsd.graphs import names
+from mirrorsd.graphs.contract import MASKED, DraftShape
 from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
+from mirrorsd.graphs.token_rows import TokenRows
 from mirrorsd.runtime.backends.protocol import DraftSession, RowBlock, TipGuesses
-from mirrorsd.runtime.backends.slot_pass import DraftNoise, PassBuffers, Shape, SlotCache
 from mirrorsd.runtime.sampling.chooser import NoiseSource
+
+
+class SlotCache:
+    """Key and value caches of all layers, `[1, kvh, C, hd]` each, key and value in turn.
+
+    Attributes:
+        capacity: slots of each.
+        names: the ports that they are bound to.
+        arrays: their numbers.
+    """
+
+    def __init__(self, entry: DraftEntry, capacity: int, kind: DTypeLike) -> None:
+        """Make an empty cache in ordinary memory."""
+        shape = (1, entry.shape.num_kv_heads, capacity, entry.shape.head_dim)
+        layers = range(entry.shape.num_layers)
+        self.capacity = capacity
+        self.names = [name for layer in layers for name in (names.past_key(layer), names.past_value(layer))]
+        self.arrays: list[NDArray[np.floating]] = [np.zeros(shape, dtype=kind) for _ in self.names]
+
+    def take(self, other: "SlotCache") -> None:
+        """Copy the slots of a larger or smaller cache, as far as both have them."""
+        size = min(self.capacity, other.capacity)
+        for source, destination in zip(other.arrays, self.arrays, strict=True):
+            destination[:, :, :size] = source[:, :, :size]
+
+
+class DraftNoise:
+    """One session's noise of sampling, in memory that all of its requests share.
+
+    Position `p` has row `p % P`. A row that holds another position's noise is written when it is asked for. With no
+    source, all rows are zero: the likeliest tokens are best.
+
+    Attributes:
+        rows: `[P, V]`.
+    """
+
+    def __init__(self, shape: DraftShape) -> None:
+        """Make zeros; `shape` has noise rows."""
+        self.rows: NDArray[np.float32] = np.zeros((shape.num_noise_rows, shape.vocab_size), dtype=np.float32)
+        self._positions = np.full(shape.num_noise_rows, -1, dtype=np.int64)
+        self._source: NoiseSource | None = None
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the request has no noise: all rows are zero."""
+        return self._source is None
+
+    def follow(self, source: NoiseSource | None) -> None:
+        """Begin a request whose noise comes from `source`, or one without noise."""
+        if self._source is not None:
+            self.rows.fill(0.0)
+        self._positions.fill(-1)
+        self._source = source
+
+    def rows_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows that hold the noise of `positions`, of the same shape; writes those that are missing.
+
+        With 4 rows, positions 5 and 8 have rows 1 and 0.
+        """
+        num_rows, vocab_size = self.rows.shape
+        rows: NDArray[np.int64] = positions % num_rows
+        if self._source is not None:
+            for position in np.unique(positions[self._positions[rows] != positions]).tolist():
+                self.rows[position % num_rows] = self._source(position, vocab_size)
+                self._positions[position % num_rows] = position
+        return rows
+
+
+class DraftInputs:
+    """Host views of one bucket's inputs: `ids[1,N] positions[1,N] mask[1,1,N,C+N] tip_rows[R] token_rows[1,N,H]`."""
+
+    def __init__(
+        self,
+        ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        mask: NDArray[np.float32],
+        tip_rows: NDArray[np.int64],
+        rows: NDArray[np.float32] | None = None,
+        look_up: TokenRows | None = None,
+    ) -> None:
+        """`look_up` fills `rows` in."""
+        self._rows, self._look_up = rows, look_up
+        self._ids, self._positions, self._mask, self._tip_rows = ids[0], positions[0], mask[0, 0], tip_rows
+        self.num_rows = ids.shape[1]
+        self.num_tips = tip_rows.shape[0]
+        self.capacity = mask.shape[3] - self.num_rows
+        self._counting = np.arange(self.num_rows)
+        self._causal = np.where(np.tri(self.num_rows, dtype=np.bool_), 0.0, MASKED).astype(mask.dtype)
+        self._own_columns = self.capacity + self._counting
+
+    def tip_positions(self, num_tips: int) -> NDArray[np.int64]:
+        """Positions of the first `num_tips` tips of what was filled in."""
+        positions: NDArray[np.int64] = self._positions[self._tip_rows[:num_tips]]
+        return positions
+
+    def fill(self, blocks: Sequence[RowBlock], tip_rows: Sequence[int]) -> None:
+        """Write the rows of a pass; padding rows see only themselves and are nobody's tip.
+
+        Capacity 6, two chain rows in cache, one lead row (position 2) and a branch row that sees it: the branch row's
+        mask is open at slots 0, 1, at row 0 (column 6) and at itself (column 7).
+
+        >>> rows = np.zeros((1, 2), np.int64)
+        >>> inputs = DraftInputs(rows, rows.copy(), np.zeros((1, 1, 2, 8), np.float32), np.zeros(1, np.int64))
+        >>> inputs.fill([RowBlock([7], 2, 2), RowBlock([8], 3, 2, (), 1)], [1])
+        >>> (inputs._mask == 0).astype(int).tolist()
+        [[1, 1, 0, 0, 0, 0, 1, 0], [1, 1, 0, 0, 0, 0, 1, 1]]
+        """
+        mask, capacity = self._mask, self.capacity
+        mask.fill(MASKED)
+        row = 0
+        for block in blocks:
+            size = len(block.tokens)
+            stop = row + size
+            self._ids[row:stop] = block.tokens
+            np.add(self._counting[:size], block.first_position, out=self._positions[row:stop])
+            mask[row:stop, : block.chain_visible] = 0.0
+            if block.extra_slots:
+                mask[row:stop, list(block.extra_slots)] = 0.0
+            if block.lead_rows:
+                mask[row:stop, capacity : capacity + block.lead_rows] = 0.0
+            mask[row:stop, capacity + row : capacity + stop] = self._causal[:size, :size]
+            row = stop
+        if row < self.num_rows:
+            self._ids[row:] = 0
+            self._positions[row:] = 0
+            mask[self._counting[row:], self._own_columns[row:]] = 0.0
+        self._tip_rows[: len(tip_rows)] = tip_rows
+        self._tip_rows[len(tip_rows) :] = 0
+        if self._rows is not None and self._look_up is not None:
+            self._rows[0, :row] = self._look_up(self._ids[:row])
+            self._rows[0, row:] = 0.0  # a mask adds to scores: what is no number shows through it
+
+
+class PassBuffers:
+    """Inputs and outputs of passes of one shape, in the host's memory.
+
+    Attributes:
+        inputs: what a pass is asked.
+        tip_ids: `[R, 1+s, m]`, of the last pass.
+        tip_logprobs: the same.
+        new_rows: `[1, kvh, N, hd]`, keys and values of all layers in turn.
+    """
+
+    def __init__(self, entry: DraftEntry, arrays: Mapping[str, NDArray[Any]], look_up: TokenRows | None = None) -> None:
+        """Use `arrays`, the memory of every port but the caches; `look_up` gives a draft without rows the tokens'."""
+        self.inputs = DraftInputs(
+            ids=arrays[names.DRAFT_IDS],
+            positions=arrays[names.DRAFT_POSITIONS],
+            mask=arrays[names.DRAFT_MASK],
+            tip_rows=arrays[names.DRAFT_TIP_ROWS],
+            rows=arrays.get(names.DRAFT_TOKEN_ROWS),
+            look_up=look_up,
+        )
+        self._noise_rows: NDArray[np.int64] = arrays.get(names.DRAFT_NOISE_ROWS, np.zeros(0, dtype=np.int64))
+        self.tip_ids: NDArray[np.int64] = arrays[names.DRAFT_TIP_IDS]
+        self.tip_logprobs: NDArray[np.float32] = arrays[names.DRAFT_TIP_LOGPROBS]
+        layers = range(entry.shape.num_layers)
+        self.new_rows: list[NDArray[np.floating]] = [
+            arrays[name] for layer in layers for name in (names.new_key(layer), names.new_value(layer))
+        ]
+        self.inputs.fill([], [])  # what any device can run: no row sees more than itself
+        self._noise_rows.fill(0)
+
+    def name_noise(self, noise: DraftNoise, num_tips: int) -> None:
+        """Let the tips' candidates compete with the noise of the positions that they predict."""
+        if not noise.is_silent:  # else, whichever rows are named
+            ahead = 1 + np.arange(self._noise_rows.shape[1])
+            self._noise_rows[:num_tips] = noise.rows_at(self.inputs.tip_positions(num_tips)[:, None] + ahead)
 
 
 class SlotRequest(Protocol):
@@ -94,20 +266,13 @@ class SlotDraft(DraftSession):
         self.max_tips = max(bucket.tips for bucket in decode)
         self.prefill_rows = max(bucket.rows for bucket in entry.buckets)
         self.capacity = max(entry.capacities)
-        self._buckets = model.shapes.buckets
-        self._capacities = sorted(entry.capacities)
         self._model = model
         self._requests: dict[tuple[int, int, int], SlotRequest] = {}
-        self._cache = model.shapes.new_cache(self._capacities[0])
+        self._cache = model.shapes.new_cache(min(entry.capacities))
         self._noise = DraftNoise(entry.shape) if entry.shape.num_noise_rows else None
         self._last: SlotRequest | None = None
         self._is_closed = False
         self.last_pass_seconds = 0.0
-
-    @property
-    def cache_capacity(self) -> int:
-        """Slots of the cache in use now; `capacity` is the largest it may become."""
-        return self._cache.capacity
 
     def warm_up(self) -> None:
         """Run every bucket at the first capacity once, so that the first request pays nothing; fill the cache."""
@@ -157,7 +322,7 @@ class SlotDraft(DraftSession):
 
     def forget_after(self, num_slots: int) -> None:
         """Move back to the smallest capacity that holds what is left."""
-        fitting = next(capacity for capacity in self._capacities if capacity >= num_slots)
+        fitting = next(size for size in self._capacities if size >= num_slots)
         if fitting < self._cache.capacity:
             self._resize(fitting)
 
@@ -168,11 +333,15 @@ class SlotDraft(DraftSession):
         self._last = self._noise = None
         del self._cache
 
+    @property
+    def _capacities(self) -> list[int]:
+        return sorted(self._model.entry.capacities)
+
     def _shapes(self, num_slots: int) -> list[Shape]:
         """What a text of up to `num_slots` slots uses, in the order in which it will."""
         last = next((size for size in self._capacities if size >= num_slots), self._capacities[-1])
         capacities = [size for size in self._capacities if size <= last]
-        return [(bucket.rows, bucket.tips, size) for size in capacities for bucket in self._buckets]
+        return [(bucket.rows, bucket.tips, size) for size in capacities for bucket in self._model.shapes.buckets]
 
     def _reserve(self, num_slots: int) -> None:
         """Move to the smallest capacity that holds `num_slots`."""
@@ -191,7 +360,7 @@ class SlotDraft(DraftSession):
             request.bind(self._cache)
 
     def _smallest_bucket(self, num_rows: int, num_tips: int) -> DraftBucket:
-        for bucket in self._buckets:
+        for bucket in self._model.shapes.buckets:
             if bucket.rows >= num_rows and bucket.tips >= num_tips:
                 return bucket
         raise DeviceError(f"No draft bucket takes {num_rows} rows and {num_tips} tips.")

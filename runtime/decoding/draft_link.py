@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.devices.company import Ticket, Worker
+from mirrorsd.runtime.backends.protocol import Ticket
+from mirrorsd.runtime.devices.company import Worker
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.ledger import Ledger
 
@@ -66,6 +67,11 @@ class DraftLink:
                 self._give_up(str(error))
 
     @property
+    def is_preparing(self) -> bool:
+        """Whether the draft's device is being got ready for this text, as far as `is_ready` has seen."""
+        return self._preparation is not None
+
+    @property
     def round_seconds(self) -> float:
         """What the smallest round takes lately; 0 until it was measured. May be read from any thread."""
         return self.drafter.clock.shortest_seconds
@@ -73,11 +79,6 @@ class DraftLink:
     def num_unread(self, tokens: NDArray[np.int64]) -> int:
         """How many of a text's tokens the draft would have to read first; a guess while it is at work."""
         return self.drafter.chain.num_unread(tokens)
-
-    @property
-    def is_preparing(self) -> bool:
-        """Whether the draft's device is being got ready for this text, as far as `is_ready` has seen."""
-        return self._preparation is not None
 
     def is_ready(self) -> bool:
         """Whether the draft can be used, and has all that this text needs."""

@@ -5,14 +5,13 @@ speed, never a token.
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.graphs.manifest import Head
 from mirrorsd.runtime.backends.protocol import HeadGuesses
 from mirrorsd.runtime.decoding.request import Request, StepRecord
 from mirrorsd.runtime.decoding.step import FEWEST_FORCED, Found, InFlight, ReadPrompt, WindowSource
@@ -21,13 +20,6 @@ from mirrorsd.runtime.draft.tree import LEAST_SHARE, NO_TOKENS, longest_common_p
 from mirrorsd.runtime.policy.account import SourceKnowledge
 from mirrorsd.runtime.policy.windows import LearnedLengths, Share, WindowLength
 from mirrorsd.runtime.sampling.chooser import TokenChooser
-
-
-class Headed(Protocol):
-    """A target with heads beside it; see `TargetSession`."""
-
-    context: int
-    heads: Mapping[str, Head]
 
 
 class HeadLink:
@@ -41,13 +33,13 @@ class HeadLink:
         read_share: what a run reads of weights, over what a pass does: so much of a pass it should take.
     """
 
-    def __init__(self, kind: str, session: Headed, target: TargetLink) -> None:
-        shape, self.read_share = session.heads[kind].shape, session.heads[kind].read_share
+    def __init__(self, kind: str, target: TargetLink) -> None:
+        shape, self.read_share = target.heads[kind].shape, target.heads[kind].read_share
         self.kind, self.length = kind, shape.length
         self.failure: str | None = None
         self.has_run = False
         self._target, self._remembers = target, shape.num_layers > 0
-        self._text = np.zeros(session.context + 1, dtype=np.int64)
+        self._text = np.zeros(target.context + 1, dtype=np.int64)
         self._num_read = 0
 
     def num_read(self, tokens: NDArray[np.int64]) -> int:
@@ -165,9 +157,6 @@ class HeadSource(WindowSource, RowReader):
     def read(self, start: int, stop: int) -> None:
         self._first = self._head.read(self._request, start, stop)
 
-    def begin(self, inflight: InFlight) -> None:
-        """Nothing works beside the target."""
-
     def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
         """What the head guesses from the accepted rows; it reads them also where a form says how the text goes on."""
         request = self._request
@@ -178,15 +167,16 @@ class HeadSource(WindowSource, RowReader):
             asked, queued_s = request.ledger.now(), request.ledger.queued_s
             found = self._head.guess(request, inflight.head, stop)
             request.ledger.drafted_s += request.ledger.now() - asked - (request.ledger.queued_s - queued_s)
-        forced = request.constraint.forced(request.window_limit()) if request.constraint is not None else NO_TOKENS
+        constraint = request.chooser.mask
+        forced = constraint.forced(request.window_limit()) if constraint is not None else NO_TOKENS
         return Found(forced, "forced") if len(forced) >= FEWEST_FORCED else Found(self._window(found), "fresh")
 
     def _window(self, found: HeadGuesses | None) -> NDArray[np.int64]:
         """As much of the chain as is of use, as a constrained text may say, and as is worth its rows' time."""
-        request, lengths = self._request, self.windows
+        request, lengths, constraint = self._request, self.windows, self._request.chooser.mask
         window = NO_TOKENS if found is None else found.ids[: request.window_limit(), 0]
-        if request.constraint is not None:
-            window = window[: request.constraint.num_allowed(window)]
+        if constraint is not None:
+            window = window[: constraint.num_allowed(window)]
         if lengths is None or found is None or not len(window):
             return window
         count = len(window)
@@ -198,9 +188,6 @@ class HeadSource(WindowSource, RowReader):
         """The lengths of windows learn from it."""
         if self.windows is not None:
             self.windows.observe(step.num_window, step.num_accepted, step.own_seconds)
-
-    def close(self) -> None:
-        """Nothing is ever left running."""
 
 
 class HeadArm(RowReader):

@@ -7,41 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.runtime.decoding.request import Request, StepRecord
-from mirrorsd.runtime.decoding.step import Found, InFlight, ReadPrompt, WindowSource
+from mirrorsd.runtime.decoding.step import Found, FreeRows, InFlight, ReadPrompt, WindowSource
 from mirrorsd.runtime.decoding.target_link import Acceptance
-from mirrorsd.runtime.draft.tree import NO_TOKENS
 from mirrorsd.texts.config import LONGEST_WINDOW
-
-
-class FreeRows(WindowSource):
-    """Plain decoding: no window, but what fits into the rows that the target computes anyway (`row_group`)."""
-
-    name = "plain"
-
-    def __init__(self, request: Request, row_group: int = 1) -> None:
-        self._request, self._row_group = request, row_group
-
-    def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:
-        read_prompt()
-        return self.guess()
-
-    def begin(self, inflight: InFlight) -> None:
-        """Nothing works beside the target."""
-
-    def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
-        """What free rows hold."""
-        return Found(self.guess())
-
-    def guess(self) -> NDArray[np.int64]:
-        """How the text went on before, as far as rows are free."""
-        repeats, count = self._request.repeats, min(self._row_group - 1, self._request.window_limit())
-        return repeats.window(count) if repeats is not None and count > 0 else NO_TOKENS
-
-    def observe(self, step: StepRecord) -> None:
-        """Nothing is learned."""
-
-    def close(self) -> None:
-        """Nothing is ever left running."""
 
 
 class Repeats:
@@ -71,15 +39,12 @@ class LookupSource(WindowSource):
 
     def __init__(self, request: Request, row_group: int) -> None:
         self._request = request
-        most = row_group if request.windows is not None else 1 + request.gamma
+        most = row_group if request.windows is not None else 1 + request.speculation.gamma
         self._repeats, self._free_rows = Repeats(request), FreeRows(request, most)
 
     def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:
         read_prompt()
         return self._window()
-
-    def begin(self, inflight: InFlight) -> None:
-        """Nothing works beside the target."""
 
     def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
         """How the text went on the last time."""
@@ -94,6 +59,3 @@ class LookupSource(WindowSource):
         """What the text's speed makes of a row."""
         if self._request.windows is not None:
             self._request.windows.observe(step.num_window, step.num_accepted, step.own_seconds)
-
-    def close(self) -> None:
-        """Nothing is ever left running."""

@@ -69,7 +69,7 @@ class MirrorPass(Beside):
     """
 
     def __init__(self, serial: SerialSource, planner: RootPlanner, clock: PassClock, inflight: InFlight) -> None:
-        self._draft, self._ledger, self._gamma = serial.draft, serial.request.ledger, serial.request.gamma
+        self._draft, self._ledger, self._gamma = serial.draft, serial.request.ledger, serial.request.speculation.gamma
         self.table, self.is_listening = BranchTable(self._ledger), planner.is_listening
         self._planner, self._clock, self._inflight = planner, clock, inflight
         self._started = 0.0

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mirrorsd.graphs.errors import ContinuationError
-from mirrorsd.runtime.decoding.request import REPLAY, Request, StepRecord
+from mirrorsd.runtime.decoding.request import REPLAY, Request
 from mirrorsd.runtime.decoding.step import Found, InFlight, ReadPrompt, WindowSource
 from mirrorsd.runtime.decoding.target_link import Acceptance
 from mirrorsd.runtime.draft.tree import NO_TOKENS
@@ -32,9 +32,6 @@ class ReplaySource(WindowSource):
         read_prompt()
         return self._window()
 
-    def begin(self, inflight: InFlight) -> None:
-        """Nothing works beside the target."""
-
     def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
         """The next piece.
 
@@ -56,9 +53,3 @@ class ReplaySource(WindowSource):
             return NO_TOKENS
         first = request.num_new
         return np.array(request.config.continue_from[first : first + count], dtype=np.int64)
-
-    def observe(self, step: StepRecord) -> None:
-        """Nothing is learned."""
-
-    def close(self) -> None:
-        """Nothing is ever left running."""

@@ -47,17 +47,60 @@ class StepRecord(NamedTuple):
         return self.method == REPLAY
 
 
+class _Text:
+    """Prompt and committed tokens, in one array.
+
+    Attributes:
+        num_prompt: tokens of the prompt.
+        num_tokens: those and the committed ones.
+        most: how long it may become.
+    """
+
+    def __init__(self, prompt: Sequence[int], most: int, room: int) -> None:
+        """Begin with the prompt; `room` tokens, those of windows included, are the most that is ever asked for."""
+        self.num_prompt = self.num_tokens = len(prompt)
+        self.most = most
+        self._ids = np.zeros(room, dtype=np.int64)
+        self._ids[: len(prompt)] = prompt
+
+    def first(self, count: int) -> NDArray[np.int64]:
+        """The first tokens, those behind the committed ones included."""
+        return self._ids[:count]
+
+    def write(self, tokens: Sequence[int] | NDArray[np.int64]) -> int:
+        """Write tokens behind the committed ones; where they end."""
+        stop = self.num_tokens + len(tokens)
+        self._ids[self.num_tokens : stop] = tokens
+        return stop
+
+
+class _Wish:
+    """How long a request is wanted: until its caller says otherwise, in either of two ways, or its time is over."""
+
+    def __init__(self, config: GenerationConfig, cancel: threading.Event) -> None:
+        self._cancel, self._token = cancel, config.cancel
+        self._until = inf if config.deadline_s is None else perf_counter() + config.deadline_s
+
+    def cancel(self) -> None:
+        self._cancel.set()
+
+    def is_cancelled(self) -> bool:
+        """Whether its caller has said so."""
+        return self._cancel.is_set() or (self._token is not None and self._token.is_cancelled)
+
+    def is_late(self) -> bool:
+        """Whether its time is over."""
+        return perf_counter() > self._until
+
+
 class Request:
     """State of one generation. The scheduler's thread owns it.
 
     Attributes:
-        gamma: most window tokens.
         num_reused: prompt tokens that were cached from an earlier request.
         windows: what cuts them; None leaves them as long as they come.
         num_beside: conversations that shared the last pass.
         repeats: what the text, and its prediction if there is one, has said before; None where nobody asks.
-        prefilled: when the target had read the prompt, in seconds of the ledger's clock: where the speed's starts.
-        constraint: what its text may say; None where it may say anything.
         near_ties: absolute positions of committed tokens whose runner-up was closer than the near-tie gap.
     """
 
@@ -70,31 +113,40 @@ class Request:
         cancel: threading.Event,
         constraint: Mask | None = None,
     ) -> None:
+        """Take what is asked for; `constraint` says what the text may be, None: anything."""
         check_prompt_fits(len(prompt), context)
         check_continuation_fits(len(prompt), len(config.continue_from), context)
         self.config, self.speculation = config, speculation
-        self.constraint = constraint
         self.chooser = TokenChooser(config, len(prompt), constraint)
         self.ledger = Ledger()
-        self.gamma = speculation.gamma
-        self.num_prompt = self.num_tokens = len(prompt)
         self.num_reused = 0
-        self.prefilled = 0.0
         self.windows: WindowLength | None = None
         self.num_beside = 0
         self.repeats: RepeatedText | None = None
-        self.max_tokens = min(context, len(prompt) + config.max_new_tokens)
         self.steps: list[StepRecord] = []
         self.near_ties: list[int] = []
-        self._cancel = cancel
-        self._until = inf if config.deadline_s is None else perf_counter() + config.deadline_s
-        self._text = np.zeros(context + speculation.gamma + 1, dtype=np.int64)
-        self._text[: len(prompt)] = prompt
+        most = min(context, len(prompt) + config.max_new_tokens)
+        self._text, self._wish = _Text(prompt, most, context + speculation.gamma + 1), _Wish(config, cancel)
 
     @property
     def tokens(self) -> NDArray[np.int64]:
         """Prompt and committed tokens."""
-        return self._text[: self.num_tokens]
+        return self._text.first(self._text.num_tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many those are."""
+        return self._text.num_tokens
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return self._text.num_prompt
+
+    @property
+    def max_tokens(self) -> int:
+        """How many its prompt and text may be."""
+        return self._text.most
 
     def look_up(self, chances: RepeatChances) -> None:
         """Look up from now on what the text has said before; the prediction of it stands before the prompt."""
@@ -112,9 +164,7 @@ class Request:
 
     def text_with(self, window: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Committed tokens followed by the window."""
-        stop = self.num_tokens + len(window)
-        self._text[self.num_tokens : stop] = window
-        return self._text[:stop]
+        return self._text.first(self._text.write(window))
 
     def commit(self, tokens: Sequence[int], gaps: Sequence[float], near_tie_gap: float) -> None:
         """Append what a step decided; `gaps` are the distances to the runners-up.
@@ -125,8 +175,7 @@ class Request:
         start, now = self.num_tokens, perf_counter()
         num_accepted = len(tokens) - 1
         self.steps.append(StepRecord(now, now, num_accepted, num_accepted, "none", str(self.config.method), 0.0))
-        self._text[start : start + len(tokens)] = tokens
-        self.num_tokens = start + len(tokens)
+        self._text.num_tokens = self._text.write(tokens)
         if self.repeats is not None:
             self.repeats.follow(tokens)
         self.near_ties += [start + i for i, gap in enumerate(gaps) if gap < near_tie_gap]
@@ -151,12 +200,12 @@ class Request:
                 num_accepted = last.num_accepted + 1 - num_dropped
                 num_aside = max(last.num_aside + 1 - num_dropped, 0)
                 self.steps.append(last._replace(num_accepted=num_accepted, num_aside=num_aside))
-            self.num_tokens -= num_dropped
+            self._text.num_tokens -= num_dropped
             self.near_ties = [position for position in self.near_ties if position < self.num_tokens]
 
     def window_limit(self, most: int | None = None) -> int:
         """Window tokens that can still be useful, at most `most` (`gamma`): a step commits one more than it accepts."""
-        return max(0, min(self.gamma if most is None else most, self.max_tokens - self.num_tokens - 1))
+        return max(0, min(self.speculation.gamma if most is None else most, self.max_tokens - self.num_tokens - 1))
 
     def in_company_of(self, num_beside: int) -> None:
         """So many conversations have shared its last pass, and will probably share the next."""
@@ -170,19 +219,15 @@ class Request:
 
     def cancel(self) -> None:
         """Ask it to stop, from any thread."""
-        self._cancel.set()
+        self._wish.cancel()
 
     def is_overdue(self) -> bool:
         """Whether the request's time is over, and nobody has cancelled it."""
-        return perf_counter() > self._until and not self._was_cancelled()
+        return self._wish.is_late() and not self._wish.is_cancelled()
 
     def is_cancelled(self) -> bool:
         """Whether it is to stop: the caller asked for it, or its time is over."""
-        return self._was_cancelled() or perf_counter() > self._until
-
-    def _was_cancelled(self) -> bool:
-        token = self.config.cancel
-        return self._cancel.is_set() or (token is not None and token.is_cancelled)
+        return self._wish.is_cancelled() or self._wish.is_late()
 
     def raise_if_cancelled(self) -> None:
         """Raise `Cancelled` if it is to stop."""

@@ -12,11 +12,11 @@ from mirrorsd.graphs.errors import DeviceError
 from mirrorsd.runtime.decoding.auto import AutoSource
 from mirrorsd.runtime.decoding.draft_link import DraftLink
 from mirrorsd.runtime.decoding.head import HeadArm, HeadLink, HeadSource
-from mirrorsd.runtime.decoding.lookup import FreeRows, LookupSource, Repeats
+from mirrorsd.runtime.decoding.lookup import LookupSource, Repeats
 from mirrorsd.runtime.decoding.mirror import MirrorSource
 from mirrorsd.runtime.decoding.replay import ReplaySource
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.decoding.step import Decoder, SerialSource, StepDecoder
+from mirrorsd.runtime.decoding.step import Decoder, FreeRows, SerialSource, StepDecoder
 from mirrorsd.runtime.decoding.target_link import TargetLink
 from mirrorsd.runtime.draft.drafter import Drafter
 from mirrorsd.runtime.engine import Engine
@@ -27,13 +27,17 @@ from mirrorsd.texts.config import HEAD_METHODS, SpeculationConfig
 
 
 class Seat:
-    """One session's caches on both devices, and the decoders that use them. One request at a time."""
+    """One session's caches on both devices, and the decoders that use them. One request at a time.
+
+    Attributes:
+        target: the line to the target, for its cache.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._target_session = engine.target_worker.run(engine.target_model.new_session)
         self._draft_session = engine.draft_worker.run(engine.draft_model.new_session)
-        self._target = TargetLink(self._target_session, engine.target_worker)
+        self.target = TargetLink(self._target_session, engine.target_worker)
         self._drafter = Drafter(self._draft_session)
         engine.seats.add(self)
         self._link: DraftLink | None = None
@@ -46,11 +50,6 @@ class Seat:
         return min(self._target_session.context, self._draft_session.capacity)
 
     @property
-    def target(self) -> TargetLink:
-        """The line to the target, for its cache."""
-        return self._target
-
-    @property
     def draft_failure(self) -> str | None:
         """Why the draft, or the head, was given up in the current request."""
         link = self._head or self._link
@@ -59,19 +58,19 @@ class Seat:
     @property
     def heads(self) -> Collection[str]:
         """The kinds of heads that can run here."""
-        return self._target_session.heads
+        return self.target.heads
 
     def decoder(self, request: Request, method: str) -> Decoder:
         """The decoder for a request; plain where the draft cannot be used, and first of all what replays its text."""
         self._head = None
         if request.num_to_replay:
-            return StepDecoder(request, self._target, ReplaySource(request), ReplaySource.name)
+            return StepDecoder(request, self.target, ReplaySource(request), ReplaySource.name)
         if method in HEAD_METHODS:
             return self._head_decoder(request, method)
         if method == "lookup":
-            return lookup_decoder(request, self._target, self._engine.known)
+            return lookup_decoder(request, self.target, self._engine.known)
         if method == "plain" or not self._is_draft_ready():
-            return plain_decoder(request, self._target)
+            return plain_decoder(request, self.target)
         self._link = link = DraftLink(
             self._drafter,
             self._engine.draft_worker,
@@ -83,17 +82,17 @@ class Seat:
         num_slots = min(self._draft_session.capacity, request.max_tokens + _scratch_slots(request.speculation))
         link.prepare(num_slots, self._engine.preparing_worker)
         heads = [self._head_link(kind) for kind in self.heads] if method == "auto" else []
-        return decoder_with(request, method, self._target, link, self._engine.known, heads=heads)
+        return decoder_with(request, method, self.target, link, self._engine.known, heads=heads)
 
     def _head_link(self, kind: str) -> HeadLink:
         """A head's link; one that failed before starts over."""
         if kind not in self._heads or self._heads[kind].failure is not None:
-            self._heads[kind] = HeadLink(kind, self._target_session, self._target)
+            self._heads[kind] = HeadLink(kind, self.target)
         return self._heads[kind]
 
     def _head_decoder(self, request: Request, kind: str) -> Decoder:
         self._head = self._head_link(kind)
-        return head_decoder(request, self._target, self._head, self._engine.known)
+        return head_decoder(request, self.target, self._head, self._engine.known)
 
     def _is_draft_ready(self) -> bool:
         """Whether the draft answers; one that failed but is not hung starts over with an empty cache."""
@@ -111,7 +110,7 @@ class Seat:
 
     def forget(self) -> None:
         """Let go of what target, heads and draft have cached; the draft once it is done with what it is at."""
-        self._target.forget()
+        self.target.forget()
         self._heads.clear()
         with suppress(DeviceError):  # it is closed or hung, which the next request finds out
             self._engine.draft_worker.submit(self._drafter.forget, self)
@@ -133,7 +132,7 @@ class Seat:
 
     def terminate(self) -> None:
         """Ask the target's device to end the pass that is running for this session, from any thread."""
-        self._target.terminate()
+        self.target.terminate()
 
     def close(self) -> None:
         """Release the caches, on their own workers and after what is still running there; does not wait."""
@@ -189,7 +188,7 @@ def decoder_with(
     request.windows = known.windows(request.speculation, is_sampling=is_sampling)
     if request.speculation.repeats:
         request.look_up(known.lengths[is_sampling].repeats)
-    passes = request.speculation.passes if draft.drafter.session.shape.num_streams else request.gamma
+    passes = request.speculation.passes if draft.drafter.session.shape.num_streams else request.speculation.gamma
     serial = SerialSource(request, draft, passes, _siblings(request, target, known))
     planner = RootPlanner(request.speculation, request.chooser, known.root_scores)
     mirror = MirrorSource(serial, target, planner)

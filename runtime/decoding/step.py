@@ -1,8 +1,8 @@
 """One step, whatever the method: verify the window in flight, commit what the target says, find the next window.
 
 What varies is where the next window comes from: an object behind `WindowSource`. Which tokens come out never depends on
-it. The window in flight is the loop's only state besides the caches and the text. The plainest source is here too:
-draft, then verify. The others fall back on it.
+it. The window in flight is the loop's only state besides the caches and the text. The plainest sources are here too:
+no window, and draft, then verify. The others fall back on them.
 """
 
 from functools import partial
@@ -41,11 +41,6 @@ class InFlight(NamedTuple):
     window: NDArray[np.int64]
     siblings: Siblings = NO_SIBLINGS
     num_again: int = 0
-
-    @property
-    def has_tree(self) -> bool:
-        """Whether its rows are more than the head token's and the window's."""
-        return bool(self.num_again or len(self.siblings.tokens))
 
 
 class Outcome(NamedTuple):
@@ -100,16 +95,19 @@ class WindowSource(Protocol):
         """Have the target read the prompt, and get ready meanwhile; the first window."""
 
     def begin(self, inflight: InFlight) -> Beside | None:
-        """A pass over `inflight` is about to begin: what works beside it, if anything."""
+        """A pass over `inflight` is about to begin: what works beside it; by itself nothing."""
+        return None
 
     def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
         """The window after `inflight`, which was verified and committed."""
 
     def observe(self, step: StepRecord) -> None:
-        """Learn from the step, which is over."""
+        """Learn from the step, which is over; by itself nothing is learned."""
+        return
 
     def close(self) -> None:
-        """Leave nothing running."""
+        """Leave nothing running; by itself nothing is."""
+        return
 
 
 class Decoder(Protocol):
@@ -185,7 +183,7 @@ class StepDecoder(Decoder):
         """Let the target read the prompt; from here on time counts as decoding, the first drafting included."""
         self.target.prefill(self.request, reader)
         if not self.request.steps:  # reading again in the middle of a text is part of decoding it
-            self.request.prefilled = self.request.ledger.now()
+            self.request.ledger.prefilled = self.request.ledger.now()
 
     def _accept(self, inflight: InFlight, output: TargetOutput) -> Acceptance:
         """Compare the window with the target's choices, row by row."""
@@ -215,6 +213,28 @@ class StepDecoder(Decoder):
         return tokens
 
 
+class FreeRows(WindowSource):
+    """Plain decoding: no window, but what fits into the rows that the target computes anyway (`row_group`)."""
+
+    name = "plain"
+
+    def __init__(self, request: Request, row_group: int = 1) -> None:
+        self._request, self._row_group = request, row_group
+
+    def start(self, read_prompt: ReadPrompt) -> NDArray[np.int64]:
+        read_prompt()
+        return self.guess()
+
+    def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
+        """What free rows hold."""
+        return Found(self.guess())
+
+    def guess(self) -> NDArray[np.int64]:
+        """How the text went on before, as far as rows are free."""
+        repeats, count = self._request.repeats, min(self._row_group - 1, self._request.window_limit())
+        return repeats.window(count) if repeats is not None and count > 0 else NO_TOKENS
+
+
 _Resolved = tuple[NDArray[np.int64], str, BranchWindow | None]
 """A window, where it is from, and what it was cut from."""
 
@@ -239,9 +259,6 @@ class SerialSource(WindowSource):
             self.post_prefill()
         read_prompt()
         return self.fresh_window() if self.draft.has_text else NO_TOKENS
-
-    def begin(self, inflight: InFlight) -> None:
-        """Nothing works beside the target."""
 
     def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
         """Ask the draft and wait for its answer; plain decoding until it is ready."""
@@ -274,7 +291,7 @@ class SerialSource(WindowSource):
 
     def forced(self, inflight: InFlight, acceptance: Acceptance) -> Found | None:
         """What a constrained text must say next, where that is enough for a window."""
-        constraint = self.request.constraint
+        constraint = self.request.chooser.mask
         if constraint is None or not (self.draft.has_text and self.draft.is_working()):
             return None
         forced = constraint.forced(self.request.window_limit())
@@ -285,10 +302,10 @@ class SerialSource(WindowSource):
 
     def allowed(self, found: Found) -> Found:
         """What of a window a constrained text may say; the draft forgets the rest."""
-        request = self.request
-        if request.constraint is None or not self.draft.is_working():
+        request, constraint = self.request, self.request.chooser.mask
+        if constraint is None or not self.draft.is_working():
             return found
-        window = found.window[: request.constraint.num_allowed(found.window)]
+        window = found.window[: constraint.num_allowed(found.window)]
         self.draft.hold(partial(self.draft.drafter.chain.cut, request.num_tokens + len(window)))
         return found._replace(window=window)
 
@@ -312,9 +329,6 @@ class SerialSource(WindowSource):
             self.request.windows.observe(step.num_window, num_accepted, step.own_seconds, step.num_aside)
         if self._siblings is not None:
             self._siblings.observe(was_right=step.num_aside > 0)
-
-    def close(self) -> None:
-        """Nothing is ever left running."""
 
     def draft_window(self) -> NDArray[np.int64]:
         """Bring the draft up to the committed text, after steps without it, and draft a window."""

@@ -15,12 +15,14 @@ from mirrorsd.runtime.backends.protocol import (
     ExitGuesses,
     HeadGuesses,
     Kept,
+    Overdue,
     TargetOutput,
     TargetPass,
     TargetSession,
+    Ticket,
 )
 from mirrorsd.runtime.decoding.request import Request
-from mirrorsd.runtime.devices.company import Overdue, Ticket, Worker
+from mirrorsd.runtime.devices.company import Worker
 from mirrorsd.runtime.draft.tree import longest_common_prefix
 from mirrorsd.runtime.policy.siblings import NO_SIBLINGS, Siblings
 from mirrorsd.runtime.sampling.chooser import Choice
@@ -47,7 +49,7 @@ class TargetLink:
         self.context = session.context
         self.vocab_size = session.vocab_size
         self.near_tie_gap, self.row_group = session.near_tie_gap, session.row_group
-        self.takes_trees = session.takes_trees
+        self.takes_trees, self.heads = session.takes_trees, session.heads
         self._session, self._worker = session, worker
         self._cached = np.zeros(session.context, dtype=np.int64)
         self._num_cached = 0
@@ -90,7 +92,7 @@ class TargetLink:
         tokens: NDArray[np.int64],
         noise: NDArray[np.float32] | None,
     ) -> HeadGuesses:
-        """Run a head over the first rows of the last pass, and wait.
+        """Run a head over the first rows of the last pass, and wait: see `TargetSession.guess`.
 
         Raises:
             Cancelled: the request was cancelled meanwhile.
@@ -115,7 +117,7 @@ class TargetLink:
     ) -> Ticket[TargetOutput]:
         """Start a pass over the `num_again` tokens before the head token, it, the window, and its siblings.
 
-        Rows are padded where equal row counts are asked for. Exits are heard of the head token's and the window's.
+        Rows are padded where equal row counts are asked for. Exits are heard of the head token's and the window's rows.
         Where the caller has nothing to do meanwhile, the pass may be over when this returns. `on_start` and `on_exit`
         run on the target's thread, just before its device starts and between its stages: while
         the device works, that thread leaves the interpreter to whom they woke.

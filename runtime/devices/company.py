@@ -8,7 +8,7 @@ is what they would lose if it came while their own pass runs. Nobody waits for o
 the last time, as one whose client is slow or whose draft is at work, nor twice for one that has gone.
 """
 
-import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from math import inf
 from queue import Empty, SimpleQueue
 from time import perf_counter
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol
 
-from mirrorsd.runtime.backends.protocol import TargetBatch, TargetOutput, TargetPass
+from mirrorsd.runtime.backends.protocol import Overdue, Result, TargetBatch, TargetOutput, TargetPass, Ticket
 from mirrorsd.runtime.ledger import TIME_MEMORY
 from mirrorsd.texts.config import SpeculationConfig
 
-Result = TypeVar("Result")
 _WAIT_SHARE = 0.5
 """Of a pass's time that the others wait for who is late."""
 _MOST_CHUNK = SpeculationConfig().prefill_rows
@@ -31,52 +30,6 @@ _FIRST_CHUNK = 8
 """Rows of a prompt. The first counts for a few passes only."""
 _MOST_TIMES = 2.0
 """What a pass with rows of a prompt may take, over one without: texts stand still for no more than a step."""
-
-
-class Ticket(Generic[Result]):
-    """What a submitted job gives: its result or its error, once it is done.
-
-    A step hands over between threads several times, so this is one lock where a `concurrent.futures.Future` is a
-    condition, its lock and a list of waiters: half the time from the end of a job until its waiter runs.
-
-    Attributes:
-        error: what the job raised.
-        queued_s: seconds that the job stood behind another owner's; 0 if it did not.
-        num_beside: how many other owners' passes were run together with this one.
-    """
-
-    __slots__ = ("_is_done", "_result", "_wake", "error", "num_beside", "queued_s")
-
-    def __init__(self) -> None:
-        self.error: BaseException | None = None
-        self.queued_s, self.num_beside = 0.0, 0
-        self._result: Result | None = None
-        self._is_done = False
-        self._wake = threading.Lock()
-        self._wake.acquire()
-
-    def finish(self, result: Result | None, error: BaseException | None = None) -> None:
-        """Give the result, or the error, to whoever waits; once."""
-        self._result, self.error = result, error
-        self._is_done = True
-        self._wake.release()
-
-    def done(self) -> bool:
-        """Whether the job is over."""
-        return self._is_done
-
-    def wait(self, timeout_s: float = -1.0) -> bool:
-        """Wait until the job is over, by default as long as it takes; False if it is not within `timeout_s`."""
-        if not self._is_done and self._wake.acquire(timeout=timeout_s):
-            self._wake.release()
-        return self._is_done
-
-    def result(self) -> Result:
-        """Wait for the job; its result, or its error raised here."""
-        self.wait()
-        if self.error is not None:
-            raise self.error
-        return cast(Result, self._result)
 
 
 class Entry(NamedTuple):
@@ -171,6 +124,21 @@ class Company:
         self.ends([entry.owner for entry in entries], 0.0 if prompts else seconds, readers)
         return outputs
 
+    def attempt(self, entries: Sequence[Entry]) -> tuple[list[TargetOutput | None] | None, BaseException | None]:
+        """As `run`, where the device may fail: nothing of each if all were given up, None if each is to be run alone.
+
+        Then no more passes should be run together.
+        """
+        try:
+            return [*self.run(entries)], None
+        except BaseException as error:  # whose rows it was cannot be told: each is asked alone
+            if self.batch.is_given_up:
+                return [None] * len(entries), error
+            words = f"Conversations take turns from here on, as a pass of {len(entries)} of them failed: {error}"
+            with suppress(RuntimeWarning):  # a filter may make it an error, of which the device's thread must not end
+                warnings.warn(words, RuntimeWarning, stacklevel=1)
+            return None, error
+
     def ended_alone(self, entry: Entry, seconds: float) -> None:
         """A pass of one conversation alone is over."""
         readers = [entry.owner] if entry.job.with_logits is None else []
@@ -228,13 +196,6 @@ class Company:
     @property
     def _most_seconds(self) -> float:
         return _WAIT_SHARE * self._seconds
-
-
-class Overdue(NamedTuple):
-    """A job may run for `deadline_s`; then `terminate` is called, from another thread."""
-
-    deadline_s: float
-    terminate: Callable[[], None]
 
 
 class Worker(Protocol):

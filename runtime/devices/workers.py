@@ -3,17 +3,16 @@
 import os
 import queue
 import threading
-import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from threading import get_ident
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
 from mirrorsd.graphs.errors import DeviceError, GenerationError
-from mirrorsd.runtime.backends.protocol import TargetOutput, TargetPass
-from mirrorsd.runtime.devices.company import RUN_S, Company, Entry, Overdue, Ticket, Worker
+from mirrorsd.runtime.backends.protocol import Overdue, TargetOutput, TargetPass, Ticket
+from mirrorsd.runtime.devices.company import RUN_S, Company, Entry, Worker
 from mirrorsd.runtime.turns import LOOK_S
 
 Result = TypeVar("Result")
@@ -23,10 +22,62 @@ _WATCH_S = 1.0
 
 
 class _Loan(NamedTuple):
-    """Who does the device's work on a thread of its own."""
+    """Who does the device's work on a thread of its own, and what is done about work that is late."""
 
     thread: int
     owner: object
+    overdue: Overdue | None
+
+
+class _Jobs:
+    """What a device is still to do: a queue, before it a backlog, and how many jobs of each owner are not over.
+
+    The lock is one that a thread may take twice, since a finaliser may leave a job wherever Python happens to run it.
+    """
+
+    def __init__(self) -> None:
+        self.queue: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
+        self.backlog: deque[Entry | None] = deque()
+        self.num_pending, self.is_closed = 0, False
+        self.by_owner: Counter[object] = Counter()
+        self.lock = threading.RLock()
+        self._has_room = threading.Condition(self.lock)
+        self._num_without_room = 0
+
+    def put(self, entry: Entry) -> None:
+        """Queue a job; under the lock."""
+        self.count(entry.owner, 1)
+        self.queue.put(entry)
+
+    def count(self, owner: object, change: int) -> None:
+        """So many more jobs of an owner wait or run."""
+        with self.lock:
+            self.num_pending += change
+            self.by_owner[owner] += change
+            if not self.by_owner[owner]:
+                del self.by_owner[owner]
+            if self._num_without_room:
+                self._has_room.notify_all()
+
+    def wait_for_room(self, owner: object, deadline_s: float) -> bool:
+        """Wait while the owner has `_MAX_PENDING` jobs there; False if that takes too long. Under the lock."""
+        self._num_without_room += 1
+        try:
+            until = perf_counter() + deadline_s
+            while self.by_owner[owner] >= _MAX_PENDING and not self.is_closed:
+                if not self._has_room.wait(until - perf_counter()):
+                    return False
+            return True
+        finally:
+            self._num_without_room -= 1
+
+    def close(self) -> None:
+        """Take none any more: who waits for room is told."""
+        with self.lock:
+            if not self.is_closed:
+                self.is_closed = True
+                self.queue.put(None)
+                self._has_room.notify_all()
 
 
 class DeviceWorker(Worker):
@@ -35,33 +86,27 @@ class DeviceWorker(Worker):
     The thread is a daemon: a device call that never returns cannot keep the program alive. Where `is_lent`, a free
     device also works on the thread of whoever waits for it (`perform`).
 
-    An owner whose jobs the device does not get done waits for room; others do not wait for that. The lock is one that a
-    thread may take twice, since a finaliser may leave a job wherever Python happens to run it. A forked child has no
+    An owner whose jobs the device does not get done waits for room; others do not wait for that. A forked child has no
     such thread, and perhaps a lock that nobody will release: there nothing is touched.
 
     Where there is `company`, passes of several owners that wait are run together.
 
     Attributes:
+        cores: those that its thread stays on; any where there are none.
         company: who shares passes; None where each owner's are run by themselves.
         on_company: called, from any thread, when passes of more owners wait than can be run together.
     """
 
     def __init__(self, name: str, cores: Sequence[int] = (), *, is_lent: bool = False) -> None:
         self.name = name
-        self._cores, self._is_lent = tuple(cores), is_lent
+        self.cores, self._is_lent = tuple(cores), is_lent
         self._device = threading.Lock()
-        self._jobs: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
-        self._num_pending, self._num_without_room = 0, 0
-        self._pending_by_owner: Counter[object] = Counter()
-        self._lock = threading.RLock()
-        self._has_room = threading.Condition(self._lock)
+        self._jobs = _Jobs()
         self._job_started: float | None = None
-        self._overdue: Overdue | None = None
+        self._last_ended = 0.0
         self._loan: _Loan | None = None
-        self._backlog: deque[Entry | None] = deque()
         self.company: Company | None = None
         self.on_company: Callable[[], None] | None = None
-        self._is_closed, self._last_ended = False, 0.0
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._work, name=f"mirrorsd-{name}", daemon=True)
         self._thread.start()
@@ -77,12 +122,14 @@ class DeviceWorker(Worker):
         """
         self.check_reachable()
         ticket: Ticket[Result] = Ticket()
-        with self._lock:
+        with self._jobs.lock:
+            if self._jobs.by_owner[owner] >= _MAX_PENDING and not self._jobs.wait_for_room(owner, deadline_s):
+                raise DeviceError(
+                    f"The {self.name} worker has had {_MAX_PENDING} jobs of one text waiting for {deadline_s:g} s: "
+                    "the device has stalled."
+                )
             self._check_open()
-            if self._pending_by_owner[owner] >= _MAX_PENDING:
-                self._wait_for_room(owner, deadline_s)
             is_behind = self.serves_others(owner)
-            self._count(owner, 1)
             self._arrives(job, owner)
             self._jobs.put(Entry(job, ticket, owner, perf_counter() if is_behind else None))
         if is_behind and self.company is None:
@@ -90,7 +137,7 @@ class DeviceWorker(Worker):
         return ticket
 
     def perform(
-        self, job: Callable[[], Result], owner: object = None, overdue: "Overdue | None" = None
+        self, job: Callable[[], Result], owner: object = None, overdue: Overdue | None = None
     ) -> Ticket[Result]:
         """As `submit`, for a caller that would only wait: a free device that is lent does the job on its thread.
 
@@ -101,18 +148,17 @@ class DeviceWorker(Worker):
         """
         self.check_reachable()
         ticket: Ticket[Result] = Ticket()
-        loan = _Loan(get_ident(), owner)
+        loan = _Loan(get_ident(), owner, overdue)
         try:
             try:
-                with self._lock:
+                with self._jobs.lock:
                     self._check_open()
                     if self._is_lent and not self.has_pending() and not self._is_awaiting_others(owner):
                         self._loan = loan
                         self._arrives(job, owner)
                 if self._loan is not loan:
                     return self.submit(job, owner)
-                with self._device, pinned(self._cores):
-                    self._overdue = overdue
+                with self._device, pinned(self.cores):
                     self._do(Entry(job, ticket, owner, None))
             finally:
                 self._give_back(loan)
@@ -122,15 +168,13 @@ class DeviceWorker(Worker):
 
     def _give_back(self, loan: _Loan) -> None:
         if self._loan is loan:
-            self._overdue = self._job_started = None
-            self._loan = None
+            self._job_started = self._loan = None
 
     def leave(self, job: Callable[[], object], owner: object = None) -> None:
         """Queue a job that nobody waits for, from wherever Python runs a finaliser; a closed worker takes none."""
-        if not self._is_forked:
-            with self._lock:
-                if not self._is_closed:
-                    self._count(owner, 1)
+        if not self.is_forked:
+            with self._jobs.lock:
+                if not self._jobs.is_closed:
                     self._jobs.put(Entry(job, Ticket(), owner, None))
 
     def run(self, job: Callable[[], Result], owner: object = None, *, deadline_s: float = RUN_S) -> Result:
@@ -167,11 +211,11 @@ class DeviceWorker(Worker):
 
     def has_pending(self) -> bool:
         """Whether a job is waiting or running."""
-        return self._num_pending > 0 or self._loan is not None
+        return self._jobs.num_pending > 0 or self._loan is not None
 
     def has_waiting(self) -> bool:
         """Whether another job waits behind the running one."""
-        return bool(self._backlog) or not self._jobs.empty()
+        return bool(self._jobs.backlog) or not self._jobs.queue.empty()
 
     def serves(self, owner: object) -> bool:
         """Whether a job of this owner is waiting or running."""
@@ -179,18 +223,18 @@ class DeviceWorker(Worker):
 
     def serves_others(self, owner: object) -> bool:
         """Whether a job of another owner is waiting or running."""
-        return self._num_pending + (self._loan is not None) > self._num_of(owner)
+        return self._jobs.num_pending + (self._loan is not None) > self._num_of(owner)
 
     def _num_of(self, owner: object) -> int:
         loan = self._loan
-        return self._pending_by_owner[owner] + (loan is not None and loan.owner is owner)
+        return self._jobs.by_owner[owner] + (loan is not None and loan.owner is owner)
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Let queued jobs finish and end the thread; False if it did not end in time (it is hung).
 
         There is nothing to wait for in a forked child, nor for a signal handler that interrupted a job on its thread.
         """
-        if self._is_forked:
+        if self.is_forked:
             return True
         self.end()
         if self._is_lent_here:
@@ -203,16 +247,11 @@ class DeviceWorker(Worker):
 
     def end(self) -> None:
         """Take no more jobs; the thread ends by itself after those it has."""
-        if self._is_forked:
-            return
-        with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
-                self._jobs.put(None)
-                self._has_room.notify_all()
+        if not self.is_forked:
+            self._jobs.close()
 
     def _work(self) -> None:
-        pin_current_thread(self._cores)
+        pin_current_thread(self.cores)
         while (entry := self._next_entry()) is not None:
             entries = self._with_others(entry)
             with self._device:
@@ -221,14 +260,15 @@ class DeviceWorker(Worker):
 
     def _next_entry(self) -> Entry | None:
         """The next job; meanwhile, an eye on one that runs on the thread it was lent to."""
-        if self._backlog:
-            return self._backlog.popleft()
+        if self._jobs.backlog:
+            return self._jobs.backlog.popleft()
         late: float | None = None
         while True:
             try:
-                return self._jobs.get(timeout=_WATCH_S if self._is_lent else None)
+                return self._jobs.queue.get(timeout=_WATCH_S if self._is_lent else None)
             except queue.Empty:
-                overdue, seen = self._overdue, late
+                loan, seen = self._loan, late
+                overdue = None if loan is None else loan.overdue
                 late = self._job_started if overdue and self.running_seconds() > overdue.deadline_s else None
                 if overdue is not None and late is not None and late == seen:
                     overdue.terminate()
@@ -238,8 +278,8 @@ class DeviceWorker(Worker):
         company = self.company
         if company is None or not entry.may_join:
             return [entry]
-        entries = company.gather(entry, self._backlog, self._jobs)
-        if any(one is not None and one.may_join for one in self._backlog):
+        entries = company.gather(entry, self._jobs.backlog, self._jobs.queue)
+        if any(one is not None and one.may_join for one in self._jobs.backlog):
             self._ask_for_company(entry.job)
         return entries
 
@@ -250,28 +290,16 @@ class DeviceWorker(Worker):
         failure: BaseException | None = None
         if company is not None and len(entries) > 1:
             self._job_started = perf_counter()
-            try:
-                results = [*company.run(entries)]
-            except BaseException as error:  # whose rows it was cannot be told: each is asked alone
-                failure = error
+            results, failure = company.attempt(entries)
             self._job_started, self._last_ended = None, perf_counter()
-            if failure is not None and company.batch.is_given_up:
-                results = [None] * len(entries)
-            elif failure is not None:
-                self._part(len(entries), failure)
+            if results is None:  # nobody's passes are run together any more
+                self.company = self.on_company = None
         for number, entry in enumerate(entries):
             if results is None:
-                self._do(entry, then=self._count)
+                self._do(entry, then=self._jobs.count)
             else:
-                self._count(entry.owner, -1)
+                self._jobs.count(entry.owner, -1)
                 entry.ticket.finish(results[number], failure)
-
-    def _part(self, num_passes: int, error: BaseException) -> None:
-        """Run nobody's passes together any more."""
-        self.company = self.on_company = None
-        words = f"Conversations take turns from here on, as a pass of {num_passes} of them failed: {error}"
-        with suppress(RuntimeWarning):  # a filter may make it an error, of which the device's thread must not end
-            warnings.warn(words, RuntimeWarning, stacklevel=1)
 
     def _arrives(self, job: object, owner: object) -> None:
         if self.company is not None and isinstance(job, TargetPass):
@@ -287,7 +315,7 @@ class DeviceWorker(Worker):
     def chunk_rows(self, owner: object, most: int) -> int:
         """How many rows of a prompt, at most `most`, shall pass at once: few where others are written meanwhile."""
         company, loan = self.company, self._loan
-        others = [*self._pending_by_owner, *([] if loan is None else [loan.owner])]
+        others = [*self._jobs.by_owner, *([] if loan is None else [loan.owner])]
         return most if company is None else company.rows_of_prompt(owner, others, most)
 
     def _do(self, entry: Entry, then: Callable[[object, int], None] | None = None) -> None:
@@ -308,7 +336,8 @@ class DeviceWorker(Worker):
         entry.ticket.finish(result, failure)
 
     @property
-    def _is_forked(self) -> bool:
+    def is_forked(self) -> bool:
+        """Whether this process is a forked child of the one that its thread is in."""
         return os.getpid() != self._process
 
     @property
@@ -323,7 +352,7 @@ class DeviceWorker(Worker):
             DeviceError: the device's thread stayed behind when this process was forked.
             GenerationError: the device is lent to this thread, which a signal handler has interrupted.
         """
-        if self._is_forked:
+        if self.is_forked:
             raise DeviceError(f"The {self.name} worker is in the process that this one was forked from.")
         if self._is_lent_here:
             raise GenerationError(
@@ -333,31 +362,8 @@ class DeviceWorker(Worker):
             )
 
     def _check_open(self) -> None:
-        if self._is_closed:
+        if self._jobs.is_closed:
             raise DeviceError(f"The {self.name} worker is closed.")
-
-    def _wait_for_room(self, owner: object, deadline_s: float) -> None:
-        self._num_without_room += 1
-        try:
-            until = perf_counter() + deadline_s
-            while self._pending_by_owner[owner] >= _MAX_PENDING:
-                if not self._has_room.wait(until - perf_counter()):
-                    raise DeviceError(
-                        f"The {self.name} worker has had {_MAX_PENDING} jobs of one text waiting for {deadline_s:g} s: "
-                        "the device has stalled."
-                    )
-                self._check_open()
-        finally:
-            self._num_without_room -= 1
-
-    def _count(self, owner: object, change: int) -> None:
-        with self._lock:
-            self._num_pending += change
-            self._pending_by_owner[owner] += change
-            if not self._pending_by_owner[owner]:
-                del self._pending_by_owner[owner]
-            if self._num_without_room:
-                self._has_room.notify_all()
 
 
 def pin_current_thread(cores: Sequence[int]) -> None:

@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 from mirrorsd.graphs.errors import ConfigError, DeviceError
 from mirrorsd.runtime.sampling.filters import best_ids, kept_tokens
 from mirrorsd.runtime.sampling.logit_processors import Penalties, ShortlistFilter
-from mirrorsd.runtime.sampling.noise import gumbel, gumbel_row
+from mirrorsd.runtime.sampling.noise import TextNoise
 from mirrorsd.runtime.sampling.short_rows import ShortRow
 from mirrorsd.texts.config import GenerationConfig
 
 _DROPPED_BEHIND = 8.0
 """In logs: how far candidates that the target will probably drop stand behind where they would."""
-_FEW = 4
-"""One in so many tokens: the noise of more of them costs as much as a whole row's."""
 NoiseSource = Callable[[int, int], NDArray[np.float64]]
 """Position, size of the vocabulary -> what competes with the log-probabilities there, `[V]`."""
 
@@ -66,12 +64,29 @@ class Mask(Protocol):
         """How many of a window's leading tokens may come."""
 
 
+class _Logprobs:
+    """What the target thought of a text's tokens, until each is taken."""
+
+    def __init__(self, num_top: int) -> None:
+        self._num_top = num_top
+        self._found: dict[int, TokenLogprob] = {}
+
+    def note(self, logits: NDArray[np.floating], token: int, position: int) -> None:
+        """Of a token that was chosen at `position` of logits `[V]`, as the target gave them."""
+        found = self._found[position] = token_logprob(logits, token, self._num_top)
+        _check_finite(found.value, position)
+
+    def take(self, position: int) -> TokenLogprob | None:
+        """What was noted, once."""
+        return self._found.pop(position, None)
+
+
 class TokenChooser:
     """Chooses tokens for one request. Not thread-safe for `choose`; `rank` may be called from any thread.
 
     Attributes:
+        mask: what its text may say; None where it may say anything.
         needs_logits: whether the choice takes the target's whole rows; otherwise its graph names the best token.
-        filters: what its filters keep is all that the choice takes of a row; None where it takes more.
         keeps_order: whether candidates compete by their log-probabilities alone, so that the likeliest wins.
         is_heard_by_draft: whether the draft's graph takes noise and penalty, over its whole vocabulary.
     """
@@ -81,45 +96,44 @@ class TokenChooser:
         self.is_sampling = config.is_sampling
         if config.is_sampling and config.seed is None:
             raise ConfigError("A sampled text needs a seed here: GenerationConfig.resolve draws one.")
-        self._mask, self._penalties = mask, Penalties(config, num_prompt)
-        self.needs_history = self._penalties.needs_history
+        self.mask, self._penalties = mask, Penalties(config, num_prompt)
         self.keeps_order = not (config.is_sampling or self._penalties.is_wanted)
-        self._wants_logprobs, self._num_top = config.logprobs, config.top_logprobs
-        self._logprobs: dict[int, TokenLogprob] = {}
+        self._logprobs = _Logprobs(config.top_logprobs) if config.logprobs else None
         self.needs_logits = not self.keeps_order or mask is not None or config.logprobs
         self._temperature = config.temperature or 1.0
-        self._seed = config.seed or 0
-        filters = (config.top_k or 0, config.top_p or 1.0, config.min_p or 0.0)
-        self._filter = ShortlistFilter(self._temperature, *filters)
-        self._is_filtered = config.is_sampling and not self._filter.keeps_all
-        takes_more = self._penalties.is_wanted or mask is not None or config.logprobs
-        self.filters = self._filter if self._is_filtered and not takes_more else None
-        self._is_noisy = config.is_sampling and not self._filter.is_by_rank_alone
+        filters = ShortlistFilter(self._temperature, config.top_k or 0, config.top_p or 1.0, config.min_p or 0.0)
+        self._filter = filters if config.is_sampling and not filters.keeps_all else None
+        self._is_noisy = config.is_sampling and not filters.is_by_rank_alone
         self.is_heard_by_draft = False
-        self._noise_by_position: dict[int, NDArray[np.float64]] = {}
+        self._noise = TextNoise(config.seed or 0)
+
+    @property
+    def filters(self) -> ShortlistFilter | None:
+        """What these keep is all that the choice takes of a row; None where it takes more."""
+        takes_more = self._penalties.is_wanted or self.mask is not None or self._logprobs is not None
+        return None if takes_more else self._filter
 
     @property
     def draws_ahead(self) -> bool:
         """Whether there is noise to draw, or a mask to work out, while the devices work."""
-        return self._draws_noise or self._mask is not None
+        return self._draws_noise or self.mask is not None
 
     @property
     def _draws_noise(self) -> bool:
-        return self._is_noisy and (self.is_heard_by_draft or not self._is_filtered)
+        return self._is_noisy and (self.is_heard_by_draft or self._filter is None)
 
     def look_ahead(self, window: NDArray[np.int64]) -> None:
         """Work out what a constrained text may say in a window that is being verified."""
-        if self._mask is not None:
-            self._mask.look_ahead(window)
+        if self.mask is not None:
+            self.mask.look_ahead(window)
 
     def draw_ahead(self, first_position: int, count: int, vocab_size: int) -> None:
         """Draw the noise of coming positions (while the devices work); forgets the positions before them."""
         if not self._draws_noise:
             return
-        known = self._noise_by_position.copy()  # the draft's thread may add to it
-        self._noise_by_position = {position: noise for position, noise in known.items() if position >= first_position}
+        self._noise.forget_before(first_position)
         for position in range(first_position, first_position + count):
-            self._noise_at(position, vocab_size)
+            self._noise.row(position, vocab_size)
 
     def be_heard(self) -> None:
         """Draw noise over the whole vocabulary however the text is sampled: a head chooses its guesses by it."""
@@ -136,15 +150,8 @@ class TokenChooser:
         return self._competing_row
 
     def _competing_row(self, position: int, vocab_size: int) -> NDArray[np.float64]:
-        noise = self._temperature * self._noise_at(position, vocab_size)
+        noise = self._temperature * self._noise.row(position, vocab_size)
         return noise - self._penalties.handicaps(vocab_size) if self._penalties.is_wanted else noise
-
-    def _noise_at(self, position: int, vocab_size: int) -> NDArray[np.float64]:
-        noise = self._noise_by_position.get(position)
-        if noise is None or len(noise) < vocab_size:
-            noise = gumbel_row(self._seed, position, vocab_size)
-            self._noise_by_position[position] = noise
-        return noise[:vocab_size]
 
     def choose(self, logits: NDArray[np.floating], position: int, history: NDArray[np.int64] | None) -> Choice:
         """The target's token at `position`. Called once for every token of the text, in order.
@@ -152,22 +159,21 @@ class TokenChooser:
         Args:
             logits: `[V]`, the target's logits for this position.
             position: absolute position of the token to choose.
-            history: ids of the text before `position`; needed only where `needs_history`.
+            history: ids of the text before `position`; only penalties need it.
 
         Raises:
             DeviceError: a logit is NaN or `+inf`, or all are `-inf`.
         """
         raw = logits
-        if self._mask is not None:
-            logits = np.where(self._mask.allowed(len(logits)), logits, -np.inf).astype(logits.dtype)
+        if self.mask is not None:
+            logits = np.where(self.mask.allowed(len(logits)), logits, -np.inf).astype(logits.dtype)
         if self._penalties.is_wanted:
             logits = self._penalties.apply(logits.astype(np.float64), history)
         choice = self._best_of(logits, position)
-        if self._mask is not None:
-            self._mask.advance(choice.token)
-        if self._wants_logprobs:
-            found = self._logprobs[position] = token_logprob(raw, choice.token, self._num_top)
-            _check_finite(found.value, position)
+        if self.mask is not None:
+            self.mask.advance(choice.token)
+        if self._logprobs is not None:
+            self._logprobs.note(raw, choice.token, position)
         return choice
 
     def choose_of(self, row: ShortRow, position: int) -> Choice:
@@ -176,16 +182,17 @@ class TokenChooser:
         Raises:
             DeviceError: a logit of the whole row is NaN or `+inf`.
         """
+        assert self._filter is not None  # else no row is short
         _check_finite(row.mass, position)
         ids, logits = row.kept(self._filter)
         return self._best_kept(ids, logits, position, int(row.ids.max()) + 1)
 
     def take_logprob(self, position: int) -> TokenLogprob | None:
         """The log-probabilities of the token that was chosen at `position`, once; None where nobody asked for them."""
-        return self._logprobs.pop(position, None)
+        return None if self._logprobs is None else self._logprobs.take(position)
 
     def _best_of(self, logits: NDArray[np.floating], position: int) -> Choice:
-        if self._is_filtered:
+        if self._filter is not None:
             logits = logits.astype(np.float32) if logits.dtype == np.float16 else logits
             best = float(logits.max())
             _check_finite(best, position)
@@ -194,7 +201,7 @@ class TokenChooser:
         scores = logits.astype(np.float64)
         if self.is_sampling:
             scores /= self._temperature
-            scores += self._noise_at(position, len(scores))
+            scores += self._noise.row(position, len(scores))
         return _best(scores, position)
 
     def _best_kept(
@@ -203,14 +210,7 @@ class TokenChooser:
         """Of tokens `ids` (None: all) with their `logits`, which are kept, the best and the runner-up."""
         scores = logits.astype(np.float64)
         scores /= self._temperature
-        row = self._noise_by_position.get(position)
-        if row is not None and len(row) < vocab_size:
-            row = None
-        if ids is None or row is not None or len(ids) > vocab_size // _FEW:
-            whole = gumbel_row(self._seed, position, vocab_size) if row is None else row[:vocab_size]
-            scores += whole if ids is None else whole[ids]
-        else:
-            scores += gumbel(self._seed, np.array([position]), ids)
+        scores += self._noise.among(position, ids, vocab_size)
         place, gap = _best(scores, position)
         return Choice(place if ids is None else int(ids[place]), gap)
 
@@ -234,21 +234,12 @@ class TokenChooser:
         if self.keeps_order:
             return logprobs
         competing: NDArray[np.floating] = logprobs / self._temperature + noise
-        return competing - _DROPPED_BEHIND * self._filter.dropped(logprobs) if self._is_filtered else competing
+        return competing if self._filter is None else competing - _DROPPED_BEHIND * self._filter.dropped(logprobs)
 
     def noise(self, ids: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float64] | float:
         """What the target adds for tokens `[..., m]` at positions `[...]`, less the penalty; 0 where it adds none."""
-        drawn = gumbel(self._seed, positions[..., None], ids) if self.is_sampling else 0.0
+        drawn = self._noise.at(positions, ids) if self.is_sampling else 0.0
         return drawn - self._penalties.handicap(ids) / self._temperature if self._penalties.is_wanted else drawn
-
-    def guess(
-        self, ids: NDArray[np.int64], logprobs: NDArray[np.floating], positions: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """The likeliest candidate of each list: `[..., m]` -> `[...]`."""
-        if self.keeps_order:
-            return ids[..., 0]
-        best = np.argmax(self.rank(ids, logprobs, positions), axis=-1)
-        return np.take_along_axis(ids, best[..., None], axis=-1)[..., 0]
 
 
 def graph_choice(token: int, gap: float, position: int) -> Choice:

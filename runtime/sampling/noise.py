@@ -24,6 +24,8 @@ _KEY_ROUNDS = ((np.uint64(30), np.uint64(_MIX_1)), (np.uint64(27), np.uint64(_MI
 _LAST_KEY_SHIFT, _HALF_KEY = np.uint64(31), np.uint64(32)
 _OUTER_SHIFT, _INNER_SHIFT = np.uint32(16), np.uint32(15)
 _FACTORS, _ODD = (np.uint32(0x7FEB352D), np.uint32(0x846CA68B)), np.uint32(0x9E3779B1)
+_FEW = 4
+"""One in so many tokens: the noise of more of them costs as much as a whole row's."""
 _PIECE = 40_000
 """Tokens at a time: 160 KiB of words, which a core's cache holds twice beside a row of logits."""
 
@@ -72,6 +74,39 @@ def gumbel_row(seed: int, position: int, vocab_size: int) -> NDArray[np.float64]
     for first, words in _row_words(seed, position, vocab_size):
         noise[first : first + len(words)] = _variates(_shifted(words))
     return noise
+
+
+class TextNoise:
+    """One text's noise: rows of coming positions are drawn ahead and kept. Any thread may ask for one."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._rows: dict[int, NDArray[np.float64]] = {}
+
+    def row(self, position: int, vocab_size: int) -> NDArray[np.float64]:
+        """The noise of a position, `[V]`, which is kept from now on."""
+        noise = self._rows.get(position)
+        if noise is None or len(noise) < vocab_size:
+            noise = self._rows[position] = gumbel_row(self._seed, position, vocab_size)
+        return noise[:vocab_size]
+
+    def forget_before(self, position: int) -> None:
+        """Let go of the rows of earlier positions."""
+        known = self._rows.copy()  # another thread may add to it
+        self._rows = {place: noise for place, noise in known.items() if place >= position}
+
+    def among(self, position: int, ids: NDArray[np.int64] | None, vocab_size: int) -> NDArray[np.float64]:
+        """The noise of tokens `ids [n]` (None: all) of a vocabulary, from a row that is kept where there is one."""
+        row = self._rows.get(position)
+        is_kept = row is not None and len(row) >= vocab_size
+        if ids is not None and not is_kept and len(ids) <= vocab_size // _FEW:
+            return gumbel(self._seed, np.array([position]), ids)
+        whole = row[:vocab_size] if row is not None and is_kept else gumbel_row(self._seed, position, vocab_size)
+        return whole if ids is None else whole[ids]
+
+    def at(self, positions: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The noise of tokens `[..., m]` at positions `[...]`."""
+        return gumbel(self._seed, positions[..., None], ids)
 
 
 def _row_words(seed: int, position: int, vocab_size: int) -> Iterator[tuple[int, NDArray[np.uint32]]]:

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from mirrorsd.device_maps import load_device_map
-from mirrorsd.devices.openvino import draft_shapes
+from mirrorsd.devices.openvino import draft_graph, draft_shapes
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.backends.openvino import draft_compiler
 from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
 from mirrorsd.runtime.backends.openvino.draft_pass import run_request
 from mirrorsd.runtime.backends.protocol import RowBlock
@@ -111,7 +110,7 @@ def test_a_blob_that_computes_something_else_is_not_kept(
     caplog.set_level("INFO")
     copy = tmp_path / "tiny.mirror"
     shutil.copytree(tiny_bundle, copy)
-    monkeypatch.setattr(draft_compiler, "keep_small_constants", lambda _: None)
+    monkeypatch.setattr(draft_graph, "keep_small_constants", lambda _: None)
     model, session = open_draft(copy)
     assert model.shapes.cache is not None
     assert model.shapes.cache.num_written == 0
@@ -176,9 +175,9 @@ def test_a_shorter_text_moves_back_to_a_smaller_cache(compiled_bundle: Path) -> 
         if start == 0:
             fresh.run([RowBlock(text[:64], 0, 0)], [0])
             fresh.keep_rows(range(64), range(64))
-    assert session.cache_capacity == 512
+    assert session._cache.capacity == 512
     session.forget_after(64)
-    assert session.cache_capacity == 256
+    assert session._cache.capacity == 256
     block = [RowBlock([5, 6, 7], 64, 64)]
     assert session.run(block, [2]).ids.tolist() == fresh.run(block, [2]).ids.tolist()
 

@@ -20,9 +20,9 @@ from mirrorsd.machine.tuning.recorder import record_texts
 from mirrorsd.machine.tuning.simulation import Scenario, replay
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
 from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
-from mirrorsd.runtime.engine import check_head
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.texts.config import SpeculationConfig
+from mirrorsd.texts.speculation import check_head
 
 KINDS = ("medusa", "eagle3", "streaming")
 METHODS = (*KINDS, "lookup", "auto")

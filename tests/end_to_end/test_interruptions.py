@@ -15,10 +15,10 @@ from waiting import Entered, wait_until
 
 from mirrorsd import MirrorPipeline
 from mirrorsd.device_maps import load_device_map
+from mirrorsd.devices import endings
 from mirrorsd.devices.layouts import choose_layout
 from mirrorsd.graphs.bundle_files import read_bundle
 from mirrorsd.graphs.errors import Cancelled, DeviceError, GenerationError
-from mirrorsd.runtime.devices import endings
 from mirrorsd.runtime.engine import Engine
 from mirrorsd.runtime.session import MirrorSession
 from mirrorsd.testing.fake import FakeDraft, FakeModel, FakeTarget

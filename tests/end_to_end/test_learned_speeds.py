@@ -12,9 +12,10 @@ import pytest
 from mirrorsd import MirrorPipeline
 from mirrorsd.cli.application import run
 from mirrorsd.device_maps import load_device_map
+from mirrorsd.devices.fingerprint import fingerprint
 from mirrorsd.runtime import loading
 from mirrorsd.runtime.policy.account import Knowledge
-from mirrorsd.runtime.tuned import Keeper, Tuned, fingerprint
+from mirrorsd.runtime.tuned import Keeper, Tuned
 
 CPU = load_device_map("cpu")
 PROMPTS = ("Once upon a time there was a fox", "the fox the fox the fox the", "x")

@@ -120,7 +120,7 @@ def test_weights_go_to_huge_pages_unless_the_card_says_no(
     card.write_text(f"[target]\nhuge_pages = {str(is_wanted).lower()}\n")
     monkeypatch.setattr("mirrorsd.runtime.loading.use_huge_pages", lambda due, rest: 8 << 20)
     with MirrorPipeline.load(tiny_bundle, device_map=str(card)) as loaded:
-        loaded.engine.settle()
+        loaded.engine.beside.settle()
         assert ("huge pages: 8 MiB" in loaded.placement) is is_wanted
 
 

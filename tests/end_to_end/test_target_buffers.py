@@ -33,7 +33,7 @@ def logits(session: OnnxTarget, tokens: np.ndarray, start: int = 0) -> np.ndarra
 def test_all_row_counts_share_one_buffer(session: OnnxTarget) -> None:
     tokens = np.random.default_rng(0).integers(0, session.vocab_size, 32)
     alone = [logits(session, tokens[:size]) for size in range(1, 33)]
-    bound = list(session._passes.values())
+    bound = list(session._passes.bound.values())
     assert len(bound) == 32
     assert len({one._answer._logits.value.data_ptr() for one in bound}) == 1
     assert len({one.segments[0].hidden.value.data_ptr() for one in bound if one.segments[0].hidden}) == 1
@@ -53,16 +53,16 @@ def test_more_rows_than_the_buffer_has_get_a_larger_one(session: OnnxTarget) -> 
 def test_prompts_of_any_length_leave_the_bindings_of_decoding(session: OnnxTarget) -> None:
     tokens = np.random.default_rng(2).integers(0, session.vocab_size, 64)
     one_row = logits(session, tokens[:1])
-    bound = session._passes[1]
+    bound = session._passes.bound[1]
     for size in range(1, 65):
         session.prefill(tokens[:size], 0, ledger=Ledger())
     assert np.array_equal(logits(session, tokens[:1]), one_row)
-    assert session._passes[1] is bound
-    assert list(session._prefills) == list(range(57, 65))
+    assert session._passes.bound[1] is bound
+    assert list(session._passes.prefills) == list(range(57, 65))
 
 
 def test_the_binding_not_used_for_longest_goes(session: OnnxTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mirrorsd.runtime.backends.onnxruntime.target._MOST_PASSES", 3)
+    monkeypatch.setattr("mirrorsd.runtime.backends.onnxruntime.bound_pass._MOST_PASSES", 3)
     released: list[BoundPass] = []
     release = BoundPass.release
 
@@ -74,11 +74,11 @@ def test_the_binding_not_used_for_longest_goes(session: OnnxTarget, monkeypatch:
     tokens = np.random.default_rng(3).integers(0, session.vocab_size, 8)
     for size in (1, 2, 3, 1, 4, 1, 5):
         logits(session, tokens[:size])
-    assert list(session._passes) == [4, 1, 5]
+    assert list(session._passes.bound) == [4, 1, 5]
     assert len(released) == 2
 
 
 def test_every_pass_names_its_graph_so_that_no_run_looks_for_one_in_vain(session: OnnxTarget) -> None:
     """ONNX Runtime's Python reads it in every run; where it is missing an error is raised and caught, 50 us each."""
     logits(session, np.arange(3))
-    assert {one.options.get_run_config_entry("gpu_graph_id") for one in session._passes.values()} == {"-1"}
+    assert {one.options.get_run_config_entry("gpu_graph_id") for one in session._passes.bound.values()} == {"-1"}

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from mirrorsd import GenerationConfig, MirrorPipeline
 from mirrorsd.device_maps import TargetPlacement, load_device_map
+from mirrorsd.devices.inventory import cannot_take_trees
 from mirrorsd.devices.onnxruntime import device as onnx_device
 from mirrorsd.devices.onnxruntime.masked_graph import RowLayout
 from mirrorsd.devices.onnxruntime.stage import OnnxStage, Place
@@ -109,5 +110,5 @@ def test_where_rows_are_not_exact_siblings_are_refused(tiny_bundle: Path) -> Non
     with pytest.raises(ConfigError, match=r"siblings need .* runs on the processor, .* Leave them out \(siblings=0\)"):
         MirrorPipeline.load(tiny_bundle, device_map="cpu", speculation={"siblings": 4})
     manifest = read_bundle(tiny_bundle)
-    assert "openvino" in loading.cannot_take_trees(load_device_map("openvino-cpu"), manifest)
-    assert loading.cannot_take_trees(load_device_map("webgpu-cpu"), manifest) == ""
+    assert "openvino" in cannot_take_trees(load_device_map("openvino-cpu"), manifest)
+    assert cannot_take_trees(load_device_map("webgpu-cpu"), manifest) == ""

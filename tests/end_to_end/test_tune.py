@@ -15,7 +15,9 @@ import pytest
 from mirrorsd import CancelToken, MirrorPipeline
 from mirrorsd.cli.application import run
 from mirrorsd.device_maps import load_device_map
+from mirrorsd.devices import fingerprint as fingerprint_module
 from mirrorsd.devices import hardware
+from mirrorsd.devices.fingerprint import fingerprint
 from mirrorsd.devices.hardware import DeviceDetail
 from mirrorsd.devices.layouts import usable_cores
 from mirrorsd.graphs.errors import Cancelled
@@ -23,10 +25,9 @@ from mirrorsd.machine.tuning import search
 from mirrorsd.machine.tuning.part_times import PartTimes, measure_parts
 from mirrorsd.machine.tuning.search import Found, Silent, find_settings
 from mirrorsd.runtime import SpeculationConfig
-from mirrorsd.runtime import tuned as tuned_module
-from mirrorsd.runtime.engine import resolve_speculation
 from mirrorsd.runtime.policy.account import Account, PairKnowledge
-from mirrorsd.runtime.tuned import Tuned, fingerprint
+from mirrorsd.runtime.tuned import Tuned
+from mirrorsd.texts.speculation import resolve_speculation
 
 CPU = load_device_map("cpu")
 
@@ -294,7 +295,7 @@ def test_any_field_with_any_hostile_value_is_usable_or_left_out(own_bundle: Path
 def test_another_processor_is_another_machine(own_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With as many cores and the same versions: what `platform` says tells them apart on Windows only."""
     here = fingerprint(own_bundle, CPU)
-    monkeypatch.setattr(tuned_module, "processor_name", lambda: "AMD EPYC 9B14")
+    monkeypatch.setattr(fingerprint_module, "processor_name", lambda: "AMD EPYC 9B14")
     assert fingerprint(own_bundle, CPU) != here
 
 

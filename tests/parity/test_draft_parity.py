@@ -12,6 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from mirrorsd.device_maps import DraftPlacement
+from mirrorsd.devices.draft_passes import host_arrays
+from mirrorsd.devices.openvino import draft_graph
 from mirrorsd.devices.openvino.draft_shapes import with_cache_of
 from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.checkpoints.weightless import open_model
@@ -20,10 +22,9 @@ from mirrorsd.export.verify.draft import DraftRun, Tree, dense_draft
 from mirrorsd.families.stream_link import Guesses, follow_links
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import draft_contract
-from mirrorsd.runtime.backends.openvino import draft_compiler, draft_pass
+from mirrorsd.runtime.backends.openvino import draft_pass
 from mirrorsd.runtime.backends.openvino.draft import OpenVinoDraftModel
 from mirrorsd.runtime.backends.protocol import RowBlock
-from mirrorsd.runtime.backends.slot_pass import host_arrays
 from mirrorsd.training.models.streaming_draft import StreamingDraft
 
 TOLERANCE = 1e-4
@@ -219,7 +220,7 @@ def test_passes_of_a_window_share_their_weights_on_a_processor(llama_pair: Any) 
     session.run([RowBlock([5, 6], 0, 0)], [1])
     session.keep_rows([0, 1], [0, 1])
     session.run([RowBlock([7, 8, 9, 10], 2, 2)], [0, 1, 2, 3])
-    assert shapes == [(4, 4, session.cache_capacity)]
+    assert shapes == [(4, 4, session._cache.capacity)]
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
@@ -233,10 +234,10 @@ def test_attention_over_cache_and_rows_in_one_product_says_the_same(
         num_products.append(sum(op.get_type_name() == "MatMul" for op in model.get_ops()))
         return with_cache_of(model, entry, kind)
 
-    monkeypatch.setattr(draft_compiler, "with_cache_of", compile_and_count)
+    monkeypatch.setattr(draft_graph, "with_cache_of", compile_and_count)
     guesses = []
     for joins in (True, False):
-        monkeypatch.setattr(draft_compiler, "pays_to_join", lambda *_, joins=joins: joins)
+        monkeypatch.setattr(draft_graph, "pays_to_join", lambda *_, joins=joins: joins)
         guesses.append(_guesses_behind_a_cache(pair, is_shared, precision="f32"))
     assert num_products[0] == num_products[-1] - 2 * pair.manifest.draft.shape.num_layers
     np.testing.assert_array_equal(guesses[0][0], guesses[1][0])
@@ -247,7 +248,7 @@ def test_attention_over_cache_and_rows_in_one_product_says_the_same(
 def test_a_cache_in_bf16_changes_no_guess(llama_pair: Any, monkeypatch: pytest.MonkeyPatch, is_shared: bool) -> None:
     """Where the processor computes in bf16, what a pass gives back was rounded to it already."""
     expected = _guesses_behind_a_cache(llama_pair, is_shared)
-    monkeypatch.setattr(draft_compiler, "cache_type", lambda core, entry, placement: ov.Type.f32)
+    monkeypatch.setattr(draft_graph, "cache_type", lambda core, entry, placement: ov.Type.f32)
     for found, wanted in zip(_guesses_behind_a_cache(llama_pair, is_shared), expected, strict=True):
         np.testing.assert_array_equal(found, wanted)
 

@@ -20,6 +20,7 @@ from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.checkpoints.weightless import open_model
 from mirrorsd.export.pair_job import plan_job
 from mirrorsd.graphs import names
+from mirrorsd.graphs.cache_bytes import target_cache_bytes
 from mirrorsd.graphs.contract import MOST_STATES
 from mirrorsd.graphs.errors import ConfigError, DeviceError, ExportError
 from mirrorsd.machine.tuning.recorder import record_texts
@@ -28,7 +29,6 @@ from mirrorsd.runtime.backends.onnxruntime.states import RecurrentStates
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTarget, OnnxTargetModel
 from mirrorsd.runtime.backends.openvino.target import OpenVinoTargetModel
 from mirrorsd.runtime.ledger import Ledger
-from mirrorsd.runtime.seats import target_cache_bytes
 from mirrorsd.texts.config import SpeculationConfig
 
 METHODS = ("serial", "mirror", "auto", "lookup", "mtp")
@@ -99,7 +99,7 @@ def test_a_recurrence_that_fails_leaves_no_state_that_seems_to_be_one(
                 tensor.write(np.full((), 7.0, dtype=np.float32))
             raise DeviceError("gone")
 
-        patch.setattr(states._stage, "run", fail)
+        patch.setattr(states._accepted._stage, "run", fail)
         with pytest.raises(DeviceError, match="gone"):
             reader.session.logits(reader.text[5:6], 5)
     assert reader.session.resumable(5) == 0

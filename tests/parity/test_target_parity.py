@@ -14,9 +14,9 @@ from mirrorsd.device_maps import load_device_map
 from mirrorsd.graphs.contract import exit_contract, segment_contract
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.runtime.backends.onnxruntime.target import OnnxTargetModel
-from mirrorsd.runtime.engine import check_exits
 from mirrorsd.runtime.ledger import Ledger
 from mirrorsd.texts.config import SpeculationConfig
+from mirrorsd.texts.speculation import check_exits
 
 TOLERANCE = 1e-4
 

@@ -65,14 +65,14 @@ def measured(session: OnnxTarget, repeats: int) -> dict[str, list[float]]:
     tokens = np.arange(CACHED + WINDOW) % session.vocab_size
     session.prefill(tokens[:CACHED], 0, ledger=Ledger())
     found: dict[str, list[float]] = {name: [] for name in ("pass", "rollback", "run", *map(str, range(1, WINDOW)))}
-    run = states._stage.run
+    run = states._accepted._stage.run
 
     def timed(*given: Any) -> None:
         started = perf_counter()
         run(*given)
         found["run"].append(perf_counter() - started)
 
-    stage: Any = states._stage
+    stage: Any = states._accepted._stage
     stage.run = timed
     for turn in range(repeats):
         for accepted in range(1, WINDOW):

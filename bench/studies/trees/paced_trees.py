@@ -31,8 +31,8 @@ from mirrorsd.machine.tuning.simulation import (
     simulate,
     tokens_per_second,
 )
-from mirrorsd.runtime.loading import speculation_of
 from mirrorsd.texts.config import GenerationConfig
+from mirrorsd.texts.speculation import speculation_of
 
 CARDS = ("paced-laptop", "paced-lunar-lake", "paced-panther-lake", "paced-arrow-lake", "paced-paper")
 METHODS = ("serial", "mirror", "auto")

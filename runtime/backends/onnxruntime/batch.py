@@ -22,11 +22,12 @@ from mirrorsd.devices.onnxruntime.packed_graph import (
     packed,
 )
 from mirrorsd.devices.onnxruntime.providers import ONNX_ERRORS
-from mirrorsd.devices.onnxruntime.stage import OnnxStage, Tensor, host_scalar, run_options
+from mirrorsd.devices.onnxruntime.stage import OnnxStage, Place, RowBuffers, Tensor, host_scalar, run_options
 from mirrorsd.graphs import names
+from mirrorsd.graphs.contract import TargetShape
 from mirrorsd.graphs.errors import DeviceError, raised_as
-from mirrorsd.graphs.manifest import Segment
-from mirrorsd.runtime.backends.onnxruntime.bound_pass import OpenedTarget, RowBuffers
+from mirrorsd.graphs.manifest import Segment, TargetEntry
+from mirrorsd.runtime.backends.onnxruntime.bound_pass import OpenedTarget
 from mirrorsd.runtime.backends.onnxruntime.rooms import Caches, Places, Room, Rooms, moved, new_caches
 from mirrorsd.runtime.backends.onnxruntime.seating import (
     MOST_SEATED,
@@ -94,6 +95,106 @@ class _Rows(NamedTuple):
     first_logits: list[int]
 
 
+Stages = Sequence[tuple[Segment, OnnxStage]]
+
+
+class _Bound:
+    """What packed stages are bound to, until memory goes that they know; a pass binds what was not so in the last one.
+
+    Attributes:
+        bindings: of each stage.
+        results: what the last pass has written, by name.
+    """
+
+    def __init__(self, stages: Stages, places: Sequence[str], buffers: RowBuffers) -> None:
+        """Begin with nothing bound but the lengths of what is attended at these `places`."""
+        self._stages, self._buffers = stages, buffers
+        self._ports = [
+            ({port.name for port in stage.session.get_inputs()}, {port.name for port in stage.session.get_outputs()})
+            for _, stage in stages
+        ]
+        self.bindings = [stage.session.io_binding() for _, stage in stages]
+        self.results: dict[str, Tensor] = {}
+        self._lengths: dict[str, tuple[NDArray[np.int32], NDArray[Any]]] = {}
+        for of in places:
+            (total, value), seqlens = host_scalar(), np.zeros(1, np.int32)
+            self._lengths[of] = seqlens, total
+            self._bind(names.SEQLENS_K + of, ort.OrtValue.ortvalue_from_numpy(seqlens))
+            self._bind(names.TOTAL_LENGTH + of, value)
+            self.set_length(of, 1)
+        self._room: Room | None = None
+        self._guests: list[Caches | None] = [None] * NUM_GUESTS
+        self._plan: Plan | None = None
+        self._kept: dict[str, Any] = {}
+        self._sizes = (0, 0)
+
+    def holds(self, caches: Caches) -> bool:
+        """Whether a guest's caches are bound, or were in the last pass."""
+        return any(found is caches for found in self._guests)
+
+    def set_length(self, of: str, length: int) -> None:
+        """Say how long the longest text at a place is."""
+        seqlens, total = self._lengths[of]
+        seqlens[0], total[()] = length - 1, length
+
+    def take_caches(self, room: Room, guests: Sequence[Caches]) -> None:
+        """The slots' room and the guests' caches."""
+        if room is not self._room:
+            self._room = room
+            for name, value in room.values.items():
+                self._bind(name, value)
+        for guest, caches in enumerate(guests):
+            if caches is not self._guests[guest]:
+                self._guests[guest] = caches
+                for name, value in caches.items():
+                    self._bind(of_guest(name, guest), value)
+
+    def take_rows(self, rows: _Rows, entry: TargetEntry, place: Place) -> None:
+        """What the stages are told of a pass's rows, and memory for what they say."""
+        inputs = rows.inputs if rows.plan is self._plan else rows.inputs | rows.plan.fixed
+        self._plan, self._kept = rows.plan, rows.inputs
+        for name, array in inputs.items():
+            self._bind(name, ort.OrtValue.ortvalue_from_numpy(array))
+        sizes = rows.tokens.shape[1], len(rows.inputs[names.LOGIT_ROWS])
+        if sizes != self._sizes:
+            self._bind_results(*sizes, entry.shape, place)
+            self._sizes = sizes
+
+    def _bind(self, name: str, value: ort.OrtValue) -> None:
+        for binding, (inputs, outputs) in zip(self.bindings, self._ports, strict=True):
+            if name in inputs:
+                binding.bind_ortvalue_input(name, value)
+            elif name in outputs:
+                binding.bind_ortvalue_output(name, value)
+
+    def _bind_results(self, num_rows: int, num_logits: int, shape: TargetShape, place: Place) -> None:
+        buffers = self._buffers
+        size = (1, num_rows, shape.hidden_size)
+        hidden: Tensor | None = None
+        for (segment, stage), binding, (_, outputs) in zip(self._stages, self.bindings, self._ports, strict=True):
+            if hidden is not None:
+                binding.bind_ortvalue_input(names.HIDDEN, hidden.value)
+            name, hidden = names.HIDDEN if hidden is None else names.NEXT_HIDDEN, None
+            if segment is not self._stages[-1][0]:
+                hidden = buffers.rows(stage, name, size, shape.dtype)
+                binding.bind_ortvalue_output(name, hidden.value)
+            for layer in segment.taps:
+                tap = hidden if layer == segment.end_layer else None
+                tap = tap or buffers.rows(stage, names.tap(layer), size, shape.dtype)
+                self.results[names.tap(layer)] = tap
+                if names.tap(layer) in outputs:
+                    binding.bind_ortvalue_output(names.tap(layer), tap.value)
+        stage, binding = self._stages[-1][1], self.bindings[-1]
+        found = {
+            names.LOGITS: buffers.rows(stage, names.LOGITS, (1, num_logits, shape.vocab_size), shape.logits_dtype),
+            names.ARGMAX_IDS: place.message((1, num_logits), "int64"),
+            names.ARGMAX_GAP: place.message((1, num_logits), "float32"),
+        }
+        for name, tensor in found.items():
+            binding.bind_ortvalue_output(name, tensor.value)
+        self.results.update(found)
+
+
 class OnnxBatch(TargetBatch):
     """Several sessions' rows in one pass of packed stages.
 
@@ -127,35 +228,16 @@ class OnnxBatch(TargetBatch):
             raise NotPackableError("its stages attend in different ways")
         (heads,) = kinds
         self._slots = Slots(num_tables, at_each, heads, self.fewest_tokens, most_tokens, entry.spare_rows)
-        self._ports = [
-            (
-                {port.name for port in stage.session.get_inputs()},
-                {port.name for port in stage.session.get_outputs()},
-            )
-            for _, stage in self._stages
-        ]
         self._buffers = RowBuffers(device.place)
         self._rooms = Rooms(entry, device.place, Places(num_tables, at_each, self._slots.num_attended(MOST_SEATED)))
         self._spare = new_caches(entry, device.place, 1 + entry.spare_rows)
-        places = [of_table("", table) for table in range(num_tables)]
-        places += [of_guest("", guest) for guest in range(NUM_GUESTS)]
-        self._lengths = {name: (np.zeros(1, np.int32), *host_scalar()) for name in places}
         self._running: SharedRun | None = None
-        self._unbind()
+        self._bound = self._nothing_bound()
 
-    def _unbind(self) -> None:
-        """Begin with nothing bound: what was bound may be memory that shall go."""
-        self._bindings = [stage.session.io_binding() for _, stage in self._stages]
-        for of, (seqlens, total, value) in self._lengths.items():
-            self._bind(names.SEQLENS_K + of, ort.OrtValue.ortvalue_from_numpy(seqlens))
-            self._bind(names.TOTAL_LENGTH + of, value)
-            seqlens[0], total[()] = 0, 1
-        self._room: Room | None = None
-        self._guests: list[Caches | None] = [None] * NUM_GUESTS
-        self._plan: Plan | None = None
-        self._kept: dict[str, Any] = {}
-        self._sizes = (0, 0)
-        self._results: dict[str, Tensor] = {}
+    def _nothing_bound(self) -> _Bound:
+        places = [of_table("", table) for table in range(self._slots.num_tables)]
+        places += [of_guest("", guest) for guest in range(NUM_GUESTS)]
+        return _Bound(self._stages, places, self._buffers)
 
     def takes(self, one: TargetPass, others: Sequence[TargetPass]) -> bool:
         try:
@@ -170,8 +252,9 @@ class OnnxBatch(TargetBatch):
             assert taken is not None  # they were asked for
             self._move_in(passes)
             rows = self._rows(passes, taken)
-            self._bind_caches(taken)
-            self._bind_rows(rows)
+            guests = [_session_of(one).caches for one in taken.guests]
+            self._bound.take_caches(taken.room, [*guests, *[self._spare] * (NUM_GUESTS - len(guests))])
+            self._bound.take_rows(rows, self._entry, self._place)
         options = run_options(None, has_queue=False)
         running = self._running = SharedRun(options, len(passes))
         taps = self._taps_of(passes)
@@ -179,7 +262,7 @@ class OnnxBatch(TargetBatch):
             _session_of(one).joins(running, own)
             if one.on_start is not None:
                 one.on_start()
-        for (segment, stage), binding in zip(self._stages, self._bindings, strict=True):
+        for (segment, stage), binding in zip(self._stages, self._bound.bindings, strict=True):
             started = [one.ledger.now() for one in passes]
             stage.run(binding, options)
             for one, start in zip(passes, started, strict=True):
@@ -187,7 +270,7 @@ class OnnxBatch(TargetBatch):
                 one.ledger.spans.append(Span("target", name, start, one.ledger.now()))
         for own, first, one in zip(taps, rows.first, passes, strict=True):
             for layer, tap in own.items():
-                tap.write(self._results[names.tap(layer)].read()[:, first : first + len(one.tokens)])
+                tap.write(self._bound.results[names.tap(layer)].read()[:, first : first + len(one.tokens)])
         return [self._output(one, first) for one, first in zip(passes, rows.first_logits, strict=True)]
 
     @property
@@ -200,8 +283,8 @@ class OnnxBatch(TargetBatch):
 
     def leave(self, session: BatchedSession) -> None:
         """Let go of a session's caches, on the target's thread."""
-        if self._rooms.leave(session) or any(found is session.caches for found in self._guests):
-            self._unbind()
+        if self._rooms.leave(session) or self._bound.holds(session.caches):
+            self._bound = self._nothing_bound()
 
     def _move_in(self, passes: Sequence[TargetPass]) -> None:
         """Have every session's text in its place."""
@@ -230,78 +313,17 @@ class OnnxBatch(TargetBatch):
         planned = plan_of(tuple(counts), self._slots)
         told = planned.told(np.array(positions, np.int64), taken.room.num_rows)
         for table, length in enumerate(told.lengths):
-            self._set_length(of_table("", table), length)
+            self._bound.set_length(of_table("", table), length)
         for guest in range(NUM_GUESTS):
             length = 1
             if guest < len(taken.guests):
                 length = taken.guests[guest].start + len(planned.fixed[guest_rows(guest)])
-            self._set_length(of_guest("", guest), length)
+            self._bound.set_length(of_guest("", guest), length)
         inputs = told.inputs | {
             names.INPUT_IDS: np.array([tokens], np.int64),
             names.LOGIT_ROWS: np.array(logit_rows or [0], np.int64),
         }
         return _Rows(inputs[names.INPUT_IDS], planned, inputs, first, first_logits)
-
-    def _set_length(self, of: str, length: int) -> None:
-        seqlens, total, _ = self._lengths[of]
-        seqlens[0], total[()] = length - 1, length
-
-    def _bind_rows(self, rows: _Rows) -> None:
-        inputs = rows.inputs if rows.plan is self._plan else rows.inputs | rows.plan.fixed
-        self._plan, self._kept = rows.plan, rows.inputs
-        for name, array in inputs.items():
-            self._bind(name, ort.OrtValue.ortvalue_from_numpy(array))
-        sizes = rows.tokens.shape[1], len(rows.inputs[names.LOGIT_ROWS])
-        if sizes != self._sizes:
-            self._bind_results(*sizes)
-            self._sizes = sizes
-
-    def _bind_caches(self, taken: Seated) -> None:
-        """The slots' room and the guests' caches, where they are others than in the pass before."""
-        if taken.room is not self._room:
-            self._room = taken.room
-            for name, value in taken.room.values.items():
-                self._bind(name, value)
-        for guest in range(NUM_GUESTS):
-            caches = _session_of(taken.guests[guest]).caches if guest < len(taken.guests) else self._spare
-            if caches is not self._guests[guest]:
-                self._guests[guest] = caches
-                for name, value in caches.items():
-                    self._bind(of_guest(name, guest), value)
-
-    def _bind(self, name: str, value: ort.OrtValue) -> None:
-        for binding, (inputs, outputs) in zip(self._bindings, self._ports, strict=True):
-            if name in inputs:
-                binding.bind_ortvalue_input(name, value)
-            elif name in outputs:
-                binding.bind_ortvalue_output(name, value)
-
-    def _bind_results(self, num_rows: int, num_logits: int) -> None:
-        shape, buffers = self._entry.shape, self._buffers
-        size = (1, num_rows, shape.hidden_size)
-        hidden: Tensor | None = None
-        for (segment, stage), binding, (_, outputs) in zip(self._stages, self._bindings, self._ports, strict=True):
-            if hidden is not None:
-                binding.bind_ortvalue_input(names.HIDDEN, hidden.value)
-            name, hidden = names.HIDDEN if hidden is None else names.NEXT_HIDDEN, None
-            if segment is not self._stages[-1][0]:
-                hidden = buffers.rows(stage, name, size, shape.dtype)
-                binding.bind_ortvalue_output(name, hidden.value)
-            for layer in segment.taps:
-                tap = hidden if layer == segment.end_layer else None
-                tap = tap or buffers.rows(stage, names.tap(layer), size, shape.dtype)
-                self._results[names.tap(layer)] = tap
-                if names.tap(layer) in outputs:
-                    binding.bind_ortvalue_output(names.tap(layer), tap.value)
-        stage, binding = self._stages[-1][1], self._bindings[-1]
-        found = {
-            names.LOGITS: buffers.rows(stage, names.LOGITS, (1, num_logits, shape.vocab_size), shape.logits_dtype),
-            names.ARGMAX_IDS: self._place.message((1, num_logits), "int64"),
-            names.ARGMAX_GAP: self._place.message((1, num_logits), "float32"),
-        }
-        for name, tensor in found.items():
-            binding.bind_ortvalue_output(name, tensor.value)
-        self._results.update(found)
 
     def _taps_of(self, passes: Sequence[TargetPass]) -> list[dict[int, Tensor]]:
         """Room for what each session's head will read: by then another pass may have been here."""
@@ -318,7 +340,7 @@ class OnnxBatch(TargetBatch):
             return NO_OUTPUT
         own = slice(first, first + len(one.tokens))
         ids, gaps, logits = (
-            self._results[name].read()[0, own] for name in (names.ARGMAX_IDS, names.ARGMAX_GAP, names.LOGITS)
+            self._bound.results[name].read()[0, own] for name in (names.ARGMAX_IDS, names.ARGMAX_GAP, names.LOGITS)
         )
         return TargetOutput(ids.copy(), gaps.copy(), logits.copy() if one.with_logits else None)
 
@@ -355,6 +377,3 @@ def is_as_alone(batch: OnnxBatch, sessions: Sequence[Any], vocab_size: int) -> b
 def _session_of(one: TargetPass) -> BatchedSession:
     session: Any = one.session
     return session  # type: ignore[no-any-return]
-
-
-__all__ = ["BatchedSession", "OnnxBatch", "SharedRun", "is_as_alone"]

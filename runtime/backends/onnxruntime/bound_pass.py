@@ -1,7 +1,7 @@
 """One pass of the target: its stages, bound for one number of rows to tensors at fixed addresses.
 
-Owns: the bindings and their order, what the passes of a session write to. Does not own: tensors and running a stage
-(`stage`), opening stages (`device`), which passes a session keeps (`target`).
+Owns: the bindings and their order, which passes a session keeps, and what they write to. Does not own: tensors and
+running a stage (`stage`), opening stages (`device`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from mirrorsd.devices.onnxruntime.device import OnnxDevice
 from mirrorsd.devices.onnxruntime.device_memory import BestLogits
-from mirrorsd.devices.onnxruntime.masked_graph import MASK, TABLE_ROWS, RowLayout
 from mirrorsd.devices.onnxruntime.providers import ONNX_ERRORS
-from mirrorsd.devices.onnxruntime.stage import OnnxStage, Place, Tensor, host_scalar, run_options
+from mirrorsd.devices.onnxruntime.stage import OnnxStage, PassMask, Place, RowBuffers, Tensor, host_scalar, run_options
 from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import fed_specs
 from mirrorsd.graphs.errors import DeviceError, raised_as
@@ -24,33 +23,10 @@ from mirrorsd.runtime.backends.onnxruntime.states import SIDES, RecurrentStates
 from mirrorsd.runtime.backends.protocol import TargetOutput
 from mirrorsd.runtime.sampling.logit_processors import ShortlistFilter
 from mirrorsd.runtime.sampling.short_rows import short_rows
-from mirrorsd.texts.config import LONGEST_WINDOW
 
-_LEAST_ROWS = LONGEST_WINDOW + 1
-"""Rows that a buffer has at least: memory of the host that no pass has touched takes no room."""
-
-
-class RowBuffers:
-    """What a session's passes write to, by stage and output: few rows are the first of many.
-
-    So nothing of a pass may be read after the next one has begun.
-    """
-
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._whole: dict[tuple[str, str], Tensor] = {}
-
-    def rows(self, stage: OnnxStage, output: str, shape: tuple[int, int, int], dtype: str) -> Tensor:
-        """Memory for an output `[1, rows, width]`."""
-        key, (_, num_rows, width) = (stage.name, output), shape
-        if key not in self._whole or self._whole[key].value.shape()[1] < num_rows:
-            size = max(_LEAST_ROWS, 1 << (num_rows - 1).bit_length())
-            self._whole[key] = self._place.tensor((1, size, width), dtype)
-        return self._place.first_rows(self._whole[key], num_rows, stage.session, output)
-
-    def clear(self) -> None:
-        """Let go of them."""
-        self._whole.clear()
+_MOST_PASSES, _MOST_PREFILLS = 64, 8
+"""Bindings that a session keeps; those used last. Prompts end with any number of rows: they have places of their own.
+"""
 
 
 class OpenedTarget(Protocol):
@@ -230,6 +206,48 @@ class BoundPass:
             stage.release(self._graph)
 
 
+class SessionPasses:
+    """A session's passes, by their numbers of rows, on its caches.
+
+    Attributes:
+        caches: past and present keys and values, by name.
+        bound: passes over windows, those used last behind the others.
+        prefills: those over prompts.
+    """
+
+    def __init__(self, model: OpenedTarget, caches: Mapping[str, ort.OrtValue], states: RecurrentStates | None) -> None:
+        self.caches, self._model, self._states = caches, model, states
+        self._buffers = RowBuffers(model.device.place)
+        self.bound: dict[int, BoundPass] = {}
+        self.prefills: dict[int, BoundPass] = {}
+
+    def of(self, num_rows: int, *, is_prefill: bool) -> BoundPass:
+        """The pass of so many rows; where there is no place for another, the one that was not used for longest goes."""
+        passes, most = (self.prefills, _MOST_PREFILLS) if is_prefill else (self.bound, _MOST_PASSES)
+        found = passes.pop(num_rows, None)
+        if found is None:
+            if len(passes) >= most:
+                passes.pop(next(iter(passes))).release()
+            rows = {"num_rows": num_rows, "logit_rows": 1 if is_prefill else num_rows}
+            with raised_as(DeviceError, f"ONNX Runtime could not bind a pass of {num_rows} rows", ONNX_ERRORS):
+                found = BoundPass(self._model, self.caches, self._buffers, **rows, states=self._states)
+        passes[num_rows] = found
+        return found
+
+    def move_to(self, caches: Mapping[str, ort.OrtValue]) -> None:
+        """Bind passes to other caches from now on."""
+        for passes in (self.bound, self.prefills):
+            for one in passes.values():
+                one.release()
+            passes.clear()
+        self.caches = caches
+
+    def close(self) -> None:
+        """Drop bindings, captured graphs, buffers and cache."""
+        self.move_to({})
+        self._buffers.clear()
+
+
 class BoundSegment:
     """One segment's stage with everything bound."""
 
@@ -325,36 +343,3 @@ class _BoundExit:
     def read(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Copies of ids and log-probabilities: the draft worker reads them while the next pass may be running."""
         return self._ids.read()[0].copy(), self._logprobs.read()[0].copy()
-
-
-class PassMask:
-    """The inputs of a pass's masked stages, of which the mask is as wide as the cache is long by then.
-
-    A captured pass has the whole cache's length and fixed addresses; else the mask is another tensor in every pass.
-    """
-
-    def __init__(self, place: Place, count: int, dtype: str, capacity: int, fixed_columns: int | None) -> None:
-        """Make those of `count` rows, spare ones included, beside a cache of `capacity`."""
-        self._count, self._dtype, self._capacity = count, dtype, capacity
-        self._table_rows = place.message((capacity,), "int64")
-        self._fixed = place.message((1, 1, count, fixed_columns), dtype) if fixed_columns else None
-
-    @property
-    def values(self) -> dict[str, ort.OrtValue]:
-        """What is bound first."""
-        mask = (
-            self._fixed.value if self._fixed is not None else self._value(RowLayout(self._count, 0, None), self._count)
-        )
-        return {TABLE_ROWS: self._table_rows.value, MASK: mask}
-
-    def write(self, start: int, parents: Sequence[int] | None, num_columns: int) -> dict[str, ort.OrtValue]:
-        """Set them for rows from `start` on; what has to be bound again."""
-        layout = RowLayout(self._count, start, parents)
-        self._table_rows.write(layout.table_rows(self._capacity))
-        if self._fixed is None:
-            return {MASK: self._value(layout, num_columns)}
-        self._fixed.write(layout.mask(self._dtype, self._fixed.value.shape()[3]))
-        return {}
-
-    def _value(self, layout: RowLayout, num_columns: int) -> ort.OrtValue:
-        return ort.OrtValue.ortvalue_from_numpy(layout.mask(self._dtype, num_columns))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from mirrorsd.device_maps import DraftPlacement
 from mirrorsd.device_maps.card import TargetPlacement
+from mirrorsd.devices.draft_passes import Shape, host_arrays, pass_buckets
 from mirrorsd.devices.onnxruntime.device import OnnxDevice
 from mirrorsd.devices.onnxruntime.providers import ONNX_ERRORS
 from mirrorsd.devices.onnxruntime.stage import OnnxStage, run_options
@@ -20,8 +21,7 @@ from mirrorsd.graphs import names
 from mirrorsd.graphs.contract import draft_contract
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry
-from mirrorsd.runtime.backends.slot_draft import SlotDraft
-from mirrorsd.runtime.backends.slot_pass import DraftNoise, PassBuffers, Shape, SlotCache, host_arrays, pass_buckets
+from mirrorsd.runtime.backends.slot_draft import DraftNoise, PassBuffers, SlotCache, SlotDraft
 
 _FLOATS = np.float32
 

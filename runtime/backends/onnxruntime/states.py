@@ -5,7 +5,7 @@ its rows fed to the recurrence. After rejected rows the accepted ones run throug
 before the pass; no product with a weight is repeated. On a processor they run in place: two thirds of the time, which
 is that of moving the state (`bench/claims/models/rollback.py`). Further back lead snapshots only.
 
-Owns: both sets, snapshots, and the stage that runs accepted rows. Does not own: caches of keys and values (`target`),
+Owns: both sets, snapshots, and running accepted rows. Does not own: caches of keys and values (`target`),
 which rows are accepted (the start of the next pass says it).
 """
 
@@ -37,37 +37,73 @@ class Snapshot:
         self.position, self.arrays, self.ends_prompt = position, arrays, ends_prompt
 
 
+class AcceptedRows:
+    """Runs the recurrence over rows that were accepted, from a set that holds the state before their pass.
+
+    Passes of any size leave their rows in one place. As long as that is where it was, what was bound once is used
+    again: of 18 layers there are 162 tensors, which take 0.25 ms to bind where a run of four rows takes 1.7
+    (`bench/claims/models/rollback.py`).
+
+    Attributes:
+        is_in_place: whether the state behind them comes into the set that they begin with.
+    """
+
+    def __init__(self, shape: TargetShape, stage: OnnxStage, place: Place) -> None:
+        self.is_in_place = not place.is_device
+        self._stage, self._place = stage, place
+        self._options = run_options(None, has_queue=False)
+        self._specs = fed_specs(shape, shape.recurrent_layers)
+        self._bindings: dict[tuple[int, int], ort.IOBinding] = {}
+        self._bound: list[Tensor] = []
+
+    def run(self, num_rows: int, fed: Mapping[str, Tensor], states: "RecurrentStates") -> None:
+        """Run the first rows of those that a pass `fed`."""
+        rows = [fed[spec.name] for spec in self._specs]
+        if [one.value.data_ptr() for one in rows] != [one.value.data_ptr() for one in self._bound]:
+            self._bindings, self._bound = {}, rows  # held, so that no other tensor can get these addresses
+        key = num_rows, states.side
+        if key not in self._bindings:
+            self._bindings[key] = self._bind(rows, num_rows, states)
+        self._stage.run(self._bindings[key], self._options)
+
+    def _bind(self, fed: Sequence[Tensor], num_rows: int, states: "RecurrentStates") -> ort.IOBinding:
+        binding, values = self._stage.session.io_binding(), states.values(states.side)
+        for spec, rows in zip(self._specs, fed, strict=True):
+            first = self._place.first_rows(rows, num_rows, self._stage.session, spec.name)
+            binding.bind_ortvalue_input(spec.name, first.value)
+        for past, present in zip(states.past, states.present, strict=True):
+            binding.bind_ortvalue_input(past.name, values[past.name])
+            binding.bind_ortvalue_output(present.name, values[past.name if self.is_in_place else present.name])
+        return binding
+
+
 class RecurrentStates:
     """Both sets of one session's states.
 
     Attributes:
         side: which set holds the state before the next pass; the other one is what it writes.
+        past: what a pass reads, in the contract's order.
+        present: what it writes.
     """
 
     def __init__(self, shape: TargetShape, stage: OnnxStage, place: Place) -> None:
         """Make both sets; `stage` runs accepted rows."""
         self.side = 0
-        self._place, self._options = place, run_options(None, has_queue=False)
-        self._is_in_place = not place.is_device
-        layers = shape.recurrent_layers
-        self._stage = stage
-        self._past, self._present = (
-            state_specs(shape, layers, *named)
+        self.past, self.present = (
+            state_specs(shape, shape.recurrent_layers, *named)
             for named in ((names.past_conv, names.past_state), (names.present_conv, names.present_state))
         )
-        self._fed_specs = fed_specs(shape, layers)
-        self._sets = [[place.tensor(_sizes(spec), spec.dtype) for spec in self._past] for _ in SIDES]
+        self._accepted = AcceptedRows(shape, stage, place)
+        self._sets = [[place.tensor(_sizes(spec), spec.dtype) for spec in self.past] for _ in SIDES]
         self._fed: Mapping[str, Tensor] = {}
-        self._bindings: dict[tuple[int, int], ort.IOBinding] = {}
-        self._bound: list[Tensor] = []
         self._before = self._after = self._num_fed = 0
         self._was_prefill = False
         self._snapshots: list[Snapshot] = []
 
     def values(self, side: int) -> dict[str, ort.OrtValue]:
         """What a pass binds that reads the set `side`: that set, and the other one to write to."""
-        read = {spec.name: tensor.value for spec, tensor in zip(self._past, self._sets[side], strict=True)}
-        written = {spec.name: tensor.value for spec, tensor in zip(self._present, self._sets[1 - side], strict=True)}
+        read = {spec.name: tensor.value for spec, tensor in zip(self.past, self._sets[side], strict=True)}
+        written = {spec.name: tensor.value for spec, tensor in zip(self.present, self._sets[1 - side], strict=True)}
         return read | written
 
     def resumable(self, position: int) -> int:
@@ -101,7 +137,7 @@ class RecurrentStates:
     def read(self, position: int) -> list[NDArray[Any]]:
         """Copies of the states after `position` tokens, in the contract's order; before any token they are zeros."""
         if not position:
-            return [np.zeros(_sizes(spec), dtype=spec.dtype) for spec in self._past]
+            return [np.zeros(_sizes(spec), dtype=spec.dtype) for spec in self.past]
         self.begin(position)
         return [tensor.read().copy() for tensor in self._sets[self.side]]
 
@@ -119,35 +155,10 @@ class RecurrentStates:
             self.side = 1 - self.side
         elif self._before < start < self._before + self._num_fed:
             num_rows, self._before, self._after, self._num_fed = start - self._before, *_NOWHERE
-            self._run_accepted(num_rows)
-            self.side = self.side if self._is_in_place else 1 - self.side
+            self._accepted.run(num_rows, self._fed, self)
+            self.side = self.side if self._accepted.is_in_place else 1 - self.side
         else:
             self._restore(start)
-
-    def _run_accepted(self, num_rows: int) -> None:
-        """Run the recurrence over the first rows of the last pass, from the set it read, in place or into the other.
-
-        Passes of any size leave their rows in one place. As long as that is where it was, what was bound once is used
-        again: of 18 layers there are 162 tensors, which take 0.25 ms to bind where a run of four rows takes 1.7
-        (`bench/claims/models/rollback.py`).
-        """
-        fed = [self._fed[spec.name] for spec in self._fed_specs]
-        if [rows.value.data_ptr() for rows in fed] != [rows.value.data_ptr() for rows in self._bound]:
-            self._bindings, self._bound = {}, fed  # held, so that no other tensor can get these addresses
-        if (num_rows, self.side) not in self._bindings:
-            self._bindings[num_rows, self.side] = self._bind(num_rows)
-        self._stage.run(self._bindings[num_rows, self.side], self._options)
-
-    def _bind(self, num_rows: int) -> ort.IOBinding:
-        binding, values = self._stage.session.io_binding(), self.values(self.side)
-        for spec in self._fed_specs:
-            rows = self._place.first_rows(self._fed[spec.name], num_rows, self._stage.session, spec.name)
-            binding.bind_ortvalue_input(spec.name, rows.value)
-        for spec in self._past:
-            binding.bind_ortvalue_input(spec.name, values[spec.name])
-        for past, spec in zip(self._past, self._present, strict=True):
-            binding.bind_ortvalue_output(spec.name, values[past.name if self._is_in_place else spec.name])
-        return binding
 
     def _keep(self, position: int, *, ends_prompt: bool) -> None:
         """Take a snapshot; where there are too many, one goes whose neighbours are nearest, ends of prompts last."""

@@ -28,7 +28,7 @@ from mirrorsd.graphs.contract import exit_contract, recurrence_contract, segment
 from mirrorsd.graphs.errors import DeviceError, raised_as
 from mirrorsd.graphs.manifest import Head, TargetEntry
 from mirrorsd.runtime.backends.onnxruntime.batch import OnnxBatch, SharedRun, is_as_alone
-from mirrorsd.runtime.backends.onnxruntime.bound_pass import BoundPass, BoundSegment, RowBuffers
+from mirrorsd.runtime.backends.onnxruntime.bound_pass import BoundPass, BoundSegment, SessionPasses
 from mirrorsd.runtime.backends.onnxruntime.head import OnnxHead, OnnxHeads
 from mirrorsd.runtime.backends.onnxruntime.rooms import Caches, new_caches
 from mirrorsd.runtime.backends.onnxruntime.states import RecurrentStates
@@ -42,9 +42,6 @@ _NEAR_TIE_GAPS = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 4e-1}
 _ROWS_ASKED = 8
 """That are computed alone and together, to see whether that is the same: with fewer it might be by chance."""
 _FLOATS = {"fp32", "fp16", "bf16"}
-_MOST_PASSES, _MOST_PREFILLS = 64, 8
-"""Bindings that a session keeps; those used last. Prompts end with any number of rows: they have places of their own.
-"""
 _ROOM = 2
 """Times the size of the weights' file that must be free before they are packed once more: 1.4 are taken, and another
 program may want the rest."""
@@ -191,25 +188,24 @@ class OnnxTarget(TargetSession):
     """A `TargetSession` on an ONNX Runtime provider: one cache, and the bindings to it."""
 
     def __init__(self, model: OnnxTargetModel, row_group: int) -> None:
-        entry = model.entry
+        entry, place = model.entry, model.device.place
         self.row_group = row_group
         self.context = entry.context - max(row_group - entry.row_group, 0)  # a group that ends there needs its room
         self.vocab_size = entry.shape.vocab_size
         self.takes_trees = model.takes_trees
         self.near_tie_gap = _NEAR_TIE_GAPS.get(entry.shape.dtype, 5e-2)
-        self._model = model
-        self.caches: Caches = new_caches(entry, model.device.place, entry.capacity)
-        self._states = (
-            RecurrentStates(entry.shape, model.recurrence, model.device.place) if model.recurrence is not None else None
-        )
         self.heads = model.heads.entries
-        self._running: ort.RunOptions | None = None
-        self._shared: SharedRun | None = None
+        self._model = model
+        self._states = None if model.recurrence is None else RecurrentStates(entry.shape, model.recurrence, place)
+        self._passes = SessionPasses(model, new_caches(entry, place, entry.capacity), self._states)
+        self._running: ort.RunOptions | SharedRun | None = None
         self._taps: Mapping[int, Tensor] | None = None
         self._own_heads: dict[str, OnnxHead] = {}
-        self._buffers = RowBuffers(model.device.place)
-        self._passes: dict[int, BoundPass] = {}
-        self._prefills: dict[int, BoundPass] = {}
+
+    @property
+    def caches(self) -> Caches:
+        """Past and present keys and values, by name."""
+        return self._passes.caches
 
     def run(
         self,
@@ -258,12 +254,11 @@ class OnnxTarget(TargetSession):
 
     def joins(self, running: SharedRun, taps: Mapping[int, Tensor]) -> None:
         """Note that its rows are in a batch that is `running`, which leaves `taps` of them."""
-        self._running, self._shared, self._taps = None, running, taps
+        self._running, self._taps = running, taps
 
     def move_to(self, caches: Caches) -> None:
         """Use other caches from now on, in which its text is already."""
-        self._release_passes()
-        self.caches = caches
+        self._passes.move_to(caches)
 
     def _filled_up(self, tokens: NDArray[np.int64], size: int) -> NDArray[np.int64]:
         """`size` rows: what comes behind the pass's own ones is overwritten by the next pass."""
@@ -323,7 +318,7 @@ class OnnxTarget(TargetSession):
             self._own_heads[kind] = self._model.heads.new(kind, self._model.device)
         head = self._own_heads[kind]
         self._running = head.options
-        self._running.terminate = False
+        head.options.terminate = False
         with ledger.time("target", "head"):
             return head.run(self._taps, tokens, start, noise)
 
@@ -355,41 +350,23 @@ class OnnxTarget(TargetSession):
 
         A pass that is others' too goes on, unless they want it as little.
         """
-        running, shared = self._running, self._shared
-        self._shared = None
-        if shared is not None:
-            shared.give_up()
+        running = self._running
+        if isinstance(running, SharedRun):
+            self._running = None
+            running.give_up()
         elif running is not None:
             running.terminate = True
 
     def close(self) -> None:
         """Drop bindings, captured graphs, buffers and cache."""
         self._model.leave_batches(self)
-        self._release_passes()
+        self._passes.close()
         self._taps = None
         self._own_heads.clear()
-        self._buffers.clear()
-        self.caches = {}
-
-    def _release_passes(self) -> None:
-        for passes in (self._passes, self._prefills):
-            for bound in passes.values():
-                bound.release()
-            passes.clear()
 
     def _bound(self, num_rows: int, *, is_prefill: bool) -> BoundPass:
-        """The pass of so many rows; where there is no place for another, the one that was not used for longest goes."""
-        passes, most = (self._prefills, _MOST_PREFILLS) if is_prefill else (self._passes, _MOST_PASSES)
-        bound = passes.pop(num_rows, None)
-        if bound is None:
-            if len(passes) >= most:
-                passes.pop(next(iter(passes))).release()
-            logit_rows = 1 if is_prefill else num_rows
-            with raised_as(DeviceError, f"ONNX Runtime could not bind a pass of {num_rows} rows", ONNX_ERRORS):
-                bound = BoundPass(
-                    self._model, self.caches, self._buffers, num_rows, logit_rows=logit_rows, states=self._states
-                )
-        passes[num_rows] = bound
-        self._taps, self._running, self._shared = bound.taps, bound.options, None
-        self._running.terminate = False
+        """The pass of so many rows, which is about to begin."""
+        bound = self._passes.of(num_rows, is_prefill=is_prefill)
+        self._taps, self._running = bound.taps, bound.options
+        bound.options.terminate = False
         return bound

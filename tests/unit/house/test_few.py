@@ -5,7 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-MOST = {"modules": 68, "lines": 13_000, "statements": 7_500, "numbers": 90, "numbers of policy and decoding": 25}
+MOST = {
+    "modules": 68,
+    "lines": 13_000,
+    "statements": 7_100,
+    "numbers": 90,
+    "numbers of policy and decoding": 25,
+    "attributes of the fattest class": 12,
+}
 
 
 def test_the_runtime_stays_few() -> None:
@@ -25,6 +32,7 @@ def figures() -> dict[str, int]:
         "statements": sum(statements(text) for text in texts.values()),
         "numbers": sum(len([*numbers(text)]) for text in texts.values()),
         "numbers of policy and decoding": sum(len([*numbers(texts[path])]) for path in deciding),
+        "attributes of the fattest class": max(len(found) for text in texts.values() for found in attributes(text)),
     }
 
 
@@ -59,6 +67,15 @@ def is_by_hand(value: ast.expr | None) -> bool:
     parts = [*ast.walk(value)]
     has_number = any(isinstance(part, ast.Constant) and type(part.value) in (int, float) for part in parts)
     return has_number and not any(isinstance(part, ast.Name) for part in parts)
+
+
+def attributes(text: str) -> Iterator[set[str]]:
+    """What each class of a module keeps on `self`; the fields of a record are its columns, and not counted."""
+    for one in ast.walk(ast.parse(text)):
+        if isinstance(one, ast.ClassDef):
+            parts = [part for part in ast.walk(one) if isinstance(part, ast.Attribute)]
+            stored = [part for part in parts if isinstance(part.ctx, ast.Store) and isinstance(part.value, ast.Name)]
+            yield {part.attr for part in stored if isinstance(part.value, ast.Name) and part.value.id == "self"}
 
 
 if __name__ == "__main__":

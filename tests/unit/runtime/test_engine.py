@@ -140,12 +140,12 @@ def test_a_job_beside_rests_as_long_as_its_pieces_took_where_a_device_works_mean
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rested: list[float] = []
-    monkeypatch.setattr(engine._is_waited_for, "wait", lambda seconds: rested.append(seconds) or False)
+    monkeypatch.setattr(engine.beside._is_waited_for, "wait", lambda seconds: rested.append(seconds) or False)
     idle = {"target": 7.0, "draft": 9.0}
     monkeypatch.setattr(DeviceWorker, "idle_seconds", lambda worker: idle[worker.name])
     rests: list[Callable[[float], bool]] = []
-    engine.do_beside(rests.append)
-    engine.settle()
+    engine.beside.begin(rests.append)
+    engine.beside.settle()
     assert not rests[0](6.0)
     assert not rested  # both have been idle for longer than the piece took
     for name in idle:
@@ -163,14 +163,14 @@ def test_an_engine_that_is_closed_has_what_was_left_for_later_leave_off(engine: 
             pass
         ended.set()
 
-    engine.do_beside(work)
+    engine.beside.begin(work)
     engine.close()
     assert ended.wait(5)
 
 
 def test_work_that_somebody_waits_for_rests_no_more(engine: Engine) -> None:
-    engine.do_beside(lambda rest: rest(3600.0))
-    engine.settle()
+    engine.beside.begin(lambda rest: rest(3600.0))
+    engine.beside.settle()
 
 
 def test_a_seat_that_forgot_reads_the_prompt_anew_and_says_the_same(engine: Engine) -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from mirrorsd.graphs.errors import ConfigError
 from mirrorsd.machine.tuning.contest import candidate_settings
-from mirrorsd.runtime.engine import resolve_speculation
 from mirrorsd.texts.config import CancelToken, GenerationConfig, SpeculationConfig, resolve_generation
+from mirrorsd.texts.speculation import resolve_speculation
 
 
 @pytest.mark.parametrize(

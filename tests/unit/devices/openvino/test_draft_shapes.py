@@ -6,10 +6,10 @@ import openvino as ov
 import pytest
 
 from mirrorsd.device_maps import DraftPlacement, load_device_map
+from mirrorsd.devices.draft_passes import pass_buckets
 from mirrorsd.devices.openvino.draft_shapes import cache_type, device_options, host_options
 from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.manifest import DraftBucket, DraftEntry, SourceModel
-from mirrorsd.runtime.backends.slot_pass import pass_buckets
 
 
 @pytest.mark.parametrize(("precision", "interconnect", "computed"), [("f32", "NO", "f32"), ("f16", "YES", "f32")])

@@ -13,7 +13,7 @@ from mirrorsd.device_maps import Pace
 from mirrorsd.graphs.contract import HeadShape
 from mirrorsd.graphs.errors import ConfigError, ContextLengthError
 from mirrorsd.graphs.manifest import Head, SourceModel
-from mirrorsd.machine.tuning.recorder import record_text
+from mirrorsd.machine.tuning.recorder import likeliest, record_text
 from mirrorsd.machine.tuning.recording import RecordedText, Recording
 from mirrorsd.machine.tuning.score_fitting import coverage, fit_scores
 from mirrorsd.machine.tuning.simulation import (
@@ -142,7 +142,7 @@ def test_a_replay_ranks_candidates_as_the_real_run_does(temperature: float | Non
     config = GenerationConfig(temperature=temperature, seed=5)
     ids, positions = np.tile(np.arange(8), (50, 1)), np.arange(50)
     logprobs = np.sort(np.random.default_rng(3).normal(size=(50, 8)))[:, ::-1]
-    guesses = [chooser(config).guess(ids, logprobs, positions) for chooser in (ReplayChooser, TokenChooser)]
+    guesses = [likeliest(chooser(config), ids, logprobs, positions) for chooser in (ReplayChooser, TokenChooser)]
     assert np.array_equal(*guesses)
     assert np.any(guesses[0]) == (temperature is not None)
 
@@ -186,7 +186,8 @@ def test_a_replayed_head_takes_its_share_of_a_pass(make_bench: Make, draft_handl
     recording = record_heads(headed(make_bench, draft_handler, window="full"), sampling, PROMPT)
     full = SpeculationConfig(window="full")
     (request,) = replay(recording, Scenario(pace=PACE, speculation=full, method="medusa", host_ms=0.5))
-    heads = [span.seconds for span in request.ledger.spans if span.name == "head" and span.start >= request.prefilled]
+    ledger = request.ledger
+    heads = [span.seconds for span in ledger.spans if span.name == "head" and span.start >= ledger.prefilled]
     assert len(heads) == len(request.steps) - 1
     for step, seconds in zip(request.steps, heads, strict=False):
         rows = 1 + step.num_accepted

@@ -15,8 +15,8 @@ from mirrorsd.graphs.errors import Cancelled, ConfigError, DeviceError
 from mirrorsd.graphs.manifest import Head, SourceModel
 from mirrorsd.runtime.backends.protocol import HeadGuesses
 from mirrorsd.runtime.decoding.head import HeadLink
-from mirrorsd.runtime.engine import check_head
 from mirrorsd.testing.fake import FakeDraft, FakeTarget
+from mirrorsd.texts.speculation import check_head
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 KINDS = {"medusa": 0, "hydra": 1, "eagle3": 1, "block": 2, "streaming": 2}
@@ -187,7 +187,7 @@ def test_noise_of_the_windows_own_positions_reaches_the_head(
 
 
 def test_rows_that_need_not_pass_again() -> None:
-    link = HeadLink("eagle3", _HeadedTarget(), None)  # type: ignore[arg-type]
+    link = HeadLink("eagle3", _HeadedTarget())  # type: ignore[arg-type]
     link._text[:4], link._num_read = [5, 6, 7, 8], 3
     assert [link.num_read(np.array(text)) for text in ([5, 6, 7, 9, 9], [5, 6, 7, 8, 1], [5], [4, 6, 7])] == [
         2,

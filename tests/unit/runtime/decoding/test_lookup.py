@@ -35,7 +35,7 @@ def test_a_free_row_brings_tokens_and_changes_none(make_bench: Make, temperature
         draft = FakeDraft(lambda text: [3, 0, 0, 0], vocab_size=16, num_streams=3)
         bench = make_bench(draft=draft, target_handler=_loop, is_steady=True)
         draft._handler = partial(_dear, bench)
-        bench.seat._target.row_group = row_group
+        bench.seat.target.row_group = row_group
         expected = bench.decode(PROMPT, "plain", max_new_tokens=100, **sampling)
         assert bench.last_request.chooser.is_sampling == bool(temperature)
         num_plain, bench.target.num_passes = bench.target.num_passes, 0
@@ -52,7 +52,7 @@ def test_a_prediction_brings_tokens_and_changes_none(make_bench: Make) -> None:
     num_passes = {}
     for name, prediction in {"none": (), "right": tuple(written[:120].tolist()), "wrong": (7, 8) * 40}.items():
         bench = make_bench(hit_rate=0.0, target_handler=lambda text: np.eye(16)[written[len(text)]])
-        bench.seat._target.row_group = 2
+        bench.seat.target.row_group = 2
         expected = bench.decode(PROMPT, "plain", max_new_tokens=100)
         bench.target.num_passes = 0
         assert bench.decode(PROMPT, "auto", max_new_tokens=100, prediction=prediction) == expected
@@ -63,7 +63,7 @@ def test_a_prediction_brings_tokens_and_changes_none(make_bench: Make) -> None:
 
 def test_a_last_token_needs_no_guess(make_bench: Make) -> None:
     bench = make_bench(hit_rate=0.0, target_handler=_loop)
-    bench.seat._target.row_group = 2
+    bench.seat.target.row_group = 2
     expected = bench.decode(PROMPT, "plain", max_new_tokens=7)
     assert bench.decode(PROMPT, "auto", max_new_tokens=7) == expected
     assert len(bench.last_request.tokens) == len(PROMPT) + 7

@@ -52,7 +52,7 @@ def test_every_step_is_recorded(make_bench: Make) -> None:
         (3, 2, "none"),
         (0, 0, "none"),
     ]
-    assert decoder.request.prefilled <= steps[0].started <= steps[0].ended <= steps[1].started
+    assert decoder.request.ledger.prefilled <= steps[0].started <= steps[0].ended <= steps[1].started
 
 
 @pytest.mark.parametrize(("queued_s", "own"), [(30.0, 2.0), (0.0, 37.0)], ids=["behind another's", "alone"])

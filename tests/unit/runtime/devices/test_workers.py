@@ -7,7 +7,7 @@ import time
 import pytest
 
 from mirrorsd.graphs.errors import DeviceError
-from mirrorsd.runtime.devices.company import Overdue, Ticket
+from mirrorsd.runtime.backends.protocol import Overdue, Ticket
 from mirrorsd.runtime.devices.workers import DeviceWorker
 
 

@@ -152,7 +152,7 @@ def test_worked_examples() -> None:
 
 def test_one_line_for_people_says_how_fast_how_right_and_why_it_ended(make_bench: Callable[..., Bench]) -> None:
     stop, made = follow(make_bench(hit_rate=0.7, gamma=6), "serial")
-    made.prefilled = 0.25
+    made.ledger.prefilled = 0.25
     stats = summarise(
         made, 0.0, made.steps[-1].ended, stop_reason=stop.reason, plain_tokens_per_second=half_as_fast(made)
     )
@@ -176,7 +176,7 @@ def test_what_nobody_measured_is_left_out_of_the_line(make_bench: Callable[..., 
 def test_a_text_with_plain_steps_is_held_against_them_and_not_against_another_moment() -> None:
     """Nine plain steps of 10 ms, one beside which the target waited 40 ms for a draft, a window of 3 in 20 ms."""
     made = Request(PROMPT, GenerationConfig(max_new_tokens=64), SpeculationConfig(), 64, threading.Event())
-    made.prefilled, now = 1.0, 1.0
+    made.ledger.prefilled, now = 1.0, 1.0
     for number in range(10):
         seconds = 0.05 if number == 4 else 0.01
         made.steps.append(StepRecord(now, now + seconds, 0, 0, "none", "plain", seconds))
@@ -200,12 +200,12 @@ def test_a_text_that_came_one_by_one_is_not_compared_with_plain_decoding(
 ) -> None:
     """Nine tenths of the tokens, those of the trial's step included, are where a text counts as plain decoding's."""
     made = Request(PROMPT, GenerationConfig(max_new_tokens=128), SpeculationConfig(), 64, threading.Event())
-    made.prefilled = 1.0
+    made.ledger.prefilled = 1.0
     for number in range(num_plain):
         made.steps.append(StepRecord(1.0 + number, 2.0 + number, 0, 0, "none", "plain", 1.0))
     now = 1.0 + num_plain
     made.steps.append(StepRecord(now, now + 1.0, num_accepted + 1, num_accepted, "fresh", "serial", 1.0))
-    made.num_tokens += num_plain + 1 + num_accepted
+    made._text.num_tokens += num_plain + 1 + num_accepted
     stats = summarise(made, 0.0, now + 1.0, plain_tokens_per_second=1.0)
     assert round(stats.tokens_per_step * stats.steps) == num_plain + 1 + num_accepted
     assert (stats.times_plain is None) == is_plain

@@ -46,7 +46,7 @@ def test_only_what_changes_choices_changes_the_order_of_candidates() -> None:
     told = TokenChooser(GenerationConfig(logprobs=True))
     assert (told.needs_logits, told.keeps_order) == (True, True)
     biased = TokenChooser(GenerationConfig(logit_bias={3: 1.0}))
-    assert (biased.needs_logits, biased.keeps_order, biased.needs_history) == (True, False, False)
+    assert (biased.needs_logits, biased.keeps_order) == (True, False)
     plain = TokenChooser(GenerationConfig())
     assert (plain.needs_logits, plain.keeps_order) == (False, True)
 

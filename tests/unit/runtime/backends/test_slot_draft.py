@@ -8,7 +8,7 @@ from mirrorsd.graphs.contract import DraftShape
 from mirrorsd.graphs.manifest import TokenTable
 from mirrorsd.graphs.token_rows import TokenRows
 from mirrorsd.runtime.backends.protocol import RowBlock
-from mirrorsd.runtime.backends.slot_pass import DraftInputs, DraftNoise
+from mirrorsd.runtime.backends.slot_draft import DraftInputs, DraftNoise
 from mirrorsd.runtime.sampling.chooser import TokenChooser
 from mirrorsd.runtime.sampling.noise import gumbel
 from mirrorsd.texts.config import GenerationConfig
