@@ -1,15 +1,17 @@
 """Drafts cut from a GGUF target, with a smaller head and the target's embedding: exported, and decoded with."""
 
 import itertools
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import openvino as ov
 import pytest
 import torch
+from gguf_writer import write_file
 
 from mirrorsd import GenerationConfig, MirrorPipeline
 from mirrorsd.devices.openvino.draft_shapes import static_shapes
@@ -20,6 +22,7 @@ from mirrorsd.export.checkpoints.checkpoint import open_checkpoint
 from mirrorsd.export.verify.draft import DraftRun, Tree
 from mirrorsd.graphs.contract import draft_contract
 from mirrorsd.graphs.errors import ConfigError, ExportError
+from mirrorsd.graphs.manifest import Manifest
 from mirrorsd.graphs.token_rows import TokenRows
 from mirrorsd.machine.npu.conformance import check_conformance
 from mirrorsd.training.draft_shape import DraftHead, draft_from_layers
@@ -34,34 +37,57 @@ HEADS = ((DraftHead(16), "low rank"), (DraftHead(num_tokens=200), "first ids"))
 LOW_RANK, FIRST_IDS = (pytest.param(head, id=name) for head, name in HEADS)
 
 
-@pytest.fixture(params=[LOW_RANK, FIRST_IDS])
-def pair(request: pytest.FixtureRequest, write_gguf: WriteGguf, tmp_path: Path) -> tuple[Path, StreamingDraft, Path]:
-    """The target's file, the draft, and its folder; what starts without effect is trained by a throw of dice."""
-    file = write_gguf("Q4_0")
+class Pair(NamedTuple):
+    """The target's file, the draft, and its folder; nobody may change them."""
+
+    file: Path
+    draft: StreamingDraft
+    folder: Path
+
+
+class Exported(NamedTuple):
+    """A bundle and its manifest."""
+
+    bundle: Path
+    manifest: Manifest
+
+
+@pytest.fixture(scope="module", params=[LOW_RANK, FIRST_IDS])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """What starts without effect is trained by a throw of dice."""
+    folder = tmp_path_factory.mktemp("low_rank")
+    file = write_file(folder / "tiny.gguf", "Q4_0")
     draft = draft_from_layers(load_whole(file), StreamShape(2, 1, 4, 8), (0, 1), request.param).eval()
     torch.manual_seed(9)
     with torch.no_grad():
         for name, weight in draft.named_parameters():
             if "link" in name or "adapters" in name or name == "stream_embeddings":
                 weight.normal_(std=0.2)
-    draft.save(tmp_path / "draft", dtype=torch.float32)
-    copy_tokenizer(open_checkpoint(file, "target").folder, tmp_path / "draft")
-    return file, draft, tmp_path / "draft"
+    draft.save(folder / "draft", dtype=torch.float32)
+    copy_tokenizer(open_checkpoint(file, "target").folder, folder / "draft")
+    return Pair(file, draft, folder / "draft")
 
 
-def test_it_decodes_what_the_target_says(pair: tuple[Path, StreamingDraft, Path], tmp_path: Path) -> None:
-    file, draft, folder = pair
-    manifest = export_pair(file, folder, tmp_path / "pair.mirror", OPTIONS)
+@pytest.fixture(scope="module")
+def exported(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """The target as its file has it."""
+    bundle = tmp_path_factory.mktemp("exported") / "pair.mirror"
+    return Exported(bundle, export_pair(pair.file, pair.folder, bundle, OPTIONS))
+
+
+def test_it_decodes_what_the_target_says(pair: Pair, exported: Exported) -> None:
+    _, draft, _ = pair
+    bundle, manifest = exported
     assert manifest.draft.source.num_parameters < sum(weight.numel() for weight in draft.base.parameters())
     assert manifest.draft.embedding is not None
-    look_up = TokenRows(tmp_path / "pair.mirror", manifest.draft.embedding)
-    run = DraftRun(tmp_path / "pair.mirror" / manifest.draft.file, manifest.draft.shape, 384, look_up)
+    look_up = TokenRows(bundle, manifest.draft.embedding)
+    run = DraftRun(bundle / manifest.draft.file, manifest.draft.shape, 384, look_up)
     ids = np.random.default_rng(3).integers(0, 250, 20).tolist()
     found, _ = run.forward(Tree(tuple(ids), tuple(range(-1, len(ids) - 1))), 0, np.array([19]))
     with torch.no_grad():
         hidden = draft(torch.tensor([ids]), torch.tensor([19]))
     assert found[0, :, 0].tolist() == draft.follow(hidden.main[0, 19], hidden.streams[0, 0], ids[19])
-    with MirrorPipeline.load(tmp_path / "pair.mirror") as pipe:
+    with MirrorPipeline.load(bundle) as pipe:
         for temperature in (0.0, 0.8):
             texts = [
                 pipe.generate(
@@ -73,30 +99,25 @@ def test_it_decodes_what_the_target_says(pair: tuple[Path, StreamingDraft, Path]
 
 
 @pytest.mark.parametrize(
-    "precision",
-    ["fp32", *(pytest.param(name, marks=pytest.mark.long) for name in ("fp16", "bf16")), "int8", "int4", "file"],
+    "precision", ["fp32", *(pytest.param(name, marks=pytest.mark.long) for name in ("fp16", "bf16")), "int8", "int4"]
 )
 @pytest.mark.parametrize("pair", [FIRST_IDS], indirect=True)
-def test_the_embedding_is_stored_once(pair: tuple[Path, StreamingDraft, Path], tmp_path: Path, precision: Any) -> None:
+def test_the_embedding_is_stored_once(pair: Pair, tmp_path: Path, precision: Any) -> None:
     """The host looks tokens up where the target does; the draft's own file has no table of all tokens.
 
     How a head of low rank is stored is nothing that depends on the target's precision: one of those is below.
     """
-    check_embedding(pair, tmp_path, precision)
+    bundle, options = tmp_path / "pair.mirror", replace(OPTIONS, precision=precision, accept_error=1.0)
+    check_embedding(pair, Exported(bundle, export_pair(pair.file, pair.folder, bundle, options)), precision)
 
 
-@pytest.mark.parametrize("pair", [LOW_RANK], indirect=True)
-def test_the_embedding_beside_a_head_of_low_rank_is_stored_once(
-    pair: tuple[Path, StreamingDraft, Path], tmp_path: Path
-) -> None:
-    check_embedding(pair, tmp_path, "file")
+def test_the_embedding_of_a_file_is_stored_once(pair: Pair, exported: Exported) -> None:
+    check_embedding(pair, exported, "file")
 
 
-def check_embedding(pair: tuple[Path, StreamingDraft, Path], tmp_path: Path, precision: Any) -> None:
-    file, draft, folder = pair
-    bundle = tmp_path / "pair.mirror"
-    manifest = export_pair(file, folder, bundle, replace(OPTIONS, precision=precision, accept_error=1.0))
-    table = draft.base.get_input_embeddings().weight.detach().numpy()
+def check_embedding(pair: Pair, exported: Exported, precision: str) -> None:
+    bundle, manifest = exported
+    table = pair.draft.base.get_input_embeddings().weight.detach().numpy()
     model = ov.Core().read_model(bundle / manifest.draft.file)
     constants = [node for node in model.get_ops() if node.get_type_name() == "Constant"]
     assert not any(list(node.get_output_shape(0)) == list(table.shape) for node in constants)
@@ -106,18 +127,15 @@ def check_embedding(pair: tuple[Path, StreamingDraft, Path], tmp_path: Path, pre
     np.testing.assert_allclose(found, table, atol=0.6 * step * np.abs(table).max())
 
 
-def test_an_npu_gets_the_rows_that_the_host_has_looked_up(
-    pair: tuple[Path, StreamingDraft, Path], tmp_path: Path
-) -> None:
-    file, _, folder = pair
-    manifest = export_pair(file, folder, tmp_path / "pair.mirror", OPTIONS)
+def test_an_npu_gets_the_rows_that_the_host_has_looked_up(exported: Exported) -> None:
+    bundle, manifest = exported
     core, shape = ov.Core(), manifest.draft.shape
     core.set_property("CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     assert manifest.draft.embedding is not None
-    look_up = TokenRows(tmp_path / "pair.mirror", manifest.draft.embedding)
+    look_up = TokenRows(bundle, manifest.draft.embedding)
 
     def static() -> ov.Model:
-        found = core.read_model(tmp_path / "pair.mirror" / manifest.draft.file)
+        found = core.read_model(bundle / manifest.draft.file)
         found.reshape(static_shapes(manifest.draft, 8, 2, 32))
         return found
 
@@ -150,11 +168,9 @@ def test_a_head_of_too_few_tokens_for_the_candidates_is_refused(write_gguf: Writ
         export_pair(file, tmp_path / "draft", tmp_path / "pair.mirror", OPTIONS)
 
 
-def test_another_targets_draft_is_refused(
-    pair: tuple[Path, StreamingDraft, Path], tiny_pair: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_another_targets_draft_is_refused(pair: Pair, tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
     """Tokenizers are compared first; here they are made equal, and the embedding's shape gives it away."""
-    _, _, folder = pair
+    folder = shutil.copytree(pair.folder, tmp_path / "draft")
     for source in (tiny_pair[0] / "tokenizer.json", tiny_pair[0] / "generation_config.json"):
         (folder / source.name).write_bytes(source.read_bytes())
     config = (folder / "config.json").read_text().replace('"bos_token_id": 1', '"bos_token_id": null')

@@ -35,9 +35,10 @@ def make(folder: Path) -> None:
         ignore = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "tests", "samples")
         shutil.copytree(ROOT, source, ignore=ignore)
     run_quietly([sys.executable, "-m", "build", "--no-isolation", "-o", str(folder), str(source)])
-    run_quietly([sys.executable, "-m", "venv", str(environment)])
+    run_quietly([sys.executable, "-m", "venv", "--without-pip", str(environment)])
     made = find(folder)
-    pip = [str(made.programs / "python"), "-m", "pip", "install", "--quiet", "--no-compile"]
+    # Our own pip installs into it: to make one there takes longer than what is wanted of it.
+    pip = [sys.executable, "-m", "pip", "--python", str(made.programs / "python"), "install", "--quiet", "--no-compile"]
     wanted = [f"{made.wheel}[cpu,server]", *(["pyinstaller"] if FREEZES in os.environ else [])]
     run_quietly([*pip, "-c", str(ROOT / "constraints.txt"), *wanted])
 
