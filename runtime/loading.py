@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, cycle
 from math import inf
 from pathlib import Path
 from time import perf_counter
@@ -170,26 +170,27 @@ def _start_engine(
 def measure_passes(model: TargetModel, rows_of_window: int) -> Curve:
     """What the target's pass takes by rows, where nobody has measured it: without that no window can be weighed.
 
-    Takes `_MEASURING_S`, or two passes where these take longer. Runs on the target worker's thread.
+    Takes `_MEASURING_S`, or two passes where these take longer. The first pass of a size may take several times as long
+    as the next, which follows at once. Runs on the target worker's thread.
 
     Returns:
-        `[rows, ms]` points, each the shortest of its passes, and none shorter than one of fewer rows.
+        `[rows, ms]` points, each the shortest of its passes and of those of more rows: what disturbs one only makes it
+        longer.
     """
     with closing(model.new_session()) as session:
         first, *others = (1, rows_of_window, *_FURTHER_ROWS)
         sizes = [first, *(rows for rows in others if first < rows <= session.context)]
         ended, shortest = perf_counter() + _MEASURING_S, dict[int, float]()
-        while True:
-            for rows in sizes:
-                started = perf_counter()
+        for rows in cycle(rows for rows in sizes for _ in ("cold", "warm")):
+            started = perf_counter()
+            if started >= ended and len(shortest) > 1:
+                break
+            if started < ended or rows not in shortest:
                 session.run(np.zeros(rows, np.int64), 0, with_logits=False, ledger=Ledger())
-                now = perf_counter()
-                shortest[rows] = min(shortest.get(rows, inf), 1e3 * (now - started))
-                if now >= ended and len(shortest) > 1:
-                    points = sorted(shortest.items())
-                    return tuple(
-                        zip((float(r) for r, _ in points), accumulate((ms for _, ms in points), max), strict=True)
-                    )
+                shortest[rows] = min(shortest.get(rows, inf), 1e3 * (perf_counter() - started))
+    measured = sorted(shortest, reverse=True)
+    least = accumulate((shortest[rows] for rows in measured), min)
+    return tuple(sorted(zip(map(float, measured), least, strict=True)))
 
 
 def _wants_huge_pages(card: DeviceMap) -> bool:

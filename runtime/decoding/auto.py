@@ -44,10 +44,11 @@ class _Choice:
 
 
 class _Begun(NamedTuple):
-    """The step under way: whether nothing works beside its pass, and whether its window is a repeat."""
+    """The step under way: whether nothing works beside its pass, whether its window is a repeat, and what head's."""
 
     is_alone: bool = False
     is_repeat: bool = False
+    head: HeadArm | None = None
 
 
 class AutoSource(WindowSource):
@@ -115,10 +116,12 @@ class AutoSource(WindowSource):
     def begin(self, inflight: InFlight) -> Beside | None:
         may_prepare = self._is_in_step and self._known.is_plain_known and not self._account.is_resting
         beside = self._drafting.begin(inflight) if may_prepare else None
-        self._begun = _Begun(beside is None, self._choice.is_repeat)
-        self.name = "plain" if self._choice.is_plain and beside is None else self._drafting.name
-        if self._choice.head is not None and not self._choice.is_plain:
-            self.name = self._choice.head.source.name
+        choice = self._choice
+        head = None if choice.is_plain else choice.head
+        self._begun = _Begun(beside is None, choice.is_repeat, head)
+        self.name = "plain" if choice.is_plain and beside is None else self._drafting.name
+        if head is not None:
+            self.name = head.source.name
         return beside
 
     def _readers(self) -> list[HeadArm]:
@@ -132,7 +135,7 @@ class AutoSource(WindowSource):
         usable = [head for head in self._heads if head.is_working and head.may_read(self._request)]
         paying = [head for head in usable if self._worth_of(head, speed) > 0]
         found = sorted(paying, key=lambda head: -self._worth_of(head, speed))[:1]
-        due = [head for head in usable if head not in found and self._may_try(head)]
+        due = [head for head in usable if head not in found and self._may_try(head, speed)]
         return found + sorted(due, key=lambda head: -head.known.since)[:1]
 
     def next(self, inflight: InFlight, acceptance: Acceptance) -> Found:
@@ -164,7 +167,7 @@ class AutoSource(WindowSource):
         worth = account.worth_of_drafting(speed, is_ready=is_ready) if can_draft else 0.0
         if worth > 0 and not is_ready and not account.may_join(speed, self._num_missing):
             can_draft, worth = False, 0.0
-        may_try = can_draft and not is_ready and worth <= 0
+        may_try = can_draft and not is_ready and worth <= 0 and account.is_trial_due
         self._choice.is_trial = may_try and account.may_try(speed, self._num_missing, self._fresh_seconds)
         if not self._choice.is_trial and (head := self._best_head(done, max(worth, 0.0), speed)) is not None:
             return self._head_window(done, head, speed)
@@ -182,17 +185,18 @@ class AutoSource(WindowSource):
         has_gaps = done is not None and (done.inflight.num_again or done.acceptance.aside)
         if self._request.num_beside or has_gaps:  # others' passes would wait for it; its rows are not the pass's first
             return None
-        place = None if done is None else done.inflight.head
-        usable = [head for head in self._heads if head.follows(place)]
-        best = max(usable, key=lambda head: self._worth_of(head, speed), default=None)
-        if best is not None and self._worth_of(best, speed) > least:
+        best, place = None, None if done is None else done.inflight.head
+        for head in self._heads:
+            if (worth := self._worth_of(head, speed)) > least and head.follows(place):
+                best, least = head, worth
+        if best is not None:
             return best
-        tried = next((head for head in usable if self._may_try(head)), None)
+        tried = next((head for head in self._heads if self._may_try(head, speed) and head.follows(place)), None)
         self._choice.is_trial = tried is not None
         return tried
 
-    def _may_try(self, head: HeadArm) -> bool:
-        return self._account.may_try_head(head.known, self._speed, head.lost)
+    def _may_try(self, head: HeadArm, speed: float) -> bool:
+        return self._account.may_try_head(head.known, speed, head.lost)
 
     def _worth_of(self, head: HeadArm, speed: float) -> float:
         return self._account.worth_of_head(head.known, speed, head.lost)
@@ -280,10 +284,9 @@ class AutoSource(WindowSource):
         """Learn from the step."""
         if self._draft.is_preparing:  # a step beside a compiler teaches nothing
             return
-        windows = self._request.windows
+        windows, of_head = self._request.windows, self._begun.head
         for head in self._heads:
             head.known.since += 1 + step.num_accepted
-        of_head = next((head for head in self._heads if head.source.name == step.method), None)
         if of_head is not None and windows is not None:
             of_head.source.observe(step)
             windows.observe(0, step.num_accepted, step.own_seconds)  # it says nothing of the draft's guesses

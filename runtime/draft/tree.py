@@ -6,7 +6,7 @@ position `p` for every fed chain token; slots after the chain are scratch. The s
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import count
+from itertools import count, cycle, islice
 from math import isnan
 from typing import NamedTuple
 
@@ -64,10 +64,10 @@ class RepeatedText:
 
     def _append(self, token: int) -> None:
         """Note the token as what came after the last ones, one to four of them."""
-        place, end = len(self._tokens), self._tokens[-_LONGEST_END:]
+        place, end = len(self._tokens), tuple(self._tokens[-_LONGEST_END:])
         self._tokens.append(token)
         for start in range(len(end)):
-            self._places[tuple(end[start:])] = place
+            self._places[end[start:]] = place
 
     def find(self, text: Sequence[int]) -> Repeat | None:
         """Where the longest end of `text` stood last that was followed by something; None where it never did.
@@ -130,7 +130,7 @@ class RepeatedText:
         """
         if self._repeat is None:
             return NO_TOKENS
-        return np.resize(np.array(self._tokens[self._repeat.place :], dtype=np.int64), count)
+        return np.fromiter(islice(cycle(self._tokens[self._repeat.place :]), count), np.int64, count)
 
 
 class DraftChain:
@@ -261,7 +261,7 @@ def longest_common_prefix(left: NDArray[np.int64], right: NDArray[np.int64]) -> 
     2
     """
     size = min(len(left), len(right))
-    different = np.flatnonzero(left[:size] != right[:size])
+    different = np.flatnonzero(left[:size] != right[:size]) if size else NO_TOKENS
     return int(different[0]) if len(different) else size
 
 

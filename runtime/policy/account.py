@@ -292,6 +292,11 @@ class Account:
         """Whether the credit suffices for another window."""
         return not self.is_resting and self.credit >= _BY.covered_share * self._loss(speed, is_ready=is_ready)
 
+    @property
+    def is_trial_due(self) -> bool:
+        """Whether the pause since the last window is over."""
+        return self._known.is_plain_known and self._since >= self._pause
+
     def may_try(self, speed: float, num_missing: int, fresh_seconds: float = 0.0) -> bool:
         """Whether a window that does not seem to pay may be tried, of a draft that lacks so many tokens of the text.
 
@@ -301,7 +306,7 @@ class Account:
         known = self._known
         seconds = max(known.reading_seconds(num_missing) + known.draft_seconds, fresh_seconds if num_missing else 0.0)
         cost = seconds * max(speed, known.plain_speed)
-        return known.is_plain_known and self._since >= self._pause and self.credit >= cost
+        return self.is_trial_due and self.credit >= cost
 
     def may_join(self, speed: float, num_missing: int) -> bool:
         """Whether a draft that seems to pay may read so many tokens first, for which no text's credit is charged.

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from math import inf, tanh
-from operator import mul
+from operator import mul, sub
 from typing import NamedTuple
 
 import numpy as np
@@ -106,7 +106,13 @@ class RepeatChances:
 
     def reach(self, length: int, count: int, truth: float = 1.0) -> list[float]:
         """Chance of each of the next `count` tokens to be right, and all before it; `truth` as of `chance`."""
-        return [*accumulate((self.chance(length + more, truth) for more in range(count)), mul)]
+        chances, stop = list[float](), length + count
+        while length < stop:  # ends of a class have one chance
+            of_class = bisect_left(_LENGTHS, length)
+            last = min(_LENGTHS[of_class] + 1, stop) if of_class < len(_LENGTHS) else stop
+            chances += [self.chance(length, truth)] * (last - length)
+            length = last
+        return [*accumulate(chances, mul)]
 
     def _share(self, length: int) -> Ratio:
         return self.shares[bisect_left(_LENGTHS, length)]
@@ -290,8 +296,7 @@ class WindowLength:
 
     def _worths(self, reach: Sequence[float]) -> list[float]:
         """What windows of `0 .. n` tokens bring, in tokens, less what their rows' time would have brought to all."""
-        gains = (right - cost for right, cost in zip(reach, self.row_costs(0, len(reach)), strict=False))
-        return [0.0, *accumulate(gains)]
+        return [*accumulate(map(sub, reach, self.row_costs(0, len(reach))), initial=0.0)]
 
 
 class Confirmations:

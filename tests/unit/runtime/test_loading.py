@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from pytest import approx
 
 from mirrorsd.runtime import loading
 
@@ -47,3 +48,23 @@ def test_a_slow_target_is_asked_twice_at_the_most(monkeypatch: Any) -> None:
     monkeypatch.setattr("mirrorsd.runtime.loading.perf_counter", lambda: next(clock))
     model = CountedModel()
     assert [rows for rows, _ in measure_passes(model, 7)] == [1, 7]  # type: ignore[arg-type]
+
+
+class ColdSession(CountedSession):
+    """The first pass of every size takes ten milliseconds more, and so does every one of two rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def run(self, tokens: np.ndarray, start: int, **_: Any) -> None:
+        rows = len(tokens)
+        self.now += 1e-3 * rows + (0.0 if rows in self.sizes and rows != 2 else 0.01)
+        super().run(tokens, start)
+
+
+def test_a_cold_or_disturbed_pass_makes_no_other_size_dear(monkeypatch: Any) -> None:
+    model = CountedModel()
+    model.session = session = ColdSession()
+    monkeypatch.setattr("mirrorsd.runtime.loading.perf_counter", lambda: session.now)
+    assert dict(measure_passes(model, 7)) == approx({1: 1, 2: 4, 4: 4, 7: 7})  # type: ignore[arg-type]

@@ -54,6 +54,11 @@ def test_what_came_after_a_text_that_is_only_guessed_is_known_too() -> None:
     assert guessed[1] > alone[1], "four tokens that agree say more than three"
 
 
+def test_a_window_goes_round_in_what_was_said_and_takes_no_more_of_it_than_was_asked() -> None:
+    text = followed([1, 2, 7, 8, 1, 2])
+    assert [text.window(count).tolist() for count in (1, 4, 9)] == [[7], [7, 8, 1, 2], [7, 8, 1, 2, 7, 8, 1, 2, 7]]
+
+
 def test_a_guessed_text_keeps_its_place_while_it_repeats_and_ends_with_the_text() -> None:
     """Of two places the later one is found; from the earlier one on, it is the earlier one that goes on."""
     text = followed([7, 8, 1, 2, 3, 4, 9, 1, 2, 3, 5], num_prompt=11)

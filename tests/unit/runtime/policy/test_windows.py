@@ -4,7 +4,9 @@ Flat targets get long windows, dear rows and unsure tokens short ones.
 """
 
 from collections.abc import Callable
+from itertools import accumulate
 from math import log
+from operator import mul
 from typing import Any
 
 import pytest
@@ -199,6 +201,14 @@ def test_chances_follow_the_text() -> None:
         chances.observe(20, is_right=False)
     assert chances.reach(20, 1)[0] < 0.5 < before
     assert chances.reach(2, 1) == RepeatChances().reach(2, 1)
+
+
+def test_a_repeat_reaches_as_far_as_the_chances_of_all_its_tokens_let_it() -> None:
+    chances = RepeatChances()
+    for length in (1, 3, 8, 40):
+        one_by_one = accumulate((chances.chance(length + more, 1.5) for more in range(33)), mul)
+        assert chances.reach(length, 33, 1.5) == pytest.approx([*one_by_one])
+    assert chances.reach(3, 0) == []
 
 
 def test_a_repeat_has_to_be_worth_more_than_what_else_could_be_done() -> None:
