@@ -284,7 +284,9 @@ class ReplayChooser(TokenChooser):
         super().__init__(config)
         self.needs_logits = False
 
-    def draw_ahead(self, first_position: int, count: int, vocab_size: int) -> None:
+    def draw_ahead(
+        self, first_position: int, count: int, vocab_size: int, is_over: Callable[[], bool] = lambda: False
+    ) -> None:
         """Nothing to draw."""
 
 

@@ -24,8 +24,7 @@ class Repeats:
         if repeats is None or windows is None:
             return None
         limit = request.window_limit(None if request.speculation.pad_rows_to else LONGEST_WINDOW)
-        reach = repeats.reach(2 * limit + 1)
-        count = windows.cut_repeat(reach, limit, least) if reach else 0
+        count = windows.cut_repeat(repeats.reach, limit, least)
         return repeats.window(count) if count else None
 
 

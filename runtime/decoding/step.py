@@ -153,7 +153,7 @@ class StepDecoder(Decoder):
             num_again=inflight.num_again,
         )
         request.chooser.look_ahead(inflight.window)
-        request.chooser.draw_ahead(inflight.head + 1, len(inflight.window) + 1, self.target.vocab_size)
+        request.chooser.draw_ahead(inflight.head + 1, len(inflight.window) + 1, self.target.vocab_size, ticket.done)
         acceptance = self._accept(inflight, self.target.result(request, ticket))
         request.in_company_of(ticket.num_beside)
         if beside is not None:

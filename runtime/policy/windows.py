@@ -8,7 +8,7 @@ Does not own how roots are chosen (`roots`) nor whether to draft at all (`accoun
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from math import inf, tanh
 from operator import mul, sub
@@ -194,17 +194,25 @@ class WindowLength:
         self._expected = [(chance, row < num_main) for row, chance in enumerate(found.chances[:length])]
         return length
 
-    def cut_repeat(self, reach: Sequence[float], limit: int, least: float) -> int:
+    def cut_repeat(self, reach: Callable[[int], Sequence[float]], limit: int, least: float) -> int:
         """How many tokens of a repeat to verify, at most `limit`; 0 if that is not worth more than `least` tokens.
 
         Nor is a repeat taken that is hardly worth anything: in texts that nothing foresees, such guesses cost more than
-        they seem to. `reach` is the chance of each token to be right, and all before it, one step further than `limit`
-        too: what is sure once a few tokens were right is better left to the step after them.
+        they seem to. `reach(n)` is the chance of each of the next `n` tokens to be right, and all before it. More than
+        `limit` are asked for: what is sure once a few tokens were right is better left to the step after them. Mostly
+        the first tell that there is nothing to gain, as none of the others is likelier.
         """
-        worths = self._worths(reach[:limit])
-        if max(worths) <= max(least, _LEAST_REPEAT):
+        least, few = max(least, _LEAST_REPEAT), 4
+        while few < limit:
+            first = reach(few)
+            if not first or max(self._worths(first)) + (limit - few) * first[-1] <= least:
+                return 0
+            few *= 2
+        whole = reach(2 * limit + 1)
+        worths = self._worths(whole[:limit])
+        if max(worths) <= least:
             return 0
-        return int((worths + self._worths_after(reach, len(worths) - 1)).argmax())
+        return int((worths + self._worths_after(whole, len(worths) - 1)).argmax())
 
     def _worths_after(self, reach: Sequence[float], limit: int) -> NDArray[np.float64]:
         """`[limit + 1]`: what the next step's window of a repeat is worth, if `0 ..` tokens are verified in this one.

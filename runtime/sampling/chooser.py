@@ -124,12 +124,19 @@ class TokenChooser:
         if self.mask is not None:
             self.mask.look_ahead(window)
 
-    def draw_ahead(self, first_position: int, count: int, vocab_size: int) -> None:
-        """Draw the noise of coming positions (while the devices work); forgets the positions before them."""
+    def draw_ahead(
+        self, first_position: int, count: int, vocab_size: int, is_over: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Draw the noise of coming positions, of the first in any case, until the pass `is_over`.
+
+        Forgets the positions before them. What is left is drawn for those alone that the text gets to.
+        """
         if not self._draws_noise:
             return
         self._noise.forget_before(first_position)
         for position in range(first_position, first_position + count):
+            if position > first_position and is_over():
+                return
             self._noise.row(position, vocab_size)
 
     def be_heard(self) -> None:

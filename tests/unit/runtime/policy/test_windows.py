@@ -35,6 +35,11 @@ def length(target_ms: Any, learned: LearnedLengths | None = None) -> WindowLengt
     return WindowLength(target_ms, WEIGHTS, learned or LearnedLengths(50.0))
 
 
+def reaching(chances: list[float]) -> Callable[[int], list[float]]:
+    """What a repeat of these chances reaches."""
+    return lambda count: chances[:count]
+
+
 def test_rows_that_cost_nothing_are_all_verified() -> None:
     assert length(FLAT).cut([SURE] * 9, 9, 12) == 9
 
@@ -46,7 +51,7 @@ def test_windows_shrink_as_company_grows() -> None:
     found = []
     for num_beside in (0, 1, 3, 7):
         windows.num_beside = num_beside
-        found.append(windows.cut_repeat(chances, 9, 0.0))
+        found.append(windows.cut_repeat(reaching(chances), 9, 0.0))
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1]
 
@@ -214,15 +219,15 @@ def test_a_repeat_reaches_as_far_as_the_chances_of_all_its_tokens_let_it() -> No
 def test_a_repeat_has_to_be_worth_more_than_what_else_could_be_done() -> None:
     one = length(((1.0, 20.0), (16.0, 21.0)))
     chances = [0.9, 0.8, 0.7, 1e-6, 1e-6, 1e-6, 1e-6]
-    assert one.cut_repeat(chances, 3, 3.0) == 0
-    assert one.cut_repeat(chances, 3, 1.0) == 3
+    assert one.cut_repeat(reaching(chances), 3, 3.0) == 0
+    assert one.cut_repeat(reaching(chances), 3, 1.0) == 3
 
 
 def test_a_repeat_that_is_hardly_worth_anything_is_left_alone() -> None:
     """However little else there is."""
     one = length(((1.0, 20.0), (16.0, 21.0)))
-    assert one.cut_repeat([0.05, 0.02, 0.01, 1e-6, 1e-6, 1e-6, 1e-6], 3, 0.0) == 0
-    assert one.cut_repeat([0.9, 0.8, 0.7, 1e-6, 1e-6, 1e-6, 1e-6], 3, 0.0) == 3
+    assert one.cut_repeat(reaching([0.05, 0.02, 0.01, 1e-6, 1e-6, 1e-6, 1e-6]), 3, 0.0) == 0
+    assert one.cut_repeat(reaching([0.9, 0.8, 0.7, 1e-6, 1e-6, 1e-6, 1e-6]), 3, 0.0) == 3
 
 
 def test_what_a_few_tokens_would_make_sure_is_left_to_the_next_step() -> None:
@@ -230,9 +235,30 @@ def test_what_a_few_tokens_would_make_sure_is_left_to_the_next_step() -> None:
     steep = length(((1.0, 20.0), (32.0, 80.0)))
     doubtful = [0.2 * 0.98**row for row in range(63)]
     sure = [0.99**row for row in range(1, 64)]
-    assert 0 < steep.cut_repeat(doubtful, 31, 0.0) < 16
-    assert steep.cut_repeat(sure, 31, 0.0) == 31
-    assert steep.cut_repeat([], 31, 0.0) == 0
+    assert 0 < steep.cut_repeat(reaching(doubtful), 31, 0.0) < 16
+    assert steep.cut_repeat(reaching(sure), 31, 0.0) == 31
+    assert steep.cut_repeat(reaching([]), 31, 0.0) == 0
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.2, 2.0, 9.0])
+def test_the_first_tokens_of_a_repeat_tell_what_all_of_them_would(slope: float) -> None:
+    """Most repeats are declined after a look at four of 63 chances; none that would be taken."""
+    one, asked = length(((1.0, 20.0), (32.0, 20.0 + 31 * slope))), list[int]()
+    for chance in (0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99):
+        chances = [chance**row for row in range(1, 64)]
+
+        def reach(count: int, chances: list[float] = chances) -> list[float]:
+            asked.append(count)
+            return chances[:count]
+
+        for least in (0.0, 0.5, 3.0):
+            asked.clear()
+            taken = one.cut_repeat(reach, 31, least)
+            if max(one._worths(chances[:31])) > max(least, 0.1):
+                assert asked[-1] == 63
+            else:
+                assert not taken
+    assert one.cut_repeat(reaching([0.02**row for row in range(1, 64)]), 31, 0.0) == 0
 
 
 def test_a_round_goes_to_the_worthiest_rows_of_all_branches() -> None:

@@ -1,5 +1,7 @@
 """The target's choice: filters against transformers, noise against its law, ranking against choosing."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 
@@ -164,6 +166,14 @@ def test_noise_drawn_ahead_is_the_noise_drawn_on_demand() -> None:
     ahead.draw_ahead(10, 5, 200)
     for position in range(8, 18):
         assert ahead.choose(logits, position, None) == on_demand.choose(logits, position, None)
+
+
+def test_noise_is_drawn_ahead_until_the_pass_is_over() -> None:
+    """Of a long window most rows are never chosen from: nobody waits for their noise."""
+    chooser, looks = TokenChooser(GenerationConfig(temperature=0.9, seed=4)), iter([False, True])
+    with mock.patch("mirrorsd.runtime.sampling.noise.gumbel_row", wraps=gumbel_row) as drawn:
+        chooser.draw_ahead(10, 20, 200, lambda: next(looks))
+    assert [call.args[1] for call in drawn.call_args_list] == [10, 11]
 
 
 FILTERS = ({}, {"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.3}, {"top_k": 20, "top_p": 0.8}, {"top_p": 0.9, "min_p": 0.1})
