@@ -123,10 +123,12 @@ def test_a_killed_run_goes_on_with_what_is_missing(tiny_bundle: Path, questions:
     out = tmp_path / "results"
     words = command(tiny_bundle, questions, out, "--ignore-eos")
     with subprocess.Popen([sys.executable, "-c", HALTING, str(out), *words], stderr=subprocess.DEVNULL) as child:
-        wait_until(
-            lambda: sum(path.read_bytes().count(b"\n") for path in out.glob("run-1/*.jsonl")) >= 3, "no answers", 120
-        )
-        child.send_signal(signal.SIGKILL if os.name != "nt" else signal.SIGTERM)
+        try:
+            wait_until(
+                lambda: sum(path.read_bytes().count(b"\n") for path in out.glob("run-1/*.jsonl")) >= 3, "no answers"
+            )
+        finally:
+            child.send_signal(signal.SIGKILL if os.name != "nt" else signal.SIGTERM)
     before = {line["answer_id"] for path in out.glob("run-1/*.jsonl") for line in read(path)}
     assert 3 <= len(before) < 24
     assert not (out / "summary.json").exists()

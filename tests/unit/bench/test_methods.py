@@ -16,7 +16,7 @@ from mirrorsd.runtime.decoding.request import StepRecord
 def replayed(*steps: tuple[float, int, int]) -> Any:
     """A finished request whose prompt was read after 0.5 s; steps are their ends, windows and accepted tokens."""
     records = [StepRecord(0.0, end, window, accepted, "fresh", "medusa", 0.0) for end, window, accepted in steps]
-    return SimpleNamespace(prefilled=0.5, steps=records)
+    return SimpleNamespace(ledger=SimpleNamespace(prefilled=0.5), steps=records)
 
 
 def test_a_replay_becomes_an_answer_whose_clock_starts_behind_the_prompt() -> None:
