@@ -72,6 +72,7 @@ class AutoSource(WindowSource):
         self._serial, self._drafting, self._repeats, self._free_rows = serial, drafting, repeats, free_rows
         self._known, self._account, self._heads = known, Account(known), heads
         self._is_in_step = False
+        self._num_read: int | None = None
         self._choice, self._begun = _Choice(), _Begun()
 
     @property
@@ -84,8 +85,15 @@ class AutoSource(WindowSource):
 
     @property
     def _num_missing(self) -> int:
-        """How many tokens of the text the draft has not read."""
-        return 0 if self._is_in_step else self._draft.num_unread(self._request.tokens)
+        """How many tokens of the text the draft has not read: more with every token, until it works for the text."""
+        if self._is_in_step:
+            return 0
+        last = self._request.num_tokens - 1
+        if self._num_read is None:
+            num_read = last - self._draft.num_unread(self._request.tokens)
+            self._num_read = num_read if num_read < last else None
+            return last - num_read
+        return last - self._num_read
 
     @property
     def _fresh_seconds(self) -> float:
@@ -187,11 +195,11 @@ class AutoSource(WindowSource):
             return None
         best, place = None, None if done is None else done.inflight.head
         for head in self._heads:
-            if (worth := self._worth_of(head, speed)) > least and head.follows(place):
+            if head.follows(place) and (worth := self._worth_of(head, speed)) > least:
                 best, least = head, worth
         if best is not None:
             return best
-        tried = next((head for head in self._heads if self._may_try(head, speed) and head.follows(place)), None)
+        tried = next((head for head in self._heads if head.follows(place) and self._may_try(head, speed)), None)
         self._choice.is_trial = tried is not None
         return tried
 
@@ -266,7 +274,7 @@ class AutoSource(WindowSource):
         else:
             found = Found(self._serial.draft_window(), "fresh")
         self._choice.drafted_s = ledger.drafted_s - before
-        self._is_in_step = self._draft.has_text
+        self._is_in_step, self._num_read = self._draft.has_text, None
         if self._choice.drafted_s:
             if num_missing and not self._choice.is_trial:
                 rounds = self._known.draft_seconds or self._fresh_seconds

@@ -11,6 +11,7 @@ from mirrorsd.device_maps import Pace
 from mirrorsd.machine.tuning.recorder import record_text
 from mirrorsd.machine.tuning.recording import Recording
 from mirrorsd.machine.tuning.simulation import Scenario, replay, simulate, tokens_per_second
+from mirrorsd.runtime.decoding.auto import AutoSource
 from mirrorsd.testing.fake import FakeDraft
 from mirrorsd.texts.config import GenerationConfig, SpeculationConfig
 
@@ -124,6 +125,25 @@ def test_an_ordinary_draft_is_tried_by_few_of_its_rounds(recordings: dict[float,
     tried = [step.num_window for step in request.steps if step.num_window]
     assert len(tried) > 1
     assert max(tried) <= 3
+
+
+@pytest.mark.parametrize("hit_rate", [0.0, 1.0])
+def test_what_the_draft_lacks_of_a_text_is_counted_once_and_goes_on(
+    recordings: dict[float, Recording], make_bench: Make, monkeypatch: pytest.MonkeyPatch, hit_rate: float
+) -> None:
+    counted, found = AutoSource._num_missing.fget, list[int]()  # type: ignore[attr-defined]
+
+    def checked(source: AutoSource) -> int:
+        missing: int = counted(source)
+        assert missing == (0 if source._is_in_step else source._draft.num_unread(source._request.tokens))
+        found.append(missing)
+        return missing
+
+    monkeypatch.setattr(AutoSource, "_num_missing", property(checked))
+    pace = Pace(target_ms=((1.0, 42.5), (8.0, 66.0)), draft_ms=((1.0, 15.0), (32.0, 30.0)))
+    scenario = Scenario(pace=pace, speculation=LISTENING, method="auto", takes_turns=True)
+    replay(recorded(recordings, make_bench, hit_rate), scenario)
+    assert max(found) > 0
 
 
 def test_a_slow_useless_draft_leaves_plain_decoding(make_bench: Make) -> None:
