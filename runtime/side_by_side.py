@@ -113,11 +113,16 @@ class _Writing(Generic[Writer]):
                 end: BaseException | None = None
                 try:
                     self._write_one(number, writer)
-                except BaseException as error:  # told to whoever reads that text
+                except BaseException as error:  # told to whoever reads that text, who then reads none of the rest
                     end = error
+                    self._begin_no_more()
                 self._written[number].put(end)
                 if not self._goes_on():
                     return
+
+    def _begin_no_more(self) -> None:
+        with self._lock:
+            self._left.clear()
 
     def _next(self) -> int | None:
         with self._lock:
